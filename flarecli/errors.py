@@ -1,0 +1,125 @@
+"""The tree of errors: what happened, where, the way out, and the exit code.
+
+Grouped by what a caller would do about them; the builtin as a second base keeps
+`except ValueError` and `except OSError` working.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BusyError",
+    "FlareError",
+    "FormatError",
+    "IntegrityError",
+    "InterruptError",
+    "MissingError",
+    "MissingLibraryError",
+    "ReachError",
+    "UnfinishedError",
+    "UnsafeError",
+    "UsageError",
+    "ValueFitError",
+]
+
+
+class FlareError(Exception):
+    """A failure a user can act on: what happened, where, and the way out.
+
+    `where` is an address such as `out/shard.00000.mds[17]`; `hint` is one imperative sentence, or empty.
+    `kind` never changes: scripts match on it.
+    """
+
+    kind, exit_code = "error", 1
+
+    def __init__(self, message: str, *, where: object = "", hint: str = "") -> None:
+        super().__init__(message)
+        self.message, self.where, self.hint = message, str(where), hint
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" if self.where else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, self.where, self.hint)
+
+
+def _rebuild(kind: type[FlareError], message: str, where: str, hint: str) -> FlareError:
+    return kind(message, where=where, hint=hint)
+
+
+class UsageError(FlareError, ValueError):
+    """What was asked for makes no sense: an unknown name, rows outside the data, a target in use."""
+
+    kind, exit_code = "usage", 2
+
+
+class ReachError(FlareError, OSError):
+    """An address that cannot be read or written: network, permission, a full disk."""
+
+    kind, exit_code = "reach", 3
+
+    def __str__(self) -> str:  # OSError has a __str__ of its own
+        return FlareError.__str__(self)
+
+
+class MissingError(ReachError, FileNotFoundError):
+    """Nothing is at that address."""
+
+    kind = "missing"
+
+
+class BusyError(ReachError):
+    """Another process is at work there."""
+
+    kind = "busy"
+
+
+class FormatError(FlareError, ValueError):
+    """Bytes are not what the format says they are."""
+
+    kind, exit_code = "format", 4
+
+
+class IntegrityError(FormatError):
+    """Bytes are not what their checksum or their size says."""
+
+    kind = "integrity"
+
+
+class ValueFitError(FormatError):
+    """A value that its encoding or its format cannot hold."""
+
+    kind = "value"
+
+
+class UnfinishedError(FormatError):
+    """A dataset whose packing has not ended."""
+
+    kind = "unfinished"
+
+
+class UnsafeError(FlareError, PermissionError):
+    """Refused for safety: a pickle, a name that leaves the folder, an address that data may not name."""
+
+    kind, exit_code = "unsafe", 5
+
+    def __str__(self) -> str:  # OSError has a __str__ of its own
+        return FlareError.__str__(self)
+
+
+class MissingLibraryError(FlareError, ImportError):
+    """An optional library is not installed; the hint is the line that installs it."""
+
+    kind, exit_code = "library", 6
+
+    def __str__(self) -> str:  # ImportError has a __str__ of its own
+        return FlareError.__str__(self)
+
+
+class InterruptError(FlareError):
+    """Ended by SIGINT (130) or SIGTERM (143)."""
+
+    kind, exit_code = "interrupted", 130
+
+    def __init__(self, message: str, *, where: object = "", hint: str = "", exit_code: int = 130) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.exit_code = exit_code

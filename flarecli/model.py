@@ -1,0 +1,176 @@
+"""What a dataset is made of: frozen records that any process may hold, with no behaviour but len and iter.
+
+    Playlist -> Stream -> Chunk (a shard as listed) -> Shard (a shard opened) -> rows
+
+A Stream keeps its chunks as columns, so that a million of them fit; a Chunk is made when asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from flarecli.storage import Location
+
+__all__ = [
+    "Chunk",
+    "Column",
+    "Columns",
+    "Cursor",
+    "ENCODING",
+    "File",
+    "Finding",
+    "IntArray",
+    "Playlist",
+    "Row",
+    "Sample",
+    "Settings",
+    "Shard",
+    "Stream",
+]
+
+Row: TypeAlias = dict[str, "bytes | list[bytes] | None"]  # column -> encoded bytes as the format stores them
+Sample: TypeAlias = dict[str, Any]  # column -> Python value
+IntArray: TypeAlias = Any  # numpy integer array; numpy is too slow to import for a name
+ENCODING = b"encoding"  # the key in an Arrow field's metadata that names the column's encoding
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One field of every row: its name, the name of its encoding, and its size in bytes when that is fixed."""
+
+    name: str
+    encoding: str
+    size: int | None = None
+
+
+Columns: TypeAlias = tuple[Column, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One stored file: size in bytes (None: not known), hash name -> hex; and what it is when decompressed."""
+
+    name: str
+    size: int | None = None
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    raw_size: int | None = None
+    raw_hashes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A shard as listed, not opened: where it is, its rows if known, its file and then its companions."""
+
+    at: Location
+    rows: int | None = None
+    files: tuple[File, ...] = ()
+    format: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A shard opened: `layout` is name -> integer array; no handles, so it pickles."""
+
+    chunk: Chunk
+    columns: Columns
+    rows: int
+    layout: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A named run of chunks with the same columns.
+
+    at         where relative URLs start
+    urls       one per chunk, relative to `at` or absolute
+    rows       int64 [chunks], or None when the listing does not say
+    sizes      int64 [chunks], bytes of each stored file, or None
+    hashes     hash name -> one hex a chunk (empty: not known)
+    raw_sizes  int64 [chunks], bytes when decompressed, -1 where the file is stored as it is; or None
+    raw_hashes hash name -> one hex a chunk, of the decompressed bytes
+    headers    what a playlist says of the stream, kept whole
+    """
+
+    name: str
+    at: Location
+    format: str | None
+    urls: Sequence[str]
+    columns: Columns | None = None
+    rows: IntArray | None = None
+    sizes: IntArray | None = None
+    hashes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    raw_sizes: IntArray | None = None
+    raw_hashes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    headers: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, File] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.urls)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return (self.chunk(i) for i in range(len(self.urls)))
+
+    def chunk(self, i: int) -> Chunk:
+        """Make the Chunk at position i; its address is checked here, before anything opens it."""
+        raw = int(self.raw_sizes[i]) if self.raw_sizes is not None else -1
+        file = File(
+            self.urls[i].rpartition("/")[2],
+            None if self.sizes is None or self.sizes[i] < 0 else int(self.sizes[i]),
+            {name: values[i] for name, values in self.hashes.items() if values[i]},
+            None if raw < 0 else raw,
+            {name: values[i] for name, values in self.raw_hashes.items() if values[i]},
+        )
+        rows = None if self.rows is None or self.rows[i] < 0 else int(self.rows[i])
+        return Chunk(self.at.join(self.urls[i]), rows, (file,), self.format)
+
+
+@dataclass(frozen=True, slots=True)
+class Playlist:
+    """Named streams, in order. `at` is the playlist's own address, or None when it was made in memory."""
+
+    streams: tuple[Stream, ...]
+    at: Location | None = None
+    protected: bool = False  # the file ends with a right sum over itself
+
+    def __len__(self) -> int:
+        return len(self.streams)
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self.streams)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How shards are written. Sizes in bytes; None: no limit. `hashes` are the format's own sums."""
+
+    compression: str | None = None
+    hashes: tuple[str, ...] = ()
+    shard_bytes: int | None = 1 << 26
+    shard_rows: int | None = None
+    newline: str = "\n"
+    separator: str = ","
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A place in a run; `step` counts rows of all ranks."""
+
+    seed: int
+    epoch: int
+    step: int
+    order: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that verify found: where (file, row, bytes), a kind scripts match on, what, and the way out."""
+
+    where: str
+    kind: str
+    message: str
+    hint: str = ""

@@ -1,0 +1,121 @@
+"""Names and addresses that come from data: checked here, once, before anything uses them; text made fit to print.
+
+A name out of an index, a playlist, a tar or a row is one plain relative path. An address out of them never
+carries its credentials into a message, a report or an output.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from urllib.parse import urlsplit, urlunsplit
+
+from flarecli.errors import UnsafeError
+
+__all__ = ["check_name", "collision_key", "escape", "is_url", "redact", "redact_text", "scheme_of"]
+
+NAME_BYTES, PATH_BYTES = 255, 4096  # what Linux file systems take
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+")
+_DRIVE = re.compile(r"[A-Za-z]:")
+# C0, DEL, C1, bidirectional controls, line and paragraph separators, byte order mark, lone surrogates
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+_SECRET = re.compile(
+    r"(?:^|[&;])(?:[^=&;]*(?:sig|token|secret|passw|pwd|auth|cred|key|session|policy|expires|x-amz|x-goog)[^=&;]*|s[aeikprv]|st)=", re.IGNORECASE
+)
+_RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))}
+
+
+def check_name(name: str, where: object = "") -> str:
+    """Give back a name that came from data if it is one plain relative path, such as `a/shard.00000.mds`.
+
+    raises  UnsafeError for `..`, a root, a drive, a backslash, `~`, an empty part, a control character, or a length
+            that no file system takes
+    """
+    reason = _why_not(name)
+    if reason:
+        raise UnsafeError(f"the name {_short(name)} {reason}", where=where, hint="Repair the file that lists it; nothing was read or written there.")
+    return name
+
+
+def _why_not(name: str) -> str:
+    if not name:
+        return "is empty"
+    if name.startswith("/") or _DRIVE.match(name):
+        return "is not relative"
+    if name.startswith("~"):
+        return "starts at a home folder"
+    if "\\" in name:
+        return "holds a backslash"
+    if _SCHEME.match(name):
+        return "is an address"
+    if any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
+        return "holds a control character"
+    parts = name.split("/")
+    if ".." in parts:
+        return "leaves the folder"
+    if any(part in ("", ".") for part in parts):
+        return "has an empty part"
+    raw = name.encode("utf-8", "surrogatepass")
+    if len(raw) > PATH_BYTES or any(len(part.encode("utf-8", "surrogatepass")) > NAME_BYTES for part in parts):
+        return f"is longer than {NAME_BYTES} bytes a part"
+    return ""
+
+
+def _short(name: str) -> str:
+    text = escape(name)
+    return f"'{text}'" if len(text) <= 80 else f"'{text[:77]}…'"
+
+
+def collision_key(name: str) -> str:
+    """Give what two names share when some file system takes them for one: NFC, case folded, no trailing dots or spaces.
+
+    A name that Windows reserves (`con`, `aux.txt`) keeps a mark, so that it collides with the device.
+    """
+    parts = []
+    for part in unicodedata.normalize("NFC", name).casefold().split("/"):
+        part = part.rstrip(". ")
+        parts.append("<device>" if part.split(".")[0] in _RESERVED else part)
+    return "/".join(parts)
+
+
+def escape(text: str) -> str:
+    r"""Make text from data fit to print: control, C1 and bidi characters become `\x1b` and the like."""
+    return _UNPRINTABLE.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if code < 0x100:
+        return {9: "\\t", 10: "\\n", 13: "\\r"}.get(code, f"\\x{code:02x}")
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def scheme_of(address: str) -> str:
+    """Give the scheme of an address in lower case; empty for a path."""
+    match = _SCHEME.match(address)
+    return match[1].lower() if match else ""
+
+
+def is_url(address: str) -> bool:
+    """Say whether an address names a scheme."""
+    return bool(_SCHEME.match(address))
+
+
+def redact(address: str) -> str:
+    """Give an address fit to print and to store: no user info, no signed or secret query, no fragment."""
+    if not _SCHEME.match(address):
+        return address
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return address.split("://")[0] + "://…"
+    host = parts.netloc.rpartition("@")[2]
+    query = "redacted" if _SECRET.search(parts.query) else parts.query
+    return urlunsplit((parts.scheme, host, parts.path, query, ""))
+
+
+def redact_text(text: str) -> str:
+    """Redact every address inside a text, such as a library's own message."""
+    return _URL.sub(lambda match: redact(match[0]), text)

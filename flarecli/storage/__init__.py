@@ -1,0 +1,11 @@
+"""Bytes at an address. A store has six verbs; a Location is a store and a path in it.
+
+Local files are read with `pread` or mapped, HTTP(S) goes through libcurl and nothing else. There is one client
+per scheme, chosen openly: no store ever stands in for another. A short read is an error, always.
+"""
+
+from __future__ import annotations
+
+from flarecli.storage.location import Entry, Guard, Location, Part, Store, Written, locate
+
+__all__ = ["Entry", "Guard", "Location", "Part", "Store", "Written", "locate"]

@@ -1,0 +1,320 @@
+"""Local files below one root folder, which no name that comes from data can leave.
+
+Each part of a path is opened in the folder before it, and no symbolic link is followed below the root: what a
+dataset names is read, written and deleted inside it or not at all. Files that are no files (a FIFO would block
+for ever) are refused. Writes go to a temporary name, reach the disk, then take their own name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import stat
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from urllib.parse import unquote, urlsplit
+
+from flarecli.errors import FlareError, FormatError, MissingError, ReachError, UnsafeError, UsageError
+from flarecli.hashes import Sums
+from flarecli.names import check_name, is_url, scheme_of
+from flarecli.storage.location import Entry, Guard, Location, Part, Written, locate, short_read
+
+__all__ = ["LocalStore"]
+
+SCRATCH = ".flare"  # lock, journal and temporary files of a pack live there
+MAPS = 128  # mapped files kept open at once
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LINK_HINT = "Give --allow-local to follow links, if you trust this dataset."
+
+
+class LocalStore:
+    """The files below `root`. `shown` is the root as the user typed it, for messages.
+
+    Picklable: maps are made again in each process.
+    """
+
+    is_local = True
+
+    def __init__(self, root: str, shown: str | None = None, guard: Guard | None = None) -> None:
+        self.root, self.shown = root, root if shown is None else shown
+        self.guard = guard or Guard()
+        self._maps: OrderedDict[str, memoryview] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return LocalStore, (self.root, self.shown, self.guard)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LocalStore) and (self.root, self.guard) == (other.root, other.guard)
+
+    def __hash__(self) -> int:
+        return hash((self.root, self.guard))
+
+    @classmethod
+    def locate(cls, path: str, guard: Guard) -> Location:
+        """Make a Location of a path that the user typed: a file in its folder, or a folder as a root of its own."""
+        if "\0" in path:
+            raise UsageError("the path holds a NUL", where=path.replace("\0", "\\0"))
+        real = os.path.realpath(path)
+        if os.path.isdir(real) or path.endswith("/"):
+            return Location(cls(real, path.rstrip("/") or "/", guard))
+        folder, name = os.path.split(real)
+        # a link that the user typed is the user's own word: the root is where it leads, and messages keep the word
+        return Location(cls(folder, os.path.dirname(path) if os.path.basename(path) == name else folder, guard), name)
+
+    def show(self, path: str) -> str:
+        """Give the address as the user would type it."""
+        return os.path.join(self.shown, path) if path else self.shown or "."
+
+    def child(self, path: str, name: str) -> str:
+        """Give the path of a checked name below a folder."""
+        return f"{path}/{name}" if path else name
+
+    def join(self, path: str, url: str) -> Location:
+        """Resolve a URL out of a local file: a path below its folder, or an address on the network.
+
+        raises  UnsafeError for `file://`, an absolute path or one that leaves the root, unless the guard allows it
+        """
+        scheme = scheme_of(url)
+        if is_url(url) and scheme != "file":
+            # what lies here is the user's own: each address in it is a name the user gave
+            parts = urlsplit(url)
+            named = self.guard.named | {f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}".lower()}
+            return locate(url, Guard(self.guard.allow_private, self.guard.allow_local, named))
+        if self.guard.allow_local:
+            target = unquote(url[7:]) if scheme == "file" else os.path.join(self.root, path, url)
+            real = os.path.realpath(target)
+            return Location(LocalStore(os.path.dirname(real), guard=self.guard), os.path.basename(real))
+        if scheme == "file" or url.startswith("/") or ".." in url.split("/"):
+            raise UnsafeError(
+                f"the address {url!r} leaves the folder", where=self.show(path), hint="Give --allow-local to read it, if you trust this dataset."
+            )
+        return Location(self, self.child(path, check_name(url, where=self.show(path))))
+
+    # -- reading
+
+    def size(self, path: str) -> int:
+        with self._opened(path) as fd:
+            return os.fstat(fd).st_size
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        return self.read_many(path, [(start, -1 if stop is None else stop)])[0]
+
+    def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        with self._opened(path) as fd:
+            size = os.fstat(fd).st_size
+            return [self._pread(fd, path, start, size if stop < 0 else stop, size) for start, stop in ranges]
+
+    def _pread(self, fd: int, path: str, start: int, stop: int, size: int) -> bytes:
+        if stop > size or start > size:  # checked first: a hostile length must not become an allocation
+            raise short_read(self.show(path), 0, max(start, stop), size)
+        try:
+            data = os.pread(fd, stop - start, start)
+            while len(data) < stop - start:
+                more = os.pread(fd, stop - start - len(data), start + len(data))
+                if not more:
+                    raise short_read(self.show(path), start, stop, len(data))
+                data += more
+        except OSError as error:
+            raise self._error(error, path) from None
+        return data
+
+    def map(self, path: str) -> memoryview:
+        with self._lock:
+            view = self._maps.get(path)
+            if view is not None:
+                self._maps.move_to_end(path)
+                return view
+        with self._opened(path) as fd:
+            size = os.fstat(fd).st_size
+            view = memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ)) if size else memoryview(b"")
+        with self._lock:
+            self._maps[path] = view
+            if len(self._maps) > MAPS:
+                self._maps.popitem(last=False)  # whoever still holds a view keeps its map alive
+        return view
+
+    def list(self, path: str) -> Iterator[Entry]:
+        folder = self._folder(path)
+        try:
+            with os.scandir(folder) as entries:
+                found = sorted(entries, key=lambda e: os.fsencode(e.name) + (b"/" if e.is_dir(follow_symlinks=False) else b""))
+        except OSError as error:
+            raise self._error(error, path) from None
+        finally:
+            os.close(folder)
+        for entry in found:
+            below = self.child(path, entry.name)
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    yield from (Entry(f"{entry.name}/{name}", size) for name, size in self.list(below))
+                    continue
+                with self._opened(below) as fd:
+                    yield Entry(entry.name, os.fstat(fd).st_size)
+            except MissingError:
+                continue  # it went while we looked
+            except (UnsafeError, ReachError):
+                yield Entry(entry.name, -1)  # a link, a FIFO, no permission: named, so that whoever reads it says why not
+
+    @contextlib.contextmanager
+    def _opened(self, path: str) -> Iterator[int]:
+        folder = self._folder(os.path.dirname(path))
+        name = os.path.basename(path)
+        try:
+            if not name:
+                raise FormatError("a folder where a file is needed", where=self.show(path))
+            fd = os.open(name, _READ & ~(os.O_NOFOLLOW if self.guard.allow_local else 0), dir_fd=folder)
+        except OSError as error:
+            if isinstance(error, FlareError):
+                raise
+            raise self._error(error, path) from None
+        finally:
+            os.close(folder)
+        try:
+            mode = os.fstat(fd).st_mode
+            if stat.S_ISDIR(mode):
+                raise FormatError("a folder where a file is needed", where=self.show(path))
+            if not stat.S_ISREG(mode):
+                raise UnsafeError("not a regular file", where=self.show(path), hint="Replace it by the file itself.")
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _folder(self, path: str) -> int:
+        """Open a folder below the root, part by part, so that no link leads out of it."""
+        flags = _FOLDER & ~(os.O_NOFOLLOW if self.guard.allow_local else 0)
+        try:
+            fd = os.open(self.root, _FOLDER & ~os.O_NOFOLLOW)
+        except OSError as error:
+            raise self._error(error, "") from None
+        for part in path.split("/") if path else ():
+            try:
+                below = os.open(part, flags, dir_fd=fd)
+            except OSError as error:
+                if error.errno == errno.ENOTDIR and _is_link(part, fd):
+                    error = OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                raise self._error(error, path) from None
+            finally:
+                os.close(fd)
+            fd = below
+        return fd
+
+    def _error(self, error: OSError, path: str) -> FlareError:
+        where = self.show(path)
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return MissingError("no such file or folder", where=where)
+        if error.errno == errno.ELOOP:
+            return UnsafeError("a symbolic link, which may lead out of the folder", where=where, hint=_LINK_HINT)
+        if error.errno == errno.ENXIO:
+            return UnsafeError("not a regular file", where=where, hint="Replace it by the file itself.")
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = "Make room, then run the same command with --resume."
+            return ReachError(f"the disk is full: {os.strerror(error.errno or 0)}", where=where, hint=hint)
+        return ReachError(os.strerror(error.errno or 0).lower() if error.errno else str(error), where=where)
+
+    # -- writing
+
+    def write(self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True) -> Written:
+        sums = Sums(hashes)
+        folder, name = self._made_folder(os.path.dirname(path)), os.path.basename(path)
+        scratch, part = self._scratch(folder, name)
+        try:
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=scratch)
+            try:
+                for data in parts:
+                    _write_all(fd, data)
+                    sums.update(data)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            if replace:
+                os.rename(part, name, src_dir_fd=scratch, dst_dir_fd=folder)
+            else:
+                os.link(part, name, src_dir_fd=scratch, dst_dir_fd=folder, follow_symlinks=False)
+                os.unlink(part, dir_fd=scratch)
+            os.fsync(folder)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                os.unlink(part, dir_fd=scratch)
+            if isinstance(error, FileExistsError):
+                raise UsageError("something is there already", where=self.show(path)) from None
+            if isinstance(error, OSError) and not isinstance(error, FlareError):
+                raise self._error(error, path) from None
+            raise
+        finally:
+            os.close(folder)
+            os.close(scratch)
+        return Written(sums.size, sums.hex())
+
+    def _scratch(self, folder: int, name: str) -> tuple[int, str]:
+        """Open where the temporary file goes: the pack's own scratch folder, or beside with a name no reader takes."""
+        try:
+            return os.open(os.path.join(self.root, SCRATCH), _FOLDER), f"{name}.part"
+        except OSError:
+            return os.dup(folder), f".{name[:200]}.{os.getpid()}.part"
+
+    def _made_folder(self, path: str) -> int:
+        """Open a folder below the root, making what is missing; each new name reaches the disk."""
+        made_folder(self.root, self)
+        fd = self._folder("")
+        for part in path.split("/") if path else ():
+            try:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=fd)
+                    os.fsync(fd)
+                below = os.open(part, _FOLDER, dir_fd=fd)
+            except OSError as error:
+                raise self._error(error, path) from None
+            finally:
+                os.close(fd)
+            fd = below
+        return fd
+
+    def delete(self, path: str) -> None:
+        try:
+            folder = self._folder(os.path.dirname(path))
+        except MissingError:
+            return
+        try:
+            os.unlink(os.path.basename(path), dir_fd=folder)
+            os.fsync(folder)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise self._error(error, path) from None
+        finally:
+            os.close(folder)
+
+
+def made_folder(path: str, store: LocalStore) -> None:
+    """Make a folder and the ones above it; each new name reaches the disk."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    made_folder(parent, store)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+        above = os.open(parent, _FOLDER & ~os.O_NOFOLLOW)
+        try:
+            os.fsync(above)
+        finally:
+            os.close(above)
+    except OSError as error:
+        raise store._error(error, "") from None
+
+
+def _is_link(name: str, folder: int) -> bool:
+    with contextlib.suppress(OSError):
+        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    return False
+
+
+def _write_all(fd: int, data: Part) -> None:
+    view = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

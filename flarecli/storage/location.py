@@ -1,0 +1,172 @@
+"""What a store promises, and an address as a value: a store and a path in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, TypeAlias
+
+from flarecli.errors import FormatError, MissingError, UnsafeError, UsageError
+from flarecli.names import check_name, is_url, redact, scheme_of
+
+__all__ = ["Entry", "Guard", "Location", "Part", "Store", "Written", "locate"]
+
+Part: TypeAlias = "bytes | bytearray | memoryview"
+BLOCK = 1 << 20  # bytes a read of a whole file asks for at once: large enough to stream, small enough to stay in the cache
+
+
+class Entry(NamedTuple):
+    """One file that a listing found: its path below the place listed, with `/`, and its size in bytes."""
+
+    name: str
+    size: int
+
+
+class Written(NamedTuple):
+    """One file just written: bytes, and hash name -> hex over them."""
+
+    size: int
+    hashes: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What addresses may reach. The two switches are the user's; `named` are the origins the user typed.
+
+    allow_private  addresses that data names may be private, loopback or link-local
+    allow_local    data may name `file://`, absolute paths, paths above its own folder, and symbolic links
+    named          `scheme://host:port` of addresses that the user gave: those may be private
+    """
+
+    allow_private: bool = False
+    allow_local: bool = False
+    named: frozenset[str] = frozenset()
+
+
+class Store(Protocol):
+    """Six verbs on paths. Every error is a FlareError that names the address.
+
+    size    bytes of the file
+    read    bytes start..stop (stop None: to the end), all of them or an error
+    read_many  the same for many ranges of one file, in the order asked
+    write   make a file, whole or not at all; the sums asked for come from the same pass
+    list    files below a folder, in bytewise order of their names
+    delete  remove a file; nothing there is no error
+    """
+
+    is_local: bool
+
+    def size(self, path: str) -> int: ...
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes: ...
+    def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]: ...
+    def write(self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True) -> Written: ...
+    def list(self, path: str) -> Iterator[Entry]: ...
+    def delete(self, path: str) -> None: ...
+    def child(self, path: str, name: str) -> str: ...
+    def join(self, path: str, url: str) -> Location: ...
+    def show(self, path: str) -> str: ...
+    def map(self, path: str) -> memoryview | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """An address: picklable, printable without secrets; clients are reopened in each process."""
+
+    store: Store
+    path: str = ""
+
+    def __str__(self) -> str:
+        return self.store.show(self.path)
+
+    def __truediv__(self, name: str) -> Location:
+        """Name something below, relative and plain. Raises UnsafeError for a name that leaves the folder."""
+        return replace(self, path=self.store.child(self.path, check_name(name, where=self)))
+
+    @property
+    def name(self) -> str:
+        """The last part of the path, without any query."""
+        return self.path.partition("?")[0].rstrip("/").rpartition("/")[2]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether reading costs no network: then maps can serve, and nothing needs planning."""
+        return self.store.is_local
+
+    def join(self, url: str) -> Location:
+        """Resolve a URL that data gave, as RFC 3986 says, from this folder. Raises UnsafeError for what data may not name."""
+        return self.store.join(self.path, url)
+
+    def size(self) -> int:
+        """Give the bytes of the file. Raises MissingError if nothing is there."""
+        return self.store.size(self.path)
+
+    def read(self, start: int = 0, stop: int | None = None) -> bytes:
+        """Read bytes start..stop, all of them; `stop` None is the end. Raises FormatError if the file ends before."""
+        return self.store.read(self.path, start, stop)
+
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Read many ranges, in the order asked; a remote store joins near ones and fetches the rest side by side."""
+        return self.store.read_many(self.path, ranges)
+
+    def map(self) -> memoryview | None:
+        """Map a local file for reading; None where the store can't. Only for files that nobody cuts short."""
+        return self.store.map(self.path)
+
+    def blocks(self, size: int | None = None) -> Iterator[bytes]:
+        """Read the whole file in order, BLOCK bytes at a time; `size` saves asking for it."""
+        end = self.size() if size is None else size
+        for start in range(0, end, BLOCK):
+            yield self.read(start, min(start + BLOCK, end))
+
+    def write(self, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True) -> Written:
+        """Write the file whole or not at all, safe against power loss, and sum it on the way.
+
+        raises  UsageError if `replace` is False and something is there; ReachError if it can't be written
+        """
+        return self.store.write(self.path, parts, hashes, replace)
+
+    def list(self) -> Iterator[Entry]:
+        """List the files below, in bytewise order. Raises MissingError if there is no such folder."""
+        return self.store.list(self.path)
+
+    def delete(self) -> None:
+        """Remove the file; nothing there is no error."""
+        self.store.delete(self.path)
+
+    def exists(self) -> bool:
+        """Say whether a file is there. Anything but a clear no is raised."""
+        try:
+            self.size()
+        except MissingError:
+            return False
+        except FormatError:  # a folder
+            return True
+        return True
+
+
+def locate(address: str, guard: Guard | None = None) -> Location:
+    """Make a Location of an address that the user typed: a path, `file://`, `http://` or `https://`.
+
+    A user's own address may be a private one or a symbolic link; what data names below it may not.
+
+    raises  UsageError for a scheme that no store serves
+    """
+    guard = guard or Guard()
+    scheme = scheme_of(address)
+    if not is_url(address) or scheme == "file":
+        from flarecli.storage.local import LocalStore
+
+        return LocalStore.locate(address[7:] if scheme == "file" else address, guard)
+    if scheme in ("http", "https"):
+        from flarecli.storage.http import HttpStore
+
+        return HttpStore.locate(address, guard)
+    hint = "Give a path, an http:// or an https:// address."
+    if scheme in ("s3", "gs", "az", "hf"):
+        raise UsageError(f"{scheme}:// is not served yet", where=redact(address), hint=hint)
+    raise UnsafeError(f"{scheme}:// is not an address that flare reads", where=redact(address), hint=hint)
+
+
+def short_read(where: object, start: int, stop: int, got: int) -> FormatError:
+    """Say that a file ended before the bytes that its header or its index promises."""
+    return FormatError(f"ends at byte {start + got}, {stop} are needed", where=where, hint="The file was cut short; fetch or pack it again.")

@@ -1,0 +1,59 @@
+"""Sizes and times as people write them, to numbers and back: `64MB` is 10^6, `64MiB` 2^20, `2h` 7200 s."""
+
+from __future__ import annotations
+
+import re
+
+from flarecli.errors import UsageError
+
+__all__ = ["format_count", "format_size", "parse_size", "parse_time"]
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgtp]?)(i?)b?", re.ASCII | re.IGNORECASE)
+_TIME = re.compile(r"(\d+(?:\.\d+)?) ?(ms|s|m|min|h|d)?", re.ASCII)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_SECONDS = {"ms": 0.001, "s": 1, None: 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_LIMIT = 1 << 63  # a size is an int64 everywhere else
+
+
+def parse_size(text: str) -> int:
+    """Read a size in bytes: `512`, `512K` and `64MB` are powers of 1000, `64MiB` of 1024.
+
+    return  at least 0 and below 2^63, rounded down
+    raises  UsageError if the text is no size
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if not match or (match[3] and not match[2]):
+        raise UsageError(f"{text!r} is not a size", hint="Write it like 512K, 64MB or 64MiB.")
+    step = 1024 if match[3] else 1000
+    number, power = match[1], step ** _POWERS[match[2].lower()]
+    size = int(number) * power if number.isdecimal() else int(float(number) * power)
+    if size >= _LIMIT:
+        raise UsageError(f"{text!r} is more than 2^63 bytes")
+    return size
+
+
+def parse_time(text: str) -> float:
+    """Read a duration in seconds: `30s`, `10m`, `2h`, `500ms`, or a bare number of seconds.
+
+    raises  UsageError if the text is no duration, or not above zero
+    """
+    match = _TIME.fullmatch(text.strip())
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    if not 0 < seconds < 1e9:
+        raise UsageError(f"{text!r} is not a duration", hint="Write it like 30s, 10m or 2h.")
+    return seconds
+
+
+def format_size(size: int) -> str:
+    """Write a size in bytes for people, three digits or so: `999 B`, `1.2 kB`, `67.1 MB`."""
+    if size < 1000:
+        return f"{size} B"
+    power = min(6, (len(str(size)) - 1) // 3)
+    if size / 1000**power >= 999.95 and power < 6:
+        power += 1
+    return f"{size / 1000**power:.1f} {' kMGTPE'[power]}B"
+
+
+def format_count(number: int, noun: str) -> str:
+    """Write a count with its noun: `1 row`, `12,345 rows`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
