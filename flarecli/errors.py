@@ -15,6 +15,7 @@ __all__ = [
     "MissingError",
     "MissingLibraryError",
     "ReachError",
+    "RowsError",
     "UnfinishedError",
     "UnsafeError",
     "UsageError",
@@ -50,6 +51,12 @@ class UsageError(FlareError, ValueError):
     """What was asked for makes no sense: an unknown name, rows outside the data, a target in use."""
 
     kind, exit_code = "usage", 2
+
+
+class RowsError(UsageError, IndexError):
+    """Rows outside the data."""
+
+    kind = "rows"
 
 
 class ReachError(FlareError, OSError):

@@ -39,20 +39,20 @@ class LocalStore:
 
     is_local = True
 
-    def __init__(self, root: str, shown: str | None = None, guard: Guard | None = None) -> None:
+    def __init__(self, root: str, shown: str | None = None, guard: Guard | None = None, maps: bool = True) -> None:
         self.root, self.shown = root, root if shown is None else shown
-        self.guard = guard or Guard()
+        self.guard, self.maps = guard or Guard(), maps
         self._maps: OrderedDict[str, memoryview] = OrderedDict()
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return LocalStore, (self.root, self.shown, self.guard)
+        return LocalStore, (self.root, self.shown, self.guard, self.maps)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LocalStore) and (self.root, self.guard) == (other.root, other.guard)
+        return isinstance(other, LocalStore) and (self.root, self.guard, self.maps) == (other.root, other.guard, other.maps)
 
     def __hash__(self) -> int:
-        return hash((self.root, self.guard))
+        return hash((self.root, self.guard, self.maps))
 
     @classmethod
     def locate(cls, path: str, guard: Guard) -> Location:
@@ -88,12 +88,16 @@ class LocalStore:
         if self.guard.allow_local:
             target = unquote(url[7:]) if scheme == "file" else os.path.join(self.root, path, url)
             real = os.path.realpath(target)
-            return Location(LocalStore(os.path.dirname(real), guard=self.guard), os.path.basename(real))
+            return Location(LocalStore(os.path.dirname(real), None, self.guard, self.maps), os.path.basename(real))
         if scheme == "file" or url.startswith("/") or ".." in url.split("/"):
             raise UnsafeError(
                 f"the address {url!r} leaves the folder", where=self.show(path), hint="Give --allow-local to read it, if you trust this dataset."
             )
         return Location(self, self.child(path, check_name(url, where=self.show(path))))
+
+    def unmapped(self) -> LocalStore:
+        """Give the same files, always read by `pread`: a map of a file that is cut short kills the process."""
+        return LocalStore(self.root, self.shown, self.guard, maps=False)
 
     # -- reading
 
@@ -123,7 +127,9 @@ class LocalStore:
             raise self._error(error, path) from None
         return data
 
-    def map(self, path: str) -> memoryview:
+    def map(self, path: str) -> memoryview | None:
+        if not self.maps:
+            return None
         with self._lock:
             view = self._maps.get(path)
             if view is not None:

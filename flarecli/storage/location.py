@@ -88,6 +88,16 @@ class Location:
         return self.path.partition("?")[0].rstrip("/").rpartition("/")[2]
 
     @property
+    def folder(self) -> Location:
+        """The folder that holds this file, where relative URLs in it start."""
+        return replace(self, path=self.path.partition("?")[0].rpartition("/")[0])
+
+    def unmapped(self) -> Location:
+        """Give the same address, never mapped: for files that someone may cut short while they are read."""
+        unmapped = getattr(self.store, "unmapped", None)
+        return self if unmapped is None else replace(self, store=unmapped())
+
+    @property
     def is_local(self) -> bool:
         """Whether reading costs no network: then maps can serve, and nothing needs planning."""
         return self.store.is_local

@@ -1,0 +1,14 @@
+"""Encodings: how a value becomes bytes in a shard, by the name that MDS gives it, and back.
+
+Three forms of one value: its stored bytes (rows, shards), an Arrow column (batches), a Python value (samples).
+Unpickling is refused here, once for everything above.
+"""
+
+from __future__ import annotations
+
+from flarecli.encodings.columns import coerce, encoding_of, field, stored, typed
+from flarecli.encodings.infer import infer
+from flarecli.encodings.names import Encoding, column, lookup
+from flarecli.encodings.values import decode, encode
+
+__all__ = ["Encoding", "coerce", "column", "decode", "encode", "encoding_of", "field", "infer", "lookup", "stored", "typed"]

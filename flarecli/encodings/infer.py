@@ -1,0 +1,61 @@
+"""Which encoding a column gets when nobody says: by its declared type, then by the first value's own bytes."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from flarecli.errors import UsageError
+from flarecli.media import sniff
+
+__all__ = ["infer"]
+
+_SCALARS = {
+    pa.int64(): "int",  # the original's plain `int` is int64 too
+    pa.int8(): "int8",
+    pa.int16(): "int16",
+    pa.int32(): "int32",
+    pa.uint8(): "uint8",
+    pa.uint16(): "uint16",
+    pa.uint32(): "uint32",
+    pa.uint64(): "uint64",
+    pa.float16(): "float16",
+    pa.float32(): "float32",
+    pa.float64(): "float64",
+    pa.bool_(): "uint8",  # MDS has no bool: 0 and 1
+}
+
+
+def infer(field: pa.Field, first: bytes | None = None, extension: str = "") -> str:
+    """Choose an encoding for a column.
+
+    first      the first value's bytes, for a binary column: pictures are told by their magic numbers
+    extension  of the first value's own address, lower case: `txt` and `json` are text when the bytes agree
+    raises     UsageError for a type that no encoding holds (an all-null column)
+    """
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    if kind in _SCALARS:
+        return _SCALARS[kind]
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return "str"
+    if pa.types.is_decimal(kind):
+        return "str_decimal"
+    if pa.types.is_temporal(kind):
+        return "str"
+    if pa.types.is_nested(kind):
+        return "json"
+    if pa.types.is_null(kind):
+        raise UsageError(f"column {field.name!r} holds nothing but nulls", hint="Name the columns to pack with -c, without it.")
+    return _by_content(first or b"", extension)
+
+
+def _by_content(data: bytes, extension: str) -> str:
+    found = sniff(data[:512])
+    if found in ("jpeg", "png"):
+        return found
+    if found is None and extension in ("txt", "text", "json"):
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            return "bytes"
+        return "json" if extension == "json" else "str"
+    return "bytes"

@@ -1,0 +1,97 @@
+"""The names of encodings: what each one's size and Arrow type are. The 28 of MDS, spelt exactly as there."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+import pyarrow as pa
+
+from flarecli.errors import UsageError
+from flarecli.model import Column
+
+__all__ = ["Encoding", "NDARRAY_CODES", "column", "lookup"]
+
+TEXT, BINARY = pa.large_string(), pa.large_binary()
+
+_SCALARS = {
+    "int": pa.int64(),
+    "uint8": pa.uint8(),
+    "uint16": pa.uint16(),
+    "uint32": pa.uint32(),
+    "uint64": pa.uint64(),
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float16": pa.float16(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+}
+_TEXTS = ("str", "json", "str_int", "str_float", "str_decimal")
+_BINARIES = ("bytes", "pil", "jpeg", "jpeg_array", "jpegarray", "png", "list[pil]", "list[jpeg]", "list[png]", "pkl", "ndarray", "ndarray:")
+
+NDARRAY_CODES = {
+    "uint8": 8,
+    "int8": 9,
+    "uint16": 16,
+    "int16": 17,
+    "float16": 18,
+    "uint32": 32,
+    "int32": 33,
+    "float32": 34,
+    "uint64": 64,
+    "int64": 65,
+    "float64": 66,
+}
+_NDARRAY = re.compile(r"ndarray:([a-z]+\d+)(?::( *\d+ *(?:, *\d+ *)*))?", re.ASCII)
+_NDARRAY_BYTES = 1 << 32  # a sample is no larger than the uint32 offsets of its shard
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """One encoding: `size` in bytes when every value has the same, the Arrow type of its column in a batch."""
+
+    name: str
+    size: int | None
+    arrow: pa.DataType
+    dtype: str = ""  # ndarray only
+    shape: tuple[int, ...] = ()  # ndarray of fixed shape only
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the stored bytes are UTF-8 text."""
+        return bool(self.arrow.equals(TEXT))
+
+
+@lru_cache(maxsize=1024)
+def lookup(name: str) -> Encoding:
+    """Find an encoding by name.
+
+    raises  UsageError for a name that is none, or an ndarray of a dtype or shape that cannot be held
+    """
+    if name in _SCALARS:
+        arrow = _SCALARS[name]
+        return Encoding(name, arrow.bit_width // 8, arrow)
+    if name in _TEXTS:
+        return Encoding(name, None, TEXT)
+    if name in _BINARIES:
+        return Encoding(name, None, BINARY)
+    match = _NDARRAY.fullmatch(name) if len(name) < 1000 else None
+    if match and match[1] in NDARRAY_CODES:
+        shape = tuple(int(dim) for dim in match[2].split(",")) if match[2] else ()
+        size = math.prod(shape) * NDARRAY_CODES_SIZE[match[1]] if shape else None
+        if size is None or 0 < size < _NDARRAY_BYTES:
+            return Encoding(name, size, BINARY, match[1], shape)
+    shown = name if len(name) <= 60 else name[:57] + "…"
+    raise UsageError(f"unknown encoding {shown!r}", hint=f"Choose one of {', '.join((*_SCALARS, *_TEXTS, *_BINARIES[:-1]))}, ndarray:DTYPE:SHAPE.")
+
+
+NDARRAY_CODES_SIZE = {dtype: int(re.sub(r"\D", "", dtype)) // 8 for dtype in NDARRAY_CODES}
+
+
+def column(name: str, encoding: str) -> Column:
+    """Make a Column, with the size that its encoding fixes. Raises UsageError for an unknown encoding."""
+    return Column(name, encoding, lookup(encoding).size)

@@ -1,0 +1,122 @@
+"""Runs of bytes inside a shard: where they come from, many of them in few reads, and as Arrow arrays without a loop."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli import compress
+from flarecli.encodings.names import BINARY
+from flarecli.errors import IntegrityError
+from flarecli.model import Chunk, IntArray
+
+__all__ = ["ragged", "read", "stored_size", "suffix", "whole"]
+
+HELD = 256 << 20  # bytes of decompressed shards kept; one larger than that is kept alone
+_NEAR = 1 << 16  # a gap that costs less to read than another request would
+_VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
+_held: OrderedDict[object, bytearray] = OrderedDict()
+_lock = threading.Lock()
+
+
+def suffix(chunk: Chunk) -> str:
+    """Give the compression suffix of a chunk's file, such as `zstd`; empty when it is stored as it is."""
+    last = chunk.at.name.rpartition(".")[2]
+    return last if last in compress.SUFFIXES else ""
+
+
+def stored_size(chunk: Chunk) -> int:
+    """Give the bytes of a chunk's file and hold them against what is listed.
+
+    A remote store is not asked when a listing says: a read past the end is an error anyway.
+
+    raises  IntegrityError if the file has another size than the listing says
+    """
+    listed = chunk.files[0].size if chunk.files else None
+    if listed is not None and not chunk.at.is_local:
+        return listed
+    size = chunk.at.size()
+    if listed is not None and size != listed:
+        hint = "It was cut short; fetch or pack it again." if size < listed else "It is not the file that was packed; fetch or pack it again."
+        raise IntegrityError(f"is {size} bytes, {listed} are listed", where=chunk.at, hint=hint)
+    return size
+
+
+def whole(chunk: Chunk) -> memoryview | None:
+    """Give all bytes of a shard when that costs no copy of more than it: mapped, or decompressed and held for a while.
+
+    return  None where ranges have to be read instead
+    """
+    kind = suffix(chunk)
+    if not kind:
+        view = chunk.at.map()
+        if view is not None and chunk.files and chunk.files[0].size not in (None, len(view)):
+            stored_size(chunk)
+        return view
+    file = chunk.files[0] if chunk.files else None
+    key = (chunk.at, file and file.size, file and file.raw_size)
+    with _lock:
+        if key in _held:
+            _held.move_to_end(key)
+            return memoryview(_held[key]).toreadonly()
+    size = stored_size(chunk)
+    data = compress.decompress(kind, chunk.at.blocks(size), file.raw_size if file else None, chunk.at)
+    with _lock:
+        _held[key] = data
+        while len(_held) > 1 and sum(map(len, _held.values())) > HELD:
+            _held.popitem(last=False)
+    return memoryview(data).toreadonly()
+
+
+def read(chunk: Chunk, ranges: Sequence[tuple[int, int]]) -> list[bytes | memoryview]:
+    """Read byte ranges of a shard, in the order asked; near ones share a read."""
+    view = whole(chunk)
+    if view is not None:
+        return [view[start:stop] for start, stop in ranges]
+    order = sorted(range(len(ranges)), key=ranges.__getitem__)
+    joined: list[list[int]] = []
+    part_of = [0] * len(ranges)
+    for i in order:
+        start, stop = ranges[i]
+        if joined and start <= joined[-1][1] + _NEAR:
+            joined[-1][1] = max(joined[-1][1], stop)
+        else:
+            joined.append([start, stop])
+        part_of[i] = len(joined) - 1
+    parts = [memoryview(data) for data in chunk.at.read_many([(a, b) for a, b in joined])]
+    return [parts[k][start - joined[k][0] : stop - joined[k][0]] for k, (start, stop) in zip(part_of, ranges, strict=True)]
+
+
+def ragged(data: IntArray, starts: IntArray, lengths: IntArray) -> pa.Array:
+    """Give runs of bytes as one large_binary array, copied once, by Arrow.
+
+    data     uint8 [bytes]; starts, lengths int64 [rows], inside it
+    return   large_binary [rows]
+    """
+    if len(data) >= _VIEW_LIMIT and len(starts) > 1:
+        middle = len(starts) // 2
+        low, high = int(starts[0]), int(starts[middle])
+        if high >= _VIEW_LIMIT or len(data) - high >= _VIEW_LIMIT or low:
+            parts = [(a, b, int(starts[a])) for a, b in ((0, middle), (middle, len(starts)))]
+            return pa.concat_arrays(
+                [ragged(data[base : int(starts[b - 1] + lengths[b - 1])], starts[a:b] - base, lengths[a:b]) for a, b, base in parts]
+            )
+    views = np.zeros((len(starts), 4), "<i4")
+    views[:, 0] = lengths
+    short = lengths <= 12  # those live inside their view, padded with zeros
+    if short.any():
+        at = starts[short][:, None] + np.arange(12)
+        inline = data[np.minimum(at, max(len(data) - 1, 0))] if len(data) else np.zeros(at.shape, np.uint8)
+        inline[np.arange(12) >= lengths[short][:, None]] = 0
+        views[short, 1:] = inline.view("<i4")
+    long = ~short
+    if long.any():
+        at = starts[long]
+        views[long, 1] = data[at[:, None] + np.arange(4)].view("<i4")[:, 0]  # the prefix that comparisons look at first
+        views[long, 3] = at
+    array = pa.Array.from_buffers(pa.binary_view(), len(starts), [None, pa.py_buffer(views), pa.py_buffer(data)])
+    return array.cast(BINARY)

@@ -1,0 +1,320 @@
+"""Playlists: YAML that names streams of chunks, read without trust and written so that any Flare reader works.
+
+    NAME:
+        headers: {format: mds, columns: {…}, rows: [...], bytes: [...], xxh3_128: [...], files: {…}, …}
+        content: [URL, …]
+    # flare xxh3_128 HEX
+
+Lists in the headers run parallel to `content`. The last line is the sum of all bytes above it. Events are read,
+never documents: no tag, no alias, no second document, no depth or size without a bound, and `no`, `012` and `1:30`
+stay the texts they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from flarecli.encodings import column
+from flarecli.errors import FormatError, UsageError
+from flarecli.hashes import DEFAULT, digest, known
+from flarecli.model import Columns, File, IntArray, Playlist, Stream
+from flarecli.storage import Location, Written
+
+__all__ = ["PLAYLIST", "parse", "read", "text", "write"]
+
+PLAYLIST = "playlist.yaml"
+_SIZE_LIMIT = 1 << 30  # bytes; a million chunks take a tenth
+_DEPTH_LIMIT = 16
+_SUM_LINE = re.compile(rb"# flare xxh3_128 ([0-9a-f]{32})\n\Z")
+_INT = re.compile(r"-?(?:0|[1-9]\d{0,18})", re.ASCII)
+_FLOAT = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+_WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
+_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*", re.ASCII)
+_AMBIGUOUS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", ".nan", ".inf"}
+_LISTS = ("rows", "bytes", "raw_bytes")  # lists of counts, parallel to content
+
+
+class _Map(dict[str, Any]):
+    """A mapping that knows the line of each of its keys, for messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: dict[str, int] = {}
+
+
+def read(at: Location) -> Playlist:
+    """Read the playlist at an address. Raises FormatError with the line if it is not one."""
+    size = at.size()
+    if size > _SIZE_LIMIT:
+        raise FormatError(f"{size} bytes, {_SIZE_LIMIT} is the most that is read", where=at)
+    return parse(at.read(0, size), at)
+
+
+def parse(data: bytes, at: Location) -> Playlist:
+    """Read a playlist from its bytes; `at` is its own address, from which relative URLs start.
+
+    raises  FormatError with line and column of the first fault
+    """
+    try:
+        decoded = data.decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"not UTF-8 at byte {error.start}", where=at) from None
+    root = _document(decoded, at)
+    if not isinstance(root, _Map):
+        raise FormatError("no mapping of streams in it", where=at)
+    match = _SUM_LINE.search(data)
+    protected = bool(match) and digest(data[: match.start()]) == match[1].decode()  # type: ignore[index, union-attr]
+    return Playlist(tuple(_stream(name, value, at, root.lines[name]) for name, value in root.items()), at, protected)
+
+
+def _fault(at: Location, line: int, message: str) -> FormatError:
+    return FormatError(message, where=f"{at}:{line}")
+
+
+def _document(decoded: str, at: Location) -> Any:
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    events = yaml.parse(decoded, Loader=loader)
+    try:
+        value, documents = None, 0
+        for event in events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    raise _fault(at, event.start_mark.line + 1, "a second document")
+                value = _value(next(events), events, at, 0)
+        return value
+    except yaml.MarkedYAMLError as error:
+        mark: Any = error.problem_mark
+        where = f"{at}:{mark.line + 1}:{mark.column + 1}" if mark is not None else str(at)
+        raise FormatError(f"not valid YAML: {error.problem}", where=where) from None
+    except yaml.YAMLError as error:
+        raise FormatError(f"not valid YAML: {str(error).splitlines()[0][:200]}", where=at) from None
+
+
+def _value(event: Any, events: Iterator[Any], at: Location, depth: int) -> Any:
+    import yaml
+
+    line = event.start_mark.line + 1
+    if isinstance(event, yaml.AliasEvent) or event.anchor:
+        raise _fault(at, line, f"an alias or anchor ({event.anchor}), which playlists do not take")
+    if event.tag:
+        raise _fault(at, line, f"a tag ({event.tag:.60}), which playlists do not take")
+    if isinstance(event, yaml.ScalarEvent):
+        return _scalar(event.value, event.implicit[0])
+    if depth >= _DEPTH_LIMIT:
+        raise _fault(at, line, f"nested deeper than {_DEPTH_LIMIT}")
+    if isinstance(event, yaml.SequenceStartEvent):
+        items = []
+        while not isinstance(event := next(events), yaml.SequenceEndEvent):
+            items.append(_value(event, events, at, depth + 1))
+        return items
+    out = _Map()
+    while not isinstance(event := next(events), yaml.MappingEndEvent):
+        line = event.start_mark.line + 1
+        key = _value(event, events, at, depth + 1)
+        if not isinstance(key, str):
+            raise _fault(at, line, f"the name {key!r:.60} is not text; put it in quotes")
+        if key in out:
+            raise _fault(at, line, f"the name {key!r:.60} was used in line {out.lines[key]}")
+        out.lines[key] = line
+        out[key] = _value(next(events), events, at, depth + 1)
+    return out
+
+
+def _scalar(text: str, plain: bool) -> Any:
+    if not plain:
+        return text
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INT.fullmatch(text):
+        return int(text)
+    return float(text) if _FLOAT.fullmatch(text) and len(text) < 40 else text
+
+
+def _stream(name: str, value: Any, at: Location, line: int) -> Stream:
+    if not isinstance(value, _Map):
+        raise _fault(at, line, f"stream {name!r:.60} is not a mapping of headers and content")
+    for key in value:
+        if key not in ("headers", "content"):
+            raise _fault(at, value.lines[key], f"stream {name!r:.60} has {key!r:.60}, only headers and content are known")
+    headers, content = value.get("headers"), value.get("content")
+    if headers is None:
+        headers = _Map()
+    if not isinstance(headers, _Map):
+        raise _fault(at, value.lines["headers"], f"the headers of {name!r:.60} are not a mapping")
+    if not isinstance(content, list) and content is not None:
+        raise _fault(at, value.lines["content"], f"the content of {name!r:.60} is not a list")
+    urls = content or []
+    for i, url in enumerate(urls):
+        if not isinstance(url, str) or not url:
+            raise _fault(at, value.lines["content"], f"content[{i}] of {name!r:.60} is {url!r:.60}, not an address")
+    counts = {key: _counts(headers, key, len(urls), at) for key in _LISTS}
+    hashes = {key: _texts(headers, key, len(urls), at) for key in known() if key in headers}
+    form = headers.get("format")
+    if form is not None and not isinstance(form, str):
+        raise _fault(at, headers.lines["format"], f"format {form!r:.60} is not text")
+    taken = {"format", "columns", "files", *_LISTS, *hashes}
+    return Stream(
+        name,
+        at.folder,
+        form,
+        urls,
+        _columns(headers, at),
+        counts["rows"],
+        counts["bytes"],
+        hashes,
+        counts["raw_bytes"],
+        {},
+        {key: one for key, one in headers.items() if key not in taken},
+        _files(headers, at),
+    )
+
+
+def _counts(headers: _Map, key: str, wanted: int, at: Location) -> IntArray:
+    values = headers.get(key)
+    if values is None:
+        return None
+    if not isinstance(values, list) or len(values) != wanted:
+        got = f"{len(values)} values" if isinstance(values, list) else "no list"
+        raise _fault(at, headers.lines[key], f"{key} has {got}, content has {wanted}")
+    for i, value in enumerate(values):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62):
+            raise _fault(at, headers.lines[key], f"{key}[{i}] is {value!r:.60}, not a count")
+    return np.array([-1 if value is None else value for value in values], np.int64)
+
+
+def _texts(headers: _Map, key: str, wanted: int, at: Location) -> list[str]:
+    values = headers[key]
+    if not isinstance(values, list) or len(values) != wanted:
+        got = f"{len(values)} values" if isinstance(values, list) else "no list"
+        raise _fault(at, headers.lines[key], f"{key} has {got}, content has {wanted}")
+    for i, value in enumerate(values):
+        if not isinstance(value, str):
+            raise _fault(at, headers.lines[key], f"{key}[{i}] is {value!r:.60}, not text; put it in quotes")
+    return values
+
+
+def _columns(headers: _Map, at: Location) -> Columns | None:
+    columns = headers.get("columns")
+    if columns is None:
+        return None
+    if not isinstance(columns, _Map):
+        raise _fault(at, headers.lines["columns"], "columns is not a mapping of name to encoding")
+    out = []
+    for name, encoding in columns.items():
+        try:
+            out.append(column(name, encoding if isinstance(encoding, str) else repr(encoding)))
+        except UsageError as error:
+            raise _fault(at, columns.lines[name], f"column {name!r:.60}: {error.message}") from None
+    return tuple(out)
+
+
+def _files(headers: _Map, at: Location) -> dict[str, File]:
+    files = headers.get("files")
+    if files is None:
+        return {}
+    if not isinstance(files, _Map):
+        raise _fault(at, headers.lines["files"], "files is not a mapping of name to size and sums")
+    out = {}
+    for name, value in files.items():
+        line = files.lines[name]
+        size = value.get("bytes") if isinstance(value, _Map) else -1
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
+            raise _fault(at, line, f"the file {name!r:.60} has no size in bytes")
+        sums = {key: one for key, one in value.items() if key in known()}
+        if not all(isinstance(one, str) for one in sums.values()):
+            raise _fault(at, line, f"a sum of the file {name!r:.60} is not text; put it in quotes")
+        out[name] = File(name, size, sums)
+    return out
+
+
+def text(playlist: Playlist) -> bytes:
+    """Give the YAML of a playlist, ending with its sum: the same playlist gives the same bytes."""
+    out: list[str] = []
+    for stream in playlist.streams:
+        out.append(f"{_text(stream.name)}:\n  headers:")
+        out += _block(_headers(stream), 2)
+        out.append("  content:" + ("" if len(stream.urls) else " []"))
+        out += [f"    - {_text(url)}" for url in stream.urls]
+    body = ("\n".join(out) + "\n" if out else "{}\n").encode()
+    return body + f"# flare {DEFAULT} {digest(body)}\n".encode()
+
+
+def write(at: Location, playlist: Playlist) -> Written:
+    """Write a playlist, whole or not at all."""
+    return at.write([text(playlist)])
+
+
+def _headers(stream: Stream) -> dict[str, Any]:
+    headers: dict[str, Any] = {}
+    if stream.format is not None:
+        headers["format"] = stream.format
+    if stream.columns is not None:
+        headers["columns"] = {one.name: one.encoding for one in stream.columns}
+    for key, counts in zip(_LISTS, (stream.rows, stream.sizes, stream.raw_sizes), strict=True):
+        if counts is not None:
+            headers[key] = [None if count < 0 else count for count in counts.tolist()]
+    headers |= {name: list(values) for name, values in stream.hashes.items()}
+    headers |= stream.headers
+    if stream.files:
+        headers["files"] = {file.name: {"bytes": file.size, **file.hashes} for file in stream.files.values()}
+    return headers
+
+
+def _block(value: Mapping[str, Any], depth: int) -> list[str]:
+    """Give a mapping as lines: mappings of mappings in blocks, the rest in flow style."""
+    out = []
+    for key, one in value.items():
+        head = "  " * depth + f"{_text(key)}:"
+        if isinstance(one, Mapping) and any(isinstance(item, (Mapping, list)) for item in one.values()):
+            out.append(head)
+            out += _block(one, depth + 1)
+        elif isinstance(one, list) and len(one) > 8:
+            step = 4 if isinstance(one[0], str) else 16
+            lines = [", ".join(map(_flow, one[i : i + step])) for i in range(0, len(one), step)]
+            pad = "  " * (depth + 1)
+            out.append(f"{head} [\n{pad}" + f",\n{pad}".join(lines) + "]")
+        else:
+            out.append(f"{head} {_flow(one)}")
+    return out or ["  " * depth + "{}"]
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_text(key)}: {_flow(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return repr(value) if _FLOAT.fullmatch(repr(value)) else _quoted(repr(value))
+    return _text(str(value)) if not _is_hex(value) else f'"{value}"'
+
+
+def _is_hex(value: str) -> bool:
+    return len(value) >= 8 and all(c in "0123456789abcdef" for c in value)
+
+
+def _text(value: str) -> str:
+    plain = _PLAIN.fullmatch(value) and value.lower() not in _AMBIGUOUS and not _FLOAT.fullmatch(value) and value.strip(".") and len(value) < 128
+    return value if plain else _quoted(value)
+
+
+def _quoted(value: str) -> str:
+    """Give a double-quoted scalar; what YAML does not take raw is escaped as it reads it."""
+    return "".join(c if c.isprintable() else _escaped(ord(c)) for c in json.dumps(value, ensure_ascii=False))
+
+
+def _escaped(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,10 @@
+"""Reading: an address resolves to a Playlist, a Playlist opens as a Dataset of rows, in any order."""
+
+from __future__ import annotations
+
+from flarecli.read.dataset import Dataset, open
+from flarecli.read.order import positions
+from flarecli.read.resolve import expand, resolve, select_streams
+from flarecli.read.selection import parse_rows
+
+__all__ = ["Dataset", "expand", "open", "parse_rows", "positions", "resolve", "select_streams"]

@@ -1,0 +1,196 @@
+"""Addresses to playlists: what lies there is found out in one fixed order, and the first that is there counts.
+
+`playlist.yaml`, `index.json`, plain files. When the first that is there is broken, that is the answer: nothing
+falls back to the next, or damage would turn into a smaller dataset that looks whole.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from flarecli import formats, playlist
+from flarecli.errors import FormatError, MissingError, UnfinishedError, UsageError
+from flarecli.formats.mds_index import INDEX
+from flarecli.model import Playlist, Stream
+from flarecli.names import is_url, redact
+from flarecli.storage import Guard, Location, locate
+
+__all__ = ["JOURNAL", "expand", "resolve", "select_streams"]
+
+JOURNAL = ".flare/journal"
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
+_BRACE_LIMIT = 1 << 20  # addresses
+
+
+def expand(address: str) -> list[str]:
+    """Expand braces (`{00000..00127}`, `{a,b}`) and, in local paths, globs, in bytewise order.
+
+    raises  MissingError if a glob finds nothing; UsageError for a glob that cannot be listed
+    """
+    if not is_url(address) and os.path.lexists(address):
+        return [address]  # a name that is there is a name, whatever signs it holds
+    out = []
+    for one in _braced(address):
+        if not any(sign in one for sign in "*?[") or (is_url(one) and "*" not in one):
+            out.append(one)
+            continue
+        if is_url(one):
+            raise UsageError("an http address cannot be listed", where=redact(one), hint="Name the files, or use braces such as {00000..00127}.")
+        found = sorted(glob.glob(one, recursive=True), key=os.fsencode)
+        if not found:
+            raise MissingError("nothing matches", where=one)
+        out += found
+    return out
+
+
+def _braced(address: str) -> list[str]:
+    match = _BRACES.search(address)
+    if not match:
+        return [address]
+    numbers = _RANGE.fullmatch(match[1])
+    if numbers:
+        first, last = int(numbers[1]), int(numbers[2])
+        if abs(last - first) >= _BRACE_LIMIT:
+            raise UsageError(f"{match[0]} names more than {_BRACE_LIMIT} addresses")
+        width = len(numbers[1]) if numbers[1].startswith("0") else 0
+        words = [f"{n:0{width}d}" for n in range(first, last + 1 if last >= first else last - 1, 1 if last >= first else -1)]
+    elif "," in match[1]:
+        words = match[1].split(",")
+    else:
+        head, rest = address[: match.end()], address[match.end() :]
+        return [head + tail for tail in _braced(rest)]
+    tails = _braced(address[match.end() :])
+    if len(words) * len(tails) > _BRACE_LIMIT:
+        raise UsageError(f"{address!r:.80} names more than {_BRACE_LIMIT} addresses")
+    return [address[: match.start()] + word + tail for word in words for tail in tails]
+
+
+def resolve(sources: str | Sequence[str], *, format: str | None = None, guard: Guard | None = None, maps: bool = True) -> list[Playlist]:
+    """Find out what lies at each address; no shard is opened.
+
+    format  what the shards are, instead of what their names and indexes say
+    maps    False where the files may be cut short while they are read
+    return  one Playlist a source, in order; neighbouring shard files of one folder share one
+    raises  MissingError if nothing is there; UnfinishedError for an unfinished pack; FormatError, UnsafeError for
+            what is there and broken
+    """
+    addresses = [one for source in ([sources] if isinstance(sources, str) else sources) for one in expand(source)]
+    if not addresses:
+        raise UsageError("no source is named")
+    out: list[Playlist] = []
+    for address in addresses:
+        at = locate(address, guard)
+        at = at if maps else at.unmapped()
+        found = _resolved(at, format)
+        last = out[-1].streams[-1] if out and out[-1].at is None else None
+        if last is not None and found.at is None and found.streams[0].at == last.at and found.streams[0].format == last.format:
+            out[-1] = Playlist((replace(last, urls=[*last.urls, *found.streams[0].urls]),))
+        else:
+            out.append(found)
+    return out
+
+
+def _resolved(at: Location, format: str | None) -> Playlist:
+    if at.path and at.is_local and not _is_folder(at):
+        return _of_file(at, format)
+    if (not at.is_local and at.name.endswith((".yaml", ".yml", ".json"))) or formats.sniffed(at.name):
+        return _of_file(at, format)
+    return _of_folder(at, format)
+
+
+def _is_folder(at: Location) -> bool:
+    try:
+        at.size()
+    except FormatError:
+        return True
+    return False
+
+
+def _of_file(at: Location, format: str | None) -> Playlist:
+    if at.name.endswith((".yaml", ".yml")):
+        _refuse_unfinished(at.folder)
+        return _formatted(playlist.read(at), format)
+    if at.name == INDEX:
+        return _formatted(_indexed(at.folder), format)
+    kind = format or formats.sniffed(at.name)
+    if kind is None and at.is_local and "files" in formats.names():
+        kind = "files"
+    if kind is None:
+        raise FormatError("no format claims this name", where=at, hint=f"Name the format with -f: {', '.join(formats.names())}.")
+    at.size()  # what is not there is said now
+    return Playlist((Stream("data", at.folder, kind, [at.name]),))
+
+
+def _of_folder(at: Location, format: str | None) -> Playlist:
+    _refuse_unfinished(at)
+    if (at / playlist.PLAYLIST).exists():
+        return _formatted(playlist.read(at / playlist.PLAYLIST), format)
+    if (at / INDEX).exists():
+        return _formatted(_indexed(at), format)
+    if not at.is_local:
+        raise MissingError(f"neither {playlist.PLAYLIST} nor {INDEX} is there", where=at, hint="Name a playlist, an index.json or a shard.")
+    entries = list(at.list())
+    if not entries:
+        raise MissingError("an empty folder", where=at)
+    shards = [entry.name for entry in entries if formats.sniffed(entry.name)]
+    if shards:
+        below = sorted({name.partition("/")[0] for name, _ in entries if name.endswith(f"/{INDEX}")})
+        hint = f"Name one of the datasets in it: {', '.join(below[:5])}." if below else "Name the shards, or pack again: the index is written last."
+        raise FormatError(f"{len(shards)} shards, and no {INDEX} beside them", where=at, hint=hint)
+    if "files" not in formats.names():
+        raise FormatError("nothing that flare reads", where=at)
+    return Playlist((formats.find("files").open_dataset(at),))
+
+
+def _indexed(at: Location) -> Playlist:
+    return Playlist((formats.find("mds").open_dataset(at),), at / INDEX)
+
+
+def _refuse_unfinished(at: Location) -> None:
+    if at.is_local and (at / JOURNAL).exists():
+        raise UnfinishedError("an unfinished pack", where=at, hint="Run the same `flare pack` command again with --resume.")
+
+
+def _formatted(found: Playlist, format: str | None) -> Playlist:
+    if format is not None:
+        formats.find(format)
+        return replace(found, streams=tuple(replace(stream, format=format) for stream in found.streams))
+    for stream in found.streams:
+        if stream.format is None and len(stream):
+            kind = formats.sniffed(stream.urls[0])
+            if kind is None:
+                hint = f"Name the format with -f: {', '.join(formats.names())}."
+                raise FormatError(f"stream {stream.name!r} does not say its format", where=found.at or "", hint=hint)
+            return _formatted(replace(found, streams=tuple(replace(s, format=kind) if s is stream else s for s in found.streams)), None)
+        if stream.format is not None and stream.format not in formats.names():
+            raise FormatError(f"stream {stream.name!r} has format {stream.format!r:.60}, which is not read yet", where=found.at or "")
+    return found
+
+
+def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list[list[Stream]]:
+    """Choose streams by name and put those of several sources behind one another.
+
+    return  one list for each stream, its parts in the order of the sources
+    raises  UsageError for a name that no source has, or sources whose streams do not pair up
+    """
+    chosen = []
+    for one in found:
+        known = [stream.name for stream in one.streams]
+        missing = [name for name in names if name not in known]
+        if missing:
+            raise UsageError(f"no stream {missing[0]!r}", where=one.at or "", hint=f"Choose one of {', '.join(known)}." if known else "")
+        chosen.append([stream for stream in one.streams if not names or stream.name in names])
+    if len(chosen) == 1:
+        return [[stream] for stream in chosen[0]]
+    if all(len(streams) == 1 for streams in chosen):  # one stream each: their names do not matter
+        return [[streams[0] for streams in chosen]]
+    first = [stream.name for stream in chosen[0]]
+    for one, streams in zip(found, chosen, strict=True):
+        if sorted(stream.name for stream in streams) != sorted(first):
+            raise UsageError(f"its streams are not {', '.join(first)}", where=one.at or "", hint="Name the streams to read with --stream.")
+    return [[next(s for s in streams if s.name == name) for streams in chosen] for name in first]

@@ -1,0 +1,133 @@
+"""One stream of rows over many shards: which shard holds a row, shards opened when first needed, many rows at once."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli import formats
+from flarecli.errors import FormatError, UsageError
+from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream
+
+__all__ = ["Series"]
+
+OPEN = 128  # shards whose tables are kept
+_BATCH_BYTES = 16 << 20  # what a scan holds at once, roughly
+
+
+class Series:
+    """Streams with the same columns, one behind the other. Picklable; its shards are opened again in each process.
+
+    rows     how many rows there are in all
+    columns  the same in every stream
+    raises   UsageError if the columns differ; whatever opening a shard raises, when a listing says no rows
+    """
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self.streams = tuple(streams)
+        self.name = self.streams[0].name
+        self._firsts = np.cumsum([0, *(len(stream) for stream in self.streams)])  # position of each stream's first chunk
+        self._open: OrderedDict[int, Shard] = OrderedDict()
+        self._lock = threading.Lock()
+        self.columns = self._columns()
+        self.starts = self._starts()  # int64 [chunks + 1]: the row at which each chunk begins
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Series, (self.streams,)
+
+    @property
+    def rows(self) -> int:
+        """Rows in all."""
+        return int(self.starts[-1])
+
+    @property
+    def chunks(self) -> int:
+        """Chunks in all."""
+        return int(self._firsts[-1])
+
+    def _columns(self) -> Columns:
+        """Ask the listing, or the first shard where it does not say."""
+        out: Columns | None = None
+        for stream, first in zip(self.streams, self._firsts.tolist(), strict=False):
+            own = stream.columns
+            if own is None:
+                own = self.shard(first).columns if len(stream) else ()
+            if out is not None and own != out and len(stream):
+                hint = "Read them one by one, or name columns that both have with -c."
+                raise UsageError(f"stream {stream.name!r} has other columns than the one before", where=stream.at, hint=hint)
+            out = own if out is None or not out else out
+        return out or ()
+
+    def _starts(self) -> IntArray:
+        rows = [
+            self.shard(first + i).rows if stream.rows is None or stream.rows[i] < 0 else int(stream.rows[i])
+            for stream, first in zip(self.streams, self._firsts.tolist(), strict=False)
+            for i in range(len(stream))
+        ]
+        if sum(rows) >= 1 << 62:
+            raise FormatError(f"{sum(rows)} rows are listed", where=self.streams[0].at)
+        return np.cumsum([0, *rows], dtype=np.int64)
+
+    def chunk(self, i: int) -> Chunk:
+        """Make the chunk at a position."""
+        k = int(np.searchsorted(self._firsts, i, "right")) - 1
+        return self.streams[k].chunk(i - int(self._firsts[k]))
+
+    def shard(self, i: int) -> Shard:
+        """Open the shard at a position; its own columns must be the listed ones."""
+        with self._lock:
+            if (shard := self._open.get(i)) is not None:
+                self._open.move_to_end(i)
+                return shard
+        chunk = self.chunk(i)
+        k = int(np.searchsorted(self._firsts, i, "right")) - 1
+        columns = self.streams[k].columns or getattr(self, "columns", None) or None
+        shard = formats.find(chunk.format or "").open_shard(chunk, columns)
+        with self._lock:
+            self._open[i] = shard
+            while len(self._open) > OPEN:
+                self._open.popitem(last=False)
+        return shard
+
+    def read_rows(self, rows: IntArray, columns: Sequence[str] | None = None) -> list[Row]:
+        """Give encoded rows in the order asked; those of one shard are read together.
+
+        rows  int64 [k], each in [0, rows)
+        """
+        where: IntArray = np.searchsorted(self.starts, rows, "right") - 1
+        if not len(rows):
+            return []
+        if len(rows) == 1 or (where == where[0]).all():
+            return self._of_shard(int(where[0]), (rows - self.starts[where[0]]).tolist(), columns)
+        out: list[Row] = [{}] * len(rows)
+        for i in np.unique(where):
+            at = np.flatnonzero(where == i)
+            for k, row in zip(at.tolist(), self._of_shard(int(i), (rows[at] - self.starts[i]).tolist(), columns), strict=True):
+                out[k] = row
+        return out
+
+    def _of_shard(self, i: int, rows: list[int], columns: Sequence[str] | None) -> list[Row]:
+        shard = self.shard(i)
+        return formats.find(shard.chunk.format or "").read_rows(shard, rows, columns)
+
+    def scan(self, start: int, stop: int, columns: Sequence[str] | None, size: int) -> Iterator[pa.RecordBatch]:
+        """Give rows start..stop as batches of at most `size` rows, none across two shards, each of bounded bytes."""
+        while start < stop:
+            end = self.span(start, stop, size)
+            i = int(np.searchsorted(self.starts, start, "right")) - 1
+            shard, first = self.shard(i), int(self.starts[i])
+            yield formats.find(shard.chunk.format or "").read_batch(shard, start - first, end - first, columns)
+            start = end
+
+    def span(self, start: int, stop: int, size: int) -> int:
+        """Give the row at which a batch that begins at `start` ends: `size` rows, one shard, bounded bytes at most."""
+        i = int(np.searchsorted(self.starts, start, "right")) - 1
+        shard = self.shard(i)
+        file = shard.chunk.files[0] if shard.chunk.files else None
+        weight = (file.raw_size or file.size or 0) if file else shard.chunk.at.size()
+        step = max(1, int(_BATCH_BYTES // max(1, weight // max(1, shard.rows))))
+        return min(start + min(size, step), int(self.starts[i + 1]), stop)

@@ -1,0 +1,68 @@
+"""Files in memory: for bytes that were read or decompressed already, and for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from flarecli.errors import MissingError, UsageError
+from flarecli.hashes import Sums
+from flarecli.names import check_name
+from flarecli.storage.location import Entry, Location, Part, Written, short_read
+
+__all__ = ["MemoryStore"]
+
+
+class MemoryStore:
+    """A dict of path -> bytes with the verbs of a store. `shown` stands before each path in messages."""
+
+    is_local = True
+
+    def __init__(self, files: dict[str, bytes | bytearray | memoryview] | None = None, shown: str = "") -> None:
+        self.files = {} if files is None else files
+        self.shown = shown
+
+    def show(self, path: str) -> str:
+        return f"{self.shown}/{path}" if self.shown else path
+
+    def child(self, path: str, name: str) -> str:
+        return f"{path}/{name}" if path else name
+
+    def join(self, path: str, url: str) -> Location:
+        return Location(self, self.child(path, check_name(url, where=self.show(path))))
+
+    def map(self, path: str) -> memoryview:
+        try:
+            return memoryview(self.files[path])
+        except KeyError:
+            raise MissingError("no such file or folder", where=self.show(path)) from None
+
+    def size(self, path: str) -> int:
+        return len(self.map(path))
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        data = self.map(path)
+        stop = len(data) if stop is None else stop
+        if max(start, stop) > len(data):
+            raise short_read(self.show(path), 0, max(start, stop), len(data))
+        return bytes(data[start:stop])
+
+    def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self.read(path, start, stop) for start, stop in ranges]
+
+    def write(self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True) -> Written:
+        if not replace and path in self.files:
+            raise UsageError("something is there already", where=self.show(path))
+        data = b"".join(parts)
+        sums = Sums(hashes)
+        sums.update(data)
+        self.files[path] = data
+        return Written(sums.size, sums.hex())
+
+    def list(self, path: str) -> Iterator[Entry]:
+        prefix = f"{path}/" if path else ""
+        for name in sorted(self.files):
+            if name.startswith(prefix):
+                yield Entry(name[len(prefix) :], len(self.files[name]))
+
+    def delete(self, path: str) -> None:
+        self.files.pop(path, None)
