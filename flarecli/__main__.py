@@ -1,0 +1,204 @@
+"""The `flare` command as a process: signals, streams and the exit code. `--version` is answered before anything heavy loads.
+
+SIGINT and SIGTERM end a run with one line and the exit code 130 or 143, wherever they land. They arrive as one
+KeyboardInterrupt, so that `finally` and `with` put things right. Inside an import it would be lost or leave half a
+module, so there it waits until the import is done; what takes longer than GRACE_S is ended without asking.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from _thread import start_new_thread
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, NoReturn
+
+GRACE_S = 4.0  # five seconds are promised
+_RETRY_S = 0.02
+_NAMES: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+
+
+class _Signals:
+    """What to do on SIGINT and SIGTERM. `number` is the first one that came, 0 as long as none did."""
+
+    def __init__(self, args: Sequence[str]) -> None:
+        self.number, self.armed, self.over, self._args = 0, True, False, args
+        self._before: dict[int, Any] = {}
+        self._hook = sys.unraisablehook
+
+    def install(self) -> None:
+        """Take over both signals, unless whoever started the process had them ignored or this is not the main thread."""
+        for number in _NAMES:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._take(number, self._caught)
+        sys.unraisablehook = self._lost
+
+    def _take(self, number: int, handler: Any) -> None:
+        try:
+            self._before.setdefault(number, signal.signal(number, handler))
+        except ValueError:  # not the main thread: signals are somebody else's business
+            return
+
+    def restore(self) -> None:
+        """Put everything back as it was before."""
+        self.armed, self.over = False, True
+        if signal.SIGALRM in self._before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = self._hook
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    def _caught(self, number: int, frame: FrameType | None) -> None:
+        if number in _NAMES:
+            if self.number:
+                return  # the first one is being obeyed
+            self.number = number
+            start_new_thread(self._watch, ())
+        if self.armed:
+            if _importing(frame):
+                self._again()
+            else:
+                raise KeyboardInterrupt
+
+    def _again(self) -> None:
+        """Have the interrupt raised once more, in a moment."""
+        self._take(signal.SIGALRM, self._caught)
+        signal.setitimer(signal.ITIMER_REAL, _RETRY_S)
+
+    def _lost(self, what: Any) -> None:
+        """An exception in a finalizer goes nowhere: an interrupt is raised again, anything else is for --debug."""
+        if self.number and self.armed and issubclass(what.exc_type, KeyboardInterrupt):
+            self._again()
+        elif _flag(self._args, "debug"):
+            self._hook(what)
+
+    def _watch(self) -> None:
+        time.sleep(GRACE_S)
+        if not self.over:  # stuck, or the interrupt was swallowed
+            self.say()
+            os._exit(128 + self.number)
+
+    def say(self) -> None:
+        """Say in one line why it stopped."""
+        what, code = _NAMES.get(self.number, "interrupted"), 128 + (self.number or signal.SIGINT)
+        resumable = self._args[:1] in (["pack"], ["unpack"])
+        line = f"error: {what}" + ("; give --resume to go on from here" if resumable else "")
+        if _flag(self._args, "json"):
+            hint = "Give --resume to go on from here." if resumable else ""
+            line = f'{{"error": {{"kind": "interrupted", "message": "{what}", "where": "", "hint": "{hint}", "exit_code": {code}}}}}'
+        try:
+            os.write(2, line.encode() + b"\n")
+        except OSError:
+            return
+
+
+def _flag(args: Sequence[str], name: str) -> bool:
+    """Say whether a switch is given, before or without the command line being understood."""
+    return f"--{name}" in args or os.environ.get(f"FLARE_{name.upper()}", "").lower() in ("1", "true", "t", "yes", "y", "on")
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """Say whether an import is under way below `_run`."""
+    while frame is not None and frame.f_code is not _run.__code__:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _run(args: Sequence[str], signals: _Signals) -> int:
+    """Answer one command line, and turn an interrupt into its line and exit code."""
+    code = 128 + signal.SIGINT
+    try:
+        try:
+            signals.install()
+            code = _answer(args, signals)
+        finally:
+            signals.armed = False  # from here on a signal only changes the exit code
+    except KeyboardInterrupt:
+        signals.number = signals.number or signal.SIGINT
+    except Exception as error:  # an installation that is not whole; everything else is told by the command line
+        code = 6 if isinstance(error, ImportError) else 1
+        print(f"error: {type(error).__name__}: {error}\nhint: Install flare again.", file=sys.stderr)
+    if signals.number:
+        signals.say()
+        return 128 + signals.number
+    return code
+
+
+def _answer(args: Sequence[str], signals: _Signals) -> int:
+    if list(args) == ["--version"]:
+        return _version()
+    from flarecli.cli import run
+
+    return run(list(args), as_json=_flag(args, "json"), debug=_flag(args, "debug"), stopped=lambda: bool(signals.number))
+
+
+def _version() -> int:
+    from flarecli import __version__
+
+    try:
+        if sys.stdout is None:
+            raise OSError("it is closed")
+        print(f"flare {__version__}", flush=True)
+    except BrokenPipeError:
+        return 0
+    except OSError as error:
+        print(f"error: stdout: {error.strerror or error}", file=sys.stderr)
+        return 3
+    return 0
+
+
+def _set_streams(wanted: Sequence[tuple[Any, str, str]]) -> list[tuple[Any, str, str]]:
+    """Give streams an encoding and a way with what it cannot hold; return what they had before."""
+    before = []
+    for stream, encoding, errors in wanted:
+        if hasattr(stream, "reconfigure"):
+            before.append((stream, stream.encoding, stream.errors))
+            try:
+                stream.reconfigure(encoding=encoding, errors=errors)
+            except (OSError, ValueError):  # a broken or closed stream stays as it is
+                continue
+    return before
+
+
+def _utf8() -> list[tuple[Any, str, str]]:
+    return _set_streams([(stream, "utf-8", "backslashreplace") for stream in (sys.stdout, sys.stderr)])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and give its exit code; signal handlers and streams are put back afterwards.
+
+    argv  the arguments without the program's name; None: those of the process
+    """
+    args = sys.argv[1:] if argv is None else list(argv)
+    signals, before = _Signals(args), _utf8()
+    try:
+        return _run(args, signals)
+    finally:
+        signals.restore()
+        _set_streams(before)
+
+
+def entry() -> NoReturn:
+    """Run the process's own command line and end the process: no finalizer may block, print or change the exit code."""
+    signals = _Signals(sys.argv[1:])
+    code = 128 + signal.SIGINT
+    try:
+        signals.install()
+        for fd in range(3):  # a file that happened to be opened as 1 or 2 would get what is printed
+            try:
+                os.fstat(fd)
+            except OSError:
+                os.open(os.devnull, os.O_RDWR)
+        _utf8()
+        code = _run(sys.argv[1:], signals)
+    finally:
+        os._exit(128 + signals.number if signals.number else code)
+
+
+if __name__ == "__main__":
+    entry()

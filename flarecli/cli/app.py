@@ -1,0 +1,141 @@
+"""The table of commands, and the one place where an error becomes a line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+import typer.core
+
+import flarecli.cli.show as show
+from flarecli.errors import FlareError, FormatError, MissingLibraryError, ReachError, UsageError
+
+__all__ = ["COMMANDS", "run"]
+
+# Each command is a module of this room, loaded when it is asked for; the text is the first line of its help.
+COMMANDS = {
+    "pack": "Put rows into shards, and fetch what they link to.",
+    "unpack": "Turn shards back into files, or download what an index links to.",
+    "inspect": "Say what a dataset is: format, rows, shards, bytes, columns.",
+    "verify": "Check that a dataset is whole.",
+    "playlist": "Write the playlist of datasets: addresses to YAML.",
+    "cat": "Print rows.",
+}
+_HELP = "Pack, unpack, inspect, verify, list and print sharded datasets, local or remote, without trusting a byte of them."
+_EPILOG = "An option's default can be set in the environment: --shard-size as FLARE_SHARD_SIZE, and so on."
+_BUG = "This is a bug in flare, not in your data: please report it with what --debug shows."
+
+
+class _Commands(typer.core.TyperGroup):
+    """The six commands. What one of them raises becomes an exit code here, before Typer's own ideas about it."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in COMMANDS and cmd_name not in self.commands:
+            one = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+            command = importlib.import_module(f"flarecli.cli.{cmd_name}").command
+            one.command(cmd_name, short_help=COMMANDS[cmd_name], context_settings={"help_option_names": ["-h", "--help"]})(command)
+            self.commands[cmd_name] = typer.main.get_command(one)
+        return self.commands.get(cmd_name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise UsageError(f"there is no command {args[0]!r}", hint=f"Choose one of {', '.join(COMMANDS)}.")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            show.finish()
+            return result
+        except OSError as error:
+            raise _Failed(error) from error
+
+
+class _Failed(Exception):
+    """Carries an OSError past Typer, which would replace the process's streams on a broken pipe."""
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from flarecli import __version__
+
+        show.line(f"flare {__version__}")
+        raise typer.Exit
+
+
+def _app() -> Any:
+    app = typer.Typer(
+        cls=_Commands,
+        help=_HELP,
+        epilog=_EPILOG,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback()
+    def flare(version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)] = False) -> None:
+        pass
+
+    return typer.main.get_command(app)
+
+
+def run(args: list[str], as_json: bool = False, debug: bool = False, stopped: Callable[[], bool] = lambda: False) -> int:
+    """Run one command line and give its exit code; errors are printed, none is raised but KeyboardInterrupt.
+
+    as_json  errors go to stderr as JSON objects
+    debug    errors come with their traceback
+    stopped  whether a signal is being obeyed: what goes wrong then is its consequence, and not printed
+    """
+    try:
+        code = _app().main(args=args or ["--help"], prog_name="flare", standalone_mode=False)
+        show.finish()
+        return code if isinstance(code, int) else 0
+    except SystemExit as end:  # completion
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except (Exception, RecursionError, MemoryError) as caught:
+        error: BaseException = caught.__cause__ or caught if isinstance(caught, _Failed) else caught
+    if stopped() or (isinstance(error, BrokenPipeError) and show.reader_left()):
+        return 0
+    told = _told(error, args)
+    show.error(told, as_json, error if debug else None)
+    return told.exit_code
+
+
+def _told(error: BaseException, args: list[str]) -> FlareError:
+    """Give what to tell the user about any exception."""
+    if isinstance(error, FlareError):
+        return error
+    if isinstance(error, typer.TyperException):
+        message = error.format_message().strip().rstrip(".").replace("valid int range", "whole number").replace("valid int", "whole number")
+        command = f"flare {args[0]}" if args and args[0] in COMMANDS else "flare"
+        return UsageError(message[:1].lower() + message[1:], hint=f"Run `{command} --help`.")
+    if isinstance(error, MemoryError):
+        return ReachError("there is not enough memory", hint="Give it fewer --jobs, smaller shards or more memory.")
+    if isinstance(error, RecursionError):
+        return FormatError("the data is nested too deeply")
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("flarecli"):
+        return MissingLibraryError(f"the library {error.name} is missing", hint=f"Run `pip install {error.name.partition('.')[0]}`.")
+    if isinstance(error, OSError) and error.strerror:
+        return ReachError(error.strerror, where=error.filename or "")
+    told = FlareError(f"{type(error).__name__}: {error}", hint=_BUG)
+    told.kind = "bug"
+    return told
+
+
+def _spare_rich() -> None:
+    """Completion in zsh and fish would load rich to take markup out of help texts that have none."""
+    import typer._completion_classes as classes
+
+    if "_sanitize_help_text" in vars(classes) and "_FLARE_COMPLETE" in sys.argv:
+        vars(classes)["_sanitize_help_text"] = str

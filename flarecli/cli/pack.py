@@ -1,0 +1,117 @@
+"""`flare pack`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flarecli.cli import params
+from flarecli.cli.bar import Bar
+from flarecli.cli.params import completes, option
+from flarecli.cli.show import Printer
+from flarecli.units import format_count, format_size
+
+
+def command(
+    sources: params.Sources,
+    out: params.Target,
+    format: Annotated[str, option("--format", "-f", metavar="NAME", help="The format to write.", autocompletion=completes(*params.FORMATS))] = "mds",
+    fetch: params.Fetch = None,
+    key: params.Key = None,
+    columns: params.Columns = None,
+    encode: Annotated[list[str] | None, option("--encode", metavar="COL=ENC", help="A column's encoding, else inferred; repeatable.")] = None,
+    where: params.Where = None,
+    limit: params.Limit = None,
+    shuffle: Annotated[int | None, option("--shuffle", metavar="SEED", min=0, help="Pack the rows in a shuffled order.")] = None,
+    shard_size: params.Size = 1 << 26,
+    shard_rows: Annotated[int | None, option("--shard-rows", metavar="N", min=1, help="Rows of a shard, at most.")] = None,
+    compress: Annotated[
+        str | None,
+        option("--compress", "-z", metavar="NAME[:LEVEL]", help="Compress shards.", autocompletion=completes(*params.COMPRESSIONS)),
+    ] = None,
+    hash: Annotated[
+        list[str] | None, option("--hash", metavar="NAME", help="The format's own sums; repeatable. The playlist always has xxh3_128.")
+    ] = None,
+    on_error: params.OnError = "fail",
+    on_duplicate: Annotated[
+        str,
+        option("--on-duplicate", metavar="error|first|keep", help="What a repeated key does.", autocompletion=completes("error", "first", "keep")),
+    ] = "error",
+    dry_run: Annotated[bool, option("--dry-run", help="Do everything but writing.")] = False,
+    resume: params.Resume = False,
+    overwrite: params.Overwrite = False,
+    allow_empty: Annotated[bool, option("--allow-empty", help="Take links to nothing at all.")] = False,
+    jobs: params.Jobs = None,
+    retries: params.Retries = 4,
+    timeout: params.Timeout = 30.0,
+    deadline: params.Deadline = 600.0,
+    max_object: params.MaxObject = 10**9,
+    allow_private: params.AllowPrivate = False,
+    allow_local: params.AllowLocal = False,
+    as_json: params.AsJson = False,
+    quiet: params.Quiet = False,
+    verbose: params.Verbose = False,
+    debug: params.Debug = False,
+) -> None:
+    """Put rows into shards, and fetch what they link to.
+
+    SOURCE is an index (.parquet, .csv, .tsv) or any dataset. Prints the address of the playlist, which is written last.
+    """
+    from flarecli import verbs
+
+    printer = Printer(as_json, quiet, verbose)
+    bar = Bar(printer)
+    try:
+        packed = verbs.pack(
+            sources,
+            out,
+            format=format,
+            fetch=fetch or (),
+            key=key,
+            columns=params.names(columns),
+            encode=params.pairs(encode or (), "COL=ENC"),
+            where=where,
+            limit=limit,
+            shuffle=shuffle,
+            shard_bytes=shard_size,
+            shard_rows=shard_rows,
+            compress=compress,
+            hashes=hash or (),
+            on_error=on_error,
+            on_duplicate=on_duplicate,
+            dry_run=dry_run,
+            resume=resume,
+            overwrite=overwrite,
+            allow_empty=allow_empty,
+            guard=params.guard(allow_private, allow_local),
+            limits=params.limits(jobs, retries, timeout, deadline, max_object),
+            progress=bar,
+        )
+    finally:
+        bar.close()
+    bar.counts(packed.reasons)
+    counted = f"{format_count(packed.rows, 'row')} in {format_count(packed.shards, 'shard')}, {format_size(packed.bytes)}"
+    if as_json:
+        printer.json(
+            {
+                "playlist": packed.playlist,
+                "format": packed.format,
+                "rows": packed.rows,
+                "shards": packed.shards,
+                "bytes": packed.bytes,
+                "failed": packed.failed,
+                "reasons": packed.reasons,
+                "columns": {column.name: column.encoding for column in packed.columns},
+                "dry_run": packed.dry_run,
+                "resumed_rows": packed.resumed_rows,
+            }
+        )
+    elif dry_run:
+        printer.line(counted)
+        if not quiet:
+            printer.table(("column", "encoding"), ((column.name, column.encoding) for column in packed.columns))
+    else:
+        bar.sum_up(f"packed {counted}" + (f", {packed.resumed_rows:,} of them before" if packed.resumed_rows else ""))
+        printer.line(packed.playlist)
+    raise typer.Exit(1 if packed.failed else 0)

@@ -1,0 +1,113 @@
+"""Options that mean the same in every command, each spelt once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from flarecli.errors import FlareError, UsageError
+from flarecli.units import parse_size, parse_time
+
+if TYPE_CHECKING:
+    from flarecli.storage import Guard
+
+FORMATS = ("mds",)  # what can be written
+READ_FORMATS = (*FORMATS, "files")
+COMPRESSIONS = ("zstd",)
+
+
+def option(*names: str, help: str, **more: Any) -> Any:
+    """Make an option whose default can be set in the environment: `--shard-size` as FLARE_SHARD_SIZE."""
+    variable = "FLARE_" + names[0].lstrip("-").upper().replace("-", "_")
+    return typer.Option(*names, help=help, envvar=variable, show_envvar=False, **more)
+
+
+def reading(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Make a parser of flare's fit for Typer, which loses the message of a ValueError."""
+
+    def parser(text: str) -> Any:
+        try:
+            return parse(text) if isinstance(text, str) else text
+        except FlareError as error:
+            raise typer.BadParameter(f"{error.message}. {error.hint}" if error.hint else error.message) from None
+
+    return parser
+
+
+def pairs(items: Iterable[str], what: str) -> dict[str, str]:
+    """Read options of the form NAME=VALUE. Raises UsageError for one that is not, or a name given twice."""
+    found: dict[str, str] = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not (name and equals and value):
+            raise UsageError(f"{item!r} is not {what}", hint=f"Write it like {what}.")
+        if name in found:
+            raise UsageError(f"{name!r} is given twice in {what}")
+        found[name] = value
+    return found
+
+
+def names(text: str | None) -> list[str] | None:
+    """Read a list with commas. Raises UsageError for an empty name."""
+    if text is None:
+        return None
+    found = text.split(",")
+    if not all(found):
+        raise UsageError(f"{text!r} holds an empty name", hint="Write names with single commas between, such as id,score.")
+    return found
+
+
+def guard(allow_private: bool, allow_local: bool) -> Guard:
+    """Put the safety switches together."""
+    from flarecli.storage import Guard
+
+    return Guard(allow_private=allow_private, allow_local=allow_local)
+
+
+def limits(jobs: int | None, retries: int, timeout: float, deadline: float, max_object: int) -> Any:
+    """Put the limits of transfers together."""
+    from flarecli.storage import Limits
+
+    given = {} if jobs is None else {"jobs": jobs}
+    return Limits(retries=retries, timeout_s=timeout, deadline_s=deadline, max_bytes=max_object, **given)
+
+
+def completes(*values: str) -> Callable[[str], list[str]]:
+    """Complete an option's value from a list."""
+    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
+
+
+_SIZE = {"parser": reading(parse_size), "metavar": "SIZE"}
+_TIME = {"parser": reading(parse_time), "metavar": "TIME"}
+
+Sources: TypeAlias = Annotated[list[str], typer.Argument(metavar="SOURCE...", help="Addresses: paths, file://, http(s)://.", show_default=False)]
+Target: TypeAlias = Annotated[str, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)]
+ReadFormat: TypeAlias = Annotated[
+    str | None, option("--format", "-f", metavar="NAME", help="The format; else it is told by looking.", autocompletion=completes(*READ_FORMATS))
+]
+Streams: TypeAlias = Annotated[list[str] | None, option("--stream", "-s", metavar="NAME", help="Only this stream; repeatable.")]
+Columns: TypeAlias = Annotated[str | None, option("--columns", "-c", metavar="A,B", help="Only these columns are read and fetched.")]
+Rows: TypeAlias = Annotated[str | None, option("--rows", "-r", metavar="SPEC", help="Rows such as 5, 10:20, -5:, ::100 or 3,1,4.")]
+Where: TypeAlias = Annotated[str | None, option("--where", metavar="SQL", help="Keep rows: a condition such as \"aes > 4 and lang = 'en'\".")]
+Limit: TypeAlias = Annotated[int | None, option("--limit", metavar="N", min=0, help="Keep the first N rows.")]
+Key: TypeAlias = Annotated[str | None, option("--key", metavar="COLUMN", help="The column that names a row.")]
+Fetch: TypeAlias = Annotated[list[str] | None, option("--fetch", metavar="COL[:NAME]", help="Pack what the links in COL point at; repeatable.")]
+Jobs: TypeAlias = Annotated[int | None, option("--jobs", "-j", metavar="N", min=1, help="Work at once; else by cores, and 32 transfers.")]
+Retries: TypeAlias = Annotated[int, option("--retries", metavar="N", min=0, help="Tries after a passing fault.")]
+Timeout: TypeAlias = Annotated[float, option("--timeout", help="Give up when no byte came for so long.", show_default="30s", **_TIME)]
+Deadline: TypeAlias = Annotated[float, option("--deadline", help="Give up when one object took so long.", show_default="10m", **_TIME)]
+MaxObject: TypeAlias = Annotated[int, option("--max-object", help="Links to more bytes fail.", show_default="1GB", **_SIZE)]
+Size: TypeAlias = Annotated[int, option("--shard-size", help="Bytes of a shard, at most.", show_default="64MiB", **_SIZE)]
+OnError: TypeAlias = Annotated[
+    str, option("--on-error", metavar="fail|skip", help="What a row that fails does.", autocompletion=completes("fail", "skip"))
+]
+Resume: TypeAlias = Annotated[bool, option("--resume", help="Go on where an interrupted run ended; the bytes are those of an unbroken one.")]
+Overwrite: TypeAlias = Annotated[bool, option("--overwrite", help="Replace what is in OUT.")]
+AllowPrivate: TypeAlias = Annotated[bool, option("--allow-private", help="Data may name private and loopback addresses.")]
+AllowLocal: TypeAlias = Annotated[bool, option("--allow-local", help="Data may name file://, paths outside its folder and symbolic links.")]
+AsJson: TypeAlias = Annotated[bool, option("--json", help="Print JSON, and errors as JSON on stderr.")]
+Quiet: TypeAlias = Annotated[bool, option("--quiet", "-q", help="Print the one useful line only.")]
+Verbose: TypeAlias = Annotated[bool, option("--verbose", "-v", help="Say what was sniffed, chosen and fetched.")]
+Debug: TypeAlias = Annotated[bool, option("--debug", help="Show tracebacks.")]
