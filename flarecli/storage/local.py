@@ -22,7 +22,7 @@ from flarecli.hashes import Sums
 from flarecli.names import check_name, is_url, scheme_of
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, locate, short_read
 
-__all__ = ["LocalStore"]
+__all__ = ["LocalStore", "SCRATCH", "made_folder", "sync_folder"]
 
 SCRATCH = ".flare"  # lock, journal and temporary files of a pack live there
 MAPS = 128  # mapped files kept open at once
@@ -124,7 +124,7 @@ class LocalStore:
                     raise short_read(self.show(path), start, stop, len(data))
                 data += more
         except OSError as error:
-            raise self._error(error, path) from None
+            raise self.error(error, path) from None
         return data
 
     def map(self, path: str) -> memoryview | None:
@@ -150,7 +150,7 @@ class LocalStore:
             with os.scandir(folder) as entries:
                 found = sorted(entries, key=lambda e: os.fsencode(e.name) + (b"/" if e.is_dir(follow_symlinks=False) else b""))
         except OSError as error:
-            raise self._error(error, path) from None
+            raise self.error(error, path) from None
         finally:
             os.close(folder)
         for entry in found:
@@ -177,7 +177,7 @@ class LocalStore:
         except OSError as error:
             if isinstance(error, FlareError):
                 raise
-            raise self._error(error, path) from None
+            raise self.error(error, path) from None
         finally:
             os.close(folder)
         try:
@@ -196,20 +196,21 @@ class LocalStore:
         try:
             fd = os.open(self.root, _FOLDER & ~os.O_NOFOLLOW)
         except OSError as error:
-            raise self._error(error, "") from None
+            raise self.error(error, "") from None
         for part in path.split("/") if path else ():
             try:
                 below = os.open(part, flags, dir_fd=fd)
             except OSError as error:
                 if error.errno == errno.ENOTDIR and _is_link(part, fd):
                     error = OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                raise self._error(error, path) from None
+                raise self.error(error, path) from None
             finally:
                 os.close(fd)
             fd = below
         return fd
 
-    def _error(self, error: OSError, path: str) -> FlareError:
+    def error(self, error: OSError, path: str) -> FlareError:
+        """Give what an error of the system means, naming the address."""
         where = self.show(path)
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return MissingError("no such file or folder", where=where)
@@ -249,7 +250,7 @@ class LocalStore:
             if isinstance(error, FileExistsError):
                 raise UsageError("something is there already", where=self.show(path)) from None
             if isinstance(error, OSError) and not isinstance(error, FlareError):
-                raise self._error(error, path) from None
+                raise self.error(error, path) from None
             raise
         finally:
             os.close(folder)
@@ -274,7 +275,7 @@ class LocalStore:
                     os.fsync(fd)
                 below = os.open(part, _FOLDER, dir_fd=fd)
             except OSError as error:
-                raise self._error(error, path) from None
+                raise self.error(error, path) from None
             finally:
                 os.close(fd)
             fd = below
@@ -291,9 +292,18 @@ class LocalStore:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise self._error(error, path) from None
+            raise self.error(error, path) from None
         finally:
             os.close(folder)
+
+
+def sync_folder(path: str) -> None:
+    """Make the names in a folder safe against power loss."""
+    fd = os.open(path, _FOLDER & ~os.O_NOFOLLOW)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def made_folder(path: str, store: LocalStore) -> None:
@@ -305,13 +315,9 @@ def made_folder(path: str, store: LocalStore) -> None:
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(path)
-        above = os.open(parent, _FOLDER & ~os.O_NOFOLLOW)
-        try:
-            os.fsync(above)
-        finally:
-            os.close(above)
+        sync_folder(parent)
     except OSError as error:
-        raise store._error(error, "") from None
+        raise store.error(error, "") from None
 
 
 def _is_link(name: str, folder: int) -> bool:

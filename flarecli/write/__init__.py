@@ -1,0 +1,9 @@
+"""Writing: links are fetched ahead and in order, rows become shards, a journal notes them, the playlist ends it."""
+
+from __future__ import annotations
+
+from flarecli.write.failures import FAILED, Failure
+from flarecli.write.keys import Keys
+from flarecli.write.writer import Writer
+
+__all__ = ["FAILED", "Failure", "Keys", "Writer"]

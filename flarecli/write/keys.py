@@ -1,0 +1,76 @@
+"""Keys seen so far, in 24 bytes each: 128 bits of hash, and the row that used it first.
+
+Sorted runs of doubling length are merged as they fill, so a batch is looked up in a few binary searches and
+nothing loops over rows but the hashing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from flarecli.model import IntArray
+
+__all__ = ["Keys"]
+
+
+class _Run:
+    """Keys sorted by the first 64 bits of their hash."""
+
+    def __init__(self, high: IntArray, low: IntArray, rows: IntArray) -> None:
+        order = np.argsort(high, kind="stable")
+        self.high, self.low, self.rows = high[order], low[order], rows[order]
+
+    def find(self, high: IntArray, low: IntArray) -> IntArray:
+        """Give the row that used each key, -1 where none did."""
+        at: IntArray = np.searchsorted(self.high, high)
+        out = np.full(len(high), -1, np.int64)
+        live = at < len(self.high)
+        while live.any():  # equal first halves stand side by side; nearly always there is one
+            same = live & (self.high[np.minimum(at, len(self.high) - 1)] == high)
+            hit = same & (self.low[np.minimum(at, len(self.high) - 1)] == low)
+            out[hit] = self.rows[at[hit]]
+            live = same & ~hit
+            at = at + live
+            live &= at < len(self.high)
+        return out
+
+
+class Keys:
+    """Tells which rows use a key that an earlier row had."""
+
+    def __init__(self) -> None:
+        self._runs: list[_Run] = []
+
+    def seen(self, keys: pa.Array, first_row: int) -> IntArray:
+        """Take in a batch of keys; give the row that used each one before, -1 for a new one.
+
+        keys    text or bytes or numbers [rows]; nulls count as new
+        return  int64 [rows]
+        """
+        rows = np.arange(first_row, first_row + len(keys), dtype=np.int64)
+        values = keys.to_pylist()
+        hashes = b"".join(xxhash.xxh3_128_digest(value if isinstance(value, bytes) else str(value).encode()) for value in values)
+        pairs = np.frombuffer(hashes, "<u8").reshape(-1, 2)
+        high, low = pairs[:, 0].copy(), pairs[:, 1].copy()
+        out = np.full(len(keys), -1, np.int64)
+        for run in self._runs:
+            found = run.find(high, low)
+            out = np.where(out < 0, found, out)
+        _, firsts, inverse = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
+        earlier = firsts[inverse.reshape(-1)]  # where each key stands first in this very batch
+        within = (out < 0) & (earlier < np.arange(len(keys)))
+        out[within] = rows[earlier[within]]
+        null = np.array([value is None for value in values], bool)
+        out[null] = -1
+        new = (out < 0) & ~null
+        self._add(_Run(high[new], low[new], rows[new]))
+        return out
+
+    def _add(self, run: _Run) -> None:
+        while self._runs and len(self._runs[-1].high) < 2 * len(run.high):
+            last = self._runs.pop()
+            run = _Run(*(np.concatenate(pair) for pair in ((last.high, run.high), (last.low, run.low), (last.rows, run.rows))))
+        if len(run.high):
+            self._runs.append(run)

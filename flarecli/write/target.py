@@ -1,0 +1,183 @@
+"""The folder that a pack writes: claimed by a lock, noted in a journal, finished by its playlist.
+
+    OUT/.flare/          locked (flock) by the process at work; it dies with its process, so no lock is ever stale
+    OUT/.flare/lock      who that is: process id, host, start
+    OUT/.flare/journal   what is done (`journal.py`); while it is there, no reader takes OUT for a dataset
+    OUT/.flare/*.part    files being written
+
+With `overwrite` the new dataset grows in `.NAME.flare-new` beside OUT and takes its place at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+import time
+
+from flarecli.errors import BusyError, FlareError, ReachError, UnfinishedError, UsageError
+from flarecli.names import is_url, redact
+from flarecli.storage import Location
+from flarecli.storage.local import SCRATCH, LocalStore, made_folder, sync_folder
+
+__all__ = ["Target"]
+
+_DATASET = ("playlist.yaml", "index.json")  # what --overwrite must find before it replaces a folder
+_HINT = "Give --resume to go on with an unfinished pack, --overwrite to replace a dataset, or name another folder."
+
+
+class Target:
+    """A claimed folder. `at` is where files go; `is_done` says that a finished pack lies there already (with `resume`).
+
+    raises  UsageError if something else is there; UnfinishedError for an unfinished pack without `resume`;
+            BusyError, naming the owner, while another process is at work there; ReachError if it can't be made
+    """
+
+    def __init__(self, out: str, *, resume: bool = False, overwrite: bool = False) -> None:
+        if is_url(out) and not out.startswith("file://"):
+            raise UsageError("only local folders are written yet", where=redact(out))
+        self.shown = out.removeprefix("file://").rstrip("/") or "/"
+        self.final = os.path.realpath(self.shown)
+        if os.path.lexists(self.final) and not os.path.isdir(self.final):
+            raise UsageError("a file is there, a folder is wanted", where=self.shown)
+        self._swaps = overwrite and (self._holds_dataset(self.final) or os.path.isdir(self._beside("new")))
+        self.folder = self._beside("new") if self._swaps else self.final
+        self._made = not os.path.isdir(self.folder)
+        self._fd = -1
+        store = LocalStore(self.folder, self.shown if not self._swaps else None, maps=False)
+        self.at = Location(store)
+        self.is_done = False
+        while self._fd < 0 and not self.is_done:
+            self._claim(store, resume, overwrite)
+
+    def _beside(self, what: str) -> str:
+        return os.path.join(os.path.dirname(self.final), f".{os.path.basename(self.final)}.flare-{what}")
+
+    @staticmethod
+    def _holds_dataset(folder: str) -> bool:
+        return any(os.path.isfile(os.path.join(folder, name)) for name in (*_DATASET, f"{SCRATCH}/journal"))
+
+    def _claim(self, store: LocalStore, resume: bool, overwrite: bool) -> None:
+        """Try once to lock the folder; nothing is claimed when it was finished or removed meanwhile."""
+        scratch = os.path.join(self.folder, SCRATCH)
+        if not os.path.isdir(scratch):
+            if os.path.isdir(self.folder) and os.listdir(self.folder):
+                if resume and self._holds_dataset(self.folder):
+                    self.is_done = True
+                    return
+                raise UsageError("the folder is not empty", where=self.shown, hint=_HINT)
+            made_folder(scratch, store)
+        try:
+            fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ReachError(os.strerror(error.errno or 0), where=scratch) from None
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BusyError(f"another pack is at work there ({self._owner(scratch)})", where=self.shown, hint="Wait until it ends.") from None
+            if not _is_same(fd, scratch):
+                return
+            journal = os.path.join(scratch, "journal")
+            if os.path.exists(journal) and not resume and not overwrite:
+                raise UnfinishedError(
+                    "an unfinished pack", where=self.shown, hint="Run the same command with --resume, or with --overwrite to begin anew."
+                )
+            others = [name for name in os.listdir(self.folder) if name != SCRATCH]
+            if not os.path.exists(journal) and others:
+                if not (resume and self._holds_dataset(self.folder)):
+                    raise UsageError("the folder is not empty", where=self.shown, hint=_HINT)
+                self.is_done = True
+                self._clear(scratch)
+                return
+            if overwrite and not resume:
+                self._empty()
+            self._sign(scratch, store)
+            self._fd, fd = fd, -1
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def _empty(self) -> None:
+        """Begin anew in a folder that holds an unfinished pack."""
+        for name in sorted(os.listdir(self.folder)):
+            path = os.path.join(self.folder, name)
+            if name != SCRATCH:
+                shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+        for name in os.listdir(os.path.join(self.folder, SCRATCH)):
+            os.unlink(os.path.join(self.folder, SCRATCH, name))
+
+    def _sign(self, scratch: str, store: LocalStore) -> None:
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "start": time.strftime("%Y-%m-%d %H:%M:%S")}
+        try:
+            with open(os.path.join(scratch, "lock"), "w", encoding="utf-8") as file:
+                json.dump(owner, file)
+        except OSError as error:
+            raise store.error(error, f"{SCRATCH}/lock") from None
+
+    def _owner(self, scratch: str) -> str:
+        """Say who holds the lock; it signs right after it locked, so wait for that a moment."""
+        for _ in range(20):
+            with contextlib.suppress(OSError, ValueError, KeyError), open(os.path.join(scratch, "lock"), encoding="utf-8") as file:
+                owner = json.load(file)
+                return f"process {int(owner['pid'])} on {str(owner['host'])[:80]}, since {str(owner['start'])[:30]}"
+            time.sleep(0.05)
+        return "it has not said who it is"
+
+    def finish(self) -> None:
+        """Take the scratch folder away: from here on, OUT is a dataset. Call it when everything else is on the disk."""
+        try:
+            if self._swaps:
+                self._swap()
+            self._clear(os.path.join(self.final, SCRATCH))
+        except OSError as error:
+            if isinstance(error, FlareError):
+                raise
+            raise ReachError(os.strerror(error.errno or 0), where=self.shown) from None
+        self.release()
+
+    def _swap(self) -> None:
+        """Put the new folder in the place of the old one; a kill in between is finished by the next --overwrite --resume."""
+        old = self._beside("old")
+        if os.path.isdir(old):  # an earlier swap was cut short after its first step, or its last
+            shutil.rmtree(old) if os.path.isdir(self.final) else None
+        if os.path.isdir(self.final):
+            os.rename(self.final, old)
+        os.rename(self.folder, self.final)
+        sync_folder(os.path.dirname(self.final))
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _clear(self, scratch: str) -> None:
+        """Remove the scratch folder, its journal last: while that is there, the pack counts as unfinished."""
+        for name in sorted(os.listdir(scratch), key=lambda name: (name == "journal", name)):
+            os.unlink(os.path.join(scratch, name))
+        os.rmdir(scratch)
+        sync_folder(os.path.dirname(scratch))
+
+    def abandon(self, keep: bool) -> None:
+        """Let go after a failure: with `keep`, what is done stays for --resume; else nothing of it stays."""
+        with contextlib.suppress(OSError):
+            if not keep:
+                self._empty()
+                os.rmdir(os.path.join(self.folder, SCRATCH))
+                if self._made:
+                    os.rmdir(self.folder)
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the lock."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _is_same(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,267 @@
+"""The Writer: rows in, shards out, cut where the format's row sizes say; the playlist comes last and is the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli import __version__, compress, encodings, formats, hashes, playlist
+from flarecli.encodings.names import BINARY
+from flarecli.errors import FlareError, UsageError
+from flarecli.model import Chunk, Columns, File, IntArray, Playlist, Settings, Stream
+from flarecli.write.failures import Failed, Failure
+from flarecli.write.journal import Journal
+from flarecli.write.target import Target
+
+__all__ = ["Writer"]
+
+_SHARD_LIMIT = (1 << 32) - 1  # what uint32 offsets reach
+_HELD_ROWS, _HELD_BYTES = 1024, 1 << 24  # samples that wait to become a batch
+
+
+class Writer:
+    """Write rows as shards into a folder.
+
+        with Writer("out", columns={"image": "jpeg", "label": "int"}) as writer:
+            writer.write({"image": data, "label": 3})
+
+    Leaving the block ends the dataset: index, then playlist. An exception leaves neither; what is done can be gone on
+    with by `resume=True`, and `rows` then says how many rows are there already.
+
+    columns    name -> encoding, or Columns; None: known later, with the first `write_batch`
+    settings   how shards are cut, compressed and summed
+    head       what else a resumed pack must have in common with the first one
+    raises     UsageError, UnfinishedError, BusyError: see `Target`; UsageError for an unknown name
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        format: str = "mds",
+        columns: Mapping[str, str] | Columns | None = None,
+        settings: Settings | None = None,
+        head: Mapping[str, Any] | None = None,
+        resume: bool = False,
+        overwrite: bool = False,
+    ) -> None:
+        self._format, self.settings = formats.find(format), _checked(settings or Settings())
+        given = None if columns is None else self._arranged(columns)
+        self.target = Target(path, resume=resume, overwrite=overwrite)
+        self.columns: Columns | None = None
+        self._chunks: list[Chunk] = []
+        self._held: list[pa.RecordBatch] = []
+        self._held_rows, self._held_size, self._base = 0, 0, 0
+        self._samples: list[dict[str, bytes]] = []
+        self._samples_size = 0
+        self._ended = self.target.is_done
+        self.rows = self.next = 0
+        if self._ended:
+            return
+        try:
+            self._begin({"flare": __version__, "format": format, "settings": _plain(self.settings), **(head or {})})
+            if given is not None:
+                self._name_columns(given)
+        except BaseException:
+            self.target.abandon(keep=True)
+            raise
+
+    def _begin(self, head: dict[str, Any]) -> None:
+        self._journal = Journal(self.target.at, head)
+        for entry in self._journal.shards:
+            files = tuple(File(**file) for file in entry["files"])
+            self._chunks.append(Chunk(self.target.at / files[0].name, entry["rows"], files, self._format.NAME))
+            self.rows += entry["rows"]
+            self.next = entry["next"]
+        self.failed = Failed(self.target.at, self._journal.shards[-1]["failed"] if self._chunks else None)
+        if self._journal.columns is not None:
+            self.columns = tuple(encodings.column(name, encoding) for name, encoding in self._journal.columns)
+
+    def _arranged(self, columns: Mapping[str, str] | Columns) -> Columns:
+        pairs = columns.items() if isinstance(columns, Mapping) else ((column.name, column.encoding) for column in columns)
+        return self._format.arrange(encodings.column(name, encoding) for name, encoding in pairs)
+
+    def _name_columns(self, columns: Columns) -> None:
+        if self.columns is None:
+            self.columns = columns
+            self._journal.note_columns([(column.name, column.encoding) for column in columns])
+        elif columns != self.columns:
+            raise UsageError("the unfinished pack there has other columns", where=self.target.shown, hint="Give --overwrite to begin anew.")
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a finished dataset was there already, so that there is nothing to write."""
+        return self.target.is_done
+
+    @property
+    def shards(self) -> int:
+        """Shards finished so far."""
+        return len(self._chunks)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the shards finished so far."""
+        return sum(chunk.files[0].size or 0 for chunk in self._chunks)
+
+    def name_columns(self, columns: Mapping[str, str] | Columns) -> Columns:
+        """Say what the columns are; give them in the format's own order."""
+        self._name_columns(self._arranged(columns))
+        return self.columns or ()
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Write one sample: column -> Python value, or bytes stored as they are.
+
+        raises  UsageError for a missing or unknown column; ValueFitError for a value that its encoding cannot hold
+        """
+        if self.columns is None:
+            raise UsageError("the columns are not known", hint="Give columns= to the Writer.")
+        if sample.keys() != {column.name for column in self.columns}:
+            names = sorted(set(sample) ^ {column.name for column in self.columns})
+            raise UsageError(f"column {names[0]!r} is {'unknown' if names[0] in sample else 'missing'} in the sample")
+        row = {}
+        for column in self.columns:
+            try:
+                row[column.name] = encodings.encode(encodings.lookup(column.encoding), sample[column.name])
+            except FlareError as error:
+                where = f"row {self.rows + self._held_rows + len(self._samples)}"
+                raise type(error)(f"column {column.name!r}: {error.message}", where=where, hint=error.hint) from None
+        self._samples.append(row)
+        self._samples_size += sum(map(len, row.values()))
+        if len(self._samples) >= _HELD_ROWS or self._samples_size >= _HELD_BYTES:
+            self._write_samples()
+
+    def _write_samples(self) -> None:
+        samples, self._samples, self._samples_size = self._samples, [], 0
+        if not samples:
+            return
+        columns = self.columns or ()
+        arrays = [
+            encodings.typed(pa.array([sample[column.name] for sample in samples], BINARY), encodings.lookup(column.encoding)) for column in columns
+        ]
+        first = self.rows + self._held_rows
+        batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(column) for column in columns]))
+        self.write_batch(batch, np.arange(first, first + len(samples)))
+
+    def write_batch(self, batch: pa.RecordBatch, rows: IntArray) -> None:
+        """Write typed columns, without nulls.
+
+        rows  int64 [rows of the batch]: the place of each in the selection; the journal notes where a shard begins
+        """
+        columns = self.columns or ()
+        self._base, sizes = self._format.row_sizes(columns, batch, self.settings)
+        ends = np.cumsum(sizes)
+        limit = min(self.settings.shard_bytes or _SHARD_LIMIT, _SHARD_LIMIT)
+        most = self.settings.shard_rows or 1 << 62
+        start, before = 0, 0
+        while start < batch.num_rows:
+            room = limit - self._base - self._held_size
+            stop = min(int(np.searchsorted(ends, before + room, "right")), start + most - self._held_rows)
+            if stop <= start and not self._held_rows:
+                stop = start + 1  # larger than a shard: one of its own
+            if stop > start:
+                self._held.append(batch.slice(start, stop - start))
+                self._held_rows += stop - start
+                self._held_size += int(ends[stop - 1]) - before
+                start, before = stop, int(ends[stop - 1])
+            if start < batch.num_rows:
+                self._flush(int(rows[start]))
+
+    def _flush(self, next: int) -> None:
+        """Write what is held as one shard and note it; `next` is the row at which the next one begins."""
+        at = self.target.at / self._format.shard_name(len(self._chunks))
+        chunk = self._format.write_shard(at, self.columns or (), self._held, self.settings)
+        self._chunks.append(chunk)
+        self.rows += self._held_rows
+        self._held, self._held_rows, self._held_size = [], 0, 0
+        self._journal.note_shard(chunk.rows or 0, next, chunk.files, self.failed.settle(next))
+        self.next = next
+
+    def fail(self, failure: Failure) -> None:
+        """List a row that is left out; rows come in order, before any row behind them is written."""
+        self.failed.add(failure)
+
+    def close(self, source: Mapping[str, Any] | None = None) -> str:
+        """End the dataset: the last shard, the index, then the playlist; give the playlist's path.
+
+        source  what the playlist says it was packed from
+        """
+        if self._ended:
+            return self.playlist
+        self._write_samples()
+        if self._held_rows:
+            self._flush(1 << 62)
+        self.failed.settle(1 << 62)
+        files = self._format.write_index(self.target.at, self._chunks, self.columns or (), self.settings)
+        playlist.write(self.target.at / playlist.PLAYLIST, Playlist((self._stream({**files, **self.failed.files()}, source),)))
+        self.failed.close()
+        self._journal.close()
+        self._ended = True
+        self.target.finish()
+        return self.playlist
+
+    @property
+    def playlist(self) -> str:
+        """The path of the playlist, as the user would type it."""
+        return f"{self.target.shown.rstrip('/')}/{playlist.PLAYLIST}"
+
+    def _stream(self, files: dict[str, File], source: Mapping[str, Any] | None) -> Stream:
+        stored = [chunk.files[0] for chunk in self._chunks]
+        names = sorted({hashes.DEFAULT, *self.settings.hashes})
+        zipped = self.settings.compression is not None
+        headers = {key: value for key, value in (("compression", self.settings.compression), ("source", source)) if value}
+        return Stream(
+            "data",
+            self.target.at,
+            self._format.NAME,
+            [file.name for file in stored],
+            self.columns or (),
+            np.array([chunk.rows for chunk in self._chunks], np.int64),
+            np.array([file.size for file in stored], np.int64),
+            {name: [file.hashes[name] for file in stored] for name in names},
+            np.array([file.raw_size for file in stored], np.int64) if zipped else None,
+            {},
+            headers,
+            files,
+        )
+
+    def abandon(self) -> None:
+        """Stop without ending the dataset: what is done stays for a resume, or nothing stays if nothing is done."""
+        if self._ended:
+            return
+        self._ended = True
+        self.failed.close()
+        self._journal.close()
+        self.target.abandon(keep=bool(self._chunks))
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            try:
+                self.close()
+            except BaseException:
+                self.abandon()
+                raise
+        else:
+            self.abandon()
+
+
+def _checked(settings: Settings) -> Settings:
+    """Refuse settings that no shard can be written with, before anything is there."""
+    if settings.compression is not None:
+        compress.suffix_of(settings.compression)
+    hashes.Sums(settings.hashes)
+    if settings.shard_bytes is not None and settings.shard_bytes > _SHARD_LIMIT:
+        raise UsageError(f"a shard of {settings.shard_bytes} bytes is past 4 GiB, which its offsets cannot reach")
+    if settings.shard_rows is not None and settings.shard_rows < 1:
+        raise UsageError(f"a shard of {settings.shard_rows} rows holds nothing")
+    return settings
+
+
+def _plain(settings: Settings) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value := getattr(settings, name), tuple) else value for name in settings.__slots__}
