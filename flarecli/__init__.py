@@ -1,5 +1,59 @@
-"""flare: pack, unpack, inspect, verify, list and stream sharded datasets, without trusting a byte of them."""
+"""flare: pack, unpack, inspect, verify, list and stream sharded datasets, without trusting a byte of them.
+
+    import flarecli as flare
+
+    flare.pack("index.parquet", "out", fetch=["data_url:image"], key="data_id")
+    data = flare.open("out")
+    data[7]["image"]
+
+Every name is loaded when it is first used: importing the package imports nothing heavy.
+"""
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from flarecli import errors as errors
+    from flarecli.model import Column as Column
+    from flarecli.model import Finding as Finding
+    from flarecli.read import Dataset as Dataset
+    from flarecli.read import open as open
+    from flarecli.verbs import cat as cat
+    from flarecli.verbs import inspect as inspect
+    from flarecli.verbs import pack as pack
+    from flarecli.verbs import unpack as unpack
+    from flarecli.verbs import verify as verify
+    from flarecli.write import Writer as Writer
+
 __version__ = "0.1.0"
+
+_ROOMS = {
+    "Column": "flarecli.model",
+    "Dataset": "flarecli.read",
+    "Finding": "flarecli.model",
+    "Writer": "flarecli.write",
+    "cat": "flarecli.verbs",
+    "inspect": "flarecli.verbs",
+    "open": "flarecli.read",
+    "pack": "flarecli.verbs",
+    "unpack": "flarecli.verbs",
+    "verify": "flarecli.verbs",
+}
+
+__all__ = ["Column", "Dataset", "Finding", "Writer", "__version__", "cat", "errors", "inspect", "open", "pack", "unpack", "verify"]
+
+
+def __getattr__(name: str) -> object:
+    import importlib
+
+    if name == "errors":
+        return importlib.import_module("flarecli.errors")
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(_ROOMS[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,9 +12,12 @@ import signal
 import sys
 import time
 from _thread import start_new_thread
-from collections.abc import Sequence
-from types import FrameType
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing takes as long to load as all the rest here
+    from collections.abc import Sequence
+    from types import FrameType
+    from typing import Any, NoReturn
 
 GRACE_S = 4.0  # five seconds are promised
 _RETRY_S = 0.02

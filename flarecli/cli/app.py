@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import sys
+import os
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -87,7 +87,16 @@ def _app() -> Any:
     def flare(version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)] = False) -> None:
         pass
 
+    if "_FLARE_COMPLETE" in os.environ:
+        _spare_rich()
     return typer.main.get_command(app)
+
+
+def _spare_rich() -> None:
+    """Completion in zsh and fish would load rich to take markup out of help texts, which have none here."""
+    classes = importlib.import_module("typer._completion_classes")
+    if hasattr(classes, "_sanitize_help_text"):
+        vars(classes)["_sanitize_help_text"] = str
 
 
 def run(args: list[str], as_json: bool = False, debug: bool = False, stopped: Callable[[], bool] = lambda: False) -> int:
@@ -131,11 +140,3 @@ def _told(error: BaseException, args: list[str]) -> FlareError:
     told = FlareError(f"{type(error).__name__}: {error}", hint=_BUG)
     told.kind = "bug"
     return told
-
-
-def _spare_rich() -> None:
-    """Completion in zsh and fish would load rich to take markup out of help texts that have none."""
-    import typer._completion_classes as classes
-
-    if "_sanitize_help_text" in vars(classes) and "_FLARE_COMPLETE" in sys.argv:
-        vars(classes)["_sanitize_help_text"] = str

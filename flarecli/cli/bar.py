@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from flarecli.cli.show import Printer
@@ -58,11 +59,15 @@ class Bar(Progress):
 
     def note(self, text: str, verbose: bool = False) -> None:
         """Say something above the bar."""
-        if self._bar is not None:
-            self._bar.clear()
+        self.hide()
         self._printer.note(text, verbose)
         if self._bar is not None:
             self._bar.refresh()
+
+    def hide(self) -> None:
+        """Take the bar off the screen until it is drawn again: something else is about to be printed."""
+        if self._bar is not None:
+            self._bar.clear()
 
     def close(self) -> None:
         """Take the bar away."""
@@ -70,7 +75,7 @@ class Bar(Progress):
             self._bar.close()
             self._bar = None
 
-    def counts(self, reasons: dict[str, int]) -> None:
+    def counts(self, reasons: Mapping[str, int]) -> None:
         """Say how often each reason for a failure came, the most frequent first; all of them are listed elsewhere."""
         for reason, number in sorted(reasons.items(), key=lambda one: (-one[1], one[0]))[:FAILURES_SHOWN]:
             self._printer.note(f"{format_count(number, 'row')} failed: {reason}")

@@ -93,20 +93,7 @@ def command(
     bar.counts(packed.reasons)
     counted = f"{format_count(packed.rows, 'row')} in {format_count(packed.shards, 'shard')}, {format_size(packed.bytes)}"
     if as_json:
-        printer.json(
-            {
-                "playlist": packed.playlist,
-                "format": packed.format,
-                "rows": packed.rows,
-                "shards": packed.shards,
-                "bytes": packed.bytes,
-                "failed": packed.failed,
-                "reasons": packed.reasons,
-                "columns": {column.name: column.encoding for column in packed.columns},
-                "dry_run": packed.dry_run,
-                "resumed_rows": packed.resumed_rows,
-            }
-        )
+        printer.json(packed.as_json())
     elif dry_run:
         printer.line(counted)
         if not quiet:

@@ -11,7 +11,7 @@ from flarecli.errors import FlareError, UsageError
 from flarecli.units import parse_size, parse_time
 
 if TYPE_CHECKING:
-    from flarecli.storage import Guard
+    from flarecli.storage import Guard, Limits
 
 FORMATS = ("mds",)  # what can be written
 READ_FORMATS = (*FORMATS, "files")
@@ -66,7 +66,31 @@ def guard(allow_private: bool, allow_local: bool) -> Guard:
     return Guard(allow_private=allow_private, allow_local=allow_local)
 
 
-def limits(jobs: int | None, retries: int, timeout: float, deadline: float, max_object: int) -> Any:
+def share(text: str | None) -> int | float | None:
+    """Read `10` as so many rows, `1%` as a share: 0.01. Raises UsageError for anything else."""
+    if text is None:
+        return None
+    number, percent = text.removesuffix("%"), text.endswith("%")
+    try:
+        found = float(number) / 100 if percent else int(number)
+    except ValueError:
+        found = -1
+    if not 0 <= found < (1.0000001 if percent else 1 << 63):
+        raise UsageError(f"{text!r} is neither a number of rows nor a share", hint="Write it like 100 or 1%.")
+    return found
+
+
+def rank(text: str | None) -> tuple[int, int] | None:
+    """Read `0/8` as rank 0 of 8. Raises UsageError for anything else."""
+    if text is None:
+        return None
+    one, _, of = text.partition("/")
+    if not (one.isdecimal() and of.isdecimal() and int(one) < int(of)):
+        raise UsageError(f"{text!r} is no rank", hint="Write it like 0/8: the first of eight.")
+    return int(one), int(of)
+
+
+def limits(jobs: int | None, retries: int, timeout: float, deadline: float, max_object: int = 10**9) -> Limits:
     """Put the limits of transfers together."""
     from flarecli.storage import Limits
 

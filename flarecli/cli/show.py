@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from flarecli.errors import FlareError, ReachError, UsageError
 from flarecli.names import escape, redact_text
 
-__all__ = ["Printer", "binary", "compact", "error", "finish", "json_text", "line", "plain", "reader_left", "refuse_terminal"]
+__all__ = ["Printer", "binary", "compact", "error", "finish", "json_text", "line", "plain", "reader_left", "refuse_terminal", "write_text"]
 
 # What escape() of names would change, but for C0, which JSON escapes by itself; a \u escape is the same value to whoever parses it
 _ACTIVE = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -40,7 +40,8 @@ def _answering() -> Iterator[TextIO]:
         raise ReachError(getattr(error, "strerror", None) or str(error), where="stdout") from error
 
 
-def _write(text: str) -> None:
+def write_text(text: str) -> None:
+    """Write text that is fit to print already."""
     with _answering() as stream:
         stream.write(text)
 
@@ -65,7 +66,7 @@ def reader_left() -> bool:
 
 def line(text: str) -> None:
     """Print one line of the answer, whatever it holds."""
-    _write(escape(text) + "\n")
+    write_text(escape(text) + "\n")
 
 
 class _Binary:
@@ -173,7 +174,7 @@ class Printer:
 
     def json(self, value: Any) -> None:
         """Print one JSON value as one line."""
-        _write(json_text(plain(value)) + "\n")
+        write_text(json_text(plain(value)) + "\n")
 
     def line(self, text: str) -> None:
         """Print one line of the answer."""
@@ -181,15 +182,15 @@ class Printer:
 
     def text(self, text: str) -> None:
         """Print an answer of several lines."""
-        _write("".join(escape(part) + "\n" for part in text.splitlines()))
+        write_text("".join(escape(part) + "\n" for part in text.removesuffix("\n").split("\n")))
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Print rows of cells: ruled and folded on a terminal, else one line a row with tabs between."""
         clean = ([escape(str(cell)) for cell in row] for row in rows)
-        if not sys.stdout.isatty():
+        if sys.stdout is None or not sys.stdout.isatty():
             for row in ([list(header)], clean):
                 for cells in row:
-                    _write("\t".join(cells) + "\n")
+                    write_text("\t".join(cells) + "\n")
             return
         _rich_table(header, clean)
 

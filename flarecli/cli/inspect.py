@@ -1,0 +1,90 @@
+"""`flare inspect`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from flarecli.cli import params
+from flarecli.cli.params import option
+from flarecli.cli.show import Printer
+from flarecli.errors import UsageError
+from flarecli.units import format_count, format_size
+
+
+def command(
+    sources: params.Sources,
+    format: params.ReadFormat = None,
+    stream: params.Streams = None,
+    shards: Annotated[bool, option("--shards", help="List the shards.")] = False,
+    field: Annotated[str | None, option("--field", metavar="NAME", help="Print one field of what --json prints, such as rows.")] = None,
+    stats: Annotated[bool, option("--stats", help="Read the small columns: least, most, nulls, lengths.")] = False,
+    sample: Annotated[str | None, option("--sample", metavar="N|P%", help="Show a few rows.")] = None,
+    retries: params.Retries = 4,
+    timeout: params.Timeout = 30.0,
+    deadline: params.Deadline = 600.0,
+    jobs: params.Jobs = None,
+    allow_private: params.AllowPrivate = False,
+    allow_local: params.AllowLocal = False,
+    as_json: params.AsJson = False,
+    quiet: params.Quiet = False,
+    verbose: params.Verbose = False,
+    debug: params.Debug = False,
+) -> None:
+    """Say what a dataset is: format, streams, rows, shards, bytes, columns, compression, sums.
+
+    Reads headers only, unless --stats or --sample asks for more.
+    """
+    from flarecli import verbs
+
+    printer = Printer(as_json, quiet, verbose)
+    found = verbs.inspect(
+        sources,
+        format=format,
+        streams=stream or (),
+        shards=shards,
+        sample=params.share(sample),
+        stats=stats,
+        guard=params.guard(allow_private, allow_local),
+        limits=params.limits(jobs, retries, timeout, deadline),
+    )
+    if field is not None:
+        _print_field(printer, found.as_json(), field)
+    elif as_json:
+        printer.json(found.as_json())
+    else:
+        counted = f"{format_count(found.rows, 'row')}, {format_count(found.shards, 'shard')}, {format_size(found.bytes)}"
+        printer.line(f"{found.address}: {found.format}, {counted}")
+        if not quiet:
+            for one in found.streams:
+                _print_stream(printer, one, len(found.streams) > 1)
+    raise typer.Exit
+
+
+def _print_field(printer: Printer, fields: dict[str, Any], name: str) -> None:
+    if name not in fields:
+        raise UsageError(f"there is no field {name!r}", hint=f"The fields are {', '.join(fields)}.")
+    value = fields[name]
+    if isinstance(value, (dict, list, float)) or value is None or printer.as_json:
+        printer.json(value)
+    else:
+        printer.line(str(value))
+
+
+def _print_stream(printer: Printer, one: Any, several: bool) -> None:
+    printer.line("")
+    if several:
+        counted = f"{format_count(one.rows, 'row')}, {format_count(one.shards, 'shard')}, {format_size(one.bytes)}"
+        printer.line(f"{one.name}: {one.format}, {counted}")
+    sizes = [format_size(size) for size in (one.smallest, one.median, one.largest) if size is not None]
+    facts = [
+        ("compression", one.compression or "none"),
+        ("sums", ", ".join(one.hashes) or "none"),
+        ("shard sizes", " / ".join(sizes) + " (least, median, most)" if sizes else "not known"),
+    ]
+    for name, text in facts:
+        printer.line(f"{name:12}{text}")
+    printer.table(("column", "encoding"), ((column.name, column.encoding) for column in one.columns or ()))
+    if one.shard_list is not None:
+        printer.table(("shard", "rows", "bytes"), one.shard_list)

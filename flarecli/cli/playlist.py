@@ -1,0 +1,83 @@
+"""`flare playlist`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flarecli.cli import params
+from flarecli.cli.params import option
+from flarecli.cli.show import Printer
+from flarecli.errors import UsageError
+
+
+def command(
+    sources: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=]SOURCE...", help="Addresses; NAME= names the stream.", show_default=False)
+    ] = None,
+    out: Annotated[str | None, option("--out", "-o", metavar="FILE", help="Write it there instead of printing it.")] = None,
+    format: params.ReadFormat = None,
+    base: Annotated[str | None, option("--base", metavar="URL", help="Make addresses below URL relative.")] = None,
+    rebase: Annotated[list[str] | None, option("--rebase", metavar="OLD=NEW", help="Replace the start of addresses; repeatable.")] = None,
+    hash: Annotated[list[str] | None, option("--hash", metavar="NAME", help="Sums to list; repeatable.", show_default="xxh3_128")] = None,
+    header: Annotated[list[str] | None, option("--header", metavar="K=V", help="A header of every stream; repeatable.")] = None,
+    no_open: Annotated[bool, option("--no-open", help="List addresses only: open no shard.")] = False,
+    check: Annotated[str | None, option("--check", metavar="FILE", help="Say what is wrong with a playlist.")] = None,
+    diff: Annotated[str | None, option("--diff", metavar="OTHER", help="List chunks that OTHER adds, removes or changes.")] = None,
+    jobs: params.Jobs = None,
+    retries: params.Retries = 4,
+    timeout: params.Timeout = 30.0,
+    deadline: params.Deadline = 600.0,
+    allow_private: params.AllowPrivate = False,
+    allow_local: params.AllowLocal = False,
+    as_json: params.AsJson = False,
+    quiet: params.Quiet = False,
+    verbose: params.Verbose = False,
+    debug: params.Debug = False,
+) -> None:
+    """Write the playlist of datasets: addresses to YAML."""
+    from flarecli import verbs
+
+    printer = Printer(as_json, quiet, verbose)
+    guard = params.guard(allow_private, allow_local)
+    if check is not None:
+        findings = verbs.check_playlist(check, guard)
+        for finding in findings:
+            if as_json:
+                printer.json({"where": finding.where, "kind": finding.kind, "message": finding.message, "hint": finding.hint})
+            else:
+                printer.line(f"{finding.where}: {finding.message}")
+        raise typer.Exit(1 if findings else 0)
+    if not sources:
+        raise UsageError("no source is named", hint="Run `flare playlist --help`.")
+    if diff is not None:
+        if len(sources) != 1:
+            raise UsageError("--diff compares one playlist with another")
+        changes = verbs.diff_playlists(sources[0], diff, guard)
+        if as_json:
+            printer.json({"added": list(changes.added), "removed": list(changes.removed), "changed": list(changes.changed)})
+        else:
+            for mark, urls in (("+", changes.added), ("-", changes.removed), ("~", changes.changed)):
+                for url in urls:
+                    printer.line(f"{mark} {url}")
+        raise typer.Exit
+    text = verbs.playlist(
+        sources,
+        out=out,
+        format=format,
+        base=base,
+        rebase=tuple(params.pairs(rebase or (), "OLD=NEW").items()),
+        hashes=hash or ("xxh3_128",),
+        headers=tuple(params.pairs(header or (), "K=V").items()),
+        open=not no_open,
+        guard=guard,
+        limits=params.limits(jobs, retries, timeout, deadline),
+    )
+    if as_json:
+        printer.json({"playlist": out, "text": text} if out is None else {"playlist": out})
+    elif out is not None:
+        printer.line(out)
+    else:
+        printer.text(text)
+    raise typer.Exit

@@ -1,0 +1,235 @@
+"""Batches of rows on stdout: JSON lines, CSV, TSV, a table, an Arrow stream, Parquet, or one column's own bytes.
+
+A field's metadata names its encoding, which says how a value looks as text. JSON is strict: what is no number (NaN, infinity)
+is null, bytes are `{"bytes": n, "sha256": …}`, a pickle says that it is one. Cells of CSV, TSV and tables hold the same,
+text without its quotes. Whatever form: control, C1 and bidi characters of data are escaped.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from flarecli.cli.show import Printer, binary, compact, finish, json_text, plain, refuse_terminal, write_text
+from flarecli.errors import UsageError, ValueFitError
+from flarecli.model import ENCODING
+from flarecli.names import escape
+from flarecli.units import format_size
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["BYTES", "FORMS", "write"]
+
+FORMS = ("jsonl", "csv", "tsv", "table", "arrow", "parquet")
+BYTES = ("sha256", "base64")
+_BINARY = ("arrow", "parquet")
+_GROUP_BYTES = 64 << 20  # of a row group of Parquet, before compression
+_SCREEN, _CELL = 500, 200  # rows of one table on a terminal, characters of one cell
+_DIGITS = 4300  # what Python itself reads as an int; longer ones stay text, so that every reader can read the line
+
+
+def check(form: str, raw: str | None, bytes_as: str) -> None:
+    """Refuse what cannot be printed, before anything is read.
+
+    form      one of FORMS
+    raw       a column whose stored bytes are wanted and nothing else
+    bytes_as  one of BYTES
+    raises    UsageError for an unknown form, or bytes onto a terminal
+    """
+    if form not in FORMS:
+        raise UsageError(f"unknown form {form!r}", hint=f"Choose one of {', '.join(FORMS)}.")
+    if bytes_as not in BYTES:
+        raise UsageError(f"unknown form of bytes {bytes_as!r}", hint=f"Choose one of {', '.join(BYTES)}.")
+    if raw is not None:
+        refuse_terminal(f"column {raw!r} as it is")
+    elif form in _BINARY:
+        refuse_terminal(form)
+
+
+def write(batches: Iterable[pa.RecordBatch], printer: Printer, form: str = "jsonl", raw: str | None = None, whole: bool = False) -> None:
+    """Write batches to stdout, in a form that `check` let pass.
+
+    whole   bytes as base64
+    raises  ValueFitError for a `json` column that holds none
+    """
+    if raw is not None:
+        _write_raw(batches, raw)
+    elif form == "jsonl":
+        _write_json(batches, whole)
+    elif form == "arrow":
+        _write_arrow(batches)
+    elif form == "parquet":
+        _write_parquet(batches)
+    elif form == "table" and sys.stdout is not None and sys.stdout.isatty():
+        _write_table(batches, printer, whole)
+    else:
+        _write_cells(batches, form, whole)
+
+
+def _write_json(batches: Iterable[pa.RecordBatch], whole: bool) -> None:
+    for batch in batches:
+        names = batch.schema.names
+        lines = (json_text(dict(zip(names, row, strict=True))) for row in _rows(batch, whole))
+        write_text("".join(line + "\n" for line in lines))
+
+
+def _write_cells(batches: Iterable[pa.RecordBatch], form: str, whole: bool) -> None:
+    """CSV as RFC 4180 has it, but lines end with a newline alone; else tabs, which no cell holds once it is escaped."""
+    out = csv.writer(_Text(), lineterminator="\n") if form == "csv" else None
+    header = False
+    for batch in batches:
+        rows = [[_cell(value) for value in row] for row in _rows(batch, whole)]
+        if not header:
+            rows.insert(0, [escape(name) for name in batch.schema.names])
+            header = True
+        if out:
+            out.writerows(rows)
+        else:
+            write_text("".join("\t".join(row) + "\n" for row in rows))
+
+
+class _Text:
+    """stdout as the file that csv wants."""
+
+    def write(self, text: str) -> int:
+        write_text(text)
+        return len(text)
+
+
+def _write_table(batches: Iterable[pa.RecordBatch], printer: Printer, whole: bool) -> None:
+    header: Sequence[str] = ()
+
+    def cells() -> Iterator[list[str]]:
+        nonlocal header
+        for batch in batches:
+            header = batch.schema.names
+            for row in _rows(batch, whole):
+                yield [text if len(text) <= _CELL else text[: _CELL - 1] + "…" for text in map(_cell, row)]
+
+    rows = cells()
+    while screen := list(islice(rows, _SCREEN)):
+        printer.table(header, screen)
+
+
+def _write_arrow(batches: Iterable[pa.RecordBatch]) -> None:
+    import pyarrow as pa
+
+    first, batches = _begun(batches)
+    with pa.PythonFile(binary(), mode="w") as sink, pa.ipc.new_stream(sink, first) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            finish()
+
+
+def _write_parquet(batches: Iterable[pa.RecordBatch]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    first, batches = _begun(batches)
+    held: list[pa.RecordBatch] = []
+    with pa.PythonFile(binary(), mode="w") as sink, pq.ParquetWriter(sink, first) as writer:
+        for batch in batches:
+            held.append(batch)
+            if sum(one.nbytes for one in held) >= _GROUP_BYTES:
+                writer.write_table(pa.Table.from_batches(held))
+                held.clear()
+        if held:
+            writer.write_table(pa.Table.from_batches(held))
+
+
+def _begun(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Give the schema of batches, from the first one, and all of them."""
+    import pyarrow as pa
+
+    rest = iter(batches)
+    first = next(rest, None)
+    if first is None:
+        return pa.schema([]), rest
+    return first.schema, (batch for part in ((first,), rest) for batch in part)
+
+
+def _write_raw(batches: Iterable[pa.RecordBatch], name: str) -> None:
+    import pyarrow as pa
+
+    from flarecli import encodings
+
+    out = binary()
+    for batch in batches:
+        if name not in batch.schema.names:
+            raise UsageError(f"there is no column {name!r}", hint=f"The columns are {', '.join(batch.schema.names)}.")
+        array, encoding = batch.column(name).drop_null(), encodings.encoding_of(batch.schema.field(name))
+        if encoding is not None:
+            array = encodings.stored(array, encodings.lookup(encoding))
+        elif not _is_binary(array.type):
+            array = array.cast(pa.large_string()).view(pa.large_binary())
+        for data in array:
+            out.write(data.as_buffer())
+        finish()
+
+
+def _rows(batch: pa.RecordBatch, whole: bool) -> Iterator[tuple[Any, ...]]:
+    """Give the rows of a batch as tuples of what JSON can say."""
+    if not batch.num_columns:
+        return iter([()] * batch.num_rows)
+    return zip(*(_values(batch.column(i), batch.schema.field(i), whole) for i in range(batch.num_columns)), strict=True)
+
+
+def _values(array: pa.Array, field: pa.Field, whole: bool) -> list[Any]:
+    import pyarrow as pa
+
+    encoding, kind = (field.metadata or {}).get(ENCODING, b"").decode(), array.type
+    values: list[Any] = array.to_pylist()
+    if _is_binary(kind):
+        return [None if data is None else _bytes(data, encoding, whole) for data in values]
+    if encoding == "json":
+        return [None if text is None else _parsed(text, field.name) for text in values]
+    if pa.types.is_floating(kind):
+        return [value if value is None or math.isfinite(value) else None for value in values]
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return values
+    return [plain(value) for value in values]
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind))
+
+
+def _bytes(data: bytes, encoding: str, whole: bool) -> Any:
+    if whole:
+        import base64
+
+        return base64.b64encode(data).decode()
+    return f"<pickle, {format_size(len(data))}, not decoded>" if encoding == "pkl" else compact(data)
+
+
+def _parsed(text: str, name: str) -> Any:
+    """Give the value of JSON text, without what strict JSON cannot say."""
+    try:
+        return json.loads(text, parse_constant=lambda _: None, parse_float=_number, parse_int=_integer)
+    except (ValueError, RecursionError) as error:
+        shown = text if len(text) <= 40 else text[:40] + "…"
+        what = "is nested too deeply" if isinstance(error, RecursionError) else f"is not JSON: {shown!r}"
+        raise ValueFitError(f"a value of column {name!r} {what}", hint=f"Give --raw {name} to see its bytes, or -c without it.") from None
+
+
+def _number(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+def _integer(text: str) -> int | str:
+    return int(text) if len(text) <= _DIGITS else text
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return escape(value) if isinstance(value, str) else json_text(value)
