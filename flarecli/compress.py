@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any, cast
 
 from flarecli.errors import FormatError, IntegrityError, UsageError
-from flarecli.units import format_size
 
 __all__ = ["SUFFIXES", "compressed", "decompress", "suffix_of"]
 
@@ -85,7 +84,8 @@ def decompress(suffix: str, blocks: Iterable[bytes], raw_size: int | None, where
             if len(out) > limit:
                 raise IntegrityError(f"decompresses to more than {limit} bytes", where=where, hint="It may be a decompression bomb; do not trust it.")
     except zstandard.ZstdError as error:
-        raise FormatError(f"not valid zstd after {format_size(len(out))}: {str(error)[:80]}", where=where) from None
+        reason = str(error).removeprefix("zstd decompress error: ")[:80].lower()
+        raise FormatError(f"not valid zstd: {reason}", where=where) from None
     if raw_size is not None and len(out) != raw_size:
         raise IntegrityError(f"decompresses to {len(out)} bytes, {raw_size} are wanted", where=where, hint="Fetch or pack it again.")
     return out

@@ -17,7 +17,7 @@ __all__ = ["check_name", "collision_key", "escape", "is_url", "redact", "redact_
 NAME_BYTES, PATH_BYTES = 255, 4096  # what Linux file systems take
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]*[^\s\"'<>.,:;)\]]")
 _DRIVE = re.compile(r"[A-Za-z]:")
 # C0, DEL, C1, bidirectional controls, line and paragraph separators, byte order mark, lone surrogates
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")

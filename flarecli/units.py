@@ -8,9 +8,9 @@ from flarecli.errors import UsageError
 
 __all__ = ["format_count", "format_size", "parse_size", "parse_time"]
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgtp]?)(i?)b?", re.ASCII | re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgtpe]?)(i?)b?", re.ASCII | re.IGNORECASE)
 _TIME = re.compile(r"(\d+(?:\.\d+)?) ?(ms|s|m|min|h|d)?", re.ASCII)
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
 _SECONDS = {"ms": 0.001, "s": 1, None: 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _LIMIT = 1 << 63  # a size is an int64 everywhere else
 

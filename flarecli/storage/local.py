@@ -192,22 +192,24 @@ class LocalStore:
 
     def _folder(self, path: str) -> int:
         """Open a folder below the root, part by part, so that no link leads out of it."""
-        flags = _FOLDER & ~(os.O_NOFOLLOW if self.guard.allow_local else 0)
         try:
             fd = os.open(self.root, _FOLDER & ~os.O_NOFOLLOW)
         except OSError as error:
             raise self.error(error, "") from None
         for part in path.split("/") if path else ():
-            try:
-                below = os.open(part, flags, dir_fd=fd)
-            except OSError as error:
-                if error.errno == errno.ENOTDIR and _is_link(part, fd):
-                    error = OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                raise self.error(error, path) from None
-            finally:
-                os.close(fd)
-            fd = below
+            fd = self._enter(fd, part, path)
         return fd
+
+    def _enter(self, fd: int, part: str, path: str) -> int:
+        """Open a folder in an open folder, and close that."""
+        try:
+            return os.open(part, _FOLDER & ~(os.O_NOFOLLOW if self.guard.allow_local else 0), dir_fd=fd)
+        except OSError as error:
+            if error.errno == errno.ENOTDIR and _is_link(part, fd):
+                error = OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            raise self.error(error, path) from None
+        finally:
+            os.close(fd)
 
     def error(self, error: OSError, path: str) -> FlareError:
         """Give what an error of the system means, naming the address."""
@@ -273,12 +275,10 @@ class LocalStore:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(part, dir_fd=fd)
                     os.fsync(fd)
-                below = os.open(part, _FOLDER, dir_fd=fd)
             except OSError as error:
-                raise self.error(error, path) from None
-            finally:
                 os.close(fd)
-            fd = below
+                raise self.error(error, path) from None
+            fd = self._enter(fd, part, path)
         return fd
 
     def delete(self, path: str) -> None:

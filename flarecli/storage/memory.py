@@ -13,7 +13,7 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore:
-    """A dict of path -> bytes with the verbs of a store. `shown` stands before each path in messages."""
+    """A dict of path -> bytes with the verbs of a store. `shown` stands before each path in messages, and for the empty path."""
 
     is_local = True
 
@@ -22,7 +22,7 @@ class MemoryStore:
         self.shown = shown
 
     def show(self, path: str) -> str:
-        return f"{self.shown}/{path}" if self.shown else path
+        return "/".join(part for part in (self.shown, path) if part)
 
     def child(self, path: str, name: str) -> str:
         return f"{path}/{name}" if path else name

@@ -19,9 +19,11 @@ import socket
 import time
 
 from flarecli.errors import BusyError, FlareError, ReachError, UnfinishedError, UsageError
+from flarecli.formats import sniffed
 from flarecli.names import is_url, redact
 from flarecli.storage import Location
 from flarecli.storage.local import SCRATCH, LocalStore, made_folder, sync_folder
+from flarecli.write.failures import FAILED
 
 __all__ = ["Target"]
 
@@ -43,7 +45,10 @@ class Target:
         self.final = os.path.realpath(self.shown)
         if os.path.lexists(self.final) and not os.path.isdir(self.final):
             raise UsageError("a file is there, a folder is wanted", where=self.shown)
-        self._swaps = overwrite and (self._holds_dataset(self.final) or os.path.isdir(self._beside("new")))
+        begun = os.path.exists(os.path.join(self.final, SCRATCH, "journal"))  # a half pack is emptied where it is, under its lock
+        self._swaps = overwrite and not begun and (self._holds_dataset(self.final) or os.path.isdir(self._beside("new")))
+        if self._swaps:
+            self._refuse_others()
         self.folder = self._beside("new") if self._swaps else self.final
         self._made = not os.path.isdir(self.folder)
         self._fd = -1
@@ -58,7 +63,13 @@ class Target:
 
     @staticmethod
     def _holds_dataset(folder: str) -> bool:
-        return any(os.path.isfile(os.path.join(folder, name)) for name in (*_DATASET, f"{SCRATCH}/journal"))
+        return any(os.path.isfile(os.path.join(folder, name)) for name in _DATASET)
+
+    def _refuse_others(self) -> None:
+        """Refuse to replace a folder that holds more than a dataset: replacing removes all of it."""
+        for name in sorted(os.listdir(self.final)) if os.path.isdir(self.final) else ():
+            if name not in (*_DATASET, FAILED, SCRATCH) and not sniffed(name):
+                raise UsageError(f"it holds {name!r}, which is no part of a dataset", where=self.shown, hint="Move that elsewhere first.")
 
     def _claim(self, store: LocalStore, resume: bool, overwrite: bool) -> None:
         """Try once to lock the folder; nothing is claimed when it was finished or removed meanwhile."""

@@ -1,0 +1,95 @@
+"""What bytes are, told by their first few hundred; and the kinds that names promise. Nothing is decoded here."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["extension_of", "kind_of", "sniff"]
+
+# kind: extensions, the first one is what flare writes
+_EXTENSIONS = {
+    "jpeg": ("jpg", "jpeg", "jpe", "jfif"),
+    "png": ("png", "apng"),
+    "webp": ("webp",),
+    "gif": ("gif",),
+    "tiff": ("tif", "tiff"),
+    "bmp": ("bmp",),
+    "avif": ("avif",),
+    "mp4": ("mp4", "m4v"),
+    "m4a": ("m4a",),
+    "mov": ("mov",),
+    "webm": ("webm",),
+    "mkv": ("mkv",),
+    "wav": ("wav",),
+    "flac": ("flac",),
+    "mp3": ("mp3",),
+    "ogg": ("ogg", "oga", "ogv", "opus"),
+    "npy": ("npy",),
+    "npz": ("npz",),
+    "zip": ("zip",),
+    "gzip": ("gz",),
+    "zstd": ("zst", "zstd"),
+    "pdf": ("pdf",),
+    "html": ("html", "htm", "xhtml"),
+    "xml": ("xml", "svg", "rss"),
+    "json": ("json",),
+    "str": ("txt", "text"),
+}
+_KINDS = {extension: kind for kind, extensions in _EXTENSIONS.items() for extension in extensions}
+_STARTS = (
+    (b"\xff\xd8\xff", "jpeg"),
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    (b"GIF87a", "gif"),
+    (b"GIF89a", "gif"),
+    (b"II*\0", "tiff"),
+    (b"MM\0*", "tiff"),
+    (b"BM", "bmp"),
+    (b"\x1aE\xdf\xa3", "mkv"),
+    (b"fLaC", "flac"),
+    (b"ID3", "mp3"),
+    (b"OggS", "ogg"),
+    (b"\x93NUMPY", "npy"),
+    (b"PK\x03\x04", "zip"),
+    (b"\x1f\x8b", "gzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd"),
+    (b"%PDF-", "pdf"),
+)
+_BRANDS = {b"avif": "avif", b"avis": "avif", b"qt  ": "mov", b"M4A ": "m4a", b"M4B ": "m4a"}
+_HTML = re.compile(rb"<(?:!doctype\s+html|html|head|body|title|script|meta|h1)[\s>]", re.IGNORECASE)
+_XML = re.compile(rb"<(?:\?xml|svg|error|rss|feed)[\s>]", re.IGNORECASE)
+
+
+def sniff(head: bytes) -> str | None:
+    """Tell what bytes are by their magic numbers; None if nothing is recognised.
+
+    head  the first bytes, 512 are enough
+    """
+    for start, kind in _STARTS:
+        if head.startswith(start):
+            if kind == "mkv" and b"webm" in head[:64]:
+                return "webm"
+            return kind
+    if head[:4] == b"RIFF":
+        return {b"WEBP": "webp", b"WAVE": "wav"}.get(head[8:12])
+    if head[4:8] == b"ftyp":
+        return _BRANDS.get(head[8:12], "mp4")
+    if len(head) >= 2 and head[0] == 0xFF and head[1] & 0xE6 == 0xE2:  # an MPEG audio frame, layer III
+        return "mp3"
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:256]
+    if _HTML.match(text):
+        return "html"
+    if _XML.match(text):
+        return "html" if b"<html" in head.lower() or b"<!doctype html" in head.lower() else "xml"
+    return None
+
+
+def kind_of(name: str) -> str | None:
+    """Tell what a name or address promises by its extension; None if that says nothing."""
+    path = name.partition("#")[0].partition("?")[0] if "://" in name else name
+    _, dot, extension = path.rpartition("/")[2].rpartition(".")
+    return _KINDS.get(extension.lower()) if dot else None
+
+
+def extension_of(kind: str) -> str | None:
+    """Give the extension that files of a kind get, such as `jpg` for `jpeg`."""
+    return _EXTENSIONS[kind][0] if kind in _EXTENSIONS else None

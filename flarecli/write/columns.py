@@ -1,0 +1,93 @@
+"""From whatever an index holds to typed columns: encodings are chosen once, then every batch is brought to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flarecli import encodings
+from flarecli.errors import UsageError
+from flarecli.model import Columns, IntArray
+from flarecli.write.failures import Failure
+
+__all__ = ["Typed", "chosen_encodings"]
+
+
+def chosen_encodings(batch: pa.RecordBatch, names: Sequence[str], given: Mapping[str, str], extensions: Mapping[str, str]) -> dict[str, str]:
+    """Choose an encoding for each column: the one given, the one its field carries, or by its type and first value.
+
+    batch       its first row decides for columns of bytes, so the choice does not depend on how rows come in batches
+    extensions  of the first row's links, by column
+    raises      UsageError for an unknown encoding, or a column that no encoding holds
+    """
+    out = {}
+    for name in names:
+        field = batch.schema.field(name)
+        own = given.get(name) or encodings.encoding_of(field)
+        if own is None:
+            column = batch.column(name)
+            first = column[0].as_py() if batch.num_rows and _is_bytes(column.type) else None
+            own = encodings.infer(field, first, extensions.get(name, ""))
+        encodings.lookup(own)
+        out[name] = own
+    return out
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+class Typed:
+    """Brings batches to the encodings of `columns`; rows that do not fit are left out and named."""
+
+    def __init__(self, columns: Columns, key: str | None) -> None:
+        self._columns, self._key = columns, key
+        self._encodings = [encodings.lookup(column.encoding) for column in columns]
+        self._schema = pa.schema([encodings.field(column) for column in columns])
+
+    def convert(self, batch: pa.RecordBatch, rows: IntArray) -> tuple[pa.RecordBatch, IntArray, list[Failure]]:
+        """Convert a batch.
+
+        rows    int64 [rows of the batch]: the place of each row in the selection
+        return  typed columns of the rows that fit, their places, and the rows that do not, in order
+        """
+        arrays, reasons = [], dict[int, tuple[str, str]]()
+        for column, encoding in zip(self._columns, self._encodings, strict=True):
+            array, failures = encodings.coerce(batch.column(column.name), encoding)
+            arrays.append(array)
+            for at, reason in failures:
+                reasons.setdefault(at, (column.name, reason))
+        typed = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        if not reasons:
+            return typed, rows, []
+        keys = batch.column(self._key) if self._key is not None else None
+        out = []
+        for at, (name, reason) in sorted(reasons.items()):
+            key = "" if keys is None or not keys[at].is_valid else str(keys[at].as_py())
+            kind = "null" if reason == "is null" else "value"
+            out.append(Failure(int(rows[at]), key, name, kind, f"{name} {reason}"))
+        keep = np.ones(len(rows), bool)
+        keep[list(reasons)] = False
+        return typed.filter(pa.array(keep)), rows[keep], out
+
+
+def looks_like_addresses(batch: pa.RecordBatch) -> list[str]:
+    """Name the text columns whose first values are all http addresses."""
+    out = []
+    for name in batch.schema.names:
+        column = batch.column(name)
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            head = column[:16].drop_null()
+            if len(head) and pc.all(pc.match_substring_regex(head, "^https?://")).as_py():
+                out.append(name)
+    return out
+
+
+def check_names(schema: pa.Schema, wanted: Sequence[str], what: str) -> None:
+    """Raise UsageError for the first name that is no column."""
+    for name in wanted:
+        if name not in schema.names:
+            raise UsageError(f"no column {name!r}, which {what} names", hint=f"Choose from {', '.join(schema.names)}.")

@@ -1,0 +1,371 @@
+"""MDS against files by the original writer, against damage, and against itself."""
+
+import hashlib
+import json
+import pickle
+import shutil
+import struct
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flarecli import encodings, read
+from flarecli.encodings import lookup, stored
+from flarecli.errors import FlareError, FormatError, IntegrityError, UnsafeError, UsageError
+from flarecli.formats import mds
+from flarecli.model import Chunk, File, Settings
+from flarecli.storage import Location, locate
+from flarecli.storage.memory import MemoryStore
+
+GOLDEN = Path(__file__).parents[2] / "fixtures" / "mds"
+READABLE = sorted(p.name for p in GOLDEN.glob("mds_*") if not any(name in p.name for name in ("_br", "_bz2", "_gz", "_snappy")))
+OTHERS = sorted(p.name for p in GOLDEN.glob("mds_*") if p.name not in READABLE)
+
+
+def expected(name):
+    return [json.loads(line)["fields"] for line in (GOLDEN / name / "expected.jsonl").read_text().splitlines()]
+
+
+def all_rows(stream):
+    for chunk in stream:
+        shard = mds.open_shard(chunk, stream.columns)
+        yield from mds.read_rows(shard, range(shard.rows))
+
+
+@pytest.mark.parametrize("name", READABLE)
+def test_what_the_original_wrote_is_read(name):
+    rows = list(all_rows(mds.open_dataset(locate(str(GOLDEN / name / "data")))))
+    wanted = expected(name)
+    assert len(rows) == len(wanted)
+    for row, fields in zip(rows, wanted, strict=True):
+        assert {key: hashlib.sha256(data).hexdigest() for key, data in row.items()} == {key: field["sha256"] for key, field in fields.items()}
+
+
+@pytest.mark.parametrize("maps", [True, False])
+@pytest.mark.parametrize("name", READABLE)
+def test_batches_hold_the_bytes_that_rows_hold(name, maps):
+    at = locate(str(GOLDEN / name / "data"))
+    for chunk in mds.open_dataset(at if maps else at.unmapped()):
+        shard = mds.open_shard(chunk)
+        rows = mds.read_rows(shard, range(shard.rows))
+        for start, stop in {(0, shard.rows), (shard.rows // 3, shard.rows // 2)}:
+            batch = mds.read_batch(shard, start, stop)
+            assert batch.num_rows == stop - start
+            for column in shard.columns:
+                assert stored(batch.column(column.name), lookup(column.encoding)).to_pylist() == [row[column.name] for row in rows[start:stop]]
+        assert list(mds.verify_shard(shard, values=True)) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["mds_scalars", "mds_str_numbers", "mds_text_bytes", "mds_json", "mds_jpeg_png", "mds_ndarray_dynamic", "mds_ndarray_dtype", "mds_pil"]
+)
+def test_values_decode_to_what_the_original_was_given(name):
+    data = read.open(str(GOLDEN / name / "data"))
+    checked = 0
+    for sample, fields in zip(data, expected(name), strict=True):
+        for key, value in sample.items():
+            shown = fields[key].get("repr", "")
+            if fields[key]["type"] in ("int", "str", "json", "bytes", "str_int", "str_decimal", "str_float", "int8", "uint8", "int64", "uint64"):
+                assert shown.startswith(("b", "{", "[")) or len(shown) > 60 or len(shown) > 30 or shown in (ascii(value), str(bool(value)))
+                checked += 1
+            elif shown.startswith("image"):
+                assert f"image {value.mode} {value.width}x{value.height}" == shown
+                checked += 1
+            elif hasattr(value, "dtype"):
+                assert value.dtype.name in fields[key]["type"] or value.dtype.name in shown or fields[key]["type"].startswith("ndarray")
+                checked += 1
+    assert checked
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mds_comp_none",
+        "mds_exact_fit",
+        "mds_no_size_limit",
+        "mds_size_limit_human",
+        "mds_text_bytes",
+        "mds_scalars",
+        "mds_all_hashes",
+        "mds_comp_zstd",
+    ],
+)
+def test_what_is_written_again_is_what_the_original_wrote(name):
+    at = locate(str(GOLDEN / name / "data"))
+    index = json.loads((at / "index.json").read())
+    first = index["shards"][0]
+    to = Location(MemoryStore(), "")
+    how = Settings(first["compression"], tuple(first["hashes"]), first["size_limit"])
+    chunks, columns = [], ()
+    for i, chunk in enumerate(mds.open_dataset(at)):
+        shard = mds.open_shard(chunk)
+        columns = shard.columns
+        chunks.append(mds.write_shard(to / mds.shard_name(i), columns, [mds.read_batch(shard, 0, shard.rows)], how))
+        if first["compression"] is None:
+            assert chunks[-1].at.read() == chunk.at.read()
+        assert chunks[-1].files[0].raw_hashes.items() >= chunk.files[0].raw_hashes.items()
+    mds.write_index(to, chunks, columns, how)
+    if first["compression"] is None:
+        assert (to / "index.json").read() == (at / "index.json").read()
+    else:
+        again = json.loads((to / "index.json").read())
+        for one, two in zip(again["shards"], index["shards"], strict=True):
+            assert {**one, "zip_data": 0} == {**two, "zip_data": 0}
+            assert one["zip_data"].keys() == two["zip_data"].keys()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_compression_that_is_not_read_yet_is_said(name):
+    with pytest.raises(FormatError) as caught:
+        mds.open_dataset(locate(str(GOLDEN / name / "data")))
+    assert caught.value.message.endswith("is not read yet, zstd is")
+
+
+def test_merged_datasets_are_read():
+    for name in ("merged_root", "merged_root_zstd"):
+        root = next(p for p in (GOLDEN / name / "data").rglob("index.json") if p.parent.parent.name in (name, "data") or p.parent.name == "data")
+        rows = list(all_rows(mds.open_dataset(locate(str(root.parent)))))
+        assert len(rows) == len(expected(name))
+
+
+# -- damage
+
+
+@pytest.fixture
+def shard_bytes():
+    columns = (encodings.column("a", "str"), encodings.column("n", "int"))
+    batch = pa.record_batch({"a": pa.array(["one", "", "three" * 10], pa.large_string()), "n": pa.array([1, 2, 3], pa.int64())})
+    store = MemoryStore()
+    mds.write_shard(Location(store, "s.mds"), columns, [batch], Settings())
+    return store.files["s.mds"]
+
+
+def opened(data, rows=None, size=None):
+    return mds.open_shard(Chunk(Location(MemoryStore({"s.mds": data}), "s.mds"), rows, (File("s.mds", size),)))
+
+
+def test_the_shard_is_what_the_page_says(shard_bytes):
+    n, *starts = struct.unpack_from("<5I", shard_bytes)
+    assert (n, starts[-1]) == (3, len(shard_bytes))
+    assert json.loads(shard_bytes[20 : starts[0]])["column_names"] == ["a", "n"]
+    assert shard_bytes[starts[0] : starts[1]] == struct.pack("<I3sq", 3, b"one", 1)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (0, 4, "s.mds: sample 0 starts at byte {0}, inside the table"),
+        (0, 1 << 31, "s.mds: {size} bytes cannot hold a table of 2147483648 samples"),
+        (0, 0xFFFFFFFF, "s.mds: {size} bytes cannot hold a table of 4294967295 samples"),
+        (4, 3, "s.mds: sample 0 starts at byte 3, inside the table"),
+        (8, 1, "s.mds: sample 0 starts at byte {0} and ends at byte 1"),
+        (16, 0xFFFFFFFF, "s.mds: ends at byte {size}, its table needs 4294967295"),
+    ],
+)
+def test_a_forged_table_is_refused_before_anything_is_read(shard_bytes, at, value, message):
+    starts = struct.unpack_from("<5I", shard_bytes)[1:]
+    data = shard_bytes[:at] + struct.pack("<I", value) + shard_bytes[at + 4 :]
+    with pytest.raises(FormatError) as caught:
+        opened(data)
+    if "inside the table" in message and at == 0:
+        assert caught.value.exit_code == 4
+    else:
+        assert str(caught.value) == message.format(*starts, size=len(data))
+
+
+def test_a_shard_cut_anywhere_is_an_error(shard_bytes):
+    for size in range(len(shard_bytes)):
+        with pytest.raises(FormatError):
+            opened(shard_bytes[:size])
+
+
+def test_a_cut_shard_says_how_short_it_is(shard_bytes):
+    with pytest.raises(FormatError) as caught:
+        opened(shard_bytes[:-5])
+    assert str(caught.value) == f"s.mds: ends at byte {len(shard_bytes) - 5}, its table needs {len(shard_bytes)}"
+    with pytest.raises(IntegrityError) as caught:
+        opened(shard_bytes[:-5], size=len(shard_bytes))
+    assert str(caught.value) == f"s.mds: is {len(shard_bytes) - 5} bytes, {len(shard_bytes)} are listed"
+    assert caught.value.hint == "It was cut short; fetch or pack it again."
+
+
+def test_bytes_behind_the_end_are_damage(shard_bytes):
+    with pytest.raises(FormatError, match="^s.mds: 7 bytes follow its last sample$"):
+        opened(shard_bytes + b"padding")
+
+
+def test_another_count_than_listed_is_an_error(shard_bytes):
+    with pytest.raises(FormatError, match="^s.mds: holds 3 samples, 4 are listed$"):
+        opened(shard_bytes, rows=4)
+
+
+def test_a_length_that_does_not_add_up_names_the_row(shard_bytes):
+    start = struct.unpack_from("<5I", shard_bytes)[2]
+    data = shard_bytes[:start] + struct.pack("<I", 1 << 30) + shard_bytes[start + 4 :]
+    shard = opened(data)
+    with pytest.raises(FormatError, match=r"^s.mds\[1\]: its fields take 1073741836 bytes, the sample has 12$"):
+        mds.read_rows(shard, [1])
+    with pytest.raises(FormatError, match=r"^s.mds\[1\]: 12 bytes are not what its lengths say$"):
+        mds.read_batch(shard, 0, 3)
+    (finding,) = mds.verify_shard(shard)
+    assert (finding.where, finding.kind) == ("s.mds[1]", "format")
+
+
+def test_text_that_is_not_utf8_names_the_row(shard_bytes):
+    start = struct.unpack_from("<5I", shard_bytes)[3]
+    data = shard_bytes[: start + 4] + b"\xff" + shard_bytes[start + 5 :]
+    with pytest.raises(FormatError) as caught:
+        mds.read_batch(opened(data), 0, 3)
+    assert str(caught.value) == "s.mds[2]: column 'a': str is not UTF-8"
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_any_damage_is_an_error_or_harmless(data):
+    columns = (encodings.column("a", "str"), encodings.column("n", "int"))
+    batch = pa.record_batch({"a": pa.array(["one", "", "three"], pa.large_string()), "n": pa.array([1, 2, 3], pa.int64())})
+    store = MemoryStore()
+    mds.write_shard(Location(store, "s.mds"), columns, [batch], Settings())
+    raw = bytearray(store.files["s.mds"])
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        shard = opened(bytes(raw))
+        mds.read_rows(shard, range(shard.rows))
+        mds.read_batch(shard, 0, shard.rows)
+    except FlareError:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("edit", "message", "code"),
+    [
+        (
+            lambda i: i["shards"][0]["raw_data"].update(basename="../x.mds"),
+            "index.json: shards[0].raw_data: the name '../x.mds' leaves the folder",
+            5,
+        ),
+        (lambda i: i["shards"][0]["raw_data"].update(basename="/etc/x"), "index.json: shards[0].raw_data: the name '/etc/x' is not relative", 5),
+        (lambda i: i["shards"][0]["raw_data"].update(bytes=-1), "index.json: shards[0].raw_data.bytes: -1 is not a count", 4),
+        (lambda i: i["shards"][0]["raw_data"].update(bytes=True), "index.json: shards[0].raw_data.bytes: True is not a count", 4),
+        (lambda i: i["shards"][0].update(samples=1 << 60), "index.json: shards[0]: 1098 bytes cannot hold 1152921504606846976 samples", 4),
+        (lambda i: i["shards"][0].update(format="nope"), "index.json: shards[0]: format 'nope' is not read yet, mds is", 4),
+        (lambda i: i["shards"][0].update(version=3), None, 0),
+        (lambda i: i.update(version=3), "index.json: version 3, 2 is wanted", 4),
+        (lambda i: i.update(shards={}), "index.json: no list of shards in it", 4),
+        (lambda i: i.update(shards=[None]), "index.json: shards[0]: not an object", 4),
+        (
+            lambda i: i["shards"][0]["column_encodings"].__setitem__(0, "pickle"),
+            "index.json: shards[0]: column 'float16': unknown encoding 'pickle'",
+            4,
+        ),
+        (lambda i: i["shards"][0]["column_sizes"].__setitem__(0, 3), "index.json: shards[0]: column 'float16': size 3, float16 has 2", 4),
+        (lambda i: i["shards"][0]["column_names"].__setitem__(1, "float16"), "index.json: shards[0]: two columns have one name", 4),
+        (
+            lambda i: i["shards"][0]["column_names"].pop(),
+            "index.json: shards[0]: column_names, column_encodings and column_sizes are not lists of one length",
+            4,
+        ),
+        (lambda i: i["shards"][0].update(raw_data=None), "index.json: shards[0].raw_data: no basename in it", 4),
+    ],
+)
+def test_a_forged_index_is_refused(edit, message, code, tmp_path):
+    shutil.copytree(GOLDEN / "mds_scalars" / "data", tmp_path / "d")
+    index = json.loads((tmp_path / "d" / "index.json").read_text())
+    edit(index)
+    (tmp_path / "d" / "index.json").write_text(json.dumps(index))
+    if message is None:
+        mds.open_dataset(locate(str(tmp_path / "d")))
+        return
+    with pytest.raises(FlareError) as caught:
+        mds.open_dataset(locate(str(tmp_path / "d")))
+    assert str(caught.value) == f"{tmp_path}/d/{message}"
+    assert caught.value.exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not valid JSON: Expecting value: line 1 column 1 (char 0)"),
+        ("[" * 100_000 + "]" * 100_000, "JSON nested too deep"),
+        ('{"shards": [], "shards": [], "version": 2}', "not valid JSON: two keys are named 'shards'"),
+        ('{"shards": NaN}', "not valid JSON: NaN is not JSON"),
+        ("[]", "no list of shards in it"),
+    ],
+)
+def test_an_index_that_is_none_is_refused(text, message):
+    at = Location(MemoryStore({"index.json": text.encode()}), "")
+    with pytest.raises(FormatError) as caught:
+        mds.open_dataset(at)
+    assert str(caught.value) == f"index.json: {message}"
+
+
+def test_an_index_that_disagrees_with_its_shard_is_an_error(tmp_path):
+    shutil.copytree(GOLDEN / "mds_scalars" / "data", tmp_path / "d")
+    text = (tmp_path / "d" / "index.json").read_text()
+    (tmp_path / "d" / "index.json").write_text(text.replace('"float16"', '"gloat16"', 2).replace('"gloat16"', '"float16"', 1))
+    with pytest.raises(IntegrityError, match="its config names other columns than the index$"):
+        read.open(str(tmp_path / "d"))[0]
+
+
+def test_a_pickle_is_carried_and_not_decoded():
+    data = read.open(str(GOLDEN / "mds_pkl" / "data"))
+    assert hashlib.sha256(data.rows([0])[0]["p"]).hexdigest() == expected("mds_pkl")[0]["p"]["sha256"]
+    with pytest.raises(UnsafeError) as caught:
+        data[0]
+    assert str(caught.value) == "row 0: column 'p': a pickle of 21 B, not decoded"
+    assert caught.value.hint == "Give --allow-pickle (allow_pickle=True) if you trust whoever wrote it: reading a pickle runs code."
+    assert read.open(str(GOLDEN / "mds_pkl" / "data"), allow_pickle=True)[0] == {"p": {"a": 1}}
+
+
+# -- itself
+
+
+COLUMNS = {"s": "str", "b": "bytes", "i": "int", "u": "uint8", "f": "float32", "j": "json"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "s": st.text(max_size=30),
+                "b": st.binary(max_size=30),
+                "i": st.integers(-(1 << 63), (1 << 63) - 1),
+                "u": st.integers(0, 255),
+                "f": st.floats(width=32, allow_nan=False),
+                "j": st.none() | st.integers() | st.text(max_size=10) | st.lists(st.booleans(), max_size=3),
+            }
+        ),
+        min_size=1,
+        max_size=30,
+    ),
+    st.sampled_from([None, "zstd"]),
+)
+def test_what_is_written_is_read_back(samples, compression):
+    columns = mds.arrange(encodings.column(name, encoding) for name, encoding in COLUMNS.items())
+    raw = {c.name: [encodings.encode(lookup(c.encoding), sample[c.name]) for sample in samples] for c in columns}
+    arrays = [encodings.typed(pa.array(raw[c.name], pa.large_binary()), lookup(c.encoding)) for c in columns]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(c) for c in columns]))
+    how = Settings(compression)
+    base, sizes = mds.row_sizes(columns, batch, how)
+    chunk = mds.write_shard(Location(MemoryStore(), "s.mds"), columns, [batch], how)
+    assert base + sizes.sum() == (chunk.files[0].raw_size if compression else chunk.files[0].size)
+    shard = pickle.loads(pickle.dumps(mds.open_shard(chunk)))
+    order = list(np.random.default_rng(0).permutation(len(samples)))
+    for row, i in zip(mds.read_rows(shard, order), order, strict=True):
+        assert {name: encodings.decode(lookup(COLUMNS[name]), data) for name, data in row.items()} == samples[i]
+    assert mds.read_batch(shard, 0, len(samples)).equals(batch)
+
+
+def test_columns_are_sorted_by_code_point_and_named_once():
+    names = [c.name for c in mds.arrange(encodings.column(name, "int") for name in ("é", "a", "B", "z"))]
+    assert names == ["B", "a", "z", "é"]
+    with pytest.raises(UsageError, match="^two columns are named 'a'$"):
+        mds.arrange([encodings.column("a", "int"), encodings.column("a", "str")])
+    with pytest.raises(UsageError, match="^a shard without columns cannot be read back$"):
+        mds.arrange([])

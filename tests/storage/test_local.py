@@ -1,0 +1,170 @@
+"""Local files: nothing below the root leads out of it, and what is written is whole or not there."""
+
+import os
+import pickle
+
+import pytest
+
+from flarecli.errors import FormatError, MissingError, ReachError, UnsafeError, UsageError
+from flarecli.storage import Guard, Location, locate
+from flarecli.storage.local import LocalStore
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "data" / "sub").mkdir(parents=True)
+    (tmp_path / "data" / "a.bin").write_bytes(bytes(range(100)))
+    (tmp_path / "data" / "sub" / "b.bin").write_bytes(b"bee")
+    (tmp_path / "secret.txt").write_text("secret")
+    return locate(str(tmp_path / "data"))
+
+
+def test_ranges_are_read_in_the_order_asked(root):
+    at = root / "a.bin"
+    assert at.size() == 100
+    assert at.read_many([(90, 100), (0, 3), (5, 5)]) == [bytes(range(90, 100)), b"\0\1\2", b""]
+    assert at.read(98) == b"\x62\x63"
+    assert b"".join(at.blocks()) == bytes(at.map()) == bytes(range(100))
+    assert (root / "sub/b.bin").read() == b"bee"
+
+
+def test_a_read_past_the_end_is_an_error_not_a_short_answer(root):
+    with pytest.raises(FormatError) as caught:
+        (root / "a.bin").read(90, 1 << 60)
+    assert str(caught.value) == f"{root}/a.bin: ends at byte 100, {1 << 60} are needed"
+
+
+@pytest.mark.parametrize("kind", ["link", "folder link", "dangling", "loop"])
+def test_links_are_not_followed_below_the_root(root, tmp_path, kind):
+    data = tmp_path / "data"
+    target = {"link": tmp_path / "secret.txt", "folder link": tmp_path, "dangling": tmp_path / "no", "loop": data / "x"}[kind]
+    (data / "x").symlink_to(target)
+    at = root / ("x/secret.txt" if kind == "folder link" else "x")
+    with pytest.raises(UnsafeError, match="a symbolic link, which may lead out of the folder"):
+        at.read()
+    with pytest.raises(UnsafeError):
+        at.size()
+    if kind == "folder link":
+        with pytest.raises(UnsafeError):
+            (root / "x/new.txt").write([b"x"])
+        assert not (tmp_path / "new.txt").exists()
+        with pytest.raises(UnsafeError):
+            at.delete()
+        assert (tmp_path / "secret.txt").exists()
+
+
+def test_links_are_followed_when_the_user_says_so(root, tmp_path):
+    (tmp_path / "data" / "x").symlink_to(tmp_path / "secret.txt")
+    assert (locate(str(tmp_path / "data"), Guard(allow_local=True)) / "x").read() == b"secret"
+
+
+def test_a_link_that_the_user_typed_is_followed(tmp_path, root):
+    (tmp_path / "here").symlink_to(tmp_path / "data" / "a.bin")
+    assert locate(str(tmp_path / "here")).size() == 100
+
+
+def test_a_fifo_does_not_block(root, tmp_path):
+    os.mkfifo(tmp_path / "data" / "x")
+    with pytest.raises(UnsafeError) as caught:
+        (root / "x").read()
+    assert str(caught.value) == f"{root}/x: not a regular file"
+
+
+def test_a_folder_where_a_file_is_needed(root):
+    with pytest.raises(FormatError, match="a folder where a file is needed$"):
+        (root / "sub").read()
+
+
+def test_nothing_there_and_no_permission(root, tmp_path):
+    with pytest.raises(MissingError, match="^.*/data/no: no such file or folder$"):
+        (root / "no").read()
+    with pytest.raises(MissingError):
+        locate(str(tmp_path / "nowhere" / "x")).size()
+
+
+def test_written_files_are_whole_or_not_there(root, tmp_path):
+    at = root / "new/deep/c.bin"
+    written = at.write([b"ab", memoryview(b"cd")], ["md5"])
+    assert written == (4, {"md5": "e2fc714c4727ee9395f324cd2e7f331f"})
+    assert at.read() == b"abcd"
+
+    def parts():
+        yield b"x" * 100
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        at.write(parts())
+    assert at.read() == b"abcd"
+    assert sorted(p.name for p in (tmp_path / "data" / "new" / "deep").iterdir()) == ["c.bin"]
+
+
+def test_a_file_that_is_there_is_not_replaced_unless_asked(root):
+    with pytest.raises(UsageError, match="something is there already$"):
+        (root / "a.bin").write([b"x"], replace=False)
+    assert (root / "a.bin").size() == 100
+
+
+def test_listing_is_bytewise_and_names_what_cannot_be_read(root, tmp_path):
+    for name in ("B", "a-", "a", "é"):
+        (tmp_path / "data" / "sub" / name).write_bytes(b"1")
+    (tmp_path / "data" / "sub" / "z").symlink_to("/nowhere")
+    assert [tuple(entry) for entry in root.list()] == [
+        ("a.bin", 100),
+        ("sub/B", 1),
+        ("sub/a", 1),
+        ("sub/a-", 1),
+        ("sub/b.bin", 3),
+        ("sub/z", -1),
+        ("sub/é", 1),
+    ]
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "/etc/passwd", "../secret.txt", "sub/../../secret.txt"])
+def test_addresses_in_data_stay_in_the_folder(root, url):
+    with pytest.raises(UnsafeError) as caught:
+        root.join(url)
+    assert str(caught.value) == f"{root}: the address {url!r} leaves the folder"
+    assert caught.value.hint == "Give --allow-local to read it, if you trust this dataset."
+
+
+def test_addresses_out_of_the_folder_when_the_user_says_so(tmp_path, root):
+    free = locate(str(tmp_path / "data"), Guard(allow_local=True))
+    assert free.join("../secret.txt").read() == b"secret"
+    assert free.join(f"file://{tmp_path}/secret.txt").read() == b"secret"
+
+
+@pytest.mark.parametrize("url", ["ftp://h/x", "simplecache::http://h/x", "data://x", "gopher://h"])
+def test_other_schemes_are_refused(root, url):
+    with pytest.raises((UnsafeError, FormatError)):
+        root.join(url).size()
+
+
+def test_locations_pickle_and_forget_their_maps(root):
+    at = root / "a.bin"
+    at.map()
+    copy = pickle.loads(pickle.dumps(at))
+    assert copy == at
+    assert copy.read() == at.read()
+
+
+def test_an_unmapped_store_never_maps(root):
+    assert (root / "a.bin").unmapped().map() is None
+
+
+def test_a_full_disk_is_said(root, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(ReachError) as caught:
+        (root / "n").write([b"x"])
+    assert str(caught.value) == f"{root}/n: the disk is full: No space left on device"
+    assert caught.value.exit_code == 3
+
+
+def test_more_maps_than_are_kept_stay_readable(tmp_path):
+    store = LocalStore(str(tmp_path))
+    for i in range(300):
+        (tmp_path / str(i)).write_bytes(b"%d" % i)
+    views = [Location(store, str(i)).map() for i in range(300)]
+    assert [bytes(view) for view in views] == [b"%d" % i for i in range(300)]

@@ -1,0 +1,92 @@
+"""Names and addresses that come from data, and text that is printed."""
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flarecli.errors import UnsafeError
+from flarecli.names import check_name, collision_key, escape, redact, redact_text
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("", "'' is empty"),
+        ("/etc/passwd", "'/etc/passwd' is not relative"),
+        ("C:/x", "'C:/x' is not relative"),
+        ("~/x", "'~/x' starts at a home folder"),
+        ("a\\b", "'a\\b' holds a backslash"),
+        ("file://x", "'file://x' is an address"),
+        ("a\x00b", "'a\\x00b' holds a control character"),
+        ("a\x1b[2J", "'a\\x1b[2J' holds a control character"),
+        ("../x", "'../x' leaves the folder"),
+        ("a/../../x", "'a/../../x' leaves the folder"),
+        ("a//b", "'a//b' has an empty part"),
+        ("./a", "'./a' has an empty part"),
+        ("a/", "'a/' has an empty part"),
+        ("x" * 256, f"'{'x' * 77}…' is longer than 255 bytes a part"),
+    ],
+)
+def test_a_name_that_is_no_plain_relative_path_is_refused(name, reason):
+    with pytest.raises(UnsafeError) as caught:
+        check_name(name, where="index.json")
+    assert str(caught.value) == f"index.json: the name {reason}"
+    assert caught.value.exit_code == 5
+
+
+@given(st.lists(st.text(string.ascii_letters + string.digits + "._- é漢", min_size=1, max_size=20), min_size=1, max_size=4))
+def test_a_plain_name_passes_unchanged(parts):
+    name = "/".join(parts)
+    plain = all(part not in (".", "..") for part in parts)
+    if plain:
+        assert check_name(name) == name
+    else:
+        with pytest.raises(UnsafeError):
+            check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [("A.jpg", "a.JPG"), ("e\u0301", "\u00e9"), ("a.", "a"), ("a ", "a"), ("con", "NUL.txt"), ("x/aux.txt", "x/PRN"), ("Straße", "STRASSE")],
+)
+def test_names_that_some_file_system_takes_for_one_collide(one, two):
+    assert collision_key(one) == collision_key(two)
+
+
+def test_different_names_do_not_collide():
+    names = ["a", "b", "a/b", "ab", "con2", "console.txt"]
+    assert len({collision_key(name) for name in names}) == len(names)
+
+
+@given(st.text())
+def test_escaped_text_moves_no_cursor_and_hides_no_order(text):
+    shown = escape(text)
+    assert not any(ord(c) < 32 or 127 <= ord(c) < 160 or c in "\u061c\u200e\u200f\u2028\u2029\ufeff" or 0x202A <= ord(c) <= 0x202E for c in shown)
+    shown.encode()  # no lone surrogate is left
+
+
+def test_escaping_shows_the_code():
+    assert escape("a\x1b]0;t\x07\r\n\x9b\u202e\ud800🙂") == "a\\x1b]0;t\\x07\\r\\n\\x9b\\u202e\\ud800🙂"
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("http://user:pass@host/a?b=1", "http://host/a?b=1"),
+        ("https://h/a?X-Amz-Signature=abc&x=1", "https://h/a?redacted"),
+        ("https://h/a?sig=abc", "https://h/a?redacted"),
+        ("https://h/a?x=1&access_token=abc#frag", "https://h/a?redacted"),
+        ("https://h/a?sv=2020&se=2021&sp=r", "https://h/a?redacted"),
+        ("https://h/a?page=3&size=10", "https://h/a?page=3&size=10"),
+        ("plain/path?sig=1", "plain/path?sig=1"),
+        ("http://[bad/x?sig=1", "http://…"),
+    ],
+)
+def test_addresses_are_shown_without_secrets(address, shown):
+    assert redact(address) == shown
+
+
+def test_secrets_inside_a_message_go_too():
+    assert redact_text("cannot get 'http://u:p@h/x?token=1': no") == "cannot get 'http://h/x?redacted': no"

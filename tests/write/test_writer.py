@@ -1,0 +1,305 @@
+"""The Writer: cut as the rule says, resumed to the same bytes, never a half dataset that looks whole."""
+
+import json
+import multiprocessing
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flarecli import encodings, playlist, read
+from flarecli.errors import BusyError, UnfinishedError, UsageError, ValueFitError
+from flarecli.model import Settings
+from flarecli.storage import locate
+from flarecli.write import Failure, Keys, Writer
+
+COLUMNS = {"n": "int", "t": "str"}
+
+
+def files(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(Path(folder).rglob("*")) if p.is_file()}
+
+
+def samples(count, size=50):
+    return [{"n": i, "t": f"{i}-" * (i % size)} for i in range(count)]
+
+
+def pack(path, rows, how=None, **options):
+    with Writer(str(path), columns=COLUMNS, settings=how or Settings(shard_bytes=4000), **options) as writer:
+        for row in rows[writer.rows :]:
+            writer.write(row)
+    return files(path)
+
+
+def rule(sizes, base, limit):
+    """The original's own rule, one sample at a time: flush when limit < running + size, but never an empty shard."""
+    shards, running, count = [], base, 0
+    for size in sizes:
+        if limit < running + size and count:
+            shards.append(count)
+            running, count = base, 0
+        running += size
+        count += 1
+    return [*shards, count] if count else shards
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=80), st.integers(300, 900), st.lists(st.integers(1, 30), min_size=1, max_size=6))
+def test_shards_are_cut_where_the_rule_says(lengths, limit, steps):
+    import tempfile
+
+    columns = (encodings.column("t", "bytes"),)
+    schema = pa.schema([encodings.field(column) for column in columns])
+    with tempfile.TemporaryDirectory() as folder:
+        writer = Writer(f"{folder}/out", columns=columns, settings=Settings(shard_bytes=limit))
+        at, k = 0, 0
+        while at < len(lengths):
+            part = lengths[at : at + steps[k % len(steps)]]
+            batch = pa.RecordBatch.from_arrays([pa.array([bytes(n) for n in part], pa.large_binary())], schema=schema)
+            writer.write_batch(batch, np.arange(at, at + len(part)))
+            at, k = at + len(part), k + 1
+        writer.close()
+        index = json.loads(Path(folder, "out", "index.json").read_text())
+        config = len(Path(folder, "out", "shard.00000.mds").read_bytes()) - 8 - index["shards"][0]["samples"] * 4
+        first = [n + 4 for n in lengths[: index["shards"][0]["samples"]]]
+        base = 8 + config - sum(first)
+        assert [shard["samples"] for shard in index["shards"]] == rule([n + 8 for n in lengths], base, limit)
+
+
+def test_rows_per_shard_are_counted_too(tmp_path):
+    pack(tmp_path / "out", samples(25), Settings(shard_rows=10))
+    assert [shard["samples"] for shard in json.loads((tmp_path / "out" / "index.json").read_text())["shards"]] == [10, 10, 5]
+
+
+def test_what_is_written_is_read_back_in_order(tmp_path):
+    pack(tmp_path / "out", samples(500))
+    data = read.open(str(tmp_path / "out"))
+    assert list(data) == samples(500)
+    assert data.playlists[0].protected
+    assert not (tmp_path / "out" / ".flare").exists()
+
+
+def test_the_same_rows_give_the_same_bytes(tmp_path):
+    assert pack(tmp_path / "one", samples(300)) == pack(tmp_path / "two", samples(300))
+
+
+def test_an_exception_leaves_no_index_and_a_resume_gives_the_same_bytes(tmp_path):
+    whole = pack(tmp_path / "whole", samples(300))
+    with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_bytes=4000)) as writer:
+        for row in samples(300)[:200]:
+            writer.write(row)
+        writer._write_samples()
+        raise RuntimeError("the source failed")
+    assert writer.shards > 0
+    left = files(tmp_path / "out")
+    assert "index.json" not in left
+    assert "playlist.yaml" not in left
+    with pytest.raises(UnfinishedError) as caught:
+        read.open(str(tmp_path / "out"))
+    assert str(caught.value) == f"{tmp_path}/out: an unfinished pack"
+    assert caught.value.hint == "Run the same `flare pack` command again with --resume."
+    with pytest.raises(UnfinishedError) as caught:
+        pack(tmp_path / "out", samples(300))
+    assert caught.value.hint == "Run the same command with --resume, or with --overwrite to begin anew."
+    assert pack(tmp_path / "out", samples(300), resume=True) == whole
+
+
+def test_a_failure_before_the_first_shard_leaves_nothing(tmp_path):
+    with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS):
+        raise RuntimeError
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_settings_are_not_mixed_into_a_half_pack(tmp_path):
+    with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_bytes=4000)) as writer:
+        for row in samples(300):
+            writer.write(row)
+        writer._write_samples()
+        raise RuntimeError
+    with pytest.raises(UsageError) as caught:
+        pack(tmp_path / "out", samples(300), Settings(shard_bytes=5000), resume=True)
+    assert str(caught.value) == f"{tmp_path}/out: the unfinished pack there was begun with shard_bytes 4000, not 5000"
+    assert caught.value.hint == "Give --overwrite to begin anew."
+
+
+def test_a_journal_cut_anywhere_still_resumes_to_the_same_bytes(tmp_path):
+    whole = pack(tmp_path / "whole", samples(120))
+    with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_bytes=4000)) as writer:
+        for row in samples(120):
+            writer.write(row)
+        writer._write_samples()
+        raise RuntimeError
+    journal = tmp_path / "out" / ".flare" / "journal"
+    data = journal.read_bytes()
+    for cut in range(0, len(data), 97):
+        journal.parent.mkdir(exist_ok=True)
+        for name in ("index.json", "playlist.yaml"):
+            (tmp_path / "out" / name).unlink(missing_ok=True)
+        journal.write_bytes(data[:cut])
+        assert pack(tmp_path / "out", samples(120), resume=True) == whole
+
+
+@pytest.mark.parametrize("damage", ["remove", "cut"])
+def test_a_noted_shard_that_is_gone_is_written_again(tmp_path, damage):
+    whole = pack(tmp_path / "whole", samples(300))
+    with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_bytes=4000)) as writer:
+        for row in samples(300):
+            writer.write(row)
+        writer._write_samples()
+        raise RuntimeError
+    second = tmp_path / "out" / "shard.00001.mds"
+    second.unlink() if damage == "remove" else os.truncate(second, 100)
+    assert pack(tmp_path / "out", samples(300), resume=True) == whole
+
+
+def test_resuming_what_is_finished_changes_nothing(tmp_path):
+    whole = pack(tmp_path / "out", samples(300))
+    with Writer(str(tmp_path / "out"), columns=COLUMNS, resume=True) as writer:
+        assert writer.is_done
+    assert files(tmp_path / "out") == whole
+
+
+def test_a_folder_with_something_in_it_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(UsageError) as caught:
+            Writer(str(tmp_path), columns=COLUMNS, overwrite=overwrite)
+        assert str(caught.value) == f"{tmp_path}: the folder is not empty"
+        assert caught.value.hint == "Give --resume to go on with an unfinished pack, --overwrite to replace a dataset, or name another folder."
+    assert files(tmp_path) == {"notes.txt": b"mine"}
+    with pytest.raises(UsageError, match="a file is there, a folder is wanted$"):
+        Writer(str(tmp_path / "notes.txt"), columns=COLUMNS)
+
+
+def test_overwriting_keeps_the_old_dataset_until_the_new_one_is_whole(tmp_path):
+    old = pack(tmp_path / "out", samples(10))
+    with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS, overwrite=True, settings=Settings(shard_bytes=4000)) as writer:
+        for row in samples(300):
+            writer.write(row)
+        writer._write_samples()
+        raise RuntimeError
+    assert files(tmp_path / "out") == old
+    assert pack(tmp_path / "out", samples(300), overwrite=True, resume=True) == pack(tmp_path / "other", samples(300))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "out"]
+
+
+def test_overwriting_refuses_a_folder_that_holds_more_than_a_dataset(tmp_path):
+    old = pack(tmp_path / "out", samples(10))
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError) as caught:
+        pack(tmp_path / "out", samples(300), overwrite=True)
+    assert str(caught.value) == f"{tmp_path}/out: it holds 'notes.txt', which is no part of a dataset"
+    assert files(tmp_path / "out") == {**old, "notes.txt": b"mine"}
+
+
+def test_a_swap_that_was_cut_short_is_finished(tmp_path):
+    pack(tmp_path / "out", samples(10))
+    writer = Writer(str(tmp_path / "out"), columns=COLUMNS, overwrite=True, settings=Settings(shard_bytes=4000))
+    for row in samples(300):
+        writer.write(row)
+    writer._write_samples()
+    (tmp_path / "out").rename(tmp_path / ".out.flare-old")  # killed between the two renames
+    writer.failed.close()
+    writer.target.release()
+    assert pack(tmp_path / "out", samples(300), overwrite=True, resume=True) == pack(tmp_path / "other", samples(300))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "out"]
+
+
+def _hold(path, ready, go):
+    writer = Writer(path, columns=COLUMNS)
+    ready.set()
+    go.wait(20)
+    writer.write({"n": 1, "t": ""})
+    writer.close()
+
+
+def test_two_packs_into_one_folder_one_wins_and_is_named(tmp_path):
+    ready, go = multiprocessing.Event(), multiprocessing.Event()
+    other = multiprocessing.get_context("fork").Process(target=_hold, args=(str(tmp_path / "out"), ready, go))
+    other.start()
+    try:
+        assert ready.wait(20)
+        for options in ({}, {"resume": True}, {"overwrite": True}):
+            with pytest.raises(BusyError) as caught:
+                Writer(str(tmp_path / "out"), columns=COLUMNS, **options)
+            assert f"another pack is at work there (process {other.pid} on " in caught.value.message
+            assert caught.value.exit_code == 3
+    finally:
+        go.set()
+        other.join(20)
+    assert len(read.open(str(tmp_path / "out"))) == 1
+
+
+def test_a_lock_dies_with_its_process(tmp_path):
+    ready, go = multiprocessing.Event(), multiprocessing.Event()
+    other = multiprocessing.get_context("fork").Process(target=_hold, args=(str(tmp_path / "out"), ready, go))
+    other.start()
+    assert ready.wait(20)
+    other.kill()
+    other.join(20)
+    pack(tmp_path / "out", samples(3), Settings(), resume=True)
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        ({"n": 1}, "column 't' is missing in the sample"),
+        ({"n": 1, "t": "", "x": 1}, "column 'x' is unknown in the sample"),
+        ({"n": 1 << 63, "t": ""}, "row 0: column 'n': int 9223372036854775808 does not fit int"),
+        ({"n": 1.5, "t": ""}, "row 0: column 'n': float 1.5 does not fit int"),
+        ({"n": 1, "t": "\ud800"}, "row 0: column 't': str '\\ud800' does not fit str"),
+        ({"n": b"1234567", "t": ""}, "row 0: column 'n': 7 bytes do not fit int, which takes 8"),
+    ],
+)
+def test_a_sample_that_does_not_fit_is_refused_by_name(tmp_path, sample, message):
+    with pytest.raises((UsageError, ValueFitError)) as caught, Writer(str(tmp_path / "out"), columns=COLUMNS) as writer:
+        writer.write(sample)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (Settings("gzip"), "unknown compression 'gzip'"),
+        (Settings(hashes=("crc",)), "unknown hash 'crc'"),
+        (Settings(shard_bytes=1 << 32), "a shard of 4294967296 bytes is past 4 GiB, which its offsets cannot reach"),
+        (Settings(shard_rows=0), "a shard of 0 rows holds nothing"),
+    ],
+)
+def test_settings_that_nothing_can_be_written_with_are_refused_first(tmp_path, how, message):
+    with pytest.raises(UsageError) as caught:
+        Writer(str(tmp_path / "out"), columns=COLUMNS, settings=how)
+    assert str(caught.value) == message
+    assert not (tmp_path / "out").exists()
+
+
+def test_failed_rows_are_listed_in_order_and_summed_in_the_playlist(tmp_path):
+    with Writer(str(tmp_path / "out"), columns=COLUMNS) as writer:
+        writer.fail(Failure(0, "k0", "t", "null", "t is null"))
+        writer.write({"n": 1, "t": ""})
+        writer.fail(Failure(2, "k2", "u", "http", "http://u:p@h/x?token=1: 404"))
+    lines = [json.loads(line) for line in (tmp_path / "out" / "failed.jsonl").read_text().splitlines()]
+    assert lines == [
+        {"row": 0, "key": "k0", "column": "t", "kind": "null", "reason": "t is null"},
+        {"row": 2, "key": "k2", "column": "u", "kind": "http", "reason": "http://h/x?redacted: 404"},
+    ]
+    (stream,) = playlist.read(locate(str(tmp_path / "out" / "playlist.yaml"))).streams
+    assert stream.files["failed.jsonl"].size == (tmp_path / "out" / "failed.jsonl").stat().st_size
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.none() | st.integers(0, 30).map(str), min_size=1, max_size=15), max_size=12))
+def test_keys_tell_the_row_that_used_them_first(batches):
+    keys, seen, row = Keys(), {}, 0
+    for batch in batches:
+        wanted = []
+        for i, key in enumerate(batch):
+            wanted.append(-1 if key is None else seen.get(key, -1))
+            if key is not None:
+                seen.setdefault(key, row + i)
+        assert keys.seen(pa.array(batch, pa.string()), row).tolist() == wanted
+        row += len(batch)
