@@ -1,0 +1,7 @@
+"""Indexes: anything that lists samples becomes batches of columns, in bounded memory whatever its size."""
+
+from __future__ import annotations
+
+from flarecli.ingest.index import Index, is_index, open_index
+
+__all__ = ["Index", "is_index", "open_index"]

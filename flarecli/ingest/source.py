@@ -1,0 +1,69 @@
+"""A Location as the seekable file that Arrow's readers want; what reading raises comes out again as it was."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from flarecli.errors import FlareError, FormatError
+from flarecli.names import redact_text
+from flarecli.storage import Location
+
+__all__ = ["LocationFile", "arrow_errors"]
+
+
+class LocationFile(io.RawIOBase):
+    """Bytes of a Location, read by ranges; `error` is the first FlareError that a read met."""
+
+    def __init__(self, at: Location) -> None:
+        self._at, self._size, self._position = at, at.size(), 0
+        self.error: FlareError | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, start + offset)
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        stop = self._size if size is None or size < 0 else min(self._position + size, self._size)
+        if stop <= self._position:
+            return b""
+        try:
+            data = self._at.read(self._position, stop)
+        except FlareError as error:
+            self.error = error
+            raise
+        self._position = stop
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+@contextmanager
+def arrow_errors(at: Location, file: LocationFile, what: str) -> Iterator[None]:
+    """Turn what Arrow says of bad bytes into a FormatError of one line."""
+    try:
+        yield
+    except FlareError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, RuntimeError) as error:
+        if file.error is not None:
+            raise file.error from None
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise FormatError(f"not valid {what}: {redact_text(lines[0] if lines else type(error).__name__)[:200]}", where=at) from None
