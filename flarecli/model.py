@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from flarecli.names import is_url
 from flarecli.storage import Location
 
 __all__ = [
@@ -50,7 +51,7 @@ Columns: TypeAlias = tuple[Column, ...]
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One stored file: size in bytes (None: not known), hash name -> hex; and what it is when decompressed."""
+    """One stored file: its name as listed, size in bytes (None: not known), hash name -> hex; and what it is when decompressed."""
 
     name: str
     size: int | None = None
@@ -119,7 +120,7 @@ class Stream:
         """Make the Chunk at position i; its address is checked here, before anything opens it."""
         raw = int(self.raw_sizes[i]) if self.raw_sizes is not None else -1
         file = File(
-            self.urls[i].rpartition("/")[2],
+            self.urls[i].partition("?")[0].rpartition("/")[2] if is_url(self.urls[i]) else self.urls[i],
             None if self.sizes is None or self.sizes[i] < 0 else int(self.sizes[i]),
             {name: values[i] for name, values in self.hashes.items() if values[i]},
             None if raw < 0 else raw,

@@ -18,7 +18,7 @@ from flarecli.storage import Location
 
 __all__ = ["Format", "find", "names", "sniffed"]
 
-_MODULES = {"mds": "flarecli.formats.mds"}
+_MODULES = {"mds": "flarecli.formats.mds", "files": "flarecli.formats.files"}
 
 
 class Format(Protocol):

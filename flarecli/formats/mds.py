@@ -54,6 +54,7 @@ _FILE_LIMIT = (1 << 32) - 1  # offsets are uint32
 _CONFIG_LIMIT = 1 << 24  # bytes of JSON; thousands of columns take less
 _HEAD = 1 << 16  # bytes of a remote shard that are asked for before its row count is known
 _STEP = 8192  # rows joined or checked at once: they stay in the cache
+_STEP_BYTES = 64 << 20  # and no more than that, or a single row
 _NOTHING = pa.scalar(b"", BINARY)
 
 
@@ -295,8 +296,10 @@ def _words(array: pa.Array) -> pa.Array:
 
 def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
     """Check that every row's lengths add up, and, if asked, that every value is what its encoding says."""
-    for start in range(0, shard.rows, _STEP):
-        stop = min(start + _STEP, shard.rows)
+    starts, start, stop = shard.layout["starts"], 0, 0
+    while (start := stop) < shard.rows:
+        near = np.uint32(min(int(starts[start]) + _STEP_BYTES, _FILE_LIMIT))
+        stop = max(start + 1, min(start + _STEP, shard.rows, int(np.searchsorted(starts, near, "right")) - 1))
         try:
             if values:
                 read_batch(shard, start, stop)

@@ -1,0 +1,97 @@
+"""Plain files as a dataset: one file is one chunk and one row, with its name and its bytes.
+
+    name    str    path below the folder, with `/`
+    data    bytes  the file, as it is: nothing is decompressed or decoded
+
+There is no index: a folder is listed once, in bytewise order of the names, and a playlist may name the files instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli.encodings import column, field
+from flarecli.encodings.names import BINARY, TEXT
+from flarecli.errors import IntegrityError, UsageError, ValueFitError
+from flarecli.model import Chunk, Column, Columns, Finding, Row, Shard, Stream
+from flarecli.storage import Location
+
+__all__ = ["COLUMNS", "NAME", "SUFFIXES", "arrange", "open_dataset", "open_shard", "read_batch", "read_rows", "sniff", "verify_shard"]
+
+NAME, SUFFIXES = "files", ()
+COLUMNS: Columns = (column("name", "str"), column("data", "bytes"))
+_SCRATCH = ".flare/"
+
+
+def sniff(name: str, head: bytes) -> bool:
+    """Any file is a file: this format is what is left when no other claims it."""
+    return False
+
+
+def open_dataset(at: Location) -> Stream:
+    """List a folder once. Links and what else is no regular file are listed too, and refused when they are read."""
+    entries = [entry for entry in at.list() if not entry.name.startswith(_SCRATCH)]
+    sizes = np.array([entry.size for entry in entries], np.int64)
+    return Stream("data", at, NAME, [entry.name for entry in entries], COLUMNS, np.ones(len(entries), np.int64), sizes)
+
+
+def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
+    """Take a file for a shard of one row; it is not touched before it is read."""
+    return Shard(chunk, COLUMNS, 1, {})
+
+
+def read_rows(shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None) -> list[Row]:
+    """Give the name and the bytes; the file is read only for `data`."""
+    wanted = ("name", "data") if columns is None else columns
+    values: Row = {name: _name(shard) if name == "name" else _data(shard) for name in wanted}
+    return [dict(values) for _ in rows]
+
+
+def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+    """Give the row as typed columns. Raises ValueFitError for a name that is not UTF-8."""
+    arrays, fields = [], []
+    for one in COLUMNS if columns is None else [_column(name) for name in columns]:
+        array = pa.array([_text(shard)], TEXT) if one.name == "name" else pa.array([_data(shard)], BINARY)
+        arrays.append(array[: stop - start])
+        fields.append(field(one))
+    if not arrays:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _column(name: str) -> Column:
+    return next(one for one in COLUMNS if one.name == name)
+
+
+def _name(shard: Shard) -> bytes:
+    files = shard.chunk.files
+    return (files[0].name if files else shard.chunk.at.name).encode("utf-8", "surrogateescape")
+
+
+def _text(shard: Shard) -> str:
+    try:
+        return _name(shard).decode()
+    except UnicodeDecodeError:
+        raise ValueFitError("its name is not UTF-8", where=shard.chunk.at) from None
+
+
+def _data(shard: Shard) -> bytes:
+    at, listed = shard.chunk.at, shard.chunk.files[0].size if shard.chunk.files else None
+    data = at.read(0, None)
+    if listed is not None and listed != len(data):
+        raise IntegrityError(f"is {len(data)} bytes, {listed} are listed", where=at, hint="It was changed after it was listed.")
+    return data
+
+
+def arrange(columns: Iterable[Column]) -> NoReturn:
+    """Refuse to write. Raises UsageError."""
+    raise UsageError("plain files are not packed", hint="Run `flare unpack` to write files, or choose another --format.")
+
+
+def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
+    """Find nothing: a plain file has no structure of its own, only the sums of a playlist tell."""
+    return iter(())
