@@ -98,6 +98,11 @@ class Writer:
         return self.target.is_done
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no row was written so far, in a shard or waiting for one."""
+        return not (self._chunks or self._held_rows or self._samples)
+
+    @property
     def shards(self) -> int:
         """Shards finished so far."""
         return len(self._chunks)

@@ -1,0 +1,216 @@
+"""pack: rows in, shards out.
+
+index -> where, limit, shuffle -> keys -> links fetched ahead, in order -> typed columns -> Writer -> playlist
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from flarecli import playlist
+from flarecli.errors import FlareError, FormatError, ReachError, UnsafeError, UsageError, ValueFitError
+from flarecli.formats import find
+from flarecli.hashes import DEFAULT
+from flarecli.model import Columns, Settings
+from flarecli.progress import Progress
+from flarecli.storage import Guard, Limits
+from flarecli.verbs.reckon import reckon
+from flarecli.verbs.selection import Plan, checked, fetched, parse_link
+from flarecli.verbs.source import open_source
+from flarecli.write import Failure, Writer, links
+from flarecli.write.columns import Typed, chosen_encodings, looks_like_addresses
+
+__all__ = ["Packed", "pack"]
+
+_SKIP = "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What a pack did, or would do: `estimated` says that shards and bytes were reckoned from the first rows."""
+
+    playlist: str
+    format: str
+    rows: int
+    shards: int
+    bytes: int
+    failed: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    columns: Columns = ()
+    duplicates: int = 0
+    resumed_rows: int = 0
+    dry_run: bool = False
+    estimated: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Give the result as plain values, for --json."""
+        return {**asdict(self), "columns": {column.name: column.encoding for column in self.columns}}
+
+
+def pack(
+    sources: str | Sequence[str],
+    out: str,
+    *,
+    format: str = "mds",
+    fetch: Sequence[str] = (),
+    key: str | None = None,
+    columns: Sequence[str] | None = None,
+    encode: Mapping[str, str] | None = None,
+    where: str | None = None,
+    limit: int | None = None,
+    shuffle: int | None = None,
+    shard_bytes: int | None = 1 << 26,
+    shard_rows: int | None = None,
+    compress: str | None = None,
+    hashes: Sequence[str] = (),
+    on_error: str = "fail",
+    on_duplicate: str = "error",
+    dry_run: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+    allow_empty: bool = False,
+    guard: Guard | None = None,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> Packed:
+    """Pack the rows of an index, or of a dataset, into shards.
+
+    fetch         `COLUMN` or `COLUMN:NAME`: pack what the column's addresses point at, as NAME
+    key           the column that names rows in reports; its values must differ (`on_duplicate`: error, first, keep)
+    columns       names of the columns to pack; None: all
+    encode        column -> encoding, where the inferred one is not wanted
+    where         SQL condition over the columns, or a whole `SELECT … FROM dataframe …`
+    limit         keep the first rows that `where` leaves; `shuffle` then orders those by its seed
+    shard_bytes   size of a shard at most, None: 4 GiB; a row larger than that gets one of its own
+    on_error      `fail` ends with the first row that fails; `skip` leaves it out and lists it in `failed.jsonl`
+    dry_run       say what would be packed, from the first rows, and write nothing
+    resume        go on with an unfinished pack of the same source and options: the same bytes as an unbroken one
+    overwrite     replace the dataset that is there, once the new one is whole
+    raises        UsageError, ReachError, FormatError, UnsafeError and what is below them, each with its exit code
+    """
+    progress = progress or Progress()
+    encode, guard, limits = dict(encode or {}), guard or Guard(), limits or Limits()
+    settings = Settings(compress or None, tuple(sorted(hashes)), shard_bytes or None, shard_rows)
+    find(format)
+    parsed = tuple(parse_link(text, encode) for text in fetch)
+    text = {link.source for link in parsed} | ({key} if key else set()) | {name for name, one in encode.items() if not _is_number(one)}
+    source = open_source(sources, text=text, guard=guard)
+    plan = Plan(
+        source, parsed, key, None if columns is None else tuple(columns), encode, where, limit, shuffle,
+        _one_of("on_error", on_error, ("fail", "skip")), _one_of("on_duplicate", on_duplicate, ("error", "first", "keep")),
+        allow_empty, guard, limits, progress,
+    )  # fmt: skip
+    names = checked(plan)
+    if dry_run:
+        return _dry(plan, names, format, settings, out)
+    options = {
+        "fetch": list(fetch), "key": key, "columns": plan.columns and list(plan.columns), "encode": encode, "where": where, "limit": limit,
+        "shuffle": shuffle, "on_error": on_error, "on_duplicate": on_duplicate, "allow_empty": allow_empty,
+    }  # fmt: skip
+    origin = {"address": source.address, DEFAULT: source.sum()}
+    writer = Writer(out, format=format, settings=settings, head={"source": origin, "options": options}, resume=resume, overwrite=overwrite)
+    about = {**origin, "options": _digest([format, settings, options])}
+    if writer.is_done:
+        return _done_before(writer, about, format)
+    resumed = writer.rows
+    try:
+        with writer:
+            _write(plan, writer, names)
+            if writer.is_empty and not writer.failed.count:
+                raise FormatError("no rows to pack", where=source.address, hint="Look at --where and --limit." if where or limit is not None else "")
+            path = writer.close(about)
+    finally:
+        progress.close()
+    counts = dict(sorted(writer.failed.counts.items()))
+    return Packed(
+        path, format, writer.rows, writer.shards, writer.size, writer.failed.count, counts, writer.columns or (), plan.duplicates["first"], resumed
+    )
+
+
+def _is_number(encoding: str) -> bool:
+    return encoding.startswith(("int", "uint", "float"))
+
+
+def _one_of(what: str, value: str, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise UsageError(f"{what} is {value!r}", hint=f"Choose one of {', '.join(choices)}.")
+    return value
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=asdict).encode()).hexdigest()[:32]
+
+
+def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
+    rows = plan.source.rows if plan.where is None else None
+    plan.progress.start("pack", rows if rows is None or plan.limit is None else min(rows, plan.limit))
+    if writer.rows:
+        plan.progress.note(f"going on after {writer.rows} rows in {writer.shards} shards")
+    typed = Typed(writer.columns, plan.key) if writer.columns else None
+    stream = fetched(plan, writer.next)
+    try:
+        for part in stream:
+            if typed is None and part.batch.num_rows:
+                typed = Typed(_named(plan, writer, part, names), plan.key)
+            failures = list(part.failures)
+            batch, rows = None, part.rows
+            if typed is not None and part.batch.num_rows:
+                batch, rows, unfit = typed.convert(part.batch, part.rows)
+                failures = sorted([*failures, *unfit], key=lambda one: one.row)
+            for failure in failures:
+                _fail(plan, writer, failure)
+            if batch is not None and batch.num_rows:
+                writer.write_batch(batch, rows)
+            plan.progress.advance(part.batch.num_rows + len(part.failures), part.batch.nbytes)
+    finally:
+        stream.close()  # type: ignore[attr-defined]
+    if plan.duplicates["first"]:
+        plan.progress.note(f"{plan.duplicates['first']} rows with a key used before were left out")
+
+
+def _named(plan: Plan, writer: Writer, part: links.Fetched, names: list[str]) -> Columns:
+    chosen = chosen_encodings(part.batch, names, plan.encode, part.extensions)
+    for name in looks_like_addresses(part.batch):
+        if name in names:
+            plan.progress.note(f"column {name!r} holds addresses; give --fetch {name} to pack what they point at")
+    for name, encoding in chosen.items():
+        plan.progress.note(f"column {name!r}: {encoding}", verbose=True)
+    return writer.name_columns(chosen)
+
+
+def _fail(plan: Plan, writer: Writer | None, failure: Failure) -> None:
+    plan.progress.failed(failure.key or f"row {failure.row}", failure.reason)
+    if plan.on_error == "skip":
+        if writer is not None:
+            writer.fail(failure)
+        return
+    kinds: dict[str, type[FlareError]] = {"null": ValueFitError, "value": ValueFitError, "unsafe": UnsafeError}
+    named = f"{failure.key}: " if failure.key else ""
+    raise kinds.get(failure.kind, ReachError)(f"{named}{failure.reason}", where=f"{plan.source.address}[{failure.row}]", hint=_SKIP)
+
+
+def _done_before(writer: Writer, about: Mapping[str, Any], format: str) -> Packed:
+    """Say again what a finished pack did, if it was this one."""
+    at = writer.target.at / playlist.PLAYLIST
+    stream = playlist.read(at).streams[0] if at.exists() else None
+    if stream is None or stream.headers.get("source") != about:
+        hint = "Give --overwrite to replace it, or name another folder."
+        raise UsageError("a dataset of another source or other options is there", where=writer.target.shown, hint=hint)
+    rows = int(stream.rows.sum()) if stream.rows is not None else 0
+    size = int(stream.sizes.sum()) if stream.sizes is not None else 0
+    failed = stream.files.get("failed.jsonl")
+    count = sum(block.count(b"\n") for block in (at.folder / failed.name).blocks()) if failed else 0
+    return Packed(writer.playlist, format, rows, len(stream), size, count, {}, stream.columns or (), 0, rows)
+
+
+def _dry(plan: Plan, names: list[str], format: str, settings: Settings, out: str) -> Packed:
+    """Say what would be packed; a row that fails among the first ones fails here too."""
+    would = reckon(plan, names, format, settings)
+    for failure in would.failures:
+        _fail(plan, None, failure)
+    path, failed = f"{out.rstrip('/')}/{playlist.PLAYLIST}", len(would.failures)
+    return Packed(path, format, would.rows, would.shards, would.bytes, failed, {}, would.columns, dry_run=True, estimated=would.estimated)
