@@ -81,21 +81,29 @@ class _Signals:
     def _watch(self) -> None:
         time.sleep(GRACE_S)
         if not self.over:  # stuck, or the interrupt was swallowed
-            self.say()
+            os.write(2, self._line().encode())
             os._exit(128 + self.number)
 
     def say(self) -> None:
         """Say in one line why it stopped."""
-        what, code = _NAMES.get(self.number, "interrupted"), 128 + (self.number or signal.SIGINT)
+        _tell(self._line())
+
+    def _line(self) -> str:
+        what, code = _NAMES[self.number], 128 + self.number
         resumable = self._args[:1] in (["pack"], ["unpack"])
-        line = f"error: {what}" + ("; give --resume to go on from here" if resumable else "")
         if _flag(self._args, "json"):
             hint = "Give --resume to go on from here." if resumable else ""
-            line = f'{{"error": {{"kind": "interrupted", "message": "{what}", "where": "", "hint": "{hint}", "exit_code": {code}}}}}'
-        try:
-            os.write(2, line.encode() + b"\n")
-        except OSError:
-            return
+            return f'{{"error": {{"kind": "interrupted", "message": "{what}", "where": "", "hint": "{hint}", "exit_code": {code}}}}}\n'
+        return f"error: {what}" + ("; give --resume to go on from here\n" if resumable else "\n")
+
+
+def _tell(text: str) -> None:
+    """Write to stderr; nobody listening is no error."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):
+        return
 
 
 def _flag(args: Sequence[str], name: str) -> bool:
@@ -125,7 +133,7 @@ def _run(args: Sequence[str], signals: _Signals) -> int:
         signals.number = signals.number or signal.SIGINT
     except Exception as error:  # an installation that is not whole; everything else is told by the command line
         code = 6 if isinstance(error, ImportError) else 1
-        print(f"error: {type(error).__name__}: {error}\nhint: Install flare again.", file=sys.stderr)
+        _tell(f"error: {type(error).__name__}: {error}\nhint: Install flare again.\n")
     if signals.number:
         signals.say()
         return 128 + signals.number
@@ -150,7 +158,7 @@ def _version() -> int:
     except BrokenPipeError:
         return 0
     except OSError as error:
-        print(f"error: stdout: {error.strerror or error}", file=sys.stderr)
+        _tell(f"error: stdout: {error.strerror or error}\n")
         return 3
     return 0
 

@@ -19,7 +19,7 @@ __all__ = ["COMMANDS", "run"]
 COMMANDS = {
     "pack": "Put rows into shards, and fetch what they link to.",
     "unpack": "Turn shards back into files, or download what an index links to.",
-    "inspect": "Say what a dataset is: format, rows, shards, bytes, columns.",
+    "inspect": "Say what a dataset is: format, rows, shards, bytes, columns, sums.",
     "verify": "Check that a dataset is whole.",
     "playlist": "Write the playlist of datasets: addresses to YAML.",
     "cat": "Print rows.",
@@ -57,12 +57,12 @@ class _Commands(typer.core.TyperGroup):
             result = super().invoke(ctx)
             show.finish()
             return result
-        except OSError as error:
-            raise _Failed(error) from error
+        except (OSError, KeyboardInterrupt) as error:
+            raise _Carried from error
 
 
-class _Failed(Exception):
-    """Carries an OSError past Typer, which would replace the process's streams on a broken pipe."""
+class _Carried(Exception):
+    """Carries its cause past Typer, which would replace the process's streams on a broken pipe and swallow an interrupt."""
 
 
 def _version(wanted: bool) -> None:
@@ -108,12 +108,15 @@ def run(args: list[str], as_json: bool = False, debug: bool = False, stopped: Ca
     """
     try:
         code = _app().main(args=args or ["--help"], prog_name="flare", standalone_mode=False)
-        show.finish()
+        if not stopped():  # or it might wait for a reader
+            show.finish()
         return code if isinstance(code, int) else 0
     except SystemExit as end:  # completion
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except (Exception, RecursionError, MemoryError) as caught:
-        error: BaseException = caught.__cause__ or caught if isinstance(caught, _Failed) else caught
+        error: BaseException = caught.__cause__ or caught if isinstance(caught, _Carried) else caught
+    if isinstance(error, KeyboardInterrupt):
+        raise error
     if stopped() or (isinstance(error, BrokenPipeError) and show.reader_left()):
         return 0
     told = _told(error, args)

@@ -32,7 +32,7 @@ def command(
     verbose: params.Verbose = False,
     debug: params.Debug = False,
 ) -> None:
-    """Say what a dataset is: format, streams, rows, shards, bytes, columns, compression, sums.
+    """Say what a dataset is: format, rows, shards, bytes, columns, sums.
 
     Reads headers only, unless --stats or --sample asks for more.
     """

@@ -5,6 +5,7 @@ Both streams are UTF-8 (see `__main__`). On stdout a failed write is an error, u
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -69,22 +70,23 @@ def line(text: str) -> None:
     write_text(escape(text) + "\n")
 
 
-class _Binary:
+class _Binary(io.RawIOBase):
     """stdout for bytes, as the file that writers of Arrow and tar want."""
 
-    mode, closed = "wb", False
+    def writable(self) -> bool:
+        return True
 
     def write(self, data: Any) -> int:
         with _answering() as stream:
-            stream.flush()
             return stream.buffer.write(data)
 
     def flush(self) -> None:
         finish()
 
 
-def binary() -> Any:
+def binary() -> io.RawIOBase:
     """Give stdout as a file for bytes."""
+    finish()
     return _Binary()
 
 
@@ -186,10 +188,10 @@ class Printer:
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Print rows of cells: ruled and folded on a terminal, else one line a row with tabs between."""
-        clean = ([escape(str(cell)) for cell in row] for row in rows)
+        header, clean = [escape(cell) for cell in header], ([escape(str(cell)) for cell in row] for row in rows)
         if sys.stdout is None or not sys.stdout.isatty():
-            for row in ([list(header)], clean):
-                for cells in row:
+            for part in ([header], clean):
+                for cells in part:
                     write_text("\t".join(cells) + "\n")
             return
         _rich_table(header, clean)

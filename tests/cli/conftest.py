@@ -1,0 +1,116 @@
+"""The command line over made-up verbs: what reaches them, and what becomes of what they return, raise or are told by a signal."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import types
+from dataclasses import dataclass
+
+import pytest
+
+_START = """
+import sys, types
+verbs = types.ModuleType("flarecli.verbs")
+exec({source!a}, vars(verbs))
+sys.modules["flarecli.verbs"] = verbs
+import flarecli
+flarecli.verbs = verbs
+sys.argv = ["flare", *{args!a}]
+from flarecli.__main__ import entry
+entry()
+"""
+
+
+_VERBS = ("cat", "check_playlist", "diff_playlists", "inspect", "pack", "playlist", "unpack", "verify")
+
+
+def _not_reached(*args, **options):
+    raise AssertionError("no verb should have been called")
+
+
+def environment(**more):
+    """The environment without what would change the command line's mind."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("FLARE_", "_FLARE", "NO_COLOR", "PYTHON", "LC_", "LANG"))}
+    return {**kept, "LC_ALL": "C.UTF-8", **more}
+
+
+@dataclass
+class Outcome:
+    code: int
+    data: bytes
+    err: str
+
+    @property
+    def out(self):
+        return self.data.decode()
+
+
+@pytest.fixture
+def flare_process():
+    """Start `flare ARGS` as a process of its own; `source` is Python that stands for the verbs."""
+
+    def start(args, source=None, env=None, **more):
+        command = ["-m", "flarecli", *args] if source is None else ["-c", _START.format(source=source, args=list(args))]
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+        return subprocess.Popen([sys.executable, *command], env=environment(**(env or {})), start_new_session=True, **streams)
+
+    return start
+
+
+@pytest.fixture
+def flare_run(flare_process):
+    """Run `flare ARGS` as a process of its own to its end."""
+
+    def run(args, source=None, env=None, **more):
+        with flare_process(args, source, env, **more) as process:
+            out, err = process.communicate(timeout=60)
+        return Outcome(process.returncode, out or b"", (err or b"").decode())
+
+    return run
+
+
+class _Stream(io.TextIOWrapper):
+    """A stream as Python gives one: text over bytes."""
+
+    def __init__(self, terminal=False):
+        super().__init__(io.BytesIO(), encoding="latin-1", errors="strict", newline="", write_through=True)
+        self._terminal = terminal
+
+    def isatty(self):
+        return self._terminal
+
+    @property
+    def data(self):
+        return self.buffer.getvalue()
+
+
+@pytest.fixture
+def flare(monkeypatch):
+    """Call the command line in this process over made-up verbs: `flare("cat", "x", verbs={"cat": f})`."""
+
+    def call(*args, terminal=False, environment=None, **verbs):
+        import flarecli
+        from flarecli.__main__ import main
+
+        for name in list(os.environ):
+            if name.startswith(("FLARE_", "_FLARE", "NO_COLOR")):
+                monkeypatch.delenv(name)
+        for name, value in {"COLUMNS": "200", "TERM": "xterm", **(environment or {})}.items():
+            monkeypatch.setenv(name, value)
+        module = types.ModuleType("flarecli.verbs")
+        vars(module).update({**dict.fromkeys(_VERBS, _not_reached), **verbs})
+        monkeypatch.setitem(sys.modules, "flarecli.verbs", module)
+        monkeypatch.setattr(flarecli, "verbs", module, raising=False)
+        out, err = _Stream(terminal), _Stream(terminal)
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        try:
+            code = main(list(args))
+        finally:
+            monkeypatch.undo()
+        return Outcome(code, out.data, err.data.decode())
+
+    return call

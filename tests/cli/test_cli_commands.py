@@ -1,0 +1,245 @@
+"""The six commands: which options reach the verbs, and what is printed of what comes back."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import asdict, dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from flarecli.cli.app import COMMANDS
+from flarecli.model import Column, Finding
+
+
+@dataclass
+class Packed:
+    playlist: str = "out/playlist.yaml"
+    format: str = "mds"
+    rows: int = 5
+    shards: int = 2
+    bytes: int = 1234
+    failed: int = 0
+    reasons: dict = field(default_factory=dict)
+    columns: tuple = (Column("id", "str"),)
+    dry_run: bool = False
+    resumed_rows: int = 0
+
+    def as_json(self):
+        return {**asdict(self), "columns": {column.name: column.encoding for column in self.columns}}
+
+
+@dataclass
+class Recorder:
+    """A verb that notes how it was called, tells the progress what it is told to, and gives an answer."""
+
+    answer: object = None
+    tell: object = None
+
+    def __call__(self, *args, **options):
+        self.args, self.options = args, options
+        if self.tell:
+            self.tell(options["progress"])
+        return self.answer
+
+
+def test_every_command_is_a_module_whose_help_begins_with_its_line_in_the_table():
+    for name, text in COMMANDS.items():
+        assert importlib.import_module(f"flarecli.cli.{name}").command.__doc__.splitlines()[0] == text
+
+
+def test_pack_without_options_leaves_every_default_to_the_verb(flare):
+    pack = Recorder(Packed())
+    assert flare("pack", "a.csv", "b.csv", "out", pack=pack).code == 0
+    assert pack.args == (["a.csv", "b.csv"], "out")
+    options = {name: value for name, value in pack.options.items() if name not in ("guard", "limits", "progress")}
+    assert options == {
+        "format": "mds", "fetch": (), "key": None, "columns": None, "encode": {}, "where": None, "limit": None, "shuffle": None,
+        "shard_bytes": 1 << 26, "shard_rows": None, "compress": None, "hashes": (), "on_error": "fail", "on_duplicate": "error",
+        "dry_run": False, "resume": False, "overwrite": False, "allow_empty": False,
+    }  # fmt: skip
+    assert (pack.options["guard"].allow_private, pack.options["guard"].allow_local) == (False, False)
+    limits = pack.options["limits"]
+    assert (limits.jobs, limits.retries, limits.timeout_s, limits.deadline_s, limits.max_bytes) == (32, 4, 30.0, 600.0, 10**9)
+
+
+def test_every_option_of_pack_reaches_the_verb(flare):
+    pack = Recorder(Packed())
+    line = (
+        "a.csv out -f mds --fetch u:image --fetch v --key id -c id,u --encode n=int8 --encode t=str --where n>4 --limit 9 --shuffle 7 "
+        "--shard-size 256KiB --shard-rows 3 -z zstd:7 --hash sha1 --hash xxh64 --on-error skip --on-duplicate first --dry-run --resume "
+        "--overwrite --allow-empty -j 5 --retries 2 --timeout 8s --deadline 12s --max-object 1MB --allow-private --allow-local"
+    )
+    assert flare("pack", *line.split(), pack=pack).code == 0
+    options = {name: value for name, value in pack.options.items() if name not in ("guard", "limits", "progress")}
+    assert options == {
+        "format": "mds", "fetch": ["u:image", "v"], "key": "id", "columns": ["id", "u"], "encode": {"n": "int8", "t": "str"}, "where": "n>4",
+        "limit": 9, "shuffle": 7, "shard_bytes": 1 << 18, "shard_rows": 3, "compress": "zstd:7", "hashes": ["sha1", "xxh64"],
+        "on_error": "skip", "on_duplicate": "first", "dry_run": True, "resume": True, "overwrite": True, "allow_empty": True,
+    }  # fmt: skip
+    assert (pack.options["guard"].allow_private, pack.options["guard"].allow_local) == (True, True)
+    limits = pack.options["limits"]
+    assert (limits.jobs, limits.retries, limits.timeout_s, limits.deadline_s, limits.max_bytes) == (5, 2, 8.0, 12.0, 10**6)
+
+
+def test_a_default_can_be_set_in_the_environment_and_a_flag_wins(flare):
+    pack = Recorder(Packed())
+    settings = {"FLARE_SHARD_SIZE": "1MiB", "FLARE_JOBS": "7", "FLARE_HASH": "sha1 md5", "FLARE_RESUME": "1", "FLARE_RETRIES": "9"}
+    assert flare("pack", "a", "out", "--retries", "1", pack=pack, environment=settings).code == 0
+    assert (pack.options["shard_bytes"], pack.options["hashes"], pack.options["resume"]) == (1 << 20, ["sha1", "md5"], True)
+    assert (pack.options["limits"].jobs, pack.options["limits"].retries) == (7, 1)
+
+
+def test_pack_prints_the_playlist_and_sums_up_on_stderr(flare):
+    ran = flare("pack", "a", "out", pack=Recorder(Packed()))
+    assert (ran.code, ran.out) == (0, "out/playlist.yaml\n")
+    assert ran.err.startswith("packed 5 rows in 2 shards, 1.2 kB in ")
+    assert ran.err.count("\n") == 1
+    ran = flare("pack", "a", "out", "-q", pack=Recorder(Packed()))
+    assert (ran.code, ran.out, ran.err) == (0, "out/playlist.yaml\n", "")
+    ran = flare("pack", "a", "out", "--json", pack=Recorder(Packed()))
+    assert (ran.code, json.loads(ran.out), ran.err) == (0, Packed().as_json() | {"columns": {"id": "str"}}, "")
+
+
+def test_a_dry_run_prints_what_would_be(flare):
+    pack = Recorder(Packed(dry_run=True))
+    assert flare("pack", "a", "out", "--dry-run", pack=pack).out == "5 rows in 2 shards, 1.2 kB\ncolumn\tencoding\nid\tstr\n"
+    assert flare("pack", "a", "out", "--dry-run", "-q", pack=pack).out == "5 rows in 2 shards, 1.2 kB\n"
+
+
+def failing(progress):
+    progress.start("pack", 50)
+    for i in range(25):
+        progress.failed(f"k{i}\x1b", "http://u:secret@h/x is 404")
+    progress.advance(25, 1000)
+
+
+def test_the_first_failures_are_shown_and_all_are_counted(flare):
+    answer = Packed(failed=25, reasons={"404": 24, "empty": 1})
+    ran = flare("pack", "a", "out", pack=Recorder(answer, failing))
+    assert (ran.code, ran.out) == (1, "out/playlist.yaml\n")
+    lines = ran.err.splitlines()
+    assert lines[:20] == [f"k{i}\\x1b: http://h/x is 404" for i in range(20)]
+    assert lines[20:22] == ["24 rows failed: 404", "1 row failed: empty"]
+    assert len(lines) == 23
+    for quiet in ("-q", "--json"):
+        assert flare("pack", "a", "out", quiet, pack=Recorder(answer, failing)).err == ""
+
+
+def test_progress_is_drawn_on_a_terminal_only_and_leaves_nothing(flare):
+    def tell(progress):
+        progress.start("pack", 10)
+        progress.advance(4, 1000)
+        progress.failed("k", "empty")
+        progress.note("sniffed: jpeg", verbose=True)
+        progress.advance(6, 1000)
+
+    ran = flare("pack", "a", "out", terminal=True, pack=Recorder(Packed(), tell))
+    assert "pack:" in ran.err
+    assert "10 rows" in ran.err
+    assert "k: empty\n" in ran.err
+    assert "sniffed" not in ran.err
+    assert ran.err.splitlines()[-1].startswith("packed 5 rows")
+    assert "sniffed: jpeg\n" in flare("pack", "a", "out", "-v", pack=Recorder(Packed(), tell)).err
+    for quiet in ("-q", "--json"):
+        assert flare("pack", "a", "out", quiet, terminal=True, pack=Recorder(Packed(), tell)).err == ""
+
+
+class Verification:
+    """Findings as they come; the counts are known at the end."""
+
+    def __init__(self, *findings, unprotected=()):
+        self._findings, self.unprotected = findings, unprotected
+        self.files = self.shards = self.rows = self.bytes = self.findings = 0
+
+    def __iter__(self):
+        for finding in self._findings:
+            self.findings += 1
+            yield finding
+        self.files, self.shards, self.rows, self.bytes = 3, 2, 500, 12_300_000
+
+
+def test_verify_says_whole_in_one_line(flare):
+    ran = flare("verify", "out", verify=Recorder(Verification()))
+    assert (ran.code, ran.out, ran.err) == (0, "whole: 3 files, 2 shards, 500 rows, 12.3 MB\n", "")
+    ran = flare("verify", "out", "--quick", verify=Recorder(Verification(unprotected=["spec\x1b.json"])))
+    assert ran.out == "whole: 3 files, 2 shards, 500 rows, 12.3 MB, sizes and headers only\n"
+    assert ran.err == "without any sum to check: spec\\x1b.json\n"
+
+
+def test_verify_prints_findings_as_they_come_and_exits_1(flare):
+    findings = Finding("out/a.mds[3]", "checksum", "fails its \x1bsum", "Fetch it."), Finding("out/b.mds", "missing", "is not there")
+    ran = flare("verify", "out", verify=Recorder(Verification(*findings)))
+    summary = "2 findings: 3 files, 2 shards, 500 rows, 12.3 MB\n"
+    assert (ran.code, ran.err) == (1, "")
+    assert ran.out == "out/a.mds[3]: fails its \\x1bsum\nout/b.mds: is not there\n" + summary
+    assert flare("verify", "out", "-q", verify=Recorder(Verification(*findings))).out == summary
+    lines = [json.loads(line) for line in flare("verify", "out", "--json", verify=Recorder(Verification(*findings))).out.splitlines()]
+    assert lines[0] == {"where": "out/a.mds[3]", "kind": "checksum", "message": "fails its \x1bsum", "hint": "Fetch it."}
+    assert lines[2] == {"files": 3, "shards": 2, "rows": 500, "bytes": 12_300_000, "findings": 2, "unprotected": []}
+
+
+def test_every_option_of_verify_reaches_the_verb(flare):
+    verify = Recorder(Verification())
+    flare("verify", "a", "b", "-f", "mds", "-s", "x", "-s", "y", "--quick", "--decode", "--max-findings", "7", "-j", "3", verify=verify)
+    options = {name: value for name, value in verify.options.items() if name not in ("guard", "limits", "progress")}
+    assert verify.args == (["a", "b"],)
+    assert options == {"format": "mds", "streams": ["x", "y"], "quick": True, "decode": True, "max_findings": 7, "jobs": 3}
+
+
+def test_every_option_of_cat_reaches_the_verb(flare):
+    cat = Recorder(iter(()))
+    line = "a b -f mds -s x -c id,n -r 10:20 --where n>4 --limit 9 --head 3 --tail 4 --sample 1% --seed 5 --shuffle 7 --epoch 2 --rank 0/8"
+    assert flare("cat", *line.split(), cat=cat).code == 0
+    options = {name: value for name, value in cat.options.items() if name not in ("guard", "limits")}
+    assert cat.args == (["a", "b"],)
+    assert options == {
+        "format": "mds", "streams": ["x"], "columns": ["id", "n"], "rows": "10:20", "where": "n>4", "limit": 9, "head": 3, "tail": 4,
+        "sample": 0.01, "seed": 5, "shuffle": 7, "epoch": 2, "rank": (0, 8),
+    }  # fmt: skip
+
+
+def test_unpack_prints_the_index_and_counts(flare):
+    answer = SimpleNamespace(files=4, bytes=1000, rows=5, failed=1, reasons={"404": 1}, index="files/index.jsonl", as_json=lambda: {"files": 4})
+    unpack = Recorder(answer)
+    line = "a files -s x -c id -r ::2 --where n>4 --limit 9 --key id --fetch u --name {key}.{ext} --index csv --resume --overwrite --on-error skip"
+    ran = flare("unpack", *line.split(), unpack=unpack)
+    assert (ran.code, ran.out) == (1, "files/index.jsonl\n")
+    assert ran.err.startswith("1 row failed: 404\nunpacked 5 rows into 4 files, 1.0 kB in ")
+    options = {name: value for name, value in unpack.options.items() if name not in ("guard", "limits", "progress")}
+    assert unpack.args == (["a"], "files")
+    assert options == {
+        "format": None, "streams": ["x"], "columns": ["id"], "rows": "::2", "where": "n>4", "limit": 9, "key": "id", "fetch": ["u"],
+        "name": "{key}.{ext}", "index": "csv", "resume": True, "overwrite": True, "on_error": "skip",
+    }  # fmt: skip
+    assert flare("unpack", "a", "files", "--json", unpack=unpack).out == '{"files": 4}\n'
+    assert flare("unpack", "a", "-", unpack=unpack).out == ""
+    assert flare("unpack", "a", "-", terminal=True).code == 2
+
+
+def test_playlist_prints_yaml_or_the_file_it_wrote(flare):
+    playlist = Recorder("images:\n  content:\n    - a\x1b.mds\n# flare\n")
+    ran = flare(
+        "playlist", "images=a", "b", "--base", "http://h/", "--rebase", "o=n", "--hash", "sha1", "--header", "k=v", "--no-open", playlist=playlist
+    )
+    assert (ran.code, ran.out, ran.err) == (0, "images:\n  content:\n    - a\\x1b.mds\n# flare\n", "")
+    options = {name: value for name, value in playlist.options.items() if name not in ("guard", "limits")}
+    assert playlist.args == (["images=a", "b"],)
+    assert options == {
+        "out": None, "format": None, "base": "http://h/", "rebase": (("o", "n"),), "hashes": ["sha1"], "headers": (("k", "v"),), "open": False,
+    }  # fmt: skip
+    assert flare("playlist", "a", "-o", "set.yaml", playlist=playlist).out == "set.yaml\n"
+    assert playlist.options["hashes"] == ("xxh3_128",)
+
+
+def test_playlist_checks_and_compares(flare):
+    findings = Recorder([Finding("set.yaml:3", "duplicate", "images is named twice")])
+    ran = flare("playlist", "--check", "set.yaml", check_playlist=findings)
+    assert (ran.code, ran.out) == (1, "set.yaml:3: images is named twice\n")
+    assert flare("playlist", "--check", "set.yaml", check_playlist=Recorder([])).code == 0
+    changes = Recorder(SimpleNamespace(added=["c.mds"], removed=["a.mds"], changed=["b.mds"]))
+    ran = flare("playlist", "old.yaml", "--diff", "new.yaml", diff_playlists=changes)
+    assert (ran.code, ran.out, changes.args[:2]) == (0, "+ c.mds\n- a.mds\n~ b.mds\n", ("old.yaml", "new.yaml"))
+    ran = flare("playlist", "old.yaml", "--diff", "new.yaml", "--json", diff_playlists=changes)
+    assert json.loads(ran.out) == {"added": ["c.mds"], "removed": ["a.mds"], "changed": ["b.mds"]}

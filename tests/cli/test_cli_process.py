@@ -1,0 +1,260 @@
+"""`flare` as a process: start-up, signals, pipes, full disks, locales, completion."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from flarecli.__main__ import GRACE_S
+
+HEAVY = ("numpy", "pyarrow", "rich", "yaml", "duckdb", "pycurl", "PIL", "tqdm", "pandas")
+
+
+def loaded_by(args, env=None):
+    """The heavy libraries in memory when `flare ARGS` is about to end."""
+    code = (
+        f"import os, sys; sys.argv = ['flare', *{args!r}]; os._exit = lambda code: print({HEAVY!r} and [n for n in {HEAVY!r} if n in sys.modules])\n"
+    )
+    code += "from flarecli.__main__ import entry; entry()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **(env or {})}, timeout=60)
+    return done.stdout.splitlines()[-1], done.stdout
+
+
+@pytest.mark.parametrize("args", [["--version"], ["--help"], ["pack", "--help"], ["cat", "--help"], []])
+def test_start_up_loads_no_heavy_library(args):
+    assert loaded_by(args)[0] == "[]"
+
+
+def test_the_version_is_answered_before_typer_is_loaded():
+    code = "import sys; sys.argv = ['flare', '--version']; import os; os._exit = lambda code: print('typer' in sys.modules)\n"
+    code += "from flarecli.__main__ import entry; entry()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["flare 0.1.0", "False"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "words", "wanted"),
+    [
+        ("bash", "flare pa", ["pack"]),
+        ("bash", "flare pack --shard-", ["--shard-size", "--shard-rows"]),
+        ("bash", "flare pack -f m", ["mds"]),
+        ("bash", "flare cat --to p", ["parquet"]),
+        ("zsh", "flare ver", ['"verify":"Check that a dataset is whole."']),
+        ("fish", "flare ver", ["verify\tCheck that a dataset is whole."]),
+    ],
+)
+def test_completion_knows_commands_options_and_values_and_loads_no_heavy_library(shell, words, wanted):
+    env = {"_FLARE_COMPLETE": f"complete_{shell}", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    env |= {"_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    heavy, printed = loaded_by([], env)
+    assert heavy == "[]"
+    for one in wanted:
+        assert one in printed
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_script_can_be_shown(flare_run, shell):
+    ran = flare_run(["--show-completion", shell])
+    assert (ran.code, ran.err) == (0, "")
+    assert "_FLARE_COMPLETE" in ran.out
+
+
+SLOW = """
+import sys, time
+def pack(*args, **options):
+    print("begun", file=sys.stderr, flush=True)
+    while True:
+        time.sleep(0.01)
+"""
+
+
+def signalled(process, number):
+    """Send a signal once the verb has begun; give what came after, and how long it took."""
+    assert process.stderr.readline() == b"begun\n"
+    process.send_signal(number)
+    start = time.monotonic()
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out.decode(), err.decode(), time.monotonic() - start
+
+
+@pytest.mark.parametrize(("number", "code", "what"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
+def test_a_signal_ends_a_run_with_one_line(flare_process, number, code, what):
+    with flare_process(["pack", "index.csv", "out"], SLOW) as process:
+        assert signalled(process, number)[:3] == (code, "", f"error: {what}; give --resume to go on from here\n")
+
+
+def test_a_signal_is_told_as_json_where_json_is_wanted(flare_process):
+    with flare_process(["pack", "index.csv", "out", "--json"], SLOW) as process:
+        fields = {"kind": "interrupted", "message": "interrupted", "where": "", "hint": "Give --resume to go on from here.", "exit_code": 130}
+        told = json.dumps({"error": fields}) + "\n"
+        assert signalled(process, signal.SIGINT)[:3] == (130, "", told)
+
+
+def test_finally_blocks_run_and_a_second_signal_does_not_disturb_them(flare_process, tmp_path):
+    source = f"""
+import os, signal, sys, time
+def pack(*args, **options):
+    try:
+        print("begun", file=sys.stderr, flush=True)
+        time.sleep(60)
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        open({str(tmp_path / "tidied")!r}, "w").close()
+"""
+    with flare_process(["pack", "index.csv", "out"], source) as process:
+        assert signalled(process, signal.SIGTERM)[:3] == (143, "", "error: terminated; give --resume to go on from here\n")
+    assert (tmp_path / "tidied").exists()
+
+
+def test_a_signal_during_an_import_waits_until_it_is_done(flare_process, tmp_path):
+    (tmp_path / "slow_module.py").write_text(
+        "import sys, time\nprint('begun', file=sys.stderr, flush=True)\ntime.sleep(0.3)\nprint('loaded', flush=True)\n"
+    )
+    source = f"""
+import sys
+def pack(*args, **options):
+    sys.path.insert(0, {str(tmp_path)!r})
+    import slow_module
+    while True: pass
+"""
+    with flare_process(["pack", "index.csv", "out"], source) as process:
+        assert signalled(process, signal.SIGINT)[:3] == (130, "loaded\n", "error: interrupted; give --resume to go on from here\n")
+
+
+def test_an_interrupt_that_a_finalizer_swallows_is_raised_again(flare_process):
+    source = """
+import os, signal, sys, time
+class Dropped:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000): pass
+def pack(*args, **options):
+    print("begun", file=sys.stderr, flush=True)
+    Dropped()
+    while True: time.sleep(0.01)
+"""
+    with flare_process(["pack", "index.csv", "out"], source) as process:
+        code, out, err, seconds = signalled(process, signal.SIGWINCH)
+    assert (code, out, err) == (130, "", "error: interrupted; give --resume to go on from here\n")
+    assert seconds < 3
+
+
+def test_what_swallows_the_interrupt_is_ended_after_a_grace(flare_process):
+    source = """
+import sys, time
+def pack(*args, **options):
+    import flarecli.__main__
+    flarecli.__main__.GRACE_S = 0.3
+    while True:
+        try:
+            print("begun", file=sys.stderr, flush=True)
+            time.sleep(60)
+        except BaseException:
+            time.sleep(60)
+"""
+    with flare_process(["pack", "index.csv", "out"], source) as process:
+        assert signalled(process, signal.SIGINT)[:3] == (130, "", "error: interrupted; give --resume to go on from here\n")
+    assert GRACE_S < 5
+
+
+def test_an_interrupt_turned_into_another_error_is_still_an_interrupt(flare_process):
+    source = """
+import sys, time
+def verify(*args, **options):
+    try:
+        print("begun", file=sys.stderr, flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        raise RuntimeError("query interrupted")
+"""
+    with flare_process(["verify", "out"], source) as process:
+        assert signalled(process, signal.SIGINT)[:3] == (130, "", "error: interrupted\n")
+
+
+def test_a_signal_at_random_times_never_ends_with_exit_0_or_a_traceback(flare_process):
+    source = "import time\ndef pack(*args, **options):\n    import numpy, pyarrow, yaml\n    time.sleep(60)\n"
+    for i in range(12):
+        with flare_process(["pack", "index.csv", "out"], "import sys\nprint(end='begun\\n', file=sys.stderr, flush=True)\n" + source) as process:
+            assert process.stderr.readline() == b"begun\n"
+            time.sleep(0.012 * i)  # the verbs are there; the command line and the libraries are being loaded
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=30)
+        assert process.returncode in (143, -signal.SIGTERM)
+        assert b"Traceback" not in err
+
+
+ROWS = """
+def cat(*args, **options):
+    import pyarrow as pa
+    for start in range(0, 100_000, 1000):
+        yield pa.record_batch({"n": list(range(start, start + 1000))})
+"""
+
+
+def test_a_reader_that_leaves_early_is_no_error(flare_process):
+    with flare_process(["cat", "x"], ROWS) as process:
+        assert process.stdout.readline() == b'{"n": 0}\n'
+        process.stdout.close()
+        err = process.stderr.read()
+        assert (process.wait(timeout=60), err) == (0, b"")
+
+
+@pytest.mark.parametrize("form", ["csv", "table", "arrow", "parquet"])
+def test_a_reader_that_leaves_early_is_no_error_in_any_form(flare_process, form):
+    with flare_process(["cat", "x", "--to", form], ROWS) as process:
+        assert process.stdout.read(1)
+        process.stdout.close()
+        err = process.stderr.read()
+        assert (process.wait(timeout=60), err) == (0, b"")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+@pytest.mark.parametrize(
+    "args", [["cat", "x"], ["cat", "x", "--to", "csv"], ["cat", "x", "--to", "arrow"], ["cat", "x", "--to", "parquet"], ["--version"]]
+)
+def test_a_full_disk_under_stdout_is_an_error(flare_run, args):
+    with open("/dev/full", "wb") as full:
+        ran = flare_run(args, ROWS, stdout=full)
+    assert (ran.code, ran.err) == (3, "error: stdout: No space left on device\n")
+
+
+@pytest.mark.parametrize("args", [["cat", "x"], ["--help"], ["--version"]])
+def test_a_closed_stdout_is_an_error(flare_run, args):
+    ran = flare_run(args, ROWS, stdout=None, preexec_fn=lambda: os.close(1))
+    assert (ran.code, ran.err) == (3, "error: stdout: it is closed\n")
+
+
+def test_a_closed_stderr_changes_nothing(flare_run):
+    ran = flare_run(["cat", "x", "--head", "1"], ROWS, stderr=None, preexec_fn=lambda: os.close(2))
+    assert (ran.code, len(ran.out.splitlines())) == (0, 100_000)
+
+
+TEXT = """
+def cat(*args, **options):
+    import pyarrow as pa
+    yield pa.record_batch({"é": ["naïve 漢字"]})
+"""
+
+
+@pytest.mark.parametrize(
+    "env", [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii:strict"}]
+)
+def test_output_is_utf_8_whatever_the_locale_says(flare_run, env):
+    assert flare_run(["cat", "x"], TEXT, env).out == '{"é": "naïve 漢字"}\n'
+    ran = flare_run(
+        ["cat", "naïve\udcff"],
+        "from flarecli.errors import MissingError\ndef cat(source, **options):\n    raise MissingError('nothing is there', where=source[0])\n",
+        env,
+    )
+    assert (ran.code, ran.err) == (3, "error: naïve\\udcff: nothing is there\n")
+
+
+def test_the_module_and_the_script_are_the_same(flare_run):
+    assert flare_run(["--version"]).out == "flare 0.1.0\n"

@@ -1,0 +1,195 @@
+"""`flare cat`: typed batches as JSON lines, CSV, TSV, tables, Arrow, Parquet and raw bytes; whatever they hold, it parses and acts on nothing."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import math
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flarecli.cli.show import json_text, plain
+from flarecli.names import escape
+
+
+def batch(**columns):
+    """A batch of columns given as (values, Arrow type, encoding)."""
+    fields = [pa.field(name, kind, metadata={b"encoding": encoding.encode()}) for name, (_, kind, encoding) in columns.items()]
+    return pa.record_batch([pa.array(values, kind) for values, kind, _ in columns.values()], schema=pa.schema(fields))
+
+
+def cat(*batches):
+    return lambda *args, **options: iter(batches)
+
+
+TEXT, BINARY = pa.large_string(), pa.large_binary()
+SAMPLE = batch(
+    id=(["a", "b"], TEXT, "str"),
+    n=([1, 2**63], pa.uint64(), "uint64"),
+    score=([0.1, float("nan")], pa.float64(), "float64"),
+    image=([b"\xff\xd8", b""], BINARY, "jpeg"),
+    object=([b"\x80\x04N.", b"x" * 1234], BINARY, "pkl"),
+    meta=(['{"k": [1, NaN, 1e999]}', '"\\ud800\x7f"'], TEXT, "json"),
+    digits=(["12345678901234567890", "-0"], TEXT, "str_int"),
+)
+
+
+def test_rows_are_json_lines(flare):
+    ran = flare("cat", "x", cat=cat(SAMPLE))
+    assert (ran.code, ran.err) == (0, "")
+    one, two = ran.out.splitlines()
+    assert json.loads(one) == {
+        "id": "a",
+        "n": 1,
+        "score": 0.1,
+        "image": {"bytes": 2, "sha256": hashlib.sha256(b"\xff\xd8").hexdigest()},
+        "object": "<pickle, 4 B, not decoded>",
+        "meta": {"k": [1, None, None]},
+        "digits": "12345678901234567890",
+    }
+    assert json.loads(two)["n"] == 2**63
+    assert json.loads(two)["score"] is None
+    assert json.loads(two)["object"] == "<pickle, 1.2 kB, not decoded>"
+    assert '"meta": "\\ud800\\u007f"' in two
+
+
+def test_bytes_can_be_had_whole(flare):
+    row = json.loads(flare("cat", "x", "--bytes", "base64", cat=cat(SAMPLE)).out.splitlines()[0])
+    assert (base64.b64decode(row["image"]), base64.b64decode(row["object"])) == (b"\xff\xd8", b"\x80\x04N.")
+
+
+def test_other_types_of_arrow_have_a_text_too(flare):
+    import datetime
+    import decimal
+
+    values = {"day": datetime.date(2024, 2, 29), "price": decimal.Decimal("1.10"), "deep": {"b": b"\0", "f": [math.inf]}, "none": None, "yes": True}
+    ran = flare("cat", "x", cat=cat(pa.RecordBatch.from_pylist([values])))
+    deep = {"b": {"bytes": 1, "sha256": hashlib.sha256(b"\0").hexdigest()}, "f": [None]}
+    assert json.loads(ran.out) == {"day": "2024-02-29", "price": "1.10", "deep": deep, "none": None, "yes": True}
+
+
+def test_rows_without_columns_are_rows(flare):
+    empty = pa.RecordBatch.from_struct_array(pa.array([{}, {}], pa.struct([])))
+    assert flare("cat", "x", cat=cat(empty)).out == "{}\n{}\n"
+
+
+@pytest.mark.parametrize("text", ["{oops", "", '{"a": 1} 2', "[" * 100_000])
+def test_a_json_column_that_holds_none_is_an_error(flare, text):
+    ran = flare("cat", "x", cat=cat(batch(meta=([text], TEXT, "json"))))
+    shown = "is nested too deeply" if len(text) > 99 else f"is not JSON: {text!r}"
+    hint = "hint: Give --raw meta to see its bytes, or -c without it.\n"
+    assert (ran.code, ran.out, ran.err) == (4, "", f"error: a value of column 'meta' {shown}\n{hint}")
+
+
+def test_a_number_longer_than_python_reads_stays_text(flare):
+    digits = "9" * 5000
+    ran = flare("cat", "x", cat=cat(batch(meta=([f"[{digits}, 7]"], TEXT, "json"))))
+    assert json.loads(ran.out) == {"meta": [digits, 7]}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(st.characters()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters()), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_printed_json_is_one_line_that_parses_to_the_same_value_and_acts_on_nothing(value):
+    text = json_text(plain(value))
+    assert json.loads(text) == value
+    assert escape(text) == text
+
+
+def test_what_a_terminal_acts_on_is_escaped_in_every_form(flare):
+    rows = batch(**{"a\x1b[2J": (["x\x1b]0;t\x07\x9b\u202e\r\n\ty,\"'[red]"], TEXT, "str")})
+    lines = flare("cat", "x", cat=cat(rows)).out
+    assert json.loads(lines) == {"a\x1b[2J": "x\x1b]0;t\x07\x9b\u202e\r\n\ty,\"'[red]"}
+    outputs = [flare("cat", "x", "--to", form, cat=cat(rows)).out for form in ("csv", "tsv", "table")]
+    outputs.append(re.sub("\x1b\\[[0-9;]*m", "", flare("cat", "x", "--to", "table", terminal=True, cat=cat(rows)).out))  # rich's own colours
+    for text in (lines, *outputs):
+        assert not any((ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 or c == "\u202e" for c in text)
+    assert outputs[0] == 'a\\x1b[2J\n"x\\x1b]0;t\\x07\\x9b\\u202e\\r\\n\\ty,""\'[red]"\n'
+    assert outputs[1] == outputs[2] == "a\\x1b[2J\nx\\x1b]0;t\\x07\\x9b\\u202e\\r\\n\\ty,\"'[red]\n"
+    assert "[red]" in outputs[3]
+
+
+def test_cells_of_csv_are_what_json_says(flare):
+    ran = flare("cat", "x", "--to", "csv", cat=cat(SAMPLE, SAMPLE))
+    header, first, *rest = list(csv.reader(io.StringIO(ran.out)))
+    assert header == ["id", "n", "score", "image", "object", "meta", "digits"]
+    assert first[:3] == ["a", "1", "0.1"]
+    assert json.loads(first[3]) == {"bytes": 2, "sha256": hashlib.sha256(b"\xff\xd8").hexdigest()}
+    assert first[4:] == ["<pickle, 4 B, not decoded>", '{"k": [1, null, null]}', "12345678901234567890"]
+    assert len(rest) == 3
+    assert rest[0][2] == ""
+
+
+def read(form, data):
+    return pa.ipc.open_stream(data).read_all() if form == "arrow" else pq.read_table(io.BytesIO(data))
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+def test_arrow_and_parquet_hold_the_batches_as_they_are(flare, form):
+    ran = flare("cat", "x", "--to", form, cat=cat(SAMPLE, SAMPLE))
+    assert (ran.code, ran.err) == (0, "")
+    table, wanted = read(form, ran.data), pa.Table.from_batches([SAMPLE, SAMPLE])
+    assert repr(table["score"].to_pylist()) == "[0.1, nan, 0.1, nan]"
+    assert table.drop_columns("score").equals(wanted.drop_columns("score"))
+    assert table.schema.field("image").metadata == {b"encoding": b"jpeg"}
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+def test_no_rows_at_all_are_a_stream_too(flare, form):
+    assert read(form, flare("cat", "x", "--to", form, cat=cat()).data).num_rows == 0
+    assert read(form, flare("cat", "x", "--to", form, cat=cat(SAMPLE.slice(0, 0))).data).column_names == SAMPLE.schema.names
+
+
+@pytest.mark.parametrize(
+    ("column", "wanted"),
+    [
+        ("id", b"ab"),
+        ("n", np.array([1, 2**63], "<u8").tobytes()),
+        ("image", b"\xff\xd8"),
+        ("object", b"\x80\x04N." + b"x" * 1234),
+        ("digits", b"12345678901234567890-0"),
+    ],
+)
+def test_raw_is_the_stored_bytes_of_one_column_and_nothing_else(flare, column, wanted):
+    asked = {}
+
+    def verb(*args, **options):
+        asked.update(options)
+        return iter([SAMPLE.select(options["columns"])])
+
+    assert flare("cat", "x", "--raw", column, cat=verb).data == wanted
+    assert asked["columns"] == [column]
+
+
+@pytest.mark.parametrize(
+    ("args", "what"),
+    [(["--raw", "image"], "column 'image' as it is"), (["--to", "arrow"], "arrow"), (["--to", "parquet"], "parquet")],
+)
+def test_bytes_are_refused_by_a_terminal_before_anything_is_read(flare, args, what):
+    ran = flare("cat", "x", *args, terminal=True)
+    assert (ran.code, ran.out) == (2, "")
+    assert "is not for a terminal" in ran.err
+    assert ran.err.replace("\x1b[31m", "").replace("\x1b[36m", "").replace("\x1b[0m", "") == (
+        f"error: {what} is not for a terminal\nhint: Send it to a file or into a pipe.\n"
+    )
+
+
+def test_a_table_is_ruled_on_a_terminal_only(flare):
+    rows = batch(id=(["a", "b"], TEXT, "str"), n=([1, 2], pa.int64(), "int"))
+    assert flare("cat", "x", "--to", "table", cat=cat(rows)).out == "id\tn\na\t1\nb\t2\n"
+    lines = flare("cat", "x", "--to", "table", terminal=True, cat=cat(rows)).out.splitlines()
+    assert any("─" in line or "━" in line for line in lines)
