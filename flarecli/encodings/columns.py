@@ -117,6 +117,8 @@ def _reason(array: pa.Array, encoding: Encoding, error: Exception) -> str:
 def _converted(array: pa.Array, encoding: Encoding) -> pa.Array:
     """Convert one column, all values or an error."""
     kind, wanted = array.type, encoding.arrow
+    if array.null_count == len(array):
+        return pa.nulls(len(array), wanted)
     if kind.equals(wanted) and not encoding.is_text:
         return _checked_size(array, encoding)
     if encoding.name == "json" and not _is_text(kind):

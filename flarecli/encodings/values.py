@@ -148,7 +148,7 @@ def _array(encoding: Encoding, data: bytes) -> Any:
     at, dtype, shape = 0, encoding.dtype, encoding.shape
     if not dtype:
         dtype, at = _DTYPES.get(data[0] if data else -1, ""), 1
-    if dtype and not shape:
+    if dtype and not shape and at < len(data):
         width, ndim = 1 << (data[at] & 3), data[at] >> 2
         shape = tuple(int.from_bytes(data[at + 1 + i * width : at + 1 + (i + 1) * width], "little") for i in range(ndim))
         at += 1 + ndim * width

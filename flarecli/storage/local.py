@@ -310,6 +310,8 @@ def made_folder(path: str, store: LocalStore) -> None:
     """Make a folder and the ones above it; each new name reaches the disk."""
     if os.path.isdir(path):
         return
+    if os.path.lexists(path):
+        raise ReachError("a file is there, a folder is wanted", where=path)
     parent = os.path.dirname(path)
     made_folder(parent, store)
     try:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from flarecli import encodings, read
 from flarecli import where as sql
-from flarecli.errors import FormatError, UsageError
+from flarecli.errors import FormatError, UnsafeError, UsageError
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.verbs.source import Source
@@ -67,8 +67,10 @@ def checked(plan: Plan) -> list[str]:
     known = pa.schema([pa.field(name, pa.null()) for name in after])
     check_names(known, list(plan.encode), "--encode")
     check_names(known, list(plan.columns or ()), "--columns")
-    for encoding in plan.encode.values():
-        encodings.lookup(encoding)
+    for name, encoding in plan.encode.items():
+        if encodings.lookup(encoding).name == "pkl":
+            hint = f"Use --encode {name}=json or {name}=bytes."
+            raise UnsafeError(f"{name} is packed as pkl, and reading a pickle runs code", hint=hint)
     return list(plan.columns if plan.columns is not None else after)
 
 

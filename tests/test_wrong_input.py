@@ -1,0 +1,218 @@
+"""What goes wrong on a command line: each with its one line, its hint and its exit code, compared whole."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flarecli.__main__ import main
+from flarecli.model import Settings
+from flarecli.write import Writer
+
+GOLDEN = Path(__file__).parents[1] / "fixtures" / "mds"
+SKIP = "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ok.csv").write_text("k,n,t\na,1,x\nb,2,y\nc,300,z\n")
+    return tmp_path
+
+
+def dataset(path, rows=50):
+    with Writer(str(path), columns={"n": "int", "t": "str"}, settings=Settings(shard_bytes=1000)) as writer:
+        for i in range(rows):
+            writer.write({"n": i, "t": "x" * i})
+
+
+def wrong(capfd, args, code, error, hint=""):
+    """Run a command line; it must end so, with these two lines at the end of stderr and nothing on stdout."""
+    assert main(args.split(" ")) == code
+    out, err = capfd.readouterr()
+    want = f"error: {error}\n" + (f"hint: {hint}\n" if hint else "")
+    assert err[-len(want) :] == want
+    assert "Traceback" not in err
+    assert out == ""
+
+
+def test_missing_file(here, capfd):
+    wrong(capfd, "pack nowhere.parquet out", 3, "nowhere.parquet: no such file or folder")
+    wrong(capfd, "inspect nowhere", 3, "nowhere: no such file or folder")
+    wrong(capfd, "verify nowhere/playlist.yaml", 3, "nowhere/playlist.yaml: no such file or folder")
+    assert not (here / "out").exists()
+
+
+def test_a_column_that_is_not_there(here, capfd):
+    wrong(capfd, "pack ok.csv out --fetch url:image", 2, "no column 'url', which --fetch names", "Choose from k, n, t.")
+    wrong(capfd, "pack ok.csv out --key id", 2, "no column 'id', which --key names", "Choose from k, n, t.")
+    wrong(capfd, "pack ok.csv out -c n,x", 2, "no column 'x', which --columns names", "Choose from k, n, t.")
+    wrong(capfd, "pack ok.csv out --encode x=str", 2, "no column 'x', which --encode names", "Choose from k, n, t.")
+    assert not (here / "out").exists()
+
+
+def test_duplicate_columns(here, capfd):
+    (here / "two.csv").write_text("a,a\n1,2\n")
+    wrong(capfd, "pack two.csv out", 4, "two.csv: duplicate column 'a'", "Rename one of them in the index.")
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), "two.parquet")
+    wrong(capfd, "pack two.parquet out", 4, "two.parquet: duplicate column 'a'", "Rename one of them in the index.")
+    wrong(capfd, "pack ok.csv out --fetch k:t", 2, "two columns would be named 't'", "Give the fetched one another name: --fetch COLUMN:NAME.")
+
+
+def test_ragged_csv(here, capfd):
+    (here / "ragged.csv").write_text("a,b\n1,2\n3\n")
+    hint = "Quote fields that hold a separator or a newline."
+    wrong(capfd, "pack ragged.csv out", 4, "ragged.csv: record 3 has 1 fields, the header has 2", hint)
+    (here / "open.csv").write_text('a,b\n1,"2\n3,4\n')
+    wrong(capfd, "pack open.csv out", 4, "open.csv: a quote is never closed", 'Double each quote inside a value: "".')
+
+
+def test_empty_index(here, capfd):
+    (here / "none.csv").write_text("")
+    (here / "head.csv").write_text("a,b\n")
+    pq.write_table(pa.table({"a": pa.array([], pa.int64())}), "none.parquet")
+    wrong(capfd, "pack none.csv out", 4, "none.csv: an empty file")
+    wrong(capfd, "pack head.csv out", 4, "head.csv: the index has no rows")
+    wrong(capfd, "pack none.parquet out", 4, "none.parquet: the index has no rows")
+    wrong(capfd, "pack ok.csv out --limit 0", 4, "ok.csv: no rows to pack", "Look at --where and --limit.")
+    assert not (here / "out").exists()
+
+
+def test_null_link_and_null_value(here, capfd):
+    (here / "pic.bin").write_bytes(b"data")
+    pq.write_table(pa.table({"id": ["a", "b"], "url": ["pic.bin", None], "t": ["x", "y"]}), "null.parquet")
+    wrong(capfd, "pack null.parquet out --fetch url --key id", 4, "null.parquet[1]: b: url is null", SKIP)
+    pq.write_table(pa.table({"id": ["a", "b"], "t": [None, "y"]}), "value.parquet")
+    wrong(capfd, "pack value.parquet out2", 4, "value.parquet[0]: t is null", SKIP)
+    assert not (here / "out").exists()
+    assert not (here / "out2").exists()
+
+
+def test_a_target_that_cannot_be_made(here, capfd):
+    (here / "file").write_text("")
+    wrong(capfd, "pack ok.csv file", 2, "file: a file is there, a folder is wanted")
+    wrong(capfd, "pack ok.csv file/out", 3, f"{here}/file: a file is there, a folder is wanted")
+    wrong(capfd, "pack ok.csv http://127.0.0.1:9/out", 2, "http://127.0.0.1:9/out: only local folders are written yet")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")
+def test_a_target_without_permission(here, capfd):
+    (here / "locked").mkdir(mode=0o500)
+    wrong(capfd, "pack ok.csv locked/out", 3, "locked/out: permission denied")
+
+
+def test_non_empty_target(here, capfd):
+    (here / "out").mkdir()
+    (here / "out" / "notes.txt").write_text("mine")
+    hint = "Give --resume to go on with an unfinished pack, --overwrite to replace a dataset, or name another folder."
+    wrong(capfd, "pack ok.csv out", 2, "out: the folder is not empty", hint)
+    wrong(capfd, "pack ok.csv out --resume", 2, "out: the folder is not empty", hint)
+    wrong(capfd, "pack ok.csv out --overwrite", 2, "out: the folder is not empty", hint)
+    assert [p.name for p in (here / "out").iterdir()] == ["notes.txt"]
+
+
+def test_unknown_encoding(here, capfd):
+    main(["pack", "ok.csv", "out", "--encode", "t=txt"])
+    out, err = capfd.readouterr()
+    lines = err.splitlines()
+    assert lines[0] == "error: unknown encoding 'txt'"
+    assert lines[1].startswith("hint: Choose one of int, uint8, ")
+    assert len(lines) == 2
+    assert out == ""
+
+
+def test_a_value_that_does_not_fit(here, capfd):
+    wrong(capfd, "pack ok.csv out --encode n=uint8 --key k", 4, "ok.csv[2]: c: n 300 does not fit uint8 (0 to 255)", SKIP)
+    assert not (here / "out").exists()
+
+
+def test_a_value_that_does_not_fit_is_listed_when_asked(here, capfd):
+    assert main(["pack", "ok.csv", "out", "--encode", "n=uint8", "--key", "k", "--on-error", "skip", "-q"]) == 1
+    (line,) = (here / "out" / "failed.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"row": 2, "key": "c", "column": "n", "kind": "value", "reason": "n 300 does not fit uint8 (0 to 255)"}
+
+
+def test_text_that_is_not_utf8(here, capfd):
+    (here / "latin.csv").write_bytes(b"a,b\n1,caf\xe9\n")
+    wrong(capfd, "pack latin.csv out", 4, "latin.csv: not UTF-8 at byte 9, in line 2", "Save it as UTF-8 text.")
+    text = pa.Array.from_buffers(pa.string(), 2, pa.array([b"ok", b"\xff\xfe"]).buffers())
+    pq.write_table(pa.Table.from_arrays([text], names=["t"]), "latin.parquet")
+    wrong(capfd, "pack latin.parquet out", 4, "latin.parquet[1]: t is not UTF-8", SKIP)
+
+
+def test_a_name_that_leaves_the_folder(here, capfd):
+    shutil.copytree(GOLDEN / "mds_scalars" / "data", here / "d")
+    index = json.loads((here / "d" / "index.json").read_text())
+    index["shards"][0]["raw_data"]["basename"] = "../../etc/passwd"
+    (here / "d" / "index.json").write_text(json.dumps(index))
+    error = "d/index.json: shards[0].raw_data: the name '../../etc/passwd' leaves the folder"
+    hint = "Repair the file that lists it; nothing was read or written there."
+    for command in ("cat d", "inspect d", "unpack d files", "pack d out"):
+        wrong(capfd, command, 5, error, hint)
+    assert main(["verify", "d"]) == 1
+    assert "leaves the folder" in capfd.readouterr().out
+
+
+def test_a_truncated_shard(here, capfd):
+    dataset(here / "d")
+    shard = here / "d" / "shard.00001.mds"
+    size = shard.stat().st_size
+    os.truncate(shard, size - 10)
+    error = f"d/shard.00001.mds: is {size - 10} bytes, {size} are listed"
+    assert main(["cat", "d", "-q"]) == 4
+    assert capfd.readouterr().err == f"error: {error}\nhint: It was cut short; fetch or pack it again.\n"
+    assert main(["verify", "d"]) == 1
+    assert "shard.00001.mds" in capfd.readouterr().out
+
+
+def test_a_pickle_is_not_decoded(here, capfd):
+    shutil.copytree(GOLDEN / "mds_pkl" / "data", here / "d")
+    assert main(["cat", "d", "--head", "1"]) == 0
+    assert capfd.readouterr().out == '{"p": "<pickle, 21 B, not decoded>"}\n'
+    (here / "index.json").write_text(json.dumps([1]))
+    (here / "j.csv").write_text("j\n[1]\n")
+    wrong(capfd, "pack j.csv out --encode j=pkl", 5, "j is packed as pkl, and reading a pickle runs code", "Use --encode j=json or j=bytes.")
+
+
+def test_an_unfinished_pack(here, capfd):
+    dataset(here / "d")
+    (here / "d" / ".flare").mkdir()
+    (here / "d" / ".flare" / "journal").write_text("{}\n")
+    for command in ("cat d", "inspect d", "unpack d files"):
+        wrong(capfd, command, 4, "d: an unfinished pack", "Run the same `flare pack` command again with --resume.")
+    hint = "Run the same command with --resume, or with --overwrite to begin anew."
+    wrong(capfd, "pack ok.csv d", 4, "d: an unfinished pack", hint)
+    assert main(["verify", "d"]) == 1
+    assert "an unfinished pack" in capfd.readouterr().out
+
+
+def test_a_broken_playlist_beside_a_whole_index(here, capfd):
+    dataset(here / "d")
+    (here / "d" / "playlist.yaml").write_text("data: [\n")
+    for command in ("cat d", "inspect d", "unpack d files", "pack d out"):
+        wrong(capfd, command, 4, "d/playlist.yaml:2:1: not valid YAML: did not find expected node content")
+    assert main(["verify", "d"]) == 1
+    assert "d/playlist.yaml:2:1" in capfd.readouterr().out
+
+
+def test_duplicate_keys(here, capfd):
+    (here / "dup.csv").write_text("k,n\na,1\nb,2\na,3\n")
+    hint = "Give --on-duplicate first to keep the first of them, or keep to keep all."
+    wrong(capfd, "pack dup.csv out --key k", 4, "dup.csv[2]: key 'a' was used in row 0", hint)
+    assert main(["pack", "dup.csv", "out", "--key", "k", "--on-duplicate", "first", "-q"]) == 0
+    assert main(["cat", "out", "-c", "n"]) == 0
+    assert capfd.readouterr().out.endswith('{"n": 1}\n{"n": 2}\n')
+
+
+def test_other_options_than_the_half_pack_had(here, capfd):
+    (here / "bad.csv").write_text("k,n\n" + "".join(f"{i},{i}\n" for i in range(100)) + "x,\n")
+    assert main(["pack", "bad.csv", "out", "--shard-rows", "10"]) == 4
+    capfd.readouterr()
+    wrong(
+        capfd, "pack bad.csv out --shard-rows 20 --resume", 2,
+        "out: the unfinished pack there was begun with shard_rows 10, not 20", "Give --overwrite to begin anew.",
+    )  # fmt: skip
