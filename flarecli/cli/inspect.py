@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flarecli.cli import params
+from flarecli.cli import rows as output
 from flarecli.cli.params import option
 from flarecli.cli.show import Printer
 from flarecli.errors import UsageError
 from flarecli.units import format_count, format_size
+
+if TYPE_CHECKING:
+    from flarecli.verbs import StreamInfo
 
 
 def command(
@@ -59,6 +63,9 @@ def command(
         if not quiet:
             for one in found.streams:
                 _print_stream(printer, one, len(found.streams) > 1)
+            if found.sample:
+                printer.line("")
+                output.write(found.sample, printer, "table")
     raise typer.Exit
 
 
@@ -72,19 +79,22 @@ def _print_field(printer: Printer, fields: dict[str, Any], name: str) -> None:
         printer.line(str(value))
 
 
-def _print_stream(printer: Printer, one: Any, several: bool) -> None:
+def _print_stream(printer: Printer, one: StreamInfo, several: bool) -> None:
     printer.line("")
     if several:
         counted = f"{format_count(one.rows, 'row')}, {format_count(one.shards, 'shard')}, {format_size(one.bytes)}"
         printer.line(f"{one.name}: {one.format}, {counted}")
     sizes = [format_size(size) for size in (one.smallest, one.median, one.largest) if size is not None]
-    facts = [
+    known = [
         ("compression", one.compression or "none"),
         ("sums", ", ".join(one.hashes) or "none"),
         ("shard sizes", " / ".join(sizes) + " (least, median, most)" if sizes else "not known"),
     ]
-    for name, text in facts:
+    for name, text in known:
         printer.line(f"{name:12}{text}")
     printer.table(("column", "encoding"), ((column.name, column.encoding) for column in one.columns or ()))
+    if one.stats:
+        names = list(dict.fromkeys(name for facts in one.stats.values() for name in facts))
+        printer.table(("column", *names), ([column, *(output.cell(facts.get(name)) for name in names)] for column, facts in one.stats.items()))
     if one.shard_list is not None:
-        printer.table(("shard", "rows", "bytes"), one.shard_list)
+        printer.table(("shard", "rows", "bytes"), ([str(fact) for fact in shard] for shard in one.shard_list))

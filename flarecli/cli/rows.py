@@ -24,7 +24,7 @@ from flarecli.units import format_size
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BYTES", "FORMS", "write"]
+__all__ = ["BYTES", "FORMS", "cell", "check", "write"]
 
 FORMS = ("jsonl", "csv", "tsv", "table", "arrow", "parquet")
 BYTES = ("sha256", "base64")
@@ -84,7 +84,7 @@ def _write_cells(batches: Iterable[pa.RecordBatch], form: str, whole: bool) -> N
     out = csv.writer(_Text(), lineterminator="\n") if form == "csv" else None
     header = False
     for batch in batches:
-        rows = [[_cell(value) for value in row] for row in _rows(batch, whole)]
+        rows = [[cell(value) for value in row] for row in _rows(batch, whole)]
         if not header:
             rows.insert(0, [escape(name) for name in batch.schema.names])
             header = True
@@ -110,7 +110,7 @@ def _write_table(batches: Iterable[pa.RecordBatch], printer: Printer, whole: boo
         for batch in batches:
             header = batch.schema.names
             for row in _rows(batch, whole):
-                yield [text if len(text) <= _CELL else text[: _CELL - 1] + "…" for text in map(_cell, row)]
+                yield [text if len(text) <= _CELL else text[: _CELL - 1] + "…" for text in map(cell, row)]
 
     rows = cells()
     while screen := list(islice(rows, _SCREEN)):
@@ -229,7 +229,8 @@ def _integer(text: str) -> int | str:
     return int(text) if len(text) <= _DIGITS else text
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """Give the text of a value in a table: what JSON says, text without its quotes, nothing for null."""
     if value is None:
         return ""
     return escape(value) if isinstance(value, str) else json_text(value)

@@ -12,6 +12,8 @@ from flarecli.cli.params import option
 from flarecli.cli.show import Printer, finish
 from flarecli.units import format_count, format_size
 
+NOTES_SHOWN = 20
+
 
 def command(
     sources: params.Sources,
@@ -64,10 +66,14 @@ def command(
         bar.close()
     if as_json:
         counts = {"files": found.files, "shards": found.shards, "rows": found.rows, "bytes": found.bytes, "findings": found.findings}
-        printer.json({**counts, "unprotected": list(found.unprotected)})
+        printer.json({**counts, "unprotected": found.unprotected, "extra": found.extra})
     else:
-        if found.unprotected:
-            printer.note(f"without any sum to check: {', '.join(found.unprotected[:20])}{', …' if len(found.unprotected) > 20 else ''}")
+        for text in found.unprotected[:NOTES_SHOWN]:
+            printer.note(text)
+        if len(found.unprotected) > NOTES_SHOWN:
+            printer.note(f"and {len(found.unprotected) - NOTES_SHOWN:,} more without sums; --json lists them")
+        for name in found.extra:
+            printer.note(f"{name}: not listed, not checked", verbose=True)
         verdict = format_count(found.findings, "finding") if found.findings else "whole"
         checked = f"{format_count(found.files, 'file')}, {format_count(found.shards, 'shard')}, {format_count(found.rows, 'row')}"
         printer.line(f"{verdict}: {checked}, {format_size(found.bytes)}{', sizes and headers only' if quick else ''}")

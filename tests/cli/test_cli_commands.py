@@ -7,8 +7,6 @@ import json
 from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 
-import pytest
-
 from flarecli.cli.app import COMMANDS
 from flarecli.model import Column, Finding
 
@@ -151,6 +149,7 @@ class Verification:
 
     def __init__(self, *findings, unprotected=()):
         self._findings, self.unprotected = findings, unprotected
+        self.extra = ["x"]
         self.files = self.shards = self.rows = self.bytes = self.findings = 0
 
     def __iter__(self):
@@ -163,9 +162,9 @@ class Verification:
 def test_verify_says_whole_in_one_line(flare):
     ran = flare("verify", "out", verify=Recorder(Verification()))
     assert (ran.code, ran.out, ran.err) == (0, "whole: 3 files, 2 shards, 500 rows, 12.3 MB\n", "")
-    ran = flare("verify", "out", "--quick", verify=Recorder(Verification(unprotected=["spec\x1b.json"])))
+    ran = flare("verify", "out", "--quick", verify=Recorder(Verification(unprotected=["spec\x1b.json: carries no sum"])))
     assert ran.out == "whole: 3 files, 2 shards, 500 rows, 12.3 MB, sizes and headers only\n"
-    assert ran.err == "without any sum to check: spec\\x1b.json\n"
+    assert ran.err == "spec\\x1b.json: carries no sum\n"
 
 
 def test_verify_prints_findings_as_they_come_and_exits_1(flare):
@@ -177,7 +176,7 @@ def test_verify_prints_findings_as_they_come_and_exits_1(flare):
     assert flare("verify", "out", "-q", verify=Recorder(Verification(*findings))).out == summary
     lines = [json.loads(line) for line in flare("verify", "out", "--json", verify=Recorder(Verification(*findings))).out.splitlines()]
     assert lines[0] == {"where": "out/a.mds[3]", "kind": "checksum", "message": "fails its \x1bsum", "hint": "Fetch it."}
-    assert lines[2] == {"files": 3, "shards": 2, "rows": 500, "bytes": 12_300_000, "findings": 2, "unprotected": []}
+    assert lines[2] == {"files": 3, "shards": 2, "rows": 500, "bytes": 12_300_000, "findings": 2, "unprotected": [], "extra": ["x"]}
 
 
 def test_every_option_of_verify_reaches_the_verb(flare):
