@@ -6,5 +6,6 @@ from flarecli.read.dataset import Dataset, open
 from flarecli.read.order import positions
 from flarecli.read.resolve import expand, resolve, select_streams
 from flarecli.read.selection import parse_rows
+from flarecli.read.series import Series
 
-__all__ = ["Dataset", "expand", "open", "parse_rows", "positions", "resolve", "select_streams"]
+__all__ = ["Dataset", "Series", "expand", "open", "parse_rows", "positions", "resolve", "select_streams"]

@@ -1,0 +1,81 @@
+"""cat: rows.
+
+sources -> Dataset -> the rows asked, in their order -> where -> first or last of them -> batches
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from flarecli.errors import UsageError
+from flarecli.storage import Guard
+from flarecli.verbs.rows import check_names, first_rows, kept, last_rows, needed, opened, ordered, read_rows, weight
+
+__all__ = ["cat"]
+
+
+def cat(
+    sources: str | Sequence[str],
+    *,
+    format: str | None = None,
+    streams: Sequence[str] = (),
+    columns: Sequence[str] | None = None,
+    rows: str | None = None,
+    where: str | None = None,
+    limit: int | None = None,
+    head: int | None = None,
+    tail: int | None = None,
+    sample: int | float | None = None,
+    seed: int = 0,
+    shuffle: int | None = None,
+    epoch: int = 0,
+    rank: tuple[int, int] | None = None,
+    guard: Guard | None = None,
+    limits: Any = None,
+) -> Iterator[pa.RecordBatch]:
+    """Give rows as typed batches: those named, sampled, shuffled, of one rank; then where, limit, head and tail.
+
+    columns  only these are read, and given in this order; None: all
+    rows     such as `5`, `10:20`, `-5:`, `::100`, `3,1,4`
+    where    SQL condition over the columns, or a whole `SELECT … FROM dataframe …`
+    limit    keep the first rows that `where` leaves; `head` the first of those, `tail` the last
+    sample   so many rows by chance, or such a share of them as a float; `seed` says which
+    shuffle  the rows in the order of a run with this seed, in `epoch`
+    rank     (R, N): the rows of rank R of N of that run
+    return   at least one batch, if only to say the schema; of a remote dataset, ranges are read and no whole shard
+    raises   UsageError for an unknown column; RowsError for a row outside the data; whatever reading raises
+    """
+    for name, value in (("limit", limit), ("head", head), ("tail", tail), ("sample", sample)):
+        if value is not None and value < 0:
+            raise UsageError(f"{name} is {value}, below 0")
+    data, parts = opened(sources, format, streams, guard)
+    if columns is not None and where is None:
+        check_names(data.schema.names, columns)
+    order = ordered(len(data), rows, sample, seed, shuffle, epoch, rank)
+    first, last = 0, len(order)
+    if where is None:  # then which rows come is known before any is read
+        last = min([last, *(one for one in (limit, head) if one is not None)])
+        first = max(0, last - tail) if tail is not None else 0
+    read = needed(data.schema.names, columns, where)
+    schema = pa.schema([data.schema.field(name) for name in read])
+    pairs = read_rows(data, order, first, last, read, weight(parts, len(data)))
+    schema, batches = kept(schema, (batch for _, batch in pairs), where, columns)
+    if where is not None:
+        for most in (one for one in (limit, head) if one is not None):
+            batches = first_rows(batches, most)
+        batches = batches if tail is None else last_rows(batches, tail)
+    return _some(schema, batches)
+
+
+def _some(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Give the batches that hold rows, or an empty one: whoever writes a table wants to know its columns."""
+    some = False
+    for batch in batches:
+        if batch.num_rows:
+            some = True
+            yield batch
+    if not some:
+        yield pa.RecordBatch.from_pylist([], schema=schema)

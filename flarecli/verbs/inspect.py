@@ -1,0 +1,204 @@
+"""inspect: what is this?
+
+sources -> what is listed -> headers of the shards that no list tells about; rows only for a sample or statistics
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flarecli.compress import SUFFIXES
+from flarecli.model import Columns, Stream
+from flarecli.read import Dataset, Series, resolve, select_streams
+from flarecli.storage import Guard
+from flarecli.verbs.fill import filled
+from flarecli.verbs.rows import ordered, read_rows, weight
+
+__all__ = ["Inspection", "StreamInfo", "inspect"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """One stream. Sizes in bytes; `raw_bytes` when decompressed, None where nobody says.
+
+    smallest, median, largest  of the stored files; None without any
+    hashes      names of the sums that are listed
+    shard_list  (address, rows, bytes) of each shard, if asked for
+    stats       column -> what was found in it, if asked for
+    """
+
+    name: str
+    format: str
+    rows: int
+    shards: int
+    bytes: int
+    raw_bytes: int | None
+    columns: Columns
+    compression: str | None
+    hashes: tuple[str, ...]
+    smallest: int | None
+    median: int | None
+    largest: int | None
+    shard_list: tuple[tuple[str, int, int], ...] | None = None
+    stats: dict[str, dict[str, Any]] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Give it as plain values, for --json."""
+        out = {name: getattr(self, name) for name in self.__slots__}
+        out["columns"] = {column.name: column.encoding for column in self.columns}
+        out["hashes"] = list(self.hashes)
+        del out["shard_list"], out["stats"]
+        if self.shard_list is not None:
+            out["shard_list"] = [{"url": url, "rows": rows, "bytes": size} for url, rows, size in self.shard_list]
+        if self.stats is not None:
+            out["stats"] = self.stats
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What lies at some addresses. `rows` are those of a dataset whose streams join by column, else of all streams in sum."""
+
+    address: str
+    format: str
+    streams: tuple[StreamInfo, ...]
+    rows: int
+    shards: int
+    bytes: int
+    sample: tuple[pa.RecordBatch, ...] = field(default=())
+
+    def as_json(self) -> dict[str, Any]:
+        """Give it as plain values, for --json: bytes in a sample become their length."""
+        raw = [stream.raw_bytes for stream in self.streams]
+        out: dict[str, Any] = {
+            "address": self.address,
+            "format": self.format,
+            "rows": self.rows,
+            "shards": self.shards,
+            "bytes": self.bytes,
+            "raw_bytes": None if None in raw else sum(size or 0 for size in raw),
+            "columns": {column.name: column.encoding for stream in self.streams for column in stream.columns},
+            "streams": [stream.as_json() for stream in self.streams],
+        }
+        if self.sample:
+            out["sample"] = [{name: _plain(value) for name, value in row.items()} for batch in self.sample for row in batch.to_pylist()]
+        return out
+
+
+def _plain(value: Any) -> Any:
+    return {"bytes": len(value)} if isinstance(value, bytes) else value
+
+
+def inspect(
+    sources: str | Sequence[str],
+    *,
+    format: str | None = None,
+    streams: Sequence[str] = (),
+    shards: bool = False,
+    sample: int | float | None = None,
+    stats: bool = False,
+    seed: int = 0,
+    guard: Guard | None = None,
+    limits: Any = None,
+) -> Inspection:
+    """Say what lies at some addresses: format, streams, rows, shards, bytes, columns, compression, sums known.
+
+    Lists and headers are read, and no payload; of a remote dataset with a list nothing but the list. Only a
+    compressed shard that no list tells about is read whole: its header is inside the frame.
+
+    shards   also list the shards
+    sample   also read so many rows, or such a share of them as a float; `seed` says which
+    stats    also read the small columns: numbers' least and most, texts' lengths
+    raises   MissingError, FormatError, UnsafeError, UnfinishedError as `resolve`; UsageError for an unknown stream
+    """
+    found = resolve(sources, format=format, guard=guard)
+    parts = [[filled(stream) for stream in one] for one in select_streams(found, streams)]
+    infos = tuple(_info(one, shards) for one in parts)
+    batches: tuple[pa.RecordBatch, ...] = ()
+    if stats or sample is not None:
+        data = Dataset(parts, found)
+        if stats:
+            seen = _stats(data)
+            infos = tuple(replace(info, stats={column.name: seen[column.name] for column in info.columns if column.name in seen}) for info in infos)
+        if sample is not None:
+            order = ordered(len(data), None, sample, seed)
+            pairs = read_rows(data, order, 0, len(order), data.schema.names, weight(parts, len(data)))
+            batches = tuple(batch for _, batch in pairs)
+    counts = [info.rows for info in infos]
+    return Inspection(
+        ", ".join(dict.fromkeys(str(one.at or one.streams[0].at) for one in found)),
+        ", ".join(dict.fromkeys(info.format for info in infos)),
+        infos,
+        counts[0] if len(set(counts)) == 1 else sum(counts),
+        sum(info.shards for info in infos),
+        sum(info.bytes for info in infos),
+        batches,
+    )
+
+
+def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
+    """Sum up the parts of one stream, of which everything is known by now."""
+    series = Series(parts)
+    rows = np.concatenate([stream.rows for stream in parts])
+    size = np.concatenate([stream.sizes for stream in parts])
+    urls = [url for stream in parts for url in stream.urls]
+    raw = [_raw_bytes(stream) for stream in parts]
+    least, middle, most = np.percentile(size, (0, 50, 100), method="lower").tolist() if len(size) else (None, None, None)
+    return StreamInfo(
+        parts[0].name,
+        ", ".join(dict.fromkeys(stream.format or "" for stream in parts)),
+        series.rows,
+        series.chunks,
+        int(size.sum()),
+        None if None in raw else sum(one or 0 for one in raw),
+        series.columns,
+        ", ".join(dict.fromkeys(name for stream in parts for name in _compressions(stream))) or None,
+        tuple(sorted({name for stream in parts for table in (stream.hashes, stream.raw_hashes) for name, values in table.items() if any(values)})),
+        least,
+        middle,
+        most,
+        tuple(zip(urls, rows.tolist(), size.tolist(), strict=True)) if shards else None,
+    )
+
+
+def _raw_bytes(stream: Stream) -> int | None:
+    if stream.raw_sizes is not None:
+        return int(np.where(stream.raw_sizes < 0, stream.sizes, stream.raw_sizes).sum())
+    return None if _compressions(stream) or stream.sizes is None else int(stream.sizes.sum())
+
+
+def _compressions(stream: Stream) -> list[str]:
+    """Name how the shards are compressed, as the list says or as their names end."""
+    listed = stream.headers.get("compression")
+    if isinstance(listed, str):
+        return [listed]
+    if stream.format == "files":
+        return []
+    return sorted({url.rpartition(".")[2] for url in stream.urls} & set(SUFFIXES))
+
+
+def _stats(data: Dataset) -> dict[str, dict[str, Any]]:
+    """Read the columns of numbers and text: nulls, least and most of numbers, lengths of texts in bytes."""
+    small = [field.name for field in data.schema if not pa.types.is_large_binary(field.type)]
+    out: dict[str, dict[str, Any]] = {name: {"rows": 0, "nulls": 0} for name in small}
+    for batch in data.scan(small) if small else ():
+        for name in small:
+            array = batch.column(name)
+            seen = out[name]
+            seen["rows"] += len(array)
+            seen["nulls"] += array.null_count
+            is_text = pa.types.is_large_string(array.type)
+            found = pc.min_max(pc.binary_length(array) if is_text else array).as_py()
+            least, most = ("min_bytes", "max_bytes") if is_text else ("min", "max")
+            if found["min"] is not None:
+                seen[least] = min(seen.get(least, found["min"]), found["min"])
+                seen[most] = max(seen.get(most, found["max"]), found["max"])
+            if is_text:
+                seen["bytes"] = seen.get("bytes", 0) + int(pc.sum(pc.binary_length(array)).as_py() or 0)
+    return out

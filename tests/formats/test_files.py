@@ -1,0 +1,78 @@
+"""Plain files as a dataset: one file is one row, and nothing is done to its bytes."""
+
+import os
+import pickle
+
+import pytest
+
+from flarecli import formats, read, verbs
+from flarecli.errors import IntegrityError, UnsafeError, UsageError
+from flarecli.formats import files
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, data in (("b/2.zstd", b"not zstd at all"), ("a.txt", b"one"), ("b/1.bin", b""), ("b.txt", b"\xff")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    return tmp_path
+
+
+WANTED = [("a.txt", b"one"), ("b.txt", b"\xff"), ("b/1.bin", b""), ("b/2.zstd", b"not zstd at all")]
+
+
+def test_a_folder_is_rows_of_names_and_bytes_in_bytewise_order(folder):
+    data = read.open(str(folder))
+    assert len(data) == 4
+    assert [(column.name, column.encoding) for column in data.columns] == [("name", "str"), ("data", "bytes")]
+    assert [(row["name"], row["data"]) for row in data[:]] == WANTED
+    assert [(row["name"], row["data"]) for batch in data.batches(3) for row in batch.to_pylist()] == WANTED
+    assert data.rows([3], ["name"]) == [{"name": b"b/2.zstd"}]
+    assert next(data.batches(9, ["data", "name"])).schema.names == ["data", "name"]
+
+
+def test_a_single_file_is_a_dataset_too(folder):
+    assert read.open(str(folder / "a.txt"))[0] == {"name": "a.txt", "data": b"one"}
+
+
+def test_a_playlist_may_name_files(folder):
+    (folder / "set.yaml").write_text("x:\n  headers: {format: files}\n  content: [b/2.zstd, a.txt]\n")
+    assert [row["name"] for row in read.open(str(folder / "set.yaml"))[:]] == ["b/2.zstd", "a.txt"]
+
+
+def test_a_shard_pickles_and_reads_again(folder):
+    chunk = files.open_dataset(read.resolve(str(folder))[0].streams[0].at).chunk(0)
+    shard = pickle.loads(pickle.dumps(files.open_shard(chunk)))
+    assert files.read_rows(shard, [0, 0]) == [{"name": b"a.txt", "data": b"one"}] * 2
+
+
+def test_links_and_pipes_are_listed_and_refused_when_read(folder, tmp_path_factory):
+    secret = tmp_path_factory.mktemp("outside") / "secret"
+    secret.write_text("secret")
+    os.symlink(secret, folder / "z")
+    os.mkfifo(folder / "y")
+    data = read.open(str(folder), maps=False)
+    assert [row["name"] for row in data.rows(range(6), ["name"])][4:] == [b"y", b"z"]
+    for row in (4, 5):
+        with pytest.raises(UnsafeError):
+            data[row]
+
+
+def test_a_file_that_changed_its_size_since_it_was_listed_is_refused(folder):
+    data = read.open(str(folder))
+    (folder / "a.txt").write_bytes(b"longer")
+    with pytest.raises(IntegrityError) as caught:
+        data[0]
+    assert str(caught.value) == f"{folder}/a.txt: is 6 bytes, 3 are listed"
+
+
+def test_a_folder_of_files_has_nothing_to_verify_but_that_it_can_be_read(folder):
+    done = verbs.verify(str(folder))
+    assert (list(done), done.files, done.rows, done.bytes) == ([], 4, 4, 19)
+    assert done.unprotected == ["4 of 4 files of stream 'data': carry no sums, only sizes and structure were checked"]
+
+
+def test_files_are_not_packed():
+    with pytest.raises(UsageError) as caught:
+        formats.find("files").arrange(())
+    assert caught.value.hint == "Run `flare unpack` to write files, or choose another --format."

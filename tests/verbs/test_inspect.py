@@ -1,0 +1,91 @@
+"""inspect: what a dataset is, from its lists and headers alone."""
+
+import pytest
+
+from flarecli import verbs
+from flarecli.errors import MissingError, UsageError
+from flarecli.storage.local import LocalStore
+
+
+def test_a_packed_folder_tells_everything_from_its_playlist(plain, monkeypatch):
+    def never(*_):
+        raise AssertionError("a shard was opened")
+
+    monkeypatch.setattr(LocalStore, "map", never)
+    found = verbs.inspect(str(plain))
+    sizes = sorted(path.stat().st_size for path in plain.glob("*.mds"))
+    stream = {
+        "name": "data",
+        "format": "mds",
+        "rows": 35,
+        "shards": 4,
+        "bytes": sum(sizes),
+        "raw_bytes": sum(sizes),
+        "columns": {"id": "int", "image": "jpeg", "text": "str"},
+        "compression": None,
+        "hashes": ["sha1", "xxh3_128"],
+        "smallest": sizes[0],
+        "median": sizes[1],
+        "largest": sizes[-1],
+    }
+    top = {name: stream[name] for name in ("format", "rows", "shards", "bytes", "raw_bytes", "columns")}
+    assert found.as_json() == {"address": f"{plain}/playlist.yaml", **top, "streams": [stream]}
+
+
+def test_compression_is_told_and_both_sizes(zipped):
+    (stream,) = verbs.inspect(str(zipped)).streams
+    assert stream.compression == "zstd"
+    assert stream.bytes == sum(path.stat().st_size for path in zipped.glob("*.zstd")) != stream.raw_bytes
+    (bare,) = verbs.inspect(f"{zipped}/shard.0000[01].mds.zstd").streams
+    assert (bare.rows, bare.shards, bare.compression, bare.raw_bytes, bare.hashes) == (20, 2, "zstd", None, ())
+
+
+def test_shards_without_a_list_are_told_from_their_headers(plain, tmp_path):
+    found = verbs.inspect([f"{plain}/shard.00001.mds", f"{plain}/shard.00002.mds"], shards=True)
+    (stream,) = found.streams
+    sizes = [(plain / f"shard.0000{i}.mds").stat().st_size for i in (1, 2)]
+    assert stream.shard_list == (("shard.00001.mds", 10, sizes[0]), ("shard.00002.mds", 10, sizes[1]))
+    assert [column.name for column in stream.columns] == ["id", "image", "text"]
+
+
+def test_streams_that_join_by_column_count_their_rows_once(plain, tmp_path):
+    lines = "{0}:\n  headers: {{format: mds}}\n  content: [{0}/shard.00000.mds]\n"
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "shard.00000.mds").write_bytes((plain / "shard.00000.mds").read_bytes())
+    path = tmp_path / "set.yaml"
+    path.write_text(lines.format("one") + lines.format("two"))
+    found = verbs.inspect(str(path))
+    assert ([stream.rows for stream in found.streams], found.rows, found.shards) == ([10, 10], 10, 2)
+    assert verbs.inspect(str(path), streams=["two"]).shards == 1
+    with pytest.raises(UsageError, match="no stream 'three'"):
+        verbs.inspect(str(path), streams=["three"])
+
+
+def test_statistics_read_the_small_columns(plain):
+    (stream,) = verbs.inspect(str(plain), stats=True).streams
+    assert stream.stats == {
+        "id": {"rows": 35, "nulls": 0, "min": 0, "max": 34},
+        "text": {"rows": 35, "nulls": 0, "min_bytes": 9, "max_bytes": 10, "bytes": 10 * 9 + 25 * 10},
+    }
+    assert stream.as_json()["stats"] == stream.stats
+
+
+def test_a_sample_shows_rows_and_bytes_as_their_length(plain):
+    rows = verbs.inspect(str(plain), sample=2).as_json()["sample"]
+    assert [row["image"] for row in rows] == [{"bytes": 504}] * 2
+    assert all(row["text"] == f"caption {row['id']}" for row in rows)
+
+
+def test_plain_files_are_a_dataset(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "c.bin").write_bytes(b"12345")
+    found = verbs.inspect(str(tmp_path))
+    assert (found.format, found.rows, found.bytes) == ("files", 2, 8)
+
+
+def test_nothing_there_is_an_error(tmp_path):
+    with pytest.raises(MissingError) as caught:
+        verbs.inspect(str(tmp_path / "none"))
+    assert str(caught.value) == f"{tmp_path}/none: no such file or folder"
