@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from flarecli.encodings.columns import coerce, encoding_of, field, stored, typed
 from flarecli.encodings.infer import infer
-from flarecli.encodings.names import Encoding, column, lookup
+from flarecli.encodings.names import BINARY, TEXT, Encoding, column, lookup
 from flarecli.encodings.values import decode, encode
 
-__all__ = ["Encoding", "coerce", "column", "decode", "encode", "encoding_of", "field", "infer", "lookup", "stored", "typed"]
+__all__ = ["BINARY", "TEXT", "Encoding", "coerce", "column", "decode", "encode", "encoding_of", "field", "infer", "lookup", "stored", "typed"]

@@ -12,7 +12,7 @@ import pyarrow as pa
 from flarecli.errors import UsageError
 from flarecli.model import Column
 
-__all__ = ["Encoding", "NDARRAY_CODES", "column", "lookup"]
+__all__ = ["BINARY", "Encoding", "NDARRAY_CODES", "NDARRAY_CODES_SIZE", "TEXT", "column", "lookup"]
 
 TEXT, BINARY = pa.large_string(), pa.large_binary()
 

@@ -16,8 +16,9 @@ from flarecli.errors import UsageError
 from flarecli.model import Chunk, Column, Columns, Finding, IntArray, Row, Settings, Shard, Stream
 from flarecli.storage import Location
 
-__all__ = ["Format", "find", "names", "sniffed"]
+__all__ = ["Format", "INDEX", "find", "names", "sniffed"]
 
+INDEX = "index.json"  # what the MDS family lists its shards in
 _MODULES = {"mds": "flarecli.formats.mds", "files": "flarecli.formats.files"}
 
 

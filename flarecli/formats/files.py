@@ -14,8 +14,7 @@ from typing import NoReturn
 import numpy as np
 import pyarrow as pa
 
-from flarecli.encodings import column, field
-from flarecli.encodings.names import BINARY, TEXT
+from flarecli.encodings import BINARY, TEXT, column, field
 from flarecli.errors import IntegrityError, UsageError, ValueFitError
 from flarecli.model import Chunk, Column, Columns, Finding, Row, Shard, Stream
 from flarecli.storage import Location

@@ -24,8 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flarecli import compress
-from flarecli.encodings import field, lookup, stored, typed
-from flarecli.encodings.names import BINARY
+from flarecli.encodings import BINARY, field, lookup, stored, typed
 from flarecli.errors import FlareError, FormatError, IntegrityError, UsageError, ValueFitError
 from flarecli.formats import spans
 from flarecli.formats.mds_index import open_dataset, parse_columns, write_index

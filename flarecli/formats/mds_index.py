@@ -17,14 +17,14 @@ import numpy as np
 from flarecli.compress import SUFFIXES
 from flarecli.encodings import column
 from flarecli.errors import FormatError, UsageError
+from flarecli.formats import INDEX
 from flarecli.hashes import DEFAULT
 from flarecli.model import Chunk, Columns, File, Settings, Stream
 from flarecli.names import check_name
 from flarecli.storage import Location
 
-__all__ = ["INDEX", "open_dataset", "parse_columns", "write_index"]
+__all__ = ["open_dataset", "parse_columns", "write_index"]
 
-INDEX = "index.json"
 _INDEX_LIMIT = 1 << 30  # bytes: some 2 million shards
 _FILE_LIMIT = 1 << 63
 

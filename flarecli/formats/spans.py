@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import compress
-from flarecli.encodings.names import BINARY
+from flarecli.encodings import BINARY
 from flarecli.errors import IntegrityError
 from flarecli.model import Chunk, IntArray
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import encodings
-from flarecli.encodings.names import BINARY
+from flarecli.encodings import BINARY
 from flarecli.errors import FlareError, RowsError, UsageError
 from flarecli.model import Columns, IntArray, Playlist, Row, Sample, Stream
 from flarecli.read.resolve import resolve, select_streams

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from flarecli import formats, playlist
 from flarecli.errors import FormatError, MissingError, UnfinishedError, UsageError
-from flarecli.formats.mds_index import INDEX
+from flarecli.formats import INDEX
 from flarecli.model import Playlist, Stream
 from flarecli.names import is_url, redact
 from flarecli.storage import Guard, Location, locate

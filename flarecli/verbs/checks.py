@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from flarecli import compress, encodings, formats
-from flarecli.encodings.names import Encoding
+from flarecli.encodings import Encoding
 from flarecli.errors import FlareError, MissingLibraryError, UnsafeError
 from flarecli.formats import spans
 from flarecli.hashes import Sums, known

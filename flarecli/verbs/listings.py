@@ -12,7 +12,8 @@ from typing import Any
 
 from flarecli import formats
 from flarecli.errors import FlareError, MissingError, MissingLibraryError, ReachError, UsageError
-from flarecli.formats.mds_index import INDEX, open_dataset
+from flarecli.formats import INDEX
+from flarecli.formats.mds_index import open_dataset
 from flarecli.model import Chunk, File, Finding, Playlist, Stream
 from flarecli.playlist import PLAYLIST
 from flarecli.read import resolve, select_streams

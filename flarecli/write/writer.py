@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import __version__, compress, encodings, formats, hashes, playlist
-from flarecli.encodings.names import BINARY
+from flarecli.encodings import BINARY
 from flarecli.errors import FlareError, UsageError
 from flarecli.model import Chunk, Columns, File, IntArray, Playlist, Settings, Stream
 from flarecli.write.failures import Failed, Failure
