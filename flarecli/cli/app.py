@@ -27,10 +27,11 @@ COMMANDS = {
 _HELP = "Pack, unpack, inspect, verify, list and print sharded datasets, local or remote, without trusting a byte of them."
 _EPILOG = "An option's default can be set in the environment: --shard-size as FLARE_SHARD_SIZE, and so on."
 _BUG = "This is a bug in flare, not in your data: please report it with what --debug shows."
+_WRONG_LINE: Any = typer.BadParameter.__mro__[2]  # Click's ClickException, wherever this Typer keeps its copy of Click
 
 
 class _Commands(typer.core.TyperGroup):
-    """The six commands. What one of them raises becomes an exit code here, before Typer's own ideas about it."""
+    """The six commands, each loaded when it is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -52,17 +53,25 @@ class _Commands(typer.core.TyperGroup):
             raise UsageError(f"there is no command {args[0]!r}", hint=f"Choose one of {', '.join(COMMANDS)}.")
         return super().resolve_command(ctx, args)
 
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except OSError as error:  # help that could not be printed
+            raise _Carried from error
+
     def invoke(self, ctx: Any) -> Any:
         try:
             result = super().invoke(ctx)
             show.finish()
             return result
-        except (OSError, KeyboardInterrupt) as error:
+        except (_WRONG_LINE, typer.Exit):
+            raise
+        except BaseException as error:
             raise _Carried from error
 
 
 class _Carried(Exception):
-    """Carries its cause past Typer, which would replace the process's streams on a broken pipe and swallow an interrupt."""
+    """Carries its cause past Typer, which has its own ideas about broken pipes, interrupts and the end of files."""
 
 
 def _version(wanted: bool) -> None:
@@ -100,7 +109,7 @@ def _spare_rich() -> None:
 
 
 def run(args: list[str], as_json: bool = False, debug: bool = False, stopped: Callable[[], bool] = lambda: False) -> int:
-    """Run one command line and give its exit code; errors are printed, none is raised but KeyboardInterrupt.
+    """Run one command line and give its exit code; errors are printed, and none is raised but KeyboardInterrupt.
 
     as_json  errors go to stderr as JSON objects
     debug    errors come with their traceback
@@ -112,9 +121,9 @@ def run(args: list[str], as_json: bool = False, debug: bool = False, stopped: Ca
             show.finish()
         return code if isinstance(code, int) else 0
     except SystemExit as end:  # completion
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except (Exception, RecursionError, MemoryError) as caught:
-        error: BaseException = caught.__cause__ or caught if isinstance(caught, _Carried) else caught
+        return end.code if isinstance(end.code, int) else 0
+    except BaseException as caught:
+        error = caught.__cause__ or caught if isinstance(caught, _Carried) else caught
     if isinstance(error, KeyboardInterrupt):
         raise error
     if stopped() or (isinstance(error, BrokenPipeError) and show.reader_left()):
@@ -128,7 +137,7 @@ def _told(error: BaseException, args: list[str]) -> FlareError:
     """Give what to tell the user about any exception."""
     if isinstance(error, FlareError):
         return error
-    if isinstance(error, typer.TyperException):
+    if isinstance(error, _WRONG_LINE):
         message = error.format_message().strip().rstrip(".").replace("valid int range", "whole number").replace("valid int", "whole number")
         command = f"flare {args[0]}" if args and args[0] in COMMANDS else "flare"
         return UsageError(message[:1].lower() + message[1:], hint=f"Run `{command} --help`.")
@@ -140,6 +149,6 @@ def _told(error: BaseException, args: list[str]) -> FlareError:
         return MissingLibraryError(f"the library {error.name} is missing", hint=f"Run `pip install {error.name.partition('.')[0]}`.")
     if isinstance(error, OSError) and error.strerror:
         return ReachError(error.strerror, where=error.filename or "")
-    told = FlareError(f"{type(error).__name__}: {error}", hint=_BUG)
+    told = FlareError(f"{type(error).__name__}: {error}".removesuffix(": "), hint=_BUG)
     told.kind = "bug"
     return told

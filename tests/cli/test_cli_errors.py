@@ -120,7 +120,8 @@ def test_json_and_debug_can_be_set_in_the_environment(flare):
         (PermissionError(errno.EACCES, "Permission denied", "out/x"), 3, "error: out/x: Permission denied\n"),
         (OSError(errno.ENOSPC, "No space left on device"), 3, "error: No space left on device\n"),
         (ModuleNotFoundError("No module named 'boto.x'", name="boto.x"), 6, "error: the library boto.x is missing\nhint: Run `pip install boto`.\n"),
-        (SystemExit(7), 7, ""),
+        (EOFError("end"), 1, "error: EOFError: end\n" + BUG),
+        (GeneratorExit(), 1, "error: GeneratorExit\n" + BUG),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
     ],
 )

@@ -206,6 +206,17 @@ def test_a_reader_that_leaves_early_is_no_error(flare_process):
         assert (process.wait(timeout=60), err) == (0, b"")
 
 
+@pytest.mark.parametrize("args", [["--help"], ["cat", "--help"], ["--version"], ["--show-completion", "bash"]])
+def test_a_reader_that_has_left_already_is_no_error(flare_run, args):
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ran = flare_run(args, stdout=writing)
+    finally:
+        os.close(writing)
+    assert (ran.code, ran.err) == (0, "")
+
+
 @pytest.mark.parametrize("form", ["csv", "table", "arrow", "parquet"])
 def test_a_reader_that_leaves_early_is_no_error_in_any_form(flare_process, form):
     with flare_process(["cat", "x", "--to", form], ROWS) as process:
