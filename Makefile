@@ -1,0 +1,32 @@
+# Python 3.11 or newer and make are all that must be there: the first target that needs it makes .venv and installs what pyproject.toml names.
+.DEFAULT_GOAL := help
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>&- && echo $$p && break; done)
+BIN := .venv/bin
+
+help:   ## list targets
+	@grep -hE '^[a-z]+:.* ## ' $(MAKEFILE_LIST) | sed 's/:.* ## /: /'
+demo: .venv/installed  ## pack 500 photographs over HTTP, look at them in every way, unpack and compare: two minutes at most
+	@$(BIN)/python docs/demo.py demo
+test: .venv/dev  ## unit tests: nothing but this machine is asked
+	$(BIN)/pytest
+check: lint types test  ## all that a change must pass
+lint: .venv/dev  ## ruff, no changes made
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+types: .venv/dev  ## mypy --strict on the package
+	$(BIN)/mypy
+bench: .venv/installed  ## start-up, speed and memory; PEER_PYTHON=… names an interpreter that has mosaicml-streaming
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/pack_text.py
+	$(BIN)/python benchmarks/memory.py
+
+.venv/bin/python:
+	@test -n '$(PYTHON)' || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11' >&2; exit 1; }
+	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
+.venv/installed: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+.venv/dev: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+.PHONY: help demo test check lint types bench
