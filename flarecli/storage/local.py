@@ -34,19 +34,22 @@ _LINK_HINT = "Give --allow-local to follow links, if you trust this dataset."
 class LocalStore:
     """The files below `root`. `shown` is the root as the user typed it, for messages.
 
+    maps     whether files are mapped for reading; a map of a file that is cut short kills the process
+    durable  whether a file reaches the disk before it takes its name: waiting for that costs more than writing a small one
+
     Picklable: maps are made again in each process.
     """
 
     is_local = True
 
-    def __init__(self, root: str, shown: str | None = None, guard: Guard | None = None, maps: bool = True) -> None:
+    def __init__(self, root: str, shown: str | None = None, guard: Guard | None = None, maps: bool = True, durable: bool = True) -> None:
         self.root, self.shown = root, root if shown is None else shown
-        self.guard, self.maps = guard or Guard(), maps
+        self.guard, self.maps, self.durable = guard or Guard(), maps, durable
         self._maps: OrderedDict[str, memoryview] = OrderedDict()
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return LocalStore, (self.root, self.shown, self.guard, self.maps)
+        return LocalStore, (self.root, self.shown, self.guard, self.maps, self.durable)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LocalStore) and (self.root, self.guard, self.maps) == (other.root, other.guard, other.maps)
@@ -237,7 +240,7 @@ class LocalStore:
                 for data in parts:
                     _write_all(fd, data)
                     sums.update(data)
-                os.fsync(fd)
+                self._sync(fd)
             finally:
                 os.close(fd)
             if replace:
@@ -245,7 +248,7 @@ class LocalStore:
             else:
                 os.link(part, name, src_dir_fd=scratch, dst_dir_fd=folder, follow_symlinks=False)
                 os.unlink(part, dir_fd=scratch)
-            os.fsync(folder)
+            self._sync(folder)
         except BaseException as error:
             with contextlib.suppress(OSError):
                 os.unlink(part, dir_fd=scratch)
@@ -259,12 +262,17 @@ class LocalStore:
             os.close(scratch)
         return Written(sums.size, sums.hex())
 
+    def _sync(self, fd: int) -> None:
+        if self.durable:
+            os.fsync(fd)
+
     def _scratch(self, folder: int, name: str) -> tuple[int, str]:
         """Open where the temporary file goes: the pack's own scratch folder, or beside with a name no reader takes."""
+        name = os.fsdecode(os.fsencode(name)[:200])  # a name may take all of the 255 bytes there are
         try:
             return os.open(os.path.join(self.root, SCRATCH), _FOLDER), f"{name}.part"
         except OSError:
-            return os.dup(folder), f".{name[:200]}.{os.getpid()}.part"
+            return os.dup(folder), f".{name}.{os.getpid()}.part"
 
     def _made_folder(self, path: str) -> int:
         """Open a folder below the root, making what is missing; each new name reaches the disk."""
@@ -274,7 +282,7 @@ class LocalStore:
             try:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(part, dir_fd=fd)
-                    os.fsync(fd)
+                    self._sync(fd)
             except OSError as error:
                 os.close(fd)
                 raise self.error(error, path) from None

@@ -28,15 +28,20 @@ from flarecli.write.failures import FAILED
 __all__ = ["Target"]
 
 _DATASET = ("playlist.yaml", "index.json")  # what --overwrite must find before it replaces a folder
-_HINT = "Give --resume to go on with an unfinished pack, --overwrite to replace a dataset, or name another folder."
 
 
 class Target:
     """A claimed folder. `at` is where files go; `is_done` says that a finished pack lies there already (with `resume`).
 
+    A subclass says what else may be written: `what` and `hint` are its words, `_holds_dataset` knows a finished one,
+    `_refuse_others` what must not be replaced.
+
     raises  UsageError if something else is there; UnfinishedError for an unfinished pack without `resume`;
             BusyError, naming the owner, while another process is at work there; ReachError if it can't be made
     """
+
+    what = "pack"
+    hint = "Give --resume to go on with an unfinished pack, --overwrite to replace a dataset, or name another folder."
 
     def __init__(self, out: str, *, resume: bool = False, overwrite: bool = False) -> None:
         if is_url(out) and not out.startswith("file://"):
@@ -79,7 +84,7 @@ class Target:
                 if resume and self._holds_dataset(self.folder):
                     self.is_done = True
                     return
-                raise UsageError("the folder is not empty", where=self.shown, hint=_HINT)
+                raise UsageError("the folder is not empty", where=self.shown, hint=self.hint)
             made_folder(scratch, store)
         try:
             fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -91,18 +96,20 @@ class Target:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise BusyError(f"another pack is at work there ({self._owner(scratch)})", where=self.shown, hint="Wait until it ends.") from None
+                raise BusyError(
+                    f"another {self.what} is at work there ({self._owner(scratch)})", where=self.shown, hint="Wait until it ends."
+                ) from None
             if not _is_same(fd, scratch):
                 return
             journal = os.path.join(scratch, "journal")
             if os.path.exists(journal) and not resume and not overwrite:
                 raise UnfinishedError(
-                    "an unfinished pack", where=self.shown, hint="Run the same command with --resume, or with --overwrite to begin anew."
+                    f"an unfinished {self.what}", where=self.shown, hint="Run the same command with --resume, or with --overwrite to begin anew."
                 )
             others = [name for name in os.listdir(self.folder) if name != SCRATCH]
             if not os.path.exists(journal) and others:
                 if not (resume and self._holds_dataset(self.folder)):
-                    raise UsageError("the folder is not empty", where=self.shown, hint=_HINT)
+                    raise UsageError("the folder is not empty", where=self.shown, hint=self.hint)
                 self.is_done = True
                 self._clear(scratch)
                 return
