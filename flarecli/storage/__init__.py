@@ -6,6 +6,7 @@ per scheme, chosen openly: no store ever stands in for another. A short read is 
 
 from __future__ import annotations
 
+from flarecli.storage.limits import Limits
 from flarecli.storage.location import Entry, Guard, Location, Part, Store, Written, locate
 
-__all__ = ["Entry", "Guard", "Location", "Part", "Store", "Written", "locate"]
+__all__ = ["Entry", "Guard", "Limits", "Location", "Part", "Store", "Written", "locate"]
