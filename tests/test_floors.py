@@ -32,6 +32,12 @@ DOORS = {  # `locate` opens the store that an address asks for, and data may lea
     ("flarecli.storage.location", "flarecli.storage.local"),
     ("flarecli.storage.location", "flarecli.storage.http"),
 }
+PARTS = {  # what higher floors may take from inside a room; anything else goes by the room's own file
+    "storage": {"local", "memory"},  # writing a journal needs the local disk, a cut-off check a file in memory
+    "formats": {"mds_index", "spans"},
+    "read": {"resolve"},
+    "write": {"columns", "links"},
+}
 
 
 class Import(NamedTuple):
@@ -133,6 +139,11 @@ def test_every_room_has_a_floor():
 
 def test_imports_go_down_only():
     assert misplaced(inside()) == []
+
+
+def test_rooms_are_entered_by_the_door():
+    inner = {(one.by, one.of) for one in inside() if one.of.count(".") > 1 and room_of(one.by) != room_of(one.of)}
+    assert [f"{by}: {of}" for by, of in sorted(inner) if of.split(".")[2] not in PARTS.get(room_of(of), ())] == []
 
 
 def test_no_module_imports_itself_by_a_detour():
