@@ -11,7 +11,7 @@ from flarecli.errors import FlareError, UsageError
 from flarecli.units import parse_size, parse_time
 
 if TYPE_CHECKING:
-    from flarecli.storage import Guard
+    from flarecli.storage import Guard, Limits
 
 FORMATS = ("mds",)  # what can be written
 READ_FORMATS = (*FORMATS, "files")
@@ -90,12 +90,10 @@ def rank(text: str | None) -> tuple[int, int] | None:
     return int(one), int(of)
 
 
-def limits(jobs: int | None, retries: int, timeout: float, deadline: float, max_object: int = 10**9) -> Any:
+def limits(jobs: int | None, retries: int, timeout: float, deadline: float, max_object: int = 10**9) -> Limits:
     """Put the limits of transfers together."""
-    try:
-        from flarecli.storage import Limits
-    except ImportError:  # until transfers land
-        return None
+    from flarecli.storage import Limits
+
     given = {} if jobs is None else {"jobs": jobs}
     return Limits(retries=retries, timeout_s=timeout, deadline_s=deadline, max_bytes=max_object, **given)
 
