@@ -1,0 +1,121 @@
+"""A web server of this machine for tests: pages that behave, and pages that do not."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import struct
+import threading
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        web, path = self.server.web, self.path.partition("?")[0]
+        with web.lock:
+            web.asked[path] += 1
+            web.requests.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+            times = web.asked[path]
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            web.pages.get(path, lambda handler, times: handler.answer(404, b"no"))(self, times)
+
+    do_HEAD = do_GET
+
+    def answer(self, status, body=b"", **headers):
+        self.send_response(status)
+        given = {"Content-Length": len(body), **{name.replace("_", "-"): value for name, value in headers.items()}}
+        for name, value in given.items():
+            if value is not None:
+                self.send_header(name, str(value))
+        if given["Content-Length"] is None and "Transfer-Encoding" not in given:
+            self.send_header("Connection", "close")
+            self.close_connection = True
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def begin(self, length, **headers):
+        """Promise a body."""
+        self.send_response(200)
+        for name, value in {"Content-Length": length, **headers}.items():
+            self.send_header(name.replace("_", "-"), str(value))
+        self.end_headers()
+        self.close_connection = True
+
+    def reset(self):
+        self.wfile.flush()
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.shutdown(socket.SHUT_RD)
+        self.close_connection = True
+
+
+class Web:
+    """`pages` is path -> function(handler, how often the path was asked for); `asked` counts, `requests` keeps headers."""
+
+    def __init__(self):
+        self.pages, self.asked, self.requests, self.lock = {}, Counter(), [], threading.Lock()
+        self.over = threading.Event()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self.server.web, self.server.daemon_threads, self.server.block_on_close = self, True, False
+        self.port = self.server.server_address[1]
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self.thread.start()
+
+    def url(self, path, user="", host="127.0.0.1"):
+        return f"http://{user + '@' if user else ''}{host}:{self.port}{path}"
+
+    def page(self, path, body, status=200, **headers):
+        """Serve these bytes, the same each time, without ranges."""
+        self.pages[path] = lambda handler, times: handler.answer(status, body, **headers)
+        return self.url(path)
+
+    def file(self, path, body, etag=None):
+        """Serve a file as a good server does: ranges, ETag, If-Match. `body` may be a function of the times asked."""
+
+        def serve(handler, times):
+            data = body(times) if callable(body) else body
+            tag = etag(times) if callable(etag) else etag
+            more = {"ETag": tag} if tag else {}
+            if tag and handler.headers.get("If-Match", tag) != tag:
+                return handler.answer(412, b"", **more)
+            match = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers.get("Range", ""))
+            if not match:
+                return handler.answer(200, data, **more)
+            start, stop = int(match[1]), min(len(data), int(match[2] or len(data) - 1) + 1)
+            if start >= len(data):
+                return handler.answer(416, b"", Content_Range=f"bytes */{len(data)}", **more)
+            return handler.answer(206, data[start:stop], Content_Range=f"bytes {start}-{stop - 1}/{len(data)}", **more)
+
+        self.pages[path] = serve
+        return self.url(path)
+
+    def close(self):
+        self.over.set()
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def web():
+    server = Web()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def other_web():
+    """Another server, which stands for whatever else listens on this machine."""
+    server = Web()
+    yield server
+    server.close()
