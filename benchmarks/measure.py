@@ -1,0 +1,50 @@
+"""Run a program and say what it cost. Import this first: benchmarks are scripts, each runs alone."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+FLARE = sysconfig.get_path("scripts") + "/flare"  # of the interpreter that runs the benchmark
+GNU_TIME = "/usr/bin/time"
+
+
+class Cost(NamedTuple):
+    """Seconds on the clock, seconds of CPU of all threads, user and system, and what was printed."""
+
+    wall: float
+    cpu: float
+    out: str
+
+
+def run(argv: Sequence[str], **env: str) -> Cost:
+    """Run to the end. Exits with the program's own words if it fails."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        began = time.perf_counter()
+        child = subprocess.Popen(argv, stdout=out, stderr=err, env={**os.environ, **env})
+        _, status, used = os.wait4(child.pid, 0)
+        wall = time.perf_counter() - began
+        child.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0), err.seek(0)
+        if child.returncode:
+            sys.exit(f"{' '.join(argv)}: exit {child.returncode}\n{err.read().decode()}")
+        return Cost(wall, used.ru_utime + used.ru_stime, out.read().decode())
+
+
+def peak(argv: Sequence[str]) -> tuple[int, float]:
+    """Give the most memory a program held, in bytes, and its seconds on the clock, as GNU time -v says.
+
+    Not by wait4 from here: a child's peak counts what its parent held when it was forked.
+    """
+    if not Path(GNU_TIME).exists():
+        sys.exit(f"{GNU_TIME} is needed: install the package `time`")
+    with tempfile.NamedTemporaryFile("r") as told:
+        run([GNU_TIME, "-v", "-o", told.name, *argv])
+        lines = dict(line.strip().rsplit(": ", 1) for line in told if ": " in line)
+    clock = [float(part) for part in lines["Elapsed (wall clock) time (h:mm:ss or m:ss)"].split(":")]
+    return int(lines["Maximum resident set size (kbytes)"]) * 1024, sum(part * 60**i for i, part in enumerate(reversed(clock)))

@@ -1,0 +1,181 @@
+"""Packing text: flare, the original MDSWriter and a bare loop, from one parquet file into MDS with xxh3_128 sums.
+
+    PEER_PYTHON=/path/to/python python benchmarks/pack_text.py [--rows 100000] [--rounds 5]
+
+PEER_PYTHON names an interpreter that has mosaicml-streaming, xxhash and pyarrow; without it flare and the floor run alone.
+The three take turns, each in a process of its own, and all write the same bytes, which is checked. What counts is CPU time,
+user and system, of all threads: of the packing alone, libraries loaded, and of the whole process. Lowest of the rounds.
+"""
+
+import argparse
+import filecmp
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+COLUMNS = {"number": "int", "score": "float64", "text": "str"}
+LIMIT = 1 << 26
+BATCH = 8000  # rows that stay in the processor's cache
+
+
+def flare(index: str, out: str) -> Callable[[], object]:
+    import flarecli.verbs.pack  # noqa: F401, loaded before the clock runs
+    from flarecli import pack
+
+    return lambda: pack(index, out, hashes=["xxh3_128"])
+
+
+def peer(index: str, out: str) -> Callable[[], object]:
+    import pyarrow.parquet as pq
+    from streaming import MDSWriter
+
+    def pack() -> None:
+        with MDSWriter(out=out, columns=COLUMNS, hashes=["xxh3_128"], size_limit=LIMIT) as writer:
+            for batch in pq.ParquetFile(index).iter_batches(BATCH):
+                for number, score, text in zip(*(batch.column(name).to_pylist() for name in COLUMNS), strict=True):
+                    writer.write({"number": number, "score": score, "text": text})
+
+    return pack
+
+
+def floor(index: str, out: str) -> Callable[[], object]:
+    """The same shards by the shortest loop: no journal, no fsync, no check of anything, no playlist."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+    import xxhash
+
+    binary = pa.large_binary()
+    listed: list[dict[str, object]] = []
+    common = {
+        "column_encodings": list(COLUMNS.values()),
+        "column_names": list(COLUMNS),
+        "column_sizes": [8, 8, None],
+        "compression": None,
+        "format": "mds",
+        "hashes": ["xxh3_128"],
+        "size_limit": LIMIT,
+        "version": 2,
+    }
+    config = json.dumps(common, sort_keys=True).encode()
+
+    def fixed(values: "np.ndarray") -> pa.Array:
+        width = values.dtype.itemsize
+        return pa.array(np.ascontiguousarray(values)).view(pa.binary(width)).cast(binary)
+
+    def flush(parts: list[memoryview], sizes: list["np.ndarray"]) -> None:
+        lengths = np.concatenate(sizes)
+        head = np.empty(len(lengths) + 2, "<u4")
+        head[0] = len(lengths)
+        head[1] = 4 * len(head) + len(config)
+        head[2:] = head[1] + np.cumsum(lengths)
+        name, summed, size = f"shard.{len(listed):05}.mds", xxhash.xxh3_128(), 0
+        with open(f"{out}/{name}", "wb") as file:
+            for part in (head.tobytes(), config, *parts):
+                file.write(part)
+                summed.update(part)
+                size += len(part)
+        info = {"basename": name, "bytes": size, "hashes": {"xxh3_128": summed.hexdigest()}}
+        listed.append({**common, "raw_data": info, "samples": len(lengths), "zip_data": None})
+
+    def pack() -> None:
+        Path(out).mkdir()
+        parts, sizes, held = [], [], 8 + len(config)
+        for batch in pq.ParquetFile(index).iter_batches(BATCH):
+            text = batch.column("text").cast(pa.large_string()).cast(binary)
+            lengths = np.diff(np.frombuffer(text.buffers()[1], "<i8", len(text) + 1))
+            numbers = [fixed(batch.column(name).to_numpy()) for name in ("number", "score")]
+            rows = pc.binary_join_element_wise(fixed(lengths.astype("<u4")), *numbers, text, pa.scalar(b"", binary))
+            ends = np.frombuffer(rows.buffers()[1], "<i8", len(rows) + 1)
+            data, start = memoryview(rows.buffers()[2]), 0
+            while start < len(rows):
+                stop = int(np.searchsorted(ends + 4 * np.arange(len(ends)), LIMIT - held + ends[start] + 4 * start, "right")) - 1
+                parts.append(data[ends[start] : ends[stop]])
+                sizes.append(np.diff(ends[start : stop + 1]))
+                held += int(ends[stop] - ends[start]) + 4 * (stop - start)
+                if stop < len(rows):
+                    flush(parts, sizes)
+                    parts, sizes, held = [], [], 8 + len(config)
+                start = stop
+        flush(parts, sizes)
+        Path(out, "index.json").write_text(json.dumps({"shards": listed, "version": 2}, sort_keys=True))
+
+    return pack
+
+
+PACKERS = {"flare": flare, "peer": peer, "floor": floor}
+
+
+def make(path: str, rows: int) -> None:
+    """Write the parquet file: text of about 1 KB, never the same twice, an integer and a float."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rng = random.Random(1)
+    words = [bytes(rng.choices(b"abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 11))).decode() for _ in range(4000)]
+    schema = pa.schema({"text": pa.string(), "number": pa.int64(), "score": pa.float64()})
+    with pq.ParquetWriter(path, schema) as writer:
+        for start in range(0, rows, 10_000):
+            numbers = range(start, min(start + 10_000, rows))
+            texts = [" ".join(rng.choices(words, k=rng.randint(80, 190))) for _ in numbers]
+            writer.write_table(pa.table([texts, list(numbers), [rng.random() for _ in numbers]], schema=schema))
+
+
+def child(name: str, index: str, out: str) -> None:
+    """Pack, and print the CPU seconds of the packing alone."""
+    pack = PACKERS[name](index, out)
+    began = time.process_time()
+    pack()
+    print(time.process_time() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peer", default=os.environ.get("PEER_PYTHON"), help="interpreter that has mosaicml-streaming; default: PEER_PYTHON")
+    args = parser.parse_args()
+    from measure import run
+
+    pythons = {"flare": sys.executable, "peer": args.peer, "floor": sys.executable}
+    alone: dict[str, list[float]] = {name: [] for name, python in pythons.items() if python}
+    whole: dict[str, list[float]] = {name: [] for name in alone}
+    with tempfile.TemporaryDirectory() as scratch:
+        index = f"{scratch}/index.parquet"
+        make(index, args.rows)
+        for number in range(args.rounds):
+            for name in alone:
+                out = f"{scratch}/{name}{number}"
+                cost = run([str(pythons[name]), __file__, "--child", name, index, out])
+                alone[name].append(float(cost.out))
+                whole[name].append(cost.cpu)
+                if name != "flare":
+                    check(Path(scratch, f"flare{number}"), Path(out))
+            for name in alone:  # the next round finds the machine as this one did: memory of the page cache free again
+                shutil.rmtree(Path(scratch, f"{name}{number}"))
+    for what, seconds in (("packing alone", alone), ("whole process", whole)):
+        best = {name: min(values) for name, values in seconds.items()}
+        told = ", ".join(f"{name} {value / args.rows * 1e6:.2f} µs a row" for name, value in best.items())
+        ratios = "".join(f", {name} / flare {best[name] / best['flare']:.2f}" for name in best if name != "flare")
+        print(f"{what}, CPU: {told}{ratios}")
+    if not args.peer:
+        print("the original MDSWriter did not run: PEER_PYTHON names no interpreter")
+
+
+def check(one: Path, other: Path) -> None:
+    """Expect the same shards and index in both folders."""
+    names = sorted(path.name for path in other.iterdir())
+    _, different, missing = filecmp.cmpfiles(one, other, names, shallow=False)
+    if different or missing:
+        sys.exit(f"{one.name} and {other.name} differ: {different + missing}")
+
+
+if __name__ == "__main__":
+    child(*sys.argv[2:]) if sys.argv[1:2] == ["--child"] else main()

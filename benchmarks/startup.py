@@ -1,0 +1,60 @@
+"""What it costs to start: `flare --version` beside `python -c pass`, `flare --help` beside `python -c "import typer"`.
+
+    python benchmarks/startup.py [--pairs 20]
+
+Installs the package into an environment of its own first, as a user would: an editable installation adds a finder to every
+start of its interpreter, the rival's too, and flatters the ratio. Both of a pair run in turn; medians, and their ratio.
+"""
+
+import argparse
+import shutil
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from measure import Cost, run
+
+ROOT = Path(__file__).parents[1]
+
+
+def install(folder: str) -> Path:
+    """Make an environment with the package in it, and give the folder of its programs; libraries are borrowed from this interpreter's."""
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    bin, source = Path(folder, "bin"), Path(folder, "source")
+    shutil.copytree(ROOT / "flarecli", source / "flarecli")  # a build leaves things beside what it builds
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    subprocess.run([bin / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", source], check=True)
+    site = next(Path(folder, "lib").glob("python*/site-packages"))
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return bin
+
+
+def median(costs: tuple[Cost, ...], of: str) -> float:
+    return statistics.median(getattr(cost, of) for cost in costs) * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=20)
+    count = parser.parse_args().pairs
+    with tempfile.TemporaryDirectory() as folder:
+        bin = install(folder)
+        flare, python = str(bin / "flare"), str(bin / "python")
+        for argv, rival, bound in (
+            ([flare, "--version"], [python, "-c", "pass"], 2.5),
+            ([flare, "--help"], [python, "-c", "import typer"], 1.3),
+        ):
+            run(argv), run(rival)
+            ours, theirs = zip(*((run(argv), run(rival)) for _ in range(count)), strict=True)
+            names = [" ".join([Path(program).name, *rest]) for program, *rest in (argv, rival)]
+            for of in ("wall", "cpu"):
+                one, other = median(ours, of), median(theirs, of)
+                print(f"{names[0]}: {one:.1f} ms {of}, {names[1]}: {other:.1f} ms, ratio {one / other:.2f} (at most {bound} is promised)")
+
+
+if __name__ == "__main__":
+    main()

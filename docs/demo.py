@@ -1,0 +1,222 @@
+"""The demo: photographs behind a local HTTP server become a dataset, are looked at in every way, and come back byte for byte.
+
+    python docs/demo.py FOLDER [--photos 500]
+
+Makes FOLDER (what an earlier demo left there is replaced), draws the photographs, serves the folder on a free port of
+127.0.0.1, and runs `flare`: each command line is shown before its output, so it can be tried by hand. Exit 0 only if
+every command did what it should and every unpacked byte is the source's.
+"""
+
+import argparse
+import io
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image, ImageFilter
+
+SIZES = ((800, 600), (640, 640), (1024, 683), (600, 800), (960, 540), (1200, 800), (320, 240))
+PLACES = ("a harbour", "a hillside", "an orchard", "a river bend", "a market", "a ridge", "a bay", "a lane")
+LIGHTS = ("at dawn", "in fog", "at noon", "in rain", "at dusk", "under snow", "by moonlight", "after a storm")
+MADE = ("photos", "out", "files", "index.parquet", "far.parquet", "near.jpg", "far.jpg", "set.yaml")
+
+
+def photograph(seed: int) -> bytes:
+    """Draw a JPEG that compresses as photographs do: light that fades, shapes with edges, detail on every scale, grain."""
+    rng = np.random.default_rng(seed)
+    width, height = SIZES[seed % len(SIZES)]
+    across, down = np.linspace(0, 1, width, dtype=np.float32), np.linspace(0, 1, height, dtype=np.float32)[:, None]
+    sky, ground = rng.uniform(60, 230, 3).astype(np.float32), rng.uniform(20, 140, 3).astype(np.float32)
+    detail = np.zeros((height, width), np.float32)
+    for cells, weight in ((3, 40), (9, 22), (27, 14), (81, 9), (243, 6)):
+        coarse = Image.fromarray(rng.normal(0, weight, (cells, cells)).astype(np.float32))
+        detail += np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC))
+    horizon = 0.55 + 0.15 * np.interp(across, np.linspace(0, 1, 40), rng.normal(0, 0.5, 40).cumsum() / 3).astype(np.float32)
+    below = down > horizon
+    pixels = np.where(below[..., None], ground, sky * (1 - 0.4 * down[..., None])) + detail[..., None] * np.where(below, 1.0, 0.35)[..., None]
+    pixels += rng.normal(0, 7, (height, width, 1)).astype(np.float32)
+    picture = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).filter(ImageFilter.GaussianBlur(0.5))
+    out = io.BytesIO()
+    picture.save(out, "jpeg", quality=92)
+    return out.getvalue()
+
+
+def draw(folder: str, seed: int) -> None:
+    """Put one photograph into a folder; runs in a process of its own."""
+    Path(folder, f"{seed:04}.jpg").write_bytes(photograph(seed))
+
+
+class Handler(BaseHTTPRequestHandler):
+    """GET, HEAD and one range of the files below `server.root`, over connections that stay open."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        try:
+            data = (self.server.root / self.path.lstrip("/")).read_bytes()
+        except OSError:
+            self.answer(404, b"", {})
+            return
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if not asked:
+            self.answer(200, data, {"Accept-Ranges": "bytes"})
+            return
+        start, stop = int(asked[1]), min(int(asked[2] or len(data)) + 1, len(data))
+        if start >= len(data):
+            self.answer(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+            return
+        self.answer(206, data[start:stop], {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"})
+
+    do_HEAD = do_GET
+
+    def answer(self, status: int, data: bytes, headers: dict[str, str]) -> None:
+        """Send one whole answer, and count it."""
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(data)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data)
+            with self.server.counting:
+                self.server.answers += 1
+                self.server.sent += len(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+class Server(ThreadingHTTPServer):
+    """Serves a folder on a free port of 127.0.0.1 while the `with` lasts; counts what it sent."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.root, self.answers, self.sent, self.counting = root, 0, 0, threading.Lock()
+
+    @property
+    def url(self) -> str:
+        """The address of the folder, without a slash at the end."""
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away is nothing to report."""
+
+    def __enter__(self) -> "Server":
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+def run(line: str, folder: Path) -> str:
+    """Show a command line, run it in the folder as a shell would, show its output, and give its stdout."""
+    print(f"\n$ {line}", flush=True)
+    line, _, target = line.partition(" > ")
+    argv = [sysconfig.get_path("scripts") + "/flare", *shlex.split(line)[1:]]
+    ran = subprocess.run(argv, cwd=folder, stdout=subprocess.PIPE, check=False)
+    if target:
+        (folder / target).write_bytes(ran.stdout)
+    else:
+        print(ran.stdout.decode(), end="", flush=True)
+    if ran.returncode:
+        sys.exit(f"exit {ran.returncode}")
+    return "" if target else ran.stdout.decode()
+
+
+def check(what: str, holds: bool) -> None:
+    """Say what holds, or end the demo."""
+    print(f"  -> {what}" if holds else f"  -> NOT SO: {what}", flush=True)
+    if not holds:
+        sys.exit(1)
+
+
+def make(folder: Path, photos: int) -> dict[str, bytes]:
+    """Draw the photographs into FOLDER/photos; give them by their keys."""
+    (folder / "photos").mkdir()
+    with ProcessPoolExecutor() as pool:
+        list(pool.map(draw, [str(folder / "photos")] * photos, range(photos), chunksize=8))
+    return {path.stem: path.read_bytes() for path in sorted((folder / "photos").iterdir())}
+
+
+def write_index(path: Path, keys: list[str], url: str) -> None:
+    """Write the parquet index: a key, a link, a caption and a score for each photograph."""
+    rng = np.random.default_rng(7)
+    captions = [f"{rng.choice(PLACES)} {rng.choice(LIGHTS)}, no. {int(key)}" for key in keys]
+    table = {"data_id": keys, "data_url": [f"{url}/photos/{key}.jpg" for key in keys], "caption": captions, "score": rng.random(len(keys)).round(4)}
+    pq.write_table(pa.table(table), path)
+
+
+def show(folder: Path, photos: dict[str, bytes], server: Server) -> None:
+    """Every command over the same photographs, then the comparison."""
+    run("flare pack index.parquet out/ --fetch data_url:image --key data_id", folder)
+    run("flare inspect out/", folder)
+    run("flare verify out/", folder)
+    run("flare cat out/ --head 3", folder)
+    run('flare cat out/ --where "score > 0.98" --columns data_id,caption,score --to table', folder)
+    row, key = len(photos) // 2, list(photos)[len(photos) // 2]
+    run(f"flare cat out/ --rows {row} --raw image > near.jpg", folder)
+    check(f"near.jpg is photograph {key}", (folder / "near.jpg").read_bytes() == photos[key])
+    run("flare playlist out/ --out set.yaml", folder)
+    run("flare cat set.yaml --tail 1 --columns data_id,caption", folder)
+
+    print(f"\n# The same over HTTP: {server.url}/out/ is this folder, served.")
+    run(f"flare inspect {server.url}/out/", folder)
+    answers, sent = server.answers, server.sent
+    run(f"flare cat {server.url}/out/ --rows {row} --raw image > far.jpg", folder)
+    check(f"far.jpg is photograph {key}", (folder / "far.jpg").read_bytes() == photos[key])
+    whole = sum(path.stat().st_size for path in (folder / "out").iterdir())
+    asked = server.sent - sent
+    check(f"{server.answers - answers} answers, {asked:,} bytes: not the {whole:,} of the dataset", asked < len(photos[key]) + (1 << 20))
+    run(f"flare cat {server.url}/out/playlist.yaml --columns data_id,score --to parquet > far.parquet", folder)
+    check("its keys are those of the index", pq.read_table(folder / "far.parquet")["data_id"].to_pylist() == list(photos))
+
+    listing = run("flare unpack out/ files/", folder).split()[-1]
+    compare(folder, listing, photos)
+
+
+def compare(folder: Path, listing: str, photos: dict[str, bytes]) -> None:
+    """Hold every unpacked file against the photograph that it came from."""
+    rows = [json.loads(line) for line in (folder / listing).read_text().splitlines()]
+    same = sum((folder / "files" / row["image"]).read_bytes() == photos[row["data_id"]] for row in rows)
+    check(f"{same} of {len(photos)} photographs are unpacked, each byte as it was drawn", same == len(photos) == len(rows))
+
+
+def main() -> None:
+    """Make the folder, serve it, show everything in it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--photos", type=int, default=500)
+    args = parser.parse_args()
+    began = time.monotonic()
+    args.folder.mkdir(exist_ok=True)
+    folder = args.folder.resolve()
+    for name in MADE:
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    photos = make(folder, args.photos)
+    size = sum(map(len, photos.values()))
+    print(f"# {len(photos)} photographs, {size / 1e6:.1f} MB, drawn in {time.monotonic() - began:.0f} s; all that follows happens in {args.folder}/")
+    with Server(folder) as server:
+        write_index(folder / "index.parquet", list(photos), server.url)
+        show(folder, photos, server)
+    print(f"\nThe demo took {time.monotonic() - began:.0f} s. Everything is in {args.folder}/ to look at.")
+
+
+if __name__ == "__main__":
+    main()
