@@ -1,0 +1,313 @@
+"""Links: columns of addresses become columns of what lies there, fetched ahead and given in the order of the rows.
+
+    batches -> slices of rows -> requests, some slices ahead -> engine -> one row after another -> Fetched
+
+A row is whole or it failed: a broken answer, an error page or an empty body never becomes a value. What a row may name
+depends on where its index lies: a local index is the user's own, and its rows may name private addresses and files
+beside it; what came over the network may only name what is public.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli import media
+from flarecli.errors import FlareError, UnsafeError, UsageError
+from flarecli.model import IntArray
+from flarecli.names import is_url, redact, redact_text
+from flarecli.progress import Progress
+from flarecli.storage import Guard, Limits, Location
+from flarecli.storage.addresses import Address, parse
+from flarecli.storage.transfers import Engine, Request
+from flarecli.write.failures import Failure
+
+__all__ = ["Fetched", "Link", "fetch"]
+
+_STEP = 1024  # rows of a slice
+_AHEAD_ROWS = 4096  # rows whose links are asked for before they are needed
+_BATCH_BYTES = 16 << 20  # fetched bytes of one output batch, about
+_TEXTUAL = frozenset({"html", "xml", "json", "str"})  # kinds of which a page is no surprise
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_EXTENSION = re.compile(r"[a-z0-9]{1,12}")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A column of addresses, and the column that its bytes become; the encoding if it was given."""
+
+    source: str
+    name: str
+    encoding: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Some rows with the bytes of their links, in order.
+
+    rows        int64 [rows of batch]: the place of each in the selection
+    failures    rows left out, in order
+    until       every row before this one is in this or an earlier Fetched, as a row or a failure
+    extensions  column -> extension of its first row's link in lower case, empty if there is none
+    """
+
+    batch: pa.RecordBatch
+    rows: IntArray
+    failures: Sequence[Failure]
+    until: int
+    extensions: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Flaw:
+    """Why a link gives no value."""
+
+    kind: str
+    reason: str
+
+
+_Want: TypeAlias = "Request | Location | _Flaw"
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """Rows on their way: their columns, and for each link what becomes of each row's address."""
+
+    batch: pa.RecordBatch
+    first: int
+    texts: list[list[str | None]]
+    wants: list[list[_Want]]
+
+
+def fetch(
+    batches: Iterable[pa.RecordBatch],
+    links: Sequence[Link],
+    *,
+    key: str | None,
+    at: Location,
+    guard: Guard,
+    limits: Limits,
+    allow_empty: bool = False,
+    first_row: int = 0,
+    progress: Progress,
+) -> Iterator[Fetched]:
+    """Fetch what links point at; each source column is replaced by the bytes, the others pass.
+
+    at         folder of the index, where relative links start
+    first_row  place of the first row in the selection
+    return     batches in the order of the rows, whatever the order of arrival; closing it ends all transfers
+    raises     UsageError for a column that holds no text
+    """
+    if not links:
+        for batch in batches:
+            yield Fetched(batch, np.arange(first_row, first_row + batch.num_rows), (), first_row + batch.num_rows, {})
+            first_row += batch.num_rows
+        return
+    fetcher = _Fetcher(links, key, at, guard, limits, allow_empty)
+    try:
+        slices, ahead, rows = _slices(batches, first_row), deque[_Slice](), 0
+        for batch, first in slices:
+            ahead.append(fetcher.begin(batch, first))
+            rows += batch.num_rows
+            while rows > _AHEAD_ROWS:
+                rows -= ahead[0].batch.num_rows
+                yield from fetcher.finish(ahead.popleft())
+        while ahead:
+            yield from fetcher.finish(ahead.popleft())
+        if fetcher.is_spent:
+            progress.note("so many requests met passing faults that later ones were not tried again")
+    finally:
+        fetcher.close()
+
+
+def _slices(batches: Iterable[pa.RecordBatch], first: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    for batch in batches:
+        for start in range(0, batch.num_rows, _STEP):
+            part = batch.slice(start, _STEP)
+            yield part, first
+            first += part.num_rows
+
+
+class _Fetcher:
+    """Turns addresses into requests, and their answers into values, on the caller's thread."""
+
+    def __init__(self, links: Sequence[Link], key: str | None, at: Location, guard: Guard, limits: Limits, allow_empty: bool) -> None:
+        self._links, self._key, self._at, self._guard = links, key, at, guard
+        self._limits, self._allow_empty = limits, allow_empty
+        self._engine: Engine | None = None
+        self._order = 0
+        self._awaited: Request | None = None
+        self._arrived = threading.Event()
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether passing faults used up what may be tried again."""
+        return self._engine is not None and self._engine.spent
+
+    def close(self) -> None:
+        """End all transfers."""
+        if self._engine is not None:
+            self._engine.close()
+
+    # -- asking
+
+    def begin(self, batch: pa.RecordBatch, first: int) -> _Slice:
+        """Ask for what the rows of a slice point at."""
+        texts = [_texts(batch, link.source) for link in self._links]
+        wants: list[list[_Want]] = [[] for _ in self._links]
+        for row in range(batch.num_rows):
+            for i, link in enumerate(self._links):
+                wants[i].append(self._want(texts[i][row], link))
+        requests = [want for row in zip(*wants, strict=True) for want in row if isinstance(want, Request)]
+        if requests:
+            if self._engine is None:
+                self._engine = Engine(self._limits, self._limits.ahead_bytes)
+            self._engine.submit(requests)
+        return _Slice(batch, first, texts, wants)
+
+    def _want(self, text: str | None, link: Link) -> _Want:
+        if not text:
+            return _Flaw("null", f"{link.source} is {'null' if text is None else 'empty'}")
+        try:
+            return self._place(text)
+        except FlareError as error:
+            return _Flaw(error.kind, _redacted(error))
+
+    def _place(self, text: str) -> Request | Location:
+        if text[:5].lower() in ("http:", "https"):
+            address = parse(text)
+            return self._request(address, frozenset((address.origin,)) if self._at.is_local else self._named)
+        if self._at.is_local and not is_url(text) and _SCHEME.match(text) and not text.lower().startswith("file:"):
+            raise UnsafeError(f"{text.partition(':')[0]}: is not an address that flare reads")
+        found = self._at.join(text)
+        return found if found.is_local else self._request(parse(found.path), self._named)
+
+    @property
+    def _named(self) -> frozenset[str]:
+        own: Guard = getattr(self._at.store, "guard", self._guard)
+        return own.named
+
+    def _request(self, address: Address, named: frozenset[str]) -> Request:
+        self._order += 1
+        return Request(address, self._deliver, named=named, private=self._guard.allow_private, order=self._order - 1)
+
+    # -- taking in
+
+    def finish(self, part: _Slice) -> Iterator[Fetched]:
+        """Wait for the rows of a slice, one after another."""
+        keys = part.batch.column(self._key) if self._key is not None else None
+        kept: list[int] = []
+        bodies: list[list[bytes]] = [[] for _ in self._links]
+        failures: list[Failure] = []
+        size = 0
+        for row in range(part.batch.num_rows):
+            values = [self._value(part, i, row) for i in range(len(self._links))]
+            flaw = next(((link, value) for link, value in zip(self._links, values, strict=True) if isinstance(value, _Flaw)), None)
+            if flaw is not None:
+                name = "" if keys is None or not keys[row].is_valid else str(keys[row].as_py())
+                failures.append(Failure(part.first + row, name, flaw[0].name, flaw[1].kind, flaw[1].reason))
+            else:
+                kept.append(row)
+                for body, value in zip(bodies, values, strict=True):
+                    if isinstance(value, bytes):
+                        body.append(value)
+                        size += len(value)
+            if size >= _BATCH_BYTES:
+                yield self._fetched(part, kept, bodies, failures, row + 1)
+                kept, bodies, failures, size = [], [[] for _ in self._links], [], 0
+        if kept or failures:
+            yield self._fetched(part, kept, bodies, failures, part.batch.num_rows)
+
+    def _fetched(self, part: _Slice, kept: list[int], bodies: list[list[bytes]], failures: list[Failure], until: int) -> Fetched:
+        whole = part.batch.take(pa.array(kept, pa.int64()))
+        at = {link.source: i for i, link in enumerate(self._links)}
+        fields, columns = [], []
+        for field, column in zip(whole.schema, whole.columns, strict=True):
+            i = at.get(field.name)
+            fields.append(field if i is None else pa.field(self._links[i].name, pa.large_binary()))
+            columns.append(column if i is None else pa.array(bodies[i], pa.large_binary()))
+        first = {link.name: _extension(part.texts[i][kept[0]] or "") if kept else "" for i, link in enumerate(self._links)}
+        batch = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+        return Fetched(batch, part.first + np.array(kept, np.int64), tuple(failures), part.first + until, first)
+
+    def _value(self, part: _Slice, i: int, row: int) -> bytes | _Flaw:
+        want, link, text = part.wants[i][row], self._links[i], part.texts[i][row] or ""
+        if isinstance(want, _Flaw):
+            return want
+        part.wants[i][row] = _Flaw("", "")  # the bytes live as long as the batch, not as the slice
+        kind = ""
+        try:
+            if isinstance(want, Location):
+                body = self._local(want)
+            else:
+                body = self._answer(want)
+                kind = want.answer.get("content-type") if want.answer is not None else ""
+        except FlareError as error:
+            return _Flaw(error.kind, _redacted(error))
+        if isinstance(body, _Flaw):
+            return body
+        reason = self._unwanted(body, kind, text, link)
+        return body if reason is None else _Flaw(reason[0], f"{redact(text)}: {reason[1]}")
+
+    def _local(self, at: Location) -> bytes | _Flaw:
+        size = at.size()
+        if size > self._limits.max_bytes:
+            return _Flaw("large", f"{at}: larger than the limit of {self._limits.max_bytes} bytes")
+        return at.read(0, size)
+
+    def _answer(self, request: Request) -> bytes | _Flaw:
+        """Wait for one answer, and give back the room that it takes."""
+        self._arrived.clear()
+        self._awaited = request  # set before `done` is looked at: the engine does it the other way round
+        while not request.done:
+            self._arrived.wait(1.0)
+        self._awaited = None
+        if self._engine is not None:
+            self._engine.release(0 if request.fault is not None else len(request.data), request.order + 1)
+        if request.fault is not None:
+            return _Flaw(request.fault.kind, redact_text(f"{redact(request.asked.url)}: {request.fault.message}"))
+        return request.data
+
+    def _deliver(self, request: Request) -> None:
+        if request is self._awaited:
+            self._arrived.set()
+
+    def _unwanted(self, body: bytes, content_type: str, text: str, link: Link) -> tuple[str, str] | None:
+        """Say what is wrong with bytes that came whole: nothing at all, or a page where none was asked for."""
+        if not body:
+            return None if self._allow_empty else ("empty", "no bytes at all")
+        if media.kind_of(text) in _TEXTUAL or (link.encoding or "").partition(":")[0] in ("str", "json"):
+            return None
+        found = media.sniff(body[:512])
+        if found in ("html", "xml") or (found is None and content_type.lower().startswith(("text/html", "application/xhtml"))):
+            return "media", f"{'an XML document' if found == 'xml' else 'a web page'}, not what was asked for"
+        return None
+
+
+def _texts(batch: pa.RecordBatch, source: str) -> list[str | None]:
+    column = batch.column(source)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type)):
+        if pa.types.is_null(column.type):
+            return [None] * len(column)
+        raise UsageError(f"column {source!r} holds {column.type}, not addresses", hint="Name a column of text with --fetch.")
+    texts: list[str | None] = column.to_pylist()
+    return texts
+
+
+def _extension(text: str) -> str:
+    path = text.partition("#")[0].partition("?")[0] if is_url(text) else text
+    extension = path.rpartition("/")[2].rpartition(".")
+    return extension[2].lower() if extension[1] and _EXTENSION.fullmatch(extension[2].lower()) else ""
+
+
+def _redacted(error: FlareError) -> str:
+    return redact_text(str(error))
