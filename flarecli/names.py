@@ -19,6 +19,7 @@ NAME_BYTES, PATH_BYTES = 255, 4096  # what Linux file systems take
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]*[^\s\"'<>.,:;)\]]")
 _DRIVE = re.compile(r"[A-Za-z]:")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 # C0, DEL, C1, bidirectional controls, line and paragraph separators, byte order mark, lone surrogates
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _SECRET = re.compile(
@@ -50,13 +51,15 @@ def _why_not(name: str) -> str:
         return "holds a backslash"
     if _SCHEME.match(name):
         return "is an address"
-    if any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
+    if _CONTROL.search(name):
         return "holds a control character"
     parts = name.split("/")
     if ".." in parts:
         return "leaves the folder"
-    if any(part in ("", ".") for part in parts):
+    if "" in parts or "." in parts:
         return "has an empty part"
+    if len(name) < NAME_BYTES // 4:  # no character takes more than 4 bytes
+        return ""
     raw = name.encode("utf-8", "surrogatepass")
     if len(raw) > PATH_BYTES or any(len(part.encode("utf-8", "surrogatepass")) > NAME_BYTES for part in parts):
         return f"is longer than {NAME_BYTES} bytes a part"
