@@ -33,7 +33,8 @@ DOORS = {  # `locate` opens the store that an address asks for, and data may lea
     ("flarecli.storage.location", "flarecli.storage.http"),
 }
 PARTS = {  # what higher floors may take from inside a room; anything else goes by the room's own file
-    "storage": {"local", "memory"},  # writing a journal needs the local disk, a cut-off check a file in memory
+    # writing a journal needs the local disk, a cut-off check a file in memory, links the engine below the store
+    "storage": {"addresses", "local", "memory", "transfers"},
     "formats": {"mds_index", "spans"},
     "read": {"resolve"},
     "write": {"columns", "links"},
