@@ -47,9 +47,9 @@ def check(form: str, raw: str | None, bytes_as: str) -> None:
     if bytes_as not in BYTES:
         raise UsageError(f"unknown form of bytes {bytes_as!r}", hint=f"Choose one of {', '.join(BYTES)}.")
     if raw is not None:
-        refuse_terminal(f"column {raw!r} as it is")
+        refuse_terminal(f"--raw {raw}")
     elif form in _BINARY:
-        refuse_terminal(form)
+        refuse_terminal(f"--to {form}")
 
 
 def write(batches: Iterable[pa.RecordBatch], printer: Printer, form: str = "jsonl", raw: str | None = None, whole: bool = False) -> None:

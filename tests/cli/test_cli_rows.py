@@ -177,7 +177,7 @@ def test_raw_is_the_stored_bytes_of_one_column_and_nothing_else(flare, column, w
 
 @pytest.mark.parametrize(
     ("args", "what"),
-    [(["--raw", "image"], "column 'image' as it is"), (["--to", "arrow"], "arrow"), (["--to", "parquet"], "parquet")],
+    [(["--raw", "image"], "--raw image"), (["--to", "arrow"], "--to arrow"), (["--to", "parquet"], "--to parquet")],
 )
 def test_bytes_are_refused_by_a_terminal_before_anything_is_read(flare, args, what):
     ran = flare("cat", "x", *args, terminal=True)
