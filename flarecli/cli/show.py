@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import IO, Any, TextIO, cast
 
 from flarecli.errors import FlareError, ReachError, UsageError
 from flarecli.names import escape, redact_text
@@ -84,10 +84,10 @@ class _Binary(io.RawIOBase):
         finish()
 
 
-def binary() -> io.RawIOBase:
+def binary() -> IO[bytes]:
     """Give stdout as a file for bytes."""
     finish()
-    return _Binary()
+    return cast(IO[bytes], _Binary())
 
 
 def refuse_terminal(what: str) -> None:

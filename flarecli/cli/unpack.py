@@ -9,7 +9,7 @@ import typer
 from flarecli.cli import params
 from flarecli.cli.bar import Bar
 from flarecli.cli.params import completes, option
-from flarecli.cli.show import Printer, refuse_terminal
+from flarecli.cli.show import Printer, binary, refuse_terminal
 from flarecli.units import format_count, format_size
 
 _INDEXES = ("jsonl", "csv", "parquet", "none")
@@ -76,6 +76,7 @@ def command(
             guard=params.guard(allow_private, allow_local),
             limits=params.limits(jobs, retries, timeout, deadline, max_object),
             progress=bar,
+            stream=binary() if to_stdout else None,
         )
     finally:
         bar.close()

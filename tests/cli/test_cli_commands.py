@@ -206,7 +206,7 @@ def test_unpack_prints_the_index_and_counts(flare):
     ran = flare("unpack", *line.split(), unpack=unpack)
     assert (ran.code, ran.out) == (1, "files/index.jsonl\n")
     assert ran.err.startswith("1 row failed: 404\nunpacked 5 rows into 4 files, 1.0 kB in ")
-    options = {name: value for name, value in unpack.options.items() if name not in ("guard", "limits", "progress")}
+    options = {name: value for name, value in unpack.options.items() if name not in ("guard", "limits", "progress", "stream")}
     assert unpack.args == (["a"], "files")
     assert options == {
         "format": None, "streams": ["x"], "columns": ["id"], "rows": "::2", "where": "n>4", "limit": 9, "key": "id", "fetch": ["u"],
@@ -214,6 +214,8 @@ def test_unpack_prints_the_index_and_counts(flare):
     }  # fmt: skip
     assert flare("unpack", "a", "files", "--json", unpack=unpack).out == '{"files": 4}\n'
     assert flare("unpack", "a", "-", unpack=unpack).out == ""
+    unpack.tell = lambda progress: unpack.options["stream"].write(b"\xffbytes")
+    assert flare("unpack", "a", "-", unpack=unpack).data == b"\xffbytes"
     assert flare("unpack", "a", "-", terminal=True).code == 2
 
 
