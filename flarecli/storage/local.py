@@ -171,7 +171,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _opened(self, path: str) -> Iterator[int]:
-        folder = self._folder(os.path.dirname(path))
+        folder = self._folder(os.path.dirname(path), path)
         name = os.path.basename(path)
         try:
             if not name:
@@ -193,14 +193,14 @@ class LocalStore:
         finally:
             os.close(fd)
 
-    def _folder(self, path: str) -> int:
-        """Open a folder below the root, part by part, so that no link leads out of it."""
+    def _folder(self, path: str, wanted: str = "") -> int:
+        """Open a folder below the root, part by part, so that no link leads out of it; `wanted` is what errors name."""
         try:
             fd = os.open(self.root, _FOLDER & ~os.O_NOFOLLOW)
         except OSError as error:
-            raise self.error(error, "") from None
+            raise self.error(error, wanted) from None
         for part in path.split("/") if path else ():
-            fd = self._enter(fd, part, path)
+            fd = self._enter(fd, part, wanted or path)
         return fd
 
     def _enter(self, fd: int, part: str, path: str) -> int:

@@ -125,6 +125,10 @@ class Location:
     def blocks(self, size: int | None = None) -> Iterator[bytes]:
         """Read the whole file in order, BLOCK bytes at a time; `size` saves asking for it."""
         end = self.size() if size is None else size
+        streamed = getattr(self.store, "blocks", None)
+        if streamed is not None:  # one request for all of it
+            yield from streamed(self.path, end)
+            return
         for start in range(0, end, BLOCK):
             yield self.read(start, min(start + BLOCK, end))
 

@@ -1,0 +1,166 @@
+"""HTTP addresses as data gives them: taken apart once, strictly, and the numeric addresses that they may lead to.
+
+libcurl gets what was understood here, put together again, so that no two parsers can differ about a host. Which
+address a name leads to is only known when a connection opens; `reserved` is asked about that one, never about a name.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import re
+from typing import NamedTuple
+from urllib.parse import quote, urljoin
+
+from flarecli.errors import FormatError, UnsafeError
+from flarecli.names import redact
+
+__all__ = ["Address", "folder_of", "join", "parse", "reserved"]
+
+PORTS = {"http": 80, "https": 443}
+_PARTS = re.compile(r"(https?)://(?:([^@/?#]*)@)?([^/?#@]*?)(?::(\d{0,5}))?(?:([/?][^#]*))?(?:#.*)?", re.IGNORECASE | re.ASCII | re.DOTALL)
+_HOST = re.compile(r"[a-z0-9_](?:[a-z0-9._-]{0,252}[a-z0-9_.])?", re.ASCII)
+_CONTROL = re.compile("[\x00-\x1f\x7f]")
+_UNQUOTED = re.compile(r"[^!#-;=?-\[\]_a-z~]")  # what may not stand in a path or query as it is
+_SAFE = "/%:=&?~#+!$,;'@()*[]"
+
+# IANA special-purpose address registries; what is not in them is public
+_V4 = {
+    "0.0.0.0/8": "unspecified",
+    "10.0.0.0/8": "private",
+    "100.64.0.0/10": "carrier-grade NAT",
+    "127.0.0.0/8": "loopback",
+    "169.254.0.0/16": "link-local",
+    "172.16.0.0/12": "private",
+    "192.0.0.0/24": "reserved",
+    "192.0.2.0/24": "documentation",
+    "192.88.99.0/24": "reserved",
+    "192.168.0.0/16": "private",
+    "198.18.0.0/15": "benchmarking",
+    "198.51.100.0/24": "documentation",
+    "203.0.113.0/24": "documentation",
+    "224.0.0.0/4": "multicast",
+    "240.0.0.0/4": "reserved",
+}
+_V6 = {
+    "::/128": "unspecified",
+    "::1/128": "loopback",
+    "fc00::/7": "private",
+    "fe80::/10": "link-local",
+    "fec0::/10": "private",
+    "ff00::/8": "multicast",
+    "2001::/23": "reserved",  # Teredo, ORCHID, benchmarking
+    "2001:db8::/32": "documentation",
+    "3fff::/20": "documentation",
+}
+_V4_NETWORKS = [(ipaddress.IPv4Network(network), word) for network, word in _V4.items()]
+_V6_NETWORKS = [(ipaddress.IPv6Network(network), word) for network, word in _V6.items()]
+_V6_PUBLIC = ipaddress.IPv6Network("2000::/3")  # all that is given out so far
+_TRANSLATED = (  # an IPv4 address inside an IPv6 one, and how many bits stand behind it: mapped, NAT64, 6to4
+    (ipaddress.IPv6Network("::ffff:0:0/96"), 0),
+    (ipaddress.IPv6Network("64:ff9b::/96"), 0),
+    (ipaddress.IPv6Network("2002::/16"), 80),
+)
+
+
+class Address(NamedTuple):
+    """An http(s) address, understood.
+
+    url     `scheme://host[:port]/path?query` as it is asked for: no user info, no fragment, percent-encoded
+    origin  `scheme://host:port`, the port always there: what permissions and credentials belong to
+    user    `name:password`, still percent-encoded, or empty
+    """
+
+    url: str
+    origin: str
+    user: str
+
+
+def parse(url: str) -> Address:
+    """Take an http(s) address apart.
+
+    raises  UnsafeError for any other scheme; FormatError for what is no address
+    """
+    url = url.strip(" ")
+    match = _PARTS.fullmatch(url)
+    if match is None or _CONTROL.search(url):
+        raise _refused(url)
+    scheme, user, host, port, path = match.groups()
+    scheme, host = scheme.lower(), _host(host, url)
+    number = int(port) if port else PORTS[scheme]
+    if not 0 < number < 65536:
+        raise FormatError("the address has a port that cannot be", where=_shown(url))
+    path = path or "/"
+    if not path.startswith("/"):
+        path = "/" + path
+    if _UNQUOTED.search(path):
+        path = quote(path, safe=_SAFE, errors="surrogatepass")
+    shown = f":{number}" if number != PORTS[scheme] else ""
+    return Address(f"{scheme}://{host}{shown}{path}", f"{scheme}://{host}:{number}", user or "")
+
+
+def _refused(url: str) -> UnsafeError | FormatError:
+    scheme, colon, _ = url.partition(":")
+    if _CONTROL.search(url):
+        return FormatError("the address holds a control character", where=_shown(url))
+    if colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme) and scheme.lower() not in PORTS:
+        return UnsafeError(f"{scheme.lower()[:20]}: addresses are not followed", where=_shown(url), hint="Only http and https addresses are fetched.")
+    return FormatError("not an http or https address", where=_shown(url))
+
+
+def _host(host: str, url: str) -> str:
+    if host.startswith("[") and host.endswith("]"):
+        try:
+            host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
+        except ValueError:
+            host = ""
+        if host and "%" not in host:  # a zone names a network card of this machine
+            return host
+    elif not host.isascii():
+        try:
+            host = host.encode("idna").decode()
+        except UnicodeError:
+            host = ""
+    host = host.lower()
+    if not _HOST.fullmatch(host):
+        raise FormatError("the address has no host", where=_shown(url))
+    return host
+
+
+def _shown(url: str) -> str:
+    shown = redact(url)
+    return shown if len(shown) <= 200 else f"{shown[:199]}…"
+
+
+def join(base: str, url: str) -> str:
+    """Resolve a reference against the address of the file that holds it (RFC 3986, section 5).
+
+    The user info of `base` goes on only with a reference that stays at its host.
+    """
+    if _CONTROL.search(url):  # urljoin would drop them without a word
+        raise FormatError("the address holds a control character", where=_shown(url))
+    return urljoin(base, url.strip(" "))
+
+
+def folder_of(url: str) -> str:
+    """Give the folder of an address: no last part, no query, no slash at the end."""
+    return url.partition("?")[0].partition("#")[0].rpartition("/")[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def reserved(ip: str) -> str:
+    """Say in a word why a numeric address is not a public one, such as `loopback`; empty if it is public.
+
+    An IPv6 address that carries an IPv4 one is judged by that.
+    """
+    try:
+        address = ipaddress.ip_address(ip.partition("%")[0])
+    except ValueError:
+        return "unknown"
+    if isinstance(address, ipaddress.IPv4Address):
+        return next((word for network, word in _V4_NETWORKS if address in network), "")
+    for network, behind in _TRANSLATED:
+        if address in network:
+            return reserved(str(ipaddress.IPv4Address(int(address) >> behind & 0xFFFFFFFF)))
+    word = next((word for network, word in _V6_NETWORKS if address in network), "")
+    return word or ("" if address in _V6_PUBLIC else "reserved")

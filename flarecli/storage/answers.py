@@ -1,0 +1,211 @@
+"""What an HTTP answer means: whether its body is what was asked for, and if not, whether asking again could help.
+
+Pure: it sees header lines, numbers and bytes, and opens nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+
+from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, ReachError, UnsafeError
+
+__all__ = ["REDIRECTS", "Answer", "Fault", "broken", "changed", "decoded", "private", "refused"]
+
+INFLATION = 100  # a body may inflate to so many times what was sent, and
+INFLATION_FLOOR = 1 << 20  # to this size in any case
+REDIRECTS = (301, 302, 303, 307, 308)
+PRIVATE_HINT = "Give --allow-private to reach it, if you trust what names it."
+_PASSING = (408, 425, 429, 500, 502, 503, 504)
+_CROWDED = (429, 503)
+# what S3 and its like say in an error's body when asking again helps; some of it comes as 400 or 403
+_PASSING_CODES = {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
+_CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,40})</Code>")
+_RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)", re.ASCII)
+_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a transfer failed.
+
+    kind     a word that scripts match on, such as `missing`, `cut`, `unsafe`
+    passing  asking again may help
+    crowded  the server asks for fewer requests
+    """
+
+    kind: str
+    message: str
+    passing: bool = False
+    crowded: bool = False
+    hint: str = ""
+    error: type[FlareError] = ReachError
+
+    def raised(self, where: object) -> FlareError:
+        """Make the error to raise."""
+        return self.error(self.message, where=where, hint=self.hint)
+
+
+class Answer:
+    """The head of an answer: the status, and header name in lower case -> value; the last one counts."""
+
+    __slots__ = ("headers", "status")
+
+    def __init__(self, lines: Sequence[bytes]) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        for line in b"".join(lines).decode("latin-1").split("\r\n"):
+            name, colon, value = line.partition(":")
+            if colon:
+                self.headers[name.lower()] = value.strip()
+            elif line.startswith("HTTP/"):  # 100 Continue and the like have heads of their own
+                self.status = int(line[line.find(" ") + 1 :][:3])
+                self.headers.clear()
+
+    def get(self, name: str) -> str:
+        """Give a header's value, or an empty text."""
+        return self.headers.get(name, "")
+
+    @property
+    def length(self) -> int | None:
+        """Bytes of the body as sent, when the answer says."""
+        text = self.get("content-length")
+        return int(text) if _NUMBER.fullmatch(text) and not self.get("transfer-encoding") else None
+
+    @property
+    def coding(self) -> str:
+        """How the body is compressed; empty when it is not."""
+        coding = self.get("content-encoding").lower()
+        return "" if coding == "identity" else coding
+
+    @property
+    def etag(self) -> str:
+        """The strong ETag; a weak one says nothing about bytes."""
+        etag = self.get("etag")
+        return etag if etag.startswith('"') else ""
+
+    @property
+    def range(self) -> tuple[int, int, int | None] | None:
+        """Give start, stop and total of the bytes sent, or None when the body is the whole object."""
+        text = self.headers.get("content-range")
+        match = _RANGE.fullmatch(text) if text else None
+        if match is None or match[1] is None:
+            return None
+        return int(match[1]), int(match[2]) + 1, None if match[3] == "*" else int(match[3])
+
+    @property
+    def total(self) -> int | None:
+        """Bytes of the whole object, when the answer says."""
+        text = self.headers.get("content-range")
+        match = _RANGE.fullmatch(text) if text else None
+        if match is not None:
+            return None if match[3] == "*" else int(match[3])
+        return self.length if self.status == 200 and not self.coding else None
+
+    def retry_after(self, now: float) -> float | None:
+        """Seconds that the server asks to wait; `now` is the wall clock, for those that name a date."""
+        text = self.get("retry-after")
+        if _NUMBER.fullmatch(text):
+            return float(text)
+        try:
+            return max(0.0, parsedate_to_datetime(text).timestamp() - now) if text else None
+        except (ValueError, OverflowError):
+            return None
+
+
+def refused(answer: Answer, body: bytes) -> Fault:
+    """Say what an answer means that is not the object; `body` is its beginning, where S3 and its like say why."""
+    status = answer.status
+    code = _CODE.search(body) if b"<" in body[:64] else None
+    named = code[1].decode() if code else ""
+    try:
+        message = f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        message = f"status {status}"
+    message += f" ({named})" if named else ""
+    if status in _PASSING or named in _PASSING_CODES:
+        crowded = status in _CROWDED or named in ("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded")
+        return Fault("busy" if crowded else "server", message, passing=True, crowded=crowded)
+    if status in (404, 410):
+        return Fault("missing", message, error=MissingError)
+    if status in (401, 403, 407):
+        return Fault("denied", message)
+    if status == 412:
+        return changed()
+    if status in REDIRECTS:
+        return Fault("redirect", f"{message}, and no address to go on to")
+    return Fault("status", message)
+
+
+def changed() -> Fault:
+    """Say that the object is not the one that was read from before."""
+    return Fault("changed", "changed while it was read", hint="Run the command again.", error=IntegrityError)
+
+
+def private(ip: str, word: str) -> Fault:
+    """Say that a name or a redirect leads to where data may not lead."""
+    return Fault("unsafe", f"leads to {ip}, {'an' if word[0] in 'aeiou' else 'a'} {word} address", hint=PRIVATE_HINT, error=UnsafeError)
+
+
+# libcurl's error codes: kind, what is said, and whether it may pass
+_CODES = {
+    1: ("protocol", "the answer is not HTTP", False),
+    3: ("address", "not an address that can be asked", False),
+    5: ("dns", "the proxy's host name is not known", True),
+    6: ("dns", "the host name is not known", True),
+    7: ("connect", "no connection", True),
+    8: ("protocol", "the answer is not HTTP", False),
+    16: ("reset", "the connection was reset", True),
+    18: ("cut", "the body was cut short", True),
+    28: ("timeout", "no connection in time", True),
+    35: ("tls", "the TLS handshake failed", True),
+    52: ("cut", "closed without an answer", True),
+    55: ("reset", "the connection was reset", True),
+    56: ("reset", "the connection was reset", True),
+    60: ("tls", "the TLS certificate is not trusted", False),
+    77: ("tls", "there are no certificates to check TLS with", False),
+    92: ("reset", "the connection was reset", True),
+    95: ("reset", "the connection was reset", True),
+    97: ("connect", "the proxy refused", True),
+}
+
+
+def broken(code: int) -> Fault:
+    """Say what an error of libcurl means."""
+    kind, message, passing = _CODES.get(code, ("network", f"libcurl error {code}", False))
+    hint = "Name a file of certificates in SSL_CERT_FILE." if code in (60, 77) else ""
+    return Fault(kind, message, passing=passing, hint=hint)
+
+
+def decoded(coding: str, parts: Iterable[bytes], limit: int) -> bytes:
+    """Undo gzip or deflate, which some servers send although they were asked not to.
+
+    limit   bytes at most; so are INFLATION times what was sent
+    raises  FormatError for another coding, a body that ends early or goes on, one that inflates too far
+    """
+    if coding not in ("gzip", "x-gzip", "deflate"):
+        raise FormatError(f"sent with content encoding {coding[:20]!r}, which was not asked for")
+    data = b"".join(parts)
+    limit = min(limit, max(INFLATION_FLOOR, INFLATION * len(data)))
+    wbits = 31 if coding != "deflate" else 15 if data[:1] and (data[0] & 0x0F) == 8 else -15  # some send deflate without its wrapper
+    out = bytearray()
+    try:
+        while data:
+            member = zlib.decompressobj(wbits)
+            while data and not member.eof:
+                out += member.decompress(data, INFLATION_FLOOR)
+                if len(out) > limit:
+                    raise FormatError(f"inflates to more than {limit} bytes")
+                data = member.unconsumed_tail
+            if not member.eof:
+                raise FormatError(f"its {coding} encoding is cut short")
+            data = member.unused_data
+            if data and wbits != 31:
+                raise FormatError(f"bytes follow its {coding} encoding")
+    except zlib.error:
+        raise FormatError(f"its {coding} encoding is damaged") from None
+    return bytes(out)

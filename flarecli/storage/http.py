@@ -1,0 +1,256 @@
+"""Files on the web, read only: whole ones and ranges of them, by libcurl.
+
+A range is what was asked for or an error: the status, Content-Range and length of every answer are held against the
+request. The first strong ETag of a file goes along with all later requests, so that no two versions are mixed. A server
+that ignores ranges sends small files whole, and those are kept for a while.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from urllib.parse import quote, unquote, urlsplit
+
+from flarecli.errors import FormatError, IntegrityError, UnsafeError, UsageError
+from flarecli.names import redact
+from flarecli.storage import transfers
+from flarecli.storage.addresses import Address, folder_of, join, parse
+from flarecli.storage.answers import changed
+from flarecli.storage.limits import Limits
+from flarecli.storage.location import Entry, Guard, Location, Part, Written
+from flarecli.storage.slots import short
+from flarecli.storage.transfers import Request
+
+__all__ = ["HttpStore"]
+
+_NEAR = 1 << 16  # a gap that costs less to read than another request would
+_BLOCK = 1 << 20  # a file up to this size is read at once
+_WINDOW = 8 << 20  # bytes of a larger one that may be read before they are used
+_KEPT = 64 << 20  # bytes of files from servers that ignore ranges; one larger than that is kept alone
+_KNOWN = 1 << 16  # files whose size and version are remembered
+_LISTING = (".yaml", ".yml", ".json")  # files whose relative URLs start where they were found in the end
+_ALLOW_LOCAL = "Give --allow-local to read it, if you trust this dataset."
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the first answer said of a file."""
+
+    etag: str
+    size: int | None
+
+
+class HttpStore:
+    """Files at http(s) addresses; the path of a Location is the address, with its user info and query.
+
+    limits  of transfers; a file may have any size
+    moved   folder -> folder where the listing in it was found after redirects
+
+    Picklable, and right in forked processes: connections are opened anew.
+    """
+
+    is_local = False
+
+    def __init__(self, guard: Guard, limits: Limits | None = None, moved: dict[str, str] | None = None) -> None:
+        self.guard, self.limits = guard, replace(limits or Limits(), max_bytes=sys.maxsize)
+        self._moved = dict(moved or {})
+        self._known: dict[str, _Known] = {}
+        self._wholes: OrderedDict[str, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return HttpStore, (self.guard, self.limits, self._moved)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HttpStore) and (self.guard, self.limits) == (other.guard, other.limits)
+
+    def __hash__(self) -> int:
+        return hash((self.guard, self.limits))
+
+    @classmethod
+    def locate(cls, address: str, guard: Guard) -> Location:
+        """Make a Location of an address that the user typed, which may be a private one.
+
+        raises  UsageError if it is no address
+        """
+        try:
+            found = parse(address)
+        except FormatError as error:
+            raise UsageError(error.message, where=error.where) from None
+        return Location(cls(replace(guard, named=guard.named | {found.origin})), _written(found))
+
+    def show(self, path: str) -> str:
+        """Give the address without its secrets."""
+        return redact(path)
+
+    def child(self, path: str, name: str) -> str:
+        """Give the address of a checked name below a folder; the folder's query is not the file's."""
+        return f"{path.partition('?')[0].rstrip('/')}/{quote(name, safe='/!$&()*+,;=:@~', errors='surrogateescape')}"
+
+    def join(self, path: str, url: str) -> Location:
+        """Resolve a URL out of a file in this folder (RFC 3986), from where that file was found after redirects.
+
+        raises  UnsafeError for anything but http(s), but for `file://` if the guard allows it
+        """
+        if url[:5].lower() == "file:":
+            return self._local(path, url)
+        base = self._moved.get(path, path)
+        return Location(self, _written(parse(join(f"{base.partition('?')[0].rstrip('/')}/", url))))
+
+    def _local(self, path: str, url: str) -> Location:
+        parts = urlsplit(url)
+        if not self.guard.allow_local:
+            raise UnsafeError("file:// in what came over the network", where=self.show(path), hint=_ALLOW_LOCAL)
+        if parts.netloc not in ("", "localhost"):
+            raise UsageError("file:// names another machine", where=self.show(path))
+        from flarecli.storage.local import LocalStore
+
+        return LocalStore.locate(unquote(parts.path), self.guard)
+
+    def map(self, path: str) -> memoryview | None:
+        return None
+
+    # -- reading
+
+    def size(self, path: str) -> int:
+        known = self._known.get(path)
+        if known is not None and known.size is not None:
+            return known.size
+        (request,) = self._ask(path, [(0, 0)])
+        if request.total is None:
+            raise FormatError("the server does not say how large it is", where=self.show(path))
+        return request.total
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        return b"" if start == stop else self._read_pieces(path, [(start, stop)])[0]
+
+    def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        pieces: list[list[int]] = []
+        piece_of = [0] * len(ranges)
+        for i in sorted(range(len(ranges)), key=ranges.__getitem__):
+            start, stop = ranges[i]
+            if start == stop:
+                continue
+            if pieces and start <= pieces[-1][1] + _NEAR:
+                pieces[-1][1] = max(pieces[-1][1], stop)
+            else:
+                pieces.append([start, stop])
+            piece_of[i] = len(pieces) - 1
+        data = self._read_pieces(path, [(start, stop) for start, stop in pieces])
+        return [data[k][a - pieces[k][0] : b - pieces[k][0]] if a != b else b"" for k, (a, b) in zip(piece_of, ranges, strict=True)]
+
+    def blocks(self, path: str, size: int) -> Iterator[bytes]:
+        """Read bytes 0..size in order, in pieces of any size, by one request that goes on where it breaks off."""
+        whole = self._wholes.get(path)
+        if whole is not None or size <= _BLOCK:
+            yield self.read(path, 0, size)
+            return
+        engine, arrived, unused = transfers.shared(self.limits), SimpleQueue[bytes | Request](), 0
+        known = self._known.get(path)
+        request = self._request(path, 0, size, known.etag if known else "", arrived.put, sink=arrived.put)
+        engine.submit([request])
+        try:
+            while not isinstance(data := arrived.get(), Request):
+                unused += len(data)
+                if unused >= _WINDOW // 8:  # telling it each time would cost more than it holds
+                    engine.used(request, unused)
+                    unused = 0
+                yield data
+        finally:
+            engine.cancel([request])
+        self._learn(path, [request], known)
+
+    def _read_pieces(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> list[bytes]:
+        fresh = path not in self._known
+        try:
+            return self._pieces(path, ranges)
+        except IntegrityError:
+            if not fresh:  # what was read before is of another version
+                raise
+            self._known.pop(path, None)
+        return self._pieces(path, ranges)
+
+    def _pieces(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> list[bytes]:
+        done: list[bytes] = []
+        if len(ranges) > 1 and path not in self._known:  # the first answer says whether the others are worth asking for
+            done = [self._ask(path, ranges[:1])[0].data]
+        rest = ranges[len(done) :]
+        whole = self._wholes.get(path)
+        if whole is None:
+            return done + [request.data for request in self._ask(path, rest)]
+        for start, stop in rest:
+            if max(start, stop or 0) > len(whole):
+                raise short(len(whole), max(start, stop or 0)).raised(self.show(path))
+        return done + [whole[start:stop] for start, stop in rest]
+
+    def _ask(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> list[Request]:
+        """Fetch ranges side by side, all of them or an error."""
+        arrived = SimpleQueue[Request]()
+        known = self._known.get(path)
+        requests = [self._request(path, start, stop, known.etag if known else "", arrived.put) for start, stop in ranges]
+        engine = transfers.shared(self.limits)
+        engine.submit(requests)
+        try:
+            for _ in requests:
+                arrived.get()
+        except BaseException:  # an interrupt
+            engine.cancel(requests)
+            raise
+        self._learn(path, requests, known)
+        return requests
+
+    def _request(
+        self, path: str, start: int, stop: int | None, etag: str, deliver: Callable[[Request], object], sink: Callable[[bytes], object] | None = None
+    ) -> Request:
+        named, private = self.guard.named, self.guard.allow_private
+        return Request(parse(path), deliver, named=named, private=private, start=start, stop=stop, if_match=etag, sink=sink, window=_WINDOW)
+
+    def _learn(self, path: str, requests: Sequence[Request], known: _Known | None) -> None:
+        """Hold the answers against what is known of the file, and remember the rest. Raises the first fault."""
+        for request in requests:
+            if request.fault is not None:
+                raise request.fault.raised(self.show(path))
+            answer = request.answer
+            if answer is None:
+                continue
+            if known is None:
+                known = _Known(answer.etag, request.total)
+            elif (known.etag and answer.etag not in ("", known.etag)) or (None not in (known.size, request.total) and known.size != request.total):
+                raise changed().raised(self.show(path))
+            if request.whole is not None:
+                self._keep(path, request.whole)
+            if request.address != request.asked and path.partition("?")[0].endswith(_LISTING):
+                self._moved[folder_of(path)] = folder_of(_written(request.address))
+        if known is not None:
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            self._known[path] = known
+
+    def _keep(self, path: str, whole: bytes) -> None:
+        with self._lock:
+            self._wholes[path] = whole
+            while len(self._wholes) > 1 and sum(map(len, self._wholes.values())) > _KEPT:
+                self._wholes.popitem(last=False)
+
+    # -- what the web does not take
+
+    def write(self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True) -> Written:
+        raise UsageError("an http address is read only", where=self.show(path), hint="Name a folder to write to.")
+
+    def list(self, path: str) -> Iterator[Entry]:
+        raise UsageError("an http address cannot be listed", where=self.show(path), hint="Name the files, a playlist or an index.json.")
+
+    def delete(self, path: str) -> None:
+        raise UsageError("an http address is read only", where=self.show(path))
+
+
+def _written(address: Address) -> str:
+    """Give an address as the path of a Location: with its user info."""
+    if not address.user:
+        return address.url
+    scheme, rest = address.url.split("://", 1)
+    return f"{scheme}://{address.user}@{rest}"

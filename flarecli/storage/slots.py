@@ -1,0 +1,329 @@
+"""One transfer at a time on one libcurl handle: what is asked, what comes, and when to stop listening.
+
+libcurl follows no redirect, undoes no encoding and reads no proxy, cookie or password file by itself here. The
+address that a connection really goes to is looked at when its socket is made, so that no name can lie about it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+from urllib.parse import unquote
+
+import pycurl
+
+from flarecli import __version__
+from flarecli.errors import FlareError, FormatError
+from flarecli.storage import answers
+from flarecli.storage.addresses import Address, reserved
+from flarecli.storage.answers import Answer, Fault
+from flarecli.storage.limits import Limits
+
+__all__ = ["Request", "Slot", "short"]
+
+CONNECT_S = 10.0
+WHOLE = 64 << 20  # when a server ignores a range: an object up to this size is taken whole
+_PEEKED = 1 << 20  # the same, when only its size is wanted
+_ERROR_BYTES = 64 << 10  # of an error's body at most: reading it to its end keeps the connection
+_PLAIN = ("Accept-Encoding: identity", "Accept: */*")
+_GOOD = (200, 203, 206)
+_ABORT = -1  # a write callback that took other than all bytes ends the transfer
+
+
+class Request:
+    """An object or a range of one, wanted; and after `done`, what became of it.
+
+    address     what to ask for; a redirect changes it, `asked` stays
+    named       origins that may be private: never those that data names by itself
+    private     whether every address may be private
+    start,stop  the range wanted; stop None: to the end; both 0: only the size of the object
+    if_match    the ETag it must have, or empty
+    order       the smallest is served first, and is never paused
+    sink        gets the bytes piece by piece instead of `data`, never more than `window` of them that are not used yet;
+                `start` moves along, so that another try goes on where the last one broke off
+
+    data        the bytes wanted, when there is no fault
+    answer      the last answer's head
+    whole       the whole object, when the server ignored the range and it is small
+    total       bytes of the whole object, if known
+    """
+
+    __slots__ = (
+        "address", "answer", "asked", "attempts", "cancelled", "data", "deadline", "deliver", "done", "fault", "hops", "if_match", "named", "order",
+        "private", "sink", "start", "stop", "total", "unused", "whole", "window",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        address: Address,
+        deliver: Callable[[Request], object],
+        *,
+        named: frozenset[str] = frozenset(),
+        private: bool = False,
+        start: int = 0,
+        stop: int | None = None,
+        if_match: str = "",
+        order: int = 0,
+        sink: Callable[[bytes], object] | None = None,
+        window: int = 0,
+    ) -> None:
+        self.address = self.asked = address
+        self.deliver, self.named, self.private = deliver, named, private
+        self.start, self.stop, self.if_match, self.order = start, stop, if_match, order
+        self.sink, self.window, self.unused = sink, window, 0
+        self.attempts = self.hops = 0
+        self.deadline = 0.0
+        self.cancelled = self.done = False
+        self.data: bytes = b""
+        self.answer: Answer | None = None
+        self.fault: Fault | None = None
+        self.whole: bytes | None = None
+        self.total: int | None = None
+
+    @property
+    def permitted(self) -> bool:
+        """Whether the address as it is now may be a private one."""
+        return self.private or self.address.origin in self.named
+
+    @property
+    def ranged(self) -> bool:
+        """Whether less than the whole object is wanted."""
+        return self.start > 0 or self.stop is not None
+
+
+class Slot:
+    """A handle and the transfer on it. `room` says whether so many more bytes may be taken now, and counts them."""
+
+    def __init__(self, limits: Limits, permitted: bool, room: Callable[[Slot, int], bool]) -> None:
+        self.permitted, self._limits, self._room = permitted, limits, room
+        self.lines: list[bytes] = []
+        self._headers: tuple[str, ...] = ()
+        self._user, self._direct = "", False
+        easy = self.easy = pycurl.Curl()
+        easy.slot = self
+        easy.setopt(pycurl.NOSIGNAL, 1)
+        easy.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
+        easy.setopt(pycurl.FOLLOWLOCATION, 0)
+        easy.setopt(pycurl.CONNECTTIMEOUT_MS, int(1000 * min(CONNECT_S, limits.timeout_s)))
+        easy.setopt(pycurl.USERAGENT, f"flare/{__version__}")
+        easy.setopt(pycurl.BUFFERSIZE, 128 << 10)
+        easy.setopt(pycurl.TCP_KEEPALIVE, 1)
+        easy.setopt(pycurl.DNS_CACHE_TIMEOUT, 300)
+        easy.setopt(pycurl.PIPEWAIT, 1)
+        easy.setopt(pycurl.WRITEFUNCTION, self._take)
+        easy.setopt(pycurl.HEADERFUNCTION, self.lines.append)  # called for every line: a method in C costs least
+        if _certificates():
+            easy.setopt(pycurl.CAINFO, _certificates())
+        if not permitted:
+            easy.setopt(pycurl.OPENSOCKETFUNCTION, self._open)
+
+    def begin(self, request: Request, now: float) -> None:
+        """Set the handle up for a request; the caller then adds it to its loop."""
+        self.request, self.marked, self.mark = request, now, 0
+        request.answer = request.total = request.whole = None  # what an earlier hop or try left
+        self.lines.clear()
+        self.parts: list[bytes] = []
+        self.answer: Answer | None = None
+        self.paused = self._enough = False
+        self.paused_at = 0.0
+        self.got = 0  # bytes of the body that came
+        self._first, self._last, self._limit = 0, sys.maxsize, self._limits.max_bytes  # the part of the body to keep; what it may have
+        self._fault: Fault | None = None
+        self._refused: Fault | None = None  # an address that must not be connected to; another of the same name may do
+        easy = self.easy
+        easy.setopt(pycurl.URL, request.address.url)
+        headers: tuple[str, ...] = _PLAIN
+        if request.ranged:
+            stop = request.stop
+            headers += (f"Range: bytes={request.start}-{'' if stop is None else max(stop, request.start + 1) - 1}",)
+        if request.if_match:
+            headers += (f"If-Match: {request.if_match}",)
+        if headers != self._headers:
+            easy.setopt(pycurl.HTTPHEADER, list(headers))
+            self._headers = headers
+        if request.address.user != self._user:
+            self._set_user(request.address.user)
+        if self._direct == request.private:
+            self._set_proxy(request.private)
+
+    def _set_user(self, user: str) -> None:
+        self._user = user
+        name, _, password = user.partition(":")
+        for option, value in ((pycurl.USERNAME, name), (pycurl.PASSWORD, password)):
+            if user:
+                self.easy.setopt(option, unquote(value))
+            else:
+                self.easy.unsetopt(option)
+
+    def _set_proxy(self, allowed: bool) -> None:
+        """A proxy connects in our place, where no address can be looked at: only when none has to be."""
+        self._direct = not allowed
+        if allowed:
+            self.easy.unsetopt(pycurl.PROXY)  # what the environment says
+        else:
+            self.easy.setopt(pycurl.PROXY, "")
+
+    # -- called by libcurl: an exception here would be printed and lost
+
+    def _open(self, purpose: int, address: Any) -> socket.socket | int:
+        family, kind, protocol, where = address
+        ip = where[0] if family in (socket.AF_INET, socket.AF_INET6) else ""
+        word = reserved(ip)
+        if word:
+            self._refused = answers.private(ip, word)
+            return int(pycurl.SOCKET_BAD)
+        return socket.socket(family, kind, protocol)
+
+    def _take(self, data: bytes) -> int | None:
+        if self.answer is None and self._read_head() is not None:
+            return _ABORT
+        size, begin = len(data), self.got
+        if begin >= self._last:
+            self._enough = True
+            return _ABORT
+        if begin + size > self._limit:
+            self._fault = _large(self._limits.max_bytes)
+            return _ABORT
+        if not self._room(self, size):
+            self.paused = True
+            return int(pycurl.WRITEFUNC_PAUSE)
+        self.got += size
+        if begin < self._first or self.got > self._last:
+            data = data[max(0, self._first - begin) : self._last - begin]
+        if self.request.sink is None:
+            self.parts.append(data)
+        elif self.answer is not None and self.answer.status in _GOOD:
+            self.request.start += len(data)
+            self.request.sink(data)
+        return None
+
+    def _read_head(self) -> Fault | None:
+        """Look at the head of the answer, once it is whole, and decide what of the body is wanted."""
+        request, answer = self.request, Answer(self.lines)
+        self.answer = request.answer = answer
+        request.total = answer.total
+        if answer.status not in _GOOD:
+            self._last = _ERROR_BYTES
+        elif request.if_match and answer.etag and answer.etag != request.if_match:
+            self._fault = answers.changed()
+        elif request.sink is not None and answer.coding:
+            self._fault = Fault("encoding", f"sent with content encoding {answer.coding[:20]!r}, which was not asked for", error=FormatError)
+        elif answer.range is not None or answer.status == 206:
+            self._fault = self._read_range(answer)
+        elif request.ranged:
+            self._read_whole(answer)
+        elif answer.length is not None and answer.length > self._limit:
+            self._fault = _large(self._limit)
+        return self._fault
+
+    def _read_range(self, answer: Answer) -> Fault | None:
+        """Hold the range that comes against the one that was asked for."""
+        request, came = self.request, answer.range
+        if not request.ranged:
+            return Fault("range", "a part was sent, the whole was asked for")
+        if came is None or came[0] != request.start or not came[0] < came[1] or (came[2] is not None and came[1] > came[2]):
+            return Fault("range", "another range was sent than was asked for")
+        if answer.length not in (None, came[1] - came[0]):
+            return Fault("range", "a range was sent with another length than it says")
+        if answer.coding:
+            return Fault("range", f"a range was sent with content encoding {answer.coding[:20]!r}")
+        wanted = (came[1] if came[2] is None else came[2]) if request.stop is None else max(request.stop, 1)
+        if came[1] < wanted:
+            return short(came[1], wanted) if came[2] in (None, came[1]) else Fault("range", "less was sent than was asked for")
+        self._last, self._limit = wanted - request.start, sys.maxsize
+        return None
+
+    def _read_whole(self, answer: Answer) -> None:
+        """The server ignores ranges: take a small object whole, of a large one what is wanted."""
+        request, total = self.request, answer.total
+        probing = request.stop == 0
+        if request.sink is None and (answer.coding or (total is not None and total <= (_PEEKED if probing else WHOLE))):
+            self._limit = WHOLE
+        elif probing:
+            self._first = sys.maxsize  # counted, not kept
+            self._last = 0 if total is not None else sys.maxsize
+            self._limit = sys.maxsize
+        else:
+            self._first, self._limit = request.start, sys.maxsize
+            self._last = sys.maxsize if request.stop is None else request.stop
+
+    # -- what became of it
+
+    def too_slow(self) -> Fault:
+        """Say what did not come in time."""
+        if not self.lines:
+            what = "no answer"
+        else:
+            what = "no byte" if self.got == self.mark else "less than 1 kB/s"
+        return Fault("slow", f"{what} for {self._limits.timeout_s:g} s", passing=True)
+
+    def finish(self, code: int) -> Fault | None:
+        """Give the request its data, or say why there is none. `code` is libcurl's, 0 when the answer came whole."""
+        request, failed = self.request, code != 0 and not self._enough
+        if failed:
+            return self._fault or (self._refused if code in (7, 28) else None) or answers.broken(code)
+        if self.answer is None and self._read_head() is not None:
+            return self._fault
+        answer, parts = request.answer, self.parts
+        self.parts = []
+        if answer is None or answer.status not in _GOOD:
+            return self._refusal(Answer([]) if answer is None else answer, parts)
+        try:
+            body = (
+                answers.decoded(answer.coding, parts, self._limits.max_bytes) if answer.coding else parts[0] if len(parts) == 1 else b"".join(parts)
+            )
+        except FlareError as error:
+            return Fault("encoding", error.message, error=FormatError)
+        request.data = body
+        if not request.ranged:
+            return None
+        if answer.range is not None:
+            return None if self.got >= self._last else answers.broken(18)
+        return self._cut(body)
+
+    def _cut(self, body: bytes) -> Fault | None:
+        """Give a request for a range its part of an object that was sent whole."""
+        request = self.request
+        if not self._enough and (self._first or request.sink is not None):
+            request.total = self.got
+        elif not self._enough and self.got <= self._last:
+            request.whole, request.total = body, len(body)
+            request.data = body[request.start : request.stop]
+        stop = request.stop or 0
+        if request.total is not None and max(stop, request.start) > request.total:
+            return short(request.total, max(stop, request.start))
+        return None
+
+    def _refusal(self, answer: Answer, parts: list[bytes]) -> Fault | None:
+        request = self.request
+        if answer.status == 416 and request.ranged:
+            if request.stop == 0 and not request.total:  # an empty file has no first byte
+                request.total = 0
+                return None
+            return short(request.total, max(request.stop or 0, request.start + 1))
+        return answers.refused(answer, b"".join(parts)[:4096])
+
+
+def _large(limit: int) -> Fault:
+    return Fault("large", f"larger than the limit of {limit} bytes", hint="Give --max-object to raise it.")
+
+
+def short(end: int | None, wanted: int) -> Fault:
+    """Say that an object ends before the bytes that are wanted."""
+    message = f"ends at byte {end}, {wanted} are needed" if end is not None else f"ends before byte {wanted}"
+    return Fault("short", message, hint="The file was cut short; fetch or pack it again.", error=FormatError)
+
+
+@cache
+def _certificates() -> str:
+    """Find the file of certificates: libcurl may have been built on a machine that keeps them elsewhere."""
+    named = os.environ.get("SSL_CERT_FILE") or os.environ.get("CURL_CA_BUNDLE")
+    if named:
+        return named
+    usual = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem", "/etc/ssl/ca-bundle.pem")
+    return next((path for path in (ssl.get_default_verify_paths().cafile, *usual) if path and os.path.exists(path)), "")

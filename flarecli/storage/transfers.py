@@ -1,0 +1,421 @@
+"""The fetch engine: many transfers on one background thread, by libcurl's multi interface.
+
+Requests wait by host; the host with the fewest transfers goes first, so that a slow one never holds all of them. Only
+passing faults are tried again, after a random and growing pause, within a budget for the whole run; a host that asks
+for fewer requests gets fewer. Redirects are followed here, each hop held against the guard.
+
+Connections that may lead to private addresses and those that may not live in two pools that share nothing: else a
+transfer could ride on a connection that it would not have been allowed to open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import random
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import pycurl
+
+from flarecli.errors import FlareError
+from flarecli.storage import addresses, answers
+from flarecli.storage.answers import Fault
+from flarecli.storage.hosts import Hosts
+from flarecli.storage.limits import Limits
+from flarecli.storage.slots import Request, Slot
+
+__all__ = ["Engine", "Request", "shared"]
+
+HOPS = 5
+SLOW = 1000  # bytes a second: a transfer that brings less for `timeout_s` has failed
+BUDGET, BUDGET_SHARE = 100, 0.1  # retries of a run: so many, or this share of its requests
+WAIT_S, LONGEST_S = 0.5, 20.0  # the pause before a retry is random below WAIT_S * 2^attempts
+RETRY_AFTER_S = 60.0  # what a server asks to wait is honoured up to this
+_TICK_S = 0.2  # how often deadlines and rates are looked at
+
+
+class _Pool:
+    """A multi handle with its connections, its handles, and when it wants to be called."""
+
+    def __init__(self, permitted: bool, selector: selectors.BaseSelector) -> None:
+        self.permitted, self._selector = permitted, selector
+        self.due: float | None = None
+        self.free: list[Slot] = []
+        self.multi = pycurl.CurlMulti()
+        self.multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
+        self.multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
+
+    def _set_timer(self, milliseconds: int) -> None:
+        self.due = None if milliseconds < 0 else time.monotonic() + milliseconds / 1000
+
+    def _watch(self, what: int, fd: int, multi: Any, data: Any) -> None:
+        events = (selectors.EVENT_READ if what & pycurl.POLL_IN else 0) | (selectors.EVENT_WRITE if what & pycurl.POLL_OUT else 0)
+        if what == pycurl.POLL_REMOVE or not events:
+            with contextlib.suppress(KeyError, ValueError, OSError):
+                self._selector.unregister(fd)
+            return
+        try:
+            self._selector.modify(fd, events, self)
+        except KeyError:
+            self._selector.register(fd, events, self)
+
+    def act(self, fd: int, events: int) -> None:
+        """Tell libcurl that a socket is ready."""
+        ready = (pycurl.CSELECT_IN if events & selectors.EVENT_READ else 0) | (pycurl.CSELECT_OUT if events & selectors.EVENT_WRITE else 0)
+        self.multi.socket_action(fd, ready)
+
+    def tick(self, now: float) -> None:
+        """Let libcurl do what it wanted to do by now."""
+        if self.due is not None and self.due <= now:
+            self.due = None
+            self.multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+
+
+class Engine:
+    """Fetches what is submitted, many at a time; each request's `deliver` is called on the engine's thread, once.
+
+    limits       what a transfer may cost
+    ahead_bytes  bytes that may be under way or delivered and not yet released; None: no bound. The request whose
+                 order is at most `head` is never held up by it.
+    """
+
+    def __init__(self, limits: Limits, ahead_bytes: int | None = None) -> None:
+        self.limits, self._ahead, self._head = limits, ahead_bytes, 0
+        self.pid, self.spent = os.getpid(), False
+        self._calls: deque[tuple[Any, Any]] = deque()
+        self._woken = self._closing = False
+        self._crash: BaseException | None = None
+        self._open: set[Request] = set()
+        self._hosts = Hosts(limits.jobs)
+        self._later: list[tuple[float, int, Request]] = []
+        self._number = itertools.count()
+        self._active: set[Slot] = set()
+        self._paused: list[Slot] = []
+        self._held = 0  # bytes under way, and delivered but not released
+        self._mean = 0.0  # bytes of an object, lately
+        self._requests = self._retries = 0
+        self._checked = 0.0
+        self._selector = selectors.DefaultSelector()
+        self._bell, self._ear = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ear.setblocking(False)
+        self._selector.register(self._ear, selectors.EVENT_READ, None)
+        self._pools = {permitted: _Pool(permitted, self._selector) for permitted in (False, True)}
+        self._thread = threading.Thread(target=self._run, name="flare-transfers", daemon=True)
+        _engines.add(self)
+        self._thread.start()
+
+    # -- from other threads
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Queue requests. They start in their order as far as their hosts allow."""
+        self._call(self._take, list(requests))
+
+    def release(self, size: int, head: int) -> None:
+        """Say that delivered bytes are used, and which order is needed next."""
+        self._call(self._released, (size, head))
+
+    def used(self, request: Request, size: int) -> None:
+        """Say that bytes which a sink got are used."""
+        self._call(self._drained, (request, size))
+
+    def cancel(self, requests: Iterable[Request]) -> None:
+        """Drop requests whose outcome nobody waits for; they are not delivered."""
+        self._call(self._drop, list(requests))
+
+    def close(self) -> None:
+        """End the thread and drop its connections, within a second; nothing more is delivered."""
+        if self.pid != os.getpid():
+            return  # a fork's copy: the connections are the parent's
+        self._closing = True
+        self._ring()
+        self._thread.join(5)
+        _engines.discard(self)
+
+    def _call(self, what: Any, argument: Any) -> None:
+        if self._crash is not None:
+            raise RuntimeError("the transfer thread has died") from self._crash
+        self._calls.append((what, argument))
+        self._ring()
+
+    def _ring(self) -> None:
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(OSError):
+                self._bell.send(b"\0")
+
+    # -- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._turn()
+        except BaseException as error:  # nobody may wait for ever for what will never come
+            self._crash = error
+            for request in list(self._open):
+                self._deliver(request, Fault("bug", f"{type(error).__name__}: {error}", error=FlareError))
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        for slot in self._active:
+            with contextlib.suppress(pycurl.error):
+                self._pools[slot.permitted].multi.remove_handle(slot.easy)
+            slot.easy.close()
+        for pool in self._pools.values():
+            for slot in pool.free:
+                slot.easy.close()
+            pool.multi.close()
+        self._selector.close()
+        self._bell.close()
+        self._ear.close()
+
+    def _turn(self) -> None:
+        """Wait for something to happen, and do what follows from it."""
+        for key, events in self._selector.select(self._timeout()):
+            if key.data is None:
+                self._ear.recv(64)
+                self._woken = False
+            else:
+                key.data.act(key.fd, events)
+        while self._calls:
+            what, argument = self._calls.popleft()
+            what(argument)
+        now = time.monotonic()
+        for pool in self._pools.values():
+            pool.tick(now)
+            self._collect(pool, now)
+        if now - self._checked >= min(_TICK_S, self.limits.timeout_s / 4):
+            self._checked = now
+            self._check(now)
+        while self._later and self._later[0][0] <= now:
+            self._hosts.put(heapq.heappop(self._later)[2], again=True)
+        self._start(now)
+
+    def _timeout(self) -> float | None:
+        now = time.monotonic()
+        dues = [pool.due for pool in self._pools.values() if pool.due is not None]
+        if self._active:
+            dues.append(self._checked + min(_TICK_S, self.limits.timeout_s / 4))
+        if self._later:
+            dues.append(self._later[0][0])
+        held = self._hosts.next_due(now)
+        if held is not None:
+            dues.append(held)
+        return max(0.0, min(dues) - now) if dues else None
+
+    def _take(self, requests: list[Request]) -> None:
+        self._open.update(requests)
+        self._requests += len(requests)
+        for request in requests:
+            self._hosts.put(request)
+
+    def _released(self, freed: tuple[int, int]) -> None:
+        self._held -= freed[0]
+        self._head = max(self._head, freed[1])
+        if self._paused:
+            self._resume(time.monotonic())
+
+    def _drained(self, drained: tuple[Request, int]) -> None:
+        drained[0].unused -= drained[1]
+        if self._paused:
+            self._resume(time.monotonic())
+
+    def _drop(self, requests: list[Request]) -> None:
+        gone = {request for request in requests if not request.done}
+        for slot in [slot for slot in self._active if slot.request in gone]:
+            self._stop(slot)
+        for request in gone:
+            request.cancelled = True
+            self._open.discard(request)
+
+    # -- one transfer after another
+
+    def _start(self, now: float) -> None:
+        while len(self._active) - len(self._paused) < self.limits.jobs:  # else paused ones could keep the head from starting
+            full = self._ahead is not None and self._held + self._mean * len(self._active) >= self._ahead
+            request = self._hosts.pick(now, self._head if full else None)
+            if request is None:
+                return
+            if request.cancelled:
+                continue
+            if not request.deadline:
+                request.deadline = now + self.limits.deadline_s
+            request.attempts += 1
+            self._begin(request, now)
+
+    def _begin(self, request: Request, now: float) -> None:
+        pool = self._pools[request.permitted]
+        slot = pool.free.pop() if pool.free else Slot(self.limits, pool.permitted, self._room)
+        slot.begin(request, now)
+        self._hosts.count(request.address.origin, 1)
+        self._active.add(slot)
+        pool.multi.add_handle(slot.easy)
+
+    def _stop(self, slot: Slot) -> None:
+        """Take a transfer off its loop; its slot is free again."""
+        pool = self._pools[slot.permitted]
+        pool.multi.remove_handle(slot.easy)
+        self._active.discard(slot)
+        if slot.paused:
+            self._paused.remove(slot)
+        self._hosts.count(slot.request.address.origin, -1)
+        self._held -= slot.got
+        pool.free.append(slot)
+
+    def _collect(self, pool: _Pool, now: float) -> None:
+        waiting = 1
+        while waiting:
+            waiting, whole, failed = pool.multi.info_read()
+            for easy in whole:
+                self._ended(easy.slot, 0, now)
+            for easy, code, _ in failed:
+                self._ended(easy.slot, code, now)
+
+    def _ended(self, slot: Slot, code: int, now: float) -> None:
+        """Find out what a transfer came to: an object, another address, another try, or a failure."""
+        request = slot.request
+        fault = slot.finish(code)
+        self._stop(slot)
+        answer = request.answer
+        if fault is not None and answer is not None and answer.status in answers.REDIRECTS and answer.get("location"):
+            self._redirect(request, answer.get("location"), now)
+        elif fault is None:
+            self._hosts.went_well(request.address.origin)
+            self._mean += (len(request.data) - self._mean) / 16
+            self._deliver(request, None)
+        else:
+            self._again(request, fault, now)
+
+    def _redirect(self, request: Request, location: str, now: float) -> None:
+        before = request.address
+        try:
+            if request.hops >= HOPS:
+                raise _TooMany
+            # a header's bytes are no text: whatever they are, they go on as they came
+            target = addresses.parse(addresses.join(before.url, location.encode("latin-1").decode("utf-8", "replace")))
+        except _TooMany:
+            self._deliver(request, Fault("redirect", f"more than {HOPS} redirects"))
+            return
+        except FlareError as error:
+            message = f"redirects to {error.where}: {error.message}" if error.where else f"redirects: {error.message}"
+            self._deliver(request, Fault(error.kind if error.kind == "unsafe" else "redirect", message, hint=error.hint, error=type(error)))
+            return
+        request.hops += 1
+        if target.origin == before.origin and not target.user:
+            target = target._replace(user=before.user)
+        request.address = target
+        self._begin(request, now)
+
+    def _again(self, request: Request, fault: Fault, now: float) -> None:
+        """Try once more, later, if that can help and may be done; else it has failed."""
+        wait = random.random() * min(LONGEST_S, WAIT_S * 2**request.attempts)
+        asked = request.answer.retry_after(time.time()) if request.answer is not None and fault.passing else None
+        if asked is not None:
+            wait = min(asked, RETRY_AFTER_S) + wait * (0.5 if asked else 0.1)
+        if fault.crowded:
+            self._hosts.hold_back(request.address.origin, now + wait)
+        allowed = max(BUDGET, BUDGET_SHARE * self._requests)
+        if not fault.passing or request.attempts > self.limits.retries or now + wait >= request.deadline:
+            self._deliver(request, fault)
+        elif self._retries >= allowed:
+            self.spent = True
+            self._deliver(request, fault)
+        else:
+            self._retries += 1
+            request.address, request.hops = request.asked, 0
+            heapq.heappush(self._later, (now + wait, next(self._number), request))
+
+    def _deliver(self, request: Request, fault: Fault | None) -> None:
+        if request.cancelled:
+            return
+        self._open.discard(request)
+        request.fault, request.done = fault, True
+        if fault is None and self._ahead is not None:
+            self._held += len(request.data)
+        request.deliver(request)
+
+    # -- bounds
+
+    def _room(self, slot: Slot, size: int) -> bool:
+        """Say whether a transfer may take so many bytes, and count them; else it is paused."""
+        if not self._fits(slot.request, size):
+            slot.paused_at = time.monotonic()
+            self._paused.append(slot)
+            return False
+        self._held += size
+        slot.request.unused += size
+        return True
+
+    def _fits(self, request: Request, size: int) -> bool:
+        if request.sink is not None:
+            return request.unused < request.window
+        return self._ahead is None or self._held + size <= self._ahead or request.order <= self._head
+
+    def _resume(self, now: float) -> None:
+        """Let transfers go on for which there is room again; the pause does not count for their deadlines."""
+        for slot in sorted(self._paused, key=lambda one: one.request.order):
+            if not self._fits(slot.request, 1):
+                continue
+            self._paused.remove(slot)
+            slot.paused = False
+            slot.request.deadline += now - slot.paused_at
+            slot.marked, slot.mark = now, slot.got
+            slot.easy.pause(pycurl.PAUSE_CONT)
+
+    def _check(self, now: float) -> None:
+        """Stop transfers that are past their deadline or too slow."""
+        limits = self.limits
+        for slot in [slot for slot in self._active if not slot.paused]:
+            if now >= slot.request.deadline:
+                self._fail(slot, Fault("deadline", f"not whole after {limits.deadline_s:g} s"), now)
+            elif now - slot.marked >= limits.timeout_s:
+                if slot.got - slot.mark < SLOW * limits.timeout_s:
+                    self._fail(slot, slot.too_slow(), now)
+                else:
+                    slot.marked, slot.mark = now, slot.got
+
+    def _fail(self, slot: Slot, fault: Fault, now: float) -> None:
+        self._stop(slot)
+        self._again(slot.request, fault, now)
+
+
+class _TooMany(Exception):
+    """More redirects than anybody needs."""
+
+
+# -- one engine for all stores of a process
+
+_lock = threading.Lock()
+_engines: set[Engine] = set()
+_shared: dict[Limits, Engine] = {}
+_inherited: list[Engine] = []
+
+
+def shared(limits: Limits) -> Engine:
+    """Give the process's engine for stores with these limits; it lives as long as the process."""
+    with _lock:
+        engine = _shared.get(limits)
+        if engine is None:
+            engine = _shared[limits] = Engine(limits)
+        return engine
+
+
+def _forked() -> None:
+    """In a child the threads are gone and the connections are the parent's: forget them, and never end them, which would say goodbye on them."""
+    global _lock
+    _lock = threading.Lock()
+    _inherited.extend(_engines)
+    _engines.clear()
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
