@@ -127,7 +127,7 @@ class Server(ThreadingHTTPServer):
 def run(line: str, folder: Path) -> str:
     """Show a command line, run it in the folder as a shell would, show its output, and give its stdout."""
     print(f"\n$ {line}", flush=True)
-    line, _, target = line.partition(" > ")
+    line, target = re.fullmatch(r"(.*?)(?: > (\S+))?", line).groups()
     argv = [sysconfig.get_path("scripts") + "/flare", *shlex.split(line)[1:]]
     ran = subprocess.run(argv, cwd=folder, stdout=subprocess.PIPE, check=False)
     if target:

@@ -37,7 +37,7 @@ PARTS = {  # what higher floors may take from inside a room; anything else goes 
     "storage": {"addresses", "local", "memory", "transfers"},
     "formats": {"mds_index", "spans"},
     "read": {"resolve"},
-    "write": {"columns", "links"},
+    "write": {"columns", "failures", "links", "target"},
 }
 
 
