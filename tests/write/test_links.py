@@ -1,0 +1,316 @@
+"""Links: rows come whole and in order, whatever the web does; what fails is named, and nothing leads where it may not."""
+
+import os
+import threading
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flarecli.errors import UsageError
+from flarecli.progress import Progress
+from flarecli.storage import Guard, Limits, locate
+from flarecli.write.links import Link, fetch
+
+QUICK = Limits(timeout_s=1.0, deadline_s=3.0, retries=1)
+LINKS = [Link("url", "data")]
+JPEG = b"\xff\xd8\xff\xe0" + bytes(1000)
+
+
+@pytest.fixture
+def at(tmp_path):
+    return locate(str(tmp_path))
+
+
+def start(batches, at, links=LINKS, limits=QUICK, guard=None, **more):
+    return fetch(batches, links, key="key", at=at, guard=guard or Guard(), limits=limits, progress=Progress(), **more)
+
+
+def index(urls, **columns):
+    return pa.record_batch({"key": [f"k{i}" for i in range(len(urls))], "url": pa.array(urls, pa.string()), **columns})
+
+
+def collected(batches, at, **more):
+    """All rows as {place: value}, all failures as {place: (key, kind, reason)}, with the promises of a Fetched held against them."""
+    values, failures, until = {}, {}, more.get("first_row", 0)
+    for part in start(batches, at, **more):
+        rows = part.rows.tolist()
+        assert part.batch.num_rows == len(rows) <= 8192
+        assert rows == sorted(rows) and all(until <= row < part.until for row in rows)
+        assert part.batch.schema.field("data").type == pa.large_binary()
+        values |= dict(zip(rows, part.batch.column("data").to_pylist(), strict=True))
+        assert part.batch.column("key").to_pylist() == [f"k{row - more.get('first_row', 0)}" for row in rows]
+        assert [one.row for one in part.failures] == sorted(one.row for one in part.failures)
+        failures |= {one.row: (one.key, one.kind, one.reason) for one in part.failures}
+        assert set(range(until, part.until)) <= set(values) | set(failures)
+        until = part.until
+    return values, failures
+
+
+def outcome(url, at, **more):
+    """What one address comes to: its bytes, or (kind, reason)."""
+    values, failures = collected([index([url])], at, **more)
+    return values[0] if values else failures[0][1:]
+
+
+def test_rows_come_in_their_order_whatever_the_order_of_arrival(web, at):
+    def serve(handler, times):
+        number = int(handler.path.partition("?")[2])
+        time.sleep(0.02 * (number % 5 == 0))
+        handler.answer(200, b"body %d" % number)
+
+    web.pages["/a"] = serve
+    urls = [web.url(f"/a?{i}") for i in range(300)]
+    values, failures = collected([index(urls)], at)
+    assert not failures
+    assert values == {i: b"body %d" % i for i in range(300)}
+
+
+def test_columns_keep_their_places_and_batches_may_be_of_any_size(web, at):
+    web.file("/a.JPG", JPEG)
+    url = web.url("/a.JPG")
+    batches = [index([url] * n, n=list(range(n))) for n in (3, 0, 1)]
+    parts = list(start(batches, at, first_row=10))
+    assert parts[0].batch.schema.names == ["key", "data", "n"]
+    assert parts[0].extensions == {"data": "jpg"}
+    assert np.concatenate([part.rows for part in parts]).tolist() == [10, 11, 12, 13]
+    assert parts[-1].until == 14
+    assert [n for part in parts for n in part.batch.column("n").to_pylist()] == [0, 1, 2, 0]
+
+
+def test_without_links_batches_pass(at):
+    batch = pa.record_batch({"key": ["a", "b"]})
+    parts = list(fetch([batch, batch], [], key=None, at=at, guard=Guard(), limits=QUICK, first_row=5, progress=Progress()))
+    assert [(part.batch, part.rows.tolist(), list(part.failures), part.until) for part in parts] == [(batch, [5, 6], [], 7), (batch, [7, 8], [], 9)]
+
+
+def test_files_beside_a_local_index_are_read_and_others_are_not(at, tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.jpg").write_bytes(JPEG)
+    (tmp_path.parent / "secret").write_bytes(b"secret")
+    (tmp_path / "link").symlink_to(tmp_path.parent / "secret")
+    bad = ["../secret", str(tmp_path.parent / "secret"), f"file://{tmp_path.parent}/secret", "link", "sub", "missing.jpg", "pipe:cat secret"]
+    values, failures = collected([index(["sub/a.jpg", *bad])], at)
+    assert values == {0: JPEG}
+    assert sorted(failures) == list(range(1, 8))
+    assert all(kind == "unsafe" for _, kind, _ in list(failures.values())[:4])
+    guard = Guard(allow_local=True)
+    assert outcome("../secret", locate(str(tmp_path), guard), guard=guard) == b"secret"
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/key", "ftp://127.0.0.1/x", "gopher://127.0.0.1/", "data:text/plain,x", "simplecache::http://127.0.0.1/", "zip://x.zip"]
+)
+def test_other_schemes_fail_their_row(at, url):
+    kind, reason = outcome(url, at)
+    assert kind in ("unsafe", "usage", "format", "missing"), reason
+
+
+def test_null_and_empty_links_fail_their_rows(at, tmp_path):
+    (tmp_path / "a").write_bytes(b"a")
+    values, failures = collected([index([None, "a", ""])], at)
+    assert values == {1: b"a"}
+    assert failures[0] == ("k0", "null", "url is null")
+    assert failures[2][1] == "null"
+
+
+def test_a_row_fails_if_any_of_its_links_fails(web, at):
+    web.file("/a", b"a")
+    batch = pa.record_batch({"key": ["x", "y"], "one": [web.url("/a")] * 2, "two": [web.url("/a"), web.url("/missing")]})
+    parts = list(start([batch], at, links=[Link("one", "one"), Link("two", "second")]))
+    assert [part.batch.to_pydict() for part in parts] == [{"key": ["x"], "one": [b"a"], "second": [b"a"]}]
+    assert [(one.row, one.key, one.column) for one in parts[0].failures] == [(1, "y", "second")]
+
+
+def test_pages_where_media_is_wanted_fail_and_pages_that_are_wanted_do_not(web, at):
+    page = b"<!doctype html><title>Log in</title>"
+    web.page("/a.jpg", page)
+    web.page("/b", b"Please log in", Content_Type="text/html; charset=utf-8")
+    web.page("/c.bin", b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>')
+    web.page("/d.html", page, Content_Type="text/html")
+    web.page("/e.jpg", JPEG, Content_Type="text/html")
+    for path in ("/a.jpg", "/b", "/c.bin"):
+        assert outcome(web.url(path), at)[0] == "media"
+        assert isinstance(outcome(web.url(path), at, links=[Link("url", "data", "str")]), bytes)
+    assert outcome(web.url("/d.html"), at) == page
+    assert outcome(web.url("/e.jpg"), at) == JPEG
+
+
+def test_an_empty_body_fails_unless_it_is_wanted(web, at, tmp_path):
+    (tmp_path / "a").write_bytes(b"")
+    for url in (web.page("/a", b""), web.page("/b", b"", status=204, Content_Length=None), "a"):
+        assert outcome(url, at)[0] in ("empty", "status")
+    assert outcome(web.url("/a"), at, allow_empty=True) == outcome("a", at, allow_empty=True) == b""
+
+
+def cut(handler, times):
+    handler.begin(1000)
+    handler.wfile.write(b"x" * 500)
+
+
+def reset(handler, times):
+    cut(handler, times)
+    handler.reset()
+
+
+def chunked(handler, times):
+    handler.send_response(200)
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    handler.wfile.write(b"5\r\nhello\r\n")
+    handler.close_connection = True
+
+
+def garbage(handler, times):
+    handler.wfile.write(b"SMTP ready\x00\xff\r\n\r\n")
+    handler.close_connection = True
+
+
+def hang(handler, times):
+    handler.server.web.over.wait(20)
+
+
+def stall(handler, times):
+    handler.begin(1000)
+    handler.wfile.flush()
+    handler.server.web.over.wait(20)
+
+
+def drip(handler, times):
+    handler.begin(1000)
+    for _ in range(100):
+        handler.wfile.write(b"x")
+        handler.wfile.flush()
+        if handler.server.web.over.wait(0.2):
+            return
+
+
+@pytest.mark.parametrize("fault", [cut, reset, chunked, garbage, hang, stall, drip], ids=lambda fault: fault.__name__)
+def test_a_broken_answer_is_a_failed_row_with_the_same_reason_each_time(web, other_web, at, fault):
+    for server in (web, other_web):
+        server.pages["/a"] = fault
+    values, failures = collected([index([server.url("/a") for server in (web, other_web)])], at)
+    assert not values
+    assert (
+        len({(kind, reason.replace(str(server.port), "PORT")) for server, (_, kind, reason) in zip((web, other_web), failures.values(), strict=True)})
+        == 1
+    )
+    assert web.asked["/a"] <= 2 and other_web.asked["/a"] <= 2
+
+
+@pytest.mark.parametrize("fault", [cut, reset, chunked], ids=lambda fault: fault.__name__)
+def test_a_fault_that_passes_is_tried_again(web, at, fault):
+    web.pages["/a"] = lambda handler, times: fault(handler, times) if times == 1 else handler.answer(200, b"whole")
+    assert outcome(web.url("/a"), at) == b"whole"
+    assert web.asked["/a"] == 2
+
+
+def test_permanent_refusals_are_asked_once_and_passing_ones_as_often_as_allowed(web, at):
+    statuses = {404: 1, 410: 1, 403: 1, 401: 1, 400: 1, 500: 2, 502: 2, 503: 2, 429: 2, 408: 2}
+    urls = [web.page(f"/{status}", b"", status=status) for status in statuses]
+    values, failures = collected([index(urls)], at, limits=Limits(retries=1, timeout_s=5, deadline_s=30))
+    assert not values and len(failures) == len(statuses)
+    for status, reason in zip(statuses, failures.values(), strict=True):
+        assert str(status) in reason[2]
+        assert web.asked[f"/{status}"] == statuses[status], status
+
+
+def test_retries_have_a_budget(web, at):
+    web.pages["/a"] = lambda handler, times: handler.answer(500)
+    _, failures = collected([index([web.url("/a")] * 300)], at, limits=Limits(retries=4, timeout_s=5, deadline_s=60))
+    assert len(failures) == 300
+    assert web.asked["/a"] <= 300 + 100
+
+
+def test_an_object_that_is_too_large_fails(web, at, tmp_path):
+    (tmp_path / "a").write_bytes(bytes(2000))
+    limits = Limits(max_bytes=1000, timeout_s=5, deadline_s=10)
+    web.page("/told", bytes(2000))
+    web.page("/untold", bytes(2000), Content_Length=None)
+    kinds = {outcome(url, at, limits=limits)[0] for url in (web.url("/told"), web.url("/untold"), "a")}
+    assert len(kinds) == 1
+    assert outcome(web.page("/fits", b"x" * 1000), at, limits=limits) == b"x" * 1000
+
+
+def test_rows_of_a_local_index_may_name_private_addresses_but_redirects_may_not_leave_them(web, other_web, at):
+    other_web.file("/secret", b"secret")
+    web.file("/a", b"a")
+    web.page("/ok", b"", status=302, Location=web.url("/a"))
+    assert outcome(web.url("/ok"), at) == b"a"
+    for i, target in enumerate([other_web.url("/secret"), "file:///etc/passwd", web.url("/a", host="localhost"), "//[::1]:1/x"]):
+        web.page(f"/{i}", b"", status=302, Location=target)
+        assert outcome(web.url(f"/{i}"), at)[0] == "unsafe", target
+    assert not other_web.asked
+    assert outcome(web.url("/0"), at, guard=Guard(allow_private=True)) == b"secret"
+
+
+def test_rows_of_a_remote_index_may_only_name_what_is_public_or_beside_it(web, other_web, tmp_path):
+    other_web.file("/secret", b"secret")
+    (tmp_path / "secret").write_bytes(b"secret")
+    web.file("/d/a.bin", b"beside")
+    remote = locate(web.url("/d/index.csv")).folder
+    assert outcome("a.bin", remote) == outcome("/d/a.bin", remote) == outcome(web.url("/d/a.bin"), remote) == b"beside"
+    for url in (other_web.url("/secret"), f"file://{tmp_path}/secret"):
+        assert outcome(url, remote)[0] == "unsafe"
+    assert not other_web.asked
+    assert outcome(other_web.url("/secret"), remote, guard=Guard(allow_private=True)) == b"secret"
+
+
+def test_no_secret_is_in_a_reason(web, at):
+    web.page("/a", b"", status=403)
+    _, reason = outcome(web.url("/a?X-Amz-Signature=hunter2", "me:hunter2"), at)
+    assert "hunter2" not in reason and "me:" not in reason
+    web.page("/b", b"", status=302, Location="http://me:hunter2@127.0.0.2:1/?sig=hunter2")
+    assert "hunter2" not in outcome(web.url("/b"), at)[1]
+
+
+def test_what_waits_is_bounded_and_one_larger_object_still_passes(web, at):
+    """The server counts what it could send while nobody takes rows."""
+    size, sent = 200_000, []
+
+    def serve(handler, times):
+        handler.answer(200, os.urandom(size))
+        sent.append(size)
+
+    web.pages["/a"] = serve
+    web.page("/large", bytes(3_000_000))
+    urls = [web.url("/a?1"), web.url("/large"), *[web.url(f"/a?{i}") for i in range(200)]]
+    batches = [index([url]) for url in urls]
+    stream = start(batches, at, limits=Limits(jobs=4, ahead_bytes=1_000_000, timeout_s=20, deadline_s=60))
+    first = next(stream)
+    assert first.batch.num_rows == 1
+    time.sleep(0.7)
+    assert sum(sent) < 1_000_000 + 4 * 1_500_000  # the bound, and what sockets hold by themselves
+    sizes = [len(value) for part in stream for value in part.batch.column("data").to_pylist()]
+    assert sizes == [3_000_000] + [size] * 200
+
+
+def test_closing_early_ends_every_transfer_and_its_thread(web, at):
+    web.file("/a", b"a")
+    web.pages["/hang"] = hang
+
+    def web_threads():
+        return [thread for thread in threading.enumerate() if "process_request_thread" in thread.name]
+
+    before = threading.active_count() - len(web_threads())
+    stream = start([index([web.url("/a")]), index([web.url("/hang")] * 50)], at, limits=Limits())
+    began = time.monotonic()
+    assert next(stream).batch.num_rows == 1
+    stream.close()
+    assert time.monotonic() - began < 5
+    assert threading.active_count() - len(web_threads()) == before
+
+
+def test_a_column_that_holds_no_text_is_refused(at):
+    with pytest.raises(UsageError, match="url"):
+        list(start([pa.record_batch({"key": ["a"], "url": [1]})], at))
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_every_kind_of_text_column_holds_links(at, tmp_path, kind):
+    (tmp_path / "a").write_bytes(b"a")
+    batch = pa.record_batch(
+        {"key": ["k0"], "url": pa.array(["a"], pa.string()).cast(kind) if not pa.types.is_dictionary(kind) else pa.array(["a"]).dictionary_encode()}
+    )
+    assert collected([batch], at)[0] == {0: b"a"}
