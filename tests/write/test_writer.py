@@ -36,10 +36,10 @@ def pack(path, rows, how=None, **options):
 
 
 def rule(sizes, base, limit):
-    """The original's own rule, one sample at a time: flush when limit < running + size, but never an empty shard."""
+    """The original's own rule, one sample at a time: flush when limit < running + size, and be it an empty shard, the very first."""
     shards, running, count = [], base, 0
     for size in sizes:
-        if limit < running + size and count:
+        if limit < running + size:
             shards.append(count)
             running, count = base, 0
         running += size
