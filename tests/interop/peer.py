@@ -1,0 +1,116 @@
+"""The original library's side of the comparison, run by its own interpreter; it imports nothing of flare.
+
+    peer.py write OUT SAMPLES SETTINGS      SETTINGS as JSON, for MDSWriter
+    peer.py read FOLDER local|streaming     prints one JSON object a sample: field -> type and SHA-256 of its value
+
+`samples` is also loaded by the tests: both sides must begin with the same values.
+"""
+
+import hashlib
+import json
+import random
+import sys
+from decimal import Decimal
+
+
+def rows(count=300, seed=1):
+    """Text, numbers, bytes and JSON of many lengths, with the awkward ones among them."""
+    rng = random.Random(seed)
+    for i in range(count):
+        text = "".join(rng.choices('abc é\n\t\u2028😀"\\,', k=rng.choice((0, 1, 7, 60, 900))))
+        yield {
+            "key": f"{i:05}",
+            "text": text,
+            "score": rng.choice((0.0, -0.0, 1.5, float("inf"), float("nan"), rng.random())),
+            "count": rng.randint(-(2**63), 2**63 - 1),
+            "small": rng.randint(0, 255),
+            "raw": rng.randbytes(rng.choice((0, 1, 500, 4000))),
+            "meta": rng.choice(({"b": 1, "a": [1, None, True, "é"]}, [], "plain", 3, {"nan": float("nan")})),
+            "price": Decimal(rng.randint(0, 10**6)).scaleb(-2),
+            "ratio": rng.random() * 10 ** rng.randint(-20, 20),
+            "big": rng.randint(-(10**30), 10**30),
+            "é": rng.random(),
+        }
+
+
+ROWS = {
+    "key": "str",
+    "text": "str",
+    "score": "float64",
+    "count": "int",
+    "small": "uint8",
+    "raw": "bytes",
+    "meta": "json",
+    "price": "str_decimal",
+    "ratio": "str_float",
+    "big": "str_int",
+    "é": "float32",
+}
+
+
+def arrays(count=40, seed=2):
+    """Arrays with dtype and shape left open, fixed dtype, fixed both."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    for i in range(count):
+        shape = tuple(int(size) for size in rng.integers(1, 5, size=1 + i % 3)) if i % 10 else (300,)
+        yield {
+            "any": (rng.random(shape) * 100).astype(("float32", "uint8", "int64", "float16")[i % 4]),
+            "typed": rng.integers(-9, 9, shape).astype("int16"),
+            "fixed": rng.random((2, 3)),
+            "half": float(np.float16(rng.random())),
+        }
+
+
+ARRAYS = {"any": "ndarray", "typed": "ndarray:int16", "fixed": "ndarray:float64:2,3", "half": "float16"}
+
+
+def large(count=5, seed=3):
+    """Rows larger than any shard, the first among them."""
+    rng = random.Random(seed)
+    return [{"id": i, "data": rng.randbytes(5000 if i % 2 == 0 else 10)} for i in range(count)]
+
+
+LARGE = {"id": "int", "data": "bytes"}
+KINDS = {"rows": (rows, ROWS), "arrays": (arrays, ARRAYS), "large": (large, LARGE)}
+
+
+def shown(value):
+    """Say what a value is, exactly, so that two processes can compare it."""
+    if hasattr(value, "convert"):  # a picture
+        data, kind = f"{value.mode}{value.size}".encode() + value.tobytes(), "picture"
+    elif hasattr(value, "tobytes") and getattr(value, "ndim", 0):
+        data, kind = f"{value.dtype}{value.shape}".encode() + value.tobytes(), "array"
+    elif isinstance(value, bytes):
+        data, kind = value, "bytes"
+    elif isinstance(value, Decimal):
+        data, kind = str(value).encode(), "decimal"
+    else:
+        value = value.item() if hasattr(value, "item") else value
+        data, kind = json.dumps(value).encode(), type(value).__name__
+    return f"{kind} {hashlib.sha256(data).hexdigest()}"
+
+
+def write(out, kind, settings):
+    from streaming import MDSWriter
+
+    samples, columns = KINDS[kind]
+    import numpy as np
+
+    with MDSWriter(out=out, columns=columns, **json.loads(settings)) as writer:
+        for sample in samples():
+            scalars = {name: np.dtype(columns[name]).type(sample[name]) for name in columns if columns[name] in ("uint8", "float16", "float32")}
+            writer.write({**sample, **scalars})
+
+
+def read(folder, how):
+    from streaming import LocalDataset, StreamingDataset
+
+    data = LocalDataset(local=folder) if how == "local" else StreamingDataset(local=folder, shuffle=False, batch_size=1)
+    for i in range(len(data)):
+        print(json.dumps({name: shown(value) for name, value in data[i].items()}))
+
+
+if __name__ == "__main__":
+    {"write": write, "read": read}[sys.argv[1]](*sys.argv[2:])
