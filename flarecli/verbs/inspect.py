@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flarecli.compress import SUFFIXES
-from flarecli.model import Columns, Stream
+from flarecli.model import Columns, IntArray, Stream
 from flarecli.read import Dataset, Series, resolve, select_streams
 from flarecli.storage import Guard
 from flarecli.verbs.fill import filled
@@ -169,7 +169,8 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
 
 def _raw_bytes(stream: Stream) -> int | None:
     if stream.raw_sizes is not None:
-        return int(np.where(stream.raw_sizes < 0, stream.sizes, stream.raw_sizes).sum())
+        raw: IntArray = np.where(stream.raw_sizes < 0, stream.sizes, stream.raw_sizes)
+        return int(raw.sum())
     return None if _compressions(stream) or stream.sizes is None else int(stream.sizes.sum())
 
 

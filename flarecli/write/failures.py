@@ -10,16 +10,17 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from flarecli.errors import FlareError, ReachError, UnsafeError, ValueFitError
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import File
 from flarecli.names import redact_text
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore, sync_folder
 
-__all__ = ["FAILED", "Failed", "Failure"]
+__all__ = ["FAILED", "Failed", "Failure", "error_of"]
 
 FAILED = "failed.jsonl"
 
@@ -33,6 +34,19 @@ class Failure:
     column: str
     kind: str
     reason: str
+
+    def line(self) -> bytes:
+        """Give its line in the list of failed rows."""
+        return (json.dumps({**asdict(self), "reason": redact_text(self.reason)}) + "\n").encode()
+
+
+_ERRORS: dict[str, type[FlareError]] = {"null": ValueFitError, "value": ValueFitError, "unsafe": UnsafeError}
+
+
+def error_of(failure: Failure, address: object, hint: str) -> FlareError:
+    """Give the error that ends a run at its first failed row."""
+    named = f"{failure.key}: " if failure.key else ""
+    return _ERRORS.get(failure.kind, ReachError)(f"{named}{failure.reason}", where=f"{address}[{failure.row}]", hint=hint)
 
 
 class Failed:
@@ -88,10 +102,7 @@ class Failed:
             first = self._fd < 0
             if first:
                 self._open()
-            lines = "".join(
-                json.dumps({"row": one.row, "key": one.key, "column": one.column, "kind": one.kind, "reason": redact_text(one.reason)}) + "\n"
-                for one in ready
-            ).encode()
+            lines = b"".join(one.line() for one in ready)
             self._sums.update(lines)
             try:
                 while lines:

@@ -1,0 +1,152 @@
+"""What the files of unpacked rows are called: a pattern filled from the row, checked before anything is written.
+
+{key}     the value of the key column        {row}     the row's number, padded with zeros
+{column}  the column that the file is of     {ext}     by the column's encoding, else by the bytes themselves
+{…}       the value of any other column that is no file
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from flarecli.encodings import encoding_of
+from flarecli.errors import FormatError, UsageError, ValueFitError
+from flarecli.media import extension_of, kind_of, sniff
+from flarecli.names import check_name, collision_key
+from flarecli.write import Keys
+
+__all__ = ["ADDRESS", "ROW", "Naming", "Taken", "guessed_key", "pieces"]
+
+ROW, ADDRESS = "__flare_row__", "__flare_address__"  # columns that travel with a row and are no part of it
+_KEYS = ("key", "__key__", "data_id", "id")
+_UNKNOWN = "*"  # stands for an extension that only the bytes tell
+_TEXTS = {"str": "txt", "json": "json", "str_int": "txt", "str_float": "txt", "str_decimal": "txt", "pkl": "pkl"}
+
+
+def guessed_key(schema: pa.Schema) -> str | None:
+    """Name the column that tells rows apart, if one is called like that."""
+    return next((name for name in _KEYS if name in schema.names and _is_plain(schema.field(name).type)), None)
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def pieces(array: pa.Array) -> list[memoryview | None]:
+    """Give the bytes of each value of a binary or text column, as views; None for a null."""
+    array = array.cast(pa.large_binary())
+    offsets = memoryview(array.buffers()[1]).cast("q")[array.offset : array.offset + len(array) + 1]
+    data = memoryview(array.buffers()[2] or b"")
+    valid = array.is_valid().to_pylist() if array.null_count else [True] * len(array)
+    return [data[start:stop] if is_valid else None for start, stop, is_valid in zip(offsets, offsets[1:], valid, strict=False)]
+
+
+class Naming:
+    """Names for the files of rows.
+
+    pattern  None: `{key}.{ext}`, or `{row}.{ext}` without a key; with `{column}` between if a row has several files
+    files    the columns that become files
+    digits   of a row's number
+    raises   UsageError if the pattern names what is not there
+    """
+
+    def __init__(self, pattern: str | None, key: str | None, schema: pa.Schema, files: Sequence[str], digits: int) -> None:
+        first = "{row}" if key is None else "{key}"
+        self.pattern = pattern or (f"{first}.{{column}}.{{ext}}" if len(files) > 1 else f"{first}.{{ext}}")
+        self._files, self._digits = tuple(files), digits
+        try:
+            parsed = [(text, field, spec or "") for text, field, spec, _ in string.Formatter().parse(self.pattern)]
+        except ValueError as error:
+            raise UsageError(f"--name {self.pattern!r}: {error}", hint="Write it like '{key}.{ext}'.") from None
+        others = [name for name in schema.names if name not in files and name not in (ROW,) and not name.startswith(ADDRESS)]
+        for _, field, _ in parsed:
+            if field == "key" and key is None and "key" not in others:
+                raise UsageError("--name asks for {key}, and no column is the key", hint="Name it with --key.")
+            if field is not None and field not in ("key", "row", "ext", "column", *others):
+                raise UsageError(f"--name asks for {{{field}}}", hint=f"Choose from key, row, ext, column, {', '.join(others)}.")
+        fields = [field for _, field, _ in parsed]
+        if len(files) > 1 and "column" not in fields:
+            raise UsageError(f"--name gives one name to {len(files)} files of a row", hint="Put {column} into it.")
+        self._parsed = [(text, key if field == "key" and key is not None else field, spec) for text, field, spec in parsed]
+        used = [field for _, field, _ in self._parsed if field is not None]
+        self.columns = tuple(dict.fromkeys(name for name in used if name in others and name not in ("row", "ext", "column")))
+        self.is_unique = "row" in used and set(used) <= {"row", "ext", "column"}
+
+    def names(self, batch: pa.RecordBatch, where: str, whole: bool = True) -> list[list[str]]:
+        """Give the names of each row's files, checked: one list for each file column.
+
+        whole   False before the bytes are known: what only they tell is left open
+        raises  UnsafeError for a name that leaves the folder; ValueFitError for a null in it, both naming the row
+        """
+        rows = batch.column(ROW).to_pylist()
+        values = {name: self._texts(batch, name, rows, where) for name in self.columns}
+        out = []
+        for file in self._files:
+            fixed = _fixed(batch, file)
+            extensions = [fixed or _UNKNOWN] * len(rows) if fixed or not whole else _extensions(batch, file)
+            parts: list[Sequence[str]] = []
+            for text, field, spec in self._parsed:
+                parts.append([text] * len(rows))
+                if field == "row":
+                    parts.append([format(row, spec or f"0{self._digits}d") for row in rows])
+                elif field is not None:
+                    parts.append(extensions if field == "ext" else [file] * len(rows) if field == "column" else values[field])
+            filled = ["".join(row) for row in zip(*parts, strict=True)]
+            out.append([check_name(name, f"{where}[{row}]") for name, row in zip(filled, rows, strict=True)])
+        return out
+
+    @staticmethod
+    def _texts(batch: pa.RecordBatch, name: str, rows: Sequence[int], where: str) -> list[str]:
+        values = batch.column(name).to_pylist()
+        for value, row in zip(values, rows, strict=True):
+            if value is None or value == "":
+                raise ValueFitError(f"{name} is {'null' if value is None else 'empty'}, and names a file", where=f"{where}[{row}]")
+        return [str(value) for value in values]
+
+
+def _fixed(batch: pa.RecordBatch, name: str) -> str | None:
+    """Give the extension that the encoding of a column fixes; None where the bytes decide."""
+    if name not in batch.schema.names:
+        return None
+    field = batch.schema.field(name)
+    encoding = encoding_of(field) or ("" if pa.types.is_large_binary(field.type) or pa.types.is_binary(field.type) else "str")
+    return _TEXTS.get(encoding) or (extension_of(encoding) if encoding in ("jpeg", "png") else None)
+
+
+def _extensions(batch: pa.RecordBatch, name: str) -> list[str]:
+    """Tell what each value is by its first bytes, else by the address it came from."""
+    addresses: Iterable[Any] = [None] * batch.num_rows
+    if ADDRESS + name in batch.schema.names:
+        addresses = batch.column(ADDRESS + name).to_pylist()
+    out = []
+    for data, address in zip(pieces(batch.column(name)), addresses, strict=True):
+        kind = sniff(bytes(data[:512])) if data is not None else None
+        kind = kind or (kind_of(address) if address else None)
+        out.append((extension_of(kind) if kind else None) or "bin")
+    return out
+
+
+class Taken:
+    """Tells when two files would have one name, on any file system: letter case, Unicode form and trailing dots do not count."""
+
+    def __init__(self, naming: Naming, reserved: Iterable[str], files: int) -> None:
+        self._naming, self._files, self._keys, self._rows = naming, files, Keys(), 0
+        self._reserved = {collision_key(name) for name in reserved}
+
+    def add(self, batch: pa.RecordBatch, where: str) -> None:
+        """Take in the names of a batch of rows. Raises FormatError naming the row whose name is taken."""
+        columns = self._naming.names(batch, where, whole=False)
+        names = [name for row in zip(*columns, strict=True) for name in row]
+        keys = [collision_key(name) for name in names]
+        used = self._keys.seen(pa.array(keys, pa.large_string()), self._rows)
+        self._rows += len(names)
+        hint = "Give --name another pattern, such as '{row}.{ext}', or --key another column."
+        for i, (name, key) in enumerate(zip(names, keys, strict=True)):
+            if used[i] >= 0 or key.partition("/")[0] in self._reserved:
+                row = batch.column(ROW)[i // self._files].as_py()
+                whose = f"the same as that of row {int(used[i]) // self._files} of the selection" if used[i] >= 0 else "taken by flare itself"
+                raise FormatError(f"the name {name!r} is {whose}", where=f"{where}[{row}]", hint=hint)

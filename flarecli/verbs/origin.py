@@ -1,0 +1,124 @@
+"""The rows that unpack takes: of a dataset or of an index, numbered, then where and limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli import ingest, read
+from flarecli import where as sql
+from flarecli.errors import UsageError
+from flarecli.hashes import DEFAULT, Sums
+from flarecli.names import redact
+from flarecli.playlist import text
+from flarecli.storage import Guard, Location
+from flarecli.verbs.naming import ROW
+from flarecli.verbs.rows import first_rows, needed, ordered, read_rows, weight
+
+__all__ = ["Origin", "open_origin"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Rows to unpack. `batches(columns, skip)` gives them with a column of their numbers, `rereads` without much cost."""
+
+    address: str
+    at: Location
+    format: str
+    schema: pa.Schema
+    rows: int | None
+    rereads: bool
+    sum: Callable[[], str]
+    batches: Callable[[Sequence[str], int], Iterator[pa.RecordBatch]]
+
+
+def open_origin(
+    sources: str | Sequence[str],
+    format: str | None,
+    streams: Sequence[str],
+    rows: str | None,
+    where: str | None,
+    limit: int | None,
+    guard: Guard,
+    texts: Collection[str],
+) -> Origin:
+    """Open what is at some addresses: an index if they are called like one, else a dataset.
+
+    rows    such as `10:20`, of a dataset; where and limit then keep some of those
+    texts   columns of a CSV that are read as text: keys, links
+    raises  UsageError for rows of an index; whatever opening raises
+    """
+    addresses = [one for source in ([sources] if isinstance(sources, str) else sources) for one in read.expand(source)]
+    shown = " ".join(redact(one) for one in ([sources] if isinstance(sources, str) else sources))
+    if format is None and addresses and all(ingest.is_index(one) for one in addresses):
+        if rows is not None:
+            raise UsageError("rows of an index cannot be named by number", where=shown, hint="Give --where or --limit.")
+        table = ingest.open_index(addresses, guard=guard, text=texts)
+        return _selected(
+            shown, table.at, "index", table.schema, table.rows, True, table.sum, lambda names, _: _numbered(table.batches(names)), where, limit
+        )
+    found = read.resolve(addresses, format=format, guard=guard, maps=False)
+    parts = read.select_streams(found, streams)
+    data = read.Dataset(parts, found)
+    order = ordered(len(data), rows)
+
+    def batches(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
+        for numbers, batch in read_rows(data, order, skip, len(order), names, weight(parts, len(data))):
+            yield batch.append_column(pa.field(ROW, pa.int64()), pa.array(numbers))
+
+    def listing() -> str:
+        sums = Sums([DEFAULT])
+        for one in found:
+            sums.update(text(one))
+        return sums.hex()[DEFAULT]
+
+    at = parts[0][0].at
+    kind = parts[0][0].format or ""
+    return _selected(shown, at, kind, data.schema, len(order), at.is_local, listing, batches, where, limit)
+
+
+def _numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    first = 0
+    for batch in batches:
+        yield batch.append_column(pa.field(ROW, pa.int64()), pa.array(np.arange(first, first + batch.num_rows)))
+        first += batch.num_rows
+
+
+def _selected(
+    address: str,
+    at: Location,
+    format: str,
+    schema: pa.Schema,
+    rows: int | None,
+    rereads: bool,
+    sum: Callable[[], str],
+    batches: Callable[[Sequence[str], int], Iterator[pa.RecordBatch]],
+    where: str | None,
+    limit: int | None,
+) -> Origin:
+    """Put where, limit and a skip over rows that were done before around the batches of a source."""
+    numbered = schema.append(pa.field(ROW, pa.int64()))
+    result = numbered if where is None else sql.select(numbered, iter(()), where)[0]
+    can_skip = where is None and format != "index"
+
+    def chosen(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
+        wanted = needed(schema.names, names, where)
+        some = batches(wanted, skip if can_skip else 0)
+        if where is not None:
+            own = pa.schema([*(schema.field(one) for one in wanted), pa.field(ROW, pa.int64())])
+            _, some = sql.select(own, some, where)
+            some = _numbered(some) if ROW not in result.names else some
+        if limit is not None:
+            some = first_rows(some, limit - skip if can_skip else limit)
+        left = 0 if can_skip else skip
+        for batch in some:
+            cut = min(left, batch.num_rows)
+            left -= cut
+            if batch.num_rows > cut:
+                yield batch.slice(cut).select([*names, ROW])
+
+    total = None if where is not None or rows is None else rows if limit is None else min(rows, limit)
+    return Origin(address, at, format, pa.schema([one for one in result if one.name != ROW]), total, rereads, sum, chosen)

@@ -1,0 +1,134 @@
+"""The index of an unpacked folder: one line a row, with the names of its files and its small columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from flarecli.errors import UsageError
+
+__all__ = ["KINDS", "plain", "read_table", "table"]
+
+KINDS = ("jsonl", "csv", "parquet", "none")
+_STEP = 8192
+
+
+def plain(value: Any) -> Any:
+    """Give what JSON can say of a value; dates, decimals and the like become their text."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def table(kind: str, fields: Sequence[pa.Field], rows: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
+    """Give the bytes of an index, a few thousand rows at a time.
+
+    kind    `jsonl`, `csv` or `parquet`
+    fields  its columns, in order; types matter to parquet alone
+    rows    plain values by column
+    """
+    if kind == "parquet":
+        yield from _parquet(fields, rows)
+        return
+    names = [field.name for field in fields]
+    if kind == "csv":
+        yield _csv([names])
+    for some in _blocks(rows):
+        if kind == "csv":
+            yield _csv([["" if row[name] is None else _cell(row[name]) for name in names] for row in some])
+        else:
+            yield "".join(json.dumps({name: _finite(row[name]) for name in names}, ensure_ascii=False) + "\n" for row in some).encode()
+
+
+def _blocks(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    rest = iter(rows)
+    while some := list(islice(rest, _STEP)):
+        yield some
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cell(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else str(value)
+
+
+def _csv(rows: Iterable[Sequence[str]]) -> bytes:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue().encode()
+
+
+class _Parts(io.RawIOBase):
+    """A file that keeps what is written to it until it is taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.parts.append(bytes(data))
+        return len(data)
+
+    def take(self) -> bytes:
+        data, self.parts = b"".join(self.parts), []
+        return data
+
+
+def _parquet(fields: Sequence[pa.Field], rows: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([pa.field(field.name, field.type if _is_plain(field.type) else pa.string()) for field in fields])
+    out = _Parts()
+    with pq.ParquetWriter(pa.PythonFile(out, mode="w"), schema) as writer:
+        for some in _blocks(rows):
+            writer.write_table(pa.table([_array([row[field.name] for row in some], field.type) for field in schema], schema=schema))
+            yield out.take()
+    yield out.take()
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_string(kind):
+        return pa.array([None if value is None else _cell(value) for value in values], kind)
+    if pa.types.is_float16(kind):
+        return pa.array(values, pa.float32()).cast(kind)
+    return pa.array(values, kind)
+
+
+def read_table(path: str) -> Iterator[list[str]]:
+    """Give the texts in each row of an index, among them the names of its files. Raises UsageError if it cannot be read."""
+    try:
+        if path.endswith(".parquet"):
+            import pyarrow.parquet as pq
+
+            for batch in pq.ParquetFile(path).iter_batches(_STEP):
+                yield from ([value for value in row.values() if isinstance(value, str)] for row in batch.to_pylist())
+            return
+        with open(path, encoding="utf-8", newline="") as file:
+            if path.endswith(".csv"):
+                yield from csv.reader(file)
+                return
+            for line in file:
+                yield [value for value in json.loads(line).values() if isinstance(value, str)]
+    except (OSError, ValueError, AttributeError, csv.Error, pa.ArrowException):
+        raise UsageError("its index cannot be read", where=path, hint="Remove the folder yourself, or name another.") from None

@@ -1,0 +1,270 @@
+"""unpack: shards to files; of an index, its files downloaded.
+
+rows -> where, limit -> links fetched ahead, in order -> names, checked -> files -> an index of the small columns
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from typing import IO, Any, NamedTuple
+
+import pyarrow as pa
+
+from flarecli import __version__
+from flarecli.errors import FormatError, UsageError
+from flarecli.hashes import DEFAULT
+from flarecli.progress import Progress
+from flarecli.storage import Guard, Limits
+from flarecli.verbs.naming import ADDRESS, ROW, Naming, Taken, guessed_key, pieces
+from flarecli.verbs.origin import Origin, open_origin
+from flarecli.verbs.outlets import Folder, Outlet, Tar
+from flarecli.verbs.rows import check_names
+from flarecli.verbs.selection import parse_link
+from flarecli.verbs.tables import KINDS, plain
+from flarecli.write import FAILED, Failure, links
+from flarecli.write.failures import error_of
+
+__all__ = ["Unpacked", "unpack"]
+
+_DIGITS = 6  # of a row's number in a name, at least
+_SKIP = "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """What an unpack did: files and bytes written or kept, rows they are of, rows that failed; `index` lists them."""
+
+    files: int
+    bytes: int
+    rows: int
+    failed: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    index: str | None = None
+    resumed_rows: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Give the result as plain values, for --json."""
+        return asdict(self)
+
+
+class _Part(NamedTuple):
+    """Rows to write, rows that failed, and the row of the selection up to which that is all."""
+
+    batch: pa.RecordBatch
+    failures: Sequence[Failure]
+    until: int
+
+
+def unpack(
+    sources: str | Sequence[str],
+    out: str,
+    *,
+    format: str | None = None,
+    streams: Sequence[str] = (),
+    columns: Sequence[str] | None = None,
+    rows: str | None = None,
+    where: str | None = None,
+    limit: int | None = None,
+    key: str | None = None,
+    fetch: Sequence[str] = (),
+    name: str | None = None,
+    index: str = "jsonl",
+    resume: bool = False,
+    overwrite: bool = False,
+    on_error: str = "fail",
+    guard: Guard | None = None,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+    stream: IO[bytes] | None = None,
+) -> Unpacked:
+    """Write the files of a dataset's rows, or download those that an index links to, and list them.
+
+    Columns of bytes become files, those of numbers and text go to the index; where there are only texts, they become
+    files. Names are checked, and two files of one name are refused before the first is written; of remote rows, before
+    a batch is.
+
+    out        a folder that is empty or not there, or `-`: a tar on `stream`, by default stdout
+    key        the column that names files; None: `key`, `__key__`, `data_id` or `id` if there is one, else the row's number
+    fetch      `COLUMN` or `COLUMN:NAME`: write what the column's addresses point at
+    name       pattern of the names, such as `{key}.{ext}`; also `{row}`, `{column}` and small columns
+    index      `jsonl`, `csv`, `parquet` or `none`
+    resume     go on with an unfinished unpack of the same rows; files that are there with their sizes stay
+    overwrite  replace a folder that was unpacked before
+    on_error   `fail` ends with the first link that fails; `skip` leaves its row out and lists it in `failed.jsonl`
+    raises     UsageError, ReachError, FormatError, UnsafeError and what is below them, each with its exit code
+    """
+    progress, guard = progress or Progress(), guard or Guard()
+    if index not in KINDS:
+        raise UsageError(f"index is {index!r}", hint=f"Choose one of {', '.join(KINDS)}.")
+    if on_error not in ("fail", "skip"):
+        raise UsageError(f"on_error is {on_error!r}", hint="Choose one of fail, skip.")
+    if out == "-" and (resume or overwrite):
+        raise UsageError("a stream cannot be resumed or overwritten", hint="Name a folder.")
+    wanted = [parse_link(one, {}) for one in fetch]
+    source = open_origin(sources, format, streams, rows, where, limit, guard, {*([key] if key else []), *(link.source for link in wanted)})
+    work = _Work(source, wanted, key, columns, name, on_error, guard, limits, progress, index)
+    options = {
+        "format": format, "streams": list(streams), "columns": columns and list(columns), "rows": rows, "where": where, "limit": limit,
+        "key": key, "fetch": list(fetch), "name": name, "index": index, "on_error": on_error,
+    }  # fmt: skip
+    if out == "-":
+        work.check_names()
+        return work.run(Tar(stream or sys.stdout.buffer))
+    head = {"flare": __version__, "source": {"address": source.address, DEFAULT: source.sum()}, "options": options}
+    folder = Folder(out, head, resume=resume, overwrite=overwrite)
+    if folder.is_done:
+        progress.note("nothing to resume: it is finished")
+        return Unpacked(folder.files, folder.bytes, folder.rows, index=folder.index, resumed_rows=folder.rows)
+    try:
+        work.check_names()
+    except BaseException:
+        folder.abandon()
+        raise
+    return work.run(folder)
+
+
+class _Work:
+    """One unpack: what becomes files, what goes to the index, and how both are called."""
+
+    def __init__(
+        self,
+        source: Origin,
+        links: Sequence[links.Link],
+        key: str | None,
+        columns: Sequence[str] | None,
+        pattern: str | None,
+        on_error: str,
+        guard: Guard,
+        limits: Limits | None,
+        progress: Progress,
+        index: str,
+    ) -> None:
+        self.source, self.links, self.on_error, self.index = source, links, on_error, index
+        self.guard, self.limits, self.progress = guard, limits, progress
+        schema = source.schema
+        check_names(schema.names, [*(link.source for link in links), *([key] if key else [])])
+        renamed = {link.source: link.name for link in links}
+        after = [renamed.get(name, name) for name in schema.names]
+        check_names(after, columns or ())
+        wanted = after if columns is None else list(dict.fromkeys(columns))
+        origin = dict(zip(after, schema.names, strict=True))
+        binary = [name for name in wanted if name in renamed.values() or _is_bytes(schema.field(origin[name]).type)]
+        if key is None:
+            key = "name" if source.format == "files" else guessed_key(schema)
+        self.files = binary or [name for name in wanted if name != key and _is_text(schema.field(origin[name]).type)]
+        if not self.files:
+            hint = "Name the column of links with --fetch." if source.format == "index" else "Name columns of bytes or text with -c."
+            raise UsageError("no column to write as files", where=source.address, hint=hint)
+        self.key = key
+        digits = max(_DIGITS, len(str(max(0, (source.rows or 0) - 1))))
+        is_files = pattern is None and source.format == "files"
+        self.naming = Naming(
+            "{name}" if is_files else pattern, key, pa.schema([one for one in schema if one.name not in renamed]), self.files, digits
+        )
+        self.taken = Taken(self.naming, (".flare", FAILED, f"index.{index}"), len(self.files))
+        small = [name for name in wanted if name not in self.files]
+        self.small = [*([key] if key and key not in small and key not in self.files else []), *small]
+        self.read = [name for name in schema.names if renamed.get(name, name) in {*self.files, *self.small, *self.naming.columns}]
+        fields = [pa.field(name, pa.string()) if name in self.files else schema.field(origin[name]) for name in (*self.small, *self.files)]
+        self.fields = [*([] if key else [pa.field("row", pa.int64())]), *sorted(fields, key=lambda one: after.index(one.name))]
+
+    def check_names(self) -> None:
+        """Go through all names before the first file, where reading twice is cheap."""
+        if self.source.rereads and not self.naming.is_unique:
+            for batch in self.source.batches(self.naming.columns, 0):
+                self.taken.add(batch, self.source.address)
+
+    def run(self, outlet: Outlet) -> Unpacked:
+        """Write everything; what is written so far stays for a resume if that ends early."""
+        self.progress.start("unpack", self.source.rows)
+        resumed = outlet.rows
+        try:
+            with closing(self._parts(outlet.next)) as parts:
+                for part in parts:
+                    self._write(part, outlet)
+            if not outlet.next:
+                raise FormatError("no rows to unpack", where=self.source.address)
+            failed = dict(outlet.reasons)
+            path = outlet.finish(self.index, self.fields)
+        except BaseException:
+            outlet.abandon()
+            raise
+        finally:
+            self.progress.close()
+        return Unpacked(outlet.files, outlet.bytes, outlet.rows, sum(failed.values()), failed, path, resumed)
+
+    def _parts(self, skip: int) -> Generator[_Part, None, None]:
+        batches = self.source.batches(self.read, skip)
+        if not self.links:
+            for batch in batches:
+                skip += batch.num_rows
+                yield _Part(batch, (), skip)
+            return
+        fetched = links.fetch(
+            (self._with_addresses(batch) for batch in batches),
+            self.links,
+            key=self.key,
+            at=self.source.at,
+            guard=self.guard,
+            limits=self.limits or Limits(),
+            first_row=skip,
+            progress=self.progress,
+        )
+        try:
+            for one in fetched:
+                yield _Part(one.batch, one.failures, one.until)
+        finally:
+            fetched.close()  # type: ignore[attr-defined]
+
+    def _with_addresses(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Keep each address beside what will be fetched from it: its ending may be all that tells what the bytes are."""
+        for link in self.links:
+            batch = batch.append_column(ADDRESS + link.name, batch.column(link.source).cast(pa.large_string()))
+        return batch
+
+    def _write(self, part: _Part, outlet: Outlet) -> None:
+        for failure in part.failures:
+            self.progress.failed(failure.key or f"row {failure.row}", failure.reason)
+            if self.on_error == "fail":
+                raise error_of(failure, self.source.address, _SKIP)
+            outlet.fail(failure)
+        batch, where = part.batch, self.source.address
+        names = self.naming.names(batch, where) if batch.num_rows else []
+        if batch.num_rows and not self.source.rereads and not self.naming.is_unique:
+            self.taken.add(batch, where)
+        noted = self._noted(batch)
+        size = 0
+        for column, own in zip(self.files, names, strict=False):
+            for i, (name, data) in enumerate(zip(own, pieces(batch.column(column)), strict=True)):
+                noted[i]["values"][column] = None
+                if data is not None:
+                    outlet.put(name, data)
+                    noted[i]["files"][column] = (name, len(data))
+                    size += len(data)
+        outlet.rows, outlet.files, outlet.bytes = (
+            outlet.rows + len(noted),
+            outlet.files + sum(len(one["files"]) for one in noted),
+            outlet.bytes + size,
+        )
+        outlet.note(noted, part.until)
+        self.progress.advance(batch.num_rows + len(part.failures), size)
+
+    def _noted(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
+        """Give what the index will say of each row, without its files."""
+        columns = [(name, batch.column(name).to_pylist()) for name in self.small]
+        rows = batch.column(ROW).to_pylist() if batch.num_rows else []
+        return [
+            {"values": {**({} if self.key else {"row": row}), **{name: plain(values[i]) for name, values in columns}}, "files": {}}
+            for i, row in enumerate(rows)
+        ]
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

@@ -1,0 +1,94 @@
+"""unpack of an index: what its links point at becomes files, named by key, whatever else goes wrong."""
+
+import json
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flarecli import verbs
+from flarecli.errors import FormatError, ReachError
+from flarecli.storage import Limits
+
+JPEG = b"\xff\xd8\xff\xe0" + b"j" * 90
+LIMITS = Limits(jobs=4, retries=0, timeout_s=5, deadline_s=10)
+
+
+@pytest.fixture
+def index(tmp_path):
+    """A local index whose links are files beside it: a picture, a text told by its name alone, bytes nobody knows."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name, data in (("one.jpeg", JPEG), ("two.txt", b"words"), ("three", b"\x01\x02")):
+        (folder / name).write_bytes(data)
+    columns = {"id": ["a", "b", "c"], "url": ["one.jpeg", "two.txt", "three"], "score": [0.5, float("nan"), None]}
+    pq.write_table(pa.table(columns), folder / "i.parquet")
+    return folder / "i.parquet"
+
+
+def test_links_become_files_named_by_their_key(index, tmp_path):
+    to = tmp_path / "f"
+    done = verbs.unpack(str(index), str(to), fetch=["url:file"], key="id", limits=LIMITS)
+    assert {name: (to / name).read_bytes() for name in os.listdir(to) if name != "index.jsonl"} == {
+        "a.jpg": JPEG,
+        "b.txt": b"words",
+        "c.bin": b"\x01\x02",
+    }
+    assert [json.loads(line) for line in (to / "index.jsonl").read_text().splitlines()] == [
+        {"id": "a", "file": "a.jpg", "score": 0.5},
+        {"id": "b", "file": "b.txt", "score": None},
+        {"id": "c", "file": "c.bin", "score": None},
+    ]
+    assert (done.files, done.rows, done.bytes, done.failed) == (3, 3, len(JPEG) + 7, 0)
+
+
+def test_a_link_that_fails_ends_it_or_is_listed(index, tmp_path):
+    (index.parent / "two.txt").unlink()
+    to = tmp_path / "f"
+    with pytest.raises(ReachError) as caught:
+        verbs.unpack(str(index), str(to), fetch=["url"], limits=LIMITS)
+    assert str(caught.value) == f"{index}[1]: b: {index.parent}/two.txt: no such file or folder"
+    assert caught.value.hint == "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+    done = verbs.unpack(str(index), str(to), fetch=["url"], key="id", on_error="skip", overwrite=to.exists(), limits=LIMITS)
+    assert (done.files, done.rows, done.failed, sum(done.reasons.values())) == (2, 2, 1, 1)
+    assert sorted(os.listdir(to)) == ["a.jpg", "c.bin", "failed.jsonl", "index.jsonl"]
+    (line,) = (to / "failed.jsonl").read_text().splitlines()
+    assert [json.loads(line)[name] for name in ("row", "key", "column")] == [1, "b", "url"]
+
+
+def test_an_unpack_of_links_is_resumed_where_it_ended(index, tmp_path, monkeypatch):
+    from flarecli.verbs import outlets
+
+    rows = {"id": [str(i) for i in range(2500)], "url": ["one.jpeg"] * 2500}
+    pq.write_table(pa.table(rows), index)
+    put, count, to = outlets.Folder.put, iter(range(1500)), tmp_path / "f"
+    with monkeypatch.context() as patch:
+
+        def failing(self, name, data):
+            if next(count, None) is None:
+                raise ReachError("the disk is full", where=name)
+            put(self, name, data)
+
+        patch.setattr(outlets.Folder, "put", failing)
+        with pytest.raises(ReachError):
+            verbs.unpack(str(index), str(to), fetch=["url"], limits=LIMITS)
+    done = verbs.unpack(str(index), str(to), fetch=["url"], resume=True, limits=LIMITS)
+    assert (done.rows, done.files, done.resumed_rows >= 1024) == (2500, 2500, True)
+    assert [json.loads(line)["id"] for line in (to / "index.jsonl").read_text().splitlines()] == rows["id"]
+    assert all((to / f"{i}.jpg").read_bytes() == JPEG for i in range(2500))
+
+
+def test_keys_that_repeat_are_refused_before_anything_is_fetched(index, tmp_path):
+    pq.write_table(pa.table({"id": ["a", "A"], "url": ["one.jpeg", "missing"]}), index)
+    with pytest.raises(FormatError) as caught:
+        verbs.unpack(str(index), str(tmp_path / "f"), fetch=["url"], limits=LIMITS)
+    assert str(caught.value) == f"{index}[1]: the name 'A.*' is the same as that of row 0 of the selection"
+    assert os.listdir(tmp_path) == ["in"]
+
+
+def test_bytes_inside_an_index_need_no_link(tmp_path):
+    pq.write_table(pa.table({"id": [1, 2], "image": [JPEG, JPEG], "when": pa.array([0, 1], pa.timestamp("s"))}), tmp_path / "i.parquet")
+    verbs.unpack(str(tmp_path / "i.parquet"), str(tmp_path / "f"), where="id > 1")
+    assert (tmp_path / "f" / "2.jpg").read_bytes() == JPEG
+    assert (tmp_path / "f" / "index.jsonl").read_text() == '{"id": 2, "image": "2.jpg", "when": "1970-01-01 00:00:01"}\n'
