@@ -10,22 +10,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Hosts"]
 
+_FIRST_S, _LONGEST_S, _EASES = 0.02, 5.0, 0.9  # between two requests to a crowded host: at first, at most, and what a success makes of it
+_WAVE_S = 1.0  # refusals within so long are one sign of crowding, not many
+
 
 class _Host:
-    """Requests to one origin: those that wait, how many are under way and may be, and until when it wants rest."""
+    """Requests to one origin: those that wait, how many are under way, and when the next one may start."""
 
-    __slots__ = ("active", "most", "rest_until", "waiting")
+    __slots__ = ("active", "next_at", "pace", "waiting", "wave_until")
 
-    def __init__(self, most: int) -> None:
+    def __init__(self) -> None:
         self.waiting: deque[Request] = deque()
-        self.active, self.most, self.rest_until = 0, float(most), 0.0
+        self.active, self.next_at, self.pace, self.wave_until = 0, 0.0, 0.0, 0.0
 
 
 class Hosts:
-    """The queues of all hosts. `jobs` is the most that one host gets, when no other one waits."""
+    """The queues of all hosts. One host may get every transfer there is, as long as no other one waits."""
 
-    def __init__(self, jobs: int) -> None:
-        self._jobs = jobs
+    def __init__(self) -> None:
         self._hosts: dict[str, _Host] = {}
         self._ready: dict[str, _Host] = {}  # those with requests that wait
 
@@ -43,50 +45,49 @@ class Hosts:
 
         head  take only a request with an order up to this
         """
-        best, least = "", (1 << 62, 1 << 62)
-        for origin, host in self._ready.items():
+        best, least = None, (1 << 62, 1 << 62)
+        for host in self._ready.values():
             order = host.waiting[0].order
-            if host.rest_until > now or (head is not None and order > head):
-                continue
-            if host.active >= host.most and head is None:
+            if host.next_at > now or (head is not None and order > head):
                 continue
             if (host.active, order) < least:
-                best, least = origin, (host.active, order)
-                if not host.active and len(self._ready) > self._jobs:
-                    break  # many hosts: the first idle one will do
-        if not best:
+                best, least = host, (host.active, order)
+        if best is None:
             return None
-        host = self._ready[best]
-        request = host.waiting.popleft()
-        if not host.waiting:
-            del self._ready[best]
+        request = best.waiting.popleft()
+        if not best.waiting:
+            del self._ready[request.address.origin]
+        if best.pace:
+            best.next_at = now + best.pace
         return request
 
     def next_due(self, now: float) -> float | None:
-        """Give the time when the next resting host with requests may be asked again."""
-        return min((host.rest_until for host in self._ready.values() if host.rest_until > now), default=None)
+        """Give the time when the next crowded host with requests may be asked again."""
+        return min((host.next_at for host in self._ready.values() if host.next_at > now), default=None)
 
     def count(self, origin: str, change: int) -> None:
         """Count a transfer that began (1) or ended (-1)."""
         host = self._host(origin)
         host.active += change
-        if not host.active and not host.waiting and host.most >= self._jobs:
+        if not host.active and not host.waiting and not host.pace:
             del self._hosts[origin]  # nothing to remember: a run may meet a million hosts
 
-    def hold_back(self, origin: str, until: float) -> None:
-        """A host is crowded: nothing more before `until`, and then half as many at a time."""
+    def hold_back(self, origin: str, now: float, wait: float) -> None:
+        """A host is crowded: nothing more to it for `wait` seconds, and then at half the pace."""
         host = self._host(origin)
-        host.rest_until = max(host.rest_until, until)
-        host.most = max(1.0, min(host.most, host.active + 1) / 2)
+        host.next_at = max(host.next_at, now + wait)
+        if now >= host.wave_until:
+            host.pace = min(_LONGEST_S, max(_FIRST_S, 2 * host.pace))
+            host.wave_until = now + max(_WAVE_S, wait)
 
     def went_well(self, origin: str) -> None:
-        """An object came from a host: a crowded one gets a little more again."""
+        """An object came from a host: a crowded one is asked a little faster again."""
         host = self._hosts.get(origin)
-        if host is not None and host.most < self._jobs:
-            host.most = min(float(self._jobs), host.most + 1 / host.most)
+        if host is not None and host.pace:
+            host.pace = host.pace * _EASES if host.pace > _FIRST_S / 4 else 0.0
 
     def _host(self, origin: str) -> _Host:
         host = self._hosts.get(origin)
         if host is None:
-            host = self._hosts[origin] = _Host(self._jobs)
+            host = self._hosts[origin] = _Host()
         return host

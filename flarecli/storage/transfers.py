@@ -30,6 +30,7 @@ from flarecli.storage import addresses, answers
 from flarecli.storage.answers import Fault
 from flarecli.storage.hosts import Hosts
 from flarecli.storage.limits import Limits
+from flarecli.storage.pools import Pool
 from flarecli.storage.slots import Request, Slot
 
 __all__ = ["Engine", "Request", "shared"]
@@ -40,43 +41,6 @@ BUDGET, BUDGET_SHARE = 100, 0.1  # retries of a run: so many, or this share of i
 WAIT_S, LONGEST_S = 0.5, 20.0  # the pause before a retry is random below WAIT_S * 2^attempts
 RETRY_AFTER_S = 60.0  # what a server asks to wait is honoured up to this
 _TICK_S = 0.2  # how often deadlines and rates are looked at
-
-
-class _Pool:
-    """A multi handle with its connections, its handles, and when it wants to be called."""
-
-    def __init__(self, permitted: bool, selector: selectors.BaseSelector) -> None:
-        self.permitted, self._selector = permitted, selector
-        self.due: float | None = None
-        self.free: list[Slot] = []
-        self.multi = pycurl.CurlMulti()
-        self.multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
-        self.multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
-
-    def _set_timer(self, milliseconds: int) -> None:
-        self.due = None if milliseconds < 0 else time.monotonic() + milliseconds / 1000
-
-    def _watch(self, what: int, fd: int, multi: Any, data: Any) -> None:
-        events = (selectors.EVENT_READ if what & pycurl.POLL_IN else 0) | (selectors.EVENT_WRITE if what & pycurl.POLL_OUT else 0)
-        if what == pycurl.POLL_REMOVE or not events:
-            with contextlib.suppress(KeyError, ValueError, OSError):
-                self._selector.unregister(fd)
-            return
-        try:
-            self._selector.modify(fd, events, self)
-        except KeyError:
-            self._selector.register(fd, events, self)
-
-    def act(self, fd: int, events: int) -> None:
-        """Tell libcurl that a socket is ready."""
-        ready = (pycurl.CSELECT_IN if events & selectors.EVENT_READ else 0) | (pycurl.CSELECT_OUT if events & selectors.EVENT_WRITE else 0)
-        self.multi.socket_action(fd, ready)
-
-    def tick(self, now: float) -> None:
-        """Let libcurl do what it wanted to do by now."""
-        if self.due is not None and self.due <= now:
-            self.due = None
-            self.multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
 
 
 class Engine:
@@ -94,7 +58,7 @@ class Engine:
         self._woken = self._closing = False
         self._crash: BaseException | None = None
         self._open: set[Request] = set()
-        self._hosts = Hosts(limits.jobs)
+        self._hosts = Hosts()
         self._later: list[tuple[float, int, Request]] = []
         self._number = itertools.count()
         self._active: set[Slot] = set()
@@ -108,7 +72,7 @@ class Engine:
         self._bell.setblocking(False)
         self._ear.setblocking(False)
         self._selector.register(self._ear, selectors.EVENT_READ, None)
-        self._pools = {permitted: _Pool(permitted, self._selector) for permitted in (False, True)}
+        self._pools = {permitted: Pool(permitted, self._selector) for permitted in (False, True)}
         self._thread = threading.Thread(target=self._run, name="flare-transfers", daemon=True)
         _engines.add(self)
         self._thread.start()
@@ -271,7 +235,7 @@ class Engine:
         self._held -= slot.got
         pool.free.append(slot)
 
-    def _collect(self, pool: _Pool, now: float) -> None:
+    def _collect(self, pool: Pool, now: float) -> None:
         waiting = 1
         while waiting:
             waiting, whole, failed = pool.multi.info_read()
@@ -322,7 +286,7 @@ class Engine:
         if asked is not None:
             wait = min(asked, RETRY_AFTER_S) + wait * (0.5 if asked else 0.1)
         if fault.crowded:
-            self._hosts.hold_back(request.address.origin, now + wait)
+            self._hosts.hold_back(request.address.origin, now, wait)
         allowed = max(BUDGET, BUDGET_SHARE * self._requests)
         if not fault.passing or request.attempts > self.limits.retries or now + wait >= request.deadline:
             self._deliver(request, fault)
