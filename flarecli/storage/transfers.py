@@ -233,6 +233,7 @@ class Engine:
             self._paused.remove(slot)
         self._hosts.count(slot.request.address.origin, -1)
         self._held -= slot.got
+        slot.parts = []
         pool.free.append(slot)
 
     def _collect(self, pool: Pool, now: float) -> None:
@@ -296,6 +297,7 @@ class Engine:
         else:
             self._retries += 1
             request.address, request.hops = request.asked, 0
+            request.fault = fault
             heapq.heappush(self._later, (now + wait, next(self._number), request))
 
     def _deliver(self, request: Request, fault: Fault | None) -> None:
@@ -340,7 +342,8 @@ class Engine:
         limits = self.limits
         for slot in [slot for slot in self._active if not slot.paused]:
             if now >= slot.request.deadline:
-                self._fail(slot, Fault("deadline", f"not whole after {limits.deadline_s:g} s"), now)
+                # a retry that is cut off says what went wrong before, so that the pauses, which are random, do not show in reasons
+                self._fail(slot, slot.request.fault or Fault("deadline", f"not whole after {limits.deadline_s:g} s"), now)
             elif now - slot.marked >= limits.timeout_s:
                 if slot.got - slot.mark < SLOW * limits.timeout_s:
                     self._fail(slot, slot.too_slow(), now)
@@ -348,8 +351,9 @@ class Engine:
                     slot.marked, slot.mark = now, slot.got
 
     def _fail(self, slot: Slot, fault: Fault, now: float) -> None:
+        request = slot.request
         self._stop(slot)
-        self._again(slot.request, fault, now)
+        self._again(request, fault, now)
 
 
 class _TooMany(Exception):

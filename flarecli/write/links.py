@@ -36,6 +36,7 @@ _AHEAD_ROWS = 4096  # rows whose links are asked for before they are needed
 _BATCH_BYTES = 16 << 20  # fetched bytes of one output batch, about
 _TEXTUAL = frozenset({"html", "xml", "json", "str"})  # kinds of which a page is no surprise
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_WEB = re.compile(r" *https?:", re.IGNORECASE)
 _EXTENSION = re.compile(r"[a-z0-9]{1,12}")
 
 
@@ -181,7 +182,7 @@ class _Fetcher:
             return _Flaw(error.kind, _redacted(error))
 
     def _place(self, text: str) -> Request | Location:
-        if text[:5].lower() in ("http:", "https"):
+        if _WEB.match(text):
             address = parse(text)
             return self._request(address, frozenset((address.origin,)) if self._at.is_local else self._named)
         if self._at.is_local and not is_url(text) and _SCHEME.match(text) and not text.lower().startswith("file:"):
@@ -269,11 +270,12 @@ class _Fetcher:
         while not request.done:
             self._arrived.wait(1.0)
         self._awaited = None
+        body, request.data = request.data, b""  # the engine may remember the request for a while
         if self._engine is not None:
-            self._engine.release(0 if request.fault is not None else len(request.data), request.order + 1)
+            self._engine.release(0 if request.fault is not None else len(body), request.order + 1)
         if request.fault is not None:
             return _Flaw(request.fault.kind, redact_text(f"{redact(request.asked.url)}: {request.fault.message}"))
-        return request.data
+        return body
 
     def _deliver(self, request: Request) -> None:
         if request is self._awaited:

@@ -3,8 +3,14 @@
 import gzip
 import os
 import pickle
+import shutil
+import ssl
+import subprocess
+import sys
 import threading
 import zlib
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -147,14 +153,12 @@ def test_an_encoding_that_was_not_asked_for_is_undone(web, coding):
 
 def test_a_range_of_encoded_bytes_is_refused(web):
     packed = gzip.compress(DATA)
-    web.pages["/a"] = lambda handler, times: handler.answer(
-        206, packed[:10], Content_Encoding="gzip", Content_Range=f"bytes 0-9/{len(packed)}"
-    )
+    web.pages["/a"] = lambda handler, times: handler.answer(206, packed[:10], Content_Encoding="gzip", Content_Range=f"bytes 0-9/{len(packed)}")
     with pytest.raises((FormatError, ReachError)):
         locate(web.url("/a")).read(0, 10)
 
 
-@pytest.mark.parametrize("body", [gzip.compress(DATA)[:-9], gzip.compress(DATA)[:1000], b"no gzip at all", gzip.compress(bytes(200 << 20))])
+@pytest.mark.parametrize("body", [gzip.compress(DATA)[:-9], gzip.compress(DATA)[:1000], b"no gzip at all", gzip.compress(bytes(8 << 20))])
 def test_a_damaged_or_monstrous_encoding_is_an_error(web, body):
     at = locate(web.page("/a", body, Content_Encoding="gzip"))
     with pytest.raises((FormatError, ReachError)):
@@ -226,6 +230,8 @@ def test_five_redirects_and_no_more(web):
 
 def test_credentials_go_to_their_own_origin_only(web):
     web.file("/a", b"a")
+    assert locate(web.url("/a", "m%40e:p%3Aw")).read() == b"a"
+    assert web.requests[-1][1]["authorization"] == "Basic bUBlOnA6dw=="  # m@e:p:w
     web.page("/same", b"", status=302, Location="/a")
     web.page("/other", b"", status=302, Location=web.url("/a", host="localhost"))
     guard = Guard(allow_private=True)
@@ -278,6 +284,33 @@ def test_a_local_file_may_be_named_if_the_user_says_so(web, tmp_path):
     (tmp_path / "a.bin").write_bytes(b"local")
     at = locate(web.url("/d/list"), Guard(allow_local=True)).folder
     assert at.join(f"file://{tmp_path}/a.bin").read() == b"local"
+
+
+def test_a_certificate_is_checked_and_asked_for_once(tmp_path):
+    """A server with a certificate of its own is refused, unless SSL_CERT_FILE names it."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl makes the certificate")
+    made = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    files = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "cert")]
+    subprocess.run([openssl, *made, *files], check=True, capture_output=True)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert", tmp_path / "key")
+    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    address = f"https://127.0.0.1:{server.server_address[1]}/cert"
+    code = f"from flarecli.storage import locate\ntry: print(len(locate({address!r}).read()))\nexcept OSError as error: print(error)"
+    try:
+        said = []
+        for more in ({"SSL_CERT_FILE": str(tmp_path / "cert")}, {}):
+            env = {name: value for name, value in os.environ.items() if name not in ("SSL_CERT_FILE", "CURL_CA_BUNDLE")} | more
+            run = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+            said.append(run.stdout.strip())
+        assert said == [str((tmp_path / "cert").stat().st_size), f"{address}: the TLS certificate is not trusted"]
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 # -- the rest
@@ -340,8 +373,5 @@ def test_a_proxy_of_the_environment_never_sees_what_data_names(web, other_web, m
 
 
 def test_importing_storage_loads_no_client():
-    import subprocess
-    import sys
-
     code = "import sys, flarecli.storage; print(sorted({'pycurl', 'numpy', 'pyarrow', 'ssl'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

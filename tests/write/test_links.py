@@ -90,6 +90,8 @@ def test_files_beside_a_local_index_are_read_and_others_are_not(at, tmp_path):
     (tmp_path / "sub" / "a.jpg").write_bytes(JPEG)
     (tmp_path.parent / "secret").write_bytes(b"secret")
     (tmp_path / "link").symlink_to(tmp_path.parent / "secret")
+    (tmp_path / "https.txt").write_bytes(b"named like a scheme")
+    assert outcome("https.txt", at) == b"named like a scheme"
     bad = ["../secret", str(tmp_path.parent / "secret"), f"file://{tmp_path.parent}/secret", "link", "sub", "missing.jpg", "pipe:cat secret"]
     values, failures = collected([index(["sub/a.jpg", *bad])], at)
     assert values == {0: JPEG}
