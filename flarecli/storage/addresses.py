@@ -86,17 +86,27 @@ def parse(url: str) -> Address:
     if match is None or _CONTROL.search(url):
         raise _refused(url)
     scheme, user, host, port, path = match.groups()
-    scheme, host = scheme.lower(), _host(host, url)
-    number = int(port) if port else PORTS[scheme]
-    if not 0 < number < 65536:
-        raise FormatError("the address has a port that cannot be", where=_shown(url))
-    path = path or "/"
-    if not path.startswith("/"):
+    try:
+        start, origin = _server(scheme.lower(), host, port)
+    except FormatError as error:
+        raise FormatError(error.message, where=_shown(url)) from None
+    if not path:
+        path = "/"
+    elif path[0] != "/":
         path = "/" + path
     if _UNQUOTED.search(path):
         path = quote(path, safe=_SAFE, errors="surrogatepass")
-    shown = f":{number}" if number != PORTS[scheme] else ""
-    return Address(f"{scheme}://{host}{shown}{path}", f"{scheme}://{host}:{number}", user or "")
+    return Address(start + path, origin, user or "")
+
+
+@functools.lru_cache(maxsize=4096)
+def _server(scheme: str, host: str, port: str | None) -> tuple[str, str]:
+    """Give a server as it is asked, without a port that goes without saying, and its origin."""
+    host = _host(host)
+    number = int(port) if port else PORTS[scheme]
+    if not 0 < number < 65536:
+        raise FormatError("the address has a port that cannot be")
+    return f"{scheme}://{host}" + (f":{number}" if number != PORTS[scheme] else ""), f"{scheme}://{host}:{number}"
 
 
 def _refused(url: str) -> UnsafeError | FormatError:
@@ -108,7 +118,7 @@ def _refused(url: str) -> UnsafeError | FormatError:
     return FormatError("not an http or https address", where=_shown(url))
 
 
-def _host(host: str, url: str) -> str:
+def _host(host: str) -> str:
     if host.startswith("[") and host.endswith("]"):
         try:
             host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
@@ -123,7 +133,7 @@ def _host(host: str, url: str) -> str:
             host = ""
     host = host.lower()
     if not _HOST.fullmatch(host):
-        raise FormatError("the address has no host", where=_shown(url))
+        raise FormatError("the address has no host")
     return host
 
 

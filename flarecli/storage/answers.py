@@ -59,12 +59,14 @@ class Answer:
         self.status = 0
         self.headers: dict[str, str] = {}
         for line in b"".join(lines).decode("latin-1").split("\r\n"):
+            if line.startswith("HTTP/"):  # 100 Continue and the like have heads of their own
+                code = line.partition(" ")[2][:3]
+                self.status = int(code) if code.isascii() and code.isdigit() else 0
+                self.headers.clear()
+                continue
             name, colon, value = line.partition(":")
             if colon:
                 self.headers[name.lower()] = value.strip()
-            elif line.startswith("HTTP/"):  # 100 Continue and the like have heads of their own
-                self.status = int(line[line.find(" ") + 1 :][:3])
-                self.headers.clear()
 
     def get(self, name: str) -> str:
         """Give a header's value, or an empty text."""

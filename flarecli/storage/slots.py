@@ -151,6 +151,10 @@ class Slot:
         if self._direct == request.private:
             self._set_proxy(request.private)
 
+    def rest(self) -> None:
+        """Forget the transfer: an idle slot holds nobody's bytes."""
+        self.request, self.parts, self.answer = _NOTHING, [], None
+
     def _set_user(self, user: str) -> None:
         self._user = user
         name, _, password = user.partition(":")
@@ -307,6 +311,9 @@ class Slot:
                 return None
             return short(request.total, max(request.stop or 0, request.start + 1))
         return answers.refused(answer, b"".join(parts)[:4096])
+
+
+_NOTHING = Request(Address("", "", ""), lambda request: None)
 
 
 def _large(limit: int) -> Fault:
