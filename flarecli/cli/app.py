@@ -25,7 +25,10 @@ COMMANDS = {
     "cat": "Print rows.",
 }
 _HELP = "Pack, unpack, inspect, verify, list and print sharded datasets, local or remote, without trusting a byte of them."
-_EPILOG = "An option's default can be set in the environment: --shard-size as FLARE_SHARD_SIZE, and so on."
+_EPILOG = """An option's default can be set in the environment: --shard-size as FLARE_SHARD_SIZE, and so on.
+
+Exit codes: 0 done, 1 done and the answer is no, 2 the command line is wrong, 3 cannot reach or write, 4 the bytes are not what
+the format says, 5 refused for safety, 6 a library is missing, 130 interrupted, 143 terminated."""
 _BUG = "This is a bug in flare, not in your data: please report it with what --debug shows."
 _WRONG_LINE: Any = typer.BadParameter.__mro__[2]  # Click's ClickException, wherever this Typer keeps its copy of Click
 

@@ -47,6 +47,8 @@ def command(
 
     JSON lines unless --to says otherwise: bytes as {"bytes": n, "sha256": …}, numbers that are none (NaN, infinity) as null,
     pickles not decoded. What a terminal would act on is escaped, except by --raw, which like Arrow and Parquet refuses a terminal.
+
+    Example: flare cat out/ --where "score > 0.5" -c id,score --head 10
     """
     from flarecli import verbs
 

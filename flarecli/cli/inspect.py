@@ -39,6 +39,8 @@ def command(
     """Say what a dataset is: format, rows, shards, bytes, columns, sums.
 
     Reads headers only, unless --stats or --sample asks for more.
+
+    Example: flare inspect https://host/train/playlist.yaml --field rows
     """
     from flarecli import verbs
 

@@ -57,6 +57,8 @@ def command(
     """Put rows into shards, and fetch what they link to.
 
     SOURCE is an index (.parquet, .csv, .tsv) or any dataset. Prints the address of the playlist, which is written last.
+
+    Example: flare pack photos.parquet out/ --fetch data_url:image --key data_id
     """
     from flarecli import verbs
 

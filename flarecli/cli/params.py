@@ -41,7 +41,7 @@ def pairs(items: Iterable[str], what: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for item in items:
         name, equals, value = item.partition("=")
-        if not (name and equals and value):
+        if not (name and equals):
             raise UsageError(f"{item!r} is not {what}", hint=f"Write it like {what}.")
         if name in found:
             raise UsageError(f"{name!r} is given twice in {what}")

@@ -36,7 +36,10 @@ def command(
     verbose: params.Verbose = False,
     debug: params.Debug = False,
 ) -> None:
-    """Write the playlist of datasets: addresses to YAML."""
+    """Write the playlist of datasets: addresses to YAML.
+
+    Example: flare playlist images=imgs/ labels=lab/ --base https://cdn.host/set > set.yaml
+    """
     from flarecli import verbs
 
     printer = Printer(as_json, quiet, verbose)

@@ -48,6 +48,8 @@ def command(
     """Turn shards back into files, or download what an index links to.
 
     Prints the address of the index that lists the files with the small columns of their rows.
+
+    Example: flare unpack out/playlist.yaml files/
     """
     from flarecli import verbs
 

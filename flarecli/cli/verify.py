@@ -36,6 +36,8 @@ def command(
     """Check that a dataset is whole.
 
     Reads every byte and checks structure and sums. Findings are printed as they come; the last line sums up. Exit 1 if anything is wrong.
+
+    Example: flare verify out/ && echo whole
     """
     from flarecli import verbs
 
