@@ -153,6 +153,8 @@ def private(ip: str, word: str) -> Fault:
     return Fault("unsafe", f"leads to {ip}, {'an' if word[0] in 'aeiou' else 'a'} {word} address", hint=PRIVATE_HINT, error=UnsafeError)
 
 
+# which of these it is depends on when the end of a connection is noticed, so they share their words
+_CUT = ("cut", "the connection ended before the answer was whole", True)
 # libcurl's error codes: kind, what is said, and whether it may pass
 _CODES = {
     1: ("protocol", "the answer is not HTTP", False),
@@ -161,17 +163,17 @@ _CODES = {
     6: ("dns", "the host name is not known", True),
     7: ("connect", "no connection", True),
     8: ("protocol", "the answer is not HTTP", False),
-    16: ("reset", "the connection was reset", True),
-    18: ("cut", "the body was cut short", True),
+    16: _CUT,
+    18: _CUT,
     28: ("timeout", "no connection in time", True),
     35: ("tls", "the TLS handshake failed", True),
-    52: ("cut", "closed without an answer", True),
-    55: ("reset", "the connection was reset", True),
-    56: ("reset", "the connection was reset", True),
+    52: _CUT,
+    55: _CUT,
+    56: _CUT,
     60: ("tls", "the TLS certificate is not trusted", False),
     77: ("tls", "there are no certificates to check TLS with", False),
-    92: ("reset", "the connection was reset", True),
-    95: ("reset", "the connection was reset", True),
+    92: _CUT,
+    95: _CUT,
     97: ("connect", "the proxy refused", True),
 }
 
