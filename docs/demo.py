@@ -64,9 +64,12 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        path = self.path.partition("?")[0].lstrip("/")
         try:
-            data = (self.server.root / self.path.lstrip("/")).read_bytes()
+            data = (self.server.root / path).read_bytes()
         except OSError:
+            data = None
+        if data is None or ".." in path:
             self.answer(404, b"", {})
             return
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
