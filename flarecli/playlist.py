@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from flarecli.hashes import DEFAULT, digest, known
 from flarecli.model import Columns, File, IntArray, Playlist, Stream
 from flarecli.storage import Location, Written
 
-__all__ = ["PLAYLIST", "parse", "read", "text", "write"]
+__all__ = ["PLAYLIST", "faults", "parse", "read", "text", "write"]
 
 PLAYLIST = "playlist.yaml"
 _SIZE_LIMIT = 1 << 30  # bytes; a million chunks take a tenth
@@ -138,7 +139,41 @@ def _scalar(text: str, plain: bool) -> Any:
     return float(text) if _FLOAT.fullmatch(text) and len(text) < 40 else text
 
 
-def _stream(name: str, value: Any, at: Location, line: int) -> Stream:
+def faults(data: bytes, at: Location) -> list[FormatError]:
+    """Find all that is wrong with a playlist, where `parse` raises the first: the YAML's fault, or one for each part of each stream."""
+    out: list[FormatError] = []
+    try:
+        parse(data, at)
+        return out
+    except FormatError as error:
+        first = error
+    try:
+        root = _document(data.decode(), at)
+    except (FormatError, UnicodeDecodeError):
+        return [first]
+    for name, value in root.items() if isinstance(root, _Map) else ():
+        try:
+            headers, urls = _parts(name, value, at, root.lines[name])
+        except FormatError as error:
+            out.append(error)
+            continue
+        out += _not_addresses(name, urls, at, value)
+        for check in _checks(headers, len(urls), at):
+            try:
+                check()
+            except FormatError as error:
+                out.append(error)
+    return out or [first]
+
+
+def _checks(headers: _Map, wanted: int, at: Location) -> list[Callable[[], object]]:
+    counts = [partial(_counts, headers, key, wanted, at) for key in _LISTS]
+    sums = [partial(_texts, headers, key, wanted, at) for key in known() if key in headers]
+    return [*counts, *sums, partial(_format, headers, at), partial(_columns, headers, at), partial(_files, headers, at)]
+
+
+def _parts(name: str, value: Any, at: Location, line: int) -> tuple[_Map, list[Any]]:
+    """Take a stream apart into its headers and its content."""
     if not isinstance(value, _Map):
         raise _fault(at, line, f"stream {name!r:.60} is not a mapping of headers and content")
     for key in value:
@@ -151,20 +186,26 @@ def _stream(name: str, value: Any, at: Location, line: int) -> Stream:
         raise _fault(at, value.lines["headers"], f"the headers of {name!r:.60} are not a mapping")
     if not isinstance(content, list) and content is not None:
         raise _fault(at, value.lines["content"], f"the content of {name!r:.60} is not a list")
-    urls = content or []
+    return headers, content or []
+
+
+def _not_addresses(name: str, urls: list[Any], at: Location, value: _Map) -> Iterator[FormatError]:
     for i, url in enumerate(urls):
         if not isinstance(url, str) or not url:
-            raise _fault(at, value.lines["content"], f"content[{i}] of {name!r:.60} is {url!r:.60}, not an address")
+            yield _fault(at, value.lines["content"], f"content[{i}] of {name!r:.60} is {url!r:.60}, not an address")
+
+
+def _stream(name: str, value: Any, at: Location, line: int) -> Stream:
+    headers, urls = _parts(name, value, at, line)
+    for error in _not_addresses(name, urls, at, value):
+        raise error
     counts = {key: _counts(headers, key, len(urls), at) for key in _LISTS}
     hashes = {key: _texts(headers, key, len(urls), at) for key in known() if key in headers}
-    form = headers.get("format")
-    if form is not None and not isinstance(form, str):
-        raise _fault(at, headers.lines["format"], f"format {form!r:.60} is not text")
     taken = {"format", "columns", "files", *_LISTS, *hashes}
     return Stream(
         name,
         at.folder,
-        form,
+        _format(headers, at),
         urls,
         _columns(headers, at),
         counts["rows"],
@@ -175,6 +216,13 @@ def _stream(name: str, value: Any, at: Location, line: int) -> Stream:
         {key: one for key, one in headers.items() if key not in taken},
         _files(headers, at),
     )
+
+
+def _format(headers: _Map, at: Location) -> str | None:
+    form = headers.get("format")
+    if form is not None and not isinstance(form, str):
+        raise _fault(at, headers.lines["format"], f"format {form!r:.60} is not text")
+    return form
 
 
 def _counts(headers: _Map, key: str, wanted: int, at: Location) -> IntArray:

@@ -11,12 +11,12 @@ from typing import TypeVar
 import numpy as np
 
 from flarecli import formats
-from flarecli.errors import UsageError
-from flarecli.hashes import Sums
+from flarecli.errors import IntegrityError, UsageError
+from flarecli.hashes import Sums, known
 from flarecli.model import Columns, File, Stream
 from flarecli.storage import Location
 
-__all__ = ["filled", "sizes", "summed"]
+__all__ = ["filled", "summed"]
 
 _REMOTE_JOBS = 16  # waiting for a network takes no core
 
@@ -61,36 +61,35 @@ def filled(stream: Stream) -> Stream:
     return replace(stream, rows=rows, sizes=size, columns=columns)
 
 
-def sizes(stream: Stream) -> Stream:
-    """Give a stream with the sizes of its files known; nothing is opened."""
-    size = np.full(len(stream), -1, np.int64) if stream.sizes is None else stream.sizes.copy()
-    order = np.flatnonzero(size < 0).tolist()
-    size[order] = list(_each(lambda i: stream.chunk(i).at.size(), order, stream.at.is_local))
-    return replace(stream, sizes=size)
-
-
 def summed(stream: Stream, names: Sequence[str]) -> Stream:
     """Give a stream with these sums of every chunk and of every file that belongs to none; only what lacks one is read.
 
-    raises  UsageError for an unknown hash
+    raises  UsageError for an unknown hash; IntegrityError if what is read is not what is listed
     """
-    Sums(names)
-    known = {name: list(stream.hashes.get(name) or [""] * len(stream)) for name in names}
-    order = [i for i in range(len(stream)) if not all(values[i] for values in known.values())]
-    for i, sums in zip(order, _each(lambda i: _sums(stream.chunk(i).at, names), order, stream.at.is_local), strict=True):
-        for name, value in sums.hex().items():
-            known[name][i] = value
+    sums = {name: list(stream.hashes.get(name) or [""] * len(stream)) for name in names}
+    order = [i for i in range(len(stream)) if not all(values[i] for values in sums.values())]
+
+    def of_chunk(i: int) -> dict[str, str]:
+        chunk = stream.chunk(i)
+        return _sums(chunk.at, chunk.files[0], names).hex()
+
+    for i, found in zip(order, _each(of_chunk, order, stream.at.is_local), strict=True):
+        for name in names:
+            sums[name][i] = found[name]
     files = {}
     for name, file in stream.files.items():
         if not all(one in file.hashes for one in names):
-            sums = _sums(stream.at.join(name), names)
-            file = File(file.name, sums.size, {**file.hashes, **sums.hex()})
+            whole = _sums(stream.at.join(name), file, names)
+            file = File(file.name, whole.size, {**file.hashes, **{one: whole.hex()[one] for one in names}})
         files[name] = file
-    return replace(stream, hashes={**stream.hashes, **known}, files=files)
+    return replace(stream, hashes={**stream.hashes, **sums}, files=files)
 
 
-def _sums(at: Location, names: Sequence[str]) -> Sums:
-    sums = Sums(names)
+def _sums(at: Location, listed: File, names: Sequence[str]) -> Sums:
+    """Sum a file, and hold it against what is listed of it on the way."""
+    sums = Sums({*names, *(name for name in listed.hashes if name in known())})
     for block in at.blocks():
         sums.update(block)
+    if wrong := sums.differences(listed.hashes):
+        raise IntegrityError(f"{sums.size} bytes fail {', '.join(wrong)}", where=at, hint="Run `flare verify`; a playlist would hide the damage.")
     return sums

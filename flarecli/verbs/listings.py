@@ -74,6 +74,10 @@ class Listing:
         self.used.add(i)
         return self.stream.chunk(i)
 
+    def covers(self, chunk: Chunk) -> bool:
+        """Say whether a shard lies below the folder that it lists."""
+        return str(chunk.at).startswith(f"{self.at.folder}/")
+
     def rest(self) -> list[str]:
         """Name the shards that nobody asked about."""
         return [url for i, url in enumerate(self.stream.urls) if i not in self.used]
@@ -160,12 +164,12 @@ def chunk_tasks(found: Playlist, stream: Stream, beside: Sequence[Listing], quic
             continue
         claims = [Claim(str(found.at), chunk.files[0])] if found.at is not None else []
         problems: list[Finding] = []
-        for listing in beside:
-            other = listing.find(chunk)
+        others = [(listing, listing.find(chunk)) for listing in beside]
+        for listing, other in others:
             if other is not None:
                 claims.append(Claim(str(listing.at), other.files[0]))
                 problems += _differences(found, listing, chunk, other)
-            elif listing.is_claimed:
+            elif listing.is_claimed and listing.covers(chunk) and not any(one for _, one in others):
                 problems.append(Finding(str(listing.at), "listing", f"does not list {chunk.at}, {found.at} does", _HINT))
         raw = max((claim.file.raw_size or 0 for claim in claims), default=0)
         size = chunk.files[0].size

@@ -1,0 +1,267 @@
+"""playlist: addresses to YAML.
+
+sources -> resolve -> rows, sizes and columns from headers, sums from bytes -> addresses as the playlist's place sees them
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import numpy as np
+
+from flarecli import formats
+from flarecli import hashes as sums
+from flarecli.errors import FlareError, UsageError
+from flarecli.model import File, Finding, Playlist, Stream
+from flarecli.names import is_url, redact
+from flarecli.playlist import faults, parse, text
+from flarecli.read import expand, resolve, select_streams
+from flarecli.storage import Guard, Limits, Location, locate
+from flarecli.storage.local import LocalStore
+from flarecli.verbs.fill import filled, summed
+from flarecli.verbs.listings import own_sum
+
+__all__ = ["PlaylistDiff", "check_playlist", "diff_playlists", "playlist"]
+
+_NAMED = re.compile(r"([^/:?=]+)=(.+)", re.DOTALL)
+_RESERVED = ("format", "columns", "rows", "bytes", "raw_bytes", "files", "content")
+
+
+@dataclass(frozen=True, slots=True)
+class PlaylistDiff:
+    """Chunks that the second playlist adds, and that it removes or lists with other rows, bytes or sums."""
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+
+
+def playlist(
+    sources: str | Sequence[str],
+    *,
+    out: str | None = None,
+    format: str | None = None,
+    base: str | None = None,
+    rebase: Sequence[tuple[str, str]] = (),
+    hashes: Sequence[str] = (sums.DEFAULT,),
+    headers: Sequence[tuple[str, str]] = (),
+    open: bool = True,
+    guard: Guard | None = None,
+    limits: Limits | None = None,
+) -> str:
+    """Make the playlist of datasets, and write it to `out` if that is given.
+
+    Addresses are relative to the playlist where they lie beside or below it; to the working folder without `out`.
+
+    sources  addresses; `NAME=ADDRESS` names the stream; those of one name are put behind one another
+    base     the URL that the playlist will have: addresses below it become relative
+    rebase   (OLD, NEW): an address that starts with OLD starts with NEW instead; the first that fits counts
+    hashes   sums to list; bytes are read only for those that nothing lists yet
+    headers  (name, value): more headers for every stream
+    open     False: list what is listed, open no shard and read no bytes
+    return   the YAML
+    raises   UsageError for what makes no playlist, such as a file that lies above it; whatever resolving and reading raise
+    """
+    guard = guard or Guard()
+    for name, _ in headers:
+        if name in (*_RESERVED, *sums.known()):
+            raise UsageError(f"the header {name!r} is flare's own", hint="Choose another name.")
+    sums.Sums(hashes)
+    place = _Place(out, base, rebase, guard)
+    streams = []
+    for name, parts in _grouped([sources] if isinstance(sources, str) else sources, format, guard).items():
+        if open:
+            parts = [summed(filled(part), hashes) for part in parts]
+        streams.append(_joined(name, parts, place, dict(headers)))
+    data = text(Playlist(tuple(streams)))
+    if place.at is not None:
+        place.at.write([data])
+    return data.decode()
+
+
+def _grouped(sources: Sequence[str], format: str | None, guard: Guard) -> dict[str, list[Stream]]:
+    """Resolve the sources: stream name -> its parts, in order."""
+    out: dict[str, list[Stream]] = {}
+    for source in sources:
+        match = None if os.path.lexists(source) else _NAMED.fullmatch(source)
+        found = resolve(expand(match[2] if match else source), format=format, guard=guard)
+        parts = select_streams(found)
+        if match and len(parts) > 1:
+            names = ", ".join(one[0].name for one in parts)
+            raise UsageError(f"{match[1]!r} is one name for the streams {names}", where=redact(match[2]), hint="Leave the name out.")
+        for one in parts:
+            out.setdefault(match[1] if match else one[0].name, []).extend(one)
+    return out
+
+
+class _Place:
+    """Where the playlist will be, and how it calls what it lists."""
+
+    def __init__(self, out: str | None, base: str | None, rebase: Sequence[tuple[str, str]], guard: Guard) -> None:
+        if out is not None and is_url(out) and not out.startswith("file://"):
+            raise UsageError("only local files are written yet", where=redact(out))
+        if out is not None and os.path.isdir(out.removeprefix("file://")):
+            raise UsageError("a folder is there, a file is wanted", where=out)
+        self.at = locate(out, guard) if out is not None else None
+        self._path = os.path.realpath(out.removeprefix("file://")) if out is not None else ""
+        self._folder = os.path.dirname(self._path) if out is not None else os.path.realpath(".")
+        self._base = None if base is None else base.rstrip("/") + "/"
+        self._rebase, self._guard = rebase, guard
+
+    def address(self, at: Location) -> str | None:
+        """Give the address of a file as the playlist says it; None for the playlist itself.
+
+        raises  UsageError for one that readers would refuse, or that carries a secret
+        """
+        if isinstance(at.store, LocalStore):
+            real = os.path.join(at.store.root, at.path)
+            if real == self._path:
+                return None
+            here = os.path.relpath(real, self._folder).replace(os.sep, "/")
+            names = [str(at), here, real]
+        else:
+            here = _without_user(at.path)
+            names = [here]
+        for old, new in self._rebase:
+            if fit := next((name for name in names if name.startswith(old)), None):
+                here = new + fit[len(old) :]
+                break
+        if self._base is not None and here.startswith(self._base):
+            here = here[len(self._base) :]
+        if is_url(here) and redact(here) != here.partition("#")[0]:
+            raise UsageError(
+                "its address carries a secret, which a playlist would keep", where=at, hint="Give --rebase OLD=NEW, or an address without."
+            )
+        if not is_url(here) and (here.startswith("/") or ".." in here.split("/")) and not self._guard.allow_local:
+            hint = "Write the playlist above what it lists, or give --rebase OLD=NEW; readers would need --allow-local."
+            raise UsageError(f"it does not lie below {self._folder}, so a playlist there cannot name it", where=at, hint=hint)
+        return here
+
+
+def _without_user(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, ""))
+
+
+def _joined(name: str, parts: Sequence[Stream], place: _Place, headers: Mapping[str, Any]) -> Stream:
+    """Put the parts of a stream behind one another, with the addresses that the playlist gives them."""
+    first, hint = parts[0], "Give each a NAME= of its own."
+    for part in parts:
+        if part.format != first.format:
+            raise UsageError(f"stream {name!r} would mix {first.format} and {part.format}", where=part.at, hint=hint)
+        if part.columns != first.columns and first.columns is not None and part.columns is not None:
+            raise UsageError(
+                f"it has other columns than what comes before it in stream {name!r}", where=part.at, hint="Give each a NAME= of its own."
+            )
+    listed = [(part, i, url) for part in parts for i in range(len(part)) if (url := place.address(part.chunk(i).at)) is not None]
+    files = {}
+    for part in parts:
+        for own, file in part.files.items():
+            if (url := place.address(part.at.join(own))) is not None:
+                files[url] = replace(file, name=url)
+    common = {key: value for key, value in first.headers.items() if all(part.headers.get(key) == value for part in parts)}
+    known = {key for part in parts for key, values in part.hashes.items() if any(values)}
+    return Stream(
+        name,
+        first.at,
+        first.format,
+        [url for *_, url in listed],
+        first.columns if all(part.columns == first.columns for part in parts) else None,
+        _counts(listed, lambda part: part.rows),
+        _counts(listed, lambda part: part.sizes),
+        {key: [(part.hashes.get(key) or [""] * len(part))[i] for part, i, _ in listed] for key in sorted(known)},
+        _counts(listed, lambda part: part.raw_sizes),
+        {},
+        {**common, **headers},
+        files,
+    )
+
+
+def _counts(listed: Sequence[tuple[Stream, int, str]], of: Callable[[Stream], Any]) -> Any:
+    """Give one count a chunk, -1 where it is not known; None if none is."""
+    counts = [-1 if of(part) is None else int(of(part)[i]) for part, i, _ in listed]
+    return np.array(counts, np.int64) if any(count >= 0 for count in counts) else None
+
+
+def check_playlist(path: str, guard: Guard | None = None) -> list[Finding]:
+    """Say what is wrong with a playlist: every fault that can be told apart, with its line and, for an address, its column.
+
+    raises  MissingError, ReachError if it cannot be read
+    """
+    at = locate(path, guard)
+    data = at.read()
+    out = [Finding(error.where, error.kind, error.message, error.hint) for error in faults(data, at)]
+    if out:
+        return out
+    found = parse(data, at)
+    for stream in found.streams:
+        if stream.format is not None and stream.format not in formats.names():
+            hint = f"Choose one of {', '.join(formats.names())}."
+            out.append(Finding(_line_of(data, at, stream.name, "headers", "format"), "format", f"format {stream.format!r:.60} is not read yet", hint))
+        for i, url in enumerate(stream.urls):
+            try:
+                stream.at.join(url)
+            except FlareError as error:
+                out.append(Finding(_line_of(data, at, stream.name, "content", i), error.kind, error.message, error.hint))
+        for name in stream.files:
+            try:
+                stream.at.join(name)
+            except FlareError as error:
+                out.append(Finding(_line_of(data, at, stream.name, "headers", "files", name), error.kind, error.message, error.hint))
+    _, own, _ = own_sum(found)
+    lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    return out + [replace(one, where=f"{at}:{lines}", hint="Write it again with `flare playlist`.") for one in own]
+
+
+def _line_of(data: bytes, at: Location, *path: str | int) -> str:
+    """Find the line and the column of what lies at a path of names and positions in the YAML."""
+    import yaml
+
+    node: Any = yaml.compose(data.decode(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    mark = node.start_mark
+    for step in path:
+        if isinstance(step, int):
+            node = node.value[step]
+            mark = node.start_mark
+        else:
+            key, node = next(pair for pair in node.value if pair[0].value == step)
+            mark = key.start_mark
+    return f"{at}:{mark.line + 1}:{mark.column + 1}"
+
+
+def diff_playlists(a: str, b: str, guard: Guard | None = None) -> PlaylistDiff:
+    """Compare what two addresses list, chunk by chunk, by stream and address as written.
+
+    return  chunks as `ADDRESS`, or `STREAM: ADDRESS` where there are several streams; of `b` in its order, removed ones of `a`
+    raises  whatever resolving raises
+    """
+    one, two = (dict(_entries(resolve([address], guard=guard)[0])) for address in (a, b))
+    several = len({stream for stream, _ in (*one, *two)}) > 1
+
+    def shown(key: tuple[str, str]) -> str:
+        return f"{key[0]}: {key[1]}" if several else key[1]
+
+    return PlaylistDiff(
+        tuple(shown(key) for key in two if key not in one),
+        tuple(shown(key) for key in one if key not in two),
+        tuple(shown(key) for key, value in two.items() if key in one and _differ(one[key], value)),
+    )
+
+
+def _entries(found: Playlist) -> Iterator[tuple[tuple[str, str], tuple[int | None, File]]]:
+    for stream in found.streams:
+        for i, url in enumerate(stream.urls):
+            chunk = stream.chunk(i)
+            yield (stream.name, url), (chunk.rows, chunk.files[0])
+
+
+def _differ(one: tuple[int | None, File], two: tuple[int | None, File]) -> bool:
+    """Whether two listings of a chunk contradict each other; what only one of them says does not count."""
+    pairs = [(one[0], two[0]), (one[1].size, two[1].size), (one[1].raw_size, two[1].raw_size)]
+    pairs += [(value, two[1].hashes[name]) for name, value in one[1].hashes.items() if name in two[1].hashes]  # type: ignore[misc]
+    return any(mine is not None and other is not None and mine != other for mine, other in pairs)

@@ -1,0 +1,193 @@
+"""playlist: what is written reads back as the same data, names only what readers may follow, and says what is wrong."""
+
+import hashlib
+import shutil
+
+import pytest
+import yaml
+
+from flarecli import read, verbs
+from flarecli.errors import IntegrityError, MissingError, UsageError
+from flarecli.hashes import digest
+from flarecli.storage import Guard
+
+
+def test_a_playlist_of_bare_shards_says_everything_and_reads_as_the_same_rows(plain, tmp_path, monkeypatch, samples):
+    shutil.copytree(plain, tmp_path / "imgs")
+    for name in ("playlist.yaml", "index.json", "failed.jsonl"):
+        (tmp_path / "imgs" / name).unlink()
+    monkeypatch.chdir(tmp_path)
+    text = verbs.playlist("imgs/*.mds", out="set.yaml", hashes=["sha256", "crc32"], headers=[("license", "CC0")])
+    assert (tmp_path / "set.yaml").read_text() == text
+    (name, stream), *_ = yaml.safe_load(text).items()
+    paths = sorted((tmp_path / "imgs").iterdir())
+    assert (name, stream["content"]) == ("data", [f"imgs/{path.name}" for path in paths])
+    headers = stream["headers"]
+    assert headers["rows"] == [10, 10, 10, 5]
+    assert headers["bytes"] == [path.stat().st_size for path in paths]
+    assert headers["sha256"] == [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+    assert headers["columns"] == {"id": "int", "image": "jpeg", "text": "str"}
+    assert (headers["format"], headers["license"], "xxh3_128" in headers) == ("mds", "CC0", False)
+    assert [row["id"] for row in read.open("set.yaml").take(range(35), ["id"]).to_pylist()] == [row["id"] for row in samples]
+    assert list(verbs.verify("set.yaml")) == []
+
+
+def test_named_sources_become_streams_and_unnamed_ones_of_one_name_are_joined(plain, zipped, tmp_path, monkeypatch):
+    shutil.copytree(plain, tmp_path / "a")
+    shutil.copytree(zipped, tmp_path / "b=c")
+    monkeypatch.chdir(tmp_path)
+    text = verbs.playlist(["images=a", "b=c", "a/shard.00000.mds", "images=a/shard.00001.mds"])
+    streams = yaml.safe_load(text)
+    assert list(streams) == ["images", "data"]
+    assert streams["images"]["content"] == [*(f"a/shard.0000{i}.mds" for i in range(4)), "a/shard.00001.mds"]
+    assert streams["data"]["content"][3:] == ["b=c/shard.00003.mds.zstd", "a/shard.00000.mds"]
+    assert streams["data"]["headers"]["raw_bytes"][4] is None
+    assert set(streams["images"]["headers"]["files"]) == {"a/index.json", "a/failed.jsonl"}
+    (tmp_path / "set.yaml").write_text(text)
+    assert list(verbs.verify("set.yaml")) == []
+    assert len(read.open("set.yaml", streams=["images"])) == 45
+
+
+def test_without_opening_only_addresses_are_listed(plain, tmp_path, monkeypatch):
+    monkeypatch.chdir(plain)
+    body = "data:\n  headers:\n    format: mds\n  content:\n    - shard.00002.mds\n    - shard.00003.mds\n"
+    text = verbs.playlist("shard.0000{2..3}.mds", open=False)
+    assert text == f"{body}# flare xxh3_128 {digest(body.encode())}\n"
+
+
+def test_addresses_are_rebased_and_made_relative_to_the_base(plain, monkeypatch):
+    monkeypatch.chdir(plain.parent)
+
+    def content(**options) -> str:
+        return yaml.safe_load(verbs.playlist("out/shard.00000.mds", open=False, **options))["data"]["content"][0]
+
+    assert content() == "out/shard.00000.mds"
+    assert content(base="https://cdn.host/set") == "out/shard.00000.mds"
+    assert content(rebase=[("out/", "https://cdn.host/set/x/")]) == "https://cdn.host/set/x/shard.00000.mds"
+    assert content(rebase=[("nope", "x"), ("out/", "https://cdn.host/set/x/")], base="https://cdn.host/set/") == "x/shard.00000.mds"
+    assert content(rebase=[(f"{plain}/", "y/")]) == "y/shard.00000.mds"
+
+
+def test_a_file_above_the_playlist_is_refused_since_readers_would_refuse_it(plain, tmp_path):
+    with pytest.raises(UsageError) as caught:
+        verbs.playlist(str(plain), out=str(tmp_path / "set.yaml"))
+    assert str(caught.value) == f"{plain}/shard.00000.mds: it does not lie below {tmp_path}, so a playlist there cannot name it"
+    assert not (tmp_path / "set.yaml").exists()
+    verbs.playlist(str(plain), out=str(tmp_path / "set.yaml"), guard=Guard(allow_local=True))
+    assert len(read.open(str(tmp_path / "set.yaml"), guard=Guard(allow_local=True))) == 35
+
+
+def test_plain_files_are_listed_but_not_the_playlist_itself(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    for _ in range(2):
+        text = verbs.playlist(str(tmp_path), out=str(tmp_path / "set.yaml"))
+        assert yaml.safe_load(text)["data"]["content"] == ["a.txt"]
+    assert read.open(str(tmp_path / "set.yaml"))[0] == {"name": "a.txt", "data": b"one"}
+
+
+def test_damage_is_not_hidden_under_a_new_sum(out):
+    path = out / "shard.00001.mds"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(IntegrityError) as caught:
+        verbs.playlist(str(out), hashes=["sha256"], out=str(out / "set.yaml"))
+    assert str(caught.value) == f"{path}: {len(data)} bytes fail sha1, xxh3_128"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hashes": ["sha0"]}, "unknown hash 'sha0'"),
+        ({"headers": [("rows", "1")]}, "the header 'rows' is flare's own"),
+        ({"out": "s3://b/x.yaml"}, "s3://b/x.yaml: only local files are written yet"),
+    ],
+)
+def test_wrong_wishes_are_refused(plain, options, message):
+    with pytest.raises(UsageError) as caught:
+        verbs.playlist(str(plain), **options)
+    assert str(caught.value) == message
+
+
+def test_one_name_for_several_streams_is_refused(out):
+    (out / "set.yaml").write_text("a: {headers: {format: mds}, content: []}\nb: {headers: {format: mds}, content: []}\n")
+    with pytest.raises(UsageError) as caught:
+        verbs.playlist(f"x={out}/set.yaml")
+    assert str(caught.value) == f"{out}/set.yaml: 'x' is one name for the streams a, b"
+
+
+# -- check
+
+
+def test_a_right_playlist_has_no_faults(plain):
+    assert verbs.check_playlist(f"{plain}/playlist.yaml") == []
+
+
+def test_every_fault_is_told_with_its_place(tmp_path):
+    path = tmp_path / "p.yaml"
+    path.write_text(
+        "one:\n  headers:\n    rows: [1]\n    bytes: [a, 2]\n    columns: {x: nope}\n  content: [a, 3]\n"
+        "two: 7\n"
+        "three:\n  headers: {sha1: [12, '']}\n  content: [a, b]\n"
+    )
+    assert [(one.where, one.message) for one in verbs.check_playlist(str(path))] == [
+        (f"{path}:6", "content[1] of 'one' is 3, not an address"),
+        (f"{path}:3", "rows has 1 values, content has 2"),
+        (f"{path}:4", "bytes[0] is 'a', not a count"),
+        (f"{path}:5", "column 'x': unknown encoding 'nope'"),
+        (f"{path}:7", "stream 'two' is not a mapping of headers and content"),
+        (f"{path}:9", "sha1[0] is 12, not text; put it in quotes"),
+    ]
+
+
+def test_addresses_that_readers_refuse_are_told_with_line_and_column(tmp_path):
+    path = tmp_path / "p.yaml"
+    path.write_text(
+        "one:\n  headers: {format: tar, files: {../x: {bytes: 1}}}\n  content:\n    - a\n    - ../../etc/passwd\n    - file:///etc/passwd\n"
+    )
+    found = verbs.check_playlist(str(path))
+    assert [(one.where, one.kind) for one in found] == [
+        (f"{path}:2:13", "format"),
+        (f"{path}:5:7", "unsafe"),
+        (f"{path}:6:7", "unsafe"),
+        (f"{path}:2:34", "unsafe"),
+    ]
+
+
+def test_broken_yaml_and_a_wrong_last_line_are_faults(out):
+    path = out / "playlist.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("rows: [10", "rows: [11"))
+    (one,) = verbs.check_playlist(str(path))
+    assert (one.where, one.message) == (f"{path}:{text.count(chr(10))}", "its last line is not the sum of the lines above")
+    path.write_text(text.replace("rows: [10", "rows: [[10"))
+    (one,) = verbs.check_playlist(str(path))
+    assert one.message.startswith("not valid YAML: ")
+    path.write_bytes(b"\xff")
+    assert [one.message for one in verbs.check_playlist(str(path))] == ["not UTF-8 at byte 0"]
+    with pytest.raises(MissingError):
+        verbs.check_playlist(str(out / "none.yaml"))
+
+
+# -- diff
+
+
+def test_a_difference_names_chunks_added_removed_and_changed(out):
+    old, new = out / "playlist.yaml", out / "new.yaml"
+    text = old.read_text().replace("    - shard.00000.mds\n", "    - other.mds\n").replace("rows: [10, 10", "rows: [10, 9")
+    new.write_text(text)
+    found = verbs.diff_playlists(str(old), str(new))
+    assert (found.added, found.removed, found.changed) == (("other.mds",), ("shard.00000.mds",), ("shard.00001.mds",))
+    same = verbs.diff_playlists(str(out), f"{out}/index.json")  # one says more than the other, and nothing else
+    assert (same.added, same.removed, same.changed) == ((), (), ())
+
+
+def test_chunks_of_several_streams_are_told_with_their_stream(tmp_path):
+    for name, content in (("a", "[x]"), ("b", "[x, y]")):
+        (tmp_path / f"{name}.yaml").write_text(
+            f"one: {{headers: {{format: mds}}, content: {content}}}\ntwo: {{headers: {{format: mds}}, content: []}}\n"
+        )
+    found = verbs.diff_playlists(f"{tmp_path}/a.yaml", f"{tmp_path}/b.yaml")
+    assert found.added == ("y",)
+    (tmp_path / "b.yaml").write_text("one: {headers: {format: mds}, content: [x]}\ntwo: {headers: {format: mds}, content: [x]}\n")
+    assert verbs.diff_playlists(f"{tmp_path}/a.yaml", f"{tmp_path}/b.yaml").added == ("two: x",)
