@@ -39,7 +39,6 @@ class Format(Protocol):
 
     NAME: str
     SUFFIXES: tuple[str, ...]
-    EMPTY_FIRST: bool  # an empty shard comes first where the first row alone is larger than a shard, as the original writes it
 
     def sniff(self, name: str, head: bytes) -> bool: ...
     def open_dataset(self, at: Location) -> Stream: ...

@@ -33,7 +33,6 @@ from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Row,
 from flarecli.storage import Location
 
 __all__ = [
-    "EMPTY_FIRST",
     "NAME",
     "SUFFIXES",
     "arrange",
@@ -49,7 +48,7 @@ __all__ = [
     "write_shard",
 ]
 
-NAME, SUFFIXES, EMPTY_FIRST = "mds", (".mds", *(f".mds.{name}" for name in compress.SUFFIXES)), True
+NAME, SUFFIXES = "mds", (".mds", *(f".mds.{name}" for name in compress.SUFFIXES))
 _FILE_LIMIT = (1 << 32) - 1  # offsets are uint32
 _CONFIG_LIMIT = 1 << 24  # bytes of JSON; thousands of columns take less
 _HEAD = 1 << 16  # bytes of a remote shard that are asked for before its row count is known

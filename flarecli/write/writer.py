@@ -165,11 +165,8 @@ class Writer:
         while start < batch.num_rows:
             room = limit - self._base - self._held_size
             stop = min(int(np.searchsorted(ends, before + room, "right")), start + most - self._held_rows)
-            if stop <= start and not self._held_rows:  # larger than a shard: one of its own
-                if not self._chunks and self._format.EMPTY_FIRST:
-                    self._held.append(batch.slice(0, 0))
-                    self._flush(int(rows[start]))
-                stop = start + 1
+            if stop <= start and not self._held_rows:
+                stop = start + 1  # larger than a shard: one of its own
             if stop > start:
                 self._held.append(batch.slice(start, stop - start))
                 self._held_rows += stop - start

@@ -36,10 +36,10 @@ def pack(path, rows, how=None, **options):
 
 
 def rule(sizes, base, limit):
-    """The original's own rule, one sample at a time: flush when limit < running + size, and be it an empty shard, the very first."""
+    """The original's own rule, one sample at a time: flush when limit < running + size, but never an empty shard."""
     shards, running, count = [], base, 0
     for size in sizes:
-        if limit < running + size:
+        if limit < running + size and count:
             shards.append(count)
             running, count = base, 0
         running += size
