@@ -1,45 +1,35 @@
-"""SQL conditions over batches, by DuckDB: rows stream through in order, and nothing outside the batches is reached.
+"""SQL conditions over batches, by DuckDB: rows stay in order, and nothing outside the batches is reached.
 
-Each query has a connection of its own, on one thread: more would reorder nothing but read ahead without a bound.
+A condition, and a SELECT that looks at one row at a time, run over one batch after another, so that no row is read
+ahead. A SELECT that sorts, groups or counts runs once over all of them, and DuckDB holds what it needs.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
 
-from flarecli.errors import FlareError, UsageError
+from flarecli.errors import UsageError
 
 __all__ = ["select"]
 
 _STATEMENT = re.compile(r"\s*(?:select|with|from)\b", re.IGNORECASE)
 _SETTINGS: dict[str, Any] = {
-    "threads": "1",
+    "threads": "1",  # more would read further ahead, and give rows in another order
     "memory_limit": "1GB",
     "enable_external_access": "false",  # no file, no URL, no extension out of a condition
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "python_enable_replacements": "false",  # no table out of a caller's variables
-    "lock_configuration": "true",
 }
-
-
-class _Source:
-    """The batches as they are pulled; an error of theirs is kept, for DuckDB passes on its text alone."""
-
-    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
-        self._batches = batches
-        self.error: BaseException | None = None
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from self._batches
-        except BaseException as error:
-            self.error = error
-            raise
+_LOCAL = ("SET streaming_buffer_size = '64KB'", "SET lock_configuration = true")
+_ROW_BY_ROW = {"PROJECTION", "FILTER"}
+_POSITION = "position in its batch"  # a column that a condition cannot name by accident
+_HINT = "Write it like \"aes > 4 and lang = 'en'\"."
 
 
 def select(
@@ -47,62 +37,171 @@ def select(
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Keep the rows that a condition is true for, or run a whole `SELECT … FROM dataframe …`.
 
-    schema      of the batches, which are pulled as rows are wanted, a bounded number ahead
+    schema      of the batches; a condition leaves it as it is, a SELECT gives DuckDB's types
+    batches     pulled as rows are wanted: one at a time, but for a SELECT that sorts, groups, counts or limits
     expression  a condition over the columns, such as `aes > 4 AND lang = 'en'`, or one SELECT
     return      the schema of the result, and its rows in the order of the input, `batch_rows` at most in a batch
-    raises      UsageError if it is no condition, or names columns that are not there
+    raises      UsageError if it is neither, if it names columns that are not there, or fails on a row
     """
     import duckdb
 
-    query = expression if _STATEMENT.match(expression) else f"SELECT * FROM dataframe WHERE (\n{expression}\n)"
-    source = _Source(batches)
+    if not expression.strip():
+        raise UsageError("--where is empty", hint=_HINT)
+    _check_names(schema)
+    bare = not _STATEMENT.match(expression)
     con = duckdb.connect(":memory:", config=_SETTINGS)
     try:
+        for setting in _LOCAL:
+            con.execute(setting)
+        query = f'SELECT "{_POSITION}" FROM dataframe WHERE (\n{expression}\n)' if bare else expression
         statements = con.extract_statements(query)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-            raise UsageError("--where takes one condition, or one SELECT", hint="Write it like \"aes > 4 and lang = 'en'\".")
-        con.register("dataframe", pa.RecordBatchReader.from_batches(_plain(schema), source))
-        reader = con.sql(query).to_arrow_reader(batch_rows)
+            raise UsageError("--where takes one condition, or one SELECT", hint=_HINT)
+        con.register("dataframe", _table(_numbered(pa.RecordBatch.from_pylist([], schema)) if bare else schema.empty_table()))
+        steps = _steps(con, query)
+        reads = sum(step.endswith("ARROW_SCAN") for step in steps)
+        if reads > 1:
+            raise UsageError("--where reads the rows more than once", hint="Name them once: WITH d AS MATERIALIZED (SELECT * FROM dataframe) …")
+        if reads == 0 and "EMPTY_RESULT" not in steps:
+            raise UsageError("--where reads no rows of the source", hint="Write SELECT … FROM dataframe …, or a condition.")
+        if bare:
+            return schema, _kept(con, query, batches)
+        result = _result(con.sql(query).to_arrow_table().schema, schema)
+        if all(step in _ROW_BY_ROW or step.endswith("ARROW_SCAN") for step in steps):
+            return result, _each(con, query, batches, result, batch_rows)
+        return result, _all(con, query, _Source(schema, batches), result, batch_rows)
     except duckdb.Error as error:
-        con.close()
         raise _refusal(error, schema) from None
-    result = pa.schema([_with_encoding(field, schema) for field in reader.schema])
-    return result, _rows(con, reader, source, result)
 
 
-def _plain(schema: pa.Schema) -> pa.Schema:
-    return schema.remove_metadata()
+def _check_names(schema: pa.Schema) -> None:
+    """SQL does not tell upper case from lower, so a condition could look at the wrong one of two columns."""
+    seen: dict[str, str] = {}
+    for name in schema.names:
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            raise UsageError(f"--where cannot tell the columns {other!r} and {name!r} apart", hint="Rename one of them in the source.")
 
 
-def _with_encoding(field: pa.Field, schema: pa.Schema) -> pa.Field:
-    """Give a result's field what the source's field of that name says of its encoding."""
-    at = schema.get_field_index(field.name)
-    return field if at < 0 else field.with_metadata(schema.field(at).metadata)
+def _steps(con: Any, query: str) -> list[str]:
+    """Name the operators of a query's plan."""
+    waiting, found = json.loads(con.execute(f"EXPLAIN (FORMAT JSON) {query}").fetchall()[0][1]), []
+    while waiting:
+        step = waiting.pop()
+        found.append(step["name"].strip())
+        waiting.extend(step["children"])
+    return found
 
 
-def _rows(con: Any, reader: pa.RecordBatchReader, source: _Source, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+# -- one batch at a time
+
+
+def _numbered(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.append_column(_POSITION, pa.array(range(batch.num_rows), pa.int32()))
+
+
+def _table(rows: pa.RecordBatch | pa.Table) -> pa.Table:
+    return (rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])).replace_schema_metadata(None)
+
+
+def _kept(con: Any, query: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Take the rows that a condition leaves out of the batches themselves: no type changes on the way."""
+    with con:
+        for batch in batches:
+            positions = _run(con, query, _numbered(batch)).column(0).combine_chunks().sort()
+            if len(positions) == batch.num_rows:
+                yield batch
+            elif len(positions):
+                yield batch.take(positions)
+
+
+def _each(con: Any, query: str, batches: Iterable[pa.RecordBatch], result: pa.Schema, most: int) -> Iterator[pa.RecordBatch]:
+    with con:
+        for batch in batches:
+            for part in _run(con, query, batch).to_batches(most):
+                yield _typed(part, result)
+
+
+def _run(con: Any, query: str, batch: pa.RecordBatch) -> pa.Table:
+    import duckdb
+
+    con.register("dataframe", _table(batch))
     try:
-        for batch in reader:
-            if batch.num_rows:
-                yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
-    except (pa.ArrowException, OSError, RuntimeError) as error:
-        if source.error is not None:
-            raise source.error from None
-        if isinstance(error, FlareError):
+        return con.sql(query).to_arrow_table()
+    except duckdb.Error as error:
+        raise _failure(error) from None
+
+
+# -- all batches at once
+
+
+class _Source:
+    """The batches as DuckDB pulls them; an error of theirs is kept, for DuckDB passes on its text alone."""
+
+    def __init__(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+        self.schema, self._batches = schema, batches
+        self.error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        try:
+            for batch in self._batches:
+                yield batch.replace_schema_metadata(None)
+        except BaseException as error:
+            self.error = error
             raise
-        raise UsageError(f"--where fails on a row: {_line(error)}", hint="Guard it, for example by try_cast.") from None
-    finally:
-        reader.close()
-        con.close()
+
+
+def _all(con: Any, query: str, source: _Source, result: pa.Schema, most: int) -> Iterator[pa.RecordBatch]:
+    import duckdb
+
+    with con:
+        try:
+            con.register("dataframe", pa.RecordBatchReader.from_batches(source.schema.remove_metadata(), source))
+            answer = con.sql(query)
+            read = getattr(answer, "to_arrow_reader", None) or answer.fetch_arrow_reader  # the name before DuckDB 1.5
+            with read(most) as reader:
+                while (batch := next(reader, None)) is not None:
+                    if batch.num_rows:
+                        yield _typed(batch, result)
+        except (duckdb.Error, pa.ArrowException, OSError, RuntimeError) as error:
+            if source.error is not None:
+                raise source.error from None
+            raise _failure(error) from None
+
+
+# -- types and messages
+
+
+def _result(found: pa.Schema, source: pa.Schema) -> pa.Schema:
+    """Give a result's schema: no dictionaries, and a column of the source keeps what its metadata says of its encoding."""
+    fields = []
+    for field in found:
+        if found.names.count(field.name) > 1:
+            raise UsageError(f"--where gives two columns named {field.name!r}", hint="Rename one of them: SELECT … AS name.")
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        at = source.get_field_index(field.name)
+        fields.append(pa.field(field.name, kind, metadata=source.field(at).metadata if at >= 0 else None))
+    return pa.schema(fields)
+
+
+def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    arrays = [column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in batch.columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _refusal(error: Exception, schema: pa.Schema) -> UsageError:
-    text = _line(error)
-    hint = f"Choose from the columns {', '.join(schema.names)}." if "column" in text.lower() else "Write it like \"aes > 4 and lang = 'en'\"."
-    return UsageError(f"--where: {text}", hint=hint)
+    line = _line(error)
+    missing = re.search(r'[Rr]eferenced column "(.+?)"', line)
+    if missing:
+        return UsageError(f"--where: no column {missing[1]!r}", hint=f"Choose from {', '.join(schema.names)}.")
+    return UsageError(f"--where: {line}", hint=_HINT)
+
+
+def _failure(error: Exception) -> UsageError:
+    return UsageError(f"--where fails on a row: {_line(error)}", hint="Guard it, for example by try_cast.")
 
 
 def _line(error: Exception) -> str:
     """Give the first line of DuckDB's message, without the name of its kind."""
-    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return re.sub(r"^(?:\w+ )?(?:Error|Exception): ", "", line)[:200]
+    text = str(error).strip() or type(error).__name__
+    return re.sub(r"^(?:[A-Z][\w ]* )?(?:Error|Exception): ", "", text.splitlines()[0])[:200]

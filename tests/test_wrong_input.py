@@ -66,9 +66,10 @@ def test_duplicate_columns(here, capfd):
 def test_ragged_csv(here, capfd):
     (here / "ragged.csv").write_text("a,b\n1,2\n3\n")
     hint = "Quote fields that hold a separator or a newline."
-    wrong(capfd, "pack ragged.csv out", 4, "ragged.csv: record 3 has 1 fields, the header has 2", hint)
+    wrong(capfd, "pack ragged.csv out", 4, "ragged.csv: line 3 has 1 field, the header has 2", hint)
     (here / "open.csv").write_text('a,b\n1,"2\n3,4\n')
-    wrong(capfd, "pack open.csv out", 4, "open.csv: a quote is never closed", 'Double each quote inside a value: "".')
+    quotes = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
+    wrong(capfd, "pack open.csv out", 4, "open.csv: line 2: a quote is opened and never closed", quotes)
 
 
 def test_empty_index(here, capfd):
@@ -138,7 +139,7 @@ def test_a_value_that_does_not_fit_is_listed_when_asked(here, capfd):
 
 def test_text_that_is_not_utf8(here, capfd):
     (here / "latin.csv").write_bytes(b"a,b\n1,caf\xe9\n")
-    wrong(capfd, "pack latin.csv out", 4, "latin.csv: not UTF-8 at byte 9, in line 2", "Save it as UTF-8 text.")
+    wrong(capfd, "pack latin.csv out", 4, "latin.csv: line 2: byte 9 is not UTF-8", "Save it as UTF-8 text.")
     text = pa.Array.from_buffers(pa.string(), 2, pa.array([b"ok", b"\xff\xfe"]).buffers())
     pq.write_table(pa.Table.from_arrays([text], names=["t"]), "latin.parquet")
     wrong(capfd, "pack latin.parquet out", 4, "latin.parquet[1]: t is not UTF-8", SKIP)

@@ -18,6 +18,7 @@ from flarecli.storage import Guard, Location, locate
 __all__ = ["Index", "is_index", "open_index"]
 
 _READ = (".parquet", ".csv", ".tsv")
+_SAME = "Pack them one by one, or read what differs as text: --encode COL=str."
 
 
 class Part(Protocol):
@@ -55,8 +56,12 @@ class Index:
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Give the rows in order, file after file, only the columns asked for, 8,192 at most in a batch.
 
-        raises  FormatError naming file and place for bytes that are not the format, or if there is no row at all
+        raises  UsageError for a column that is not there; FormatError naming file and place for bytes that are not
+                the format, or if there is no row at all
         """
+        for name in columns or ():
+            if name not in self.schema.names:
+                raise UsageError(f"no column {name!r}", where=self.address, hint=f"Choose from {', '.join(self.schema.names)}.")
         rows = 0
         for part in self.parts:
             for batch in part.batches(columns):
@@ -94,7 +99,7 @@ def open_index(address: str | Sequence[str], *, guard: Guard | None = None, text
     first = parts[0]
     for part in parts[1:]:
         if part.schema != first.schema:
-            raise FormatError(f"its columns are not those of {first.at}: {_difference(first.schema, part.schema)}", where=part.at)
+            raise FormatError(f"its columns are not those of {first.at}: {_difference(first.schema, part.schema)}", where=part.at, hint=_SAME)
     rows = [part.rows for part in parts]
     total = None if None in rows else sum(count or 0 for count in rows)
     if total == 0:
@@ -111,11 +116,6 @@ def _opened(address: str, guard: Guard | None, text: Collection[str]) -> Part:
         part = Delimited(at, "," if name.endswith(".csv") else "\t", text)
     else:
         raise UsageError("not an index that is read", where=at, hint=f"Name one of {', '.join(_READ)}.")
-    for column in part.schema.names:
-        if part.schema.names.count(column) > 1:
-            raise FormatError(f"duplicate column {column!r}", where=at, hint="Rename one of them in the index.")
-    if not part.schema.names:
-        raise FormatError("the index has no columns", where=at)
     return part
 
 

@@ -1,4 +1,7 @@
-"""Parquet: read a column chunk at a time through a small buffer, only the columns asked for, page sums checked."""
+"""Parquet: row group by row group through a small buffer, only the columns asked for, page sums checked.
+
+Memory holds one batch and a megabyte of each column, however large the file, its row groups or its values are.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,16 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flarecli.ingest.source import LocationFile, arrow_errors
+from flarecli.errors import FormatError
+from flarecli.ingest.source import LocationFile, arrow_errors, check_columns
 from flarecli.storage import Location
 
 __all__ = ["Parquet"]
 
+_MAGIC = b"PAR1"
 _ROWS, _BATCH_BYTES = 8192, 16 << 20
-_BUFFER = 1 << 20  # bytes of each column chunk that are read at once: a row group may be larger than memory
+_BUFFER = 1 << 20  # bytes of each column chunk that are read at once
+_PROBE = 64  # rows; what a dictionary holds once may stand in every row, and only decoding tells
 
 
 class Parquet:
@@ -22,39 +28,76 @@ class Parquet:
     def __init__(self, at: Location) -> None:
         self.at = at
         file = LocationFile(at)
+        _check_magic(at, file)
         with arrow_errors(at, file, "parquet"):
-            opened = self._open(file)
-            metadata = opened.metadata
-            self.rows: int = metadata.num_rows
-            fields = [_unwrapped(field) for field in opened.schema_arrow]
-        self.schema = pa.schema(fields)
-        heaviest = max(
-            (metadata.row_group(i).total_byte_size // max(1, metadata.row_group(i).num_rows) for i in range(min(metadata.num_row_groups, 64))),
-            default=0,
-        )
-        self._step = max(1, min(_ROWS, _BATCH_BYTES // max(1, heaviest)))
-
-    @staticmethod
-    def _open(file: LocationFile) -> pq.ParquetFile:
-        return pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True)
+            opened = _open(file)
+            self.rows: int = opened.metadata.num_rows
+            schema = opened.schema_arrow
+        check_columns(schema.names, at)
+        self.schema = pa.schema([pa.field(field.name, _plain(field.type)) for field in schema])  # its metadata says nothing about encodings
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Give the rows in order; the sum of each page is checked where the file has sums."""
+        """Give the rows in order; the sum of each page is checked where the file has sums.
+
+        Text is as the file has it: parquet does not promise UTF-8, so whoever uses a value checks it.
+
+        raises  FormatError for bytes that are not what the footer says
+        """
         file = LocationFile(self.at)
-        schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
+        names = self.schema.names if columns is None else list(columns)
+        schema = pa.schema([self.schema.field(name) for name in names])
         with arrow_errors(self.at, file, "parquet"):
-            batches = self._open(file).iter_batches(self._step, columns=None if columns is None else list(columns), use_threads=False)
+            opened = _open(file)
+            batches = opened.iter_batches(_rows_at_once(opened, names), columns=names, use_threads=False)
+        row = 0
         while True:
             with arrow_errors(self.at, file, "parquet"):
                 batch = next(batches, None)
                 if batch is None:
-                    return
-                arrays = [batch.column(field.name) for field in schema]
-                arrays = [array.dictionary_decode() if pa.types.is_dictionary(array.type) else array for array in arrays]
-                batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+                    break
+                batch = pa.RecordBatch.from_arrays([_converted(batch.column(field.name), field.type) for field in schema], schema=schema)
+            row += batch.num_rows
             yield batch
+        if row != self.rows:
+            raise FormatError(f"holds {row} rows, its footer says {self.rows}", where=self.at)
 
 
-def _unwrapped(field: pa.Field) -> pa.Field:
-    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-    return pa.field(field.name, kind)  # metadata of a foreign file says nothing about encodings
+def _check_magic(at: Location, file: LocationFile) -> None:
+    size = at.size()
+    if size < 12 or at.read(0, 4) != _MAGIC:
+        raise FormatError("not parquet: it does not begin with PAR1", where=at)
+    end = at.read(size - 4, size)
+    if end == b"PARE":
+        raise FormatError("the parquet file is encrypted", where=at, hint="Decrypt it first.")
+    if end != _MAGIC:
+        raise FormatError("not whole parquet: it does not end with PAR1", where=at, hint="The file was cut short; fetch it again.")
+
+
+def _open(file: LocationFile) -> pq.ParquetFile:
+    return pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True)
+
+
+def _rows_at_once(opened: pq.ParquetFile, names: Sequence[str]) -> int:
+    """Give how many rows make a batch: 8,192, or fewer that fill 16 MB."""
+    metadata = opened.metadata
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    widest = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
+    first = next(opened.iter_batches(_PROBE, columns=list(names), use_threads=False), None)
+    if first is not None and first.num_rows:
+        widest = max(widest, sum(_converted(column, _plain(column.type)).nbytes for column in first.columns) // first.num_rows)
+    return int(max(1, min(_ROWS, _BATCH_BYTES // max(1, widest))))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Give the type without what is only a way to store it."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _plain(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
+
+
+def _converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    array = array.storage if isinstance(array, pa.ExtensionArray) else array
+    array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    return array if array.type == kind else array.cast(kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from flarecli.errors import FlareError, FormatError
 from flarecli.names import redact_text
 from flarecli.storage import Location
 
-__all__ = ["LocationFile", "arrow_errors"]
+__all__ = ["LocationFile", "arrow_errors", "check_columns"]
 
 
 class LocationFile(io.RawIOBase):
@@ -67,3 +67,14 @@ def arrow_errors(at: Location, file: LocationFile, what: str) -> Iterator[None]:
             raise file.error from None
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise FormatError(f"not valid {what}: {redact_text(lines[0] if lines else type(error).__name__)[:200]}", where=at) from None
+
+
+def check_columns(names: Sequence[str], at: Location) -> None:
+    """Raise FormatError if two columns have one name, or if there is no column."""
+    if not names:
+        raise FormatError("the index has no columns", where=at)
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise FormatError(f"duplicate column {name!r}", where=at, hint="Rename one of them in the index.")
+        seen.add(name)

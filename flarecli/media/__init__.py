@@ -15,6 +15,7 @@ _EXTENSIONS = {
     "tiff": ("tif", "tiff"),
     "bmp": ("bmp",),
     "avif": ("avif",),
+    "heic": ("heic", "heif"),
     "mp4": ("mp4", "m4v"),
     "m4a": ("m4a",),
     "mov": ("mov",),
@@ -43,20 +44,21 @@ _STARTS = (
     (b"GIF89a", "gif"),
     (b"II*\0", "tiff"),
     (b"MM\0*", "tiff"),
-    (b"BM", "bmp"),
     (b"\x1aE\xdf\xa3", "mkv"),
     (b"fLaC", "flac"),
     (b"ID3", "mp3"),
     (b"OggS", "ogg"),
     (b"\x93NUMPY", "npy"),
     (b"PK\x03\x04", "zip"),
-    (b"\x1f\x8b", "gzip"),
+    (b"\x1f\x8b\x08", "gzip"),
     (b"\x28\xb5\x2f\xfd", "zstd"),
     (b"%PDF-", "pdf"),
 )
-_BRANDS = {b"avif": "avif", b"avis": "avif", b"qt  ": "mov", b"M4A ": "m4a", b"M4B ": "m4a"}
+_BMP_HEADERS = [size.to_bytes(4, "little") for size in (12, 40, 52, 56, 64, 108, 124)]
+_BRANDS = {b"avif": "avif", b"avis": "avif", b"heic": "heic", b"heix": "heic", b"qt  ": "mov", b"M4A ": "m4a", b"M4B ": "m4a"}
+_COMMENT = re.compile(rb"(?:<!--.*?-->\s*)+", re.DOTALL)
 _HTML = re.compile(rb"<(?:!doctype\s+html|html|head|body|title|script|meta|h1)[\s>]", re.IGNORECASE)
-_XML = re.compile(rb"<(?:\?xml|svg|error|rss|feed)[\s>]", re.IGNORECASE)
+_XML = re.compile(rb"<(?:(?:\?xml|svg|error|rss|feed)[\s>]|[a-z_][\w:.-]*\s[^<>]*xmlns)", re.IGNORECASE)
 
 
 def sniff(head: bytes) -> str | None:
@@ -66,20 +68,34 @@ def sniff(head: bytes) -> str | None:
     """
     for start, kind in _STARTS:
         if head.startswith(start):
-            if kind == "mkv" and b"webm" in head[:64]:
-                return "webm"
-            return kind
+            return _container(kind, head)
     if head[:4] == b"RIFF":
         return {b"WEBP": "webp", b"WAVE": "wav"}.get(head[8:12])
     if head[4:8] == b"ftyp":
-        return _BRANDS.get(head[8:12], "mp4")
-    if len(head) >= 2 and head[0] == 0xFF and head[1] & 0xE6 == 0xE2:  # an MPEG audio frame, layer III
+        brands = [head[8:12], *(head[at : at + 4] for at in range(16, min(int.from_bytes(head[:4]), 64), 4))]
+        return next((_BRANDS[brand] for brand in brands if brand in _BRANDS), "mp4")
+    if head[:2] == b"BM" and head[6:10] == bytes(4) and head[14:18] in _BMP_HEADERS:
+        return "bmp"
+    if len(head) > 2 and head[0] == 0xFF and head[1] & 0xE6 == 0xE2 and head[2] >> 4 != 15 and head[2] & 12 != 12:  # an MPEG audio frame, layer III
         return "mp3"
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:256]
+    return _markup(head)
+
+
+def _container(kind: str, head: bytes) -> str:
+    """Tell a container by what it holds first."""
+    if kind == "mkv" and b"webm" in head[:64]:
+        return "webm"
+    if kind == "zip" and head[30 : 30 + int.from_bytes(head[26:28], "little")].endswith(b".npy"):
+        return "npz"
+    return kind
+
+
+def _markup(head: bytes) -> str | None:
+    text = _COMMENT.sub(b"", head.removeprefix(b"\xef\xbb\xbf").lstrip(), count=1)
     if _HTML.match(text):
         return "html"
     if _XML.match(text):
-        return "html" if b"<html" in head.lower() or b"<!doctype html" in head.lower() else "xml"
+        return "html" if b"<html" in text.lower() or b"<!doctype html" in text.lower() else "xml"
     return None
 
 

@@ -1,0 +1,212 @@
+"""CSV and TSV against the csv module of the standard library and against pandas' rules; then what no table may hold."""
+
+import csv
+import io
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flarecli.errors import FormatError
+from flarecli.ingest import delimited, open_index
+from flarecli.ingest.text import CheckedText, line_of
+from flarecli.storage import Location
+from flarecli.storage.memory import MemoryStore
+
+QUOTES = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
+UTF8 = "Save it as UTF-8 text."
+FIELD = st.text(st.sampled_from('a1",\t \r\né\U0001f600'), max_size=6)
+
+
+def index(tmp_path, data: bytes | str, name: str = "x.csv", **options):
+    path = tmp_path / name
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return open_index(str(path), **options)
+
+
+def rows_of(found, columns=None) -> list[dict]:
+    return [row for batch in found.batches(columns) for row in batch.to_pylist()]
+
+
+def refusal(tmp_path, data: bytes | str, name: str = "x.csv") -> tuple[str, str]:
+    with pytest.raises(FormatError) as caught:
+        list(index(tmp_path, data, name).batches())
+    return str(caught.value).removeprefix(f"{tmp_path}/"), caught.value.hint
+
+
+def test_columns_of_numbers_are_numbers_and_the_rest_is_text(tmp_path):
+    found = index(tmp_path, "id,url,score,ok,when\n1,http://h/a,0.5,true,2024-01-01\n-2,,1e3,False,\n,x,,,y\n")
+    assert {field.name: str(field.type) for field in found.schema} == {
+        "id": "int64",
+        "url": "string",
+        "score": "double",
+        "ok": "bool",
+        "when": "string",
+    }
+    assert found.rows is None
+    assert rows_of(found) == [
+        {"id": 1, "url": "http://h/a", "score": 0.5, "ok": True, "when": "2024-01-01"},
+        {"id": -2, "url": "", "score": 1000.0, "ok": False, "when": ""},
+        {"id": None, "url": "x", "score": None, "ok": None, "when": "y"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["1", "-9223372036854775808"], "int64"),
+        (["1", "9223372036854775808"], "string"),
+        (["1.5", "12345678901234567"], "string"),
+        (["007"], "string"),
+        (["00.5"], "string"),
+        (["0.5", "-0.25", ".5", "1.", "1e5"], "double"),
+        (["nan", "-inf", "1"], "double"),
+        (["0x10"], "string"),
+        (["-0"], "double"),
+        (["+5"], "double"),
+        (["1", "true"], "string"),
+        (["true", "FALSE"], "bool"),
+        (["NA", "1"], "string"),
+        ([""], "string"),
+        (["1_000"], "string"),
+        ([" 1"], "string"),
+        (["٣"], "string"),
+    ],
+)
+def test_a_number_is_what_gives_its_text_back(tmp_path, values, kind):
+    found = index(tmp_path, "v,x\n" + "".join(f"{value},x\n" for value in values))
+    assert str(found.schema.field("v").type) == kind
+    if kind == "string":
+        assert [row["v"] for row in rows_of(found)] == values
+
+
+def test_columns_named_as_text_are_text(tmp_path):
+    found = index(tmp_path, "id,n\n1,2\n", text=("id", "elsewhere"))
+    assert rows_of(found) == [{"id": "1", "n": 2}]
+
+
+def test_only_the_columns_asked_for_are_given_in_the_order_asked(tmp_path):
+    found = index(tmp_path, "a,b,c\n1,2,3\n")
+    (batch,) = found.batches(["c", "a"])
+    assert (batch.schema.names, batch.to_pylist()) == (["c", "a"], [{"c": 3, "a": 1}])
+
+
+def test_tabs_separate_in_tsv_and_commas_do_not(tmp_path):
+    assert rows_of(index(tmp_path, 'a\tb\nx,y\t"1\t2"\n', "x.tsv")) == [{"a": "x,y", "b": "1\t2"}]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_any_line_end_and_a_byte_order_mark_are_read(tmp_path, end, mark):
+    assert rows_of(index(tmp_path, f'{mark}"a",b{end}1,"x{end}y"{end}{end}2,z')) == [{"a": 1, "b": f"x{end}y"}, {"a": 2, "b": "z"}]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.data(),
+    st.integers(1, 4),
+    st.sampled_from([",", "\t"]),
+    st.sampled_from([("\r\n", csv.QUOTE_MINIMAL), ("\r\n", csv.QUOTE_ALL), ("\n", csv.QUOTE_ALL)]),
+)
+def test_what_the_csv_module_writes_is_read_as_it_reads_it(tmp_path_factory, data, columns, delimiter, style):
+    rows = data.draw(st.lists(st.lists(FIELD, min_size=columns, max_size=columns), min_size=1, max_size=6))
+    out = io.StringIO()
+    names = [f"c{i}" for i in range(columns)]
+    csv.writer(out, delimiter=delimiter, lineterminator=style[0], quoting=style[1]).writerows([names, *rows])
+    found = index(tmp_path_factory.mktemp("csv"), out.getvalue(), "x.csv" if delimiter == "," else "x.tsv", text=names)
+    assert [list(row.values()) for row in rows_of(found)] == rows
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(st.sampled_from('a",\n\r '), max_size=30), st.integers(1, 9))
+def test_quotes_are_refused_exactly_where_the_grammar_ends_whatever_the_blocks(text, block):
+    """The grammar is RFC 4180's, as a machine of four states that looks at one character after another."""
+    state, line, stray, opened = "start", 1, None, 0
+    for i, c in enumerate(text):
+        if state == "quoted":
+            state = "closed" if c == '"' else "quoted"
+        elif c in ",\n\r":
+            state = "start"
+        elif c == '"' and state in ("start", "closed"):
+            opened, state = (line if state == "start" else opened), "quoted"
+        elif state == "closed" or c == '"':
+            stray = line
+            break
+        else:
+            state = "plain"
+        line += c == "\n" or (c == "\r" and text[i + 1 : i + 2] != "\n")
+    file = CheckedText(Location(MemoryStore({"x": text.encode()}), "x"), ",")
+    caught = None
+    try:
+        while file.read(block):
+            pass
+    except FormatError as error:
+        caught = error.message
+    if stray is not None:
+        wanted = f"line {stray}: a quote inside a field"
+    else:
+        wanted = f"line {opened}: a quote is opened and never closed" if state == "quoted" else None
+    if "\r" in text and caught and wanted:  # a block may end between CR and LF: then a line is counted twice
+        caught, wanted = caught.split(":")[1], wanted.split(":")[1]
+    assert caught == wanted
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(FIELD, st.booleans()), min_size=1, max_size=8))
+def test_a_record_is_found_in_the_line_it_starts_in(fields):
+    text, starts, lines = "", [], 1
+    for field, blank in fields:
+        if blank:
+            text, lines = text + "\n", lines + 1
+        starts.append(lines)
+        record = '"' + field.replace('"', '""') + '"\n'
+        text, lines = text + record, lines + len(io.StringIO(record, newline="").readlines())
+    at = Location(MemoryStore({"x": text.encode()}), "x")
+    assert [line_of(at, i + 1) for i in range(len(fields))] == starts
+
+
+@pytest.mark.parametrize(
+    ("data", "message", "hint"),
+    [
+        (b"", "an empty file", ""),
+        (b"\n\n", "no header, or no line end after it", "Give it a header that names the columns."),
+        (b"a,b\n", "the index has no rows", ""),
+        (b"a,b,a\n1,2,3\n", "duplicate column 'a'", "Rename one of them in the index."),
+        (b"a,b,c\n1,2,3\n4,5\n", "line 3 has 2 fields, the header has 3", "Quote fields that hold a separator or a newline."),
+        (b'a,b\n\n"x\ny",1\n\n2\n', "line 6 has 1 field, the header has 2", "Quote fields that hold a separator or a newline."),
+        (b"a,b\n1,2\n3,caf\xe9\n", "line 3: byte 13 is not UTF-8", UTF8),
+        (b"\xff\xfea\0,\0b\0", "line 1: byte 0 is not UTF-8", UTF8),
+        (b"a,b\n1,2\0\n", "line 2: byte 7 is NUL", UTF8),
+        (b"a,b\n1,caf\xc3", "line 2: byte 9 is not UTF-8", UTF8),
+        (b'a,b\n1,5" pipe\n', "line 2: a quote inside a field", QUOTES),
+        (b'a,b\n"x" ,1\n', "line 2: a quote inside a field", QUOTES),
+        (b'a,b\n1,"x\n2,y\n3,"z"\n', "line 4: a quote inside a field", QUOTES),
+        (b'a,b\n1,2\n1,"x\n2,y\n', "line 3: a quote is opened and never closed", QUOTES),
+    ],
+)
+def test_what_is_no_table_is_named_with_its_line(tmp_path, data, message, hint):
+    assert refusal(tmp_path, data) == (f"x.csv: {message}", hint)
+
+
+def test_places_are_right_behind_the_first_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(delimited, "_BLOCK", 4096)
+    rows = b"".join(b"%d,%d.5,text\n" % (n, n) for n in range(10_000))
+    head = b"id,score,note\n"
+    for damage, message, hint in [
+        (b"7,1.5\n", "line 10002 has 2 fields, the header has 3", "Quote fields that hold a separator or a newline."),
+        (b"x,1.5,y\n", "line 10002: column 'id' holds 'x', the column is integers", "Give --encode id=str to read it as text."),
+        (b"007,1.5,y\n", "line 10002: column 'id' holds '007', the column is integers", "Give --encode id=str to read it as text."),
+        (b"7,fast,y\n", "line 10002: column 'score' holds 'fast', the column is numbers", "Give --encode score=str to read it as text."),
+        (b'7,1,"y\n', "line 10002: a quote is opened and never closed", QUOTES),
+        (b"7,1,\xff\n", f"line 10002: byte {len(head + rows) + 4} is not UTF-8", UTF8),
+        (b"7,1," + b"y" * 9000 + b"\n", "a record is longer than 4.1 kB", "Look for a quote that is never closed."),
+    ]:
+        assert refusal(tmp_path, head + rows + damage + b"8,1.5,z\n") == (f"x.csv: {message}", hint)
+
+
+def test_all_blocks_are_read_and_no_batch_is_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(delimited, "_BLOCK", 1 << 17)
+    data = "id,text\n" + "".join(f'{n},"a\n{n}"\n' for n in range(30_000))
+    batches = list(index(tmp_path, data).batches())
+    assert max(batch.num_rows for batch in batches) <= 8192
+    assert [row for batch in batches for row in batch.to_pylist()] == [{"id": n, "text": f"a\n{n}"} for n in range(30_000)]

@@ -1,0 +1,136 @@
+"""Several files as one index; what an index says of itself; what it refuses."""
+
+import pickle
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+
+from flarecli.errors import FormatError, MissingError, UnsafeError, UsageError
+from flarecli.ingest import is_index, open_index
+
+
+def rows_of(found, columns=None) -> list[dict]:
+    return [row for batch in found.batches(columns) for row in batch.to_pylist()]
+
+
+def test_files_of_one_kind_follow_each_other(tmp_path):
+    for part in range(3):
+        pq.write_table(pa.table({"n": [part * 2, part * 2 + 1], "t": ["a", "b"]}), tmp_path / f"{part}.parquet")
+    found = open_index([str(tmp_path / f"{part}.parquet") for part in (2, 0, 1)])
+    assert (found.rows, found.is_local, str(found.at)) == (6, True, str(tmp_path))
+    assert [row["n"] for row in rows_of(found, ["n"])] == [4, 5, 0, 1, 2, 3]
+
+
+def test_what_pandas_writes_is_read_as_it_was(tmp_path):
+    """The texts are what pandas 2 and 3 write for a frame with a null, by `to_csv()` and `to_csv(sep="\\t", index=False)`."""
+    rows = [
+        {"id": 3, "url": "http://h/a,b", "score": 0.1},
+        {"id": 1, "url": 'say "x"', "score": 1e-300},
+        {"id": 2, "url": "two\nlines", "score": None},
+    ]
+    (tmp_path / "x.csv").write_text(',id,url,score\n0,3,"http://h/a,b",0.1\n1,1,"say ""x""",1e-300\n2,2,"two\nlines",\n')
+    (tmp_path / "x.tsv").write_text('id\turl\tscore\n3\thttp://h/a,b\t0.1\n1\t"say ""x"""\t1e-300\n2\t"two\nlines"\t\n')
+    assert rows_of(open_index(str(tmp_path / "x.csv"))) == [{"": n} | row for n, row in enumerate(rows)]
+    assert rows_of(open_index(str(tmp_path / "x.csv")), list(rows[0])) == rows
+    assert rows_of(open_index(str(tmp_path / "x.tsv"))) == rows
+
+
+def test_the_sum_is_over_the_bytes_of_all_files(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"a\n1\n")
+    (tmp_path / "b.csv").write_bytes(b"a\n2\n")
+    assert open_index([str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]).sum() == xxhash.xxh3_128_hexdigest(b"a\n1\na\n2\n")
+
+
+def test_an_index_pickles(tmp_path):
+    pq.write_table(pa.table({"n": [1]}), tmp_path / "x.parquet")
+    (tmp_path / "x.csv").write_text("n\n1\n")
+    for name in ("x.parquet", "x.csv"):
+        assert rows_of(pickle.loads(pickle.dumps(open_index(str(tmp_path / name))))) == [{"n": 1}]
+
+
+@pytest.mark.parametrize(
+    ("address", "answer"),
+    [
+        ("x.parquet", True),
+        ("X.CSV", True),
+        ("https://h/x.tsv?sig=1", True),
+        ("x.mds", False),
+        ("x", False),
+        ("folder/", False),
+        ("x.parquet/", False),
+    ],
+)
+def test_a_name_says_whether_it_is_an_index(address, answer):
+    assert is_index(address) is answer
+
+
+def test_nothing_there_is_missing(tmp_path):
+    for name in ("x.parquet", "x.csv", "no/x.tsv"):
+        with pytest.raises(MissingError) as caught:
+            open_index(str(tmp_path / name))
+        assert (str(caught.value), caught.value.exit_code) == (f"{tmp_path / name}: no such file or folder", 3)
+
+
+@pytest.mark.parametrize(
+    ("files", "message", "hint"),
+    [
+        ({"a.parquet": pa.table({"n": pa.array([], pa.int64())})}, "a.parquet: the index has no rows", ""),
+        ({"a.csv": b"n,t\n"}, "a.csv: the index has no rows", ""),
+        (
+            {"a.csv": b"n,t\n1,2\n", "b.csv": b"n\n1\n"},
+            "b.csv: its columns are not those of a.csv: 't' is missing",
+            "Pack them one by one, or read what differs as text: --encode COL=str.",
+        ),
+        (
+            {"a.csv": b"n\n1\n", "b.csv": b"n\n1.5\n"},
+            "b.csv: its columns are not those of a.csv: 'n' is double, not int64",
+            "Pack them one by one, or read what differs as text: --encode COL=str.",
+        ),
+        (
+            {"a.csv": b"n\n1\n", "b.csv": b"n,t\n1,2\n"},
+            "b.csv: its columns are not those of a.csv: 't' is new",
+            "Pack them one by one, or read what differs as text: --encode COL=str.",
+        ),
+        (
+            {"a.csv": b"n,t\n1,2\n", "b.csv": b"t,n\n1,2\n"},
+            "b.csv: its columns are not those of a.csv: another order",
+            "Pack them one by one, or read what differs as text: --encode COL=str.",
+        ),
+    ],
+)
+def test_what_makes_no_index_is_said_in_one_line(tmp_path, files, message, hint):
+    for name, content in files.items():
+        if isinstance(content, pa.Table):
+            pq.write_table(content, tmp_path / name)
+        else:
+            (tmp_path / name).write_bytes(content)
+    with pytest.raises(FormatError) as caught:
+        open_index([str(tmp_path / name) for name in files])
+    assert (str(caught.value).replace(f"{tmp_path}/", ""), caught.value.hint) == (message, hint)
+
+
+def test_a_column_that_is_not_there_is_refused(tmp_path):
+    (tmp_path / "x.csv").write_text("id,url\n1,2\n")
+    with pytest.raises(UsageError) as caught:
+        list(open_index(str(tmp_path / "x.csv")).batches(["id", "urls"]))
+    assert (str(caught.value), caught.value.hint) == (f"{tmp_path}/x.csv: no column 'urls'", "Choose from id, url.")
+
+
+def test_other_kinds_and_no_kind_are_refused(tmp_path):
+    (tmp_path / "x.xml").write_text("<x/>")
+    with pytest.raises(UsageError) as caught:
+        open_index(str(tmp_path / "x.xml"))
+    assert (str(caught.value), caught.value.hint) == (f"{tmp_path}/x.xml: not an index that is read", "Name one of .parquet, .csv, .tsv.")
+    with pytest.raises(UsageError, match="^no index is named$"):
+        open_index([])
+
+
+def test_a_fifo_is_refused_at_once(tmp_path):
+    import os
+
+    os.mkfifo(tmp_path / "x.csv")
+    with pytest.raises(UnsafeError) as caught:
+        open_index(str(tmp_path / "x.csv"))
+    assert str(caught.value) == f"{tmp_path}/x.csv: not a regular file"

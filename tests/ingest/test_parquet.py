@@ -1,0 +1,179 @@
+"""Parquet as pyarrow writes it, type by type; what is read of a file, and when; damage at every byte."""
+
+import datetime
+import decimal
+import random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flarecli.errors import FlareError, FormatError
+from flarecli.ingest import open_index
+from flarecli.ingest.parquet import Parquet
+from flarecli.storage import Location
+from flarecli.storage.memory import MemoryStore
+
+
+def stored(table: pa.Table, **options) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, **options)
+    return sink.getvalue().to_pybytes()
+
+
+def opened(data: bytes) -> Parquet:
+    return Parquet(Location(MemoryStore({"x.parquet": data}), "x.parquet"))
+
+
+def rows_of(part: Parquet, columns=None) -> list[dict]:
+    return [row for batch in part.batches(columns) for row in batch.to_pylist()]
+
+
+def refusal(data: bytes) -> tuple[str, str]:
+    with pytest.raises(FormatError) as caught:
+        list(opened(data).batches(None))
+    return str(caught.value), caught.value.hint
+
+
+class Watched(MemoryStore):
+    """A store that notes each read, and stands for one that is far away."""
+
+    is_local = False
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__({"x.parquet": data})
+        self.reads: list[tuple[int, int]] = []
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        self.reads.append((start, self.size(path) if stop is None else stop))
+        return super().read(path, start, stop)
+
+
+@pytest.mark.parametrize(
+    ("array", "kind"),
+    [
+        (pa.array([1, None], pa.uint8()), pa.uint8()),
+        (pa.array([1.5, None], pa.float32()), pa.float32()),
+        (pa.array([True, None]), pa.bool_()),
+        (pa.array(["a", None]), pa.string()),
+        (pa.array(["a", None], pa.large_string()), pa.large_string()),
+        (pa.array(["a", None], pa.string_view()), pa.string()),
+        (pa.array([b"a", None], pa.binary_view()), pa.binary()),
+        (pa.array(["a", None]).dictionary_encode(), pa.string()),
+        (pa.array([b"ab", None], pa.binary(2)), pa.binary(2)),
+        (pa.array([decimal.Decimal("1.10"), None]), pa.decimal128(3, 2)),
+        (pa.array([datetime.date(2024, 1, 2), None]), pa.date32()),
+        (pa.array([datetime.time(1, 2), None], pa.time64("us")), pa.time64("us")),
+        (pa.array([1, None], pa.timestamp("ns", "UTC")), pa.timestamp("ns", "UTC")),
+        (pa.array([[1, 2], None]), pa.list_(pa.int64())),
+        (pa.array([{"x": 1}, None]), pa.struct([("x", pa.int64())])),
+        (pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())), pa.map_(pa.string(), pa.int64())),
+        (pa.nulls(2), pa.null()),
+        (pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0123456789abcdef", None], pa.binary(16))), pa.binary(16)),
+    ],
+    ids=lambda value: str(value) if isinstance(value, pa.DataType) else "",
+)
+def test_each_type_keeps_its_values(array, kind):
+    part = opened(stored(pa.table({"v": array})))
+    assert part.schema == pa.schema([("v", kind)])
+    storage = array.storage if isinstance(array, pa.ExtensionArray) else array
+    assert [row["v"] for row in rows_of(part)] == storage.to_pylist()
+
+
+def test_the_footer_alone_is_read_at_first_and_then_only_the_columns_asked_for():
+    table = pa.table({"a": range(50_000), "heavy": [random.Random(n).randbytes(100) for n in range(50_000)], "z": range(50_000)})
+    store = Watched(stored(table, compression="none", use_dictionary=False))
+    part = Parquet(Location(store, "x.parquet"))
+    assert part.rows == 50_000
+    assert sum(stop - start for start, stop in store.reads) < 70_000
+    store.reads.clear()
+    assert pa.Table.from_batches(part.batches(["z"])).equals(table.select(["z"]))
+    assert sum(stop - start for start, stop in store.reads) < 1_000_000
+
+
+def test_row_groups_larger_than_a_buffer_are_read_piece_by_piece():
+    table = pa.table({"text": [f"{n:01000}" for n in range(20_000)]})
+    store = Watched(stored(table, compression="none", use_dictionary=False, row_group_size=20_000))
+    batches = Parquet(Location(store, "x.parquet")).batches(None)
+    next(batches)
+    assert max(stop - start for start, stop in store.reads) <= 2 << 20
+    assert sum(stop - start for start, stop in store.reads) < 12 << 20
+    assert sum(batch.num_rows for batch in batches) == 20_000 - 8192
+
+
+def test_heavy_rows_come_in_small_batches():
+    assert max(batch.num_rows for batch in opened(stored(pa.table({"v": [bytes(1 << 20)] * 40}))).batches(None)) <= 16
+
+
+def test_a_value_stored_once_and_used_by_every_row_makes_small_batches_too():
+    data = stored(pa.table({"prompt": pa.array(["x" * 100_000] * 3000).dictionary_encode()}))
+    assert len(data) < 200_000
+    assert max(batch.num_rows for batch in opened(data).batches(None)) <= 168
+
+
+def test_names_with_dots_and_columns_in_another_order_are_read():
+    table = pa.table({"a.b": [1], "a": [{"b": 2, "c": 3}], "é": ["x"]})
+    assert rows_of(opened(stored(table)), ["é", "a"]) == [{"é": "x", "a": {"b": 2, "c": 3}}]
+    assert rows_of(opened(stored(table.select(["é", "a.b"]))), ["a.b"]) == [{"a.b": 1}]
+
+
+def test_many_row_groups_keep_their_order():
+    table = pa.table({"n": range(1000)})
+    assert [row["n"] for row in rows_of(opened(stored(table, row_group_size=7)))] == list(range(1000))
+
+
+@pytest.mark.parametrize(
+    ("data", "message", "hint"),
+    [
+        (b"", "not parquet: it does not begin with PAR1", ""),
+        (b"id,url\n1,http://h/a\n", "not parquet: it does not begin with PAR1", ""),
+        (b"PAR1" + bytes(96), "not whole parquet: it does not end with PAR1", "The file was cut short; fetch it again."),
+        (b"PAR1" + bytes(96) + b"PARE", "the parquet file is encrypted", "Decrypt it first."),
+        (stored(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])), "duplicate column 'x'", "Rename one of them in the index."),
+        (stored(pa.table({})), "the index has no columns", ""),
+    ],
+)
+def test_what_is_no_index_is_said_in_one_line(data, message, hint):
+    assert refusal(data) == (f"x.parquet: {message}", hint)
+
+
+def test_text_that_is_not_utf8_is_given_as_it_is():
+    text = pa.array([b"ok", b"caf\xe9"]).view(pa.string())
+    (batch,) = opened(stored(pa.table({"text": text}))).batches(None)
+    assert batch.column("text").view(pa.binary()).to_pylist() == [b"ok", b"caf\xe9"]
+
+
+def test_each_flipped_byte_of_a_file_with_page_sums_is_noticed_or_harmless():
+    table = pa.table({"id": range(40), "url": [f"http://h/{n}.jpg" for n in range(40)], "lang": ["en", "fr"] * 20})
+    data = stored(table, write_page_checksum=True, compression="zstd")
+    noticed = 0
+    for at in range(len(data)):
+        damaged = data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
+        try:
+            rows = rows_of(opened(damaged))
+        except FlareError as error:
+            noticed += 1
+            assert "\n" not in str(error) and "\x1b" not in str(error)
+            continue
+        if at < data.rfind(b"PAR1") - 8 - int.from_bytes(data[-8:-4], "little"):
+            assert rows == table.to_pylist()  # a page: its header's statistics may be damaged, its values may not
+    assert noticed > len(data) // 3
+
+
+@pytest.mark.parametrize("cut", [5, 100, -1, -9, -60])
+def test_a_file_cut_short_is_an_error(cut):
+    data = stored(pa.table({"id": range(100), "text": [f"text {n}" for n in range(100)]}))
+    with pytest.raises(FormatError):
+        rows_of(opened(data[:cut]))
+
+
+def test_a_local_file_that_shrinks_while_it_is_read_is_an_error(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"text": [f"{n:0500}" for n in range(40_000)]}), path, compression="none", use_dictionary=False, row_group_size=10_000)
+    batches = open_index(str(path)).batches()
+    next(batches)
+    with path.open("r+b") as file:
+        file.truncate(6_000_000)
+    with pytest.raises(FormatError) as caught:
+        list(batches)
+    assert str(caught.value).startswith(f"{path}: ends at byte")

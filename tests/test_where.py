@@ -1,0 +1,221 @@
+"""Conditions against Python's own filter; how far ahead they read; what they must not reach."""
+
+import datetime
+import decimal
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flarecli.errors import FormatError, UsageError
+from flarecli.where import select
+
+SCHEMA = pa.schema([pa.field("n", pa.int64()), pa.field("text", pa.large_string(), metadata={b"encoding": b"str"})])
+CONDITION = "Write it like \"aes > 4 and lang = 'en'\"."
+
+
+class Pulled:
+    """Batches that count how many were asked for."""
+
+    def __init__(self, batches: int, rows: int = 1000, width: int = 10) -> None:
+        self.batches, self.rows, self.width, self.count = batches, rows, width, 0
+
+    def __iter__(self):
+        for i in range(self.batches):
+            self.count += 1
+            numbers = range(i * self.rows, (i + 1) * self.rows)
+            yield pa.record_batch(
+                [pa.array(numbers, pa.int64()), pa.array([f"{n:0{self.width}}" for n in numbers], pa.large_string())], schema=SCHEMA
+            )
+
+
+def rows_of(batches) -> list[dict]:
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def refused(expression: str, schema: pa.Schema = SCHEMA, batches=()) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        list(select(schema, iter(batches), expression)[1])
+    return caught.value
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.lists(st.tuples(st.none() | st.integers(-5, 5), st.none() | st.text("ab'\"%é", max_size=3)), max_size=20), max_size=4),
+    st.integers(-5, 5),
+)
+def test_a_condition_keeps_the_rows_that_python_keeps(groups, bound):
+    batches = [
+        pa.record_batch([pa.array([n for n, _ in group], pa.int64()), pa.array([t for _, t in group], pa.large_string())], schema=SCHEMA)
+        for group in groups
+    ]
+    kept = [{"n": n, "text": t} for group in groups for n, t in group if n is not None and n > bound and t is not None and "a" in t]
+    condition = f"n > {bound} and contains(text, 'a')"
+    for expression in (condition, f"SELECT * FROM dataframe WHERE {condition}", f"SELECT * FROM dataframe WHERE {condition} LIMIT 1000000"):
+        assert rows_of(select(SCHEMA, batches, expression)[1]) == kept
+
+
+def test_a_condition_changes_no_type_and_no_metadata():
+    values = {
+        "i": pa.array([1, 2], pa.uint8()),
+        "when": pa.array([1, 1_700_000_000_123_456_789], pa.timestamp("ns", "Europe/Paris")),
+        "took": pa.array([datetime.timedelta(seconds=1), None]),
+        "price": pa.array([decimal.Decimal("1.10"), decimal.Decimal("2.20")]),
+        "text": pa.array(["a", "b"], pa.large_string()),
+        "fixed": pa.array([b"12", b"34"], pa.binary(2)),
+        "list": pa.array([[1], []], pa.list_(pa.int32())),
+        "struct": pa.array([{"x": 1}, None]),
+        "none": pa.nulls(2),
+    }
+    schema = pa.schema([pa.field(name, array.type, metadata={b"encoding": b"bytes"}) for name, array in values.items()])
+    batch = pa.record_batch(list(values.values()), schema=schema)
+    found, batches = select(schema, [batch], "i = 2")
+    assert found.equals(schema, check_metadata=True)
+    (kept,) = batches
+    assert kept.equals(batch.slice(1), check_metadata=True)
+
+
+def test_a_select_names_its_own_columns():
+    schema, batches = select(SCHEMA, Pulled(3), "SELECT n + 1 AS next, text FROM dataframe WHERE n % 1000 = 7")
+    assert schema == pa.schema([("next", pa.int64()), ("text", pa.string())])
+    assert schema.field("text").metadata == {b"encoding": b"str"}
+    assert rows_of(batches) == [{"next": n + 1, "text": f"{n:010}"} for n in (7, 1007, 2007)]
+
+
+def test_a_select_may_sort_group_and_number():
+    assert rows_of(select(SCHEMA, Pulled(3), "SELECT n FROM dataframe ORDER BY n DESC LIMIT 2")[1]) == [{"n": 2999}, {"n": 2998}]
+    assert rows_of(select(SCHEMA, Pulled(3), "SELECT n % 2 AS odd, count(*) AS c FROM dataframe GROUP BY ALL ORDER BY odd")[1]) == [
+        {"odd": 0, "c": 1500},
+        {"odd": 1, "c": 1500},
+    ]
+    once = "WITH d AS MATERIALIZED (SELECT * FROM dataframe) SELECT n FROM d WHERE n > (SELECT max(n) - 2 FROM d)"
+    assert rows_of(select(SCHEMA, Pulled(3), once)[1]) == [{"n": 2998}, {"n": 2999}]
+
+
+def test_enums_come_as_text():
+    schema, batches = select(SCHEMA, Pulled(1, 1), "SELECT 'x'::ENUM ('x', 'y') AS e FROM dataframe")
+    assert schema == pa.schema([("e", pa.string())])
+    assert rows_of(batches) == [{"e": "x"}]
+
+
+@pytest.mark.parametrize("expression", ["n % 2 = 0", "n IN (0, 1, 2, 3, 4, 5, 6, 7, 8)", "SELECT n, text FROM dataframe WHERE n % 2 = 0"])
+def test_one_batch_is_pulled_when_the_first_rows_are_consumed(expression):
+    source = Pulled(100)
+    _, batches = select(SCHEMA, source, expression)
+    assert source.count == 0
+    next(batches)
+    assert source.count == 1
+    batches.close()
+    assert source.count == 1
+
+
+def test_a_select_with_a_limit_reads_a_bounded_number_of_batches_ahead():
+    source = Pulled(1000)
+    _, batches = select(SCHEMA, source, "SELECT * FROM dataframe WHERE n % 2 = 0 LIMIT 400000")
+    next(batches)
+    assert source.count <= 50
+    batches.close()
+    assert source.count <= 50
+
+
+def test_a_limit_stops_the_source():
+    source = Pulled(1000)
+    assert len(rows_of(select(SCHEMA, source, "SELECT n FROM dataframe LIMIT 1500")[1])) == 1500
+    assert source.count <= 50
+
+
+def test_no_batch_is_longer_than_asked():
+    for expression in ("SELECT n FROM dataframe", "SELECT n FROM dataframe ORDER BY n"):
+        _, batches = select(SCHEMA, Pulled(2), expression, batch_rows=300)
+        assert [batch.num_rows for batch in batches if batch.num_rows > 300] == []
+
+
+def test_the_order_of_the_input_stays_whatever_joins_the_plan_holds():
+    wanted = list(range(0, 20000, 7))
+    listed = ", ".join(str(n) for n in reversed(wanted))
+    for expression in (f"n IN ({listed})", f"SELECT n FROM dataframe WHERE n IN ({listed})"):
+        assert [row["n"] for row in rows_of(select(SCHEMA, Pulled(20), expression)[1])] == wanted
+
+
+@pytest.mark.parametrize("expression", ["n >= 0", "SELECT * FROM dataframe", "SELECT * FROM dataframe ORDER BY n"])
+def test_an_error_of_the_source_comes_out_as_it_was(expression):
+    def source():
+        yield from Pulled(2)
+        raise FormatError("cut short", where="x.parquet", hint="Fetch it again.")
+
+    with pytest.raises(FormatError) as caught:
+        list(select(SCHEMA, source(), expression)[1])
+    assert (str(caught.value), caught.value.hint) == ("x.parquet: cut short", "Fetch it again.")
+
+
+def test_an_interrupt_in_the_source_is_an_interrupt():
+    def source():
+        yield from Pulled(1)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(select(SCHEMA, source(), "SELECT * FROM dataframe ORDER BY n")[1])
+
+
+@pytest.mark.parametrize(
+    ("expression", "message", "hint"),
+    [
+        ("  ", "--where is empty", CONDITION),
+        ("aes > 4", "--where: no column 'aes'", "Choose from n, text."),
+        ("n >", '--where: syntax error at or near ")"', CONDITION),
+        ("SELECT * FROM dataframe WHER n", '--where: syntax error at or near "n"', CONDITION),
+        ("SELECT 1; SELECT * FROM dataframe", "--where takes one condition, or one SELECT", CONDITION),
+        ("WITH d AS (SELECT 1) INSERT INTO dataframe SELECT * FROM d", "--where takes one condition, or one SELECT", CONDITION),
+        ("count(*) > 1", "--where: WHERE clause cannot contain aggregates!", CONDITION),
+        ("SELECT 1 AS n", "--where reads no rows of the source", "Write SELECT … FROM dataframe …, or a condition."),
+        ("SELECT * FROM range(1000000000000)", "--where reads no rows of the source", "Write SELECT … FROM dataframe …, or a condition."),
+        ("SELECT n, n FROM dataframe", "--where gives two columns named 'n'", "Rename one of them: SELECT … AS name."),
+        (
+            "n > (SELECT avg(n) FROM dataframe)",
+            "--where reads the rows more than once",
+            "Name them once: WITH d AS MATERIALIZED (SELECT * FROM dataframe) …",
+        ),
+    ],
+)
+def test_what_is_no_condition_is_refused_in_one_line(expression, message, hint):
+    error = refused(expression)
+    assert (str(error), error.hint) == (message, hint)
+
+
+def test_columns_that_differ_in_case_only_are_refused():
+    error = refused("id > 1", pa.schema([("id", pa.int64()), ("ID", pa.int64())]))
+    assert (str(error), error.hint) == ("--where cannot tell the columns 'id' and 'ID' apart", "Rename one of them in the source.")
+
+
+@pytest.mark.parametrize("expression", ["CAST(text AS INTEGER) = 1", "SELECT CAST(text AS INTEGER) AS i FROM dataframe ORDER BY i"])
+def test_a_value_that_the_condition_cannot_take_is_named(expression):
+    batch = pa.record_batch([pa.array([1], pa.int64()), pa.array(["x\x1b[2J"], pa.large_string())], schema=SCHEMA)
+    error = refused(expression, batches=[batch])
+    assert str(error).startswith("--where fails on a row: Could not convert string 'x")
+    assert error.hint == "Guard it, for example by try_cast."
+    assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "SELECT * FROM read_csv('{file}')",
+        "SELECT * FROM '{file}'",
+        "SELECT d.* FROM dataframe d, read_text('{file}')",
+        "n > (SELECT count(*) FROM glob('{folder}/*'))",
+        "SELECT * FROM secret_table",
+        "SELECT getenv('HOME') AS h FROM dataframe",
+        "COPY dataframe TO '{folder}/out.csv'",
+        "ATTACH '{folder}/x.db'",
+        "INSTALL httpfs",
+        "SET enable_external_access = true",
+    ],
+)
+def test_nothing_outside_the_batches_is_reached(tmp_path, expression):
+    secret_table = pa.table({"n": [1]})  # a table that DuckDB would find by the name of a variable
+    (tmp_path / "secret.csv").write_text("n,text\n1,secret\n")
+    error = refused(expression.format(file=tmp_path / "secret.csv", folder=tmp_path), batches=Pulled(1))
+    assert "secret\n" not in str(error)
+    assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
+    assert secret_table.num_rows == 1
