@@ -59,14 +59,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads, block_on_close = True, False
+    request_queue_size = 256  # else the kernel drops connections that come at once, and they try again a second later
+
+
 class Web:
     """`pages` is path -> function(handler, how often the path was asked for); `asked` counts, `requests` keeps headers."""
 
     def __init__(self):
         self.pages, self.asked, self.requests, self.lock = {}, Counter(), [], threading.Lock()
         self.over = threading.Event()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self.server.web, self.server.daemon_threads, self.server.block_on_close = self, True, False
+        self.server = _Server(("127.0.0.1", 0), _Handler)
+        self.server.web = self
         self.port = self.server.server_address[1]
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self.thread.start()
