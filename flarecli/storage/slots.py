@@ -114,7 +114,6 @@ class Slot:
         easy.setopt(pycurl.BUFFERSIZE, 128 << 10)
         easy.setopt(pycurl.TCP_KEEPALIVE, 1)
         easy.setopt(pycurl.DNS_CACHE_TIMEOUT, 300)
-        easy.setopt(pycurl.PIPEWAIT, 1)
         easy.setopt(pycurl.WRITEFUNCTION, self._take)
         easy.setopt(pycurl.HEADERFUNCTION, self.lines.append)  # called for every line: a method in C costs least
         if _certificates():
@@ -266,6 +265,8 @@ class Slot:
         """Give the request its data, or say why there is none. `code` is libcurl's, 0 when the answer came whole."""
         request, failed = self.request, code != 0 and not self._enough
         if failed:
+            if self.answer is None and self.lines and self._read_head() is not None:
+                return self._fault  # refused for its head alone
             return self._fault or (self._refused if code in (7, 28) else None) or answers.broken(code)
         if self.answer is None and self._read_head() is not None:
             return self._fault

@@ -1,0 +1,425 @@
+"""The fetch engine: fair, bounded, patient with what may pass and with nothing else, and gone when it is closed."""
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from queue import SimpleQueue
+
+import pytest
+
+from flarecli.storage import Limits, locate, transfers
+from flarecli.storage.addresses import parse
+from flarecli.storage.hosts import Hosts
+from flarecli.storage.transfers import Engine, Request
+
+BODY = os.urandom(50_000)
+CUT = "the connection ended before the answer was whole"
+
+
+@pytest.fixture
+def engine():
+    """Make engines that are closed in the end."""
+    with contextlib.ExitStack() as stack:
+
+        def make(ahead_bytes=None, **limits):
+            one = Engine(Limits(**{"timeout_s": 5.0, "deadline_s": 20.0, **limits}), ahead_bytes)
+            stack.callback(one.close)
+            return one
+
+        yield make
+
+
+def request(url, deliver, **more):
+    address = parse(url)
+    return Request(address, deliver, **{"named": frozenset((address.origin,)), **more})
+
+
+def fetched(engine, urls, **more):
+    """Fetch addresses; the requests in their order."""
+    arrived = SimpleQueue()
+    wanted = [request(url, arrived.put, order=i, **more) for i, url in enumerate(urls)]
+    engine.submit(wanted)
+    for _ in wanted:
+        arrived.get(timeout=20)
+    return wanted
+
+
+def said(engine, url, **more):
+    """Say how one address failed."""
+    (one,) = fetched(engine, [url], **more)
+    return one.fault.kind, one.fault.message
+
+
+def test_so_many_transfers_at_a_time_and_no_more(web, engine):
+    most, now, lock = [0], [0], threading.Lock()
+
+    def serve(handler, times):
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        time.sleep(0.01)
+        with lock:
+            now[0] -= 1
+        handler.answer(200, BODY)
+
+    web.pages["/a"] = serve
+    assert {one.data for one in fetched(engine(jobs=5), [web.url("/a")] * 40)} == {BODY}
+    assert most == [5]
+
+
+def test_connections_are_used_again(web, engine):
+    ports, lock = set(), threading.Lock()
+
+    def serve(handler, times):
+        with lock:
+            ports.add(handler.client_address[1])
+        handler.answer(200 if times % 2 else 404, BODY[:100])
+
+    web.pages["/a"] = serve
+    fetched(engine(jobs=3), [web.url("/a")] * 60)
+    assert len(ports) <= 3
+
+
+def test_a_slow_host_does_not_hold_up_another(web, other_web, engine):
+    web.pages["/slow"] = lambda handler, times: web.over.wait(20)
+    other_web.file("/quick", BODY)
+    one = engine(jobs=4)
+    arrived = SimpleQueue()
+    slow = [request(web.url("/slow"), arrived.put, order=i) for i in range(50)]
+    quick = [request(other_web.url("/quick"), arrived.put, order=50 + i) for i in range(50)]
+    one.submit(slow[:3])
+    one.submit(quick + slow[3:])
+    assert {arrived.get(timeout=10) for _ in quick} == set(quick)
+    web.over.set()
+
+
+def test_what_is_not_used_yet_is_bounded_and_the_next_one_wanted_always_comes(web, engine):
+    sizes = [30_000, 400_000] + [30_000] * 60
+    for i, size in enumerate(sizes):
+        web.file(f"/{i}", bytes(size))
+    one = engine(ahead_bytes=100_000, jobs=8)
+    arrived = SimpleQueue()
+    wanted = [request(web.url(f"/{i}"), arrived.put, order=i) for i in range(len(sizes))]
+    one.submit(wanted)
+    for i, this in enumerate(wanted):
+        while not this.done:
+            arrived.get(timeout=10)
+        time.sleep(0.01)  # time in which too much could come
+        delivered = sum(len(other.data) for other in wanted[i + 1 :])
+        assert delivered <= 100_000
+        assert this.fault is None and len(this.data) == sizes[i]
+        one.release(len(this.data), i + 1)
+
+
+def test_a_pause_that_the_consumer_makes_is_not_the_servers_fault(web, engine):
+    web.file("/a", bytes(3 << 20))
+    one = engine(ahead_bytes=1 << 20, jobs=4, timeout_s=0.3, deadline_s=1.0)
+    arrived = SimpleQueue()
+    wanted = [request(web.url("/a"), arrived.put, order=i) for i in range(3)]
+    one.submit(wanted)
+    arrived.get(timeout=5)
+    time.sleep(1.3)  # longer than any of the limits
+    for i, this in enumerate(wanted):
+        while not this.done:
+            arrived.get(timeout=5)
+        assert this.fault is None
+        one.release(len(this.data), i + 1)
+
+
+def test_a_stream_waits_for_its_reader_and_goes_on_where_it_broke_off(web):
+    data = os.urandom(40 << 20)
+    sent, lock = [0], threading.Lock()
+
+    def serve(handler, times):
+        start = int(handler.headers["Range"].removeprefix("bytes=").partition("-")[0])
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        handler.send_header("Content-Length", str(len(data) - start))
+        handler.end_headers()
+        stop = start + (15 << 20) if times < 3 else len(data)
+        for at in range(start, stop, 1 << 16):
+            handler.wfile.write(data[at : min(at + (1 << 16), stop)])
+            with lock:
+                sent[0] += 1 << 16
+        if stop < len(data):
+            handler.reset()
+
+    web.pages["/a"] = serve
+    blocks = locate(web.url("/a")).blocks(len(data))
+    came = [next(blocks)]
+    time.sleep(0.3)
+    assert sent[0] < (8 << 20) + (8 << 20)  # the window, and what the sockets hold
+    came += blocks
+    assert b"".join(came) == data
+    assert web.asked["/a"] == 3
+
+
+def test_a_stream_that_nobody_reads_to_its_end_is_ended(web):
+    over = threading.Event()
+
+    def serve(handler, times):
+        start = int(handler.headers["Range"].removeprefix("bytes=").partition("-")[0])
+        handler.begin((1 << 40) - start, Content_Range=f"bytes {start}-{(1 << 40) - 1}/{1 << 40}")
+        try:
+            while True:
+                handler.wfile.write(bytes(1 << 16))
+        except OSError:
+            over.set()
+
+    web.pages["/a"] = serve
+    blocks = locate(web.url("/a")).blocks(1 << 40)
+    assert next(blocks)[:4] == bytes(4)
+    blocks.close()
+    assert over.wait(5)
+
+
+def test_a_large_file_from_a_server_without_ranges_streams_too(web):
+    data = os.urandom(3 << 20)
+    at = locate(web.page("/a", data))
+    assert b"".join(at.blocks(len(data))) == data
+    assert web.asked["/a"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("mute", "slow", "less than 1 kB/s for 0.4 s"),
+        ("stall", "slow", "less than 1 kB/s for 0.4 s"),
+        ("drip", "slow", "less than 1 kB/s for 0.4 s"),
+        ("cut", "cut", CUT),
+        ("chunk cut", "cut", CUT),
+        ("reset", "cut", CUT),
+        ("garbage", "protocol", "the answer is not HTTP"),
+        ("nothing", "cut", CUT),
+        ("long", "large", "larger than the limit of 100000 bytes"),
+        ("endless", "large", "larger than the limit of 100000 bytes"),
+    ],
+)
+def test_what_goes_wrong_is_named(web, engine, name, kind, message):
+    def drip(handler, times):
+        handler.begin(1000)
+        while not web.over.wait(0.05):
+            handler.wfile.write(b"x")
+
+    def endless(handler, times):
+        handler.send_response(200)
+        handler.end_headers()
+        handler.close_connection = True
+        while True:
+            handler.wfile.write(bytes(1 << 14))
+
+    def cut(handler, times):
+        handler.begin(1000)
+        handler.wfile.write(bytes(500))
+
+    def chunk_cut(handler, times):
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        handler.wfile.write(b"5\r\nabcde\r\n")
+        handler.close_connection = True
+
+    def reset(handler, times):
+        handler.begin(1000)
+        handler.reset()
+
+    def nothing(handler, times):
+        handler.close_connection = True
+
+    def stall(handler, times):
+        handler.begin(1000)
+        web.over.wait(20)
+
+    def garbage(handler, times):
+        handler.wfile.write(b"SMTP ready\x00\xff\r\n\r\n")
+        handler.close_connection = True
+
+    web.pages = {
+        "/mute": lambda handler, times: web.over.wait(20),
+        "/stall": stall,
+        "/drip": drip,
+        "/cut": cut,
+        "/chunk cut": chunk_cut,
+        "/reset": reset,
+        "/garbage": garbage,
+        "/nothing": nothing,
+        "/long": lambda handler, times: handler.begin(100_001),
+        "/endless": endless,
+    }
+    web.pages = {path.replace(" ", "%20"): page for path, page in web.pages.items()}
+    assert said(engine(timeout_s=0.4, retries=0, max_bytes=100_000), web.url(f"/{name}")) == (kind, message)
+    web.over.set()
+
+
+def test_nobody_there_is_told_and_asked_again(engine, monkeypatch):
+    monkeypatch.setattr(transfers, "WAIT_S", 0.001)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound and not listening: refuses
+        (one,) = fetched(engine(retries=2), [f"http://127.0.0.1:{closed.getsockname()[1]}/"])
+    assert (one.fault.kind, one.fault.message, one.attempts) == ("connect", "no connection", 3)
+
+
+def test_the_deadline_is_for_all_tries_together(web, engine, monkeypatch):
+    monkeypatch.setattr(transfers, "WAIT_S", 0.01)
+
+    def stall(handler, times):
+        handler.begin(1000)
+        web.over.wait(20)
+
+    web.pages["/a"] = stall
+    begin = time.monotonic()
+    assert said(engine(timeout_s=0.4, deadline_s=1.0, retries=100), web.url("/a")) == ("slow", "less than 1 kB/s for 0.4 s")  # what went wrong first
+    assert time.monotonic() - begin < 5
+    assert web.asked["/a"] == 3
+    web.over.set()
+
+
+def test_an_object_that_never_ends_meets_its_deadline(web, engine):
+    def drip(handler, times):
+        handler.begin(1 << 29)
+        while not web.over.wait(0.05):
+            handler.wfile.write(bytes(1000))
+
+    web.pages["/a"] = drip
+    assert said(engine(timeout_s=0.3, deadline_s=1.0), web.url("/a")) == ("deadline", "not whole after 1 s")
+    web.over.set()
+
+
+def test_a_request_that_gets_no_answer_keeps_none_of_its_host_waiting(web, engine):
+    web.pages["/a"] = lambda handler, times: web.over.wait(20)
+    web.file("/b", BODY)
+    one, arrived = engine(), SimpleQueue()
+    one.submit([request(web.url("/a"), arrived.put), request(web.url("/b"), arrived.put, order=1)])
+    assert arrived.get(timeout=5).data == BODY
+    web.over.set()
+
+
+def test_retries_have_a_budget_for_the_whole_run(web, engine, monkeypatch):
+    monkeypatch.setattr(transfers, "WAIT_S", 0.0001)
+    monkeypatch.setattr(transfers, "BUDGET", 7)
+    web.page("/a", b"", status=500)
+    one = engine(retries=4)
+    wanted = fetched(one, [web.url("/a")] * 30)
+    assert {done.fault.message for done in wanted} == {"500 Internal Server Error"}
+    assert web.asked["/a"] == 37
+    assert one.spent
+
+
+def test_a_wait_that_would_pass_the_deadline_is_not_waited(web, engine):
+    web.page("/a", b"", status=503, Retry_After=3600)
+    begin = time.monotonic()
+    assert said(engine(deadline_s=30.0), web.url("/a")) == ("busy", "503 Service Unavailable")
+    assert time.monotonic() - begin < 5
+    assert web.asked["/a"] == 1
+
+
+def test_a_wait_that_is_asked_for_is_waited(web, engine):
+    web.pages["/a"] = lambda handler, times: handler.answer(429, b"", Retry_After=1) if times == 1 else handler.answer(200, BODY)
+    begin = time.monotonic()
+    (one,) = fetched(engine(), [web.url("/a")])
+    assert one.data == BODY
+    assert time.monotonic() - begin >= 1
+
+
+def test_closing_ends_transfers_at_once_and_the_thread_with_them(web, engine):
+    web.pages["/a"] = lambda handler, times: web.over.wait(20)
+    one, delivered = engine(), []
+    one.submit([request(web.url("/a"), delivered.append, order=i) for i in range(100)])
+    time.sleep(0.1)
+    begin = time.monotonic()
+    one.close()
+    assert time.monotonic() - begin < 1
+    assert not any(thread.name == "flare-transfers" and thread is one._thread for thread in threading.enumerate())
+    assert delivered == []
+    web.over.set()
+
+
+def test_what_is_cancelled_is_not_delivered(web, engine):
+    web.pages["/a"] = lambda handler, times: web.over.wait(20)
+    web.file("/b", BODY)
+    one, delivered = engine(jobs=2), SimpleQueue()
+    slow = [request(web.url("/a"), delivered.put, order=i) for i in range(10)]
+    one.submit(slow)
+    one.submit([request(web.url("/b"), delivered.put, order=99)])
+    one.cancel(slow)
+    assert delivered.get(timeout=5).data == BODY
+    web.over.set()
+    time.sleep(0.1)
+    assert delivered.empty()
+
+
+def test_a_mistake_in_the_thread_leaves_nobody_waiting(web, engine):
+    web.file("/a", BODY)
+    web.pages["/b"] = lambda handler, times: web.over.wait(20)
+    one, arrived = engine(), SimpleQueue()
+
+    def mistaken(done):
+        raise KeyError("a bug")
+
+    one.submit([request(web.url("/b"), arrived.put), request(web.url("/a"), mistaken, order=1)])
+    assert arrived.get(timeout=5).fault.message == "KeyError: 'a bug'"
+    one._thread.join(5)
+    with pytest.raises(RuntimeError):
+        one.submit([])
+    web.over.set()
+
+
+def test_an_idle_slot_holds_no_body(web, engine):
+    web.file("/a", BODY)
+    (one,) = fetched(engine(), [web.url("/a")])
+    before = sys.getrefcount(one)
+    time.sleep(0.05)
+    assert before <= 3  # this name, the list of what was asked for, and the call that counts
+
+
+def test_the_host_with_the_fewest_transfers_goes_first():
+    hosts, address = Hosts(), "http://{}.example/"
+    for order, name in enumerate("aaaabbc"):
+        hosts.put(request(address.format(name), print, order=order))
+    picked = []
+    for _ in range(7):
+        one = hosts.pick(0.0)
+        hosts.count(one.address.origin, 1)
+        picked.append((one.address.origin[7], one.order))
+    assert picked == [("a", 0), ("b", 4), ("c", 6), ("a", 1), ("b", 5), ("a", 2), ("a", 3)]
+    assert hosts.pick(0.0) is None
+
+
+def test_only_the_next_one_wanted_may_start_when_there_is_no_room():
+    hosts = Hosts()
+    hosts.put(request("http://a.example/", print, order=5))
+    hosts.put(request("http://b.example/", print, order=4))
+    assert hosts.pick(0.0, head=3) is None
+    assert hosts.pick(0.0, head=4).order == 4
+    assert hosts.pick(0.0, head=4) is None
+
+
+def test_a_crowded_host_is_paced_and_eased_again():
+    hosts, origin = Hosts(), "http://a.example:80"
+    for order in range(100):
+        hosts.put(request("http://a.example/", print, order=order))
+    for _ in range(10):  # one wave, however many are refused in it
+        hosts.hold_back(origin, 10.0, 2.0)
+    assert hosts.pick(11.9) is None and hosts.next_due(11.9) == 12.0
+    assert hosts.pick(12.0).order == 0
+    assert hosts.pick(12.01) is None
+    assert hosts.pick(12.03).order == 1
+    hosts.hold_back(origin, 13.0, 0.0)
+    assert hosts.pick(13.0) is not None
+    assert hosts.next_due(13.0) == pytest.approx(13.04)
+    for _ in range(100):
+        hosts.went_well(origin)
+    assert hosts.pick(13.05) is not None and hosts.pick(13.05) is not None
+
+
+def test_a_host_that_rests_does_not_keep_others_waiting():
+    hosts = Hosts()
+    hosts.put(request("http://a.example/", print, order=0))
+    hosts.put(request("http://b.example/", print, order=1))
+    hosts.hold_back("http://a.example:80", 0.0, 60.0)
+    assert hosts.pick(1.0).order == 1
+    assert hosts.pick(1.0) is None
+    assert hosts.pick(60.0).order == 0
