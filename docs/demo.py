@@ -19,37 +19,52 @@ import sysconfig
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image, ImageFilter
+from PIL import Image
 
 SIZES = ((800, 600), (640, 640), (1024, 683), (600, 800), (960, 540), (1200, 800), (320, 240))
+TEXTURE = 2048  # pixels of a side
 PLACES = ("a harbour", "a hillside", "an orchard", "a river bend", "a market", "a ridge", "a bay", "a lane")
 LIGHTS = ("at dawn", "in fog", "at noon", "in rain", "at dusk", "under snow", "by moonlight", "after a storm")
 MADE = ("photos", "out", "files", "index.parquet", "far.parquet", "near.jpg", "far.jpg", "set.yaml")
+
+
+@cache
+def texture(kind: str) -> np.ndarray:
+    """Give a large square of noise, from which each photograph takes a piece: `detail` on every scale, or `grain`."""
+    rng = np.random.default_rng(len(kind))
+    if kind == "grain":
+        return rng.normal(0, 6, (TEXTURE, TEXTURE)).astype(np.float32)
+    detail = np.zeros((TEXTURE, TEXTURE), np.float32)
+    for cells, weight in ((6, 40), (18, 22), (54, 14), (162, 9), (486, 6)):
+        coarse = Image.fromarray(rng.normal(0, weight, (cells, cells)).astype(np.float32))
+        detail += np.asarray(coarse.resize((TEXTURE, TEXTURE), Image.Resampling.BICUBIC))
+    return detail
 
 
 def photograph(seed: int) -> bytes:
     """Draw a JPEG that compresses as photographs do: light that fades, shapes with edges, detail on every scale, grain."""
     rng = np.random.default_rng(seed)
     width, height = SIZES[seed % len(SIZES)]
+
+    def piece(kind: str) -> np.ndarray:
+        top, left = rng.integers(0, (TEXTURE - height, TEXTURE - width))
+        return texture(kind)[top : top + height, left : left + width][:: rng.choice((-1, 1)), :: rng.choice((-1, 1))]
+
     across, down = np.linspace(0, 1, width, dtype=np.float32), np.linspace(0, 1, height, dtype=np.float32)[:, None]
     sky, ground = rng.uniform(60, 230, 3).astype(np.float32), rng.uniform(20, 140, 3).astype(np.float32)
-    detail = np.zeros((height, width), np.float32)
-    for cells, weight in ((3, 40), (9, 22), (27, 14), (81, 9), (243, 6)):
-        coarse = Image.fromarray(rng.normal(0, weight, (cells, cells)).astype(np.float32))
-        detail += np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC))
     horizon = 0.55 + 0.15 * np.interp(across, np.linspace(0, 1, 40), rng.normal(0, 0.5, 40).cumsum() / 3).astype(np.float32)
     below = down > horizon
-    pixels = np.where(below[..., None], ground, sky * (1 - 0.4 * down[..., None])) + detail[..., None] * np.where(below, 1.0, 0.35)[..., None]
-    pixels += rng.normal(0, 7, (height, width, 1)).astype(np.float32)
-    picture = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).filter(ImageFilter.GaussianBlur(0.5))
+    shade, light = piece("detail") * np.where(below, np.float32(1), np.float32(0.35)) + piece("grain"), 1 - 0.4 * down
+    bands = [np.clip(np.where(below, ground[i], sky[i] * light) + shade, 0, 255).astype(np.uint8) for i in range(3)]
     out = io.BytesIO()
-    picture.save(out, "jpeg", quality=92)
+    Image.merge("RGB", [Image.fromarray(band) for band in bands]).save(out, "jpeg", quality=90)
     return out.getvalue()
 
 
