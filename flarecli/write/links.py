@@ -33,7 +33,7 @@ __all__ = ["Fetched", "Link", "fetch"]
 
 _STEP = 1024  # rows of a slice
 _AHEAD_ROWS = 4096  # rows whose links are asked for before they are needed
-_BATCH_BYTES = 16 << 20  # fetched bytes of one output batch, about
+_BATCH_BYTES = 4 << 20  # fetched bytes of one output batch, about: each is there twice while it is made, and a shard keeps the last one whole
 _TEXTUAL = frozenset({"html", "xml", "json", "str"})  # kinds of which a page is no surprise
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _WEB = re.compile(r" *https?:", re.IGNORECASE)
