@@ -92,7 +92,7 @@ def _document(decoded: str, at: Location) -> Any:
                 value = _value(next(events), events, at, 0)
         return value
     except yaml.MarkedYAMLError as error:
-        mark: Any = error.problem_mark
+        mark: Any = getattr(error, "problem_mark", None)
         where = f"{at}:{mark.line + 1}:{mark.column + 1}" if mark is not None else str(at)
         raise FormatError(f"not valid YAML: {error.problem}", where=where) from None
     except yaml.YAMLError as error:

@@ -123,7 +123,8 @@ def _of_file(at: Location, format: str | None) -> Playlist:
     if kind is None:
         raise FormatError("no format claims this name", where=at, hint=f"Name the format with -f: {', '.join(formats.names())}.")
     at.size()  # what is not there is said now
-    return Playlist((Stream("data", at.folder, kind, [at.name]),))
+    url = at.path if not at.is_local and "?" in at.path else at.name  # a signed address is nothing without its query
+    return Playlist((Stream("data", at.folder, kind, [url]),))
 
 
 def _of_folder(at: Location, format: str | None) -> Playlist:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from flarecli.compress import SUFFIXES
 from flarecli.model import Columns, IntArray, Stream
+from flarecli.names import redact
 from flarecli.read import Dataset, Series, resolve, select_streams
 from flarecli.storage import Guard
 from flarecli.verbs.fill import filled
@@ -147,7 +148,7 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
     series = Series(parts)
     rows = np.concatenate([stream.rows for stream in parts])
     size = np.concatenate([stream.sizes for stream in parts])
-    urls = [url for stream in parts for url in stream.urls]
+    urls = [redact(url) for stream in parts for url in stream.urls]
     raw = [_raw_bytes(stream) for stream in parts]
     least, middle, most = np.percentile(size, (0, 50, 100), method="lower").tolist() if len(size) else (None, None, None)
     return StreamInfo(
