@@ -17,7 +17,8 @@ from flarecli.errors import FlareError, FormatError, IntegrityError, MissingErro
 __all__ = ["REDIRECTS", "Answer", "Fault", "broken", "changed", "decoded", "private", "refused"]
 
 INFLATION = 100  # a body may inflate to so many times what was sent, and
-INFLATION_FLOOR = 1 << 20  # to this size in any case
+INFLATION_FLOOR = 16 << 20  # to this size in any case
+_STEP, _INFLATED = 1 << 14, 1 << 20  # bytes inflated at a time, and what comes of them
 REDIRECTS = (301, 302, 303, 307, 308)
 PRIVATE_HINT = "Give --allow-private to reach it, if you trust what names it."
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
@@ -188,28 +189,35 @@ def broken(code: int) -> Fault:
 def decoded(coding: str, parts: Iterable[bytes], limit: int) -> bytes:
     """Undo gzip or deflate, which some servers send although they were asked not to.
 
-    limit   bytes at most; so are INFLATION times what was sent
+    What inflates too far is noticed on the way, not at its end: this runs where every other transfer waits for it.
+
+    limit   bytes at most; beyond INFLATION_FLOOR so are INFLATION times the bytes inflated so far
     raises  FormatError for another coding, a body that ends early or goes on, one that inflates too far
     """
     if coding not in ("gzip", "x-gzip", "deflate"):
         raise FormatError(f"sent with content encoding {coding[:20]!r}, which was not asked for")
-    data = b"".join(parts)
-    limit = min(limit, max(INFLATION_FLOOR, INFLATION * len(data)))
+    data, out = memoryview(b"".join(parts)), bytearray()
     wbits = 31 if coding != "deflate" else 15 if data[:1] and (data[0] & 0x0F) == 8 else -15  # some send deflate without its wrapper
-    out = bytearray()
+    member = zlib.decompressobj(wbits)
     try:
-        while data:
-            member = zlib.decompressobj(wbits)
-            while data and not member.eof:
-                out += member.decompress(data, INFLATION_FLOOR)
+        for start in range(0, len(data), _STEP):  # always the same pieces, however they came: so is the place where it ends
+            piece: bytes | memoryview = data[start : start + _STEP]
+            while True:
+                if member.eof and piece:  # gzip members may follow one another
+                    if wbits != 31:
+                        raise FormatError(f"bytes follow its {coding} encoding")
+                    member = zlib.decompressobj(wbits)
+                got = member.decompress(piece, _INFLATED)
+                out += got
                 if len(out) > limit:
                     raise FormatError(f"inflates to more than {limit} bytes")
-                data = member.unconsumed_tail
-            if not member.eof:
-                raise FormatError(f"its {coding} encoding is cut short")
-            data = member.unused_data
-            if data and wbits != 31:
-                raise FormatError(f"bytes follow its {coding} encoding")
+                if len(out) > max(INFLATION_FLOOR, INFLATION * (start + _STEP)):
+                    raise FormatError(f"inflates to more than {INFLATION} times its size")
+                piece = member.unused_data if member.eof else member.unconsumed_tail
+                if not piece and len(got) < _INFLATED:
+                    break
     except zlib.error:
         raise FormatError(f"its {coding} encoding is damaged") from None
+    if data and not member.eof:
+        raise FormatError(f"its {coding} encoding is cut short")
     return bytes(out)
