@@ -8,8 +8,6 @@ that ignores ranges sends small files whole, and those are kept for a while.
 from __future__ import annotations
 
 import sys
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
@@ -20,7 +18,6 @@ from flarecli.names import redact
 from flarecli.storage import transfers
 from flarecli.storage.addresses import Address, folder_of, join, parse
 from flarecli.storage.answers import changed
-from flarecli.storage.limits import Limits
 from flarecli.storage.location import Entry, Guard, Location, Part, Written
 from flarecli.storage.slots import short
 from flarecli.storage.transfers import Request
@@ -47,29 +44,27 @@ class _Known:
 class HttpStore:
     """Files at http(s) addresses; the path of a Location is the address, with its user info and query.
 
-    limits  of transfers; a file may have any size
-    moved   folder -> folder where the listing in it was found after redirects
+    moved  folder -> folder where the listing in it was found after redirects
 
     Picklable, and right in forked processes: connections are opened anew.
     """
 
     is_local = False
 
-    def __init__(self, guard: Guard, limits: Limits | None = None, moved: dict[str, str] | None = None) -> None:
-        self.guard, self.limits = guard, replace(limits or Limits(), max_bytes=sys.maxsize)
+    def __init__(self, guard: Guard, moved: dict[str, str] | None = None) -> None:
+        self.guard, self._limits = guard, replace(guard.limits, max_bytes=sys.maxsize)
         self._moved = dict(moved or {})
         self._known: dict[str, _Known] = {}
-        self._wholes: OrderedDict[str, bytes] = OrderedDict()
-        self._lock = threading.Lock()
+        self._wholes: dict[str, bytes] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
-        return HttpStore, (self.guard, self.limits, self._moved)
+        return HttpStore, (self.guard, self._moved)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, HttpStore) and (self.guard, self.limits) == (other.guard, other.limits)
+        return isinstance(other, HttpStore) and self.guard == other.guard
 
     def __hash__(self) -> int:
-        return hash((self.guard, self.limits))
+        return hash(self.guard)
 
     @classmethod
     def locate(cls, address: str, guard: Guard) -> Location:
@@ -149,7 +144,7 @@ class HttpStore:
         if whole is not None or size <= _BLOCK:
             yield self.read(path, 0, size)
             return
-        engine, arrived, unused = transfers.shared(self.limits), SimpleQueue[bytes | Request](), 0
+        engine, arrived, unused = transfers.shared(self._limits), SimpleQueue[bytes | Request](), 0
         known = self._known.get(path)
         request = self._request(path, 0, size, known.etag if known else "", arrived.put, sink=arrived.put)
         engine.submit([request])
@@ -192,7 +187,7 @@ class HttpStore:
         arrived = SimpleQueue[Request]()
         known = self._known.get(path)
         requests = [self._request(path, start, stop, known.etag if known else "", arrived.put) for start, stop in ranges]
-        engine = transfers.shared(self.limits)
+        engine = transfers.shared(self._limits)
         engine.submit(requests)
         try:
             for _ in requests:
@@ -231,10 +226,11 @@ class HttpStore:
             self._known[path] = known
 
     def _keep(self, path: str, whole: bytes) -> None:
-        with self._lock:
-            self._wholes[path] = whole
-            while len(self._wholes) > 1 and sum(map(len, self._wholes.values())) > _KEPT:
-                self._wholes.popitem(last=False)
+        """Keep a file that had to be taken whole, in place of the oldest ones; no lock, which a fork could leave locked."""
+        kept = {**self._wholes, path: whole}
+        while len(kept) > 1 and sum(map(len, kept.values())) > _KEPT:
+            kept.pop(next(iter(kept)))
+        self._wholes = kept
 
     # -- what the web does not take
 

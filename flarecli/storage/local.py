@@ -8,6 +8,7 @@ for ever) are refused. Writes go to a temporary name, reach the disk, then take 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import mmap
 import os
@@ -87,7 +88,7 @@ class LocalStore:
             # what lies here is the user's own: each address in it is a name the user gave
             parts = urlsplit(url)
             named = self.guard.named | {f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}".lower()}
-            return locate(url, Guard(self.guard.allow_private, self.guard.allow_local, named))
+            return locate(url, dataclasses.replace(self.guard, named=named))
         if self.guard.allow_local:
             target = unquote(url[7:]) if scheme == "file" else os.path.join(self.root, path, url)
             real = os.path.realpath(target)

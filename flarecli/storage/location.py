@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeAlias
 
 from flarecli.errors import FormatError, MissingError, UnsafeError, UsageError
 from flarecli.names import check_name, is_url, redact, scheme_of
+from flarecli.storage.limits import Limits
 
 __all__ = ["Entry", "Guard", "Location", "Part", "Store", "Written", "locate"]
 
@@ -31,16 +32,18 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What addresses may reach. The two switches are the user's; `named` are the origins the user typed.
+    """What addresses may reach, and at what cost. The two switches are the user's; `named` are the origins the user typed.
 
     allow_private  addresses that data names may be private, loopback or link-local
     allow_local    data may name `file://`, absolute paths, paths above its own folder, and symbolic links
     named          `scheme://host:port` of addresses that the user gave: those may be private
+    limits         of transfers from stores on the network; a file in one may have any size
     """
 
     allow_private: bool = False
     allow_local: bool = False
     named: frozenset[str] = frozenset()
+    limits: Limits = field(default_factory=Limits)
 
 
 class Store(Protocol):

@@ -10,7 +10,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from flarecli.storage import Limits, locate, transfers
+from flarecli.errors import ReachError
+from flarecli.storage import Guard, Limits, locate, transfers
 from flarecli.storage.addresses import parse
 from flarecli.storage.hosts import Hosts
 from flarecli.storage.transfers import Engine, Request
@@ -423,3 +424,14 @@ def test_a_host_that_rests_does_not_keep_others_waiting():
     assert hosts.pick(1.0).order == 1
     assert hosts.pick(1.0) is None
     assert hosts.pick(60.0).order == 0
+
+
+def test_limits_of_the_user_hold_for_what_data_names_too(web, tmp_path):
+    (tmp_path / "list").write_text("x")
+    web.pages["/a"] = lambda handler, times: web.over.wait(20)
+    guard = Guard(limits=Limits(timeout_s=0.3, retries=0))
+    for at in (locate(web.url("/a"), guard), locate(web.url("/"), guard).join("a"), locate(str(tmp_path / "list"), guard).folder.join(web.url("/a"))):
+        with pytest.raises(ReachError) as caught:
+            at.read()
+        assert str(caught.value) == f"{web.url('/a')}: less than 1 kB/s for 0.3 s"
+    web.over.set()
