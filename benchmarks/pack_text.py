@@ -37,7 +37,7 @@ def peer(index: str, out: str) -> Callable[[], object]:
 
     def pack() -> None:
         with MDSWriter(out=out, columns=COLUMNS, hashes=["xxh3_128"], size_limit=LIMIT) as writer:
-            for batch in pq.ParquetFile(index).iter_batches(BATCH):
+            for batch in pq.ParquetFile(index, pre_buffer=False).iter_batches(BATCH, use_threads=False):
                 for number, score, text in zip(*(batch.column(name).to_pylist() for name in COLUMNS), strict=True):
                     writer.write({"number": number, "score": score, "text": text})
 
@@ -88,7 +88,7 @@ def floor(index: str, out: str) -> Callable[[], object]:
     def pack() -> None:
         Path(out).mkdir()
         parts, sizes, held = [], [], 8 + len(config)
-        for batch in pq.ParquetFile(index).iter_batches(BATCH):
+        for batch in pq.ParquetFile(index, pre_buffer=False).iter_batches(BATCH, use_threads=False):
             text = batch.column("text").cast(pa.large_string()).cast(binary)
             lengths = np.diff(np.frombuffer(text.buffers()[1], "<i8", len(text) + 1))
             numbers = [fixed(batch.column(name).to_numpy()) for name in ("number", "score")]
