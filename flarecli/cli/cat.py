@@ -53,6 +53,7 @@ def command(
     from flarecli import verbs
 
     printer = Printer(as_json, quiet, verbose)
+    guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline)
     output.check(to, raw, bytes_as)
     batches = verbs.cat(
         sources,
@@ -69,8 +70,8 @@ def command(
         shuffle=shuffle,
         epoch=epoch,
         rank=params.rank(rank),
-        guard=params.guard(allow_private, allow_local),
-        limits=params.limits(jobs, retries, timeout, deadline),
+        guard=guard,
+        limits=guard.limits,
     )
     output.write(batches, printer, to, raw, whole=bytes_as == "base64")
     raise typer.Exit

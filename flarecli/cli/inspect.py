@@ -45,6 +45,7 @@ def command(
     from flarecli import verbs
 
     printer = Printer(as_json, quiet, verbose)
+    guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline)
     found = verbs.inspect(
         sources,
         format=format,
@@ -52,8 +53,8 @@ def command(
         shards=shards,
         sample=params.share(sample),
         stats=stats,
-        guard=params.guard(allow_private, allow_local),
-        limits=params.limits(jobs, retries, timeout, deadline),
+        guard=guard,
+        limits=guard.limits,
     )
     if field is not None:
         _print_field(printer, found.as_json(), field)

@@ -63,6 +63,7 @@ def command(
     from flarecli import verbs
 
     printer = Printer(as_json, quiet, verbose)
+    guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline, max_object)
     bar = Bar(printer)
     try:
         packed = verbs.pack(
@@ -86,8 +87,8 @@ def command(
             resume=resume,
             overwrite=overwrite,
             allow_empty=allow_empty,
-            guard=params.guard(allow_private, allow_local),
-            limits=params.limits(jobs, retries, timeout, deadline, max_object),
+            guard=guard,
+            limits=guard.limits,
             progress=bar,
         )
     finally:

@@ -11,7 +11,7 @@ from flarecli.errors import FlareError, UsageError
 from flarecli.units import parse_size, parse_time
 
 if TYPE_CHECKING:
-    from flarecli.storage import Guard, Limits
+    from flarecli.storage import Guard
 
 FORMATS = ("mds",)  # what can be written
 READ_FORMATS = (*FORMATS, "files")
@@ -59,11 +59,13 @@ def names(text: str | None) -> list[str] | None:
     return found
 
 
-def guard(allow_private: bool, allow_local: bool) -> Guard:
-    """Put the safety switches together."""
-    from flarecli.storage import Guard
+def guard(allow_private: bool, allow_local: bool, jobs: int | None, retries: int, timeout: float, deadline: float, max_object: int = 10**9) -> Guard:
+    """Put the safety switches and the limits of transfers together."""
+    from flarecli.storage import Guard, Limits
 
-    return Guard(allow_private=allow_private, allow_local=allow_local)
+    given = {} if jobs is None else {"jobs": jobs}
+    limits = Limits(retries=retries, timeout_s=timeout, deadline_s=deadline, max_bytes=max_object, **given)
+    return Guard(allow_private=allow_private, allow_local=allow_local, limits=limits)
 
 
 def share(text: str | None) -> int | float | None:
@@ -88,14 +90,6 @@ def rank(text: str | None) -> tuple[int, int] | None:
     if not (one.isdecimal() and of.isdecimal() and int(one) < int(of)):
         raise UsageError(f"{text!r} is no rank", hint="Write it like 0/8: the first of eight.")
     return int(one), int(of)
-
-
-def limits(jobs: int | None, retries: int, timeout: float, deadline: float, max_object: int = 10**9) -> Limits:
-    """Put the limits of transfers together."""
-    from flarecli.storage import Limits
-
-    given = {} if jobs is None else {"jobs": jobs}
-    return Limits(retries=retries, timeout_s=timeout, deadline_s=deadline, max_bytes=max_object, **given)
 
 
 def completes(*values: str) -> Callable[[str], list[str]]:

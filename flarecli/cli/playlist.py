@@ -43,7 +43,7 @@ def command(
     from flarecli import verbs
 
     printer = Printer(as_json, quiet, verbose)
-    guard = params.guard(allow_private, allow_local)
+    guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline)
     if check is not None:
         findings = verbs.check_playlist(check, guard)
         for finding in findings:
@@ -75,7 +75,7 @@ def command(
         headers=tuple(params.pairs(header or (), "K=V").items()),
         open=not no_open,
         guard=guard,
-        limits=params.limits(jobs, retries, timeout, deadline),
+        limits=guard.limits,
     )
     if as_json:
         printer.json({"playlist": out, "text": text} if out is None else {"playlist": out})

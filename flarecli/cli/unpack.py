@@ -57,6 +57,7 @@ def command(
     if to_stdout:
         refuse_terminal("a tar")
     printer = Printer(as_json, quiet, verbose)
+    guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline, max_object)
     bar = Bar(printer)
     try:
         unpacked = verbs.unpack(
@@ -75,8 +76,8 @@ def command(
             resume=resume,
             overwrite=overwrite,
             on_error=on_error,
-            guard=params.guard(allow_private, allow_local),
-            limits=params.limits(jobs, retries, timeout, deadline, max_object),
+            guard=guard,
+            limits=guard.limits,
             progress=bar,
             stream=binary() if to_stdout else None,
         )

@@ -42,6 +42,7 @@ def command(
     from flarecli import verbs
 
     printer = Printer(as_json, quiet, verbose)
+    guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline)
     bar = Bar(printer)
     try:
         found = verbs.verify(
@@ -52,8 +53,8 @@ def command(
             decode=decode,
             max_findings=max_findings,
             jobs=jobs,
-            guard=params.guard(allow_private, allow_local),
-            limits=params.limits(jobs, retries, timeout, deadline),
+            guard=guard,
+            limits=guard.limits,
             progress=bar,
         )
         for finding in found:

@@ -59,6 +59,7 @@ def test_pack_without_options_leaves_every_default_to_the_verb(flare):
     }  # fmt: skip
     assert (pack.options["guard"].allow_private, pack.options["guard"].allow_local) == (False, False)
     limits = pack.options["limits"]
+    assert limits is pack.options["guard"].limits
     assert (limits.jobs, limits.retries, limits.timeout_s, limits.deadline_s, limits.max_bytes) == (32, 4, 30.0, 600.0, 10**9)
 
 
@@ -78,6 +79,7 @@ def test_every_option_of_pack_reaches_the_verb(flare):
     }  # fmt: skip
     assert (pack.options["guard"].allow_private, pack.options["guard"].allow_local) == (True, True)
     limits = pack.options["limits"]
+    assert limits is pack.options["guard"].limits
     assert (limits.jobs, limits.retries, limits.timeout_s, limits.deadline_s, limits.max_bytes) == (5, 2, 8.0, 12.0, 10**6)
 
 
