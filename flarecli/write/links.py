@@ -10,10 +10,11 @@ beside it; what came over the network may only name what is public.
 from __future__ import annotations
 
 import re
-import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TypeAlias
 
 import numpy as np
@@ -34,6 +35,8 @@ __all__ = ["Fetched", "Link", "fetch"]
 _STEP = 1024  # rows of a slice
 _AHEAD_ROWS = 4096  # rows whose links are asked for before they are needed
 _BATCH_BYTES = 4 << 20  # fetched bytes of one output batch, about: each is there twice while it is made, and a shard keeps the last one whole
+_LUMP_BYTES = 1 << 20  # room is given back to the engine in lumps: each time rings a bell
+_NAP_S = 0.002  # after a wait: the next few answers come meanwhile, else each of them would wake this thread
 _TEXTUAL = frozenset({"html", "xml", "json", "str"})  # kinds of which a page is no surprise
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _WEB = re.compile(r" *https?:", re.IGNORECASE)
@@ -145,7 +148,8 @@ class _Fetcher:
         self._engine: Engine | None = None
         self._order = 0
         self._awaited: Request | None = None
-        self._arrived = threading.Event()
+        self._arrived = SimpleQueue[None]()
+        self._freed, self._lump = 0, min(_LUMP_BYTES, limits.ahead_bytes // 8)  # bytes taken over, not yet given back as room
 
     @property
     def is_spent(self) -> bool:
@@ -264,22 +268,31 @@ class _Fetcher:
         return at.read(0, size)
 
     def _answer(self, request: Request) -> bytes | _Flaw:
-        """Wait for one answer, and give back the room that it takes."""
-        self._arrived.clear()
-        self._awaited = request  # set before `done` is looked at: the engine does it the other way round
-        while not request.done:
-            self._arrived.wait(1.0)
-        self._awaited = None
-        body, request.data = request.data, b""  # the engine may remember the request for a while
-        if self._engine is not None:
-            self._engine.release(0 if request.fault is not None else len(body), request.order + 1)
+        """Wait for one answer, and take its bytes."""
+        if not request.done or self._freed >= self._lump:
+            self._wait(request)
         if request.fault is not None:
             return _Flaw(request.fault.kind, redact_text(f"{redact(request.asked.url)}: {request.fault.message}"))
+        body, request.data = request.data, b""  # the slice remembers the request for a while
+        self._freed += len(body)
         return body
+
+    def _wait(self, request: Request) -> None:
+        """Give back the room that was freed, and wait for the one answer that is needed now."""
+        if self._engine is not None:
+            self._engine.release(self._freed, request.order)
+            self._freed = 0
+        if request.done:
+            return
+        self._awaited = request  # set before `done` is looked at: the engine does it the other way round
+        while not request.done:
+            self._arrived.get()
+        self._awaited = None
+        time.sleep(_NAP_S)
 
     def _deliver(self, request: Request) -> None:
         if request is self._awaited:
-            self._arrived.set()
+            self._arrived.put(None)
 
     def _unwanted(self, body: bytes, content_type: str, text: str, link: Link) -> tuple[str, str] | None:
         """Say what is wrong with bytes that came whole: nothing at all, or a page where none was asked for."""
