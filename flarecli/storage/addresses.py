@@ -10,17 +10,19 @@ import functools
 import ipaddress
 import re
 from typing import NamedTuple
-from urllib.parse import quote, urljoin
+from urllib.parse import quote, unquote, urljoin
 
 from flarecli.errors import FormatError, UnsafeError
 from flarecli.names import redact
 
-__all__ = ["Address", "folder_of", "join", "parse", "reserved"]
+__all__ = ["Address", "folder_of", "join", "parse", "redirected", "reserved"]
 
 PORTS = {"http": 80, "https": 443}
 _PARTS = re.compile(r"(https?)://(?:([^@/?#]*)@)?([^/?#@]*?)(?::(\d{0,5}))?(?:([/?][^#]*))?(?:#.*)?", re.IGNORECASE | re.ASCII | re.DOTALL)
 _HOST = re.compile(r"[a-z0-9_](?:[a-z0-9._-]{0,252}[a-z0-9_.])?", re.ASCII)
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_NOT_ASCII = re.compile("[^\x00-\x7f]")
 _UNQUOTED = re.compile(r"[^!#-;=?-\[\]_a-z~]")  # what may not stand in a path or query as it is
 _SAFE = "/%:=&?~#+!$,;'@()*[]"
 
@@ -83,7 +85,7 @@ def parse(url: str) -> Address:
     """
     url = url.strip(" ")
     match = _PARTS.fullmatch(url)
-    if match is None or _CONTROL.search(url):
+    if match is None or _CONTROL.search(url) or (match[2] and _CONTROL.search(unquote(match[2]))):
         raise _refused(url)
     scheme, user, host, port, path = match.groups()
     try:
@@ -110,11 +112,13 @@ def _server(scheme: str, host: str, port: str | None) -> tuple[str, str]:
 
 
 def _refused(url: str) -> UnsafeError | FormatError:
-    scheme, colon, _ = url.partition(":")
-    if _CONTROL.search(url):
+    scheme = _SCHEME.match(url)
+    if _CONTROL.search(unquote(url)):
         return FormatError("the address holds a control character", where=_shown(url))
-    if colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme) and scheme.lower() not in PORTS:
-        return UnsafeError(f"{scheme.lower()[:20]}: addresses are not followed", where=_shown(url), hint="Only http and https addresses are fetched.")
+    if scheme and scheme[0][:-1].lower() not in PORTS:
+        return UnsafeError(
+            f"{scheme[0][:-1].lower()[:20]}: addresses are not followed", where=_shown(url), hint="Only http and https addresses are fetched."
+        )
     return FormatError("not an http or https address", where=_shown(url))
 
 
@@ -149,7 +153,20 @@ def join(base: str, url: str) -> str:
     """
     if _CONTROL.search(url):  # urljoin would drop them without a word
         raise FormatError("the address holds a control character", where=_shown(url))
-    return urljoin(base, url.strip(" "))
+    url = url.strip(" ")
+    return url if _SCHEME.match(url) else urljoin(base, url)  # urljoin would take `http:g` and `http:///g` for relative ones
+
+
+def redirected(before: Address, location: str) -> Address:
+    """Give the address that a redirect leads to. User info goes along only within one origin.
+
+    location  the header as it came, a byte a character
+    raises    UnsafeError for anything but http(s); FormatError for what is no address
+    """
+    target = parse(join(before.url, _NOT_ASCII.sub(lambda match: f"%{ord(match[0]):02X}", location)))
+    if target.origin == before.origin and not target.user:
+        return target._replace(user=before.user)
+    return target
 
 
 def folder_of(url: str) -> str:

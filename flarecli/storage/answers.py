@@ -27,6 +27,7 @@ _CROWDED = (429, 503)
 _PASSING_CODES = {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,40})</Code>")
 _RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)", re.ASCII)
+_ETAG = re.compile(r'"[!#-~]{1,200}"', re.ASCII)
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 
 
@@ -54,14 +55,15 @@ class Fault:
 class Answer:
     """The head of an answer: the status, and header name in lower case -> value; the last one counts."""
 
-    __slots__ = ("headers", "status")
+    __slots__ = ("headers", "status", "version")
 
     def __init__(self, lines: Sequence[bytes]) -> None:
-        self.status = 0
+        self.status, self.version = 0, ""
         self.headers: dict[str, str] = {}
         for line in b"".join(lines).decode("latin-1").split("\r\n"):
             if line.startswith("HTTP/"):  # 100 Continue and the like have heads of their own
-                code = line.partition(" ")[2][:3]
+                self.version, _, code = line[5:].partition(" ")
+                code = code[:3]
                 self.status = int(code) if code.isascii() and code.isdigit() else 0
                 self.headers.clear()
                 continue
@@ -80,6 +82,11 @@ class Answer:
         return int(text) if _NUMBER.fullmatch(text) and not self.get("transfer-encoding") else None
 
     @property
+    def proven(self) -> bool:
+        """Whether a body that was cut short would have been noticed."""
+        return "content-length" in self.headers or "transfer-encoding" in self.headers or self.version[:1] > "1" or bool(self.coding)
+
+    @property
     def coding(self) -> str:
         """How the body is compressed; empty when it is not."""
         coding = self.get("content-encoding").lower()
@@ -87,9 +94,9 @@ class Answer:
 
     @property
     def etag(self) -> str:
-        """The strong ETag; a weak one says nothing about bytes."""
+        """The strong ETag; a weak one says nothing about bytes, and a malformed one is never sent back."""
         etag = self.get("etag")
-        return etag if etag.startswith('"') else ""
+        return etag if _ETAG.fullmatch(etag) else ""
 
     @property
     def range(self) -> tuple[int, int, int | None] | None:

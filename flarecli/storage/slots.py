@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
 
 import pycurl
 
@@ -159,7 +159,7 @@ class Slot:
         name, _, password = user.partition(":")
         for option, value in ((pycurl.USERNAME, name), (pycurl.PASSWORD, password)):
             if user:
-                self.easy.setopt(option, unquote(value))
+                self.easy.setopt(option, unquote_to_bytes(value))
             else:
                 self.easy.unsetopt(option)
 

@@ -49,11 +49,14 @@ class Engine:
     limits       what a transfer may cost
     ahead_bytes  bytes that may be under way or delivered and not yet released; None: no bound. The request whose
                  order is at most `head` is never held up by it.
+
+    spent     whether a passing fault was not tried again for want of budget
+    unproven  objects that came without a length: were one cut short, nothing would show it
     """
 
     def __init__(self, limits: Limits, ahead_bytes: int | None = None) -> None:
         self.limits, self._ahead, self._head = limits, ahead_bytes, 0
-        self.pid, self.spent = os.getpid(), False
+        self.pid, self.spent, self.unproven = os.getpid(), False, 0
         self._calls: deque[tuple[Any, Any]] = deque()
         self._woken = self._closing = False
         self._crash: BaseException | None = None
@@ -101,7 +104,7 @@ class Engine:
             return  # a fork's copy: the connections are the parent's
         self._closing = True
         self._ring()
-        self._thread.join(5)
+        self._thread.join(1)  # a look-up of a name that hangs may keep it; it is a daemon
         _engines.discard(self)
 
     def _call(self, what: Any, argument: Any) -> None:
@@ -219,7 +222,12 @@ class Engine:
     def _begin(self, request: Request, now: float) -> None:
         pool = self._pools[request.permitted]
         slot = pool.free.pop() if pool.free else Slot(self.limits, pool.permitted, self._room)
-        slot.begin(request, now)
+        try:
+            slot.begin(request, now)
+        except (pycurl.error, ValueError):  # an address of many megabytes, say
+            slot.easy.close()
+            self._deliver(request, answers.broken(3))
+            return
         self._hosts.count(request.address.origin, 1)
         self._active.add(slot)
         pool.multi.add_handle(slot.easy)
@@ -255,29 +263,23 @@ class Engine:
             self._redirect(request, answer.get("location"), now)
         elif fault is None:
             self._hosts.went_well(request.address.origin)
+            self.unproven += answer is not None and not answer.proven
             self._mean += (len(request.data) - self._mean) / 16
             self._deliver(request, None)
         else:
             self._again(request, fault, now)
 
     def _redirect(self, request: Request, location: str, now: float) -> None:
-        before = request.address
-        try:
-            if request.hops >= HOPS:
-                raise _TooMany
-            # a header's bytes are no text: whatever they are, they go on as they came
-            target = addresses.parse(addresses.join(before.url, location.encode("latin-1").decode("utf-8", "replace")))
-        except _TooMany:
+        if request.hops >= HOPS:
             self._deliver(request, Fault("redirect", f"more than {HOPS} redirects"))
             return
+        try:
+            request.address = addresses.redirected(request.address, location)
         except FlareError as error:
-            message = f"redirects to {error.where}: {error.message}" if error.where else f"redirects: {error.message}"
-            self._deliver(request, Fault(error.kind if error.kind == "unsafe" else "redirect", message, hint=error.hint, error=type(error)))
+            message = f"redirects to {error.where}: {error.message}"
+            self._deliver(request, Fault("unsafe" if error.kind == "unsafe" else "redirect", message, hint=error.hint, error=type(error)))
             return
         request.hops += 1
-        if target.origin == before.origin and not target.user:
-            target = target._replace(user=before.user)
-        request.address = target
         self._begin(request, now)
 
     def _again(self, request: Request, fault: Fault, now: float) -> None:
@@ -354,10 +356,6 @@ class Engine:
         request = slot.request
         self._stop(slot)
         self._again(request, fault, now)
-
-
-class _TooMany(Exception):
-    """More redirects than anybody needs."""
 
 
 # -- one engine for all stores of a process

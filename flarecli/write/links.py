@@ -28,6 +28,7 @@ from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits, Location
 from flarecli.storage.addresses import Address, parse
 from flarecli.storage.transfers import Engine, Request
+from flarecli.units import format_count
 from flarecli.write.failures import Failure
 
 __all__ = ["Fetched", "Link", "fetch"]
@@ -125,8 +126,8 @@ def fetch(
                 yield from fetcher.finish(ahead.popleft())
         while ahead:
             yield from fetcher.finish(ahead.popleft())
-        if fetcher.is_spent:
-            progress.note("so many requests met passing faults that later ones were not tried again")
+        for note in fetcher.notes():
+            progress.note(note)
     finally:
         fetcher.close()
 
@@ -151,10 +152,12 @@ class _Fetcher:
         self._arrived = SimpleQueue[None]()
         self._freed, self._lump = 0, min(_LUMP_BYTES, limits.ahead_bytes // 8)  # bytes taken over, not yet given back as room
 
-    @property
-    def is_spent(self) -> bool:
-        """Whether passing faults used up what may be tried again."""
-        return self._engine is not None and self._engine.spent
+    def notes(self) -> Iterator[str]:
+        """Say what is worth knowing of the transfers as a whole."""
+        if self._engine is not None and self._engine.spent:
+            yield "so many requests met passing faults that later ones were not tried again"
+        if self._engine is not None and self._engine.unproven:
+            yield f"{format_count(self._engine.unproven, 'object')} came without a length: had one been cut short, nothing would show it"
 
     def close(self) -> None:
         """End all transfers."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flarecli.errors import FlareError, FormatError, UnsafeError
-from flarecli.storage.addresses import join, parse, reserved
+from flarecli.storage.addresses import join, parse, redirected, reserved
 
 
 @pytest.mark.parametrize(
@@ -166,3 +166,28 @@ def test_what_is_no_numeric_address_is_not_public(ip):
 def test_nothing_that_python_calls_private_passes(ip):
     if not ip.is_global and not (ip.version == 6 and (ip.ipv4_mapped or ip in ipaddress.IPv6Network("2002::/16"))):
         assert reserved(str(ip))
+
+
+@pytest.mark.parametrize(
+    ("location", "url", "user"),
+    [
+        ("/b", "http://h/b", "me:secret"),
+        ("b?c=d#e", "http://h/x/b?c=d", "me:secret"),
+        ("http://h:80/b", "http://h/b", "me:secret"),
+        ("http://you:other@h/b", "http://h/b", "you:other"),
+        ("https://h/b", "https://h/b", ""),
+        ("http://h:81/b", "http://h:81/b", ""),
+        ("//g/b", "http://g/b", ""),
+        ("http://you:other@g/b", "http://g/b", "you:other"),
+        ("/\xc3\xbc \xff", "http://h/%C3%BC%20%FF", "me:secret"),  # bytes of no known encoding go on as they came
+    ],
+)
+def test_a_redirect_takes_credentials_along_within_its_origin_only(location, url, user):
+    found = redirected(parse("http://me:secret@h/x/a?q"), location)
+    assert (found.url, found.user) == (url, user)
+
+
+@pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://h/x", "javascript:1", "http://", "http:///x", "/a\nb", "//\xc3\xbc/x"])
+def test_a_redirect_leads_to_an_address_or_nowhere(location):
+    with pytest.raises((UnsafeError, FormatError)):
+        redirected(parse("http://h/a"), location)

@@ -435,3 +435,19 @@ def test_limits_of_the_user_hold_for_what_data_names_too(web, tmp_path):
             at.read()
         assert str(caught.value) == f"{web.url('/a')}: less than 1 kB/s for 0.3 s"
     web.over.set()
+
+
+@pytest.mark.parametrize("tail", ["x" * 9_000_000, "%"])
+def test_an_address_that_cannot_be_asked_fails_alone(web, engine, tail):
+    web.file("/a", BODY)
+    strange, plain = fetched(engine(retries=0), [web.url("/" + tail), web.url("/a")])
+    assert strange.fault.kind in ("address", "missing", "status", "cut")
+    assert plain.data == BODY
+
+
+def test_a_body_without_a_length_is_counted(web, engine):
+    web.page("/a", BODY, Content_Length=None)
+    web.file("/b", BODY)
+    one = engine()
+    assert [done.data for done in fetched(one, [web.url("/a"), web.url("/b"), web.url("/a")])] == [BODY] * 3
+    assert one.unproven == 2
