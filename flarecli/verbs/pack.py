@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from flarecli import playlist
-from flarecli.errors import FlareError, FormatError, ReachError, UnsafeError, UsageError, ValueFitError
+from flarecli.errors import FormatError, UsageError
 from flarecli.formats import find
 from flarecli.hashes import DEFAULT
 from flarecli.model import Columns, Settings
@@ -21,7 +23,7 @@ from flarecli.storage import Guard, Limits
 from flarecli.verbs.reckon import reckon
 from flarecli.verbs.selection import Plan, checked, fetched, parse_link
 from flarecli.verbs.source import open_source
-from flarecli.write import Failure, Writer, links
+from flarecli.write import Writer, error_of, links
 from flarecli.write.columns import Typed, chosen_encodings, looks_like_addresses
 
 __all__ = ["Packed", "pack"]
@@ -161,10 +163,17 @@ def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
             if typed is not None and part.batch.num_rows:
                 batch, rows, unfit = typed.convert(part.batch, part.rows)
                 failures = sorted([*failures, *unfit], key=lambda one: one.row)
-            for failure in failures:
-                _fail(plan, writer, failure)
+            for failure in failures[: 1 if plan.on_error == "fail" else None]:
+                plan.progress.failed(failure.key or f"row {failure.row}", failure.reason)
+                if plan.on_error == "skip":
+                    writer.fail(failure)
+                elif batch is not None:  # what stands before it is kept for a resume
+                    kept = int(np.searchsorted(rows, failure.row))
+                    batch, rows = batch.slice(0, kept), rows[:kept]
             if batch is not None and batch.num_rows:
                 writer.write_batch(batch, rows)
+            if failures and plan.on_error == "fail":
+                raise error_of(failures[0], plan.source.address, _SKIP)
             plan.progress.advance(part.batch.num_rows + len(part.failures), part.batch.nbytes)
     finally:
         stream.close()  # type: ignore[attr-defined]
@@ -180,17 +189,6 @@ def _named(plan: Plan, writer: Writer, part: links.Fetched, names: list[str]) ->
     for name, encoding in chosen.items():
         plan.progress.note(f"column {name!r}: {encoding}", verbose=True)
     return writer.name_columns(chosen)
-
-
-def _fail(plan: Plan, writer: Writer | None, failure: Failure) -> None:
-    plan.progress.failed(failure.key or f"row {failure.row}", failure.reason)
-    if plan.on_error == "skip":
-        if writer is not None:
-            writer.fail(failure)
-        return
-    kinds: dict[str, type[FlareError]] = {"null": ValueFitError, "value": ValueFitError, "unsafe": UnsafeError}
-    named = f"{failure.key}: " if failure.key else ""
-    raise kinds.get(failure.kind, ReachError)(f"{named}{failure.reason}", where=f"{plan.source.address}[{failure.row}]", hint=_SKIP)
 
 
 def _done_before(writer: Writer, about: Mapping[str, Any], format: str) -> Packed:
@@ -211,6 +209,8 @@ def _dry(plan: Plan, names: list[str], format: str, settings: Settings, out: str
     """Say what would be packed; a row that fails among the first ones fails here too."""
     would = reckon(plan, names, format, settings)
     for failure in would.failures:
-        _fail(plan, None, failure)
+        plan.progress.failed(failure.key or f"row {failure.row}", failure.reason)
+    if would.failures and plan.on_error == "fail":
+        raise error_of(would.failures[0], plan.source.address, _SKIP)
     path, failed = f"{out.rstrip('/')}/{playlist.PLAYLIST}", len(would.failures)
     return Packed(path, format, would.rows, would.shards, would.bytes, failed, {}, would.columns, dry_run=True, estimated=would.estimated)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flarecli.write.failures import FAILED, Failure
+from flarecli.write.failures import FAILED, Failure, error_of
 from flarecli.write.keys import Keys
 from flarecli.write.writer import Writer
 
-__all__ = ["FAILED", "Failure", "Keys", "Writer"]
+__all__ = ["FAILED", "Failure", "Keys", "Writer", "error_of"]
