@@ -45,7 +45,7 @@ SETTINGS = [
     Settings(),
     Settings(shard_bytes=None, hashes=("sha1", "xxh3_128")),
     Settings(shard_bytes=20_000, hashes=("md5", "xxh64")),
-    Settings(shard_bytes=4_000),
+    Settings(shard_bytes=6_000),
 ]
 
 
@@ -57,6 +57,14 @@ def test_the_same_samples_give_the_same_bytes(tmp_path, kind, settings):
     assert set(names(tmp_path / "flare")) == {*names(tmp_path / "peer"), "playlist.yaml"}
     for name in names(tmp_path / "peer"):
         assert (tmp_path / "flare" / name).read_bytes() == (tmp_path / "peer" / name).read_bytes(), name
+
+
+def test_all_but_the_empty_shard_before_a_first_row_larger_than_a_shard_are_the_same(tmp_path):
+    write(tmp_path / "flare", "large", Settings(shard_bytes=4_000))
+    peer("write", tmp_path / "peer", "large", json.dumps({"size_limit": 4_000}))
+    shards = sorted((tmp_path / "peer").glob("*.mds"))
+    assert json.loads((tmp_path / "peer" / "index.json").read_bytes())["shards"][0]["samples"] == 0
+    assert [path.read_bytes() for path in sorted((tmp_path / "flare").glob("*.mds"))] == [path.read_bytes() for path in shards[1:]]
 
 
 @pytest.mark.parametrize("compression", ["zstd", "zstd:7"])
