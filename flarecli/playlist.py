@@ -81,18 +81,19 @@ def _document(decoded: str, at: Location) -> Any:
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    events = yaml.parse(decoded, Loader=loader)
+    events: Iterator[Any] = yaml.parse(decoded, Loader=loader)
     try:
         value, documents = None, 0
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    raise _fault(at, event.start_mark.line + 1, "a second document")
+                    start: Any = event.start_mark
+                    raise _fault(at, start.line + 1, "a second document")
                 value = _value(next(events), events, at, 0)
         return value
     except yaml.MarkedYAMLError as error:
-        mark: Any = getattr(error, "problem_mark", None)
+        mark: Any = error.problem_mark
         where = f"{at}:{mark.line + 1}:{mark.column + 1}" if mark is not None else str(at)
         raise FormatError(f"not valid YAML: {error.problem}", where=where) from None
     except yaml.YAMLError as error:

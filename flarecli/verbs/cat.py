@@ -6,13 +6,12 @@ sources -> Dataset -> the rows asked, in their order -> where -> first or last o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pyarrow as pa
 
 from flarecli.errors import UsageError
-from flarecli.storage import Guard
-from flarecli.verbs.rows import check_names, first_rows, kept, last_rows, needed, opened, ordered, read_rows, weight
+from flarecli.storage import Guard, Limits
+from flarecli.verbs.rows import bounded, check_names, first_rows, kept, last_rows, needed, opened, ordered, read_rows, weight
 
 __all__ = ["cat"]
 
@@ -34,7 +33,7 @@ def cat(
     epoch: int = 0,
     rank: tuple[int, int] | None = None,
     guard: Guard | None = None,
-    limits: Any = None,
+    limits: Limits | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Give rows as typed batches: those named, sampled, shuffled, of one rank; then where, limit, head and tail.
 
@@ -51,7 +50,7 @@ def cat(
     for name, value in (("limit", limit), ("head", head), ("tail", tail), ("sample", sample)):
         if value is not None and value < 0:
             raise UsageError(f"{name} is {value}, below 0")
-    data, parts = opened(sources, format, streams, guard)
+    data, parts = opened(sources, format, streams, bounded(guard, limits))
     if columns is not None and where is None:
         check_names(data.schema.names, columns)
     order = ordered(len(data), rows, sample, seed, shuffle, epoch, rank)

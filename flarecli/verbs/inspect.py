@@ -17,9 +17,9 @@ from flarecli.compress import SUFFIXES
 from flarecli.model import Columns, IntArray, Stream
 from flarecli.names import redact
 from flarecli.read import Dataset, Series, resolve, select_streams
-from flarecli.storage import Guard
+from flarecli.storage import Guard, Limits
 from flarecli.verbs.fill import filled
-from flarecli.verbs.rows import ordered, read_rows, weight
+from flarecli.verbs.rows import bounded, ordered, read_rows, weight
 
 __all__ = ["Inspection", "StreamInfo", "inspect"]
 
@@ -106,7 +106,7 @@ def inspect(
     stats: bool = False,
     seed: int = 0,
     guard: Guard | None = None,
-    limits: Any = None,
+    limits: Limits | None = None,
 ) -> Inspection:
     """Say what lies at some addresses: format, streams, rows, shards, bytes, columns, compression, sums known.
 
@@ -118,7 +118,7 @@ def inspect(
     stats    also read the small columns: numbers' least and most, texts' lengths
     raises   MissingError, FormatError, UnsafeError, UnfinishedError as `resolve`; UsageError for an unknown stream
     """
-    found = resolve(sources, format=format, guard=guard)
+    found = resolve(sources, format=format, guard=bounded(guard, limits))
     parts = [[filled(stream) for stream in one] for one in select_streams(found, streams)]
     infos = tuple(_info(one, shards) for one in parts)
     batches: tuple[pa.RecordBatch, ...] = ()

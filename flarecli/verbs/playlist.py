@@ -25,6 +25,7 @@ from flarecli.storage import Guard, Limits, Location, locate
 from flarecli.storage.local import LocalStore
 from flarecli.verbs.fill import filled, summed
 from flarecli.verbs.listings import own_sum
+from flarecli.verbs.rows import bounded
 
 __all__ = ["PlaylistDiff", "check_playlist", "diff_playlists", "playlist"]
 
@@ -67,7 +68,7 @@ def playlist(
     return   the YAML
     raises   UsageError for what makes no playlist, such as a file that lies above it; whatever resolving and reading raise
     """
-    guard = guard or Guard()
+    guard = bounded(guard, limits)
     for name, _ in headers:
         if name in (*_RESERVED, *sums.known()):
             raise UsageError(f"the header {name!r} is flare's own", hint="Choose another name.")

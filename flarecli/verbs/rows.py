@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +17,9 @@ from flarecli import where as sql
 from flarecli.errors import UsageError
 from flarecli.model import IntArray, Stream
 from flarecli.read import Dataset, parse_rows, positions, resolve, select_streams
-from flarecli.storage import Guard
+from flarecli.storage import Guard, Limits
 
-__all__ = ["Order", "first_rows", "kept", "opened", "ordered", "read_rows"]
+__all__ = ["Order", "bounded", "first_rows", "kept", "opened", "ordered", "read_rows"]
 
 _BLOCK = 1 << 13  # steps mapped at once
 _TAKEN, _TAKEN_BYTES = 64, 16 << 20  # rows read one by one that are held at once
@@ -92,6 +92,12 @@ def ordered(
         None if shuffle is None else (shuffle, epoch),
         rank or (0, 1),
     )
+
+
+def bounded(guard: Guard | None, limits: Limits | None) -> Guard:
+    """Put the limits of transfers to what addresses may reach."""
+    guard = guard or Guard()
+    return guard if limits is None else replace(guard, limits=limits)
 
 
 def opened(

@@ -21,7 +21,7 @@ from flarecli.storage import Guard, Limits
 from flarecli.verbs.naming import ADDRESS, ROW, Naming, Taken, guessed_key, pieces
 from flarecli.verbs.origin import Origin, open_origin
 from flarecli.verbs.outlets import Folder, Outlet, Tar
-from flarecli.verbs.rows import check_names
+from flarecli.verbs.rows import bounded, check_names
 from flarecli.verbs.selection import parse_link
 from flarecli.verbs.tables import KINDS, plain
 from flarecli.write import FAILED, Failure, links
@@ -96,7 +96,7 @@ def unpack(
     on_error   `fail` ends with the first link that fails; `skip` leaves its row out and lists it in `failed.jsonl`
     raises     UsageError, ReachError, FormatError, UnsafeError and what is below them, each with its exit code
     """
-    progress, guard = progress or Progress(), guard or Guard()
+    progress, guard = progress or Progress(), bounded(guard, limits)
     if index not in KINDS:
         raise UsageError(f"index is {index!r}", hint=f"Choose one of {', '.join(KINDS)}.")
     if on_error not in ("fail", "skip"):

@@ -17,9 +17,10 @@ from flarecli.errors import UsageError
 from flarecli.model import Finding, Playlist, Stream
 from flarecli.progress import Progress
 from flarecli.read import expand
-from flarecli.storage import Guard, Location
+from flarecli.storage import Guard, Limits, Location
 from flarecli.verbs.checks import Checked
 from flarecli.verbs.listings import Listing, Plan, Task, chunk_tasks, file_tasks, indexes, is_index, own_sum, planned, unlisted
+from flarecli.verbs.rows import bounded
 
 __all__ = ["Verification", "verify"]
 
@@ -146,7 +147,7 @@ def verify(
     max_findings: int = 100,
     jobs: int | None = None,
     guard: Guard | None = None,
-    limits: Any = None,
+    limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Verification:
     """Check that datasets are whole: every file against its size and sums, every shard against its own structure.
@@ -165,7 +166,7 @@ def verify(
         raise UsageError("no source is named")
     if format is not None:
         formats.find(format)
-    plans = [planned(address, format, streams, guard) for address in addresses]
+    plans = [planned(address, format, streams, bounded(guard, limits)) for address in addresses]
     cores = os.cpu_count() or 1
     local = all(stream.at.is_local for plan in plans for stream in plan.streams)
     return Verification(plans, _Options(quick, decode, max_findings, jobs or (cores if local else max(_REMOTE_JOBS, cores)), progress or Progress()))
