@@ -149,7 +149,7 @@ class HttpStore:
         request = self._request(path, 0, size, known.etag if known else "", arrived.put, sink=arrived.put)
         engine.submit([request])
         try:
-            while not isinstance(data := arrived.get(), Request):
+            while not isinstance(data := transfers.next_of(arrived), Request):
                 unused += len(data)
                 if unused >= _WINDOW // 8:  # telling it each time would cost more than it holds
                     engine.used(request, unused)
@@ -191,7 +191,7 @@ class HttpStore:
         engine.submit(requests)
         try:
             for _ in requests:
-                arrived.get()
+                transfers.next_of(arrived)
         except BaseException:  # an interrupt
             engine.cancel(requests)
             raise

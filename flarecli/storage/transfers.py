@@ -21,7 +21,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 import pycurl
 
@@ -33,8 +34,9 @@ from flarecli.storage.limits import Limits
 from flarecli.storage.pools import Pool
 from flarecli.storage.slots import Request, Slot
 
-__all__ = ["Engine", "Request", "shared"]
+__all__ = ["Engine", "Request", "next_of", "shared"]
 
+T = TypeVar("T")
 HOPS = 5
 SLOW = 1000  # bytes a second: a transfer that brings less for `timeout_s` has failed
 BUDGET, BUDGET_SHARE = 100, 0.1  # retries of a run: so many, or this share of its requests
@@ -356,6 +358,13 @@ class Engine:
         request = slot.request
         self._stop(slot)
         self._again(request, fault, now)
+
+
+def next_of(arrived: SimpleQueue[T]) -> T:
+    """Wait for what the engine delivers; an interrupt ends the wait, also one that another thread was given."""
+    while True:
+        with contextlib.suppress(Empty):
+            return arrived.get(timeout=_TICK_S)
 
 
 # -- one engine for all stores of a process

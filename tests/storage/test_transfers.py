@@ -1,5 +1,6 @@
 """The fetch engine: fair, bounded, patient with what may pass and with nothing else, and gone when it is closed."""
 
+import _thread
 import contextlib
 import os
 import socket
@@ -451,3 +452,13 @@ def test_a_body_without_a_length_is_counted(web, engine):
     one = engine()
     assert [done.data for done in fetched(one, [web.url("/a"), web.url("/b"), web.url("/a")])] == [BODY] * 3
     assert one.unproven == 2
+
+
+def test_an_interrupt_ends_a_wait_and_drops_what_was_asked_for(web):
+    web.pages["/a"] = lambda handler, times: web.over.wait(20)
+    begin = time.monotonic()
+    threading.Timer(0.3, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        locate(web.url("/a")).read()
+    assert time.monotonic() - begin < 2
+    web.over.set()
