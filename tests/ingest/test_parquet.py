@@ -64,7 +64,7 @@ class Watched(MemoryStore):
         (pa.array([decimal.Decimal("1.10"), None]), pa.decimal128(3, 2)),
         (pa.array([datetime.date(2024, 1, 2), None]), pa.date32()),
         (pa.array([datetime.time(1, 2), None], pa.time64("us")), pa.time64("us")),
-        (pa.array([1, None], pa.timestamp("ns", "UTC")), pa.timestamp("ns", "UTC")),
+        (pa.array([1000, None], pa.timestamp("ns", "UTC")), pa.timestamp("ns", "UTC")),
         (pa.array([[1, 2], None]), pa.list_(pa.int64())),
         (pa.array([{"x": 1}, None]), pa.struct([("x", pa.int64())])),
         (pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())), pa.map_(pa.string(), pa.int64())),
