@@ -1,104 +1,130 @@
-"""The bytes of a CSV or TSV, checked as they stream by: UTF-8, no NUL, and quotes as RFC 4180 has them.
+"""The bytes of a CSV or TSV as pieces of whole records, checked: UTF-8, no NUL, and quotes as RFC 4180 has them.
 
 A quote opens a field at its start and closes it at its end; inside it is doubled. So the quotes before any byte,
-odd or even, say whether that byte is inside a quoted field, and one pass finds each quote that is out of place.
-A parser that takes such a quote as it comes shifts columns and swallows rows without a word.
+odd or even, say whether that byte is inside a quoted field: that finds where records end, and each quote that is
+out of place. A parser that takes such a quote as it comes shifts columns and swallows rows without a word.
 """
 
 from __future__ import annotations
 
-import codecs
-import io
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from flarecli.errors import FormatError
-from flarecli.ingest.source import LocationFile
 from flarecli.storage import Location
+from flarecli.units import format_size
 
-__all__ = ["CheckedText", "line_of"]
+__all__ = ["Piece", "pieces", "records"]
 
+_BLOCK = 4 << 20  # bytes read at once, and about the size of a piece
+_RECORD = 64 << 20  # bytes; a record is no larger than this
 _QUOTE, _BOM = ord('"'), b"\xef\xbb\xbf"
 _STRAY = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
 
 
-class CheckedText(LocationFile):
-    """A file that is read once, from start to end. Raises FormatError with the line for what is no text, or no table."""
+class Piece(NamedTuple):
+    """Whole records, and the line that the first of them is in; lines count from 1."""
 
-    def __init__(self, at: Location, delimiter: str) -> None:
-        super().__init__(at)
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
-        self._beside = np.zeros(256, bool)  # what a quote that opens or closes a field may stand next to
-        self._beside[list(f'{delimiter}\r\n"'.encode())] = True
-        self._seen, self._lines = 0, 1
-        self._inside, self._last, self._opened = False, ord("\n"), 1  # the last byte, and the line of the last quote that opens
+    line: int
+    data: bytes
 
-    def read(self, size: int | None = -1) -> bytes:
-        start = self._position
-        data = super().read(size)
-        if start != self._seen:
-            return data  # Arrow streams, and reads no byte twice
-        self._seen = self._position
-        self._check_text(data, start)
-        self._check_quotes(data[3:] if start == 0 and data.startswith(_BOM) else data)
-        self._lines += _breaks(data)
-        if self._position >= self._size and self._inside:
-            self._refuse(f"line {self._opened}: a quote is opened and never closed", _STRAY)
-        return data
+    @property
+    def is_blank(self) -> bool:
+        """Whether it holds line ends only."""
+        return not (self.data[:64].strip(b"\r\n") or self.data.strip(b"\r\n"))
 
-    def _check_text(self, data: bytes, start: int) -> None:
-        pending = len(self._decoder.getstate()[0])
-        try:
-            self._decoder.decode(data, final=self._position >= self._size)
-        except UnicodeDecodeError as error:
-            at = error.start - pending
-            self._refuse(f"line {self._line(data, at)}: byte {start + at} is not UTF-8", "Save it as UTF-8 text.")
-        nul = data.find(b"\0")
-        if nul >= 0:
-            self._refuse(f"line {self._line(data, nul)}: byte {start + nul} is NUL", "Save it as UTF-8 text.")
+    def behind(self, end: int) -> Piece:
+        """Give the piece without its first bytes, which end a line."""
+        return Piece(self.line + _breaks(self.data[:end]), self.data[end:])
 
-    def _check_quotes(self, data: bytes) -> None:
-        if not data:
-            return
-        raw = np.frombuffer(data, np.uint8)
-        quotes = np.flatnonzero(raw == _QUOTE)
-        opens = quotes[int(self._inside) :: 2]  # every other one, the first if we are outside
-        closes = quotes[1 - int(self._inside) :: 2]
-        before = np.where(opens > 0, raw[opens - 1], self._last)
-        after = raw[np.minimum(closes + 1, len(raw) - 1)]  # a quote at the end stands next to itself; the next block looks again
-        stray = np.concatenate([opens[~self._beside[before]], closes[~self._beside[after]]])
-        if not self._inside and self._last == _QUOTE and not self._beside[raw[0]]:
-            stray = np.array([0])
-        if len(stray):
-            self._refuse(f"line {self._line(data, int(stray.min()))}: a quote inside a field", _STRAY)
-        if len(opens):
-            self._opened = self._line(data, int(opens[-1]))
-        self._inside ^= bool(len(quotes) % 2)
-        self._last = data[-1]
 
-    def _line(self, data: bytes, end: int) -> int:
-        return self._lines + _breaks(data[: max(0, end)])
+def pieces(at: Location, delimiter: str) -> Iterator[Piece]:
+    """Read a file as pieces of whole records, in order, one piece in memory at a time.
 
-    def _refuse(self, what: str, hint: str) -> None:
-        self.error = FormatError(what, where=self._at, hint=hint)
-        raise self.error
+    raises  FormatError with the line for what is not UTF-8, a NUL, a stray quote, one that is never closed,
+            or a record of more than 64 MB
+    """
+    beside = np.zeros(256, bool)  # what a quote that opens or closes a field may stand next to
+    beside[list(f'{delimiter}\r\n"'.encode())] = True
+    size, line, first, data = at.size(), 1, 0, b""
+    for start in range(0, size, _BLOCK):
+        stop = min(start + _BLOCK, size)
+        data += at.read(start, stop)
+        if start == 0 and data.startswith(_BOM):
+            data, first = data[len(_BOM) :], len(_BOM)
+        quotes = np.flatnonzero(np.frombuffer(data, np.uint8) == _QUOTE)
+        end = len(data) if stop == size else _end_of_records(data, quotes)
+        if not end:
+            if len(data) > _RECORD:
+                hint = "Look for a quote that is never closed."
+                raise FormatError(f"line {line}: a record is longer than {format_size(_RECORD)}", where=at, hint=hint)
+            continue
+        piece, data = Piece(line, data[:end]), data[end:]
+        _check_text(piece, first, at)
+        _check_quotes(piece, quotes[: np.searchsorted(quotes, end)], beside, at)
+        yield piece
+        line, first = line + _breaks(piece.data), first + end
+
+
+def records(data: bytes) -> Iterator[tuple[int, int]]:
+    """Give for each record how many lines stand before it, and where it ends. Lines with nothing in them are no records."""
+    end, first, inside = 0, 0, False
+    for number, line in enumerate(data.splitlines(keepends=True)):
+        end += len(line)
+        if not inside:
+            if not line.strip(b"\r\n"):
+                continue
+            first = number
+        inside ^= bool(line.count(b'"') % 2)
+        if not inside:
+            yield first, end
+
+
+def _end_of_records(data: bytes, quotes: Any) -> int:
+    """Give where the last whole record ends: behind the last line end with an even number of quotes before it."""
+    end = len(data)
+    while end > 0:
+        # a CR at the very end may be half of a CR LF
+        last = max(data.rfind(b"\n", 0, end), data.rfind(b"\r", 0, min(end, len(data) - 1)))
+        before = int(np.searchsorted(quotes, last))
+        if before % 2 == 0:
+            return last + 1
+        end = int(quotes[before - 1])
+    return 0
+
+
+def _check_text(piece: Piece, first: int, at: Location) -> None:
+    try:
+        if not piece.data.isascii():
+            piece.data.decode()
+    except UnicodeDecodeError as error:
+        raise _refusal(piece, error.start, f"byte {first + error.start} is not UTF-8", "Save it as UTF-8 text.", at) from None
+    nul = piece.data.find(b"\0")
+    if nul >= 0:
+        raise _refusal(piece, nul, f"byte {first + nul} is NUL", "Save it as UTF-8 text.", at)
+
+
+def _check_quotes(piece: Piece, quotes: Any, beside: Any, at: Location) -> None:
+    if not len(quotes):
+        return
+    raw = np.frombuffer(piece.data, np.uint8)
+    opens, closes = quotes[::2], quotes[1::2]
+    before, after = opens[opens > 0], closes[closes < len(raw) - 1]  # at its ends a piece stands next to line ends
+    stray = np.concatenate([before[~beside[raw[before - 1]]], after[~beside[raw[after + 1]]]])
+    if len(stray):
+        raise _refusal(piece, int(stray.min()), "a quote inside a field", _STRAY, at)
+    if len(quotes) % 2:
+        doubled = (opens > 0) & (raw[opens - 1] == _QUOTE)  # closes and opens again: one quote of the value
+        raise _refusal(piece, int(opens[~doubled][-1]), "a quote is opened and never closed", _STRAY, at)
+
+
+def _refusal(piece: Piece, place: int, what: str, hint: str, at: Location) -> FormatError:
+    return FormatError(f"line {piece.line + _breaks(piece.data[:place])}: {what}", where=at, hint=hint)
 
 
 def _breaks(data: bytes) -> int:
     """Count the ends of lines: LF, CR LF, or CR."""
-    return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
-
-
-def line_of(at: Location, record: int) -> int:
-    """Give the line that a record starts in; both count from 1, and lines with nothing in them are no records.
-
-    Reads the file again up to there, so it is for messages only.
-    """
-    seen, inside, number = 0, False, 0
-    for number, line in enumerate(io.TextIOWrapper(io.BufferedReader(LocationFile(at)), "utf-8-sig", "replace", newline=""), 1):
-        if inside or line.strip("\r\n"):
-            seen += not inside
-            if seen == record:
-                return number
-            inside ^= bool(line.count('"') % 2)
-    return number
+    breaks = data.count(b"\n")
+    return breaks if b"\r" not in data else breaks + data.count(b"\r") - data.count(b"\r\n")
