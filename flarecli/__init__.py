@@ -11,15 +11,9 @@ Every name is loaded when it is first used: importing the package imports nothin
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from flarecli import errors as errors
-    from flarecli import playlist as playlist
     from flarecli.model import Column as Column
     from flarecli.model import Finding as Finding
     from flarecli.read import Dataset as Dataset
@@ -27,6 +21,7 @@ if TYPE_CHECKING:
     from flarecli.verbs import cat as cat
     from flarecli.verbs import inspect as inspect
     from flarecli.verbs import pack as pack
+    from flarecli.verbs import playlist as playlist
     from flarecli.verbs import unpack as unpack
     from flarecli.verbs import verify as verify
     from flarecli.write import Writer as Writer
@@ -42,6 +37,7 @@ _ROOMS = {
     "inspect": "flarecli.verbs",
     "open": "flarecli.read",
     "pack": "flarecli.verbs",
+    "playlist": "flarecli.verbs",
     "unpack": "flarecli.verbs",
     "verify": "flarecli.verbs",
 }
@@ -52,35 +48,13 @@ __all__ = ["Column", "Dataset", "Finding", "Writer", "__version__", "cat", "erro
 def __getattr__(name: str) -> object:
     import importlib
 
-    if name in ("errors", "playlist"):
-        return importlib.import_module(f"flarecli.{name}")
+    if name == "errors":
+        return importlib.import_module("flarecli.errors")
     if name not in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(_ROOMS[name]), name)
     globals()[name] = found
     return found
-
-
-class _Playlist(ModuleType):
-    """The module `flarecli.playlist` is also one of the six commands: called, it is that."""
-
-    def __call__(self, *args: Any, **options: Any) -> str:
-        from flarecli import verbs
-
-        text: str = verbs.playlist(*args, **options)
-        return text
-
-
-class _Package(ModuleType):
-    """Python puts a module into its package under the module's name, whatever has that name already."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "playlist":
-            value.__class__ = _Playlist
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

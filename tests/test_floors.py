@@ -18,7 +18,7 @@ FLOORS = [
     {"model"},
     {"encodings", "where"},
     {"formats"},
-    {"playlist", "ingest"},
+    {"playlists", "ingest"},
     {"read"},
     {"write"},
     {"verbs"},

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flarecli import formats, playlist
+from flarecli import formats, playlists
 from flarecli.errors import FormatError, MissingError, UnfinishedError, UsageError
 from flarecli.formats import INDEX
 from flarecli.model import Playlist, Stream
@@ -114,7 +114,7 @@ def _is_folder(at: Location) -> bool:
 def _of_file(at: Location, format: str | None) -> Playlist:
     if at.name.endswith((".yaml", ".yml")):
         _refuse_unfinished(at.folder)
-        return _formatted(playlist.read(at), format)
+        return _formatted(playlists.read(at), format)
     if at.name == INDEX:
         return _formatted(_indexed(at.folder), format)
     kind = format or formats.sniffed(at.name)
@@ -129,12 +129,12 @@ def _of_file(at: Location, format: str | None) -> Playlist:
 
 def _of_folder(at: Location, format: str | None) -> Playlist:
     _refuse_unfinished(at)
-    if (at / playlist.PLAYLIST).exists():
-        return _formatted(playlist.read(at / playlist.PLAYLIST), format)
+    if (at / playlists.PLAYLIST).exists():
+        return _formatted(playlists.read(at / playlists.PLAYLIST), format)
     if (at / INDEX).exists():
         return _formatted(_indexed(at), format)
     if not at.is_local:
-        raise MissingError(f"neither {playlist.PLAYLIST} nor {INDEX} is there", where=at, hint="Name a playlist, an index.json or a shard.")
+        raise MissingError(f"neither {playlists.PLAYLIST} nor {INDEX} is there", where=at, hint="Name a playlist, an index.json or a shard.")
     entries = list(at.list())
     if not entries:
         raise MissingError("an empty folder", where=at)

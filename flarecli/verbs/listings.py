@@ -15,7 +15,7 @@ from flarecli.errors import FlareError, MissingError, MissingLibraryError, Reach
 from flarecli.formats import INDEX
 from flarecli.formats.mds_index import open_dataset
 from flarecli.model import Chunk, File, Finding, Playlist, Stream
-from flarecli.playlist import PLAYLIST
+from flarecli.playlists import PLAYLIST
 from flarecli.read import resolve, select_streams
 from flarecli.storage import Guard, Location
 from flarecli.verbs.checks import HELD, Checked, Claim, check_chunk, check_file, finding

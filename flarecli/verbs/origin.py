@@ -13,7 +13,7 @@ from flarecli import where as sql
 from flarecli.errors import UsageError
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.names import redact
-from flarecli.playlist import text
+from flarecli.playlists import text
 from flarecli.storage import Guard, Location
 from flarecli.verbs.naming import ROW
 from flarecli.verbs.rows import first_rows, needed, ordered, read_rows, weight

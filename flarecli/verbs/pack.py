@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from flarecli import playlist
+from flarecli import playlists
 from flarecli.errors import FormatError, UsageError
 from flarecli.formats import find
 from flarecli.hashes import DEFAULT
@@ -193,8 +193,8 @@ def _named(plan: Plan, writer: Writer, part: links.Fetched, names: list[str]) ->
 
 def _done_before(writer: Writer, about: Mapping[str, Any], format: str) -> Packed:
     """Say again what a finished pack did, if it was this one."""
-    at = writer.target.at / playlist.PLAYLIST
-    stream = playlist.read(at).streams[0] if at.exists() else None
+    at = writer.target.at / playlists.PLAYLIST
+    stream = playlists.read(at).streams[0] if at.exists() else None
     if stream is None or stream.headers.get("source") != about:
         hint = "Give --overwrite to replace it, or name another folder."
         raise UsageError("a dataset of another source or other options is there", where=writer.target.shown, hint=hint)
@@ -212,5 +212,5 @@ def _dry(plan: Plan, names: list[str], format: str, settings: Settings, out: str
         plan.progress.failed(failure.key or f"row {failure.row}", failure.reason)
     if would.failures and plan.on_error == "fail":
         raise error_of(would.failures[0], plan.source.address, _SKIP)
-    path, failed = f"{out.rstrip('/')}/{playlist.PLAYLIST}", len(would.failures)
+    path, failed = f"{out.rstrip('/')}/{playlists.PLAYLIST}", len(would.failures)
     return Packed(path, format, would.rows, would.shards, would.bytes, failed, {}, would.columns, dry_run=True, estimated=would.estimated)

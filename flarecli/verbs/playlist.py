@@ -19,7 +19,7 @@ from flarecli import hashes as sums
 from flarecli.errors import FlareError, UsageError
 from flarecli.model import File, Finding, Playlist, Stream
 from flarecli.names import is_url, redact
-from flarecli.playlist import faults, parse, text
+from flarecli.playlists import faults, parse, text
 from flarecli.read import expand, resolve, select_streams
 from flarecli.storage import Guard, Limits, Location, locate
 from flarecli.storage.local import LocalStore

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from flarecli import ingest, playlist, read
+from flarecli import ingest, playlists, read
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.names import redact
 from flarecli.storage import Guard, Location
@@ -51,7 +51,7 @@ def open_source(sources: str | Sequence[str], *, text: Collection[str], guard: G
     def listing() -> str:
         sums = Sums([DEFAULT])
         for one in data.playlists:
-            sums.update(playlist.text(one))
+            sums.update(playlists.text(one))
         return sums.hex()[DEFAULT]
 
     return Source(shown, first, data.schema, len(data), lambda columns: data.scan(columns), listing)

@@ -84,7 +84,7 @@ class Verification:
             if not has_sums:
                 self.unprotected.append(f"{found.at}: carries no sums")
         elif found.at is not None:
-            self.files += 1
+            self.files, self.bytes = self.files + 1, self.bytes + found.at.size()
             self.unprotected.append(f"{found.at}: carries no sum, cross-checked with the shards' own headers")
         for stream in plan.streams:
             claimed: dict[str, tuple[Location, Checked]] = {}

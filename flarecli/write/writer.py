@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flarecli import __version__, compress, encodings, formats, hashes, playlist
+from flarecli import __version__, compress, encodings, formats, hashes, playlists
 from flarecli.encodings import BINARY
 from flarecli.errors import FlareError, UsageError
 from flarecli.model import Chunk, Columns, File, IntArray, Playlist, Settings, Stream
@@ -201,7 +201,7 @@ class Writer:
             self._flush(1 << 62)
         self.failed.settle(1 << 62)
         files = self._format.write_index(self.target.at, self._chunks, self.columns or (), self.settings)
-        playlist.write(self.target.at / playlist.PLAYLIST, Playlist((self._stream({**files, **self.failed.files()}, source),)))
+        playlists.write(self.target.at / playlists.PLAYLIST, Playlist((self._stream({**files, **self.failed.files()}, source),)))
         self.failed.close()
         self._journal.close()
         self._ended = True
@@ -211,7 +211,7 @@ class Writer:
     @property
     def playlist(self) -> str:
         """The path of the playlist, as the user would type it."""
-        return f"{self.target.shown.rstrip('/')}/{playlist.PLAYLIST}"
+        return f"{self.target.shown.rstrip('/')}/{playlists.PLAYLIST}"
 
     def _stream(self, files: dict[str, File], source: Mapping[str, Any] | None) -> Stream:
         stored = [chunk.files[0] for chunk in self._chunks]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flarecli import playlist, read
+from flarecli import playlists, read
 from flarecli.errors import FlareError, FormatError, MissingError, RowsError, UnfinishedError, UnsafeError, UsageError
 from flarecli.model import Playlist, Settings
 from flarecli.storage import Guard, Location, locate
@@ -106,7 +106,7 @@ def joined(tmp_path, left, right):
         streams.append(
             type(stream)(name, stream.at, stream.format, [f"{name}/{url}" for url in stream.urls], stream.columns, stream.rows, stream.sizes)
         )
-    playlist.write(locate(str(tmp_path)) / "set.yaml", Playlist(tuple(streams)))
+    playlists.write(locate(str(tmp_path)) / "set.yaml", Playlist(tuple(streams)))
     return f"{tmp_path}/set.yaml"
 
 
@@ -177,7 +177,7 @@ def test_a_playlist_that_leaves_its_folder_is_refused_until_the_user_says_so(out
     (stream,) = read.resolve(out)[0].streams
     (tmp_path / "sub").mkdir()
     away = type(stream)("data", stream.at, "mds", [f"{out}/{url}" for url in stream.urls], stream.columns, stream.rows, stream.sizes)
-    playlist.write(locate(str(tmp_path / "sub")) / "p.yaml", Playlist((away,)))
+    playlists.write(locate(str(tmp_path / "sub")) / "p.yaml", Playlist((away,)))
     with pytest.raises(UnsafeError) as caught:
         read.open(str(tmp_path / "sub" / "p.yaml"))[0]
     assert caught.value.exit_code == 5

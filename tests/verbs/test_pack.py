@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flarecli import playlist, read, verbs
+from flarecli import playlists, read, verbs
 from flarecli.errors import FormatError, ReachError, UsageError
 from flarecli.progress import Progress
 from flarecli.storage import Limits, locate
@@ -269,7 +269,7 @@ def test_an_index_whose_bits_flipped_is_noticed(tmp_path):
 
 def test_the_playlist_lists_every_file_it_needs(tmp_path, server):
     verbs.pack(index(tmp_path, server, bad={1}), f"{tmp_path}/out", on_error="skip", **LINK)
-    found = playlist.read(locate(f"{tmp_path}/out/playlist.yaml"))
+    found = playlists.read(locate(f"{tmp_path}/out/playlist.yaml"))
     (stream,) = found.streams
     assert found.protected
     assert {*stream.urls, *stream.files, "playlist.yaml"} == set(files(tmp_path / "out"))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flarecli import encodings, playlist, read
+from flarecli import encodings, playlists, read
 from flarecli.errors import BusyError, UnfinishedError, UsageError, ValueFitError
 from flarecli.model import Settings
 from flarecli.storage import locate
@@ -287,7 +287,7 @@ def test_failed_rows_are_listed_in_order_and_summed_in_the_playlist(tmp_path):
         {"row": 0, "key": "k0", "column": "t", "kind": "null", "reason": "t is null"},
         {"row": 2, "key": "k2", "column": "u", "kind": "http", "reason": "http://h/x?redacted: 404"},
     ]
-    (stream,) = playlist.read(locate(str(tmp_path / "out" / "playlist.yaml"))).streams
+    (stream,) = playlists.read(locate(str(tmp_path / "out" / "playlist.yaml"))).streams
     assert stream.files["failed.jsonl"].size == (tmp_path / "out" / "failed.jsonl").stat().st_size
 
 

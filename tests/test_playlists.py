@@ -6,7 +6,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flarecli import playlist
+from flarecli import playlists
 from flarecli.errors import FormatError
 from flarecli.model import Column, File, Playlist, Stream
 from flarecli.storage import Location
@@ -17,7 +17,7 @@ AT = Location(MemoryStore(), "d/playlist.yaml")
 
 def fault(data: bytes) -> str:
     with pytest.raises(FormatError) as caught:
-        playlist.parse(data, AT)
+        playlists.parse(data, AT)
     assert caught.value.exit_code == 4
     return str(caught.value)
 
@@ -59,18 +59,18 @@ def fault(data: bytes) -> str:
 )
 def test_faults_name_their_line(data, message):
     if message is None:
-        playlist.parse(data, AT)
+        playlists.parse(data, AT)
     else:
         assert fault(data) == message
 
 
 def test_words_that_other_readers_turn_into_values_stay_texts():
-    (stream,) = playlist.parse(b"a: {content: [no, 012, 1:30, yes, 0x1f, 1_000, .inf, 2024-01-01]}\n", AT)
+    (stream,) = playlists.parse(b"a: {content: [no, 012, 1:30, yes, 0x1f, 1_000, .inf, 2024-01-01]}\n", AT)
     assert list(stream.urls) == ["no", "012", "1:30", "yes", "0x1f", "1_000", ".inf", "2024-01-01"]
 
 
 def test_missing_and_null_parts_are_empty():
-    one, two = playlist.parse(b"a:\n  headers:\nb: {headers: null, content: []}\n", AT)
+    one, two = playlists.parse(b"a:\n  headers:\nb: {headers: null, content: []}\n", AT)
     assert (len(one), len(two), one.headers, one.rows) == (0, 0, {}, None)
 
 
@@ -108,10 +108,10 @@ def streams(draw):
 @settings(max_examples=150, deadline=None)
 @given(st.lists(streams(), max_size=3, unique_by=lambda s: s.name))
 def test_what_is_written_is_read_back(values):
-    data = playlist.text(Playlist(tuple(values)))
-    again = playlist.parse(data, AT)
+    data = playlists.text(Playlist(tuple(values)))
+    again = playlists.parse(data, AT)
     assert again.protected
-    assert playlist.text(again) == data
+    assert playlists.text(again) == data
     for one, two in zip(values, again.streams, strict=True):
         assert (one.name, list(one.urls), one.format, one.columns, one.hashes, one.files) == (
             two.name,
@@ -128,7 +128,7 @@ def test_what_is_written_is_read_back(values):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(streams(), min_size=1, max_size=2, unique_by=lambda s: s.name))
 def test_another_yaml_reader_sees_the_flare_shape(values):
-    read = yaml.safe_load(playlist.text(Playlist(tuple(values))))
+    read = yaml.safe_load(playlists.text(Playlist(tuple(values))))
     assert list(read) == [stream.name for stream in values]
     for stream in values:
         assert read[stream.name]["content"] == list(stream.urls)
@@ -137,12 +137,12 @@ def test_another_yaml_reader_sees_the_flare_shape(values):
 
 def test_every_flipped_bit_is_noticed():
     stream = Stream("data", AT.folder, "mds", ["a.mds"], (Column("c", "int", 8),), np.array([3]), np.array([99]), {"xxh3_128": ["0" * 32]})
-    data = playlist.text(Playlist((stream,)))
+    data = playlists.text(Playlist((stream,)))
     for bit in range(8 * len(data)):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         try:
-            assert not playlist.parse(bytes(flipped), AT).protected, bit
+            assert not playlists.parse(bytes(flipped), AT).protected, bit
         except FormatError:
             pass
 
@@ -150,6 +150,6 @@ def test_every_flipped_bit_is_noticed():
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda t: t.encode("utf-8", "surrogatepass")))
 def test_any_bytes_are_a_playlist_or_a_format_error(data):
     try:
-        playlist.parse(data, AT)
+        playlists.parse(data, AT)
     except FormatError:
         pass
