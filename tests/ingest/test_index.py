@@ -1,14 +1,18 @@
 """Several files as one index; what an index says of itself; what it refuses."""
 
 import pickle
+import random
+import re
 
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import xxhash
 
 from flarecli.errors import FormatError, MissingError, UnsafeError, UsageError
 from flarecli.ingest import is_index, open_index
+from flarecli.where import select
 
 
 def rows_of(found, columns=None) -> list[dict]:
@@ -134,3 +138,56 @@ def test_a_fifo_is_refused_at_once(tmp_path):
     with pytest.raises(UnsafeError) as caught:
         open_index(str(tmp_path / "x.csv"))
     assert str(caught.value) == f"{tmp_path}/x.csv: not a regular file"
+
+
+def ranges_of(web) -> list[tuple[int, int]]:
+    found = [re.fullmatch(r"bytes=(\d+)-(\d+)", headers["range"]) for _, headers in web.requests]
+    return [(int(match[1]), int(match[2]) + 1) for match in found]
+
+
+def test_a_remote_parquet_file_is_read_by_ranges_the_footer_first(web):
+    table = pa.table({"id": range(30_000), "heavy": [random.Random(n).randbytes(200) for n in range(30_000)]})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="none", use_dictionary=False)
+    data = sink.getvalue().to_pybytes()
+    found = open_index(web.file("/d/x.parquet", data, '"one"') + "?sig=secret")
+    assert (found.rows, found.is_local, found.address) == (30_000, False, web.url("/d/x.parquet?redacted"))
+    assert sum(stop - start for start, stop in ranges_of(web)) < 150_000
+    assert pa.Table.from_batches(found.batches(["id"])).equals(table.select(["id"]))
+    assert sum(stop - start for start, stop in ranges_of(web)) < 1_000_000
+    assert pa.Table.from_batches(found.batches()).equals(table)
+
+
+def test_a_remote_csv_is_read_piece_by_piece(web, monkeypatch):
+    monkeypatch.setattr("flarecli.ingest.text._BLOCK", 10_000)
+    rows = [{"id": n, "text": f"é,\n{n}"} for n in range(5000)]
+    data = "id,text\n" + "".join(f'{row["id"]},"{row["text"]}"\n' for row in rows)
+    found = open_index(web.file("/x.csv", data.encode()))
+    next(found.batches())
+    assert max(stop for _, stop in ranges_of(web)) <= 10_000
+    assert rows_of(found) == rows
+
+
+def test_what_a_server_answers_instead_of_an_index_is_no_index(web):
+    with pytest.raises(MissingError) as caught:
+        open_index(web.url("/no.parquet?token=secret"))
+    assert "secret" not in str(caught.value)
+    with pytest.raises(FormatError) as caught:
+        open_index(web.page("/x.parquet", b"<html><title>Sign in</title></html>"))
+    assert str(caught.value) == f"{web.url('/x.parquet')}: not parquet: it does not begin with PAR1"
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path):
+    """Counted by Arrow itself; 60 MB of text in one row group, as parquet and as CSV."""
+    table = pa.table({"id": range(60_000), "text": [f"{n:01000}" for n in range(60_000)]})
+    pq.write_table(table, tmp_path / "x.parquet", compression="none", use_dictionary=False, row_group_size=60_000)
+    pa.csv.write_csv(table, tmp_path / "x.csv")
+    del table
+    for name in ("x.parquet", "x.csv"):
+        before, most, rows = pa.total_allocated_bytes(), 0, 0
+        found = open_index(str(tmp_path / name))
+        for batch in select(found.schema, found.batches(), "id % 10 < 9")[1]:
+            rows += batch.num_rows
+            most = max(most, pa.total_allocated_bytes() - before)
+        assert rows == 54_000
+        assert most < 40_000_000
