@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 import socket
 import struct
 import threading
@@ -11,6 +12,9 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job: what the tests start would ignore it too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _Handler(BaseHTTPRequestHandler):
