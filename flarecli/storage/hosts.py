@@ -32,10 +32,14 @@ class Hosts:
         self._ready: dict[str, _Host] = {}  # those with requests that wait
 
     def put(self, request: Request, again: bool = False) -> None:
-        """Queue a request behind those of its host; one that is tried `again` goes before them."""
+        """Queue a request behind those of its host; one that is tried `again` goes before them, but for those of lower orders.
+
+        The lowest order always stands first: `pick` looks at no other, and the head of the line may be all that it may take.
+        """
         host = self._host(request.address.origin)
         if again:
-            host.waiting.appendleft(request)
+            place = next((i for i, other in enumerate(host.waiting) if other.order >= request.order), len(host.waiting))
+            host.waiting.insert(place, request)
         else:
             host.waiting.append(request)
         self._ready[request.address.origin] = host

@@ -110,9 +110,9 @@ class Engine:
         _engines.discard(self)
 
     def _call(self, what: Any, argument: Any) -> None:
-        if self._crash is not None:
-            raise RuntimeError("the transfer thread has died") from self._crash
         self._calls.append((what, argument))
+        if self._crash is not None:  # looked at after the call is queued: then either we see it, or the thread sees the call
+            raise RuntimeError("the transfer thread has died") from self._crash
         self._ring()
 
     def _ring(self) -> None:
@@ -129,6 +129,10 @@ class Engine:
                 self._turn()
         except BaseException as error:  # nobody may wait for ever for what will never come
             self._crash = error
+            while self._calls:
+                what, argument = self._calls.popleft()
+                if what == self._take:
+                    self._open.update(argument)
             for request in list(self._open):
                 self._deliver(request, Fault("bug", f"{type(error).__name__}: {error}", error=FlareError))
         finally:

@@ -274,6 +274,8 @@ class _Fetcher:
         """Wait for one answer, and take its bytes."""
         if not request.done or self._freed >= self._lump:
             self._wait(request)
+        if request.fault is not None and request.fault.kind == "bug":
+            raise RuntimeError(request.fault.message)  # no fault of the row's, which --on-error skip would leave out
         if request.fault is not None:
             return _Flaw(request.fault.kind, redact_text(f"{redact(request.asked.url)}: {request.fault.message}"))
         body, request.data = request.data, b""  # the slice remembers the request for a while

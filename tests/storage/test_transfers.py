@@ -462,3 +462,29 @@ def test_an_interrupt_ends_a_wait_and_drops_what_was_asked_for(web):
         locate(web.url("/a")).read()
     assert time.monotonic() - begin < 2
     web.over.set()
+
+
+def test_what_is_tried_again_never_stands_before_the_next_one_wanted():
+    hosts = Hosts()
+    first, second, third = (request("http://one.example/", print, order=order) for order in (0, 1, 2))
+    hosts.put(third)
+    hosts.put(first, again=True)
+    hosts.put(second, again=True)  # its pause was the longer one
+    assert hosts.pick(0.0, head=0) is first
+    assert hosts.pick(0.0, head=1) is second
+
+
+def test_requests_that_a_dying_thread_never_took_are_delivered_too(engine, monkeypatch):
+    submitted = threading.Event()
+
+    def fails(self):
+        submitted.wait(10)
+        raise OSError("no more files")
+
+    monkeypatch.setattr(Engine, "_turn", fails)
+    one, arrived = engine(), SimpleQueue()
+    one.submit([request("http://127.0.0.1:9/", arrived.put)])
+    submitted.set()
+    assert arrived.get(timeout=5).fault.kind == "bug"
+    with pytest.raises(RuntimeError, match="^the transfer thread has died$"):
+        one.submit([request("http://127.0.0.1:9/", arrived.put)])

@@ -316,3 +316,10 @@ def test_every_kind_of_text_column_holds_links(at, tmp_path, kind):
         {"key": ["k0"], "url": pa.array(["a"], pa.string()).cast(kind) if not pa.types.is_dictionary(kind) else pa.array(["a"]).dictionary_encode()}
     )
     assert collected([batch], at)[0] == {0: b"a"}
+
+
+def test_a_mistake_in_the_transfer_thread_is_no_failed_row(web, at, monkeypatch):
+    web.file("/a.jpg", JPEG)
+    monkeypatch.setattr("flarecli.storage.slots.Slot.finish", lambda self, code: 1 // 0)
+    with pytest.raises(RuntimeError, match=r"^ZeroDivisionError: "):
+        collected([index([web.url("/a.jpg")])], at)
