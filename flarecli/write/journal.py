@@ -61,20 +61,24 @@ class Journal:
             sync_folder(os.path.dirname(self._path))
             return
         try:
-            first, *rest = [json.loads(line) for line in whole.splitlines()]
+            lines = whole.splitlines(keepends=True)
+            first, *rest = map(json.loads, lines)
         except ValueError:
             raise FormatError("its journal cannot be read", where=self._at, hint="Give --overwrite to begin anew.") from None
         if first != json.loads(json.dumps(head)):
             raise UsageError(
                 f"the unfinished pack there was begun with {_difference(first, head)}", where=self._at, hint="Give --overwrite to begin anew."
             )
-        for entry in rest:
+        good = len(lines[0])
+        for line, entry in zip(lines[1:], rest, strict=True):
             if "columns" in entry:
                 self.columns = [(name, encoding) for name, encoding in entry["columns"]]
-            elif not self._is_there(entry):
-                break
-            else:
+            elif self._is_there(entry):
                 self.shards.append(entry)
+            else:  # what follows will be noted again, and must not count twice
+                os.ftruncate(self._fd, good)
+                break
+            good += len(line)
 
     def _is_there(self, entry: dict[str, Any]) -> bool:
         """Whether a noted shard still has its size; it was on the disk before it was noted."""

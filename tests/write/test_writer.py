@@ -303,3 +303,21 @@ def test_keys_tell_the_row_that_used_them_first(batches):
                 seen.setdefault(key, row + i)
         assert keys.seen(pa.array(batch, pa.string()), row).tolist() == wanted
         row += len(batch)
+
+
+def test_a_shard_that_went_is_noted_once_however_often_the_pack_is_resumed(tmp_path):
+    rows, how = samples(400), Settings(shard_bytes=4000)
+    whole = pack(tmp_path / "whole", rows)
+    out = tmp_path / "out"
+
+    def begun(count):
+        writer = Writer(str(out), columns=COLUMNS, settings=how, resume=True)
+        for row in rows[writer.rows : count]:
+            writer.write(row)
+        writer._write_samples()
+        writer.abandon()
+
+    begun(300)
+    (out / "shard.00001.mds").unlink()
+    begun(150)  # writes that one again, and ends before it comes to the next ones that were noted
+    assert pack(out, rows, resume=True) == whole
