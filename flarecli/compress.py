@@ -18,7 +18,7 @@ _LEVELS = {"zstd": (1, 22, 3)}  # name: lowest, highest, default
 _NAME = re.compile(r"([a-z0-9]+)(?::([1-9]\d?))?", re.ASCII)
 _WINDOW = 1 << 27  # what zstd itself takes without --long; more is a bomb's way to make a reader allocate
 _STEP = 1 << 20
-_RATIO, _TOTAL = 1000, 1 << 32  # bounds where no size was declared
+_RATIO, _TOTAL = 1000, 1 << 32  # the first bounds what declares no size, the second everything
 
 
 def suffix_of(compression: str) -> str:
@@ -75,6 +75,8 @@ def decompress(suffix: str, blocks: Iterable[bytes], raw_size: int | None, where
 
     if suffix != "zstd":
         raise UsageError(f"unknown compression {suffix!r}", where=where, hint=f"Choose one of {', '.join(SUFFIXES)}.")
+    if raw_size is not None and raw_size > _TOTAL:  # whoever made the frame may have made the listing
+        raise FormatError(f"{raw_size} bytes when decompressed are listed, {_TOTAL} is the most that is read", where=where)
     source, out = _Blocks(blocks), bytearray()
     reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(cast(IO[bytes], source), read_across_frames=True)
     try:

@@ -57,3 +57,9 @@ def test_rest_behind_the_last_frame_is_an_error():
 def test_names_are_spelt_exactly(name):
     with pytest.raises(UsageError):
         suffix_of(name)
+
+
+def test_a_listing_that_declares_more_than_any_shard_holds_is_refused_before_a_byte_is_read():
+    with pytest.raises(FormatError) as caught:
+        decompress("zstd", (pytest.fail("it was read") for _ in "a"), 1 << 50, "x.mds.zstd")
+    assert str(caught.value) == "x.mds.zstd: 1125899906842624 bytes when decompressed are listed, 4294967296 is the most that is read"

@@ -13,13 +13,14 @@ from flarecli import compress
 from flarecli.encodings import BINARY
 from flarecli.errors import IntegrityError
 from flarecli.model import Chunk, IntArray
+from flarecli.storage import Location
 
 __all__ = ["ragged", "read", "stored_size", "suffix", "whole"]
 
 HELD = 256 << 20  # bytes of decompressed shards kept; one larger than that is kept alone
 _NEAR = 1 << 16  # a gap that costs less to read than another request would
 _VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
-_held: OrderedDict[object, bytearray] = OrderedDict()
+_held: OrderedDict[object, tuple[Location, bytearray]] = OrderedDict()  # each with the Location that keeps its store's id from being used again
 _lock = threading.Lock()
 
 
@@ -58,16 +59,16 @@ def whole(chunk: Chunk) -> memoryview | None:
             stored_size(chunk)
         return view
     file = chunk.files[0] if chunk.files else None
-    key = (chunk.at, file and file.size, file and file.raw_size)
+    key = (id(chunk.at.store), chunk.at.path)  # of this very store: a dataset opened anew may be another one of the same sizes
     with _lock:
         if key in _held:
             _held.move_to_end(key)
-            return memoryview(_held[key]).toreadonly()
+            return memoryview(_held[key][1]).toreadonly()
     size = stored_size(chunk)
     data = compress.decompress(kind, chunk.at.blocks(size), file.raw_size if file else None, chunk.at)
     with _lock:
-        _held[key] = data
-        while len(_held) > 1 and sum(map(len, _held.values())) > HELD:
+        _held[key] = chunk.at, data
+        while len(_held) > 1 and sum(len(one) for _, one in _held.values()) > HELD:
             _held.popitem(last=False)
     return memoryview(data).toreadonly()
 

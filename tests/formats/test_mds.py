@@ -20,6 +20,7 @@ from flarecli.formats import mds
 from flarecli.model import Chunk, File, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
+from flarecli.write import Writer
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "mds"
 READABLE = sorted(p.name for p in GOLDEN.glob("mds_*") if not any(name in p.name for name in ("_br", "_bz2", "_gz", "_snappy")))
@@ -369,3 +370,11 @@ def test_columns_are_sorted_by_code_point_and_named_once():
         mds.arrange([encodings.column("a", "int"), encodings.column("a", "str")])
     with pytest.raises(UsageError, match="^a shard without columns cannot be read back$"):
         mds.arrange([])
+
+
+def test_a_dataset_that_was_replaced_by_one_of_the_same_sizes_is_read_anew(tmp_path):
+    values = [bytes(np.random.default_rng(seed).integers(0, 256, 1000, np.uint8)) for seed in (1, 2)]
+    for i, value in enumerate(values):
+        with Writer(str(tmp_path / "out"), columns={"b": "bytes"}, settings=Settings("zstd"), overwrite=i > 0) as writer:
+            writer.write({"b": value})
+        assert read.open(str(tmp_path / "out"))[0]["b"] == value
