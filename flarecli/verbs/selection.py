@@ -15,7 +15,7 @@ from flarecli.errors import FormatError, UnsafeError, UsageError
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.verbs.source import Source
-from flarecli.write import Keys, links
+from flarecli.write import Keys, key_text, links
 from flarecli.write.columns import check_names
 
 __all__ = ["Plan", "checked", "fetched", "first_rows", "parse_link", "selected"]
@@ -127,7 +127,7 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
             first = int(again[0])
             where = f"{plan.source.address}[{row - batch.num_rows + first}]"
             hint = "Give --on-duplicate first to keep the first of them, or keep to keep all."
-            raise FormatError(f"key {str(column[first].as_py())!r} was used in row {used[first]}", where=where, hint=hint)
+            raise FormatError(f"key {key_text(column[first])!r} was used in row {used[first]}", where=where, hint=hint)
         plan.duplicates["first"] += len(again)
         yield batch.filter(pa.array(used < 0)) if len(again) else batch
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flarecli.write.failures import FAILED, Failure, error_of
-from flarecli.write.keys import Keys
+from flarecli.write.keys import Keys, key_text
 from flarecli.write.writer import Writer
 
-__all__ = ["FAILED", "Failure", "Keys", "Writer", "error_of"]
+__all__ = ["FAILED", "Failure", "Keys", "Writer", "error_of", "key_text"]

@@ -12,6 +12,7 @@ from flarecli import encodings
 from flarecli.errors import UsageError
 from flarecli.model import Columns, IntArray
 from flarecli.write.failures import Failure
+from flarecli.write.keys import key_text
 
 __all__ = ["Typed", "chosen_encodings"]
 
@@ -66,7 +67,7 @@ class Typed:
         keys = batch.column(self._key) if self._key is not None else None
         out = []
         for at, (name, reason) in sorted(reasons.items()):
-            key = "" if keys is None or not keys[at].is_valid else str(keys[at].as_py())
+            key = "" if keys is None else key_text(keys[at])
             kind = "null" if reason == "is null" else "value"
             out.append(Failure(int(rows[at]), key, name, kind, f"{name} {reason}"))
         keep = np.ones(len(rows), bool)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flarecli.errors import FlareError, ReachError, UnsafeError, ValueFitError
+from flarecli.errors import FlareError, FormatError, ReachError, UnsafeError, ValueFitError
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import File
 from flarecli.names import redact_text
@@ -78,6 +78,8 @@ class Failed:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
             return
+        if not self._at.exists() or self._at.size() < size:
+            raise FormatError("it is not as long as the journal says", where=self._at, hint="Give --overwrite to begin anew.")
         self._open()
         os.ftruncate(self._fd, size)
         for block in self._at.blocks(size):

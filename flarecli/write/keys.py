@@ -12,7 +12,7 @@ import xxhash
 
 from flarecli.model import IntArray
 
-__all__ = ["Keys"]
+__all__ = ["Keys", "key_text"]
 
 
 class _Run:
@@ -37,6 +37,15 @@ class _Run:
         return out
 
 
+def key_text(key: pa.Scalar) -> str:
+    """Give a key as reports name it: text that is not UTF-8 with escapes, a null as nothing."""
+    if not key.is_valid:
+        return ""
+    if pa.types.is_string(key.type) or pa.types.is_large_string(key.type):
+        return str(key.as_buffer().to_pybytes().decode("utf-8", "backslashreplace"))
+    return str(key.as_py())
+
+
 class Keys:
     """Tells which rows use a key that an earlier row had."""
 
@@ -50,7 +59,7 @@ class Keys:
         return  int64 [rows]
         """
         rows = np.arange(first_row, first_row + len(keys), dtype=np.int64)
-        values = keys.to_pylist()
+        values = (keys.cast(pa.large_binary()) if pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type) else keys).to_pylist()
         hashes = b"".join(xxhash.xxh3_128_digest(value if isinstance(value, bytes) else str(value).encode()) for value in values)
         pairs = np.frombuffer(hashes, "<u8").reshape(-1, 2)
         high, low = pairs[:, 0].copy(), pairs[:, 1].copy()

@@ -30,6 +30,7 @@ from flarecli.storage.addresses import Address, parse
 from flarecli.storage.transfers import Engine, Request, next_of
 from flarecli.units import format_count
 from flarecli.write.failures import Failure
+from flarecli.write.keys import key_text
 
 __all__ = ["Fetched", "Link", "fetch"]
 
@@ -184,7 +185,10 @@ class _Fetcher:
         if not text:
             return _Flaw("null", f"{link.source} is {'null' if text is None else 'empty'}")
         try:
+            text.encode()
             return self._place(text)
+        except UnicodeEncodeError:
+            return _Flaw("value", f"{link.source} is not UTF-8")
         except FlareError as error:
             return _Flaw(error.kind, _redacted(error))
 
@@ -219,7 +223,7 @@ class _Fetcher:
             values = [self._value(part, i, row) for i in range(len(self._links))]
             flaw = next(((link, value) for link, value in zip(self._links, values, strict=True) if isinstance(value, _Flaw)), None)
             if flaw is not None:
-                name = "" if keys is None or not keys[row].is_valid else str(keys[row].as_py())
+                name = "" if keys is None else key_text(keys[row])
                 failures.append(Failure(part.first + row, name, flaw[0].name, flaw[1].kind, flaw[1].reason))
             else:
                 kept.append(row)
@@ -319,7 +323,10 @@ def _texts(batch: pa.RecordBatch, source: str) -> list[str | None]:
         if pa.types.is_null(column.type):
             return [None] * len(column)
         raise UsageError(f"column {source!r} holds {column.type}, not addresses", hint="Name a column of text with --fetch.")
-    texts: list[str | None] = column.to_pylist()
+    try:
+        texts: list[str | None] = column.to_pylist()
+    except UnicodeDecodeError:  # parquet may claim text that is none: those rows alone fail
+        texts = [one.as_buffer().to_pybytes().decode("utf-8", "surrogateescape") if one.is_valid else None for one in column]
     return texts
 
 

@@ -46,13 +46,15 @@ class Target:
     def __init__(self, out: str, *, resume: bool = False, overwrite: bool = False) -> None:
         if is_url(out) and not out.startswith("file://"):
             raise UsageError("only local folders are written yet", where=redact(out))
+        if not out.removeprefix("file://"):  # a variable that is not set, and the root folder would be meant
+            raise UsageError("the target is an empty name", hint="Name a folder.")
         self.shown = out.removeprefix("file://").rstrip("/") or "/"
         self.final = os.path.realpath(self.shown)
         if os.path.lexists(self.final) and not os.path.isdir(self.final):
             raise UsageError("a file is there, a folder is wanted", where=self.shown)
         begun = os.path.exists(os.path.join(self.final, SCRATCH, "journal"))  # a half pack is emptied where it is, under its lock
         self._swaps = overwrite and not begun and (self._holds_dataset(self.final) or os.path.isdir(self._beside("new")))
-        if self._swaps:
+        if self._swaps or (begun and overwrite and not resume):
             self._refuse_others()
         self.folder = self._beside("new") if self._swaps else self.final
         self._made = not os.path.isdir(self.folder)

@@ -323,3 +323,10 @@ def test_a_mistake_in_the_transfer_thread_is_no_failed_row(web, at, monkeypatch)
     monkeypatch.setattr("flarecli.storage.slots.Slot.finish", lambda self, code: 1 // 0)
     with pytest.raises(RuntimeError, match=r"^ZeroDivisionError: "):
         collected([index([web.url("/a.jpg")])], at)
+
+
+def test_an_address_that_is_not_utf8_fails_alone(at, tmp_path):
+    (tmp_path / "a.jpg").write_bytes(JPEG)
+    text = pa.Array.from_buffers(pa.string(), 2, [None, pa.py_buffer(np.array([0, 2, 7], np.int32)), pa.py_buffer(b"\xff\xfea.jpg")])
+    values, failures = collected([pa.record_batch({"key": ["k0", "k1"], "url": text})], at)
+    assert (values, failures) == ({1: JPEG}, {0: ("k0", "value", "url is not UTF-8")})

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli import encodings, playlists, read
-from flarecli.errors import BusyError, UnfinishedError, UsageError, ValueFitError
+from flarecli.errors import BusyError, FormatError, UnfinishedError, UsageError, ValueFitError
 from flarecli.model import Settings
 from flarecli.storage import locate
 from flarecli.write import Failure, Keys, Writer
@@ -321,3 +321,41 @@ def test_a_shard_that_went_is_noted_once_however_often_the_pack_is_resumed(tmp_p
     (out / "shard.00001.mds").unlink()
     begun(150)  # writes that one again, and ends before it comes to the next ones that were noted
     assert pack(out, rows, resume=True) == whole
+
+
+def test_keys_that_are_not_utf8_are_keys_too():
+    text = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(np.array([0, 2, 3, 5], np.int32)), pa.py_buffer(b"\xff\xfea\xff\xfe")])
+    assert Keys().seen(text, 0).tolist() == [-1, -1, 0]
+
+
+def test_beginning_anew_in_a_half_pack_removes_nothing_else(tmp_path):
+    rows = samples(300)
+    with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_bytes=4000)) as writer:
+        for row in rows:
+            writer.write(row)
+        writer._write_samples()
+        raise RuntimeError
+    (tmp_path / "out" / "notes.txt").write_text("precious")
+    with pytest.raises(UsageError) as caught:
+        pack(tmp_path / "out", rows, overwrite=True)
+    assert str(caught.value) == f"{tmp_path}/out: it holds 'notes.txt', which is no part of a dataset"
+    assert (tmp_path / "out" / "notes.txt").read_text() == "precious"
+
+
+@pytest.mark.parametrize("out", ["", "file://"])
+def test_an_empty_target_is_not_the_root_folder(out):
+    with pytest.raises(UsageError) as caught:
+        Writer(out, columns=COLUMNS)
+    assert str(caught.value) == "the target is an empty name"
+
+
+def test_a_list_of_failed_rows_that_went_is_never_filled_with_zeros(tmp_path):
+    out, how = tmp_path / "out", Settings(shard_rows=1)
+    writer = Writer(str(out), columns={"v": "int"}, settings=how)
+    writer.fail(Failure(0, "k", "v", "null", "v is null"))
+    writer.write_batch(pa.record_batch({"v": pa.array([1, 2], pa.int64())}), np.array([1, 2]))
+    writer.abandon()
+    (out / "failed.jsonl").unlink()
+    with pytest.raises(FormatError) as caught:
+        Writer(str(out), columns={"v": "int"}, settings=how, resume=True)
+    assert str(caught.value) == f"{out}/failed.jsonl: it is not as long as the journal says"
