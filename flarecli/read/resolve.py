@@ -19,9 +19,9 @@ from flarecli.model import Playlist, Stream
 from flarecli.names import is_url, redact
 from flarecli.storage import Guard, Location, locate
 
-__all__ = ["JOURNAL", "expand", "resolve", "select_streams"]
+__all__ = ["expand", "resolve", "select_streams"]
 
-JOURNAL = ".flare/journal"
+_BEGUN = (".flare/journal", ".flare/lock")  # either is there from a pack's first step to its last but one
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
 _BRACE_LIMIT = 1 << 20  # addresses
@@ -153,7 +153,7 @@ def _indexed(at: Location) -> Playlist:
 
 
 def _refuse_unfinished(at: Location) -> None:
-    if at.is_local and (at / JOURNAL).exists():
+    if at.is_local and any((at / name).exists() for name in _BEGUN):
         raise UnfinishedError("an unfinished pack", where=at, hint="Run the same `flare pack` command again with --resume.")
 
 

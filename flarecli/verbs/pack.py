@@ -21,6 +21,7 @@ from flarecli.model import Columns, Settings
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.verbs.reckon import reckon
+from flarecli.verbs.rows import bounded
 from flarecli.verbs.selection import Plan, checked, fetched, parse_link
 from flarecli.verbs.source import open_source
 from flarecli.write import Writer, error_of, links
@@ -95,7 +96,8 @@ def pack(
     raises        UsageError, ReachError, FormatError, UnsafeError and what is below them, each with its exit code
     """
     progress = progress or Progress()
-    encode, guard, limits = dict(encode or {}), guard or Guard(), limits or Limits()
+    limits = limits or Limits()
+    encode, guard = dict(encode or {}), bounded(guard, limits)
     settings = Settings(compress or None, tuple(sorted(hashes)), shard_bytes or None, shard_rows)
     find(format)
     parsed = tuple(parse_link(text, encode) for text in fetch)

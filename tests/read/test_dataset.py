@@ -157,13 +157,23 @@ def test_shards_without_an_index_are_not_taken_for_plain_files(out, tmp_path):
     assert caught.value.hint.startswith("Name one of the datasets in it: ")
 
 
-def test_an_unfinished_pack_is_refused(out, tmp_path):
+@pytest.mark.parametrize("name", ["journal", "lock"])
+def test_an_unfinished_pack_is_refused(out, tmp_path, name):
     shutil.copytree(out, tmp_path / "d")
     (tmp_path / "d" / ".flare").mkdir()
-    (tmp_path / "d" / ".flare" / "journal").write_text("{}\n")
+    (tmp_path / "d" / ".flare" / name).write_text("{}\n")
     for address in ("d", "d/playlist.yaml"):
         with pytest.raises(UnfinishedError):
             read.open(str(tmp_path / address))
+
+
+def test_a_pack_killed_before_its_first_note_is_no_folder_of_files(tmp_path):
+    (tmp_path / "d" / ".flare").mkdir(parents=True)
+    with pytest.raises(MissingError):
+        read.open(str(tmp_path / "d"))
+    (tmp_path / "d" / ".flare" / "lock").write_text("{}")
+    with pytest.raises(UnfinishedError):
+        read.open(str(tmp_path / "d"))
 
 
 @pytest.mark.parametrize("address", ["nowhere", "nowhere/x.mds", "nowhere/playlist.yaml", "*.mds"])
