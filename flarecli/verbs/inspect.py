@@ -148,7 +148,7 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
     series = Series(parts)
     rows = np.concatenate([stream.rows for stream in parts])
     size = np.concatenate([stream.sizes for stream in parts])
-    urls = [redact(url) for stream in parts for url in stream.urls]
+    urls = [redact(url) for stream in parts for url in stream.urls] if shards else []
     raw = [_raw_bytes(stream) for stream in parts]
     least, middle, most = np.percentile(size, (0, 50, 100), method="lower").tolist() if len(size) else (None, None, None)
     return StreamInfo(
