@@ -11,7 +11,6 @@ __all__ = [
     "FlareError",
     "FormatError",
     "IntegrityError",
-    "InterruptError",
     "MissingError",
     "MissingLibraryError",
     "ReachError",
@@ -120,13 +119,3 @@ class MissingLibraryError(FlareError, ImportError):
 
     def __str__(self) -> str:  # ImportError has a __str__ of its own
         return FlareError.__str__(self)
-
-
-class InterruptError(FlareError):
-    """Ended by SIGINT (130) or SIGTERM (143)."""
-
-    kind, exit_code = "interrupted", 130
-
-    def __init__(self, message: str, *, where: object = "", hint: str = "", exit_code: int = 130) -> None:
-        super().__init__(message, where=where, hint=hint)
-        self.exit_code = exit_code

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from flarecli.errors import UnsafeError
 
-__all__ = ["check_name", "collision_key", "escape", "is_url", "redact", "redact_text", "scheme_of"]
+__all__ = ["check_name", "collision_key", "escape", "is_url", "local_path", "redact", "redact_text", "scheme_of"]
 
 NAME_BYTES, PATH_BYTES = 255, 4096  # what Linux file systems take
 
@@ -22,6 +22,7 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 # C0, DEL, C1, bidirectional controls, line and paragraph separators, byte order mark, lone surrogates
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+_BROKEN = re.compile(r"https?:/?[^/]", re.IGNORECASE)  # a scheme without its slashes: who knows where the password is
 _SECRET = re.compile(
     r"(?:^|[&;])(?:[^=&;]*(?:sig|token|secret|passw|pwd|auth|cred|key|session|policy|expires|x-amz|x-goog)[^=&;]*|s[aeikprv]|st)=", re.IGNORECASE
 )
@@ -101,6 +102,11 @@ def scheme_of(address: str) -> str:
     return match[1].lower() if match else ""
 
 
+def local_path(address: str) -> str:
+    """Give the path that a path or a `file://` address names."""
+    return unquote(address[7:]) if scheme_of(address) == "file" else address
+
+
 def is_url(address: str) -> bool:
     """Say whether an address names a scheme."""
     return bool(_SCHEME.match(address))
@@ -108,10 +114,13 @@ def is_url(address: str) -> bool:
 
 def redact(address: str) -> str:
     """Give an address fit to print and to store: no user info, no signed or secret query, no fragment."""
+    if _BROKEN.match(address):
+        return address.partition(":")[0] + "://…"
     if not _SCHEME.match(address):
         return address
     try:
         parts = urlsplit(address)
+        _ = parts.port  # a password with a slash in it ends up there
     except ValueError:
         return address.split("://")[0] + "://…"
     host = parts.netloc.rpartition("@")[2]

@@ -82,6 +82,8 @@ def test_escaping_shows_the_code():
         ("https://h/a?page=3&size=10", "https://h/a?page=3&size=10"),
         ("plain/path?sig=1", "plain/path?sig=1"),
         ("http://[bad/x?sig=1", "http://…"),
+        ("https://bob:s3/cret@host/", "https://…"),
+        ("http:/bob:s3cret@h/x?token=abc", "http://…"),
     ],
 )
 def test_addresses_are_shown_without_secrets(address, shown):

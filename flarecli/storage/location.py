@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeAlias
 
 from flarecli.errors import FormatError, MissingError, UnsafeError, UsageError
-from flarecli.names import check_name, is_url, redact, scheme_of
+from flarecli.names import check_name, is_url, local_path, redact, scheme_of
 from flarecli.storage.limits import Limits
 
 __all__ = ["Entry", "Guard", "Location", "Part", "Store", "Written", "locate"]
@@ -168,12 +168,14 @@ def locate(address: str, guard: Guard | None = None) -> Location:
 
     raises  UsageError for a scheme that no store serves
     """
+    if not address:
+        raise UsageError("an address is empty", hint="Name what to read; `.` is the folder you are in.")
     guard = guard or Guard()
     scheme = scheme_of(address)
     if not is_url(address) or scheme == "file":
         from flarecli.storage.local import LocalStore
 
-        return LocalStore.locate(address[7:] if scheme == "file" else address, guard)
+        return LocalStore.locate(local_path(address), guard)
     if scheme in ("http", "https"):
         from flarecli.storage.http import HttpStore
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -109,14 +109,16 @@ def pack(
         allow_empty, guard, limits, progress,
     )  # fmt: skip
     names = checked(plan)
+    plan = replace(plan, links=tuple(link for link in plan.links if link.name in names))  # what is not packed is not fetched
     if dry_run:
         return _dry(plan, names, format, settings, out)
     options = {
-        "fetch": list(fetch), "key": key, "columns": plan.columns and list(plan.columns), "encode": encode, "where": where, "limit": limit,
-        "shuffle": shuffle, "on_error": on_error, "on_duplicate": on_duplicate, "allow_empty": allow_empty,
+        "fetch": [[link.source, link.name] for link in parsed], "key": key, "columns": plan.columns and list(plan.columns),
+        "encode": encode, "where": where, "limit": limit, "shuffle": shuffle, "on_error": on_error, "on_duplicate": on_duplicate,
+        "allow_empty": allow_empty,
     }  # fmt: skip
     origin = {"address": source.address, DEFAULT: source.sum()}
-    writer = Writer(out, format=format, settings=settings, head={"source": origin, "options": options}, resume=resume, overwrite=overwrite)
+    writer = Writer(out, format=format, settings=settings, head={"source": origin[DEFAULT], "options": options}, resume=resume, overwrite=overwrite)
     about = {**origin, "options": _digest([format, settings, options])}
     if writer.is_done:
         return _done_before(writer, about, format)
@@ -154,12 +156,12 @@ def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
     plan.progress.start("pack", rows if rows is None or plan.limit is None else min(rows, plan.limit))
     if writer.rows:
         plan.progress.note(f"going on after {writer.rows} rows in {writer.shards} shards")
-    typed = Typed(writer.columns, plan.key) if writer.columns else None
+    typed = Typed(writer.columns, plan.named_by) if writer.columns else None
     stream = fetched(plan, writer.next)
     try:
         for part in stream:
             if typed is None and part.batch.num_rows:
-                typed = Typed(_named(plan, writer, part, names), plan.key)
+                typed = Typed(_named(plan, writer, part, names), plan.named_by)
             failures = list(part.failures)
             batch, rows = None, part.rows
             if typed is not None and part.batch.num_rows:
@@ -197,7 +199,8 @@ def _done_before(writer: Writer, about: Mapping[str, Any], format: str) -> Packe
     """Say again what a finished pack did, if it was this one."""
     at = writer.target.at / playlists.PLAYLIST
     stream = playlists.read(at).streams[0] if at.exists() else None
-    if stream is None or stream.headers.get("source") != about:
+    said = stream.headers.get("source") if stream is not None else None
+    if stream is None or not isinstance(said, Mapping) or any(said.get(name) != about[name] for name in (DEFAULT, "options")):
         hint = "Give --overwrite to replace it, or name another folder."
         raise UsageError("a dataset of another source or other options is there", where=writer.target.shown, hint=hint)
     rows = int(stream.rows.sum()) if stream.rows is not None else 0

@@ -18,7 +18,7 @@ from flarecli import formats
 from flarecli import hashes as sums
 from flarecli.errors import FlareError, UsageError
 from flarecli.model import File, Finding, Playlist, Stream
-from flarecli.names import is_url, redact
+from flarecli.names import is_url, local_path, redact
 from flarecli.playlists import faults, parse, text
 from flarecli.read import expand, resolve, select_streams
 from flarecli.storage import Guard, Limits, Location, locate
@@ -106,10 +106,10 @@ class _Place:
     def __init__(self, out: str | None, base: str | None, rebase: Sequence[tuple[str, str]], guard: Guard) -> None:
         if out is not None and is_url(out) and not out.startswith("file://"):
             raise UsageError("only local files are written yet", where=redact(out))
-        if out is not None and os.path.isdir(out.removeprefix("file://")):
+        if out is not None and os.path.isdir(local_path(out)):
             raise UsageError("a folder is there, a file is wanted", where=out)
         self.at = locate(out, guard) if out is not None else None
-        self._path = os.path.realpath(out.removeprefix("file://")) if out is not None else ""
+        self._path = os.path.realpath(local_path(out)) if out is not None else ""
         self._folder = os.path.dirname(self._path) if out is not None else os.path.realpath(".")
         self._base = None if base is None else base.rstrip("/") + "/"
         self._rebase, self._guard = rebase, guard

@@ -48,7 +48,7 @@ def reckon(plan: Plan, names: list[str], format: str, settings: Settings) -> Rec
         if typed is None:
             chosen = chosen_encodings(part.batch, names, plan.encode, part.extensions)
             columns = module.arrange(encodings.column(name, one) for name, one in chosen.items())
-            typed = Typed(columns, plan.key)
+            typed = Typed(columns, plan.named_by)
         batch, _, unfit = typed.convert(part.batch, part.rows)
         base, sizes = module.row_sizes(columns, batch, settings)
         body += int(sizes.sum())

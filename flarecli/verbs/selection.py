@@ -43,6 +43,11 @@ class Plan:
     progress: Progress
     duplicates: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def named_by(self) -> str | None:
+        """The column that still names rows when links are fetched: a key of addresses is gone by then."""
+        return None if any(link.source == self.key for link in self.links) else self.key
+
 
 def parse_link(text: str, encode: Mapping[str, str]) -> links.Link:
     """Read `COLUMN` or `COLUMN:NAME`. Raises UsageError if it names no column."""

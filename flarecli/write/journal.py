@@ -63,6 +63,8 @@ class Journal:
         try:
             lines = whole.splitlines(keepends=True)
             first, *rest = map(json.loads, lines)
+            if not all(isinstance(entry, dict) for entry in (first, *rest)):
+                raise ValueError("not an object")
         except ValueError:
             raise FormatError("its journal cannot be read", where=self._at, hint="Give --overwrite to begin anew.") from None
         if first != json.loads(json.dumps(head)):
@@ -83,7 +85,9 @@ class Journal:
     def _is_there(self, entry: dict[str, Any]) -> bool:
         """Whether a noted shard still has its size; it was on the disk before it was noted."""
         with contextlib.suppress(Exception):
-            return all((self._at / file["name"]).size() == file["size"] for file in entry["files"])
+            files = [File(**file) for file in entry["files"]]
+            is_noted = all(isinstance(entry[name], int) for name in ("rows", "next")) and isinstance(entry["failed"], dict)
+            return is_noted and bool(files) and all((self._at / file.name).size() == file.size for file in files)
         return False
 
     def note_columns(self, columns: list[tuple[str, str]]) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import xxhash
 
 from flarecli.model import IntArray
+from flarecli.names import redact_text
 
 __all__ = ["Keys", "key_text"]
 
@@ -38,11 +39,11 @@ class _Run:
 
 
 def key_text(key: pa.Scalar) -> str:
-    """Give a key as reports name it: text that is not UTF-8 with escapes, a null as nothing."""
+    """Give a key as reports name it: an address without its secrets, text that is not UTF-8 with escapes, a null as nothing."""
     if not key.is_valid:
         return ""
     if pa.types.is_string(key.type) or pa.types.is_large_string(key.type):
-        return str(key.as_buffer().to_pybytes().decode("utf-8", "backslashreplace"))
+        return redact_text(key.as_buffer().to_pybytes().decode("utf-8", "backslashreplace"))
     return str(key.as_py())
 
 

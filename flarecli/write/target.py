@@ -20,7 +20,7 @@ import time
 
 from flarecli.errors import BusyError, FlareError, ReachError, UnfinishedError, UsageError
 from flarecli.formats import sniffed
-from flarecli.names import is_url, redact
+from flarecli.names import is_url, local_path, redact
 from flarecli.storage import Location
 from flarecli.storage.local import SCRATCH, LocalStore, made_folder, sync_folder
 from flarecli.write.failures import FAILED
@@ -46,9 +46,9 @@ class Target:
     def __init__(self, out: str, *, resume: bool = False, overwrite: bool = False) -> None:
         if is_url(out) and not out.startswith("file://"):
             raise UsageError("only local folders are written yet", where=redact(out))
-        if not out.removeprefix("file://"):  # a variable that is not set, and the root folder would be meant
+        if not local_path(out):  # a variable that is not set, and the root folder would be meant
             raise UsageError("the target is an empty name", hint="Name a folder.")
-        self.shown = out.removeprefix("file://").rstrip("/") or "/"
+        self.shown = local_path(out).rstrip("/") or "/"
         self.final = os.path.realpath(self.shown)
         if os.path.lexists(self.final) and not os.path.isdir(self.final):
             raise UsageError("a file is there, a folder is wanted", where=self.shown)

@@ -273,3 +273,25 @@ def test_the_playlist_lists_every_file_it_needs(tmp_path, server):
     (stream,) = found.streams
     assert found.protected
     assert {*stream.urls, *stream.files, "playlist.yaml"} == set(files(tmp_path / "out"))
+
+
+def test_the_column_of_links_may_be_the_key(tmp_path, server):
+    source = index(tmp_path, server, bad={2})
+    options = {"fetch": ["data_url:image"], "key": "data_url", "encode": {"score": "int8"}, "on_error": "skip", "limit": 9}
+    packed = verbs.pack(source, f"{tmp_path}/out", **options)
+    assert (packed.rows, packed.failed) == (2, 7)  # 0/7 and 7/7 are whole numbers
+    lines = [json.loads(line) for line in (tmp_path / "out" / "failed.jsonl").read_text().splitlines()]
+    assert [(line["row"], line["kind"]) for line in lines] == [(i, "missing" if i == 2 else "value") for i in range(9) if i % 7]
+    assert lines[1]["key"] == f"{server.url}/gone.jpg"
+
+
+def test_what_is_not_packed_is_not_fetched(tmp_path, server):
+    packed = verbs.pack(index(tmp_path, server, bad={0}), f"{tmp_path}/out", columns=["caption"], **LINK)
+    assert (packed.rows, packed.failed) == (120, 0)
+
+
+def test_a_half_pack_goes_on_however_its_source_is_spelt(tmp_path, server, monkeypatch):
+    source = index(tmp_path, server)
+    verbs.pack(source, f"{tmp_path}/whole", columns=["caption"])
+    monkeypatch.chdir(tmp_path)
+    assert verbs.pack("./index.parquet", "whole", columns=["caption"], resume=True).rows == 120

@@ -359,3 +359,13 @@ def test_a_list_of_failed_rows_that_went_is_never_filled_with_zeros(tmp_path):
     with pytest.raises(FormatError) as caught:
         Writer(str(out), columns={"v": "int"}, settings=how, resume=True)
     assert str(caught.value) == f"{out}/failed.jsonl: it is not as long as the journal says"
+
+
+@pytest.mark.parametrize("line", ["[1]\n", "3\n", "{\n"])
+def test_a_journal_that_is_none_is_a_format_error(tmp_path, line):
+    """No journal at all, though lines end as they should."""
+    (tmp_path / "out" / ".flare").mkdir(parents=True)
+    (tmp_path / "out" / ".flare" / "journal").write_text(line)
+    with pytest.raises(FormatError) as caught:
+        Writer(str(tmp_path / "out"), columns=COLUMNS, resume=True)
+    assert str(caught.value) == f"{tmp_path}/out: its journal cannot be read"
