@@ -16,6 +16,7 @@ import pyarrow as pa
 from flarecli.encodings import encoding_of
 from flarecli.errors import FormatError, UsageError, ValueFitError
 from flarecli.media import extension_of, kind_of, sniff
+from flarecli.model import IntArray
 from flarecli.names import check_name, collision_key
 from flarecli.write import Keys
 
@@ -23,7 +24,9 @@ __all__ = ["ADDRESS", "ROW", "Naming", "Taken", "guessed_key", "pieces"]
 
 ROW, ADDRESS = "__flare_row__", "__flare_address__"  # columns that travel with a row and are no part of it
 _KEYS = ("key", "__key__", "data_id", "id")
+_FOLDERS = 1 << 62  # what folders are counted from, among the files' numbers
 _UNKNOWN = "*"  # stands for an extension that only the bytes tell
+_OTHERWISE = "Give --name another pattern, such as '{row}.{ext}', or --key another column."
 _TEXTS = {"str": "txt", "json": "json", "str_int": "txt", "str_float": "txt", "str_decimal": "txt", "pkl": "pkl"}
 
 
@@ -57,7 +60,7 @@ class Naming:
     def __init__(self, pattern: str | None, key: str | None, schema: pa.Schema, files: Sequence[str], digits: int) -> None:
         first = "{row}" if key is None else "{key}"
         self.pattern = pattern or (f"{first}.{{column}}.{{ext}}" if len(files) > 1 else f"{first}.{{ext}}")
-        self._files, self._digits = tuple(files), digits
+        self._schema, self._files, self._digits = schema, tuple(files), digits
         try:
             parsed = [(text, field, spec or "") for text, field, spec, _ in string.Formatter().parse(self.pattern)]
         except ValueError as error:
@@ -86,7 +89,7 @@ class Naming:
         values = {name: self._texts(batch, name, rows, where) for name in self.columns}
         out = []
         for file in self._files:
-            fixed = _fixed(batch, file)
+            fixed = _fixed(batch.schema if file in batch.schema.names else self._schema, file)
             extensions = [fixed or _UNKNOWN] * len(rows) if fixed or not whole else _extensions(batch, file)
             parts: list[Sequence[str]] = []
             for text, field, spec in self._parsed:
@@ -108,11 +111,11 @@ class Naming:
         return [str(value) for value in values]
 
 
-def _fixed(batch: pa.RecordBatch, name: str) -> str | None:
+def _fixed(schema: pa.Schema, name: str) -> str | None:
     """Give the extension that the encoding of a column fixes; None where the bytes decide."""
-    if name not in batch.schema.names:
+    if name not in schema.names:
         return None
-    field = batch.schema.field(name)
+    field = schema.field(name)
     encoding = encoding_of(field) or ("" if pa.types.is_large_binary(field.type) or pa.types.is_binary(field.type) else "str")
     return _TEXTS.get(encoding) or (extension_of(encoding) if encoding in ("jpeg", "png") else None)
 
@@ -131,7 +134,10 @@ def _extensions(batch: pa.RecordBatch, name: str) -> list[str]:
 
 
 class Taken:
-    """Tells when two files would have one name, on any file system: letter case, Unicode form and trailing dots do not count."""
+    """Tells when two files would have one name, or a file that of a folder, on any file system.
+
+    Letter case, Unicode form and trailing dots do not count. An extension that only the bytes tell is left open.
+    """
 
     def __init__(self, naming: Naming, reserved: Iterable[str], files: int) -> None:
         self._naming, self._files, self._keys, self._rows = naming, files, Keys(), 0
@@ -144,9 +150,25 @@ class Taken:
         keys = [collision_key(name) for name in names]
         used = self._keys.seen(pa.array(keys, pa.large_string()), self._rows)
         self._rows += len(names)
-        hint = "Give --name another pattern, such as '{row}.{ext}', or --key another column."
+        self._refuse_folders(batch, where, names, keys, used)
         for i, (name, key) in enumerate(zip(names, keys, strict=True)):
             if used[i] >= 0 or key.partition("/")[0] in self._reserved:
                 row = batch.column(ROW)[i // self._files].as_py()
                 whose = f"the same as that of row {int(used[i]) // self._files} of the selection" if used[i] >= 0 else "taken by flare itself"
-                raise FormatError(f"the name {name!r} is {whose}", where=f"{where}[{row}]", hint=hint)
+                raise FormatError(f"the name {name!r} is {whose}", where=f"{where}[{row}]", hint=_OTHERWISE)
+
+    def _refuse_folders(self, batch: pa.RecordBatch, where: str, names: Sequence[str], keys: Sequence[str], used: IntArray) -> None:
+        """Raise FormatError for a file with the name of a folder that another one lies in, whichever comes first."""
+        below: list[tuple[int, str]] = []
+        for i, key in enumerate(keys):
+            parts = key.split("/")
+            below += [(i, "/".join(parts[:depth])) for depth in range(1, len(parts))]
+        firsts = self._keys.seen(pa.array([folder for _, folder in below], pa.large_string()), _FOLDERS).tolist()
+        wrong = [(i, "is that of a folder which another row lies in") for i, first in enumerate(used.tolist()) if first >= _FOLDERS]
+        for (i, _), first in zip(below, firsts, strict=True):
+            if 0 <= first < _FOLDERS:
+                wrong.append((i, f"lies in a folder with the name of row {first // self._files} of the selection"))
+        if wrong:
+            at, what = min(wrong)
+            row = batch.column(ROW)[at // self._files].as_py()
+            raise FormatError(f"the name {names[at]!r} {what}", where=f"{where}[{row}]", hint=_OTHERWISE)

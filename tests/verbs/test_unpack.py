@@ -7,12 +7,13 @@ import os
 import tarfile
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from flarecli import verbs
 from flarecli.errors import BusyError, FormatError, MissingError, ReachError, UnfinishedError, UnsafeError, UsageError, ValueFitError
-from flarecli.verbs import outlets
+from flarecli.verbs import naming, outlets
 from flarecli.write import Writer
 
 
@@ -120,6 +121,32 @@ def test_names_that_may_not_be_are_refused_before_the_first_file(tmp_path, monke
         verbs.unpack("d", "f")
     assert str(caught.value).replace("*", "bin") == message
     assert sorted(os.listdir(tmp_path)) == ["d"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["a", "b", "A.txt/c"], "d[2]: the name 'A.txt/c.txt' lies in a folder with the name of row 0 of the selection"),
+        (["a.txt/b/c", "a"], "d[0]: the name 'a.txt/b/c.txt' lies in a folder with the name of row 1 of the selection"),
+    ],
+)
+def test_a_file_with_the_name_of_a_folder_is_refused_before_the_first_file(tmp_path, monkeypatch, keys, message):
+    monkeypatch.chdir(tmp_path)
+    dataset(tmp_path / "d", {"key": "str", "x": "str"}, [{"key": key, "x": "1"} for key in keys])
+    with pytest.raises(FormatError) as caught:
+        verbs.unpack("d", "f")
+    assert str(caught.value) == message
+    assert sorted(os.listdir(tmp_path)) == ["d"]
+
+
+def test_files_share_folders_and_a_folder_of_an_earlier_batch_is_remembered():
+    schema = pa.schema([(naming.ROW, pa.int64()), ("key", pa.string()), ("x", pa.string())])
+    taken = naming.Taken(naming.Naming(None, "key", schema, ["x"], 1), (), 1)
+    taken.add(pa.record_batch([[0, 1, 2], ["a.txt/b", "a.txt/c", "a/b"], ["", "", ""]], schema=schema), "d")
+    taken.add(pa.record_batch([[3], ["a.txt/d"], [""]], schema=schema), "d")
+    with pytest.raises(FormatError) as caught:
+        taken.add(pa.record_batch([[4, 5], ["e", "a"], ["", ""]], schema=schema), "d")
+    assert str(caught.value) == "d[5]: the name 'a.txt' is that of a folder which another row lies in"
 
 
 def test_a_key_that_is_the_index_is_refused(tmp_path):
