@@ -5,7 +5,7 @@
 PEER_PYTHON names an interpreter that has mosaicml-streaming, xxhash and pyarrow; without it flare and the floor run alone.
 The three take turns, each in a process of its own, and all write the same bytes, which is checked. What counts is CPU time,
 user and system, of all threads: of the packing alone, after a small pack has loaded what is loaded on first use, and of the
-whole process. Lowest of the rounds.
+whole process: the lowest of the rounds, and the median of each round's own ratio.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import json
 import os
 import random
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -140,7 +141,7 @@ def child(name: str, index: str, out: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--peer", default=os.environ.get("PEER_PYTHON"), help="interpreter that has mosaicml-streaming; default: PEER_PYTHON")
     args = parser.parse_args()
     from measure import run
@@ -163,12 +164,15 @@ def main() -> None:
             for name in alone:  # the next round finds the machine as this one did: memory of the page cache free again
                 shutil.rmtree(Path(scratch, f"{name}{number}"))
     for what, seconds in (("packing alone", alone), ("whole process", whole)):
-        best = {name: min(values) for name, values in seconds.items()}
-        told = ", ".join(f"{name} {value / args.rows * 1e6:.2f} µs a row" for name, value in best.items())
-        ratios = "".join(f", {name} / flare {best[name] / best['flare']:.2f}" for name in best if name != "flare")
-        print(f"{what}, CPU: {told}{ratios}")
+        told = ", ".join(f"{name} {min(values) / args.rows * 1e6:.2f} µs a row" for name, values in seconds.items())
+        print(f"{what}, CPU: {told}{''.join(ratio(seconds, name) for name in seconds if name != 'flare')}")
     if not args.peer:
         print("the original MDSWriter did not run: PEER_PYTHON names no interpreter")
+
+
+def ratio(seconds: dict[str, list[float]], name: str) -> str:
+    rounds = [other / own for other, own in zip(seconds[name], seconds["flare"], strict=True)]
+    return f"; {name} / flare {min(seconds[name]) / min(seconds['flare']):.2f}, median of rounds {statistics.median(rounds):.2f}"
 
 
 def check(one: Path, other: Path) -> None:
