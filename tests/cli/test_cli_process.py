@@ -58,9 +58,12 @@ def test_completion_knows_commands_options_and_values_and_loads_no_heavy_library
         assert one in printed
 
 
+NAMED_SHELL = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # Typer would look which shell started the tests
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_completion_script_can_be_shown(flare_run, shell):
-    ran = flare_run(["--show-completion", shell])
+    ran = flare_run(["--show-completion", shell], env=NAMED_SHELL)
     assert (ran.code, ran.err) == (0, "")
     assert "_FLARE_COMPLETE" in ran.out
 
@@ -211,7 +214,7 @@ def test_a_reader_that_has_left_already_is_no_error(flare_run, args):
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        ran = flare_run(args, stdout=writing)
+        ran = flare_run(args, env=NAMED_SHELL, stdout=writing)
     finally:
         os.close(writing)
     assert (ran.code, ran.err) == (0, "")
