@@ -52,6 +52,7 @@ NAME, SUFFIXES = "mds", (".mds", *(f".mds.{name}" for name in compress.SUFFIXES)
 _FILE_LIMIT = (1 << 32) - 1  # offsets are uint32
 _CONFIG_LIMIT = 1 << 24  # bytes of JSON; thousands of columns take less
 _HEAD = 1 << 16  # bytes of a remote shard that are asked for before its row count is known
+_JOINED = 1 << 20  # bytes joined at once, about: small enough to stay in the cache, and in memory that is used again
 _STEP = 8192  # rows joined or checked at once: they stay in the cache
 _STEP_BYTES = 64 << 20  # and no more than that, or a single row
 _NOTHING = pa.scalar(b"", BINARY)
@@ -274,8 +275,9 @@ def _parts(head: bytes, columns: Columns, batches: Sequence[pa.RecordBatch]) -> 
     """Give the shard's bytes: Arrow joins the fields of a few thousand rows at a time."""
     yield head
     for batch in batches:
-        for start in range(0, batch.num_rows, _STEP):
-            yield _body(batch.slice(start, _STEP), columns)
+        step = max(1, min(_STEP, _JOINED * max(1, batch.num_rows) // max(1, batch.nbytes)))
+        for start in range(0, batch.num_rows, step):
+            yield _body(batch.slice(start, step), columns)
 
 
 def _body(batch: pa.RecordBatch, columns: Columns) -> memoryview:
