@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated
 
 import typer
@@ -62,6 +63,7 @@ def command(
     """
     from flarecli import verbs
 
+    _spare_memory()
     printer = Printer(as_json, quiet, verbose)
     guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline, max_object)
     bar = Bar(printer)
@@ -105,3 +107,11 @@ def command(
         bar.sum_up(f"packed {counted}" + (f", {packed.resumed_rows:,} of them before" if packed.resumed_rows else ""))
         printer.line(packed.playlist)
     raise typer.Exit(1 if packed.failed else 0)
+
+
+def _spare_memory() -> None:
+    """Have Arrow give back what was freed: its default allocator keeps pages, 40 MB more of them after a million rows."""
+    import pyarrow as pa
+
+    with contextlib.suppress(NotImplementedError):  # not every build has it
+        pa.set_memory_pool(pa.jemalloc_memory_pool())
