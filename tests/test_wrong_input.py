@@ -200,6 +200,11 @@ def test_a_broken_playlist_beside_a_whole_index(here, capfd):
     assert "d/playlist.yaml:2:1" in capfd.readouterr().out
 
 
+def test_a_column_of_links_names_no_files(here, capfd):
+    error = "column 'k' holds addresses, which --fetch takes: they name no files"
+    wrong(capfd, "unpack ok.csv files --fetch k:data --key k", 2, error, "Give --key another column.")
+
+
 def test_duplicate_keys(here, capfd):
     (here / "dup.csv").write_text("k,n\na,1\nb,2\na,3\n")
     hint = "Give --on-duplicate first to keep the first of them, or keep to keep all."

@@ -134,7 +134,7 @@ def decode(encoding: Encoding, data: bytes, allow_pickle: bool = False) -> Any:
 
 def _unpickled(data: bytes, allow_pickle: bool) -> Any:
     if not allow_pickle:
-        hint = "Give --allow-pickle (allow_pickle=True) if you trust whoever wrote it: reading a pickle runs code."
+        hint = "Give allow_pickle=True if you trust whoever wrote it: reading a pickle runs code."
         raise UnsafeError(f"a pickle of {format_size(len(data))}, not decoded", hint=hint)
     import pickle
 

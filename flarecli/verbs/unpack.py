@@ -147,6 +147,8 @@ class _Work:
         schema = source.schema
         check_names(schema.names, [*(link.source for link in links), *([key] if key else [])])
         renamed = {link.source: link.name for link in links}
+        if key in renamed:
+            raise UsageError(f"column {key!r} holds addresses, which --fetch takes: they name no files", hint="Give --key another column.")
         after = [renamed.get(name, name) for name in schema.names]
         check_names(after, columns or ())
         wanted = after if columns is None else list(dict.fromkeys(columns))

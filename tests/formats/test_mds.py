@@ -319,7 +319,7 @@ def test_a_pickle_is_carried_and_not_decoded():
     with pytest.raises(UnsafeError) as caught:
         data[0]
     assert str(caught.value) == "row 0: column 'p': a pickle of 21 B, not decoded"
-    assert caught.value.hint == "Give --allow-pickle (allow_pickle=True) if you trust whoever wrote it: reading a pickle runs code."
+    assert caught.value.hint == "Give allow_pickle=True if you trust whoever wrote it: reading a pickle runs code."
     assert read.open(str(GOLDEN / "mds_pkl" / "data"), allow_pickle=True)[0] == {"p": {"a": 1}}
 
 
