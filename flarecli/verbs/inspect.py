@@ -196,6 +196,8 @@ def _stats(data: Dataset) -> dict[str, dict[str, Any]]:
             seen["rows"] += len(array)
             seen["nulls"] += array.null_count
             is_text = pa.types.is_large_string(array.type)
+            if pa.types.is_float16(array.type):  # Arrow compares none of them
+                array = array.cast(pa.float32())
             found = pc.min_max(pc.binary_length(array) if is_text else array).as_py()
             least, most = ("min_bytes", "max_bytes") if is_text else ("min", "max")
             if found["min"] is not None:

@@ -5,6 +5,7 @@ import pytest
 from flarecli import verbs
 from flarecli.errors import MissingError, UsageError
 from flarecli.storage.local import LocalStore
+from flarecli.write import Writer
 
 
 def test_a_packed_folder_tells_everything_from_its_playlist(plain, monkeypatch):
@@ -89,3 +90,11 @@ def test_nothing_there_is_an_error(tmp_path):
     with pytest.raises(MissingError) as caught:
         verbs.inspect(str(tmp_path / "none"))
     assert str(caught.value) == f"{tmp_path}/none: no such file or folder"
+
+
+def test_small_floats_have_statistics_too(tmp_path):
+    with Writer(f"{tmp_path}/out", columns={"h": "float16"}) as writer:
+        for value in (0.5, -2.0, 1.5):
+            writer.write({"h": value})
+    (column,) = verbs.inspect(f"{tmp_path}/out", stats=True).stats.values()
+    assert (column["min"], column["max"]) == (-2.0, 1.5)
