@@ -96,5 +96,5 @@ def test_small_floats_have_statistics_too(tmp_path):
     with Writer(f"{tmp_path}/out", columns={"h": "float16"}) as writer:
         for value in (0.5, -2.0, 1.5):
             writer.write({"h": value})
-    (column,) = verbs.inspect(f"{tmp_path}/out", stats=True).stats.values()
+    (column,) = verbs.inspect(f"{tmp_path}/out", stats=True).streams[0].stats.values()
     assert (column["min"], column["max"]) == (-2.0, 1.5)
