@@ -14,11 +14,12 @@ from flarecli import where as sql
 from flarecli.errors import FormatError, UnsafeError, UsageError
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
+from flarecli.verbs.rows import first_rows
 from flarecli.verbs.source import Source
 from flarecli.write import Keys, key_text, links
 from flarecli.write.columns import check_names
 
-__all__ = ["Plan", "checked", "fetched", "first_rows", "parse_link", "selected"]
+__all__ = ["Plan", "checked", "fetched", "parse_link", "selected"]
 
 _STEP = 8192
 
@@ -100,13 +101,6 @@ def selected(plan: Plan, skip: int = 0) -> Iterator[pa.RecordBatch]:
         skip -= cut
         if batch.num_rows > cut:
             yield batch.slice(cut)
-
-
-def first_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Give the first rows and pull no batch more."""
-    while rows > 0 and (batch := next(batches, None)) is not None:
-        yield batch.slice(0, rows)
-        rows -= batch.num_rows
 
 
 def _shuffled(batches: Iterator[pa.RecordBatch], seed: int) -> Iterator[pa.RecordBatch]:
