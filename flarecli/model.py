@@ -62,12 +62,17 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A shard as listed, not opened: where it is, its rows if known, its file and then its companions."""
+    """A shard as listed, not opened: where its main file is, its rows if known, that file and then its companions.
+
+    files   names are relative to the dataset's folder; the first is the main file
+    beside  where each companion is, parallel to `files[1:]`
+    """
 
     at: Location
     rows: int | None = None
     files: tuple[File, ...] = ()
     format: str | None = None
+    beside: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,7 @@ class Stream:
     hashes     hash name -> one hex a chunk (empty: not known)
     raw_sizes  int64 [chunks], bytes when decompressed, -1 where the file is stored as it is; or None
     raw_hashes hash name -> one hex a chunk, of the decompressed bytes
+    parts      the companions of each chunk (`.meta`, `.idx`, a bag a column), or empty where no chunk has one
     headers    what a playlist says of the stream, kept whole
     """
 
@@ -109,6 +115,7 @@ class Stream:
     raw_hashes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     headers: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, File] = field(default_factory=dict)
+    parts: Sequence[tuple[File, ...]] = ()
 
     def __len__(self) -> int:
         return len(self.urls)
@@ -117,7 +124,7 @@ class Stream:
         return (self.chunk(i) for i in range(len(self.urls)))
 
     def chunk(self, i: int) -> Chunk:
-        """Make the Chunk at position i; its address is checked here, before anything opens it."""
+        """Make the Chunk at position i; its addresses are checked here, before anything opens them."""
         raw = int(self.raw_sizes[i]) if self.raw_sizes is not None else -1
         file = File(
             self.urls[i].partition("?")[0].rpartition("/")[2] if is_url(self.urls[i]) else self.urls[i],
@@ -127,7 +134,8 @@ class Stream:
             {name: values[i] for name, values in self.raw_hashes.items() if values[i]},
         )
         rows = None if self.rows is None or self.rows[i] < 0 else int(self.rows[i])
-        return Chunk(self.at.join(self.urls[i]), rows, (file,), self.format)
+        beside = self.parts[i] if self.parts else ()
+        return Chunk(self.at.join(self.urls[i]), rows, (file, *beside), self.format, tuple(self.at.join(one.name) for one in beside))
 
 
 @dataclass(frozen=True, slots=True)

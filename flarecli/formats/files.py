@@ -8,7 +8,7 @@ There is no index: a folder is listed once, in bytewise order of the names, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -43,14 +43,16 @@ def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
     return Shard(chunk, COLUMNS, 1, {})
 
 
-def read_rows(shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None) -> list[Row]:
+def read_rows(
+    shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None, ranges: Mapping[str, tuple[int, int]] | None = None
+) -> list[Row]:
     """Give the name and the bytes; the file is read only for `data`."""
     wanted = ("name", "data") if columns is None else columns
     values: Row = {name: _name(shard) if name == "name" else _data(shard) for name in wanted}
     return [dict(values) for _ in rows]
 
 
-def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False) -> pa.RecordBatch:
     """Give the row as typed columns. Raises ValueFitError for a name that is not UTF-8."""
     arrays, fields = [], []
     for one in COLUMNS if columns is None else [_column(name) for name in columns]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import json
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,6 @@ __all__ = [
     "read_batch",
     "read_rows",
     "row_sizes",
-    "shard_name",
     "sniff",
     "verify_shard",
     "write_index",
@@ -108,7 +107,9 @@ def _table_fault(starts: IntArray, end: int, size: int) -> str:
     return f"{size - int(starts[-1])} bytes follow its last sample"
 
 
-def read_rows(shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None) -> list[Row]:
+def read_rows(
+    shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None, ranges: Mapping[str, tuple[int, int]] | None = None
+) -> list[Row]:
     """Give the stored bytes of each field, in the order asked; near rows share a read.
 
     raises  FormatError naming the row whose lengths do not add up
@@ -137,7 +138,7 @@ def _split(data: bytes | memoryview, plan: list[tuple[str, int | None, bool]], l
     return out
 
 
-def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False) -> pa.RecordBatch:
     """Give rows start..stop as typed columns, in the order of `columns`.
 
     raises  FormatError naming the first row whose lengths do not add up; ValueFitError for text that is not UTF-8
@@ -208,11 +209,6 @@ def arrange(columns: Iterable[Column]) -> Columns:
     return out
 
 
-def shard_name(number: int) -> str:
-    """Name the shard at a position, as the original does: five digits, more past 99,999."""
-    return f"shard.{number:05d}.mds"
-
-
 def _config(columns: Columns, settings: Settings) -> bytes:
     return json.dumps(
         {
@@ -239,13 +235,15 @@ def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tu
     return 8 + len(_config(columns, settings)), sizes
 
 
-def write_shard(at: Location, columns: Columns, batches: Sequence[pa.RecordBatch], settings: Settings) -> Chunk:
+def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[pa.RecordBatch], settings: Settings) -> Chunk:
     """Write all rows as one shard: the table needs their sizes, so they wait in memory (one shard's worth).
 
-    at      the shard's own name; a compressed one adds its suffix
+    Its name is the original's, `shard.00000.mds`: five digits, more past 99,999; a compressed one adds its suffix.
+
     raises  ValueFitError if it would pass 4 GiB
     """
-    config = _config(columns, settings)
+    name, config = f"shard.{number:05d}.mds", _config(columns, settings)
+    to = at / name
     sizes = [row_sizes(columns, batch, settings)[1] for batch in batches]
     rows = sum(map(len, sizes))
     starts = np.full(rows + 1, 8 + 4 * rows + len(config), np.int64)
@@ -253,14 +251,14 @@ def write_shard(at: Location, columns: Columns, batches: Sequence[pa.RecordBatch
     starts[1:] += ends
     size = int(starts[-1])
     if size > _FILE_LIMIT:
-        raise ValueFitError(f"{size} bytes do not fit one MDS shard", where=at, hint="Give a smaller --shard-size.")
+        raise ValueFitError(f"{size} bytes do not fit one MDS shard", where=to, hint="Give a smaller --shard-size.")
     head = struct.pack("<I", rows) + starts.astype("<u4").tobytes() + config
     parts = _parts(head, columns, batches)
     if settings.compression is None:
-        written = at.write(parts, {DEFAULT, *settings.hashes})
-        return Chunk(at, rows, (File(at.name, written.size, written.hashes),), NAME)
+        written = to.write(parts, {DEFAULT, *settings.hashes})
+        return Chunk(to, rows, (File(name, written.size, written.hashes),), NAME)
     raw = Sums({DEFAULT, *settings.hashes})
-    to = Location(at.store, f"{at.path}.{compress.suffix_of(settings.compression)}")
+    to = at / f"{name}.{compress.suffix_of(settings.compression)}"
     written = to.write(compress.compressed(settings.compression, _summed(parts, raw), size), {DEFAULT, *settings.hashes})
     return Chunk(to, rows, (File(to.name, written.size, written.hashes, raw.size, raw.hex()),), NAME)
 

@@ -12,16 +12,21 @@ import pyarrow as pa
 from flarecli import compress
 from flarecli.encodings import BINARY
 from flarecli.errors import IntegrityError
-from flarecli.model import Chunk, IntArray
+from flarecli.model import Chunk, File, IntArray
 from flarecli.storage import Location
 
-__all__ = ["ragged", "read", "stored_size", "suffix", "whole"]
+__all__ = ["of", "ragged", "read", "stored_size", "suffix", "whole"]
 
 HELD = 256 << 20  # bytes of decompressed shards kept; one larger than that is kept alone
 _NEAR = 1 << 16  # a gap that costs less to read than another request would
 _VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
 _held: OrderedDict[object, tuple[Location, bytearray]] = OrderedDict()  # each with the Location that keeps its store's id from being used again
 _lock = threading.Lock()
+
+
+def of(at: Location, file: File | None = None) -> Chunk:
+    """Take a companion for a chunk of its own, so that the functions here read it; `file` is what is listed of it."""
+    return Chunk(at, None, (file,) if file is not None else ())
 
 
 def suffix(chunk: Chunk) -> str:

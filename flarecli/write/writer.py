@@ -74,7 +74,8 @@ class Writer:
         self._journal = Journal(self.target.at, head)
         for entry in self._journal.shards:
             files = tuple(File(**file) for file in entry["files"])
-            self._chunks.append(Chunk(self.target.at / files[0].name, entry["rows"], files, self._format.NAME))
+            main, *beside = (self.target.at / file.name for file in files)
+            self._chunks.append(Chunk(main, entry["rows"], files, self._format.NAME, tuple(beside)))
             self.rows += entry["rows"]
             self.next = entry["next"]
         self.failed = Failed(self.target.at, self._journal.shards[-1]["failed"] if self._chunks else None)
@@ -110,7 +111,7 @@ class Writer:
     @property
     def size(self) -> int:
         """Bytes of the shards finished so far."""
-        return sum(chunk.files[0].size or 0 for chunk in self._chunks)
+        return sum(file.size or 0 for chunk in self._chunks for file in chunk.files)
 
     def name_columns(self, columns: Mapping[str, str] | Columns) -> Columns:
         """Say what the columns are; give them in the format's own order."""
@@ -177,8 +178,7 @@ class Writer:
 
     def _flush(self, next: int) -> None:
         """Write what is held as one shard and note it; `next` is the row at which the next one begins."""
-        at = self.target.at / self._format.shard_name(len(self._chunks))
-        chunk = self._format.write_shard(at, self.columns or (), self._held, self.settings)
+        chunk = self._format.write_shard(self.target.at, len(self._chunks), self.columns or (), self._held, self.settings)
         self._chunks.append(chunk)
         self.rows += self._held_rows
         self._held, self._held_rows, self._held_size = [], 0, 0
@@ -231,6 +231,7 @@ class Writer:
             {},
             headers,
             files,
+            [chunk.files[1:] for chunk in self._chunks] if any(len(chunk.files) > 1 for chunk in self._chunks) else (),
         )
 
     def abandon(self) -> None:

@@ -105,7 +105,7 @@ def test_what_is_written_again_is_what_the_original_wrote(name):
     for i, chunk in enumerate(mds.open_dataset(at)):
         shard = mds.open_shard(chunk)
         columns = shard.columns
-        chunks.append(mds.write_shard(to / mds.shard_name(i), columns, [mds.read_batch(shard, 0, shard.rows)], how))
+        chunks.append(mds.write_shard(to, i, columns, [mds.read_batch(shard, 0, shard.rows)], how))
         if first["compression"] is None:
             assert chunks[-1].at.read() == chunk.at.read()
         assert chunks[-1].files[0].raw_hashes.items() >= chunk.files[0].raw_hashes.items()
@@ -141,8 +141,8 @@ def shard_bytes():
     columns = (encodings.column("a", "str"), encodings.column("n", "int"))
     batch = pa.record_batch({"a": pa.array(["one", "", "three" * 10], pa.large_string()), "n": pa.array([1, 2, 3], pa.int64())})
     store = MemoryStore()
-    mds.write_shard(Location(store, "s.mds"), columns, [batch], Settings())
-    return store.files["s.mds"]
+    mds.write_shard(Location(store), 0, columns, [batch], Settings())
+    return store.files["shard.00000.mds"]
 
 
 def opened(data, rows=None, size=None):
@@ -230,8 +230,8 @@ def test_any_damage_is_an_error_or_harmless(data):
     columns = (encodings.column("a", "str"), encodings.column("n", "int"))
     batch = pa.record_batch({"a": pa.array(["one", "", "three"], pa.large_string()), "n": pa.array([1, 2, 3], pa.int64())})
     store = MemoryStore()
-    mds.write_shard(Location(store, "s.mds"), columns, [batch], Settings())
-    raw = bytearray(store.files["s.mds"])
+    mds.write_shard(Location(store), 0, columns, [batch], Settings())
+    raw = bytearray(store.files["shard.00000.mds"])
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     try:
@@ -354,7 +354,7 @@ def test_what_is_written_is_read_back(samples, compression):
     batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(c) for c in columns]))
     how = Settings(compression)
     base, sizes = mds.row_sizes(columns, batch, how)
-    chunk = mds.write_shard(Location(MemoryStore(), "s.mds"), columns, [batch], how)
+    chunk = mds.write_shard(Location(MemoryStore()), 0, columns, [batch], how)
     assert base + sizes.sum() == (chunk.files[0].raw_size if compression else chunk.files[0].size)
     shard = pickle.loads(pickle.dumps(mds.open_shard(chunk)))
     order = list(np.random.default_rng(0).permutation(len(samples)))

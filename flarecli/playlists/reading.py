@@ -1,20 +1,12 @@
-"""Playlists: YAML that names streams of chunks, read without trust and written so that any Flare reader works.
+"""Playlists read without trust: events, never documents.
 
-    NAME:
-        headers: {format: mds, columns: {…}, rows: [...], bytes: [...], xxh3_128: [...], files: {…}, …}
-        content: [URL, …]
-    # flare xxh3_128 HEX
-
-Lists in the headers run parallel to `content`. The last line is the sum of all bytes above it. Events are read,
-never documents: no tag, no alias, no second document, no depth or size without a bound, and `no`, `012` and `1:30`
-stay the texts they are.
+No tag, no alias, no second document, no depth or size without a bound, and `no`, `012` and `1:30` stay the texts they are.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -22,22 +14,19 @@ import numpy as np
 
 from flarecli.encodings import column
 from flarecli.errors import FormatError, UsageError
-from flarecli.hashes import DEFAULT, digest, known
+from flarecli.hashes import digest, known
 from flarecli.model import Columns, File, IntArray, Playlist, Stream
-from flarecli.storage import Location, Written
+from flarecli.storage import Location
 
-__all__ = ["PLAYLIST", "faults", "parse", "read", "text", "write"]
+__all__ = ["COUNTS", "FLOAT", "faults", "parse", "read"]
 
-PLAYLIST = "playlist.yaml"
 _SIZE_LIMIT = 1 << 30  # bytes; a million chunks take a tenth
 _DEPTH_LIMIT = 16
 _SUM_LINE = re.compile(rb"# flare xxh3_128 ([0-9a-f]{32})\n\Z")
 _INT = re.compile(r"-?(?:0|[1-9]\d{0,18})", re.ASCII)
-_FLOAT = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+FLOAT = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
-_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*", re.ASCII)
-_AMBIGUOUS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", ".nan", ".inf"}
-_LISTS = ("rows", "bytes", "raw_bytes")  # lists of counts, parallel to content
+COUNTS = ("rows", "bytes", "raw_bytes")  # lists of counts, parallel to content
 
 
 class _Map(dict[str, Any]):
@@ -137,7 +126,7 @@ def _scalar(text: str, plain: bool) -> Any:
         return _WORDS[text]
     if _INT.fullmatch(text):
         return int(text)
-    return float(text) if _FLOAT.fullmatch(text) and len(text) < 40 else text
+    return float(text) if FLOAT.fullmatch(text) and len(text) < 40 else text
 
 
 def faults(data: bytes, at: Location) -> list[FormatError]:
@@ -154,7 +143,7 @@ def faults(data: bytes, at: Location) -> list[FormatError]:
         return [first]
     for name, value in root.items() if isinstance(root, _Map) else ():
         try:
-            headers, urls = _parts(name, value, at, root.lines[name])
+            headers, urls = _halves(name, value, at, root.lines[name])
         except FormatError as error:
             out.append(error)
             continue
@@ -168,12 +157,18 @@ def faults(data: bytes, at: Location) -> list[FormatError]:
 
 
 def _checks(headers: _Map, wanted: int, at: Location) -> list[Callable[[], object]]:
-    counts = [partial(_counts, headers, key, wanted, at) for key in _LISTS]
+    counts = [partial(_counts, headers, key, wanted, at) for key in COUNTS]
     sums = [partial(_texts, headers, key, wanted, at) for key in known() if key in headers]
-    return [*counts, *sums, partial(_format, headers, at), partial(_columns, headers, at), partial(_files, headers, at)]
+    rest: list[Callable[[], object]] = [
+        partial(_format, headers, at),
+        partial(_columns, headers, at),
+        partial(_files, headers, at),
+        partial(_parts, headers, wanted, at),
+    ]
+    return [*counts, *sums, *rest]
 
 
-def _parts(name: str, value: Any, at: Location, line: int) -> tuple[_Map, list[Any]]:
+def _halves(name: str, value: Any, at: Location, line: int) -> tuple[_Map, list[Any]]:
     """Take a stream apart into its headers and its content."""
     if not isinstance(value, _Map):
         raise _fault(at, line, f"stream {name!r:.60} is not a mapping of headers and content")
@@ -197,12 +192,12 @@ def _not_addresses(name: str, urls: list[Any], at: Location, value: _Map) -> Ite
 
 
 def _stream(name: str, value: Any, at: Location, line: int) -> Stream:
-    headers, urls = _parts(name, value, at, line)
+    headers, urls = _halves(name, value, at, line)
     for error in _not_addresses(name, urls, at, value):
         raise error
-    counts = {key: _counts(headers, key, len(urls), at) for key in _LISTS}
+    counts = {key: _counts(headers, key, len(urls), at) for key in COUNTS}
     hashes = {key: _texts(headers, key, len(urls), at) for key in known() if key in headers}
-    taken = {"format", "columns", "files", *_LISTS, *hashes}
+    taken = {"format", "columns", "files", "parts", *COUNTS, *hashes}
     return Stream(
         name,
         at.folder,
@@ -216,6 +211,7 @@ def _stream(name: str, value: Any, at: Location, line: int) -> Stream:
         {},
         {key: one for key, one in headers.items() if key not in taken},
         _files(headers, at),
+        _parts(headers, len(urls), at),
     )
 
 
@@ -271,99 +267,30 @@ def _files(headers: _Map, at: Location) -> dict[str, File]:
         return {}
     if not isinstance(files, _Map):
         raise _fault(at, headers.lines["files"], "files is not a mapping of name to size and sums")
-    out = {}
-    for name, value in files.items():
-        line = files.lines[name]
-        size = value.get("bytes") if isinstance(value, _Map) else -1
-        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
+    return {name: _file(name, value, files.lines[name], at) for name, value in files.items()}
+
+
+def _parts(headers: _Map, wanted: int, at: Location) -> list[tuple[File, ...]]:
+    """Read the companions of each chunk; empty where there is no such header."""
+    parts = headers.get("parts")
+    if parts is None:
+        return []
+    line = headers.lines["parts"]
+    if not isinstance(parts, list) or len(parts) != wanted:
+        got = f"{len(parts)} values" if isinstance(parts, list) else "no list"
+        raise _fault(at, line, f"parts has {got}, content has {wanted}")
+    for i, one in enumerate(parts):
+        if not isinstance(one, _Map):
+            raise _fault(at, line, f"parts[{i}] is not a mapping of name to size and sums")
+    return [tuple(_file(name, value, one.lines[name], at) for name, value in one.items()) for one in parts]
+
+
+def _file(name: str, value: Any, line: int, at: Location) -> File:
+    size, raw = (value.get(key) if isinstance(value, _Map) else -1 for key in ("bytes", "raw_bytes"))
+    for count in (size, raw):
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < 1 << 62):
             raise _fault(at, line, f"the file {name!r:.60} has no size in bytes")
-        sums = {key: one for key, one in value.items() if key in known()}
-        if not all(isinstance(one, str) for one in sums.values()):
-            raise _fault(at, line, f"a sum of the file {name!r:.60} is not text; put it in quotes")
-        out[name] = File(name, size, sums)
-    return out
-
-
-def text(playlist: Playlist) -> bytes:
-    """Give the YAML of a playlist, ending with its sum: the same playlist gives the same bytes."""
-    out: list[str] = []
-    for stream in playlist.streams:
-        out.append(f"{_text(stream.name)}:\n  headers:")
-        out += _block(_headers(stream), 2)
-        out.append("  content:" + ("" if len(stream.urls) else " []"))
-        out += [f"    - {_text(url)}" for url in stream.urls]
-    body = ("\n".join(out) + "\n" if out else "{}\n").encode()
-    return body + f"# flare {DEFAULT} {digest(body)}\n".encode()
-
-
-def write(at: Location, playlist: Playlist) -> Written:
-    """Write a playlist, whole or not at all."""
-    return at.write([text(playlist)])
-
-
-def _headers(stream: Stream) -> dict[str, Any]:
-    headers: dict[str, Any] = {}
-    if stream.format is not None:
-        headers["format"] = stream.format
-    if stream.columns is not None:
-        headers["columns"] = {one.name: one.encoding for one in stream.columns}
-    for key, counts in zip(_LISTS, (stream.rows, stream.sizes, stream.raw_sizes), strict=True):
-        if counts is not None:
-            headers[key] = [None if count < 0 else count for count in counts.tolist()]
-    headers |= {name: list(values) for name, values in stream.hashes.items()}
-    headers |= stream.headers
-    if stream.files:
-        headers["files"] = {file.name: {"bytes": file.size, **file.hashes} for file in stream.files.values()}
-    return headers
-
-
-def _block(value: Mapping[str, Any], depth: int) -> list[str]:
-    """Give a mapping as lines: mappings of mappings in blocks, the rest in flow style."""
-    out = []
-    for key, one in value.items():
-        head = "  " * depth + f"{_text(key)}:"
-        if isinstance(one, Mapping) and any(isinstance(item, (Mapping, list)) for item in one.values()):
-            out.append(head)
-            out += _block(one, depth + 1)
-        elif isinstance(one, list) and len(one) > 8:
-            step = 4 if isinstance(one[0], str) else 16
-            lines = [", ".join(map(_flow, one[i : i + step])) for i in range(0, len(one), step)]
-            pad = "  " * (depth + 1)
-            out.append(f"{head} [\n{pad}" + f",\n{pad}".join(lines) + "]")
-        else:
-            out.append(f"{head} {_flow(one)}")
-    return out or ["  " * depth + "{}"]
-
-
-def _flow(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_text(key)}: {_flow(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_flow, value)) + "]"
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        return repr(value) if _FLOAT.fullmatch(repr(value)) else _quoted(repr(value))
-    return _text(str(value)) if not _is_hex(value) else f'"{value}"'
-
-
-def _is_hex(value: str) -> bool:
-    return len(value) >= 8 and all(c in "0123456789abcdef" for c in value)
-
-
-def _text(value: str) -> str:
-    plain = _PLAIN.fullmatch(value) and value.lower() not in _AMBIGUOUS and not _FLOAT.fullmatch(value) and value.strip(".") and len(value) < 128
-    return value if plain else _quoted(value)
-
-
-def _quoted(value: str) -> str:
-    """Give a double-quoted scalar; what YAML does not take raw is escaped as it reads it."""
-    return "".join(c if c.isprintable() else _escaped(ord(c)) for c in json.dumps(value, ensure_ascii=False))
-
-
-def _escaped(code: int) -> str:
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    sums = {key: one for key, one in value.items() if key in known()}
+    if not all(isinstance(one, str) for one in sums.values()):
+        raise _fault(at, line, f"a sum of the file {name!r:.60} is not text; put it in quotes")
+    return File(name, size, sums, raw)

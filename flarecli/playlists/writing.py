@@ -1,0 +1,110 @@
+"""Playlists as text: the same playlist gives the same bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from flarecli.hashes import DEFAULT, digest
+from flarecli.model import File, Playlist, Stream
+from flarecli.playlists.reading import COUNTS, FLOAT
+from flarecli.storage import Location, Written
+
+__all__ = ["text", "write"]
+
+_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*", re.ASCII)
+_AMBIGUOUS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", ".nan", ".inf"}
+
+
+def text(playlist: Playlist) -> bytes:
+    """Give the YAML of a playlist, ending with its sum: the same playlist gives the same bytes."""
+    out: list[str] = []
+    for stream in playlist.streams:
+        out.append(f"{_text(stream.name)}:\n  headers:")
+        out += _block(_headers(stream), 2)
+        out.append("  content:" + ("" if len(stream.urls) else " []"))
+        out += [f"    - {_text(url)}" for url in stream.urls]
+    body = ("\n".join(out) + "\n" if out else "{}\n").encode()
+    return body + f"# flare {DEFAULT} {digest(body)}\n".encode()
+
+
+def write(at: Location, playlist: Playlist) -> Written:
+    """Write a playlist, whole or not at all."""
+    return at.write([text(playlist)])
+
+
+def _headers(stream: Stream) -> dict[str, Any]:
+    headers: dict[str, Any] = {}
+    if stream.format is not None:
+        headers["format"] = stream.format
+    if stream.columns is not None:
+        headers["columns"] = {one.name: one.encoding for one in stream.columns}
+    for key, counts in zip(COUNTS, (stream.rows, stream.sizes, stream.raw_sizes), strict=True):
+        if counts is not None:
+            headers[key] = [None if count < 0 else count for count in counts.tolist()]
+    headers |= {name: list(values) for name, values in stream.hashes.items()}
+    headers |= stream.headers
+    if stream.files:
+        headers["files"] = {file.name: _file(file) for file in stream.files.values()}
+    if any(stream.parts):
+        headers["parts"] = [{file.name: _file(file) for file in one} for one in stream.parts]
+    return headers
+
+
+def _file(file: File) -> dict[str, Any]:
+    raw = {} if file.raw_size is None else {"raw_bytes": file.raw_size}
+    return {"bytes": file.size, **raw, **file.hashes}
+
+
+def _block(value: Mapping[str, Any], depth: int) -> list[str]:
+    """Give a mapping as lines: mappings of mappings in blocks, the rest in flow style."""
+    out = []
+    for key, one in value.items():
+        head = "  " * depth + f"{_text(key)}:"
+        if isinstance(one, Mapping) and any(isinstance(item, (Mapping, list)) for item in one.values()):
+            out.append(head)
+            out += _block(one, depth + 1)
+        elif isinstance(one, list) and len(one) > 8:
+            step = 4 if isinstance(one[0], str) else 1 if isinstance(one[0], Mapping) else 16
+            lines = [", ".join(map(_flow, one[i : i + step])) for i in range(0, len(one), step)]
+            pad = "  " * (depth + 1)
+            out.append(f"{head} [\n{pad}" + f",\n{pad}".join(lines) + "]")
+        else:
+            out.append(f"{head} {_flow(one)}")
+    return out or ["  " * depth + "{}"]
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_text(key)}: {_flow(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return repr(value) if FLOAT.fullmatch(repr(value)) else _quoted(repr(value))
+    return _text(str(value)) if not _is_hex(value) else f'"{value}"'
+
+
+def _is_hex(value: str) -> bool:
+    return len(value) >= 8 and all(c in "0123456789abcdef" for c in value)
+
+
+def _text(value: str) -> str:
+    plain = _PLAIN.fullmatch(value) and value.lower() not in _AMBIGUOUS and not FLOAT.fullmatch(value) and value.strip(".") and len(value) < 128
+    return value if plain else _quoted(value)
+
+
+def _quoted(value: str) -> str:
+    """Give a double-quoted scalar; what YAML does not take raw is escaped as it reads it."""
+    return "".join(c if c.isprintable() else _escaped(ord(c)) for c in json.dumps(value, ensure_ascii=False))
+
+
+def _escaped(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
