@@ -120,6 +120,13 @@ class Stream:
     def __len__(self) -> int:
         return len(self.urls)
 
+    @property
+    def stored(self) -> IntArray:
+        """Bytes that each chunk takes with its companions, as far as listed: int64 [chunks], -1 where its main file's are not; None if `sizes` is."""
+        if self.sizes is None or not any(self.parts):
+            return self.sizes
+        return self.sizes + [sum(file.size or 0 for file in one) for one in self.parts] * (self.sizes >= 0)
+
     def __iter__(self) -> Iterator[Chunk]:
         return (self.chunk(i) for i in range(len(self.urls)))
 

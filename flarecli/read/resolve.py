@@ -1,7 +1,8 @@
 """Addresses to playlists: what lies there is found out in one fixed order, and the first that is there counts.
 
-`playlist.yaml`, `index.json`, plain files. When the first that is there is broken, that is the answer: nothing
-falls back to the next, or damage would turn into a smaller dataset that looks whole.
+`playlist.yaml`, `index.json`, `spec.json`, `000000/spec.json`, `*.ffr`, `*.tar`, plain files. When the first that is
+there is broken, that is the answer: nothing falls back to the next, or damage would turn into a smaller dataset that
+looks whole.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 
 from flarecli import formats, playlists
 from flarecli.errors import FormatError, MissingError, UnfinishedError, UsageError
-from flarecli.formats import INDEX
+from flarecli.formats import INDEX, SPECS
 from flarecli.model import Playlist, Stream
 from flarecli.names import is_url, redact
 from flarecli.storage import Guard, Location, locate
@@ -133,12 +134,20 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
         return _formatted(playlists.read(at / playlists.PLAYLIST), format)
     if (at / INDEX).exists():
         return _formatted(_indexed(at), format)
+    for spec in SPECS:
+        if (at / spec).exists():
+            return _formatted(Playlist((formats.find("granular").open_dataset(at),)), format)
     if not at.is_local:
-        raise MissingError(f"neither {playlists.PLAYLIST} nor {INDEX} is there", where=at, hint="Name a playlist, an index.json or a shard.")
+        tried = ", ".join((playlists.PLAYLIST, INDEX, *SPECS))
+        raise MissingError(f"none of {tried} is there", where=at, hint="Name a playlist, an index.json or a shard.")
     entries = list(at.list())
     if not entries:
         raise MissingError("an empty folder", where=at)
-    shards = [entry.name for entry in entries if formats.sniffed(entry.name)]
+    shards = [entry.name for entry in entries if (one := formats.sniffed(entry.name)) and one not in formats.LISTED]
+    direct = {formats.sniffed(entry.name) for entry in entries if "/" not in entry.name}
+    for kind in formats.LISTED:
+        if kind in direct:
+            return _formatted(Playlist((formats.find(kind).open_dataset(at),)), format)
     if shards:
         below = sorted({name.partition("/")[0] for name, _ in entries if name.endswith(f"/{INDEX}")})
         hint = f"Name one of the datasets in it: {', '.join(below[:5])}." if below else "Name the shards, or pack again: the index is written last."

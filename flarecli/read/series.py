@@ -127,7 +127,8 @@ class Series:
         """Give the row at which a batch that begins at `start` ends: `size` rows, one shard, bounded bytes at most."""
         i = int(np.searchsorted(self.starts, start, "right")) - 1
         shard = self.shard(i)
-        file = shard.chunk.files[0] if shard.chunk.files else None
-        weight = (file.raw_size or file.size or 0) if file else shard.chunk.at.size()
+        weight = sum(
+            (file.raw_size or file.size or at.size()) for file, at in zip(shard.chunk.files, (shard.chunk.at, *shard.chunk.beside), strict=True)
+        )
         step = max(1, int(_BATCH_BYTES // max(1, weight // max(1, shard.rows))))
         return min(start + min(size, step), int(self.starts[i + 1]), stop)

@@ -86,7 +86,7 @@ def check_chunk(chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, 
             out.rows = chunk.rows or 0
             return out  # its header is inside the frame
         else:
-            held = replace(chunk, files=())
+            held = replace(chunk, files=(File(chunk.files[0].name), *chunk.files[1:]))
         if held is not None:
             shard = form.open_shard(held, columns)
             out.rows = len(shard)
@@ -162,16 +162,16 @@ def _summed(chunk: Chunk, size: int, claims: Sequence[Claim], kind: str, first_r
         raw.update(data)
         if not (_compare(at, raw, claims, rows, out, raw=True) and whole):
             return None
-    elif size > HELD:
+    elif size > HELD or (chunk.format in formats.BESIDE and not chunk.beside):  # what lies beside it is found from where it is
         for block in at.blocks(size):
             sums.update(block)
         _compare(at, sums, claims, rows, out)
-        return replace(chunk, files=(File(at.name, size),))
+        return replace(chunk, files=(File(chunk.files[0].name, size), *chunk.files[1:]))
     else:
         data = at.read(0, size)
         sums.update(data)
         _compare(at, sums, claims, rows, out)
-    return Chunk(Location(MemoryStore({"": data}, str(at))), chunk.rows, (File(at.name, len(data)),), chunk.format)
+    return replace(chunk, at=Location(MemoryStore({"": data}, str(at))), files=(File(chunk.files[0].name, len(data)), *chunk.files[1:]))
 
 
 def _decompressed(chunk: Chunk, size: int, claims: Sequence[Claim], kind: str, sums: Sums) -> bytearray:

@@ -42,27 +42,37 @@ def filled(stream: Stream) -> Stream:
     size = np.full(len(stream), -1, np.int64) if stream.sizes is None else stream.sizes.copy()
     unknown = {*np.flatnonzero((rows < 0) | (size < 0)).tolist(), *([0] if stream.columns is None and len(stream) else [])}
 
-    def opened(i: int) -> tuple[int, int, Columns]:
+    unknown |= {i for i, one in enumerate(stream.parts) if any(file.size is None for file in one)}
+
+    def opened(i: int) -> tuple[int, int, Columns, tuple[File, ...]]:
         chunk = stream.chunk(i)
-        (listed,) = chunk.files
-        listed = replace(listed, size=chunk.at.size()) if listed.size is None else listed
+        main, *beside = (_sized(file, at) for file, at in zip(chunk.files, (chunk.at, *chunk.beside), strict=True))
         if chunk.rows is not None and stream.columns is not None:
-            return listed.size or 0, chunk.rows, stream.columns
-        shard = formats.find(chunk.format or "").open_shard(replace(chunk, files=(listed,)), stream.columns)
-        return listed.size or 0, shard.rows, shard.columns
+            return main.size or 0, chunk.rows, stream.columns, tuple(beside)
+        shard = formats.find(chunk.format or "").open_shard(replace(chunk, files=(main, *beside)), stream.columns)
+        if not beside:  # of a shard that was named alone, only the format knows the companions
+            folder = stream.urls[i].rpartition("/")[0]
+            named = zip(shard.chunk.files[1:], shard.chunk.beside, strict=True)
+            beside = [_sized(replace(file, name=f"{folder}/{at.name}" if folder else at.name), at) for file, at in named]
+        return main.size or 0, shard.rows, shard.columns, tuple(beside)
 
     columns = stream.columns
+    parts = list(stream.parts) or [()] * len(stream)
     order = sorted(unknown)
-    for i, (bytes_, count, own) in zip(order, _each(opened, order, stream.at.is_local), strict=True):
-        size[i], rows[i] = bytes_, count
+    for i, (bytes_, count, own, beside) in zip(order, _each(opened, order, stream.at.is_local), strict=True):
+        size[i], rows[i], parts[i] = bytes_, count, beside
         columns = own if columns is None else columns
         if own != columns:
             raise UsageError("has other columns than the shards before", where=stream.chunk(i).at, hint="List them as streams of their own.")
-    return replace(stream, rows=rows, sizes=size, columns=columns)
+    return replace(stream, rows=rows, sizes=size, columns=columns, parts=parts if any(parts) else ())
+
+
+def _sized(file: File, at: Location) -> File:
+    return replace(file, size=at.size()) if file.size is None else file
 
 
 def summed(stream: Stream, names: Sequence[str]) -> Stream:
-    """Give a stream with these sums of every chunk and of every file that belongs to none; only what lacks one is read.
+    """Give a stream with these sums of every chunk, its companions, and every file that belongs to none; only what lacks one is read.
 
     raises  UsageError for an unknown hash; IntegrityError if what is read is not what is listed
     """
@@ -76,13 +86,15 @@ def summed(stream: Stream, names: Sequence[str]) -> Stream:
     for i, found in zip(order, _each(of_chunk, order, stream.at.is_local), strict=True):
         for name in names:
             sums[name][i] = found[name]
-    files = {}
-    for name, file in stream.files.items():
-        if not all(one in file.hashes for one in names):
-            whole = _sums(stream.at.join(name), file, names)
-            file = File(file.name, whole.size, {**file.hashes, **{one: whole.hex()[one] for one in names}})
-        files[name] = file
-    return replace(stream, hashes={**stream.hashes, **sums}, files=files)
+
+    def of_file(file: File) -> File:
+        if all(one in file.hashes for one in names):
+            return file
+        whole = _sums(stream.at.join(file.name), file, names)
+        return replace(file, size=whole.size, hashes={**file.hashes, **{one: whole.hex()[one] for one in names}})
+
+    parts = list(_each(lambda one: tuple(map(of_file, one)), stream.parts, stream.at.is_local))
+    return replace(stream, hashes={**stream.hashes, **sums}, files={name: of_file(file) for name, file in stream.files.items()}, parts=parts)
 
 
 def _sums(at: Location, listed: File, names: Sequence[str]) -> Sums:

@@ -147,7 +147,7 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
     """Sum up the parts of one stream, of which everything is known by now."""
     series = Series(parts)
     rows = np.concatenate([stream.rows for stream in parts])
-    size = np.concatenate([stream.sizes for stream in parts])
+    size = np.concatenate([stream.stored for stream in parts])
     urls = [redact(url) for stream in parts for url in stream.urls] if shards else []
     raw = [_raw_bytes(stream) for stream in parts]
     least, middle, most = np.percentile(size, (0, 50, 100), method="lower").tolist() if len(size) else (None, None, None)
@@ -171,8 +171,8 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
 def _raw_bytes(stream: Stream) -> int | None:
     if stream.raw_sizes is not None:
         raw: IntArray = np.where(stream.raw_sizes < 0, stream.sizes, stream.raw_sizes)
-        return int(raw.sum())
-    return None if _compressions(stream) or stream.sizes is None else int(stream.sizes.sum())
+        return int(raw.sum()) + sum((file.size if file.raw_size is None else file.raw_size) or 0 for one in stream.parts for file in one)
+    return None if _compressions(stream) or stream.sizes is None else int(stream.stored.sum())
 
 
 def _compressions(stream: Stream) -> list[str]:

@@ -136,7 +136,7 @@ def file_tasks(found: Playlist, stream: Stream, claimed: dict[str, tuple[Locatio
 
 def indexes(found: Playlist, stream: Stream, claimed: dict[str, tuple[Location, Checked]]) -> Iterator[tuple[Listing | None, list[Finding]]]:
     """Read each `index.json` that stands beside a playlist, and compare what the two say of the whole."""
-    if found.at is None or is_index(found) or stream.format != "mds":
+    if found.at is None or is_index(found) or stream.format not in formats.FAMILY:
         return
     places = [(at, True) for name, (at, done) in claimed.items() if name.rpartition("/")[2] == INDEX and not done.findings]
     if not claimed and stream.at.is_local:
@@ -175,6 +175,12 @@ def chunk_tasks(found: Playlist, stream: Stream, beside: Sequence[Listing], quic
         size = chunk.files[0].size
         weight = min(HELD // 4 if size is None else size, HELD) + raw
         yield Task(partial(check_chunk, chunk, claims, stream.columns, first, quick, decode), weight, True, tuple(problems))
+        for k, at in enumerate(chunk.beside, 1):
+            said = [Claim(str(found.at), chunk.files[k])] if found.at is not None else []
+            said += [
+                Claim(str(one.at), file) for one, other in others if other is not None for file in other.files[1:] if file.name == chunk.files[k].name
+            ]
+            yield Task(partial(check_file, at, said, quick))
         first = first + chunk.rows if first >= 0 and chunk.rows is not None else -1
 
 
@@ -199,7 +205,7 @@ def unlisted(found: Playlist) -> Iterator[tuple[str, Finding | None]]:
     top = found.at.folder
     listed = {str(found.at)}
     for stream in found.streams:
-        for url in (*stream.urls, *stream.files):
+        for url in (*stream.urls, *stream.files, *(file.name for one in stream.parts for file in one)):
             try:
                 listed.add(str(stream.at.join(url)))
             except FlareError:

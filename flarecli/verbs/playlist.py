@@ -17,7 +17,7 @@ import numpy as np
 from flarecli import formats
 from flarecli import hashes as sums
 from flarecli.errors import FlareError, UsageError
-from flarecli.model import File, Finding, Playlist, Stream
+from flarecli.model import Chunk, File, Finding, Playlist, Stream
 from flarecli.names import is_url, local_path, redact
 from flarecli.playlists import faults, parse, text
 from flarecli.read import expand, resolve, select_streams
@@ -180,7 +180,13 @@ def _joined(name: str, parts: Sequence[Stream], place: _Place, headers: Mapping[
         {},
         {**common, **headers},
         files,
+        [_beside(part.chunk(i), place) for part, i, _ in listed] if any(any(part.parts) for part in parts) else (),
     )
+
+
+def _beside(chunk: Chunk, place: _Place) -> tuple[File, ...]:
+    """Give the companions of a chunk with the addresses that the playlist gives them."""
+    return tuple(replace(file, name=place.address(at) or "") for file, at in zip(chunk.files[1:], chunk.beside, strict=True))
 
 
 def _counts(listed: Sequence[tuple[Stream, int, str]], of: Callable[[Stream], Any]) -> Any:
@@ -209,11 +215,13 @@ def check_playlist(path: str, guard: Guard | None = None) -> list[Finding]:
                 stream.at.join(url)
             except FlareError as error:
                 out.append(Finding(_line_of(data, at, stream.name, "content", i), error.kind, error.message, error.hint))
-        for name in stream.files:
+        paths: list[tuple[str | int, ...]] = [("files", name) for name in stream.files]
+        paths += [("parts", i, file.name) for i, one in enumerate(stream.parts) for file in one]
+        for steps in paths:
             try:
-                stream.at.join(name)
+                stream.at.join(str(steps[-1]))
             except FlareError as error:
-                out.append(Finding(_line_of(data, at, stream.name, "headers", "files", name), error.kind, error.message, error.hint))
+                out.append(Finding(_line_of(data, at, stream.name, "headers", *steps), error.kind, error.message, error.hint))
     _, own, _ = own_sum(found)
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
     return out + [replace(one, where=f"{at}:{lines}", hint="Write it again with `flare playlist`.") for one in own]
@@ -254,15 +262,17 @@ def diff_playlists(a: str, b: str, guard: Guard | None = None) -> PlaylistDiff:
     )
 
 
-def _entries(found: Playlist) -> Iterator[tuple[tuple[str, str], tuple[int | None, File]]]:
+def _entries(found: Playlist) -> Iterator[tuple[tuple[str, str], Chunk]]:
     for stream in found.streams:
         for i, url in enumerate(stream.urls):
-            chunk = stream.chunk(i)
-            yield (stream.name, url), (chunk.rows, chunk.files[0])
+            yield (stream.name, url), stream.chunk(i)
 
 
-def _differ(one: tuple[int | None, File], two: tuple[int | None, File]) -> bool:
+def _differ(one: Chunk, two: Chunk) -> bool:
     """Whether two listings of a chunk contradict each other; what only one of them says does not count."""
-    pairs = [(one[0], two[0]), (one[1].size, two[1].size), (one[1].raw_size, two[1].raw_size)]
-    pairs += [(value, two[1].hashes[name]) for name, value in one[1].hashes.items() if name in two[1].hashes]  # type: ignore[misc]
+    pairs: list[tuple[object, object]] = [(one.rows, two.rows)]
+    beside = {file.name: file for file in two.files[1:]}
+    for mine, other in ((one.files[0], two.files[0]), *((file, beside[file.name]) for file in one.files[1:] if file.name in beside)):
+        pairs += [(mine.size, other.size), (mine.raw_size, other.raw_size)]
+        pairs += [(value, other.hashes[name]) for name, value in mine.hashes.items() if name in other.hashes]
     return any(mine is not None and other is not None and mine != other for mine, other in pairs)

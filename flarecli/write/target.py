@@ -18,16 +18,18 @@ import shutil
 import socket
 import time
 
+from flarecli import playlists
 from flarecli.errors import BusyError, FlareError, ReachError, UnfinishedError, UsageError
-from flarecli.formats import sniffed
+from flarecli.formats import BESIDE, INDEX, SPECS, sniffed
 from flarecli.names import is_url, local_path, redact
+from flarecli.playlists import PLAYLIST
 from flarecli.storage import Location
 from flarecli.storage.local import SCRATCH, LocalStore, made_folder, sync_folder
 from flarecli.write.failures import FAILED
 
 __all__ = ["Target"]
 
-_DATASET = ("playlist.yaml", "index.json")  # what --overwrite must find before it replaces a folder
+_DATASET = (PLAYLIST, INDEX, *SPECS)  # what --overwrite must find before it replaces a folder
 
 
 class Target:
@@ -74,8 +76,9 @@ class Target:
 
     def _refuse_others(self) -> None:
         """Refuse to replace a folder that holds more than a dataset: replacing removes all of it."""
+        own = {*_DATASET, FAILED, SCRATCH, *_listed(self.final)}
         for name in sorted(os.listdir(self.final)) if os.path.isdir(self.final) else ():
-            if name not in (*_DATASET, FAILED, SCRATCH) and not sniffed(name):
+            if name not in own and not sniffed(name):
                 raise UsageError(f"it holds {name!r}, which is no part of a dataset", where=self.shown, hint="Move that elsewhere first.")
 
     def _claim(self, store: LocalStore, resume: bool, overwrite: bool) -> None:
@@ -194,6 +197,16 @@ class Target:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _listed(folder: str) -> set[str]:
+    """Name what a playlist there lists, by its first folder; nothing where there is none that can be read."""
+    with contextlib.suppress(FlareError):
+        found = playlists.read(Location(LocalStore(folder, None, maps=False)) / PLAYLIST)
+        packed = (one for one in found.streams if one.format in (*BESIDE, "webdataset"))  # a playlist may also list what nobody packed
+        names = (name for one in packed for name in (*one.urls, *one.files, *(file.name for part in one.parts for file in part)))
+        return {name.partition("/")[0] for name in names}
+    return set()
 
 
 def _is_same(fd: int, path: str) -> bool:
