@@ -34,6 +34,8 @@ def command(
     hash: Annotated[
         list[str] | None, option("--hash", metavar="NAME", help="The format's own sums; repeatable. The playlist always has xxh3_128.")
     ] = None,
+    separator: Annotated[str | None, option("--separator", metavar="TEXT", help="Between values of csv, tsv and xsv shards.")] = None,
+    newline: Annotated[str, option("--newline", metavar="TEXT", help="After each line of json, csv, tsv and xsv shards.")] = "\\n",
     on_error: params.OnError = "fail",
     on_duplicate: Annotated[
         str,
@@ -83,6 +85,8 @@ def command(
             shard_rows=shard_rows,
             compress=compress,
             hashes=hash or (),
+            separator=None if separator is None else params.unescaped(separator),
+            newline=params.unescaped(newline),
             on_error=on_error,
             on_duplicate=on_duplicate,
             dry_run=dry_run,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -13,9 +14,10 @@ from flarecli.units import parse_size, parse_time
 if TYPE_CHECKING:
     from flarecli.storage import Guard
 
-FORMATS = ("mds",)  # what can be written
+FORMATS = ("mds", "json", "csv", "tsv", "xsv", "ffrecord", "granular", "granular-refs", "webdataset")  # what can be written
 READ_FORMATS = (*FORMATS, "files")
-COMPRESSIONS = ("zstd",)
+COMPRESSIONS = ("zstd", "gz", "br", "bz2", "snappy")
+_ESCAPES = {"\\t": "\t", "\\n": "\n", "\\r": "\r", "\\\\": "\\"}
 
 
 def option(*names: str, help: str, **more: Any) -> Any:
@@ -57,6 +59,11 @@ def names(text: str | None) -> list[str] | None:
     if not all(found):
         raise UsageError(f"{text!r} holds an empty name", hint="Write names with single commas between, such as id,score.")
     return found
+
+
+def unescaped(text: str) -> str:
+    """Read `\\t`, `\\n`, `\\r` and `\\\\` as the one character each stands for: shells make those hard to type."""
+    return re.sub(r"\\[tnr\\]", lambda match: _ESCAPES[match[0]], text)
 
 
 def guard(allow_private: bool, allow_local: bool, jobs: int | None, retries: int, timeout: float, deadline: float, max_object: int = 10**9) -> Guard:

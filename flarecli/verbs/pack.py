@@ -29,6 +29,7 @@ from flarecli.write.columns import Typed, chosen_encodings, looks_like_addresses
 
 __all__ = ["Packed", "pack"]
 
+_SEPARATORS = {"csv": ",", "tsv": "\t"}
 _SKIP = "Give --on-error skip to leave such rows out and list them in failed.jsonl."
 
 
@@ -70,6 +71,8 @@ def pack(
     shard_rows: int | None = None,
     compress: str | None = None,
     hashes: Sequence[str] = (),
+    separator: str | None = None,
+    newline: str = "\n",
     on_error: str = "fail",
     on_duplicate: str = "error",
     dry_run: bool = False,
@@ -88,6 +91,7 @@ def pack(
     encode        column -> encoding, where the inferred one is not wanted
     where         SQL condition over the columns, or a whole `SELECT … FROM dataframe …`
     limit         keep the first rows that `where` leaves; `shuffle` then orders those by its seed
+    separator     between the values of a line in `csv` (`,`), `tsv` (a tab) and `xsv` shards; `newline` ends lines there and in `json`
     shard_bytes   size of a shard at most, None: 4 GiB; a row larger than that gets one of its own
     on_error      `fail` ends with the first row that fails; `skip` leaves it out and lists it in `failed.jsonl`
     dry_run       say what would be packed, from the first rows, and write nothing
@@ -98,8 +102,9 @@ def pack(
     progress = progress or Progress()
     limits = limits or Limits()
     encode, guard = dict(encode or {}), bounded(guard, limits)
-    settings = Settings(compress or None, tuple(sorted(hashes)), shard_bytes or None, shard_rows)
     find(format)
+    between = _separator(format, separator)
+    settings = Settings(compress or None, tuple(sorted(hashes)), shard_bytes or None, shard_rows, newline, between)
     parsed = tuple(parse_link(text, encode) for text in fetch)
     text = {link.source for link in parsed} | ({key} if key else set()) | {name for name, one in encode.items() if not _is_number(one)}
     source = open_source(sources, text=text, guard=guard)
@@ -135,6 +140,16 @@ def pack(
     return Packed(
         path, format, writer.rows, writer.shards, writer.size, writer.failed.count, counts, writer.columns or (), plan.duplicates["first"], resumed
     )
+
+
+def _separator(format: str, given: str | None) -> str:
+    if given is not None and format not in (*_SEPARATORS, "xsv"):
+        raise UsageError(f"{format} shards have no separator", hint=f"Those that have one are {', '.join(_SEPARATORS)} and xsv.")
+    if given is not None and _SEPARATORS.get(format, given) != given:
+        raise UsageError(f"{format} has the separator {_SEPARATORS[format]!r}, not {given!r}", hint="Give -f xsv to choose one.")
+    if format == "xsv" and not given:
+        raise UsageError("xsv shards want a separator", hint="Give --separator, such as --separator ';'.")
+    return given or _SEPARATORS.get(format, ",")
 
 
 def _is_number(encoding: str) -> bool:
