@@ -1,0 +1,161 @@
+"""Granular: a bag of records for each column, beside a spec.json; every generation is read, the newest is written.
+
+    spec.json          which columns there are, and of which types: granular_spec.py
+    KEY.bag, KEY.idx   the records of a column: bags.py; row i is record i of each
+    refs.bag, KEY.bag  0.21 and before: which records a row takes, and lists of them: bag_refs.py
+
+A bag alone, `x.bag`, is a dataset of one column, `record`. The format has no sums of its own: a playlist has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from flarecli.encodings import column
+from flarecli.errors import FlareError, FormatError, IntegrityError
+from flarecli.formats import bags, granular_columns, granular_spec, granular_write, spans
+from flarecli.formats.granular_columns import REFS_TABLE
+from flarecli.formats.granular_folder import REFS, beside, columns_of, companions, has_refs, index_of, open_dataset
+from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Row, Settings, Shard
+from flarecli.storage import Location
+
+__all__ = [
+    "NAME",
+    "RECORD",
+    "SUFFIXES",
+    "arrange",
+    "open_dataset",
+    "open_shard",
+    "read_batch",
+    "read_rows",
+    "row_sizes",
+    "sniff",
+    "verify_shard",
+    "write_index",
+    "write_shard",
+]
+
+NAME, SUFFIXES = "granular", (".bag",)
+RECORD: Columns = (column("record", "bytes"),)
+_STEP, _STEP_BYTES = 8192, 64 << 20  # rows checked at once, and no more bytes than that, or a single row
+
+
+def sniff(name: str, head: bytes) -> bool:
+    """A bag has no magic number: only the name can tell."""
+    return name.endswith(SUFFIXES)
+
+
+def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
+    """Read the spec and the tables, and touch none of the records.
+
+    chunk    a spec.json, or a bag alone; companions that are not listed are looked for beside it
+    columns  what a listing says they are: it counts where the stored bytes can be that
+    raises   FormatError if a table does not fit its bag, or columns are of different lengths; UnsafeError for a column
+             that cannot name a file
+    """
+    chunk = chunk if chunk.files else replace(chunk, files=(File(chunk.at.name),))
+    shard = _of_bag(chunk, columns) if chunk.files[0].name.endswith(SUFFIXES) else _of_folder(chunk, columns)
+    if chunk.rows is not None and shard.rows != chunk.rows:
+        raise FormatError(f"holds {shard.rows} rows, {chunk.rows} are listed", where=chunk.at)
+    return shard
+
+
+def _of_bag(chunk: Chunk, columns: Columns | None) -> Shard:
+    if columns is not None and len(columns) != 1:
+        raise IntegrityError(f"a bag is one column, {len(columns)} are listed", where=chunk.at)
+    if not chunk.beside and (chunk.at.folder / index_of(chunk.at.name)).exists():
+        files, locations = beside(chunk, [index_of(chunk.at.name)])
+        chunk = replace(chunk, files=(chunk.files[0], *files), beside=locations)
+    bag = spans.of(chunk.at, chunk.files[0])
+    starts = bags.pair(bag, spans.of(chunk.beside[0], chunk.files[1])) if chunk.beside else bags.single(bag)
+    columns = columns or RECORD
+    return Shard(chunk, columns, len(starts) - 1, {columns[0].name: starts})
+
+
+def _of_folder(chunk: Chunk, columns: Columns | None) -> Shard:
+    spec = columns_of(chunk.at, spans.stored_size(chunk))
+    if not chunk.beside:
+        refs = "refs" not in spec and (chunk.at.folder / REFS).exists()
+        files, locations = beside(chunk, companions(spec, refs))
+        chunk = replace(chunk, files=(chunk.files[0], *files), beside=locations)
+    found = {at.name: spans.of(at, file) for at, file in zip(chunk.beside, chunk.files[1:], strict=True)}
+    refs = has_refs(spec, found)
+    for name in companions(spec, refs):
+        if name not in found:
+            raise FormatError(f"{name!r} is not listed beside it", where=chunk.at, hint="Find out what was lost from the listing.")
+    own = granular_spec.spec_of(spec, refs)
+    columns = own if columns is None else granular_spec.agreed(own, columns, chunk.at)
+    if refs:
+        layout = {name: bags.single(found[f"{name}.bag"]) for name in (*spec, REFS_TABLE)}
+        return Shard(chunk, columns, len(layout[REFS_TABLE]) - 1, layout)
+    layout = {name: bags.pair(found[f"{name}.bag"], found[f"{name}.idx"]) for name in spec}
+    rows = {name: len(starts) - 1 for name, starts in layout.items()}
+    least, most = min(rows, key=rows.__getitem__), max(rows, key=rows.__getitem__)
+    if rows[least] != rows[most]:
+        raise FormatError(f"column {least!r} has {rows[least]} records, column {most!r} has {rows[most]}", where=chunk.at, hint=bags.TORN)
+    return Shard(chunk, columns, rows[least], layout)
+
+
+def read_rows(
+    shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None, ranges: Mapping[str, tuple[int, int]] | None = None
+) -> list[Row]:
+    """Give the records of rows as they are stored, in the order asked; a list is a list of records, which lie in one read.
+
+    ranges  list column -> (start, stop) within each list, cut where it ends: only those records are read
+    raises  FormatError naming the row whose records are not there; UsageError for a range of what is no list
+    """
+    names = [one.name for one in shard.columns] if columns is None else columns
+    return granular_columns.rows(shard, rows, names, ranges or {})
+
+
+def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False) -> pa.RecordBatch:
+    """Give rows start..stop as typed columns, in the order of `columns`, over the mapped bags: nothing is copied, with `views` or without.
+
+    raises  FormatError naming the row whose records are not there; ValueFitError for a record that its encoding cannot be
+    """
+    names = [one.name for one in shard.columns] if columns is None else columns
+    return granular_columns.batch(shard, start, stop, names)
+
+
+def arrange(columns: Iterable[Column]) -> Columns:
+    """Sort columns by name, by code point; lists become MessagePack, numbers the types there are. See `granular_spec.arranged`."""
+    return granular_spec.arranged(columns, lists=False)
+
+
+def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:
+    """Weigh an empty shard and each row of a batch: its records, and 8 bytes of index for each; int64 [rows]."""
+    return len(granular_spec.text(columns)), granular_write.weights(columns, batch)
+
+
+def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[pa.RecordBatch], settings: Settings) -> Chunk:
+    """Write all rows as one dataset: `000000/` and so on where settings cut, else the folder itself; its spec.json comes last.
+
+    raises  ValueFitError for a null
+    """
+    files: dict[str, granular_write.Parts] = {}
+    for one in columns:
+        parts, ends = bags.body(granular_write.records(one, batches)[0])
+        files[f"{one.name}.bag"], files[f"{one.name}.idx"] = parts, [ends.astype("<u8").tobytes()]
+    return granular_write.put(at, number, NAME, columns, files, sum(batch.num_rows for batch in batches), settings)
+
+
+def write_index(at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings) -> dict[str, File]:
+    """Write nothing: the spec.json of each shard is its index."""
+    return {}
+
+
+def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
+    """Check which records each row takes, and, if asked, that every record is what its encoding says."""
+    names, stop = [one.name for one in shard.columns], 0
+    while (start := stop) < shard.rows:
+        stop = min(shard.rows, start + _STEP)
+        try:
+            while granular_columns.weight(shard, granular_columns.taken(shard, start, stop)) > _STEP_BYTES and stop > start + 1:
+                stop = (start + stop) // 2
+            if values:
+                granular_columns.batch(shard, start, stop, names)
+        except FlareError as error:
+            yield Finding(error.where, error.kind, error.message, error.hint)

@@ -1,0 +1,199 @@
+"""Columns of an opened Granular shard: which records a row takes of each bag, as rows of bytes and as Arrow columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli import encodings
+from flarecli.encodings import BINARY, Encoding, lookup
+from flarecli.errors import FormatError, UsageError, ValueFitError
+from flarecli.formats import bag_refs, bags, spans
+from flarecli.formats.bag_refs import Taken
+from flarecli.formats.bags import Bag
+from flarecli.model import Chunk, Column, IntArray, Row, Shard
+
+__all__ = ["REFS_TABLE", "batch", "rows", "taken", "weight"]
+
+REFS_TABLE = "refs"  # the name of its table in a layout; no column of such a shard can have it
+_READY = 64  # bags kept at hand: each holds a map of its file
+_ready: dict[int, tuple[Shard, dict[str, Bag]]] = {}  # each with the Shard that keeps its id from being used again
+
+
+def _has_refs(shard: Shard) -> bool:
+    return len(shard.layout) > len(shard.columns)
+
+
+def _bag(shard: Shard, name: str) -> Bag:
+    """Give the bag of a column, or of the refs, ready to be read."""
+    held = _ready.get(id(shard))
+    if held is None:
+        if sum(len(found) for _, found in _ready.values()) >= _READY:
+            _ready.clear()
+        held = _ready.setdefault(id(shard), (shard, {}))
+    bag = held[1].get(name)
+    if bag is None:
+        bag = held[1][name] = bags.opened(_file(shard.chunk, name), shard.layout[name])
+    return bag
+
+
+def _file(chunk: Chunk, name: str) -> Chunk:
+    if chunk.files[0].name.endswith(".bag"):
+        return spans.of(chunk.at, chunk.files[0])
+    return next(spans.of(at, file) for at, file in zip(chunk.beside, chunk.files[1:], strict=True) if at.name == f"{name}.bag")
+
+
+# -- rows
+
+
+def rows(shard: Shard, wanted: Sequence[int], names: Sequence[str], ranges: Mapping[str, tuple[int, int]]) -> list[Row]:
+    """Give the records of rows, in the order asked; see `read_rows`."""
+    if ranges:
+        _check_ranges(shard, ranges)
+    if _has_refs(shard):
+        return _rows_by_refs(shard, wanted, names, ranges)
+    found = [(name, _bag(shard, name)) for name in names]
+    if all(bag.held is not None for _, bag in found):
+        plan = [(name, bag.held, bag.table) for name, bag in found]
+        return [{name: held[table[row] : table[row + 1]] for name, held, table in plan} for row in wanted]  # type: ignore[index]
+    columns = [[bytes(part) for part in _records(bag, wanted)] for _, bag in found]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)] if names else [{} for _ in wanted]
+
+
+def _records(bag: Bag, wanted: Sequence[int]) -> list[bytes | memoryview]:
+    return spans.read(bag.chunk, [(bag.table[row], bag.table[row + 1]) for row in wanted])
+
+
+def _check_ranges(shard: Shard, ranges: Mapping[str, tuple[int, int]]) -> None:
+    lists = {one.name for one in shard.columns if one.encoding.endswith("[]")}
+    for name, (start, stop) in ranges.items():
+        if name not in lists:
+            raise UsageError(f"column {name!r} is no list, so no range of it can be read")
+        if not 0 <= start <= stop:
+            raise UsageError(f"{start}:{stop} is no range of column {name!r}", hint="Give a start and a stop that is not before it.")
+
+
+def _rows_by_refs(shard: Shard, wanted: Sequence[int], names: Sequence[str], ranges: Mapping[str, tuple[int, int]]) -> list[Row]:
+    lists = [one.encoding.endswith("[]") for one in shard.columns]
+    places = []
+    for data, row in zip(_records(_bag(shard, REFS_TABLE), wanted), wanted, strict=True):
+        try:
+            places.append(bag_refs.numbers_of_row(bytes(data), lists))
+        except ValueError:
+            raise FormatError("its record numbers are not what the columns need", where=f"{shard.chunk.at}[{row}]") from None
+    out: list[Row] = [{} for _ in wanted]
+    for i, one in enumerate(shard.columns):
+        if one.name not in names:
+            continue
+        bag = _bag(shard, one.name)
+        table, limit = bag.table, ranges.get(one.name)
+        runs = []
+        for place, row in zip(places, wanted, strict=True):
+            first, count = place[i]
+            if first + count > len(bag):
+                raise FormatError(_beyond(one.name, first, count, len(bag)), where=f"{shard.chunk.at}[{row}]")
+            runs.append((first, first + count) if limit is None else (first + min(limit[0], count), first + min(limit[1], count)))
+        parts = spans.read(bag.chunk, [(table[first], table[last]) for first, last in runs])
+        for values, part, (first, last) in zip(out, parts, runs, strict=True):
+            low = table[first]
+            values[one.name] = [bytes(part[table[k] - low : table[k + 1] - low]) for k in range(first, last)] if lists[i] else bytes(part)
+    return out if list(names) == [one.name for one in shard.columns] else [{name: row[name] for name in names} for row in out]
+
+
+def _beyond(name: str, first: int, count: int, there: int) -> str:
+    return f"column {name!r} takes records {first} to {first + count - 1}, its bag holds {there}"
+
+
+# -- batches
+
+
+def taken(shard: Shard, start: int, stop: int) -> list[Taken]:
+    """Say which records rows start..stop take of each column, in the order of the columns.
+
+    raises  FormatError naming the first row that takes records which are not there, or which a row before it took
+    """
+    if not _has_refs(shard):
+        return [(np.arange(start, stop), np.ones(stop - start, np.int64))] * len(shard.columns)
+    data, starts = _bytes(bags.array(_bag(shard, REFS_TABLE), start, stop))
+    lists = [one.encoding.endswith("[]") for one in shard.columns]
+    out = bag_refs.numbers(data, starts, lists, shard.chunk.at, start)
+    for one, (first, count) in zip(shard.columns, out, strict=True):
+        there = len(shard.layout[one.name]) - 1
+        beyond = (first > there) | (count > there) | (first + count > there)
+        if beyond.any():
+            row = int(np.argmax(beyond))
+            raise FormatError(_beyond(one.name, int(first[row]), int(count[row]), there), where=f"{shard.chunk.at}[{start + row}]")
+        full = np.flatnonzero(count)
+        again = first[full[1:]] < (first + count)[full[:-1]]
+        if again.any():
+            row = int(full[1 + int(np.argmax(again))])
+            raise FormatError(f"column {one.name!r} takes records that a row before it took", where=f"{shard.chunk.at}[{start + row}]")
+    return out
+
+
+def _bytes(array: pa.Array) -> tuple[IntArray, IntArray]:
+    """Give a large_binary array as uint8 [bytes] and int64 [rows + 1]."""
+    offsets = np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8)
+    data = np.frombuffer(array.buffers()[2] or b"", np.uint8)
+    return data[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]
+
+
+def weight(shard: Shard, places: Sequence[Taken]) -> int:
+    """Add up the bytes of the records that rows take."""
+    out = 0
+    for one, (first, count) in zip(shard.columns, places, strict=True):
+        starts = shard.layout[one.name]
+        out += int((starts[first + count] - starts[first]).sum())
+    return out
+
+
+def batch(shard: Shard, start: int, stop: int, names: Sequence[str]) -> pa.RecordBatch:
+    """Give rows start..stop as typed columns; see `read_batch`."""
+    places = dict(
+        zip((one.name for one in shard.columns), taken(shard, start, stop) if _has_refs(shard) else [None] * len(shard.columns), strict=True)
+    )
+    by_name = {one.name: one for one in shard.columns}
+    arrays = [_column(shard, by_name[name], places[name], start, stop) for name in names]
+    if not arrays:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(by_name[name]) for name in names]))
+
+
+def _column(shard: Shard, one: Column, places: Taken | None, start: int, stop: int) -> pa.Array:
+    bag, inner = _bag(shard, one.name), lookup(one.encoding.removesuffix("[]"))
+    offsets = np.arange(stop - start + 1)
+    if places is None:
+        raw = bags.array(bag, start, stop)
+    elif not one.encoding.endswith("[]"):
+        raw = bags.gathered(bag, places[0])
+    else:
+        first, count = places
+        offsets = np.zeros(stop - start + 1, np.int64)
+        np.cumsum(count, out=offsets[1:])
+        raw = bags.gathered(bag, np.repeat(first - offsets[:-1], count) + np.arange(offsets[-1]))
+    try:
+        values = _typed(raw, inner)
+    except ValueFitError as error:
+        row = start + int(np.searchsorted(offsets, int(error.where[1:-1]), "right")) - 1
+        raise ValueFitError(f"column {one.name!r}: {error.message}", where=f"{shard.chunk.at}[{row}]") from None
+    if not one.encoding.endswith("[]"):
+        return values
+    return pa.LargeListArray.from_arrays(pa.array(offsets), values).cast(lookup(one.encoding).arrow)
+
+
+def _typed(raw: pa.Array, encoding: Encoding) -> pa.Array:
+    """Give typed values: numbers straight over the file's bytes, where each has the size that it must."""
+    if encoding.size is None:
+        return encodings.typed(raw, encoding)
+    offsets = np.frombuffer(raw.buffers()[1], np.int64, len(raw) + 1, raw.offset * 8) if len(raw) else np.zeros(1, np.int64)
+    lengths = np.diff(offsets)
+    wrong = lengths != encoding.size
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueFitError(f"{lengths[row]} bytes, {encoding.name} has {encoding.size}", where=f"[{row}]")
+    if encoding.arrow.equals(BINARY):
+        return raw
+    data = raw.buffers()[2].slice(int(offsets[0]), len(raw) * encoding.size) if len(raw) else pa.py_buffer(b"")
+    return encodings.typed(pa.Array.from_buffers(pa.binary(encoding.size), len(raw), [None, data]), encoding)

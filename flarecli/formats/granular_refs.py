@@ -1,0 +1,82 @@
+"""Granular as 0.21 and before keep it: a refs.bag, and for each column one file with its table behind the records.
+
+Lists are kept, `TYPE[]`. Records of no bytes are refused: the table of a bag that begins with one reads as an older version's.
+Whatever `granular` reads is read here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli.errors import ValueFitError
+from flarecli.formats import bag_refs, bags, granular_spec, granular_write
+from flarecli.formats.granular import open_dataset, open_shard, read_batch, read_rows, verify_shard, write_index
+from flarecli.formats.granular_columns import REFS_TABLE
+from flarecli.formats.granular_folder import REFS
+from flarecli.model import Chunk, Column, Columns, IntArray, Settings
+from flarecli.storage import Location
+
+__all__ = [
+    "NAME",
+    "SUFFIXES",
+    "arrange",
+    "open_dataset",
+    "open_shard",
+    "read_batch",
+    "read_rows",
+    "row_sizes",
+    "sniff",
+    "verify_shard",
+    "write_index",
+    "write_shard",
+]
+
+NAME, SUFFIXES = "granular-refs", ()
+_NUMBER = 5  # bytes of a record's number, at most, in all but the largest shards
+
+
+def sniff(name: str, head: bytes) -> bool:
+    """A bag may be of either generation; `granular` claims it."""
+    return False
+
+
+def arrange(columns: Iterable[Column]) -> Columns:
+    """Sort columns by name, by code point; numbers become the types there are. See `granular_spec.arranged`."""
+    return granular_spec.arranged(columns, lists=True, reserved=REFS_TABLE)
+
+
+def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:
+    """Weigh an empty shard and each row of a batch: its records, 8 bytes of table for each, and its numbers at their longest; int64 [rows]."""
+    numbers = 8 + 3 + sum(1 + 2 * _NUMBER if one.encoding.endswith("[]") else _NUMBER for one in columns)
+    return len(granular_spec.text(columns)), granular_write.weights(columns, batch) + numbers
+
+
+def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[pa.RecordBatch], settings: Settings) -> Chunk:
+    """Write all rows as one dataset: `000000/` and so on where settings cut, else the folder itself; its spec.json comes last.
+
+    raises  ValueFitError for a null or a record of no bytes, naming its row in the shard, before anything is written
+    """
+    files: dict[str, granular_write.Parts] = {REFS: []}
+    taken = []
+    for one in columns:
+        arrays, counts = granular_write.records(one, batches)
+        parts, ends = bags.body(arrays)
+        counts = np.ones(len(ends), np.int64) if counts is None else counts
+        firsts = np.cumsum(counts) - counts
+        _refuse_empty(one, ends, firsts)
+        taken.append((firsts, counts))
+        files[f"{one.name}.bag"] = [*parts, ends.astype("<u8").tobytes()]
+    parts, ends = bag_refs.packed(taken, [one.encoding.endswith("[]") for one in columns])
+    files[REFS] = [*parts, ends.astype("<u8").tobytes()]
+    return granular_write.put(at, number, NAME, columns, files, sum(batch.num_rows for batch in batches), settings)
+
+
+def _refuse_empty(one: Column, ends: IntArray, firsts: IntArray) -> None:
+    empty = np.diff(ends, prepend=0) == 0
+    if empty.any():
+        row = int(np.searchsorted(firsts, int(np.argmax(empty)), "right")) - 1
+        hint = "Choose -f granular, which holds it."
+        raise ValueFitError(f"column {one.name!r} has a record of no bytes, which granular-refs cannot hold", where=f"[{row}]", hint=hint)
