@@ -9,6 +9,10 @@ demo: .venv/installed  ## pack 500 photographs over HTTP, look at them in every 
 	@$(BIN)/python docs/demo.py demo
 test: .venv/dev  ## unit tests: nothing but this machine is asked
 	$(BIN)/pytest
+interop: .venv/dev  ## the tests beside the original libraries, which are installed for it (1.5 GB)
+	@mkdir -p .venv/peers
+	$(BIN)/python tests/interop/environments.py .venv/peers > .venv/peers/names
+	env $$(cat .venv/peers/names) $(BIN)/pytest tests/interop
 check: lint types test  ## all that a change must pass
 lint: .venv/dev  ## ruff, no changes made
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -29,4 +33,4 @@ bench: .venv/installed  ## start-up, speed and memory; PEER_PYTHON=… names an 
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-.PHONY: help demo test check lint types bench
+.PHONY: help demo test interop check lint types bench
