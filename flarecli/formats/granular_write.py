@@ -32,20 +32,21 @@ def records(one: Column, batches: Sequence[pa.RecordBatch]) -> tuple[list[pa.Arr
     arrays, counts, first = [], [np.zeros(0, np.int64)], 0
     for batch in batches:
         array = batch.column(one.name)
-        _refuse_nulls(one, array, first)
+        _refuse_nulls(one, array, first + np.arange(len(array)))
         if one.encoding.endswith("[]"):
             offsets = array.offsets.to_numpy()
             counts.append(np.diff(offsets))
             array = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-            _refuse_nulls(one, array, first)
+            _refuse_nulls(one, array, first + np.repeat(np.arange(batch.num_rows), counts[-1]))
         arrays.append(stored(array, lookup(one.encoding.removesuffix("[]"))))
         first += batch.num_rows
     return arrays, np.concatenate(counts) if one.encoding.endswith("[]") else None
 
 
-def _refuse_nulls(one: Column, array: pa.Array, first: int) -> None:
+def _refuse_nulls(one: Column, array: pa.Array, rows: IntArray) -> None:
     if array.null_count:
-        raise ValueFitError(f"column {one.name!r} is null, which no record can say", where=f"[{first}]")
+        row = int(rows[pc.index(array.is_null(), True).as_py()])
+        raise ValueFitError(f"column {one.name!r} is null, which no record can say", where=f"[{row}]")
 
 
 def weights(columns: Columns, batch: pa.RecordBatch, record: int = 8) -> IntArray:
