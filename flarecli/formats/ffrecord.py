@@ -1,0 +1,301 @@
+"""FFRecord: byte records behind one table of CRC-32s and offsets.
+
+Little-endian, N records (source: files written by ffrecord 1.4.0):
+
+    0         uint32     CRC-32 of bytes 4 .. 12+12N; 0 in files by old writers
+    4         int64      N
+    12        uint32[N]  CRC-32 of each record
+    12+4N     int64[N]   start of each record in the file; it ends where the next starts
+    12+12N    bytes      records, back to back, to the end of the file
+
+A record is one column: what a playlist says it is, or bytes. A writer that died leaves zeros where the table should be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from mmap import mmap
+from typing import NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from isal.isal_zlib import crc32
+
+from flarecli.encodings import BINARY, column, field, lookup, stored, typed
+from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, UsageError, ValueFitError
+from flarecli.formats import spans
+from flarecli.formats.ffrecord_table import COLUMNS, HEAD, open_shard, packed_table, table_sum
+from flarecli.hashes import DEFAULT
+from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Row, Settings, Shard, Stream
+from flarecli.storage import Location
+
+__all__ = [
+    "COLUMNS",
+    "NAME",
+    "SUFFIXES",
+    "arrange",
+    "crcs",
+    "open_dataset",
+    "open_shard",
+    "read_batch",
+    "read_rows",
+    "read_views",
+    "row_sizes",
+    "sniff",
+    "unprotected",
+    "verify_shard",
+    "write_index",
+    "write_records",
+    "write_shard",
+]
+
+NAME, SUFFIXES = "ffrecord", (".ffr",)
+_STEP = 8192  # records checked at once
+_STEP_BYTES = 64 << 20  # and no more bytes than that: a record that is larger is read in pieces
+_PIECE = 1 << 20  # bytes written, then summed, at once: they stay in the cache
+_CHANGED = "It was changed after it was packed; fetch or pack it again."
+
+
+def sniff(name: str, head: bytes) -> bool:
+    """The format has no magic number: only the name can tell."""
+    return name.endswith(SUFFIXES)
+
+
+def open_dataset(at: Location) -> Stream:
+    """List the `.ffr` files of a folder, none of its sub-folders, hidden ones included, in the order of their names as strings.
+
+    raises  MissingError if there is none
+    """
+    sizes = {entry.name: entry.size for entry in at.list() if entry.name.endswith(SUFFIXES) and "/" not in entry.name}
+    if not sizes:
+        raise MissingError("no .ffr file is in it", where=at)
+    names = sorted(sizes)
+    return Stream("data", at, NAME, names, COLUMNS, sizes=np.array([sizes[name] for name in names], np.int64))
+
+
+def read_views(shard: Shard, rows: Sequence[int], check: bool = True) -> list[bytes | memoryview]:
+    """Give the records themselves, in the order asked, without a copy where the file is mapped; near ones share a read.
+
+    rows    each in [0, shard.rows)
+    check   hold each against its CRC-32
+    raises  IntegrityError naming the row that fails
+    """
+    table = memoryview(shard.layout["offsets"])
+    view = _mapped(shard, table[-1])
+    if view is None:
+        parts = spans.read(shard.chunk, [(table[row], table[row + 1]) for row in rows])
+    else:
+        parts = [view[table[row] : table[row + 1]] for row in rows]
+    if check:
+        _check(shard, rows, parts)
+    return parts
+
+
+def read_rows(
+    shard: Shard,
+    rows: Sequence[int],
+    columns: Sequence[str] | None = None,
+    ranges: Mapping[str, tuple[int, int]] | None = None,
+    check: bool = True,
+) -> list[Row]:
+    """Give the bytes of each record, in the order asked; see `read_views`."""
+    name = shard.columns[0].name
+    if columns is not None and name not in columns:
+        return [{} for _ in rows]
+    table = memoryview(shard.layout["offsets"])
+    view = _mapped(shard, table[-1])
+    if view is not None and type(map_ := view.obj) is mmap and len(map_) == len(view):
+        parts: list[bytes] = [map_[table[row] : table[row + 1]] for row in rows]  # half the time of a view and its copy
+    else:
+        parts = [bytes(part) for part in read_views(shard, rows, False)]
+    if check:
+        _check(shard, rows, parts)
+    return [{name: part} for part in parts]
+
+
+def _mapped(shard: Shard, size: int) -> memoryview | None:
+    view = shard.chunk.at.map()
+    if view is not None and len(view) != size:
+        raise IntegrityError(f"is {len(view)} bytes, was {size} when it was opened", where=shard.chunk.at, hint="It was changed; open it anew.")
+    return view
+
+
+def _check(shard: Shard, rows: Sequence[int], parts: Sequence[bytes | memoryview]) -> None:
+    sums = memoryview(shard.layout["sums"])
+    for row, part in zip(rows, parts, strict=True):
+        if crc32(part) != sums[row]:
+            _refuse(shard, row)
+
+
+def _refuse(shard: Shard, row: int) -> NoReturn:
+    found = _finding(shard, row)
+    raise IntegrityError(found.message, where=found.where, hint=found.hint)
+
+
+def _finding(shard: Shard, row: int) -> Finding:
+    table = shard.layout["offsets"]
+    message = f"its {int(table[row + 1]) - int(table[row])} bytes fail their CRC-32"
+    if row == shard.rows - 1:  # its end is no part of the table
+        message += ", or the file was cut or lengthened"
+    return Finding(f"{shard.chunk.at}[{row}]", IntegrityError.kind, message, _CHANGED)
+
+
+def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False, check: bool = True) -> pa.RecordBatch:
+    """Give rows start..stop as one typed column; with `views`, text and bytes lie in the mapped file.
+
+    check   hold each record against its CRC-32
+    raises  IntegrityError naming the row that fails; FormatError for a record of another size than its encoding has;
+            ValueFitError for text that is not UTF-8
+    """
+    (one,) = shard.columns
+    if columns is not None and one.name not in columns:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
+    table = shard.layout["offsets"]
+    _mapped(shard, int(table[-1]))
+    first, rows = int(table[start]), stop - start
+    bounds = table[start : stop + 1] - first
+    (part,) = spans.read(shard.chunk, [(first, int(table[stop]))])
+    data = memoryview(part)
+    if check and (wrong := np.flatnonzero(crcs(data, bounds) != shard.layout["sums"][start:stop])).size:
+        _refuse(shard, start + int(wrong[0]))
+    encoding = lookup(one.encoding)
+    is_number = one.size is not None and not encoding.arrow.equals(BINARY)
+    if one.size is not None and (wrong := np.flatnonzero(np.diff(bounds) != one.size)).size:
+        row = start + int(wrong[0])
+        raise FormatError(
+            f"{bounds[wrong[0] + 1] - bounds[wrong[0]]} bytes are no {one.encoding}, which has {one.size}", where=f"{shard.chunk.at}[{row}]"
+        )
+    buffer = pa.py_buffer(bytes(data) if is_number or not views else data)  # numbers in the map would lie anyhow
+    if is_number:
+        raw = pa.Array.from_buffers(pa.binary(one.size), rows, [None, buffer])
+    else:
+        raw = pa.Array.from_buffers(BINARY, rows, [None, pa.py_buffer(bounds), buffer])
+    try:
+        array = typed(raw, encoding)
+    except ValueFitError as error:
+        row = start + int(error.where[1:-1])
+        raise ValueFitError(f"column {one.name!r}: {error.message}", where=f"{shard.chunk.at}[{row}]") from None
+    return pa.RecordBatch.from_arrays([array], schema=pa.schema([field(one)]))
+
+
+def crcs(data: memoryview, bounds: IntArray) -> IntArray:
+    """Sum records that lie back to back; the loop is in C, 0.2 µs a record.
+
+    bounds  int64 [records + 1], rising, inside the data
+    return  uint32 [records]
+    """
+    steady: IntArray = np.ascontiguousarray(bounds)
+    ends = memoryview(steady)
+    return np.fromiter(map(crc32, map(data.__getitem__, map(slice, ends, ends[1:]))), np.uint32, len(ends) - 1)
+
+
+def arrange(columns: Iterable[Column]) -> Columns:
+    """Take the one column there is, with any encoding. Raises UsageError for none or several."""
+    out = tuple(columns)
+    if len(out) != 1:
+        names = ", ".join(column.name for column in out)
+        raise UsageError(f"an FFRecord file holds one column, not {len(out)}" + f" ({names})" * bool(out), hint="Choose it with -c.")
+    (one,) = out
+    if one.encoding.endswith("[]"):
+        kind = f"list[{one.encoding[:-2]}]" if one.encoding in ("jpeg[]", "png[]") else "json"
+        return (column(one.name, kind),)
+    return out
+
+
+def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:
+    """Weigh an empty file and each row of a batch: its place in the table and its bytes; int64 [rows]."""
+    (one,) = columns
+    sizes = np.full(batch.num_rows, 12, np.int64)
+    return HEAD.size, sizes + (pc.binary_length(batch.column(one.name)).to_numpy(zero_copy_only=False) if one.size is None else one.size)
+
+
+def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[pa.RecordBatch], settings: Settings) -> Chunk:
+    """Write all rows as one file: the table needs their sums, so they wait in memory (one shard's worth).
+
+    Its name is `00000.ffr`: the original reads a folder in the order of names as strings.
+
+    raises  UsageError if a compression is asked for; ValueFitError for a null
+    """
+    if settings.compression is not None:
+        raise UsageError("an FFRecord file is never compressed", hint="Leave out --compress, or choose another --format.")
+    (one,) = columns
+    fields = [_field(stored(batch.column(one.name), lookup(one.encoding))) for batch in batches if batch.num_rows]
+    # past 99,999 a letter keeps the order: '9' < 'a'
+    name = f"{number:05d}.ffr" if number < 100_000 else f"{chr(ord('a') + len(str(number)) - 6)}{number}.ffr"
+    return write_records(at, name, fields, settings.hashes)
+
+
+def _field(array: pa.Array) -> tuple[memoryview, IntArray]:
+    if array.null_count:
+        raise ValueFitError("a null reached the shard")
+    return memoryview(array.buffers()[2] or b"").cast("B"), np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8)
+
+
+def write_records(at: Location, name: str, runs: Sequence[tuple[memoryview, IntArray]], hashes: Iterable[str] = ()) -> Chunk:
+    """Write runs of records as one file.
+
+    runs    bytes, and int64 [records + 1] of where each record starts in them and the last one ends
+    hashes  the sums that the Chunk carries besides the usual one
+    """
+    sums = np.concatenate([np.empty(0, np.uint32), *(crcs(data, bounds) for data, bounds in runs)])
+    sizes = np.concatenate([np.empty(0, np.int64), *(np.diff(bounds) for _, bounds in runs)])
+    written = (at / name).write(_parts(packed_table(sums, sizes), runs), {DEFAULT, *hashes})
+    return Chunk(at / name, len(sums), (File(name, written.size, written.hashes),), NAME)
+
+
+def _parts(table: bytes, runs: Sequence[tuple[memoryview, IntArray]]) -> Iterator[bytes | memoryview]:
+    yield table
+    for data, bounds in runs:
+        end = int(bounds[-1])
+        for start in range(int(bounds[0]), end, _PIECE):
+            yield data[start : min(start + _PIECE, end)]
+
+
+def write_index(at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings) -> dict[str, File]:
+    """Write nothing: the original has no index, it lists the folder."""
+    return {}
+
+
+def unprotected(shard: Shard) -> str:
+    """Say what of a file carries no sum, and what was done about it; empty when all of it does."""
+    return "" if shard.layout["sum"][0] else "its table carries no sum (the writer was an old one), only its structure was checked"
+
+
+def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
+    """Check the table, each record against its CRC-32, the list of a packed folder, and, if asked, every value."""
+    at, table, start, stop = shard.chunk.at, shard.layout["offsets"], 0, 0
+    if shard.layout["sum"][0] not in (0, table_sum(shard)):  # it was opened unchecked
+        yield Finding(str(at), IntegrityError.kind, "its table fails its CRC-32", _CHANGED)
+    if gap := int(table[0]) - HEAD.size - 12 * shard.rows:
+        yield Finding(str(at), FormatError.kind, f"{gap} bytes between its table and its first record belong to nothing", _CHANGED)
+    while (start := stop) < shard.rows:
+        stop = max(start + 1, min(start + _STEP, shard.rows, int(np.searchsorted(table, table[start] + _STEP_BYTES, "right")) - 1))
+        wrong = np.flatnonzero(_sums(shard, start, stop) != shard.layout["sums"][start:stop])
+        yield from (_finding(shard, start + int(i)) for i in wrong)
+        if values and not wrong.size:
+            yield from _failure(lambda: read_batch(shard, start, stop, check=False))  # noqa: B023
+    from flarecli.formats import packed_folder
+
+    yield from _failure(lambda: packed_folder.is_packed(shard) and packed_folder.directory(shard))
+
+
+def _sums(shard: Shard, start: int, stop: int) -> IntArray:
+    """Sum rows start..stop as they lie in the file; one that is larger than a step is read in pieces."""
+    table = shard.layout["offsets"]
+    first, end = int(table[start]), int(table[stop])
+    if stop - start > 1 or end - first <= _STEP_BYTES:
+        (part,) = spans.read(shard.chunk, [(first, end)])
+        return crcs(memoryview(part), table[start : stop + 1] - first)
+    total = 0
+    for at in range(first, end, _STEP_BYTES):
+        (part,) = spans.read(shard.chunk, [(at, min(at + _STEP_BYTES, end))])
+        total = crc32(part, total)
+    return np.array([total], np.uint32)
+
+
+def _failure(check: Callable[[], object]) -> Iterator[Finding]:
+    try:
+        check()
+    except FlareError as error:
+        yield Finding(error.where, error.kind, error.message, error.hint)

@@ -1,0 +1,104 @@
+"""The table at the head of an FFRecord file: read a block at a time, checked before anything is allocated for it, and written."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+from isal.isal_zlib import crc32
+
+from flarecli.encodings import column
+from flarecli.errors import FormatError, IntegrityError, UnfinishedError
+from flarecli.formats import spans
+from flarecli.model import Chunk, Columns, IntArray, Shard
+from flarecli.storage import Location
+
+__all__ = ["COLUMNS", "HEAD", "open_shard", "packed_table", "table_sum"]
+
+HEAD = struct.Struct("<Iq")  # CRC-32 of what follows up to the first record, N
+COLUMNS: Columns = (column("data", "bytes"),)
+_FIRST = 1 << 16  # bytes that are asked for before N is known
+_BLOCK = 1 << 20  # bytes of a table in memory beside the table itself
+_DAMAGED = "It was damaged or cut short; fetch or pack it again."
+
+
+def open_shard(chunk: Chunk, columns: Columns | None = None, check: bool = True) -> Shard:
+    """Read the table, 12 + 12 N bytes, and touch none of the records.
+
+    columns  what a listing says the one column is; the file itself does not
+    check    hold the table against its CRC-32, unless that is 0
+    return   layout: `sum` uint32 [1] of the table as stored; `sums` uint32 [rows]; `offsets` int64 [rows + 1], the last is the size
+    raises   FormatError if the table does not fit the file; IntegrityError if it fails its sum; UnfinishedError if it was never written
+    """
+    at, size = chunk.at, spans.stored_size(chunk)
+    if columns is not None and len(columns) != 1:
+        raise FormatError(f"{len(columns)} columns are listed, a record is one", where=at)
+    if size < HEAD.size:
+        raise FormatError(f"{size} bytes is less than the {HEAD.size} of an empty table", where=at, hint=_DAMAGED)
+    head = at.read(0, min(size, _FIRST if chunk.rows is None else min(HEAD.size + 12 * max(0, chunk.rows), _BLOCK)))
+    total, rows = HEAD.unpack_from(head)
+    end = HEAD.size + 12 * rows
+    if not total and not rows and size > end:
+        raise UnfinishedError(f"its table was never written, {size - end} bytes follow", where=at, hint="Its writer died; write it again.")
+    if rows < 0 or end > size:
+        raise FormatError(f"{size} bytes cannot hold a table of {rows} records", where=at, hint=_DAMAGED)
+    if chunk.rows is not None and rows != chunk.rows:
+        raise FormatError(f"holds {rows} records, {chunk.rows} are listed", where=at)
+    if not rows and size > end:
+        raise FormatError(f"{size - end} bytes follow its table of no records", where=at, hint=_DAMAGED)
+    try:
+        sums, offsets = np.empty(rows, np.uint32), np.full(rows + 1, size, np.int64)
+    except MemoryError:
+        raise FormatError(f"a table of {rows} records is more than memory holds", where=at) from None
+    _fill(at, head, [(HEAD.size, sums), (HEAD.size + 4 * rows, offsets[:rows])])
+    shard = Shard(chunk, columns or COLUMNS, rows, {"sum": np.array([total], np.uint32), "sums": sums, "offsets": offsets})
+    if check and total and total != table_sum(shard):
+        raise IntegrityError("its table fails its CRC-32", where=at, hint=_DAMAGED)
+    if int(offsets[0]) < end or (offsets[1:] < offsets[:-1]).any():
+        raise FormatError(_fault(offsets, end, size), where=at, hint=_DAMAGED)
+    return shard
+
+
+def _fill(at: Location, head: bytes, targets: list[tuple[int, IntArray]]) -> None:
+    """Read each array from its place in the file: a block at a time where that is cheap, so that no second table is held."""
+    ranges, places = [], []
+    for place, array in targets:
+        raw = array.view(np.uint8)
+        step = _BLOCK if at.is_local else max(1, len(raw))
+        for start in range(0, len(raw), step):
+            stop = min(start + step, len(raw))
+            if place + stop <= len(head):
+                raw[start:stop] = np.frombuffer(head, np.uint8, stop - start, place + start)
+            else:
+                ranges.append((place + start, place + stop))
+                places.append(raw[start:stop])
+    for target, data in zip(places, _read(at, ranges), strict=True):
+        target[:] = np.frombuffer(data, np.uint8)
+
+
+def _read(at: Location, ranges: list[tuple[int, int]]) -> Iterator[bytes]:
+    yield from (at.read(start, stop) for start, stop in ranges) if at.is_local else at.read_many(ranges)
+
+
+def _fault(offsets: IntArray, end: int, size: int) -> str:
+    if int(offsets[0]) < end:
+        return f"record 0 starts at byte {offsets[0]}, inside the table"
+    row = int(np.flatnonzero(offsets[1:] < offsets[:-1])[0])
+    if int(offsets[row]) > size:
+        return f"record {row} starts at byte {offsets[row]}, the file ends at byte {size}"
+    return f"record {row} starts at byte {offsets[row]} and ends at byte {offsets[row + 1]}"
+
+
+def table_sum(shard: Shard) -> int:
+    """Give the CRC-32 that the table of a shard has: N, the sums, then the offsets."""
+    offsets = shard.layout["offsets"][:-1]
+    return int(crc32(offsets.view(np.uint8), crc32(shard.layout["sums"].view(np.uint8), crc32(struct.pack("<q", shard.rows)))))
+
+
+def packed_table(sums: IntArray, sizes: IntArray) -> bytes:
+    """Give a table as it is stored: sums uint32 [rows], sizes of the records int64 [rows]."""
+    starts = np.full(len(sizes), HEAD.size + 12 * len(sizes), np.int64)
+    np.add(starts[1:], np.cumsum(sizes[:-1]), out=starts[1:])
+    table = b"".join((struct.pack("<q", len(sums)), sums.astype("<u4", copy=False).tobytes(), starts.astype("<i8", copy=False).tobytes()))
+    return struct.pack("<I", crc32(table)) + table
