@@ -77,12 +77,19 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A shard opened: `layout` is name -> integer array; no handles, so it pickles."""
+    """A shard opened: `layout` is name -> integer array; no handles, so it pickles.
+
+    memo  what a format keeps in this process to read one more row fast: views of the map, tables as they are indexed
+    """
 
     chunk: Chunk
     columns: Columns
     rows: int
     layout: Mapping[str, Any]
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Shard, (self.chunk, self.columns, self.rows, self.layout)
 
     def __len__(self) -> int:
         return self.rows
