@@ -28,7 +28,7 @@ from flarecli.formats import spans
 from flarecli.model import Chunk, IntArray
 from flarecli.storage import Location
 
-__all__ = ["Bag", "TORN", "array", "body", "gathered", "opened", "pair", "single"]
+__all__ = ["Bag", "TORN", "array", "body", "gathered", "opened", "pair", "single", "table"]
 
 TORN = "A writer was stopped in it: append to the dataset again to mend it, or fetch it again."
 _DAMAGED = "It was damaged or cut short; fetch or pack it again."
@@ -59,8 +59,7 @@ def pair(bag: Chunk, idx: Chunk) -> IntArray:
     size = spans.stored_size(idx)
     if size % 8:
         raise FormatError(f"{size} bytes are no whole number of 8-byte ends", where=idx.at, hint=TORN)
-    starts = _table(idx.at, 0, size)
-    _check(starts, idx.at)
+    starts = table(idx.at, 0, size)
     end, there = int(starts[-1]), spans.stored_size(bag)
     if there < end:
         raise FormatError(f"ends at byte {there}, its index needs {end}", where=bag.at, hint=_DAMAGED)
@@ -89,25 +88,23 @@ def single(bag: Chunk) -> IntArray:
         raise FormatError(f"{size - begin} bytes from byte {begin} on are no whole number of 8-byte ends", where=at, hint=_DAMAGED)
     zero = tail[begin - first : begin - first + 8] if begin >= first else at.read(begin, begin + 8)
     begin += 0 if any(zero) else 8
-    starts = _filled(tail[begin - first :]) if begin >= first else _table(at, begin, size)
-    _check(starts, at)
-    return starts
+    return table(at, begin, size, tail[begin - first :] if begin >= first else None)
 
 
-def _filled(data: bytes) -> IntArray:
-    starts = np.zeros(len(data) // 8 + 1, np.int64)
-    starts[1:] = np.frombuffer(data, "<i8")  # an end past 2^63 becomes negative, and falls
-    return starts
+def table(at: Location, start: int, stop: int, data: bytes | None = None) -> IntArray:
+    """Read uint64 ends, a piece at a time where that costs no request.
 
-
-def _table(at: Location, start: int, stop: int) -> IntArray:
-    """Read uint64 ends, a piece at a time where that costs no request."""
+    data    their bytes, if they are at hand
+    return  int64 [N+1]: 0, then the end of each record
+    raises  FormatError if they fall
+    """
     starts = np.zeros((stop - start) // 8 + 1, np.int64)
-    step = _STEP if at.is_local else stop - start
-    for piece in range(start, stop, step or 1):
-        ends = np.frombuffer(at.read(piece, min(stop, piece + step)), "<i8")
+    step = _STEP if at.is_local and data is None else max(1, stop - start)
+    for piece in range(start, stop, step):
+        ends = np.frombuffer(at.read(piece, min(stop, piece + step)) if data is None else data, "<i8")
         row = 1 + (piece - start) // 8
-        starts[row : row + len(ends)] = ends
+        starts[row : row + len(ends)] = ends  # an end past 2^63 becomes negative, and falls
+    _check(starts, at)
     return starts
 
 

@@ -37,8 +37,8 @@ def columns_of(at: Location, size: int | None = None) -> dict[str, str]:
     return granular_spec.parse(at.read(0, size), at)
 
 
-def companions(spec: Mapping[str, str], refs: bool) -> list[str]:
-    """Name the files that belong to a spec, in the order that they are listed in."""
+def companions(spec: Iterable[str], refs: bool) -> list[str]:
+    """Name the files that belong to the columns of a spec, in the order that they are listed in."""
     if refs:
         return [REFS, *(f"{name}.bag" for name in spec)]
     return [f"{name}{suffix}" for name in spec for suffix in (".bag", ".idx")]

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from urllib.parse import unquote, urlsplit
 
-from flarecli.errors import FlareError, FormatError, MissingError, ReachError, UnsafeError, UsageError
+from flarecli.errors import BusyError, FlareError, FormatError, MissingError, ReachError, UnsafeError, UsageError
 from flarecli.hashes import Sums
 from flarecli.names import check_name, is_url, scheme_of
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, locate, short_read
@@ -171,13 +171,13 @@ class LocalStore:
                 yield Entry(entry.name, -1)  # a link, a FIFO, no permission: named, so that whoever reads it says why not
 
     @contextlib.contextmanager
-    def _opened(self, path: str) -> Iterator[int]:
+    def _opened(self, path: str, flags: int = _READ) -> Iterator[int]:
         folder = self._folder(os.path.dirname(path), path)
         name = os.path.basename(path)
         try:
             if not name:
                 raise FormatError("a folder where a file is needed", where=self.show(path))
-            fd = os.open(name, _READ & ~(os.O_NOFOLLOW if self.guard.allow_local else 0), dir_fd=folder)
+            fd = os.open(name, flags & ~(os.O_NOFOLLOW if self.guard.allow_local else 0), dir_fd=folder)
         except OSError as error:
             if isinstance(error, FlareError):
                 raise
@@ -262,6 +262,28 @@ class LocalStore:
             os.close(folder)
             os.close(scratch)
         return Written(sums.size, sums.hex())
+
+    def cut(self, path: str, size: int) -> None:
+        with self._opened(path, _READ | os.O_WRONLY) as fd:
+            try:
+                os.ftruncate(fd, min(size, os.fstat(fd).st_size))
+                self._sync(fd)
+            except OSError as error:
+                raise self.error(error, path) from None
+
+    def extend(self, path: str, size: int, parts: Iterable[Part]) -> None:
+        with self._opened(path, _READ | os.O_WRONLY) as fd:
+            there = os.lseek(fd, 0, os.SEEK_END)
+            if there != size:
+                raise BusyError(
+                    f"is {there} bytes, it was left at {size}", where=self.show(path), hint="Another process writes there; stop one of the two."
+                )
+            try:
+                for data in parts:
+                    _write_all(fd, data)
+                self._sync(fd)
+            except OSError as error:
+                raise self.error(error, path) from None
 
     def _sync(self, fd: int) -> None:
         if self.durable:

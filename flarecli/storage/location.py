@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -141,6 +141,23 @@ class Location:
         raises  UsageError if `replace` is False and something is there; ReachError if it can't be written
         """
         return self.store.write(self.path, parts, hashes, replace)
+
+    def cut(self, size: int) -> None:
+        """Cut the file after `size` bytes. Raises UsageError where files are written whole or not at all."""
+        self._changing("cut")(self.path, size)
+
+    def extend(self, size: int, parts: Iterable[Part]) -> None:
+        """Add bytes to the file, which has `size` of them now, and let them reach the disk: some may be there after a failure.
+
+        raises  BusyError if it has another size; UsageError where files are written whole or not at all
+        """
+        self._changing("extend")(self.path, size, parts)
+
+    def _changing(self, verb: str) -> Callable[..., None]:
+        found: Callable[..., None] | None = getattr(self.store, verb, None)
+        if found is None:
+            raise UsageError("files there cannot be added to", where=self, hint="Write to a local folder.")
+        return found
 
     def list(self) -> Iterator[Entry]:
         """List the files below, in bytewise order. Raises MissingError if there is no such folder."""
