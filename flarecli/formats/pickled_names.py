@@ -44,7 +44,8 @@ class _Machine:
         if len(self._stack) != 1 or not isinstance(self._stack[0], dict) or self._marks:
             raise self._broken("does not end as one folder")
         if self._at != len(self._data):
-            raise self._broken(f"has {len(self._data) - self._at} bytes behind its end")
+            rest = len(self._data) - self._at
+            raise self._broken(f"has {rest} byte{'s' * (rest > 1)} behind its end")
         return self._stack[0]
 
     def _broken(self, what: str) -> FormatError:

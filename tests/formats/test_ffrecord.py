@@ -46,11 +46,13 @@ def made(records, sums=None, starts=None, head=None):
     return struct.pack("<I", zlib.crc32(table) if head is None else head) + table + b"".join(records)
 
 
-def written(records, encoding="bytes", settings=Settings()):
+def written(records, encoding="bytes", compression=None):
     store = MemoryStore()
     array = encodings.typed(pa.array(records, pa.large_binary()), lookup(encoding))
     column = encodings.column("data", encoding)
-    chunk = ffrecord.write_shard(Location(store), 0, (column,), [pa.record_batch([array], schema=pa.schema([encodings.field(column)]))], settings)
+    chunk = ffrecord.write_shard(
+        Location(store), 0, (column,), [pa.record_batch([array], schema=pa.schema([encodings.field(column)]))], Settings(compression)
+    )
     return chunk, store.files["00000.ffr"]
 
 
@@ -394,7 +396,7 @@ def test_exactly_one_column_is_written():
 
 def test_what_cannot_be_written_is_refused_before_anything_is():
     with pytest.raises(UsageError) as caught:
-        written([b"a"], settings=Settings(compression="zstd"))
+        written([b"a"], compression="zstd")
     assert str(caught.value) == "an FFRecord file is never compressed"
     with pytest.raises(ValueFitError) as caught:
         written([b"a", None])
