@@ -13,6 +13,7 @@ is what an append that failed has left.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -34,15 +35,15 @@ _STEP = 1 << 14  # rows packed at once: their bytes stay in the cache
 
 def numbers_of_row(data: bytes, lists: Sequence[bool]) -> list[tuple[int, int]]:
     """Read one row: (first record, count) of each column. Raises ValueError if it is not what the columns need."""
-    at = len(_head(len(lists)))
-    if data[:at] != _head(len(lists)):
+    head, out = _head(len(lists)), []
+    if not data.startswith(head):
         raise ValueError
-    out = []
+    at = len(head)
     try:
         for is_list in lists:
             count = 1
             if not is_list:
-                first, at = _number(data, at)
+                first, at = (data[at], at + 1) if data[at] < 0x80 else _number(data, at)
             elif data[at] == 0x90:
                 first, count, at = 0, 0, at + 1
             elif data[at] == 0x92:
@@ -68,6 +69,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
     return int.from_bytes(data[at + 1 : at + 1 + width], "big"), at + 1 + width  # past the end: the caller's sum is wrong then
 
 
+@lru_cache(maxsize=256)
 def _head(columns: int) -> bytes:
     if columns < 16:
         return bytes([0x90 | columns])

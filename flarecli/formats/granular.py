@@ -107,8 +107,7 @@ def read_rows(
     ranges  list column -> (start, stop) within each list, cut where it ends: only those records are read
     raises  FormatError naming the row whose records are not there; UsageError for a range of what is no list
     """
-    names = [one.name for one in shard.columns] if columns is None else columns
-    return granular_columns.rows(shard, rows, names, ranges or {})
+    return granular_columns.rows(shard, rows, columns, ranges)
 
 
 def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False) -> pa.RecordBatch:
@@ -150,11 +149,13 @@ def write_index(at: Location, chunks: Sequence[Chunk], columns: Columns, setting
 def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
     """Check which records each row takes, and, if asked, that every record is what its encoding says."""
     names, stop = [one.name for one in shard.columns], 0
+    behind: dict[str, int] = {}
     while (start := stop) < shard.rows:
         stop = min(shard.rows, start + _STEP)
         try:
-            while granular_columns.weight(shard, granular_columns.taken(shard, start, stop)) > _STEP_BYTES and stop > start + 1:
+            while granular_columns.weight(shard, places := granular_columns.taken(shard, start, stop, behind)) > _STEP_BYTES and stop > start + 1:
                 stop = (start + stop) // 2
+            behind |= {name: int((first + count).max()) for name, (first, count) in zip(names, places, strict=True) if count.any()}
             if values:
                 granular_columns.batch(shard, start, stop, names)
         except FlareError as error:

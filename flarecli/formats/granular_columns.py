@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +20,8 @@ from flarecli.model import Chunk, Column, IntArray, Row, Shard
 __all__ = ["REFS_TABLE", "batch", "rows", "taken", "weight"]
 
 REFS_TABLE = "refs"  # the name of its table in a layout; no column of such a shard can have it
-_READY = 64  # bags kept at hand: each holds a map of its file
-_ready: dict[int, tuple[Shard, dict[str, Bag]]] = {}  # each with the Shard that keeps its id from being used again
+_READY = 64  # bags kept at hand: each holds a map of its file, and that a file handle
+_memos: list[dict[Any, Any]] = []  # those that hold one
 
 
 def _has_refs(shard: Shard) -> bool:
@@ -28,14 +30,12 @@ def _has_refs(shard: Shard) -> bool:
 
 def _bag(shard: Shard, name: str) -> Bag:
     """Give the bag of a column, or of the refs, ready to be read."""
-    held = _ready.get(id(shard))
-    if held is None:
-        if sum(len(found) for _, found in _ready.values()) >= _READY:
-            _ready.clear()
-        held = _ready.setdefault(id(shard), (shard, {}))
-    bag = held[1].get(name)
+    bag: Bag | None = shard.memo.get(("bag", name))
     if bag is None:
-        bag = held[1][name] = bags.opened(_file(shard.chunk, name), shard.layout[name])
+        while len(_memos) >= _READY:
+            _memos.pop(0).clear()
+        bag = shard.memo["bag", name] = bags.opened(_file(shard.chunk, name), shard.layout[name])
+        _memos.append(shard.memo)
     return bag
 
 
@@ -48,22 +48,30 @@ def _file(chunk: Chunk, name: str) -> Chunk:
 # -- rows
 
 
-def rows(shard: Shard, wanted: Sequence[int], names: Sequence[str], ranges: Mapping[str, tuple[int, int]]) -> list[Row]:
+def rows(shard: Shard, wanted: Sequence[int], names: Sequence[str] | None, ranges: Mapping[str, tuple[int, int]] | None) -> list[Row]:
     """Give the records of rows, in the order asked; see `read_rows`."""
+    key = "rows" if names is None else ("rows", *names)
+    plan = shard.memo.get(key)
+    if plan and not ranges:
+        return [{name: held[table[row] : table[row + 1]] for name, held, table in plan} for row in wanted]
+    names = [one.name for one in shard.columns] if names is None else names
     if ranges:
         _check_ranges(shard, ranges)
     if _has_refs(shard):
-        return _rows_by_refs(shard, wanted, names, ranges)
-    found = [(name, _bag(shard, name)) for name in names]
-    if all(bag.held is not None for _, bag in found):
-        plan = [(name, bag.held, bag.table) for name, bag in found]
-        return [{name: held[table[row] : table[row + 1]] for name, held, table in plan} for row in wanted]  # type: ignore[index]
-    columns = [[bytes(part) for part in _records(bag, wanted)] for _, bag in found]
+        return _rows_by_refs(shard, wanted, names, ranges or {})
+    found = [_bag(shard, name) for name in names]
+    if all(bag.held is not None for bag in found):
+        shard.memo[key] = [(name, bag.held, bag.table) for name, bag in zip(names, found, strict=True)]
+    columns = [_bytes_of(bag, [(row, row + 1) for row in wanted]) for bag in found]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)] if names else [{} for _ in wanted]
 
 
-def _records(bag: Bag, wanted: Sequence[int]) -> list[bytes | memoryview]:
-    return spans.read(bag.chunk, [(bag.table[row], bag.table[row + 1]) for row in wanted])
+def _bytes_of(bag: Bag, runs: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Give runs of records, each as one piece of bytes."""
+    held, table = bag.held, bag.table
+    if held is not None:
+        return [held[table[first] : table[last]] for first, last in runs]
+    return [bytes(part) for part in spans.read(bag.chunk, [(table[first], table[last]) for first, last in runs])]
 
 
 def _check_ranges(shard: Shard, ranges: Mapping[str, tuple[int, int]]) -> None:
@@ -78,28 +86,31 @@ def _check_ranges(shard: Shard, ranges: Mapping[str, tuple[int, int]]) -> None:
 def _rows_by_refs(shard: Shard, wanted: Sequence[int], names: Sequence[str], ranges: Mapping[str, tuple[int, int]]) -> list[Row]:
     lists = [one.encoding.endswith("[]") for one in shard.columns]
     places = []
-    for data, row in zip(_records(_bag(shard, REFS_TABLE), wanted), wanted, strict=True):
+    for data, row in zip(_bytes_of(_bag(shard, REFS_TABLE), [(row, row + 1) for row in wanted]), wanted, strict=True):
         try:
-            places.append(bag_refs.numbers_of_row(bytes(data), lists))
+            places.append(bag_refs.numbers_of_row(data, lists))
         except ValueError:
             raise FormatError("its record numbers are not what the columns need", where=f"{shard.chunk.at}[{row}]") from None
     out: list[Row] = [{} for _ in wanted]
     for i, one in enumerate(shard.columns):
         if one.name not in names:
             continue
-        bag = _bag(shard, one.name)
-        table, limit = bag.table, ranges.get(one.name)
-        runs = []
+        bag, limit, runs = _bag(shard, one.name), ranges.get(one.name), []
+        there = len(bag)
         for place, row in zip(places, wanted, strict=True):
             first, count = place[i]
-            if first + count > len(bag):
-                raise FormatError(_beyond(one.name, first, count, len(bag)), where=f"{shard.chunk.at}[{row}]")
+            if first + count > there:
+                raise FormatError(_beyond(one.name, first, count, there), where=f"{shard.chunk.at}[{row}]")
             runs.append((first, first + count) if limit is None else (first + min(limit[0], count), first + min(limit[1], count)))
-        parts = spans.read(bag.chunk, [(table[first], table[last]) for first, last in runs])
-        for values, part, (first, last) in zip(out, parts, runs, strict=True):
-            low = table[first]
-            values[one.name] = [bytes(part[table[k] - low : table[k + 1] - low]) for k in range(first, last)] if lists[i] else bytes(part)
+        parts = _bytes_of(bag, runs)
+        for values, part, run in zip(out, parts, runs, strict=True):
+            values[one.name] = _cut(part, bag.table, *run) if lists[i] else part
     return out if list(names) == [one.name for one in shard.columns] else [{name: row[name] for name in names} for row in out]
+
+
+def _cut(part: bytes, table: memoryview, first: int, last: int) -> list[bytes]:
+    low = table[first]
+    return [part[table[k] - low : table[k + 1] - low] for k in range(first, last)]
 
 
 def _beyond(name: str, first: int, count: int, there: int) -> str:
@@ -109,9 +120,10 @@ def _beyond(name: str, first: int, count: int, there: int) -> str:
 # -- batches
 
 
-def taken(shard: Shard, start: int, stop: int) -> list[Taken]:
+def taken(shard: Shard, start: int, stop: int, behind: Mapping[str, int] = MappingProxyType({})) -> list[Taken]:
     """Say which records rows start..stop take of each column, in the order of the columns.
 
+    behind  column -> the record behind the last one that a row before took, where that is known
     raises  FormatError naming the first row that takes records which are not there, or which a row before it took
     """
     if not _has_refs(shard):
@@ -126,9 +138,9 @@ def taken(shard: Shard, start: int, stop: int) -> list[Taken]:
             row = int(np.argmax(beyond))
             raise FormatError(_beyond(one.name, int(first[row]), int(count[row]), there), where=f"{shard.chunk.at}[{start + row}]")
         full = np.flatnonzero(count)
-        again = first[full[1:]] < (first + count)[full[:-1]]
+        again = first[full] < np.concatenate(([behind.get(one.name, 0)], (first + count)[full[:-1]]))[: len(full)]
         if again.any():
-            row = int(full[1 + int(np.argmax(again))])
+            row = int(full[int(np.argmax(again))])
             raise FormatError(f"column {one.name!r} takes records that a row before it took", where=f"{shard.chunk.at}[{start + row}]")
     return out
 
