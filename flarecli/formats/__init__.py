@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Protocol, cast
 
 import pyarrow as pa
@@ -76,6 +77,7 @@ def names() -> tuple[str, ...]:
     return tuple(_MODULES)
 
 
+@cache
 def find(name: str) -> Format:
     """Give the module of a format. Raises UsageError for a name that is none."""
     if name not in _MODULES:

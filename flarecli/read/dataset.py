@@ -113,6 +113,8 @@ class Dataset:
         indices  each in [-rows, rows)
         raises   RowsError outside the data; UsageError for an unknown column
         """
+        if len(indices) == 1 and columns is None and len(self._series) == 1 and -self._rows <= (row := int(indices[0])) < self._rows:
+            return [self._series[0].read_row(row % self._rows)]
         at = np.asarray(indices, np.int64).reshape(-1)
         wrong = (at < -self._rows) | (at >= self._rows)
         if wrong.any():

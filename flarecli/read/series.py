@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
@@ -35,6 +36,7 @@ class Series:
         self._lock = threading.Lock()
         self.columns = self._columns()
         self.starts = self._starts()  # int64 [chunks + 1]: the row at which each chunk begins
+        self._edges = memoryview(self.starts)  # the same, whose items are Python's own integers
 
     def __reduce__(self) -> tuple[object, ...]:
         return Series, (self.streams,)
@@ -98,10 +100,10 @@ class Series:
 
         rows  int64 [k], each in [0, rows)
         """
-        where: IntArray = np.searchsorted(self.starts, rows, "right") - 1
         if not len(rows):
             return []
-        if len(rows) == 1 or (where == where[0]).all():
+        where: IntArray = np.searchsorted(self.starts, rows, "right") - 1
+        if (where == where[0]).all():
             return self._of_shard(int(where[0]), (rows - self.starts[where[0]]).tolist(), columns)
         out: list[Row] = [{}] * len(rows)
         for i in np.unique(where):
@@ -109,6 +111,12 @@ class Series:
             for k, row in zip(at.tolist(), self._of_shard(int(i), (rows[at] - self.starts[i]).tolist(), columns), strict=True):
                 out[k] = row
         return out
+
+    def read_row(self, row: int, columns: Sequence[str] | None = None) -> Row:
+        """Give one encoded row, with as little around it as there can be; `row` is in [0, rows)."""
+        i = bisect_right(self._edges, row) - 1
+        shard = self.shard(i)
+        return formats.find(shard.chunk.format or "").read_rows(shard, (row - self._edges[i],), columns)[0]
 
     def _of_shard(self, i: int, rows: list[int], columns: Sequence[str] | None) -> list[Row]:
         shard = self.shard(i)
