@@ -102,10 +102,21 @@ def _rows_by_refs(shard: Shard, wanted: Sequence[int], names: Sequence[str], ran
             if first + count > there:
                 raise FormatError(_beyond(one.name, first, count, there), where=f"{shard.chunk.at}[{row}]")
             runs.append((first, first + count) if limit is None else (first + min(limit[0], count), first + min(limit[1], count)))
+        if sum(bag.table[last] - bag.table[first] for first, last in runs) > bag.table[there]:
+            _refuse_taken_twice(shard, one.name, dict(zip(wanted, runs, strict=True)), bag)
         parts = _bytes_of(bag, runs)
         for values, part, run in zip(out, parts, runs, strict=True):
             values[one.name] = _cut(part, bag.table, *run) if lists[i] else part
     return out if list(names) == [one.name for one in shard.columns] else [{name: row[name] for name in names} for row in out]
+
+
+def _refuse_taken_twice(shard: Shard, name: str, runs: Mapping[int, tuple[int, int]], bag: Bag) -> None:
+    """Refuse rows that take more than a bag holds: each record once would be no more."""
+    taken = 0
+    for row, (first, last) in sorted(runs.items()):
+        taken += bag.table[last] - bag.table[first]
+        if taken > bag.table[len(bag)]:
+            raise FormatError(f"column {name!r} takes records that a row before it took", where=f"{shard.chunk.at}[{row}]")
 
 
 def _cut(part: bytes, table: memoryview, first: int, last: int) -> list[bytes]:
