@@ -1,4 +1,4 @@
-"""Encodings: how a value becomes bytes in a shard, by the name that MDS gives it, and back.
+"""Encodings: how a value becomes bytes in a shard, by name, and back.
 
 Three forms of one value: its stored bytes (rows, shards), an Arrow column (batches), a Python value (samples).
 Unpickling is refused here, once for everything above.
@@ -7,8 +7,25 @@ Unpickling is refused here, once for everything above.
 from __future__ import annotations
 
 from flarecli.encodings.columns import coerce, encoding_of, field, stored, typed
+from flarecli.encodings.held import held, held_as
 from flarecli.encodings.infer import infer
 from flarecli.encodings.names import BINARY, TEXT, Encoding, column, lookup
 from flarecli.encodings.values import decode, encode
 
-__all__ = ["BINARY", "TEXT", "Encoding", "coerce", "column", "decode", "encode", "encoding_of", "field", "infer", "lookup", "stored", "typed"]
+__all__ = [
+    "BINARY",
+    "TEXT",
+    "Encoding",
+    "coerce",
+    "column",
+    "decode",
+    "encode",
+    "encoding_of",
+    "field",
+    "held",
+    "held_as",
+    "infer",
+    "lookup",
+    "stored",
+    "typed",
+]

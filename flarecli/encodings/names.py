@@ -1,4 +1,9 @@
-"""The names of encodings: what each one's size and Arrow type are. The 28 of MDS, spelt exactly as there."""
+"""The names of encodings: what each one's size and Arrow type are.
+
+The 28 of MDS, spelt exactly as there; what Granular adds (`varint`, `msgpack`, `array`, `tree`, `mp4`, `webm`); the values of a JSON
+shard, stored as the JSON text that stands in its lines (`json_str`, `json_int`, `json_float`, and `json_json`: a text that is JSON itself);
+and `X[]`, a list of any X.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ import pyarrow as pa
 from flarecli.errors import UsageError
 from flarecli.model import Column
 
-__all__ = ["BINARY", "Encoding", "NDARRAY_CODES", "NDARRAY_CODES_SIZE", "TEXT", "column", "lookup"]
+__all__ = ["BINARY", "Encoding", "NAMES", "NDARRAY_CODES", "NDARRAY_CODES_SIZE", "TEXT", "column", "lookup"]
 
 TEXT, BINARY = pa.large_string(), pa.large_binary()
 
@@ -31,7 +36,10 @@ _SCALARS = {
     "float64": pa.float64(),
 }
 _TEXTS = ("str", "json", "str_int", "str_float", "str_decimal")
-_BINARIES = ("bytes", "pil", "jpeg", "jpeg_array", "jpegarray", "png", "list[pil]", "list[jpeg]", "list[png]", "pkl", "ndarray", "ndarray:")
+_BINARIES = ("bytes", "pil", "jpeg", "jpeg_array", "jpegarray", "png", "list[pil]", "list[jpeg]", "list[png]", "pkl", "ndarray")
+_JSON_TEXTS = ("json_str", "json_int", "json_float", "json_json")
+_RECORDS = ("msgpack", "array", "tree", "mp4", "webm")
+NAMES = (*_SCALARS, *_TEXTS, *_BINARIES, "varint", *_RECORDS, *_JSON_TEXTS)  # all but ndarray:… and lists
 
 NDARRAY_CODES = {
     "uint8": 8,
@@ -46,6 +54,7 @@ NDARRAY_CODES = {
     "int64": 65,
     "float64": 66,
 }
+NDARRAY_CODES_SIZE = {dtype: int(re.sub(r"\D", "", dtype)) // 8 for dtype in NDARRAY_CODES}
 _NDARRAY = re.compile(r"ndarray:([a-z]+\d+)(?::( *\d+ *(?:, *\d+ *)*))?", re.ASCII)
 _NDARRAY_BYTES = 1 << 32  # a sample is no larger than the uint32 offsets of its shard
 
@@ -59,37 +68,45 @@ class Encoding:
     arrow: pa.DataType
     dtype: str = ""  # ndarray only
     shape: tuple[int, ...] = ()  # ndarray of fixed shape only
+    item: Encoding | None = None  # a list's only: what each of its items has
 
     @property
     def is_text(self) -> bool:
         """Whether the stored bytes are UTF-8 text."""
         return bool(self.arrow.equals(TEXT))
 
+    @property
+    def raw(self) -> pa.DataType:
+        """The Arrow type of a column of stored bytes: large_binary, or lists of it."""
+        return BINARY if self.item is None else pa.large_list(BINARY)
+
 
 @lru_cache(maxsize=1024)
 def lookup(name: str) -> Encoding:
     """Find an encoding by name.
 
-    raises  UsageError for a name that is none, or an ndarray of a dtype or shape that cannot be held
+    raises  UsageError for a name that is none, an ndarray of a dtype or shape that cannot be held, or a list of lists
     """
     if name in _SCALARS:
         arrow = _SCALARS[name]
         return Encoding(name, arrow.bit_width // 8, arrow)
-    if name in _TEXTS:
+    if name in _TEXTS or name in _JSON_TEXTS:
         return Encoding(name, None, TEXT)
-    if name in _BINARIES:
+    if name in _BINARIES or name in _RECORDS or name == "ndarray:":
         return Encoding(name, None, BINARY)
+    if name == "varint":
+        return Encoding(name, None, pa.int64())
+    if name.endswith("[]") and not name.endswith("[][]"):
+        item = lookup(name[:-2])
+        return Encoding(name, None, pa.large_list(item.arrow), item=item)
     match = _NDARRAY.fullmatch(name) if len(name) < 1000 else None
     if match and match[1] in NDARRAY_CODES:
         shape = tuple(int(dim) for dim in match[2].split(",")) if match[2] else ()
         size = math.prod(shape) * NDARRAY_CODES_SIZE[match[1]] if shape else None
-        if size is None or 0 < size < _NDARRAY_BYTES:
+        if len(shape) < 64 and (size is None or 0 < size < _NDARRAY_BYTES):
             return Encoding(name, size, BINARY, match[1], shape)
     shown = name if len(name) <= 60 else name[:57] + "…"
-    raise UsageError(f"unknown encoding {shown!r}", hint=f"Choose one of {', '.join((*_SCALARS, *_TEXTS, *_BINARIES[:-1]))}, ndarray:DTYPE:SHAPE.")
-
-
-NDARRAY_CODES_SIZE = {dtype: int(re.sub(r"\D", "", dtype)) // 8 for dtype in NDARRAY_CODES}
+    raise UsageError(f"unknown encoding {shown!r}", hint=f"Choose one of {', '.join(NAMES)}, ndarray:DTYPE:SHAPE, or NAME[] for a list.")
 
 
 def column(name: str, encoding: str) -> Column:
