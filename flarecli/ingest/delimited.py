@@ -7,7 +7,8 @@ user encodes as text are text whatever they look like. An empty field is null am
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import copy
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,13 +17,14 @@ import pyarrow.csv as csv
 
 from flarecli.errors import FormatError
 from flarecli.ingest.source import check_columns
+from flarecli.ingest.streams import Blocks
 from flarecli.ingest.text import Piece, pieces, records
-from flarecli.storage import Location
 
 __all__ = ["Delimited"]
 
 _ROWS = 8192
 _KINDS = {pa.int64(): "integers", pa.float64(): "numbers", pa.bool_(): "true or false"}
+_READABLE = {*_KINDS, pa.string()}
 # what Arrow would read as such a value, and lose something of: leading zeros, digits beyond a double, 1 for true
 _LOSSY = {pa.float64(): r"^[+-]?(?:0[0-9]|[0-9]{16,}$)", pa.bool_(): r"^[01]$"}
 
@@ -30,16 +32,29 @@ _LOSSY = {pa.float64(): r"^[+-]?(?:0[0-9]|[0-9]{16,}$)", pa.bool_(): r"^[01]$"}
 class Delimited:
     """One CSV or TSV file. How many rows it has only reading tells, but for none at all."""
 
-    def __init__(self, at: Location, delimiter: str, text: Collection[str]) -> None:
-        self.at, self._delimiter = at, delimiter
-        if at.size() == 0:
-            raise FormatError("an empty file", where=at)
+    as_text = True  # every column can be read as text, exactly as it was written
+
+    def __init__(self, source: Blocks, delimiter: str, text: Collection[str]) -> None:
+        self.at, self._delimiter = source, delimiter
+        if next(iter(source.blocks()), None) is None:
+            raise FormatError("an empty file", where=source)
         self._names = self._header()
-        check_columns(self._names, at)
+        check_columns(self._names, source)
         first = next(self._tables(self._names), None)
         self.rows = 0 if first is None else None
         kinds = [pa.string() if first is None or name in text else _told(first[1].column(name)) for name in self._names]
         self.schema = pa.schema([pa.field(name, kind) for name, kind in zip(self._names, kinds, strict=True)])
+
+    def blocks(self) -> Iterator[bytes]:
+        """Give its bytes as they are read."""
+        return self.at.blocks()
+
+    def declared(self, kinds: Mapping[str, pa.DataType]) -> Delimited:
+        """Give the same file with some columns read as other types: what another file of the index holds in them."""
+        fields = [pa.field(field.name, kinds[field.name]) if kinds.get(field.name) in _READABLE else field for field in self.schema]
+        other = copy.copy(self)
+        other.schema = pa.schema(fields)
+        return other
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         """Give the rows in order.

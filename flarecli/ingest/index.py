@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
 import pyarrow as pa
 
+from flarecli import where as sql
 from flarecli.errors import FormatError, UsageError
 from flarecli.hashes import DEFAULT, Sums
-from flarecli.ingest.delimited import Delimited
+from flarecli.ingest.opening import Part, opened
 from flarecli.ingest.parquet import Parquet
+from flarecli.ingest.schemas import fitted, joined
+from flarecli.ingest.statistics import kept
 from flarecli.names import redact
 from flarecli.storage import Guard, Location, locate
 
-__all__ = ["Index", "is_index", "open_index"]
+__all__ = ["Index", "open_index"]
 
-_READ = (".parquet", ".csv", ".tsv")
-_SAME = "Pack them one by one, or read what differs as text: --encode COL=str."
-
-
-class Part(Protocol):
-    """One index file: its columns, its rows if they are known, and the batches of the columns asked for."""
-
-    @property
-    def at(self) -> Location: ...
-    @property
-    def schema(self) -> pa.Schema: ...
-    @property
-    def rows(self) -> int | None: ...
-    def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]: ...
+_OPENERS = 16  # files on the network that are opened at a time
 
 
 @dataclass(frozen=True)
@@ -40,6 +30,9 @@ class Index:
     address  as the user typed it, without secrets
     at       the folder of the first file: relative links start there
     rows     None where only reading tells
+    links    columns of names of files, which a pack takes the contents of unless it is told otherwise
+    key      the column that names the rows, of sources that have one by themselves
+    notes    what to tell the user about the source: what was left out, and which
     """
 
     address: str
@@ -47,83 +40,103 @@ class Index:
     schema: pa.Schema
     rows: int | None
     parts: tuple[Part, ...]
+    links: tuple[str, ...] = ()
+    key: str | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def is_local(self) -> bool:
         """Whether the files lie on this machine: then their rows may name what lies beside them."""
         return self.at.is_local
 
-    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(self, columns: Sequence[str] | None = None, where: str | None = None, row: str | None = None) -> Iterator[pa.RecordBatch]:
         """Give the rows in order, file after file, only the columns asked for, 8,192 at most in a batch.
 
+        where   row groups of parquet that surely hold no row of this condition are not read; all other rows come
+        row     name of one more column, int64: the place of each row in the whole index
         raises  UsageError for a column that is not there; FormatError naming file and place for bytes that are not
                 the format, or if there is no row at all
         """
         for name in columns or ():
             if name not in self.schema.names:
                 raise UsageError(f"no column {name!r}", where=self.address, hint=f"Choose from {', '.join(self.schema.names)}.")
-        rows = 0
+        names = self.schema.names if columns is None else list(columns)
+        schema = pa.schema([self.schema.field(name) for name in names])
+        bounds = () if where is None else sql.bounds(where, self.schema.names)
+        first = rows = 0
         for part in self.parts:
-            for batch in part.batches(columns):
-                rows += batch.num_rows
-                yield batch
-        if not rows:
+            count = 0
+            for at, batch in _placed(part, [name for name in names if name in part.schema.names], bounds):
+                count, rows = at + batch.num_rows, rows + batch.num_rows
+                fit = fitted(batch, schema, part, at)
+                yield fit if row is None else fit.append_column(pa.field(row, pa.int64()), pa.array(range(first + at, first + count), pa.int64()))
+            first += count if part.rows is None else part.rows
+        if not rows and not bounds:
             raise FormatError("the index has no rows", where=self.address)
+
+    def count(self, where: str | None = None) -> int:
+        """Give how many rows there are that a condition keeps; reads only what it looks at, and nothing if the files say it."""
+        if where is None and self.rows is not None:
+            return self.rows
+        names = (self.schema.names if where is None else sql.columns_of(where, self.schema.names))[: None if where else 1]
+        batches = self.batches(names or self.schema.names[:1], where)
+        if where is not None:
+            schema = pa.schema([self.schema.field(name) for name in names or self.schema.names[:1]])
+            _, batches = sql.select(schema, batches, where)
+        return sum(batch.num_rows for batch in batches)
 
     def sum(self) -> str:
         """Give the xxh3_128 over the bytes of all files, in order; reads each once."""
         sums = Sums([DEFAULT])
         for part in self.parts:
-            for block in part.at.blocks():
+            for block in part.blocks():
                 sums.update(block)
         return sums.hex()[DEFAULT]
 
 
-def is_index(address: str) -> bool:
-    """Say by its name whether an address is an index rather than a dataset."""
-    return address.partition("?")[0].lower().endswith(_READ)
+def _placed(part: Part, names: list[str], bounds: Sequence[sql.Bound]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Give the batches of a part that may hold rows within bounds, and the place of each in the part."""
+    if any(bound.column not in part.schema.names for bound in bounds):
+        return  # null in every row, and no comparison holds for null
+    runs = kept(part, bounds) if bounds and isinstance(part, Parquet) else None
+    for first, groups in [(0, None)] if runs is None else runs:
+        found = part.batches(names) if groups is None or not isinstance(part, Parquet) else part.batches(names, groups)
+        for batch in found:
+            yield first, batch
+            first += batch.num_rows
 
 
-def open_index(address: str | Sequence[str], *, guard: Guard | None = None, text: Collection[str] = ()) -> Index:
+def open_index(
+    address: str | Sequence[str],
+    *,
+    guard: Guard | None = None,
+    text: Collection[str] = (),
+    allow_missing: bool = False,
+) -> Index:
     """Open an index; its columns are known then, its rows are not read yet.
 
-    address  `.parquet`, `.csv` or `.tsv`, local or HTTP(S); several are one behind the other, with the same columns
-    text     columns of a CSV or TSV that are text whatever they look like: keys, links
-    raises   MissingError if nothing is there; FormatError if it cannot be read, has no rows, or two columns of one name;
-             UsageError for a kind of file that is not read
+    address        tables, local or HTTP(S): parquet, CSV, TSV, JSON, JSON lines, Arrow; several are one behind the other
+    text           columns of a CSV or TSV that are text whatever they look like: keys, links
+    allow_missing  columns that some of the files do not have are null there
+    raises         MissingError if nothing is there; FormatError if it cannot be read, has no rows, two columns of one
+                   name, or columns that do not go together; UsageError for a kind of file that is not read
     """
     addresses = [address] if isinstance(address, str) else list(address)
     if not addresses:
         raise UsageError("no index is named")
-    parts = tuple(_opened(one, guard, text) for one in addresses)
-    first = parts[0]
-    for part in parts[1:]:
-        if part.schema != first.schema:
-            raise FormatError(f"its columns are not those of {first.at}: {_difference(first.schema, part.schema)}", where=part.at, hint=_SAME)
+    found = [locate(one, guard) for one in addresses]
+    return _of_tables(" ".join(redact(one) for one in addresses), found, text, allow_missing)
+
+
+def _of_tables(shown: str, found: Sequence[Location], text: Collection[str], allow_missing: bool) -> Index:
+    if all(at.is_local for at in found) or len(found) == 1:
+        parts = [opened(at, text) for at in found]
+    else:
+        with ThreadPoolExecutor(_OPENERS) as pool:
+            parts = list(pool.map(lambda at: opened(at, text), found))
+    schema, all_parts = joined(parts, allow_missing)
     rows = [part.rows for part in parts]
     total = None if None in rows else sum(count or 0 for count in rows)
     if total == 0:
-        raise FormatError("the index has no rows", where=first.at)
-    return Index(" ".join(redact(one) for one in addresses), first.at.folder, first.schema, total, parts)
-
-
-def _opened(address: str, guard: Guard | None, text: Collection[str]) -> Part:
-    at = locate(address, guard)
-    name = at.name.lower()
-    if name.endswith(".parquet"):
-        part: Part = Parquet(at)
-    elif name.endswith((".csv", ".tsv")):
-        part = Delimited(at, "," if name.endswith(".csv") else "\t", text)
-    else:
-        raise UsageError("not an index that is read", where=at, hint=f"Name one of {', '.join(_READ)}.")
-    return part
-
-
-def _difference(one: pa.Schema, two: pa.Schema) -> str:
-    for field in one:
-        at = two.get_field_index(field.name)
-        if at < 0:
-            return f"{field.name!r} is missing"
-        if two.field(at).type != field.type:
-            return f"{field.name!r} is {two.field(at).type}, not {field.type}"
-    return f"{next(name for name in two.names if name not in one.names)!r} is new" if len(two) != len(one) else "another order"
+        raise FormatError("the index has no rows", where=parts[0].at)
+    return Index(shown, found[0].folder, schema, total, all_parts)

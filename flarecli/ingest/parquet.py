@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from flarecli.errors import FormatError
 from flarecli.ingest.source import LocationFile, arrow_errors, check_columns
+from flarecli.ingest.types import converted, plain
 from flarecli.storage import Location
 
 __all__ = ["Parquet"]
@@ -34,10 +35,20 @@ class Parquet:
             self.rows: int = opened.metadata.num_rows
             schema = opened.schema_arrow
         check_columns(schema.names, at)
-        self.schema = pa.schema([pa.field(field.name, _plain(field.type)) for field in schema])  # its metadata says nothing about encodings
+        self.schema = pa.schema([pa.field(field.name, plain(field.type)) for field in schema])  # its metadata says nothing about encodings
 
-    def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Give the rows in order; the sum of each page is checked where the file has sums.
+    def blocks(self) -> Iterator[bytes]:
+        """Give its bytes."""
+        return self.at.blocks()
+
+    def footer(self) -> pq.FileMetaData:
+        """Give the footer: row groups, and what they say of their columns."""
+        file = LocationFile(self.at)
+        with arrow_errors(self.at, file, "parquet"):
+            return _open(file).metadata
+
+    def batches(self, columns: Sequence[str] | None, groups: range | None = None) -> Iterator[pa.RecordBatch]:
+        """Give the rows in order, or those of some row groups; the sum of each page is checked where the file has sums.
 
         Text is as the file has it: parquet does not promise UTF-8, so whoever uses a value checks it.
 
@@ -48,18 +59,20 @@ class Parquet:
         schema = pa.schema([self.schema.field(name) for name in names])
         with arrow_errors(self.at, file, "parquet"):
             opened = _open(file)
-            batches = opened.iter_batches(_rows_at_once(opened, names), columns=names, use_threads=False)
+            groups = range(opened.metadata.num_row_groups) if groups is None else groups
+            wanted = self.rows if len(groups) == opened.metadata.num_row_groups else sum(opened.metadata.row_group(i).num_rows for i in groups)
+            batches = opened.iter_batches(_rows_at_once(opened, names, groups), row_groups=list(groups), columns=names, use_threads=False)
         row = 0
         while True:
             with arrow_errors(self.at, file, "parquet"):
                 batch = next(batches, None)
                 if batch is None:
                     break
-                batch = pa.RecordBatch.from_arrays([_converted(batch.column(field.name), field.type) for field in schema], schema=schema)
+                batch = pa.RecordBatch.from_arrays([converted(batch.column(field.name), field.type) for field in schema], schema=schema)
             row += batch.num_rows
             yield batch
-        if row != self.rows:
-            raise FormatError(f"holds {row} rows, its footer says {self.rows}", where=self.at)
+        if row != wanted:
+            raise FormatError(f"holds {row} rows, its footer says {wanted}", where=self.at)
 
 
 def _check_magic(at: Location, file: LocationFile) -> None:
@@ -77,27 +90,11 @@ def _open(file: LocationFile) -> pq.ParquetFile:
     return pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True)
 
 
-def _rows_at_once(opened: pq.ParquetFile, names: Sequence[str]) -> int:
+def _rows_at_once(opened: pq.ParquetFile, names: Sequence[str], numbers: range) -> int:
     """Give how many rows make a batch: 8,192, or fewer that fill 16 MB."""
-    metadata = opened.metadata
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    groups = [opened.metadata.row_group(i) for i in numbers]
     widest = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
-    first = next(opened.iter_batches(_PROBE, columns=list(names), use_threads=False), None)
+    first = next(opened.iter_batches(_PROBE, row_groups=list(numbers), columns=list(names), use_threads=False), None)
     if first is not None and first.num_rows:
-        widest = max(widest, sum(_converted(column, _plain(column.type)).nbytes for column in first.columns) // first.num_rows)
+        widest = max(widest, sum(converted(column, plain(column.type)).nbytes for column in first.columns) // first.num_rows)
     return int(max(1, min(_ROWS, _BATCH_BYTES // max(1, widest))))
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """Give the type without what is only a way to store it."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _plain(kind.storage_type)
-    if pa.types.is_dictionary(kind):
-        return _plain(kind.value_type)
-    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
-
-
-def _converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    array = array.storage if isinstance(array, pa.ExtensionArray) else array
-    array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
-    return array if array.type == kind else array.cast(kind)

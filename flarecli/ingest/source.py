@@ -69,7 +69,7 @@ def arrow_errors(at: Location, file: LocationFile, what: str) -> Iterator[None]:
         raise FormatError(f"not valid {what}: {redact_text(lines[0] if lines else type(error).__name__)[:200]}", where=at) from None
 
 
-def check_columns(names: Sequence[str], at: Location) -> None:
+def check_columns(names: Sequence[str], at: object) -> None:
     """Raise FormatError if two columns have one name, or if there is no column."""
     if not names:
         raise FormatError("the index has no columns", where=at)

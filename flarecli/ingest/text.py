@@ -1,4 +1,4 @@
-"""The bytes of a CSV or TSV as pieces of whole records, checked: UTF-8, no NUL, and quotes as RFC 4180 has them.
+"""The bytes of a text index as pieces of whole records, checked: UTF-8, no NUL, and in CSV quotes as RFC 4180 has them.
 
 A quote opens a field at its start and closes it at its end; inside it is doubled. So the quotes before any byte,
 odd or even, say whether that byte is inside a quoted field: that finds where records end, and each quote that is
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flarecli.errors import FormatError
-from flarecli.storage import Location
+from flarecli.ingest import streams
+from flarecli.ingest.streams import Blocks
 from flarecli.units import format_size
 
 __all__ = ["Piece", "pieces", "records"]
 
-_BLOCK = 4 << 20  # bytes read at once, and about the size of a piece
 _RECORD = 64 << 20  # bytes; a record is no larger than this
 _QUOTE, _BOM = ord('"'), b"\xef\xbb\xbf"
 _STRAY = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
@@ -40,32 +40,42 @@ class Piece(NamedTuple):
         return Piece(self.line + _breaks(self.data[:end]), self.data[end:])
 
 
-def pieces(at: Location, delimiter: str) -> Iterator[Piece]:
+def pieces(source: Blocks, delimiter: str) -> Iterator[Piece]:
     """Read a file as pieces of whole records, in order, one piece in memory at a time.
 
-    raises  FormatError with the line for what is not UTF-8, a NUL, a stray quote, one that is never closed,
-            or a record of more than 64 MB
+    delimiter  between fields of CSV; empty: each line is a record, and quotes mean nothing
+    raises     FormatError with the line for what is not UTF-8, a NUL, a stray quote, one that is never closed,
+               or a record of more than 64 MB
     """
     beside = np.zeros(256, bool)  # what a quote that opens or closes a field may stand next to
     beside[list(f'{delimiter}\r\n"'.encode())] = True
-    size, line, first, data = at.size(), 1, 0, b""
-    for start in range(0, size, _BLOCK):
-        stop = min(start + _BLOCK, size)
-        data += at.read(start, stop)
-        if start == 0 and data.startswith(_BOM):
+    line, first, data = 1, 0, b""
+    for block, is_last in _marked(source.blocks()):
+        data += block
+        if first == 0 and data.startswith(_BOM):
             data, first = data[len(_BOM) :], len(_BOM)
-        quotes = np.flatnonzero(np.frombuffer(data, np.uint8) == _QUOTE)
-        end = len(data) if stop == size else _end_of_records(data, quotes)
+        quotes = np.flatnonzero(np.frombuffer(data, np.uint8) == _QUOTE) if delimiter else np.zeros(0, np.int64)
+        end = len(data) if is_last else _end_of_records(data, quotes) if delimiter else data.rfind(b"\n") + 1
         if not end:
             if len(data) > _RECORD:
-                hint = "Look for a quote that is never closed."
-                raise FormatError(f"line {line}: a record is longer than {format_size(_RECORD)}", where=at, hint=hint)
+                hint = "Look for a quote that is never closed." if delimiter else "Write one row a line."
+                raise FormatError(f"line {line}: a record is longer than {format_size(_RECORD)}", where=source, hint=hint)
             continue
         piece, data = Piece(line, data[:end]), data[end:]
-        _check_text(piece, first, at)
-        _check_quotes(piece, quotes[: np.searchsorted(quotes, end)], beside, at)
+        _check_text(piece, first, source)
+        _check_quotes(piece, quotes[: np.searchsorted(quotes, end)], beside, source)
         yield piece
         line, first = line + _breaks(piece.data), first + end
+
+
+def _marked(blocks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Give the blocks, and which of them is the last; nothing is read ahead behind a full one."""
+    block = next(blocks, None)
+    while block is not None:
+        is_full = len(block) >= streams.BLOCK
+        after = None if is_full else next(blocks, None)
+        yield block, not is_full and after is None
+        block = after if after is not None else next(blocks, b"") if is_full else None
 
 
 def records(data: bytes) -> Iterator[tuple[int, int]]:
@@ -95,18 +105,18 @@ def _end_of_records(data: bytes, quotes: Any) -> int:
     return 0
 
 
-def _check_text(piece: Piece, first: int, at: Location) -> None:
+def _check_text(piece: Piece, first: int, source: Blocks) -> None:
     try:
         if not piece.data.isascii():
             piece.data.decode()
     except UnicodeDecodeError as error:
-        raise _refusal(piece, error.start, f"byte {first + error.start} is not UTF-8", "Save it as UTF-8 text.", at) from None
+        raise _refusal(piece, error.start, f"byte {first + error.start} is not UTF-8", "Save it as UTF-8 text.", source) from None
     nul = piece.data.find(b"\0")
     if nul >= 0:
-        raise _refusal(piece, nul, f"byte {first + nul} is NUL", "Save it as UTF-8 text.", at)
+        raise _refusal(piece, nul, f"byte {first + nul} is NUL", "Save it as UTF-8 text.", source)
 
 
-def _check_quotes(piece: Piece, quotes: Any, beside: Any, at: Location) -> None:
+def _check_quotes(piece: Piece, quotes: Any, beside: Any, source: Blocks) -> None:
     if not len(quotes):
         return
     raw = np.frombuffer(piece.data, np.uint8)
@@ -114,14 +124,14 @@ def _check_quotes(piece: Piece, quotes: Any, beside: Any, at: Location) -> None:
     before, after = opens[opens > 0], closes[closes < len(raw) - 1]  # at its ends a piece stands next to line ends
     stray = np.concatenate([before[~beside[raw[before - 1]]], after[~beside[raw[after + 1]]]])
     if len(stray):
-        raise _refusal(piece, int(stray.min()), "a quote inside a field", _STRAY, at)
+        raise _refusal(piece, int(stray.min()), "a quote inside a field", _STRAY, source)
     if len(quotes) % 2:
         doubled = (opens > 0) & (raw[opens - 1] == _QUOTE)  # closes and opens again: one quote of the value
-        raise _refusal(piece, int(opens[~doubled][-1]), "a quote is opened and never closed", _STRAY, at)
+        raise _refusal(piece, int(opens[~doubled][-1]), "a quote is opened and never closed", _STRAY, source)
 
 
-def _refusal(piece: Piece, place: int, what: str, hint: str, at: Location) -> FormatError:
-    return FormatError(f"line {piece.line + _breaks(piece.data[:place])}: {what}", where=at, hint=hint)
+def _refusal(piece: Piece, place: int, what: str, hint: str, source: Blocks) -> FormatError:
+    return FormatError(f"line {piece.line + _breaks(piece.data[:place])}: {what}", where=source, hint=hint)
 
 
 def _breaks(data: bytes) -> int:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli.errors import FormatError
-from flarecli.ingest import open_index, text
+from flarecli.ingest import open_index, streams, text
+from flarecli.ingest.streams import Text
 from flarecli.ingest.text import pieces, records
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
@@ -141,9 +142,9 @@ def test_pieces_are_whole_and_quotes_refused_exactly_where_the_grammar_ends(cont
     wanted = f"line {stray}: a quote inside a field" if stray is not None else wanted
     found, caught = "", None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "_BLOCK", block)
+        patch.setattr(streams, "BLOCK", block)
         try:
-            for piece in pieces(Location(MemoryStore({"x": content.encode()}), "x"), ","):
+            for piece in pieces(Text(Location(MemoryStore({"x": content.encode()}), "x")), ","):
                 before = found.replace("\r\n", "\n").replace("\r", "\n")
                 assert (len(found) in ends, piece.line) == (True, 1 + before.count("\n"))
                 found += piece.data.decode()
@@ -190,7 +191,7 @@ def test_what_is_no_table_is_named_with_its_line(tmp_path, data, message, hint):
 
 
 def test_places_are_right_behind_the_first_block(tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "_BLOCK", 4096)
+    monkeypatch.setattr(streams, "BLOCK", 4096)
     monkeypatch.setattr(text, "_RECORD", 5000)
     rows = b"".join(b"%d,%d.5,text\n" % (n, n) for n in range(10_000))
     head = b"id,score,note\n"
@@ -207,13 +208,13 @@ def test_places_are_right_behind_the_first_block(tmp_path, monkeypatch):
 
 
 def test_a_record_larger_than_a_block_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "_BLOCK", 1000)
+    monkeypatch.setattr(streams, "BLOCK", 1000)
     rows = [{"a": "x" * size, "b": "y\n" * size} for size in (1, 5000, 3, 700)]
     assert rows_of(index(tmp_path, "a,b\n" + "".join(f'{row["a"]},"{row["b"]}"\n' for row in rows))) == rows
 
 
 def test_a_piece_is_read_when_its_rows_are_wanted(tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "_BLOCK", 10_000)
+    monkeypatch.setattr(streams, "BLOCK", 10_000)
     found = index(tmp_path, "n\n" + "".join(f"{n}\n" for n in range(100_000)))
     batches = found.batches()
     next(batches)
@@ -224,7 +225,7 @@ def test_a_piece_is_read_when_its_rows_are_wanted(tmp_path, monkeypatch):
 
 
 def test_all_blocks_are_read_and_no_batch_is_long(tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "_BLOCK", 1 << 17)
+    monkeypatch.setattr(streams, "BLOCK", 1 << 17)
     data = "id,text\n" + "".join(f'{n},"a\n{n}"\n' for n in range(30_000))
     batches = list(index(tmp_path, data).batches())
     assert max(batch.num_rows for batch in batches) <= 8192

@@ -85,22 +85,22 @@ def test_nothing_there_is_missing(tmp_path):
         (
             {"a.csv": b"n,t\n1,2\n", "b.csv": b"n\n1\n"},
             "b.csv: its columns are not those of a.csv: 't' is missing",
-            "Pack them one by one, or read what differs as text: --encode COL=str.",
-        ),
-        (
-            {"a.csv": b"n\n1\n", "b.csv": b"n\n1.5\n"},
-            "b.csv: its columns are not those of a.csv: 'n' is double, not int64",
-            "Pack them one by one, or read what differs as text: --encode COL=str.",
+            "Give --allow-missing to take nulls for what a file does not have.",
         ),
         (
             {"a.csv": b"n\n1\n", "b.csv": b"n,t\n1,2\n"},
             "b.csv: its columns are not those of a.csv: 't' is new",
-            "Pack them one by one, or read what differs as text: --encode COL=str.",
+            "Give --allow-missing to take nulls for what a file does not have.",
         ),
         (
-            {"a.csv": b"n,t\n1,2\n", "b.csv": b"t,n\n1,2\n"},
-            "b.csv: its columns are not those of a.csv: another order",
-            "Pack them one by one, or read what differs as text: --encode COL=str.",
+            {"a.csv": b"n\n1\n", "b.parquet": pa.table({"n": [1]}), "c.parquet": pa.table({"n": [[1]]})},
+            "c.parquet: its columns are not those of a.csv: 'n' is list<item: int64>, not int64",
+            "Pack them one by one, or read it as text: --encode n=str.",
+        ),
+        (
+            {"a.jsonl": b'{"n": true}', "b.jsonl": b'{"n": 1}'},
+            "b.jsonl: its columns are not those of a.jsonl: 'n' is int64, not bool",
+            "Pack them one by one, or read it as text: --encode n=str.",
         ),
     ],
 )
@@ -126,7 +126,10 @@ def test_other_kinds_and_no_kind_are_refused(tmp_path):
     (tmp_path / "x.xml").write_text("<x/>")
     with pytest.raises(UsageError) as caught:
         open_index(str(tmp_path / "x.xml"))
-    assert (str(caught.value), caught.value.hint) == (f"{tmp_path}/x.xml: not an index that is read", "Name one of .parquet, .csv, .tsv.")
+    assert (str(caught.value), caught.value.hint) == (
+        f"{tmp_path}/x.xml: not an index that is read",
+        "Name one of .parquet, .arrow, .feather, .arrows, .csv, .tsv, .json, .jsonl, .ndjson, .txt.",
+    )
     with pytest.raises(UsageError, match="^no index is named$"):
         open_index([])
 
@@ -159,7 +162,7 @@ def test_a_remote_parquet_file_is_read_by_ranges_the_footer_first(web):
 
 
 def test_a_remote_csv_is_read_piece_by_piece(web, monkeypatch):
-    monkeypatch.setattr("flarecli.ingest.text._BLOCK", 10_000)
+    monkeypatch.setattr("flarecli.ingest.streams.BLOCK", 10_000)
     rows = [{"id": n, "text": f"é,\n{n}"} for n in range(5000)]
     data = "id,text\n" + "".join(f'{row["id"]},"{row["text"]}"\n' for row in rows)
     found = open_index(web.file("/x.csv", data.encode()))

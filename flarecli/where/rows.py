@@ -14,18 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from flarecli.errors import UsageError
+from flarecli.where.settings import SETTINGS, STATEMENT
 
 __all__ = ["select"]
 
-_STATEMENT = re.compile(r"\s*(?:select|with|from)\b", re.IGNORECASE)
-_SETTINGS: dict[str, Any] = {
-    "threads": "1",  # more would read further ahead, and give rows in another order
-    "memory_limit": "1GB",
-    "enable_external_access": "false",  # no file, no URL, no extension out of a condition
-    "autoinstall_known_extensions": "false",
-    "autoload_known_extensions": "false",
-    "python_enable_replacements": "false",  # no table out of a caller's variables
-}
 _LOCAL = ("SET streaming_buffer_size = '64KB'", "SET lock_configuration = true")
 _ROW_BY_ROW = {"PROJECTION", "FILTER"}
 _POSITION = "position in its batch"  # a column that a condition cannot name by accident
@@ -48,8 +40,8 @@ def select(
     if not expression.strip():
         raise UsageError("--where is empty", hint=_HINT)
     _check_names(schema)
-    bare = not _STATEMENT.match(expression)
-    con = duckdb.connect(":memory:", config=_SETTINGS)
+    bare = not STATEMENT.match(expression)
+    con = duckdb.connect(":memory:", config=SETTINGS)
     try:
         for setting in _LOCAL:
             con.execute(setting)

@@ -1,0 +1,228 @@
+"""JSON: one object a line, or one array of objects; a row is an object, and its members are the columns.
+
+Which it is the first byte that is no blank tells, whatever the file is called. The columns and their types are those of
+the first rows (4 MB): int64 (uint64 if need be), float64, bool, text, lists and structs of them. Text that looks like a
+date stays text. A member that a row does not have is null; one that the first rows did not have is an error, and so is
+every value that is not of its column's type, or that a float64 would change.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.json
+import pyarrow.types as kinds
+
+from flarecli.errors import FormatError
+from flarecli.ingest.arrays import elements
+from flarecli.ingest.source import check_columns
+from flarecli.ingest.streams import Blocks
+from flarecli.ingest.text import Piece, pieces
+
+__all__ = ["Json"]
+
+_ROWS = 8192
+_DIGITS = re.compile(rb"[:\[,]\s*-?\d{16,}\s*[,}\]]")  # an integer that a double may not hold
+_OTHER = re.compile(rb"^[ \t\r]*[^{ \t\r\n]", re.MULTILINE)  # a line that begins with something else than an object
+_CHANGED = re.compile(r"Column\(/(.*)\) changed from (\w+) to (\w+)")
+_TWICE = re.compile(r"Column\(/(.*)\) was specified twice")
+_ROW = re.compile(r"\.? in row \d+$")
+_WORDS = {"number": "a number", "string": "text", "boolean": "true or false", "object": "an object", "array": "a list", "null": "null"}
+
+
+class Json:
+    """One file of JSON. How many rows it has only reading tells, but for none at all."""
+
+    def __init__(self, source: Blocks) -> None:
+        self.at = source
+        head = next((block.removeprefix(b"\xef\xbb\xbf") for block in source.blocks()), None)
+        if head is None:
+            raise FormatError("an empty file", where=source)
+        self._is_array = head.lstrip()[:1] == b"["
+        first = next(self._pieces(), None)
+        self.rows = 0 if first is None else None
+        if first is None:
+            self.schema = pa.schema([])
+            raise FormatError("the index has no rows", where=source)
+        self.schema = self._told(first)
+        check_columns(self.schema.names, source)
+
+    def blocks(self) -> Iterator[bytes]:
+        """Give its bytes as they are read."""
+        return self.at.blocks()
+
+    def declared(self, types: Mapping[str, pa.DataType]) -> Json:
+        """Give the same file with some columns read as other types: what another file of the index holds in them."""
+        fields = [pa.field(field.name, types[field.name]) if _can_become(field.type, types.get(field.name)) else field for field in self.schema]
+        other = copy.copy(self)
+        other.schema = pa.schema(fields)
+        return other
+
+    def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+        """Give the rows in order. Raises FormatError naming the row for what is no object, or no value of its column."""
+        names = self.schema.names if columns is None else list(columns)
+        for piece in self._pieces():
+            table = self._parsed(piece, self.schema)
+            yield from table.select(names).combine_chunks().to_batches(_ROWS)
+
+    def _pieces(self) -> Iterator[Piece]:
+        """Give pieces of one object a line; of an array, `line` counts its rows."""
+        found = elements(self.at) if self._is_array else pieces(self.at, "")
+        return (piece for piece in found if piece.data.strip())
+
+    # -- types
+
+    def _told(self, piece: Piece) -> pa.Schema:
+        """Tell columns and types from the first rows."""
+        schema = pa.schema([pa.field(field.name, _without_dates(field.type)) for field in self._table(piece, None).schema])
+        if _DIGITS.search(piece.data):
+            for at, field in enumerate(schema):
+                if field.type == pa.float64():
+                    wider = schema.set(at, pa.field(field.name, pa.uint64()))
+                    schema = schema if _read(piece.data, wider)[0] is None else wider
+        self._parsed(piece, schema)
+        return schema
+
+    def _parsed(self, piece: Piece, schema: pa.Schema) -> pa.Table:
+        """Parse a piece as columns of these types, every value as it was written."""
+        table = self._table(piece, schema)
+        if _DIGITS.search(piece.data) and any(_has_doubles(kind) for kind in schema.types):
+            for number, line in _records(piece):
+                if _DIGITS.search(line):
+                    self._check_exact(json.loads(line), schema, number)
+        return table
+
+    def _check_exact(self, row: dict[str, Any], schema: pa.Schema, number: int) -> None:
+        for field in schema:
+            wrong = next(_inexact(row.get(field.name), field.type), None)
+            if wrong is not None:
+                raise self._refusal(number, f"column {field.name!r} holds {wrong}, which a float64 would change", "Write it as text, in quotes.")
+
+    def _table(self, piece: Piece, schema: pa.Schema | None) -> pa.Table:
+        table, _ = _read(piece.data, schema)
+        if table is not None and not _OTHER.search(piece.data):
+            lines = piece.data.count(b"\n") + (not piece.data.endswith(b"\n"))
+            if table.num_rows in (lines, sum(1 for _ in _records(piece))):
+                return table
+        raise self._blamed(piece, schema)
+
+    # -- what is wrong, and where
+
+    def _blamed(self, piece: Piece, schema: pa.Schema | None) -> FormatError:
+        """Find the first row that does not parse behind those before it, by halving, and say why."""
+        rows = list(_records(piece))
+        for number, line in rows:
+            if reason := _no_object(line):
+                return self._refusal(number, reason)
+        low, high = 0, len(rows)  # rows[:low] parse, rows[:high] do not
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if _read(b"\n".join(line for _, line in rows[:middle]), schema)[0] is None else (middle, high)
+        number, line = rows[low]
+        _, error = _read(b"\n".join(line for _, line in rows[: low + 1]), schema)
+        return self._refusal(number, *_reason(error, json.loads(line), schema))
+
+    def _refusal(self, number: int, message: str, hint: str = "") -> FormatError:
+        if self._is_array:
+            return FormatError(message, where=f"{self.at}[{number}]", hint=hint)
+        return FormatError(f"line {number}: {message}", where=self.at, hint=hint)
+
+
+def _read(data: bytes, schema: pa.Schema | None) -> tuple[pa.Table | None, str]:
+    """Give rows as Arrow reads them, or what it says of rows that it does not read."""
+    parse = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "error")
+    read = pa.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    try:
+        return pa.json.read_json(pa.BufferReader(data), read, parse), ""
+    except (pa.ArrowException, ValueError) as error:
+        return None, str(error) or type(error).__name__
+
+
+def _records(piece: Piece) -> Iterator[tuple[int, bytes]]:
+    """Give the rows of a piece and where each stands."""
+    return ((piece.line + i, line) for i, line in enumerate(piece.data.split(b"\n")) if line.strip())
+
+
+def _no_object(line: bytes) -> str:
+    try:
+        value = json.loads(line, object_pairs_hook=dict, parse_constant=float)
+    except RecursionError:
+        return "nested too deeply"
+    except ValueError as error:
+        what = str(error).partition(": line")[0].partition(": char")[0].removesuffix(" at").lower()
+        at = getattr(error, "colno", 1)
+        return f"not JSON: {what} at character {at}"
+    return "" if isinstance(value, dict) else f"{_word(value)}, not an object"
+
+
+def _reason(error: str, row: dict[str, Any], schema: pa.Schema | None) -> tuple[str, str]:
+    """Say in one's own words why a row does not fit behind those before it."""
+    if twice := _TWICE.search(error):
+        return f"member {_path(twice[1])!r} stands twice", ""
+    if changed := _CHANGED.search(error):
+        before, now = (_WORDS.get(word, word) for word in changed.groups()[1:])
+        return f"column {_path(changed[1])!r} holds {now}, {'nothing but null' if before == 'null' else before} in the rows before", ""
+    if schema is not None:
+        for name, value in row.items():
+            if name not in schema.names:
+                hint = "Put a row that has every column near the beginning."
+                return f"column {name!r} is new, the rows before do not have it", hint
+            if _read(json.dumps({name: value}).encode(), pa.schema([schema.field(name)]))[0] is None:
+                return f"column {name!r} holds {_short(value)}, the column is {schema.field(name).type}", ""
+    return f"cannot be read: {_ROW.sub('', error.splitlines()[0]).removeprefix('JSON parse error: ').lower()}"[:200], ""
+
+
+def _path(text: str) -> str:
+    return text.replace("/[]", "[]").replace("/", ".")
+
+
+def _word(value: object) -> str:
+    kind = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array"}[type(value)]
+    return _WORDS[kind]
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+# -- types
+
+
+def _without_dates(kind: pa.DataType) -> pa.DataType:
+    """Give a type as Arrow told it with text in place of what only looks like dates."""
+    if kinds.is_temporal(kind):
+        return pa.string()
+    if kinds.is_struct(kind):
+        return pa.struct([(kind.field(i).name, _without_dates(kind.field(i).type)) for i in range(kind.num_fields)])
+    return pa.list_(_without_dates(kind.value_type)) if kinds.is_list(kind) else kind
+
+
+def _can_become(kind: pa.DataType, wanted: pa.DataType | None) -> bool:
+    """Say whether the parser can read a column as what another file holds: any JSON kind for nulls, a float for integers."""
+    if wanted is None or kinds.is_temporal(wanted) or kinds.is_binary(wanted) or kinds.is_large_binary(wanted):
+        return False
+    return bool(kinds.is_null(kind) or (kinds.is_integer(kind) and kinds.is_floating(wanted)))
+
+
+def _has_doubles(kind: pa.DataType) -> bool:
+    if kinds.is_nested(kind):
+        return any(_has_doubles(kind.field(i).type) for i in range(kind.num_fields))
+    return bool(kinds.is_floating(kind))
+
+
+def _inexact(value: Any, kind: pa.DataType) -> Iterator[int]:
+    """Give the integers below a value that stand in a column of floats, and are none."""
+    if kinds.is_struct(kind) and isinstance(value, dict):
+        for i in range(kind.num_fields):
+            yield from _inexact(value.get(kind.field(i).name), kind.field(i).type)
+    elif kinds.is_list(kind) and isinstance(value, list):
+        for one in value:
+            yield from _inexact(one, kind.value_type)
+    elif kinds.is_floating(kind) and isinstance(value, int) and not isinstance(value, bool) and int(float(value)) != value:
+        yield value

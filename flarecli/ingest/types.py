@@ -1,0 +1,116 @@
+"""Arrow types of an index: what is only a way to store a value goes, and types of several files meet where no value changes.
+
+null, T                  T
+integers                 the smallest that holds both; uint64 meets no signed one
+floats                   the larger
+an integer, a float      float64, and a value beyond 2^53 is an error when it comes
+text or bytes, large     the large one
+decimals                 one with the digits of both, 38 at most
+date32, date64           date64
+timestamps, one zone     the finer unit; a value that it cannot hold is an error when it comes
+lists, structs, maps     what they hold, by these rules
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.types as kinds
+
+__all__ = ["converted", "met", "plain"]
+
+_UNITS = ("s", "ms", "us", "ns")
+_SIGNED = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
+_UNSIGNED = {8: pa.uint8(), 16: pa.uint16(), 32: pa.uint32(), 64: pa.uint64()}
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    """Give the type without what is only a way to store it: dictionaries, run ends, views, extensions."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain(kind.storage_type)
+    if kinds.is_dictionary(kind) or kinds.is_run_end_encoded(kind):
+        return plain(kind.value_type)
+    if kinds.is_map(kind):
+        return pa.map_(plain(kind.key_type), plain(kind.item_type))
+    if kinds.is_struct(kind):
+        return pa.struct([pa.field(kind.field(i).name, plain(kind.field(i).type)) for i in range(kind.num_fields)])
+    if kinds.is_fixed_size_list(kind):
+        return pa.list_(plain(kind.value_type), kind.list_size)
+    if kinds.is_large_list(kind) or kinds.is_large_list_view(kind):
+        return pa.large_list(plain(kind.value_type))
+    if kinds.is_list(kind) or kinds.is_list_view(kind):
+        return pa.list_(plain(kind.value_type))
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
+
+
+def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Give an array as a type that `plain` or `met` chose for it.
+
+    raises  pa.ArrowInvalid for a value that the type cannot hold as it is
+    """
+    array = array.storage if isinstance(array, pa.ExtensionArray) else array
+    if kinds.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    elif kinds.is_run_end_encoded(array.type):
+        array = pa.compute.run_end_decode(array)
+    if array.type == kind:
+        return array
+    try:
+        return array.cast(kind)
+    except pa.ArrowNotImplementedError:  # dictionaries below the top
+        return pa.array(array.to_pylist(), kind)
+
+
+def met(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
+    """Give the type that holds the values of both without changing one; None if there is none."""
+    if one == two or kinds.is_null(two):
+        return one
+    if kinds.is_null(one):
+        return two
+    if kinds.is_integer(one) and kinds.is_integer(two):
+        return _integer(one, two)
+    if kinds.is_floating(one) and kinds.is_floating(two):
+        return max(one, two, key=lambda kind: kind.bit_width)
+    if {kinds.is_integer(one), kinds.is_integer(two)} == {True, False} and (kinds.is_floating(one) or kinds.is_floating(two)):
+        return pa.float64()
+    for small, large in ((pa.string(), pa.large_string()), (pa.binary(), pa.large_binary()), (pa.date32(), pa.date64())):
+        if {one, two} == {small, large}:
+            return large
+    if kinds.is_fixed_size_binary(one) and kinds.is_fixed_size_binary(two):
+        return pa.binary()
+    if kinds.is_decimal(one) and kinds.is_decimal(two):
+        scale = max(one.scale, two.scale)
+        digits = max(one.precision - one.scale, two.precision - two.scale) + scale
+        return pa.decimal128(digits, scale) if digits <= 38 else None
+    if kinds.is_timestamp(one) and kinds.is_timestamp(two):
+        return pa.timestamp(max(one.unit, two.unit, key=_UNITS.index), one.tz) if one.tz == two.tz else None
+    return _nested(one, two)
+
+
+def _integer(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
+    signs = kinds.is_signed_integer(one), kinds.is_signed_integer(two)
+    bits = max(one.bit_width, two.bit_width)
+    if signs[0] == signs[1]:
+        return (_SIGNED if signs[0] else _UNSIGNED)[bits]
+    signed, unsigned = (one, two) if signs[0] else (two, one)
+    return _SIGNED.get(max(signed.bit_width, 2 * unsigned.bit_width))
+
+
+def _nested(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
+    if kinds.is_map(one) and kinds.is_map(two):
+        key, item = met(one.key_type, two.key_type), met(one.item_type, two.item_type)
+        return None if key is None or item is None else pa.map_(key, item)
+    if kinds.is_struct(one) and kinds.is_struct(two):
+        names = [one.field(i).name for i in range(one.num_fields)]
+        if names != [two.field(i).name for i in range(two.num_fields)]:
+            return None
+        fields = [met(one.field(i).type, two.field(i).type) for i in range(one.num_fields)]
+        return None if None in fields else pa.struct(list(zip(names, fields, strict=True)))
+    if _is_list(one) and _is_list(two):
+        value = met(one.value_type, two.value_type)
+        is_large = kinds.is_large_list(one) or kinds.is_large_list(two)
+        return None if value is None else pa.large_list(value) if is_large else pa.list_(value)
+    return None
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind))
