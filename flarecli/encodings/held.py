@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flarecli.encodings.names import column, lookup
 from flarecli.errors import UsageError
 from flarecli.model import Column
@@ -47,7 +49,7 @@ TABLE = (  # encodings; what each of FORMATS holds in their place
 _ROWS = {name: row for names, *row in reversed(TABLE) for name in names.split()}  # the first row that names it counts
 _AT = {name: i for i, names in enumerate(FORMATS) for name in names.split()}
 _OF_BYTES = ("bytes", "jpeg_array", "jpegarray", "pkl", "mp4", "webm", "list")
-_BYTES, _OTHER = (next(row for names, *row in TABLE if text in names) for text in ("lists of bytes", "other lists"))
+_BYTES, _OTHER = TABLE[-3][1:], TABLE[-1][1:]
 
 
 def held_as(encoding: str, format: str) -> str:
@@ -67,7 +69,7 @@ def held_as(encoding: str, format: str) -> str:
     return encoding if instead == KEPT else instead
 
 
-def _row(encoding: str) -> list[str]:
+def _row(encoding: str) -> Sequence[str]:
     plain = encoding.partition(":")[0] + "[]" * encoding.endswith("[]") if encoding.startswith("ndarray:") else encoding
     if plain in _ROWS:
         return _ROWS[plain]
