@@ -121,7 +121,7 @@ def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | Non
 
 def arrange(columns: Iterable[Column]) -> Columns:
     """Sort columns by name, by code point; lists become MessagePack, numbers the types there are. See `granular_spec.arranged`."""
-    return granular_spec.arranged(columns, lists=False)
+    return granular_spec.arranged(columns, NAME)
 
 
 def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:

@@ -41,7 +41,7 @@ class Appender:
     """
 
     def __init__(self, at: Location, columns: Columns, *, shard_rows: int | None = None, start: int = 0, step: int = 1, replay: bool = True) -> None:
-        self.columns = granular_spec.arranged(columns, lists=False)
+        self.columns = granular_spec.arranged(columns, "granular")
         self._at, self._shard_rows, self._replay = at.unmapped(), shard_rows, replay
         if self.columns != tuple(sorted(columns, key=lambda one: one.name)):
             changed = next(one.name for one in columns if one not in self.columns)

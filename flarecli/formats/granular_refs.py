@@ -45,7 +45,7 @@ def sniff(name: str, head: bytes) -> bool:
 
 def arrange(columns: Iterable[Column]) -> Columns:
     """Sort columns by name, by code point; numbers become the types there are. See `granular_spec.arranged`."""
-    return granular_spec.arranged(columns, lists=True, reserved=REFS_TABLE)
+    return granular_spec.arranged(columns, NAME, reserved=REFS_TABLE)
 
 
 def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
-from flarecli.encodings import column
+from flarecli.encodings import column, held
 from flarecli.errors import FlareError, FormatError, IntegrityError, UnsafeError, UsageError
 from flarecli.model import Column, Columns
 from flarecli.names import check_name
@@ -40,11 +39,6 @@ _WORDS = {
     **{encoding: word for word, encoding in _ENCODINGS.items()},
     "int64": "i64",
     **dict.fromkeys(("json", "str_int", "str_float", "str_decimal"), "utf8"),
-}
-_INSTEAD = {  # what no type of the library holds is written as one that it can read
-    **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16", "uint32", "json_int"), "int"),
-    **dict.fromkeys(("float16", "float32", "float64", "json_float"), "msgpack"),
-    "json_str": "str",
 }
 
 
@@ -122,14 +116,13 @@ def text(columns: Columns) -> bytes:
     return json.dumps({one.name: _word(one.encoding) for one in sorted(columns, key=lambda one: one.name)}).encode()
 
 
-def arranged(columns: Iterable[Column], lists: bool, reserved: str = "") -> Columns:
-    """Sort columns by name, by code point, each with an encoding that granular can hold.
+def arranged(columns: Iterable[Column], format: str, reserved: str = "") -> Columns:
+    """Sort columns by name, by code point, each with an encoding that the format holds.
 
-    lists     whether lists are kept, or become MessagePack
     reserved  a name that no column may have
     raises    UsageError for two of one name, none at all, or a name that cannot name a file
     """
-    out = tuple(sorted((_held(one, lists) for one in columns), key=lambda one: one.name))
+    out = tuple(sorted((held(one, format) for one in columns), key=lambda one: one.name))
     if not out:
         raise UsageError("a dataset without columns cannot be read back", hint="Name the columns to pack with -c.")
     for i, one in enumerate(out):
@@ -142,11 +135,3 @@ def arranged(columns: Iterable[Column], lists: bool, reserved: str = "") -> Colu
         if one.name == reserved:
             raise UsageError(f"column {one.name!r} has the name of the format's own file", hint="Choose -f granular, or rename the column.")
     return out
-
-
-def _held(one: Column, lists: bool) -> Column:
-    if one.encoding.endswith("[]"):
-        instead = f"{_held(replace(one, encoding=one.encoding[:-2]), lists).encoding}[]" if lists else "msgpack"
-    else:
-        instead = _INSTEAD.get(one.encoding, one.encoding)
-    return one if instead == one.encoding else column(one.name, instead)
