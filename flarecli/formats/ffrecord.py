@@ -13,9 +13,7 @@ A record is one column: what a playlist says it is, or bytes. A writer that died
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from mmap import mmap
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -24,10 +22,11 @@ from isal.isal_zlib import crc32
 
 from flarecli.encodings import BINARY, column, field, lookup, stored, typed
 from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, UsageError, ValueFitError
-from flarecli.formats import spans
-from flarecli.formats.ffrecord_table import COLUMNS, HEAD, open_shard, packed_table, table_sum
+from flarecli.formats import packed_folder, spans
+from flarecli.formats.ffrecord_rows import CHANGED, crcs, finding, read_rows, read_views, ready, refuse
+from flarecli.formats.ffrecord_table import COLUMNS, HEAD, NAME, open_shard, packed_table, table_sum
 from flarecli.hashes import DEFAULT
-from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Row, Settings, Shard, Stream
+from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Settings, Shard, Stream
 from flarecli.storage import Location
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
     "NAME",
     "SUFFIXES",
     "arrange",
-    "crcs",
     "open_dataset",
     "open_shard",
     "read_batch",
@@ -50,11 +48,10 @@ __all__ = [
     "write_shard",
 ]
 
-NAME, SUFFIXES = "ffrecord", (".ffr",)
+SUFFIXES = (".ffr",)
 _STEP = 8192  # records checked at once
-_STEP_BYTES = 64 << 20  # and no more bytes than that: a record that is larger is read in pieces
+_STEP_BYTES = 8 << 20  # and no more bytes than that, in memory that is used again: a larger record is read in pieces
 _PIECE = 1 << 20  # bytes written, then summed, at once: they stay in the cache
-_CHANGED = "It was changed after it was packed; fetch or pack it again."
 
 
 def sniff(name: str, head: bytes) -> bool:
@@ -74,73 +71,6 @@ def open_dataset(at: Location) -> Stream:
     return Stream("data", at, NAME, names, COLUMNS, sizes=np.array([sizes[name] for name in names], np.int64))
 
 
-def read_views(shard: Shard, rows: Sequence[int], check: bool = True) -> list[bytes | memoryview]:
-    """Give the records themselves, in the order asked, without a copy where the file is mapped; near ones share a read.
-
-    rows    each in [0, shard.rows)
-    check   hold each against its CRC-32
-    raises  IntegrityError naming the row that fails
-    """
-    table = memoryview(shard.layout["offsets"])
-    view = _mapped(shard, table[-1])
-    if view is None:
-        parts = spans.read(shard.chunk, [(table[row], table[row + 1]) for row in rows])
-    else:
-        parts = [view[table[row] : table[row + 1]] for row in rows]
-    if check:
-        _check(shard, rows, parts)
-    return parts
-
-
-def read_rows(
-    shard: Shard,
-    rows: Sequence[int],
-    columns: Sequence[str] | None = None,
-    ranges: Mapping[str, tuple[int, int]] | None = None,
-    check: bool = True,
-) -> list[Row]:
-    """Give the bytes of each record, in the order asked; see `read_views`."""
-    name = shard.columns[0].name
-    if columns is not None and name not in columns:
-        return [{} for _ in rows]
-    table = memoryview(shard.layout["offsets"])
-    view = _mapped(shard, table[-1])
-    if view is not None and type(map_ := view.obj) is mmap and len(map_) == len(view):
-        parts: list[bytes] = [map_[table[row] : table[row + 1]] for row in rows]  # half the time of a view and its copy
-    else:
-        parts = [bytes(part) for part in read_views(shard, rows, False)]
-    if check:
-        _check(shard, rows, parts)
-    return [{name: part} for part in parts]
-
-
-def _mapped(shard: Shard, size: int) -> memoryview | None:
-    view = shard.chunk.at.map()
-    if view is not None and len(view) != size:
-        raise IntegrityError(f"is {len(view)} bytes, was {size} when it was opened", where=shard.chunk.at, hint="It was changed; open it anew.")
-    return view
-
-
-def _check(shard: Shard, rows: Sequence[int], parts: Sequence[bytes | memoryview]) -> None:
-    sums = memoryview(shard.layout["sums"])
-    for row, part in zip(rows, parts, strict=True):
-        if crc32(part) != sums[row]:
-            _refuse(shard, row)
-
-
-def _refuse(shard: Shard, row: int) -> NoReturn:
-    found = _finding(shard, row)
-    raise IntegrityError(found.message, where=found.where, hint=found.hint)
-
-
-def _finding(shard: Shard, row: int) -> Finding:
-    table = shard.layout["offsets"]
-    message = f"its {int(table[row + 1]) - int(table[row])} bytes fail their CRC-32"
-    if row == shard.rows - 1:  # its end is no part of the table
-        message += ", or the file was cut or lengthened"
-    return Finding(f"{shard.chunk.at}[{row}]", IntegrityError.kind, message, _CHANGED)
-
-
 def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False, check: bool = True) -> pa.RecordBatch:
     """Give rows start..stop as one typed column; with `views`, text and bytes lie in the mapped file.
 
@@ -152,13 +82,13 @@ def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | Non
     if columns is not None and one.name not in columns:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
     table = shard.layout["offsets"]
-    _mapped(shard, int(table[-1]))
+    ready(shard)
     first, rows = int(table[start]), stop - start
     bounds = table[start : stop + 1] - first
     (part,) = spans.read(shard.chunk, [(first, int(table[stop]))])
     data = memoryview(part)
     if check and (wrong := np.flatnonzero(crcs(data, bounds) != shard.layout["sums"][start:stop])).size:
-        _refuse(shard, start + int(wrong[0]))
+        refuse(shard, start + int(wrong[0]))
     encoding = lookup(one.encoding)
     is_number = one.size is not None and not encoding.arrow.equals(BINARY)
     if one.size is not None and (wrong := np.flatnonzero(np.diff(bounds) != one.size)).size:
@@ -177,17 +107,6 @@ def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | Non
         row = start + int(error.where[1:-1])
         raise ValueFitError(f"column {one.name!r}: {error.message}", where=f"{shard.chunk.at}[{row}]") from None
     return pa.RecordBatch.from_arrays([array], schema=pa.schema([field(one)]))
-
-
-def crcs(data: memoryview, bounds: IntArray) -> IntArray:
-    """Sum records that lie back to back; the loop is in C, 0.2 µs a record.
-
-    bounds  int64 [records + 1], rising, inside the data
-    return  uint32 [records]
-    """
-    steady: IntArray = np.ascontiguousarray(bounds)
-    ends = memoryview(steady)
-    return np.fromiter(map(crc32, map(data.__getitem__, map(slice, ends, ends[1:]))), np.uint32, len(ends) - 1)
 
 
 def arrange(columns: Iterable[Column]) -> Columns:
@@ -266,17 +185,15 @@ def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
     """Check the table, each record against its CRC-32, the list of a packed folder, and, if asked, every value."""
     at, table, start, stop = shard.chunk.at, shard.layout["offsets"], 0, 0
     if shard.layout["sum"][0] not in (0, table_sum(shard)):  # it was opened unchecked
-        yield Finding(str(at), IntegrityError.kind, "its table fails its CRC-32", _CHANGED)
+        yield Finding(str(at), IntegrityError.kind, "its table fails its CRC-32", CHANGED)
     if gap := int(table[0]) - HEAD.size - 12 * shard.rows:
-        yield Finding(str(at), FormatError.kind, f"{gap} bytes between its table and its first record belong to nothing", _CHANGED)
+        yield Finding(str(at), FormatError.kind, f"{gap} bytes between its table and its first record belong to nothing", CHANGED)
     while (start := stop) < shard.rows:
         stop = max(start + 1, min(start + _STEP, shard.rows, int(np.searchsorted(table, table[start] + _STEP_BYTES, "right")) - 1))
         wrong = np.flatnonzero(_sums(shard, start, stop) != shard.layout["sums"][start:stop])
-        yield from (_finding(shard, start + int(i)) for i in wrong)
+        yield from (finding(shard, start + int(i)) for i in wrong)
         if values and not wrong.size:
             yield from _failure(lambda: read_batch(shard, start, stop, check=False))  # noqa: B023
-    from flarecli.formats import packed_folder
-
     yield from _failure(lambda: packed_folder.is_packed(shard) and packed_folder.directory(shard))
 
 

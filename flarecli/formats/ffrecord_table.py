@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from mmap import mmap
 
 import numpy as np
 from isal.isal_zlib import crc32
@@ -14,13 +15,44 @@ from flarecli.formats import spans
 from flarecli.model import Chunk, Columns, IntArray, Shard
 from flarecli.storage import Location
 
-__all__ = ["COLUMNS", "HEAD", "open_shard", "packed_table", "table_sum"]
+__all__ = ["COLUMNS", "HEAD", "Layout", "NAME", "open_shard", "packed_table", "table_sum"]
 
+NAME = "ffrecord"
 HEAD = struct.Struct("<Iq")  # CRC-32 of what follows up to the first record, N
 COLUMNS: Columns = (column("data", "bytes"),)
 _FIRST = 1 << 16  # bytes that are asked for before N is known
 _BLOCK = 1 << 20  # bytes of a table in memory beside the table itself
 _DAMAGED = "It was damaged or cut short; fetch or pack it again."
+
+
+class Layout(dict[str, IntArray]):
+    """The arrays by name, and what rows are read by, made at the first of them: that takes longer than reading one.
+
+    source  what gives the bytes of a run when it is sliced; None where runs have to be read
+    view    the mapped file
+    table   the offsets; sums: the sums; as memoryviews, whose items are Python integers
+
+    Those are no part of a pickle: another process makes its own.
+    """
+
+    __slots__ = ("is_ready", "source", "sums", "table", "view")
+
+    def __init__(self, arrays: Mapping[str, IntArray]) -> None:
+        super().__init__(arrays)
+        self.is_ready = False
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Layout, (dict(self),)
+
+    def prepare(self, at: Location) -> None:
+        """Map the file. Raises IntegrityError if it has another size than when it was opened."""
+        self.table, self.sums = memoryview(self["offsets"]), memoryview(self["sums"])
+        view, size = at.map(), self.table[-1]
+        if view is not None and len(view) != size:
+            raise IntegrityError(f"is {len(view)} bytes, was {size} when it was opened", where=at, hint="It was changed; open it anew.")
+        # slicing the map itself gives bytes in half the time of a view and its copy
+        self.view, self.source = view, view.obj if view is not None and isinstance(view.obj, (mmap, bytes)) and len(view.obj) == size else None
+        self.is_ready = True
 
 
 def open_shard(chunk: Chunk, columns: Columns | None = None, check: bool = True) -> Shard:
@@ -52,7 +84,7 @@ def open_shard(chunk: Chunk, columns: Columns | None = None, check: bool = True)
     except MemoryError:
         raise FormatError(f"a table of {rows} records is more than memory holds", where=at) from None
     _fill(at, head, [(HEAD.size, sums), (HEAD.size + 4 * rows, offsets[:rows])])
-    shard = Shard(chunk, columns or COLUMNS, rows, {"sum": np.array([total], np.uint32), "sums": sums, "offsets": offsets})
+    shard = Shard(chunk, columns or COLUMNS, rows, Layout({"sum": np.array([total], np.uint32), "sums": sums, "offsets": offsets}))
     if check and total and total != table_sum(shard):
         raise IntegrityError("its table fails its CRC-32", where=at, hint=_DAMAGED)
     if int(offsets[0]) < end or (offsets[1:] < offsets[:-1]).any():

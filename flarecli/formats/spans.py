@@ -13,7 +13,7 @@ from flarecli import compress
 from flarecli.encodings import BINARY
 from flarecli.errors import IntegrityError
 from flarecli.model import Chunk, File, IntArray
-from flarecli.storage import Location
+from flarecli.storage import Location, is_cold, read_ahead
 
 __all__ = ["of", "ragged", "read", "stored_size", "suffix", "whole"]
 
@@ -82,6 +82,8 @@ def read(chunk: Chunk, ranges: Sequence[tuple[int, int]]) -> list[bytes | memory
     """Read byte ranges of a shard, in the order asked; near ones share a read."""
     view = whole(chunk)
     if view is not None:
+        if len(ranges) > 1 and is_cold(view, [ranges[i][0] for i in (0, len(ranges) // 2, -1)]):
+            read_ahead(view, ranges)
         return [view[start:stop] for start, stop in ranges]
     order = sorted(range(len(ranges)), key=ranges.__getitem__)
     joined: list[list[int]] = []

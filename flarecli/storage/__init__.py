@@ -6,7 +6,8 @@ per scheme, chosen openly: no store ever stands in for another. A short read is 
 
 from __future__ import annotations
 
+from flarecli.storage.ahead import is_cold, read_ahead
 from flarecli.storage.limits import Limits
 from flarecli.storage.location import Entry, Guard, Location, Part, Store, Written, locate
 
-__all__ = ["Entry", "Guard", "Limits", "Location", "Part", "Store", "Written", "locate"]
+__all__ = ["Entry", "Guard", "Limits", "Location", "Part", "Store", "Written", "is_cold", "locate", "read_ahead"]

@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 from flarecli.errors import BusyError, FlareError, FormatError, MissingError, ReachError, UnsafeError, UsageError
 from flarecli.hashes import Sums
 from flarecli.names import check_name, is_url, scheme_of
+from flarecli.storage.ahead import ahead_of_file
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, locate, short_read
 
 __all__ = ["LocalStore", "SCRATCH", "made_folder", "sync_folder"]
@@ -115,6 +116,7 @@ class LocalStore:
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         with self._opened(path) as fd:
             size = os.fstat(fd).st_size
+            ahead_of_file(fd, size, ranges)
             return [self._pread(fd, path, start, size if stop < 0 else stop, size) for start, stop in ranges]
 
     def _pread(self, fd: int, path: str, start: int, stop: int, size: int) -> bytes:
@@ -129,6 +131,8 @@ class LocalStore:
                 data += more
         except OSError as error:
             raise self.error(error, path) from None
+        except MemoryError:
+            raise FormatError(f"{stop - start} bytes at once are more than memory holds", where=self.show(path)) from None
         return data
 
     def map(self, path: str) -> memoryview | None:
@@ -141,7 +145,10 @@ class LocalStore:
                 return view
         with self._opened(path) as fd:
             size = os.fstat(fd).st_size
-            view = memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ)) if size else memoryview(b"")
+            try:
+                view = memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ)) if size else memoryview(b"")
+            except OSError:  # no room for a map, or a file system without: it is read
+                return None
         with self._lock:
             self._maps[path] = view
             if len(self._maps) > MAPS:

@@ -1,0 +1,58 @@
+"""Reading ahead: it must never change what is read, whatever is asked for."""
+
+import mmap
+import os
+
+import pytest
+
+from flarecli.storage import locate
+from flarecli.storage.ahead import ahead_of_file, is_cold, read_ahead
+
+
+@pytest.fixture
+def cold(tmp_path):
+    """A file of 4 MiB, put out of memory where the file system does that."""
+    path = tmp_path / "cold"
+    path.write_bytes(bytes(range(256)) * (1 << 14))
+    fd = os.open(path, os.O_RDWR)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    yield path, fd
+    os.close(fd)
+
+
+def test_what_was_read_is_not_cold(cold):
+    path, _ = cold
+    view = locate(str(path)).map()
+    bytes(view)
+    assert not is_cold(view, range(0, len(view), 4096))
+    assert not is_cold(view, [len(view) + (1 << 20), len(view) - 1])
+    assert not is_cold(memoryview(b"bytes"), [0, 3])
+
+
+def test_a_cold_map_is_asked_for_and_reads_the_same(cold):
+    path, _ = cold
+    view = locate(str(path)).map()
+    ranges = [(0, 10), (4095, 4097), (1 << 20, 2 << 20), (len(view) - 1, len(view)), (5, 5), (len(view), len(view))]
+    is_cold(view, [start for start, _ in ranges])
+    read_ahead(view, ranges)
+    read_ahead(memoryview(b"bytes"), ranges)
+    data = path.read_bytes()
+    assert [bytes(view[start:stop]) for start, stop in ranges] == [data[start:stop] for start, stop in ranges]
+
+
+def test_a_cold_file_reads_the_same(cold):
+    path, fd = cold
+    data = path.read_bytes()
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    ranges = [(3, 10), (1 << 20, 2 << 20), (len(data) - 1, len(data)), (7, 7)]
+    assert locate(str(path)).unmapped().read_many(ranges) == [data[start:stop] for start, stop in ranges]
+    ahead_of_file(fd, len(data), [(-1, 5), (1 << 70, 1 << 71), (5, 1), (0, 1 << 70), (1 << 20, 1 << 21)])
+
+
+def test_a_file_that_cannot_be_mapped_is_read(cold, monkeypatch):
+    def refuse(*args, **how):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    assert locate(str(cold[0])).map() is None
