@@ -126,7 +126,7 @@ def arrange(columns: Iterable[Column]) -> Columns:
 
 def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:
     """Weigh an empty shard and each row of a batch: its records, and 8 bytes of index for each; int64 [rows]."""
-    return len(granular_spec.text(columns)), granular_write.weights(columns, batch)
+    return len(granular_spec.text(columns)), granular_write.weights(columns, batch, NAME)
 
 
 def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[pa.RecordBatch], settings: Settings) -> Chunk:

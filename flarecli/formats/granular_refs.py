@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from flarecli.errors import ValueFitError
 from flarecli.formats import bag_refs, bags, granular_spec, granular_write
 from flarecli.formats.granular import open_dataset, open_shard, read_batch, read_rows, verify_shard, write_index
 from flarecli.formats.granular_columns import REFS_TABLE
@@ -49,9 +48,12 @@ def arrange(columns: Iterable[Column]) -> Columns:
 
 
 def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:
-    """Weigh an empty shard and each row of a batch: its records, 8 bytes of table for each, and its numbers at their longest; int64 [rows]."""
+    """Weigh an empty shard and each row of a batch: its records, 8 bytes of table for each, and its numbers at their longest; int64 [rows].
+
+    raises  ValueFitError naming the first row, `[row]` of the batch, with a record of no bytes
+    """
     numbers = 8 + 3 + sum(1 + 2 * _NUMBER if one.encoding.endswith("[]") else _NUMBER for one in columns)
-    return len(granular_spec.text(columns)), granular_write.weights(columns, batch) + numbers
+    return len(granular_spec.text(columns)), granular_write.weights(columns, batch, NAME) + numbers
 
 
 def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[pa.RecordBatch], settings: Settings) -> Chunk:
@@ -64,19 +66,10 @@ def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[p
     for one in columns:
         arrays, counts = granular_write.records(one, batches)
         parts, ends = bags.body(arrays)
+        granular_write.check_lengths(one, np.diff(ends, prepend=0), counts, NAME)
         counts = np.ones(len(ends), np.int64) if counts is None else counts
-        firsts = np.cumsum(counts) - counts
-        _refuse_empty(one, ends, firsts)
-        taken.append((firsts, counts))
+        taken.append((np.cumsum(counts) - counts, counts))
         files[f"{one.name}.bag"] = [*parts, ends.astype("<u8").tobytes()]
     parts, ends = bag_refs.packed(taken, [one.encoding.endswith("[]") for one in columns])
     files[REFS] = [*parts, ends.astype("<u8").tobytes()]
     return granular_write.put(at, number, NAME, columns, files, sum(batch.num_rows for batch in batches), settings)
-
-
-def _refuse_empty(one: Column, ends: IntArray, firsts: IntArray) -> None:
-    empty = np.diff(ends, prepend=0) == 0
-    if empty.any():
-        row = int(np.searchsorted(firsts, int(np.argmax(empty)), "right")) - 1
-        hint = "Choose -f granular, which holds it."
-        raise ValueFitError(f"column {one.name!r} has a record of no bytes, which granular-refs cannot hold", where=f"[{row}]", hint=hint)

@@ -18,7 +18,7 @@ from flarecli.hashes import DEFAULT
 from flarecli.model import Chunk, Column, Columns, File, IntArray, Settings
 from flarecli.storage import Location
 
-__all__ = ["Parts", "put", "records", "weights"]
+__all__ = ["Parts", "check_lengths", "put", "records", "weights"]
 
 Parts: TypeAlias = Sequence["bytes | memoryview"]
 
@@ -49,22 +49,37 @@ def _refuse_nulls(one: Column, array: pa.Array, rows: IntArray) -> None:
         raise ValueFitError(f"column {one.name!r} is null, which no record can say", where=f"[{row}]")
 
 
-def weights(columns: Columns, batch: pa.RecordBatch, record: int = 8) -> IntArray:
-    """Weigh each row: the bytes of its records, and `record` more for each; int64 [rows]."""
+def weights(columns: Columns, batch: pa.RecordBatch, format: str) -> IntArray:
+    """Weigh each row: the bytes of its records, and 8 of a table for each; int64 [rows].
+
+    raises  ValueFitError naming the first row with a record that the format cannot hold
+    """
     sizes = np.zeros(batch.num_rows, np.int64)
     for one in columns:
         encoding = lookup(one.encoding.removesuffix("[]"))
         if encoding.size is not None and not one.encoding.endswith("[]"):
-            sizes += encoding.size + record
+            sizes += encoding.size + 8
             continue
         (array,), counts = records(one, [batch])
-        lengths = pc.binary_length(array).to_numpy(zero_copy_only=False).astype(np.int64) + record
+        lengths = pc.binary_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
+        check_lengths(one, lengths, counts, format)
+        lengths += 8
         if counts is not None:
             ends = np.concatenate(([0], np.cumsum(lengths)))
             offsets = np.concatenate(([0], np.cumsum(counts)))
             lengths = ends[offsets[1:]] - ends[offsets[:-1]]
         sizes += lengths
     return sizes
+
+
+def check_lengths(one: Column, lengths: IntArray, counts: IntArray | None, format: str) -> None:
+    """Refuse records of no bytes where a table cannot tell them from its older version. Raises ValueFitError naming the first row."""
+    empty = lengths == 0
+    if format == "granular-refs" and empty.any():
+        first = int(np.argmax(empty))
+        row = first if counts is None else int(np.searchsorted(np.cumsum(counts), first, "right"))
+        hint = "Choose -f granular, which holds it."
+        raise ValueFitError(f"column {one.name!r} has a record of no bytes, which {format} cannot hold", where=f"[{row}]", hint=hint)
 
 
 def put(at: Location, number: int, name: str, columns: Columns, files: Mapping[str, Parts], rows: int, settings: Settings) -> Chunk:

@@ -1,0 +1,90 @@
+"""Run by an interpreter that has granular, of either generation: write samples, or say what a dataset holds; also loaded by the tests.
+
+granular_peer.py write FOLDER FIRST STOP LISTS SHARDLEN
+granular_peer.py read FOLDER RAW SHARDED
+"""
+
+import hashlib
+import json
+import random
+import sys
+
+SPEC = {
+    "array": "array",
+    "blob": "bytes",
+    "i": "i64",
+    "msg": "msgpack",
+    "n": "int",
+    "picture": "png",
+    "text": "utf8",
+    "tree": "tree",
+    "u": "u64",
+}
+LISTS = {"numbers": "i64[]", "parts": "bytes[]", "words": "utf8[]"}
+INTS = [0, 1, 127, 256, 300, 32767, 65536, 1 << 24, 5_000_000_000]  # the original's writer holds these; others it refuses
+
+
+def spec(lists):
+    return {**SPEC, **LISTS} if lists else SPEC
+
+
+def samples(first, stop, lists):
+    """Row i is the same whoever asks; no record is empty, which the older generation refuses."""
+    import numpy as np
+
+    for i in range(first, stop):
+        rng = random.Random(i)
+        array = np.arange(rng.randrange(1, 30), dtype=("<i2", "<f4", "|u1", ">i8")[i % 4])
+        row = {
+            "array": array if i % 3 else array.reshape(1, -1),
+            "blob": rng.randbytes(rng.randrange(1, 5 if i % 7 else 100_000)),
+            "i": rng.randrange(-(1 << 63), 1 << 63),
+            "msg": [{"k": i, "f": i / 7}, [None, True, "é" * (i % 40)], "x" * (i % 300), i / 3, b"\x00\xff"][i % 5],
+            "n": INTS[i % len(INTS)],
+            "picture": np.full((3 + i % 4, 5, 3), i % 256, np.uint8),
+            "text": f"row {i} " + "漢字\U0001f642" * (i % 5),
+            "tree": {"a": [array, i], "b": {"c": "d"}},
+            "u": rng.randrange(1 << 64),
+        }
+        if lists:
+            row |= {
+                "numbers": [rng.randrange(-9, 9) for _ in range(i % 4)],
+                "parts": [rng.randbytes(1 + k) for k in range((i * 7) % 5)],
+                "words": [f"w{i}_{k}" for k in range(0 if i % 6 else 200)],
+            }
+        yield row
+
+
+def shown(value):
+    """Say what a value is, exactly, so that two processes can compare it."""
+    if isinstance(value, dict):
+        return {key: shown(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [shown(one) for one in value]
+    if hasattr(value, "tobytes") and hasattr(value, "dtype"):
+        return ["array", value.dtype.str, list(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
+    if isinstance(value, bytes):
+        return ["bytes", hashlib.sha256(value).hexdigest()]
+    return [type(value).__name__, repr(value)]
+
+
+def write(folder, first, stop, lists, shardlen):
+    import granular
+
+    first, stop, lists, shardlen = int(first), int(stop), lists == "1", int(shardlen)
+    how = {"shardlen": shardlen} if shardlen else {}
+    with (granular.ShardedDatasetWriter if shardlen else granular.DatasetWriter)(folder, spec(lists), granular.encoders, **how) as writer:
+        for row in samples(first, stop, lists):
+            writer.append(row)
+
+
+def read(folder, raw, sharded):
+    import granular
+
+    with (granular.ShardedDatasetReader if sharded == "1" else granular.DatasetReader)(folder, None if raw == "1" else granular.decoders) as reader:
+        for i in range(len(reader)):
+            print(json.dumps(shown(reader[i])))
+
+
+if __name__ == "__main__":
+    {"write": write, "read": read}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,119 @@
+"""Granular beside the library that defines it, in both generations: each reads what the other wrote, field by field.
+
+GRANULAR_PYTHON names an interpreter that has granular 0.24, GRANULAR_OLD_PYTHON one that has 0.21.
+"""
+
+import json
+import os
+import runpy
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flarecli.formats import granular, granular_refs
+from flarecli.formats.granular_append import Appender
+from flarecli.model import Settings
+from flarecli.storage import locate
+
+SCRIPT = Path(__file__).with_name("granular_peer.py")
+ours = runpy.run_path(str(SCRIPT))
+PEERS = {"new": os.environ.get("GRANULAR_PYTHON"), "old": os.environ.get("GRANULAR_OLD_PYTHON")}
+FORMS = {"new": granular, "old": granular_refs}
+ROWS = 300
+generations = pytest.mark.parametrize(
+    "generation",
+    [
+        pytest.param(name, marks=pytest.mark.skipif(not python, reason=f"no variable names an interpreter that has granular ({name})"))
+        for name, python in PEERS.items()
+    ],
+)
+sharded = pytest.mark.parametrize("shardlen", [0, 70])
+
+
+def peer(generation, *args):
+    ran = subprocess.run([PEERS[generation], str(SCRIPT), *map(str, args)], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+def lists_of(generation):
+    return int(generation == "old")
+
+
+def samples(generation, first=0, stop=ROWS):
+    return list(ours["samples"](first, stop, lists_of(generation)))
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def shards(folder):
+    stream = granular.open_dataset(locate(f"{folder}/"))
+    return [granular.open_shard(chunk, stream.columns) for chunk in stream]
+
+
+@generations
+@sharded
+def test_flare_reads_what_the_original_wrote(tmp_path, generation, shardlen):
+    peer(generation, "write", tmp_path / "peer", 0, ROWS, lists_of(generation), shardlen)
+    found = [row for shard in shards(tmp_path / "peer") for row in granular.read_rows(shard, range(shard.rows))]
+    wanted = peer(generation, "read", tmp_path / "peer", 1, int(shardlen > 0))
+    assert [ours["shown"](row) for row in found] == wanted
+    given = samples(generation)
+    typed = [row for shard in shards(tmp_path / "peer") for row in granular.read_batch(shard, 0, shard.rows).to_pylist()]
+    for name in ("blob", "i", "n", "text", "u", *(ours["LISTS"] if generation == "old" else ())):
+        assert [row[name] for row in typed] == [row[name] for row in given], name
+    assert [finding for shard in shards(tmp_path / "peer") for finding in granular.verify_shard(shard, values=True)] == []
+
+
+@generations
+@sharded
+def test_the_original_reads_what_flare_writes(tmp_path, generation, shardlen):
+    peer(generation, "write", tmp_path / "peer", 0, ROWS, lists_of(generation), shardlen)
+    form = FORMS[generation]
+    for number, shard in enumerate(shards(tmp_path / "peer")):
+        batches = [granular.read_batch(shard, start, min(shard.rows, start + 64)) for start in range(0, shard.rows, 64)]
+        columns = form.arrange(shard.columns)
+        form.write_shard(locate(f"{tmp_path}/flare/"), number, columns, batches, Settings(shard_bytes=1 << 26 if shardlen else None))
+    wanted = [ours["shown"](row) for row in samples(generation)]
+    assert peer(generation, "read", tmp_path / "flare", 0, int(shardlen > 0)) == wanted
+    assert files(tmp_path / "flare") == files(tmp_path / "peer")
+
+
+@pytest.mark.skipif(not all(PEERS.values()), reason="both generations of granular are needed")
+@pytest.mark.parametrize("source, target", [("new", "old"), ("old", "new")])
+def test_one_generation_is_converted_to_the_other(tmp_path, source, target):
+    peer(source, "write", tmp_path / "peer", 0, ROWS, 0, 0)
+    (shard,) = shards(tmp_path / "peer")
+    form = FORMS[target]
+    form.write_shard(locate(f"{tmp_path}/flare/"), 0, form.arrange(shard.columns), [granular.read_batch(shard, 0, ROWS)], Settings(shard_bytes=None))
+    assert peer(target, "read", tmp_path / "flare", 0, 0) == [ours["shown"](row) for row in ours["samples"](0, ROWS, 0)]
+    peer(target, "write", tmp_path / "same", 0, ROWS, 0, 0)
+    assert files(tmp_path / "flare") == files(tmp_path / "same")
+
+
+@pytest.mark.skipif(not PEERS["new"], reason="GRANULAR_PYTHON names no interpreter that has granular")
+def test_both_add_rows_to_one_dataset_in_turn(tmp_path):
+    folder = tmp_path / "ds"
+    peer("new", "write", tmp_path / "whole", 0, 30, 0, 0)
+    peer("new", "write", folder, 0, 10, 0, 0)
+    (source,) = shards(tmp_path / "whole")
+    Appender(locate(f"{folder}/"), source.columns).append(granular.read_batch(source, 10, 20))
+    peer("new", "write", folder, 20, 30, 0, 0)
+    assert peer("new", "read", folder, 0, 0) == [ours["shown"](row) for row in ours["samples"](0, 30, 0)]
+    assert files(folder) == files(tmp_path / "whole")
+
+
+@pytest.mark.skipif(not PEERS["new"], reason="GRANULAR_PYTHON names no interpreter that has granular")
+def test_shards_that_flare_added_to_are_the_original_s(tmp_path):
+    peer("new", "write", tmp_path / "whole", 0, 25, 0, 7)
+    peer("new", "write", tmp_path / "ds", 0, 10, 0, 7)
+    rows = [granular.read_batch(shard, 0, shard.rows) for shard in shards(tmp_path / "whole")]
+    writer = Appender(locate(f"{tmp_path}/ds/"), shards(tmp_path / "whole")[0].columns, shard_rows=7)
+    assert writer.rows == 10
+    for batch in (rows[1].slice(3), *rows[2:]):
+        writer.append(batch)
+    assert files(tmp_path / "ds") == files(tmp_path / "whole")
+    assert len(peer("new", "read", tmp_path / "ds", 0, 1)) == 25
