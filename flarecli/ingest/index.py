@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import IO
 
 import pyarrow as pa
 
 from flarecli import where as sql
-from flarecli.errors import FormatError, UsageError
+from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.hashes import DEFAULT, Sums
-from flarecli.ingest.opening import Part, opened
+from flarecli.ingest.folder import Folder
+from flarecli.ingest.jsons import Json
+from flarecli.ingest.lists import Named, listed
+from flarecli.ingest.opening import STDIN, Part, opened
 from flarecli.ingest.parquet import Parquet
 from flarecli.ingest.schemas import fitted, joined
 from flarecli.ingest.statistics import kept
+from flarecli.ingest.stdin import DATA, NAME, Addresses, Spool
 from flarecli.names import redact
 from flarecli.storage import Guard, Location, locate
 
-__all__ = ["Index", "open_index"]
+__all__ = ["Index", "open_folder", "open_index"]
 
 _OPENERS = 16  # files on the network that are opened at a time
 
@@ -112,31 +118,71 @@ def open_index(
     guard: Guard | None = None,
     text: Collection[str] = (),
     allow_missing: bool = False,
+    null_separated: bool = False,
+    stdin: IO[bytes] | None = None,
 ) -> Index:
     """Open an index; its columns are known then, its rows are not read yet.
 
-    address        tables, local or HTTP(S): parquet, CSV, TSV, JSON, JSON lines, Arrow; several are one behind the other
-    text           columns of a CSV or TSV that are text whatever they look like: keys, links
-    allow_missing  columns that some of the files do not have are null there
-    raises         MissingError if nothing is there; FormatError if it cannot be read, has no rows, two columns of one
-                   name, or columns that do not go together; UsageError for a kind of file that is not read
+    address         tables: parquet, CSV, TSV, JSON, JSON lines, Arrow, the text ones also as `.gz` and `.zst`; lists of
+                    them (`.txt`); several are one behind the other. Or `-`, alone: addresses or JSON at standard input
+    text            columns of a CSV or TSV that are text whatever they look like: keys, links
+    allow_missing   columns that some of the files do not have are null there
+    null_separated  a NUL stands behind each address at standard input, not a line end
+    stdin           what `-` reads instead of standard input
+    raises          MissingError if nothing is there; FormatError if it cannot be read, has no rows, two columns of one
+                    name, or columns that do not go together; UsageError for a kind of file that is not read
     """
     addresses = [address] if isinstance(address, str) else list(address)
     if not addresses:
         raise UsageError("no index is named")
-    found = [locate(one, guard) for one in addresses]
+    if STDIN in addresses:
+        if len(addresses) > 1:
+            raise UsageError("- stands alone: what comes in at standard input is all there is")
+        return _of_stdin(stdin if stdin is not None else sys.stdin.buffer, guard or Guard(), null_separated)
+    found = [one for address in addresses for one in listed(Named(locate(address, guard)))]
     return _of_tables(" ".join(redact(one) for one in addresses), found, text, allow_missing)
 
 
-def _of_tables(shown: str, found: Sequence[Location], text: Collection[str], allow_missing: bool) -> Index:
-    if all(at.is_local for at in found) or len(found) == 1:
-        parts = [opened(at, text) for at in found]
+def open_folder(address: str, *, guard: Guard | None = None, columns: Sequence[str] | None = None) -> Index:
+    """Open a folder as an index: the files of a key are a row, and each extension is a column of their names.
+
+    columns  extensions, and `key`: those asked for; a key without the one that most keys have is no row
+    raises   what `Folder` raises; UsageError for an address that cannot be listed
+    """
+    at = locate(address, guard)
+    folder = Folder(at, columns)
+    return Index(redact(address), at, folder.schema, folder.rows, (folder,), tuple(folder.extensions), folder.key, folder.notes)
+
+
+def _of_tables(shown: str, found: Sequence[Named], text: Collection[str], allow_missing: bool) -> Index:
+    def begun(named: Named) -> Part:
+        try:
+            return opened(named.at, text)
+        except FlareError as error:
+            raise named.refusal(error) from None
+
+    if len(found) == 1 or all(named.at.is_local for named in found):
+        parts = [begun(named) for named in found]
     else:
         with ThreadPoolExecutor(_OPENERS) as pool:
-            parts = list(pool.map(lambda at: opened(at, text), found))
+            parts = list(pool.map(begun, found))
     schema, all_parts = joined(parts, allow_missing)
     rows = [part.rows for part in parts]
     total = None if None in rows else sum(count or 0 for count in rows)
     if total == 0:
         raise FormatError("the index has no rows", where=parts[0].at)
-    return Index(shown, found[0].folder, schema, total, all_parts)
+    return Index(shown, found[0].at.folder, schema, total, all_parts)
+
+
+def _of_stdin(stream: IO[bytes], guard: Guard, null_separated: bool) -> Index:
+    """Tell addresses from rows by the first byte that is no blank. What the user pipes in is the user's own word."""
+    spool = Spool(stream)
+    head = next((block.lstrip() for block in spool.blocks() if block.strip()), b"")
+    if not head:
+        raise FormatError("nothing came in", where=spool)
+    at = locate(".", replace(guard, allow_local=True))
+    if head[:1] in (b"{", b"[") and not null_separated:
+        table = Json(spool)
+        return Index(STDIN, at, table.schema, None, (table,))
+    addresses = Addresses(spool, null_separated)
+    return Index(STDIN, at, addresses.schema, None, (addresses,), (DATA,), NAME)

@@ -12,13 +12,14 @@ from flarecli.errors import UsageError
 from flarecli.ingest.delimited import Delimited
 from flarecli.ingest.ipc import Ipc
 from flarecli.ingest.jsons import Json
+from flarecli.ingest.lists import LIST
 from flarecli.ingest.parquet import Parquet
 from flarecli.ingest.streams import Blocks, Text, bare
 from flarecli.storage import Location
 
-__all__ = ["LIST", "Part", "STDIN", "is_index", "opened"]
+__all__ = ["Part", "STDIN", "is_index", "opened"]
 
-STDIN, LIST = "-", ".txt"
+STDIN = "-"
 _TABLES: dict[str, Callable[[Location], Part]] = {".parquet": Parquet, ".arrow": Ipc, ".feather": Ipc, ".arrows": Ipc}
 _TEXTS: dict[str, Callable[[Blocks, Collection[str]], Part]] = {
     ".csv": lambda source, text: Delimited(source, ",", text),

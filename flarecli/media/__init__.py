@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["extension_of", "kind_of", "sniff"]
+__all__ = ["extension_of", "is_medium", "kind_of", "sniff"]
 
 # kind: extensions, the first one is what flare writes
 _EXTENSIONS = {
@@ -36,6 +36,7 @@ _EXTENSIONS = {
     "json": ("json",),
     "str": ("txt", "text"),
 }
+_MEDIA = frozenset(list(_EXTENSIONS)[: list(_EXTENSIONS).index("npy")])
 _KINDS = {extension: kind for kind, extensions in _EXTENSIONS.items() for extension in extensions}
 _STARTS = (
     (b"\xff\xd8\xff", "jpeg"),
@@ -104,6 +105,11 @@ def kind_of(name: str) -> str | None:
     path = name.partition("#")[0].partition("?")[0] if "://" in name else name
     _, dot, extension = path.rpartition("/")[2].rpartition(".")
     return _KINDS.get(extension.lower()) if dot else None
+
+
+def is_medium(kind: str | None) -> bool:
+    """Say whether files of a kind are pictures, video or sound."""
+    return kind in _MEDIA
 
 
 def extension_of(kind: str) -> str | None:

@@ -1,0 +1,78 @@
+"""Lists of indexes, such as `split_file_paths.txt`: one address a line, in the order they are written.
+
+Blank lines, and lines that begin with `#`, say nothing. Relative addresses start at the list; what a list may name is
+what any data may name there. A list may name lists, a few deep, but none that leads back to itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from flarecli.errors import FlareError, FormatError
+from flarecli.ingest.streams import Text
+from flarecli.ingest.text import pieces
+from flarecli.storage import Location
+
+__all__ = ["LIST", "Named", "listed"]
+
+LIST = ".txt"
+_DEEP = 4  # lists in lists
+_MOST = 1 << 20  # addresses, in all of them
+
+
+class Named(NamedTuple):
+    """One index file, and what named it: the list and the line, None for what the user named."""
+
+    at: Location
+    by: Location | None = None
+    line: int = 0
+
+    def refusal(self, error: FlareError) -> FlareError:
+        """Give an error of this file with the list that named it."""
+        if self.by is None:
+            return error
+        return type(error)(error.message, where=error.where, hint=f"Line {self.line} of {self.by} names it. {error.hint}".rstrip())
+
+
+def listed(named: Named, above: tuple[Location, ...] = ()) -> Iterator[Named]:
+    """Give the index files that an address stands for: itself, or what a list names, and lists in it.
+
+    raises  FormatError naming list and line for a list that leads back to itself, lies too deep, or names nothing;
+            UnsafeError for an address that data may not name
+    """
+    at = named.at
+    if not at.name.lower().endswith(LIST):
+        yield named
+        return
+    if at in above:
+        raise FormatError(f"line {named.line}: the list {at} leads back to itself", where=named.by or at, hint="Take that line out.")
+    if len(above) >= _DEEP:
+        raise FormatError(f"line {named.line}: lists in lists, more than {_DEEP} deep", where=named.by or at)
+    count = 0
+    try:
+        for one in _named(at):
+            for found in listed(one, (*above, at)):
+                count += 1
+                if count > _MOST:
+                    raise FormatError(f"names more than {_MOST} files", where=at)
+                yield found
+    except FlareError as error:
+        raise named.refusal(error) from None
+    if not count:
+        raise FormatError("the list names nothing", where=at)
+
+
+def _named(at: Location) -> Iterator[Named]:
+    folder = at.folder
+    for piece in pieces(Text(at), ""):
+        for number, line in enumerate(piece.data.decode().split("\n"), piece.line):
+            address = line.strip()
+            if not address or address.startswith("#"):
+                continue
+            while address.startswith("./"):
+                address = address[2:].lstrip("/")
+            try:
+                yield Named(folder.join(address), at, number)
+            except FlareError as error:
+                raise type(error)(f"line {number}: {error.message}", where=at, hint=error.hint) from None
