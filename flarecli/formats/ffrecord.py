@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from isal.isal_zlib import crc32
 
-from flarecli.encodings import BINARY, column, field, lookup, stored, typed
+from flarecli.encodings import BINARY, field, held, lookup, stored, typed
 from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, UsageError, ValueFitError
 from flarecli.formats import packed_folder, spans
-from flarecli.formats.ffrecord_rows import CHANGED, crcs, finding, read_rows, read_views, ready, refuse
+from flarecli.formats.ffrecord_rows import CHANGED, crcs, finding, read_copies, read_rows, read_views, ready, refuse
 from flarecli.formats.ffrecord_table import COLUMNS, HEAD, NAME, open_shard, packed_table, table_sum
 from flarecli.hashes import DEFAULT
 from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Settings, Shard, Stream
@@ -37,6 +37,7 @@ __all__ = [
     "open_dataset",
     "open_shard",
     "read_batch",
+    "read_copies",
     "read_rows",
     "read_views",
     "row_sizes",
@@ -110,16 +111,12 @@ def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | Non
 
 
 def arrange(columns: Iterable[Column]) -> Columns:
-    """Take the one column there is, with any encoding. Raises UsageError for none or several."""
+    """Take the one column there is, in an encoding that has bytes of its own. Raises UsageError for none or several."""
     out = tuple(columns)
     if len(out) != 1:
         names = ", ".join(column.name for column in out)
         raise UsageError(f"an FFRecord file holds one column, not {len(out)}" + f" ({names})" * bool(out), hint="Choose it with -c.")
-    (one,) = out
-    if one.encoding.endswith("[]"):
-        kind = f"list[{one.encoding[:-2]}]" if one.encoding in ("jpeg[]", "png[]") else "json"
-        return (column(one.name, kind),)
-    return out
+    return (held(out[0], NAME),)
 
 
 def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:

@@ -14,7 +14,7 @@ from flarecli.formats.ffrecord_table import Layout
 from flarecli.model import Finding, IntArray, Row, Shard
 from flarecli.storage import is_cold, read_ahead
 
-__all__ = ["CHANGED", "crcs", "finding", "read_rows", "read_views", "ready", "refuse"]
+__all__ = ["CHANGED", "crcs", "finding", "read_copies", "read_rows", "read_views", "ready", "refuse"]
 
 CHANGED = "It was changed after it was packed; fetch or pack it again."
 
@@ -39,6 +39,26 @@ def read_views(shard: Shard, rows: Sequence[int], check: bool = True) -> list[by
             if crc32(part) != sums[row]:
                 refuse(shard, row)
     return parts
+
+
+def read_copies(shard: Shard, rows: Sequence[int], check: bool = True) -> list[memoryview]:
+    """Give the records, in the order asked, as parts of one writable buffer: holding one holds all of them.
+
+    Records of hundreds of kilobytes are twice as fast this way as one allocation each; see `read_views` for the rest.
+    """
+    table, parts = ready(shard).table, read_views(shard, rows, False)
+    owned: IntArray = np.empty(sum(map(len, parts)) or 1, np.uint8)  # numpy asks for large pages
+    buffer = memoryview(owned)
+    sums, out, start = ready(shard).sums, [], 0
+    for row, part in zip(rows, parts, strict=True):
+        stop = start + table[row + 1] - table[row]
+        copy = buffer[start:stop]
+        copy[:] = part
+        if check and crc32(copy) != sums[row]:
+            refuse(shard, row)
+        out.append(copy)
+        start = stop
+    return out
 
 
 def read_rows(

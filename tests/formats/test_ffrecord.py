@@ -67,18 +67,19 @@ def rows_of(shard, **how):
 @pytest.mark.parametrize("name", NAMES)
 def test_what_the_original_wrote_is_read_by_rows_and_by_batches(name, maps):
     at = locate(str(GOLDEN / name / "data"))
-    by_row, by_batch, by_view = [], [], []
+    by_row, by_batch, by_view, by_copy = [], [], [], []
     for chunk in ffrecord.open_dataset(at if maps else at.unmapped()):
         shard = ffrecord.open_shard(chunk)
         by_row += rows_of(shard)
         by_view += map(bytes, ffrecord.read_views(shard, range(shard.rows)))
+        by_copy += map(bytes, ffrecord.read_copies(shard, range(shard.rows)))
         by_batch += ffrecord.read_batch(shard, 0, shard.rows, views=maps).column("data").to_pylist()
         assert list(ffrecord.verify_shard(shard, values=True)) == []
         third = shard.rows // 3
         assert ffrecord.read_batch(shard, third, 2 * third).column("data").to_pylist() == rows_of(shard)[third : 2 * third]
     wanted = [(one["len"], one["sha256"]) for one in expected(name)]
     assert [(len(data), hashlib.sha256(data).hexdigest()) for data in by_row] == wanted
-    assert by_row == by_batch == by_view
+    assert by_row == by_batch == by_view == by_copy
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "oldversion"])
@@ -162,6 +163,7 @@ def test_a_damaged_record_is_named(name):
     for read in (
         lambda: ffrecord.read_rows(shard, [0, row]),
         lambda: ffrecord.read_views(shard, [0, row]),
+        lambda: ffrecord.read_copies(shard, [0, row]),
         lambda: ffrecord.read_batch(shard, 1, shard.rows),
     ):
         with pytest.raises(IntegrityError) as caught:
@@ -361,6 +363,20 @@ def test_the_one_column_has_any_encoding(encoding, records, views, tmp_path):
     assert ffrecord.read_rows(shard, [2, 0], ["it"]) == [{"it": records[2]}, {"it": records[0]}]
     assert ffrecord.read_batch(shard, 1, 1).num_rows == 0
     assert list(ffrecord.verify_shard(shard, values=True)) == []
+
+
+def test_lists_are_written_as_what_has_bytes_of_its_own():
+    assert ffrecord.arrange([Column("a", "jpeg[]")]) == (encodings.column("a", "list[jpeg]"),)
+    assert ffrecord.arrange([Column("a", "str[]")]) == (encodings.column("a", "json"),)
+
+
+def test_copies_are_the_readers_own(tmp_path):
+    (tmp_path / "a.ffr").write_bytes(made([b"abc", b"", b"de"]))
+    shard = ffrecord.open_shard(Chunk(locate(str(tmp_path / "a.ffr"))))
+    one, _, two = ffrecord.read_copies(shard, [2, 1, 0])
+    one[:] = b"XY"
+    assert (bytes(one), bytes(two), ffrecord.read_copies(shard, [])) == (b"XY", b"abc", [])
+    assert rows_of(shard) == [b"abc", b"", b"de"]
 
 
 def test_other_columns_than_the_one_are_none():
