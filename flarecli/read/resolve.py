@@ -149,9 +149,10 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
         if kind in direct:
             return _formatted(Playlist((formats.find(kind).open_dataset(at),)), format)
     if shards:
-        below = sorted({name.partition("/")[0] for name, _ in entries if name.endswith(f"/{INDEX}")})
+        below = sorted({name.partition("/")[0] for name, _ in entries if name.endswith((f"/{INDEX}", "/spec.json"))})
         hint = f"Name one of the datasets in it: {', '.join(below[:5])}." if below else "Name the shards, or pack again: the index is written last."
-        raise FormatError(f"{len(shards)} shards, and no {INDEX} beside them", where=at, hint=hint)
+        missing = INDEX if formats.sniffed(shards[0]) in formats.FAMILY else "spec.json"
+        raise FormatError(f"{len(shards)} shard{'s' * (len(shards) > 1)}, and no {missing} beside them", where=at, hint=hint)
     if "files" not in formats.names():
         raise FormatError("nothing that flare reads", where=at)
     return Playlist((formats.find("files").open_dataset(at),))

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flarecli import formats
 from flarecli.compress import SUFFIXES
 from flarecli.model import Columns, IntArray, Stream
 from flarecli.names import redact
@@ -160,7 +161,12 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
         None if None in raw else sum(one or 0 for one in raw),
         series.columns,
         ", ".join(dict.fromkeys(name for stream in parts for name in _compressions(stream))) or None,
-        tuple(sorted({name for stream in parts for table in (stream.hashes, stream.raw_hashes) for name, values in table.items() if any(values)})),
+        tuple(
+            sorted(
+                {formats.OWN_SUMS[one.format] for one in parts if one.format in formats.OWN_SUMS}
+                | {name for stream in parts for table in (stream.hashes, stream.raw_hashes) for name, values in table.items() if any(values)}
+            )
+        ),
         least,
         middle,
         most,
