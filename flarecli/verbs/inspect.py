@@ -151,6 +151,8 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
     size = np.concatenate([stream.stored for stream in parts])
     urls = [redact(url) for stream in parts for url in stream.urls] if shards else []
     raw = [_raw_bytes(stream) for stream in parts]
+    sums = {name for stream in parts for table in (stream.hashes, stream.raw_hashes) for name, values in table.items() if any(values)}
+    sums |= {formats.OWN_SUMS[stream.format] for stream in parts if stream.format in formats.OWN_SUMS}
     least, middle, most = np.percentile(size, (0, 50, 100), method="lower").tolist() if len(size) else (None, None, None)
     return StreamInfo(
         parts[0].name,
@@ -161,12 +163,7 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
         None if None in raw else sum(one or 0 for one in raw),
         series.columns,
         ", ".join(dict.fromkeys(name for stream in parts for name in _compressions(stream))) or None,
-        tuple(
-            sorted(
-                {formats.OWN_SUMS[one.format] for one in parts if one.format in formats.OWN_SUMS}
-                | {name for stream in parts for table in (stream.hashes, stream.raw_hashes) for name, values in table.items() if any(values)}
-            )
-        ),
+        tuple(sorted(sums)),
         least,
         middle,
         most,
