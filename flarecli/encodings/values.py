@@ -1,22 +1,24 @@
 """One value at a time: Python values to stored bytes and back.
 
-Decoding trusts no length: every count and dimension is checked against the bytes that are there.
+Decoding trusts no length: every count and dimension is checked against the bytes that are there. Encoding refuses what would not come
+back: a number out of range, a palette, an object.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import struct
+from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from flarecli.encodings.names import NDARRAY_CODES, NDARRAY_CODES_SIZE, Encoding
-from flarecli.errors import UnsafeError, UsageError, ValueFitError
+from flarecli.encodings import arrays, packed, pictures, varints
+from flarecli.encodings.names import Encoding
+from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 from flarecli.units import format_size
 
-__all__ = ["decode", "encode"]
+__all__ = ["as_json", "decode", "encode"]
 
 _PACKERS = {
     "int": struct.Struct("<q"),
@@ -32,15 +34,20 @@ _PACKERS = {
     "float32": struct.Struct("<f"),
     "float64": struct.Struct("<d"),
 }
-_DTYPES = {code: name for name, code in NDARRAY_CODES.items()}
+_PICTURES = ("pil", "jpeg", "png", "jpeg_array", "jpegarray", "list[pil]", "list[jpeg]", "list[png]")
+_NOT_ONE = (struct.error, ValueError, InvalidOperation, RecursionError, OverflowError, MemoryError)
 
 
-def encode(encoding: Encoding, value: Any) -> bytes:
-    """Give the stored bytes of one value. Bytes are stored as they are, whatever the encoding, as MDS does.
+def encode(encoding: Encoding, value: Any) -> Any:
+    """Give the stored bytes of one value, of a list the bytes of each item. Bytes are stored as they are, whatever the encoding, as MDS does.
 
     raises  ValueFitError if the encoding cannot hold the value; UnsafeError for a value that would be pickled
     """
     name = encoding.name
+    if encoding.item is not None:
+        if isinstance(value, (str, bytes, bytearray, memoryview, dict)) or not hasattr(value, "__iter__"):
+            raise ValueFitError(f"{_seen(value)} does not fit {name}")
+        return [encode(encoding.item, one) for one in value]
     if isinstance(value, (bytes, bytearray, memoryview)):
         data = bytes(value)
         if encoding.size is not None and len(data) != encoding.size:
@@ -48,85 +55,135 @@ def encode(encoding: Encoding, value: Any) -> bytes:
         return data
     try:
         if name in _PACKERS:
-            number = value.item() if hasattr(value, "item") else value
-            if not isinstance(number, (int, float)) or (isinstance(number, float) and not name.startswith("float")):
-                raise ValueFitError(f"{type(value).__name__} {value!r:.60} does not fit {name}")
-            return _PACKERS[name].pack(number)
-        if name == "str" and isinstance(value, str):
-            return value.encode()
-        if name == "json":
-            return json.dumps(value.tolist() if hasattr(value, "tolist") else value).encode()
-        if name in ("str_int", "str_float", "str_decimal"):
-            return _number_text(name, value).encode()
-        if name in ("jpeg", "png") and hasattr(value, "save"):
-            return _picture_bytes(name, value)
+            return _number(name, value)
+        if name in _ENCODERS:
+            return _ENCODERS[name](value)
         if name.startswith("ndarray"):
-            return _array_bytes(encoding, value)
-    except (struct.error, OverflowError, TypeError, ValueError, RecursionError) as error:
-        if isinstance(error, ValueFitError):
+            return arrays.encode(encoding, value)
+        if name in _PICTURES:
+            return pictures.encode(name, value)
+    except (*_NOT_ONE, TypeError) as error:
+        if isinstance(error, FlareError):
             raise
-        raise ValueFitError(f"{type(value).__name__} {value!r:.60} does not fit {name}") from None
+        raise ValueFitError(f"{_seen(value)} does not fit {name}") from None
     if name == "pkl":
         raise UnsafeError("pkl would pickle the value, and reading a pickle runs code", hint="Give the bytes of the pickle, or use json.")
     raise ValueFitError(f"{type(value).__name__} does not fit {name}")
 
 
-def _number_text(name: str, value: Any) -> str:
-    wanted = {"str_int": int, "str_float": float, "str_decimal": Decimal}[name]
-    if not isinstance(value, wanted) or isinstance(value, bool):
-        raise ValueFitError(f"{type(value).__name__} {value!r:.60} does not fit {name}")
-    return str(value)
+def _seen(value: Any) -> str:
+    return f"{type(value).__name__} {value!r:.60}"
 
 
-def _picture_bytes(name: str, picture: Any) -> bytes:
-    out = io.BytesIO()
-    picture.save(out, format=name.upper())
-    return out.getvalue()
+def _one(value: Any) -> Any:
+    """Give the Python number of a numpy one, or of an array of one."""
+    return value.item() if hasattr(value, "item") else value
 
 
-def _array_bytes(encoding: Encoding, value: Any) -> bytes:
+def _number(name: str, value: Any) -> bytes:
+    """Pack a number, which has to fit: nothing is wrapped, cut or made infinite. Text counts as the number it says, as in the original."""
+    number = _one(value)
+    if name.startswith("float"):
+        number = float(number)
+        data = _PACKERS[name].pack(number)
+        if math.isinf(_PACKERS[name].unpack(data)[0]) and not math.isinf(number):
+            raise OverflowError
+        return data
+    if isinstance(number, str) and name != "int":
+        number = int(number)
+    if not isinstance(number, int) and not (isinstance(number, float) and number.is_integer() and name != "int"):
+        raise TypeError
+    return _PACKERS[name].pack(int(number))
+
+
+def _text(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError
+    return value.encode()
+
+
+def as_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
+    """Give the text of a value as JSON: keys in their order, ASCII, NaN as a bare word; numpy's arrays and numbers as Python's."""
+    return json.dumps(value.tolist() if hasattr(value, "tolist") else value, default=default)
+
+
+def _checked(kind: type) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        number = _one(value)
+        if not isinstance(number, kind) or isinstance(number, bool):
+            raise TypeError
+        return number
+
+    return check
+
+
+_int, _float, _decimal = _checked(int), _checked(float), _checked(Decimal)
+
+
+def _varint(value: Any) -> bytes:
+    number = _one(value)
+    if not isinstance(number, int) or not -(1 << 63) <= number < 1 << 63:
+        raise TypeError
+    return number.to_bytes((number ^ number >> 63).bit_length() // 8 + 1, "little", signed=True)
+
+
+def _json_str(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError
+    return json.dumps(value).encode()
+
+
+def _json_int(value: Any) -> bytes:
+    number = _one(value)
+    if not isinstance(number, int):
+        raise TypeError
+    return json.dumps(number).encode()
+
+
+_ENCODERS: dict[str, Callable[[Any], bytes]] = {
+    "str": _text,
+    "json": lambda value: as_json(value).encode(),
+    "str_int": lambda value: str(_int(value)).encode(),
+    "str_float": lambda value: str(_float(value)).encode(),
+    "str_decimal": lambda value: str(_decimal(value)).encode(),
+    "varint": _varint,
+    "json_str": _json_str,
+    "json_json": lambda value: json.dumps(as_json(value)).encode(),
+    "json_int": _json_int,
+    "json_float": lambda value: json.dumps(_float(value)).encode(),
+    "msgpack": packed.pack,
+    "array": lambda value: packed.pack_array(_ndarray(value)),
+    "tree": lambda value: packed.pack(value, tree=True),
+}
+
+
+def _ndarray(value: Any) -> Any:
     import numpy as np
 
-    array = np.asarray(value)
-    dtype = array.dtype.name
-    if dtype not in NDARRAY_CODES or not 1 <= array.ndim <= 63 or array.size == 0:
-        raise ValueFitError(f"an array of {array.dtype} {array.shape} does not fit {encoding.name}")
-    if (encoding.dtype and encoding.dtype != dtype) or (encoding.shape and encoding.shape != array.shape):
-        raise ValueFitError(f"an array of {array.dtype} {array.shape} does not fit {encoding.name}")
-    head = b"" if encoding.dtype else bytes([NDARRAY_CODES[dtype]])
-    if not encoding.shape:
-        power = next(k for k, limit in enumerate((1 << 8, 1 << 16, 1 << 32, 1 << 64)) if max(array.shape) < limit)
-        head += bytes([array.ndim << 2 | power]) + b"".join(dim.to_bytes(1 << power, "little") for dim in array.shape)
-    return head + np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+    return np.asarray(value)
 
 
-def decode(encoding: Encoding, data: bytes, allow_pickle: bool = False) -> Any:
+def decode(encoding: Encoding, data: bytes | Sequence[bytes], allow_pickle: bool = False) -> Any:
     """Give the Python value of stored bytes: numbers, text, JSON values, Pillow images (opened, not yet decoded), arrays.
 
+    data    of a list the bytes of each item
     raises  ValueFitError if the bytes are not what the encoding says; UnsafeError for a pickle unless `allow_pickle`
     """
     name = encoding.name
+    if encoding.item is not None:
+        return [decode(encoding.item, one, allow_pickle) for one in data]  # type: ignore[arg-type]
+    data = data if isinstance(data, bytes) else bytes(data)  # type: ignore[arg-type]
     try:
         if name in _PACKERS:
             return _PACKERS[name].unpack(data)[0]
-        if name == "bytes":
-            return data
-        if name == "str":
-            return data.decode()
-        if name == "json":
-            return json.loads(data)
-        if name == "str_int":
-            return int(data)
-        if name == "str_float":
-            return float(data)
-        if name == "str_decimal":
-            return Decimal(data.decode())
+        if name in _DECODERS:
+            return _DECODERS[name](data)
         if name.startswith("ndarray"):
-            return _array(encoding, data)
+            return arrays.decode(encoding, data)
         if name == "pkl":
             return _unpickled(data, allow_pickle)
-        return _pictures(name, data)
-    except (struct.error, ValueError, InvalidOperation, RecursionError, OverflowError, MemoryError) as error:
+        return pictures.decode(name, data)
+    except _NOT_ONE as error:
         if isinstance(error, (ValueFitError, UsageError)):
             raise
         raise ValueFitError(f"{format_size(len(data))} are not {name}") from None
@@ -141,61 +198,38 @@ def _unpickled(data: bytes, allow_pickle: bool) -> Any:
     return pickle.loads(data)
 
 
-def _array(encoding: Encoding, data: bytes) -> Any:
-    """Read [dtype byte] [shape byte = ndim << 2 | k, dims of 2^k bytes each] values, as the encoding leaves open."""
-    import numpy as np
-
-    at, dtype, shape = 0, encoding.dtype, encoding.shape
-    if not dtype:
-        dtype, at = _DTYPES.get(data[0] if data else -1, ""), 1
-    if dtype and not shape and at < len(data):
-        width, ndim = 1 << (data[at] & 3), data[at] >> 2
-        shape = tuple(int.from_bytes(data[at + 1 + i * width : at + 1 + (i + 1) * width], "little") for i in range(ndim))
-        at += 1 + ndim * width
-    if not dtype or not shape or math.prod(shape) * NDARRAY_CODES_SIZE[dtype] != len(data) - at:
-        raise ValueFitError(f"{format_size(len(data))} are not {encoding.name}")
-    return np.frombuffer(data, np.dtype(dtype).newbyteorder("<"), offset=at).reshape(shape)
+def _signed(data: bytes) -> int:
+    if len(data) > varints.LONGEST:
+        raise ValueError
+    return int.from_bytes(data, "little", signed=True)
 
 
-def _pictures(name: str, data: bytes) -> Any:
-    if name == "pil":
-        return _raw_picture(data)
-    if name in ("jpeg", "png"):
-        return _opened(name, data)
-    start = 0 if name in ("jpeg_array", "jpegarray") else 4  # list[…] begins with a reserved word
-    count = int.from_bytes(data[start : start + 4], "little")
-    first = start + 4 + 4 * count
-    if len(data) < first:
-        raise ValueFitError(f"{format_size(len(data))} cannot hold {count} pictures")
-    sizes = struct.unpack_from(f"<{count}I", data, start + 4)
-    if first + sum(sizes) != len(data):
-        raise ValueFitError(f"{format_size(len(data))} are not the {sum(sizes)} bytes of {count} pictures")
-    parts, at = [], first
-    for size in sizes:
-        parts.append(data[at : at + size])
-        at += size
-    if start == 0:
-        return parts
-    inner = name[5:-1]
-    return [_raw_picture(part) if inner == "pil" else _opened(inner, part) for part in parts]
+def _json_value(kind: type | tuple[type, ...]) -> Callable[[bytes], Any]:
+    def parse(data: bytes) -> Any:
+        value = json.loads(data)
+        if not isinstance(value, kind):
+            raise ValueError
+        return value
+
+    return parse
 
 
-def _opened(name: str, data: bytes) -> Any:
-    """Open a picture's header; its pixels are decoded when they are asked for. The container says what it is, not the name."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        return Image.open(io.BytesIO(data))
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError, SyntaxError):
-        raise ValueFitError(f"{format_size(len(data))} are not {name}") from None
-
-
-def _raw_picture(data: bytes) -> Any:
-    """Read uint32 width, height, length of the mode's name; the name; pixels as they are."""
-    from PIL import Image
-
-    width, height, length = struct.unpack_from("<III", data)
-    mode, pixels = data[12 : 12 + length].decode("ascii"), data[12 + length :]
-    if length > 8 or width * height > 1 << 32 or width * height > 8 * len(pixels):
-        raise ValueFitError(f"{format_size(len(data))} are not pil")
-    return Image.frombytes(mode, (width, height), pixels)
+_json_text = _json_value(str)
+_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    "bytes": bytes,
+    "mp4": bytes,
+    "webm": bytes,
+    "str": bytes.decode,
+    "json": json.loads,
+    "str_int": int,
+    "str_float": float,
+    "str_decimal": lambda data: Decimal(data.decode()),
+    "varint": _signed,
+    "json_str": _json_text,
+    "json_json": lambda data: json.loads(_json_text(data)),
+    "json_int": _json_value(int),
+    "json_float": _json_value((float, int)),
+    "msgpack": packed.unpack,
+    "array": packed.unpack_array,
+    "tree": lambda data: packed.unpack(data, tree=True),
+}

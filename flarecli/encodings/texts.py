@@ -1,0 +1,119 @@
+"""Columns of text, all values at once: numbers as Python writes and reads them, text as JSON writes and reads it.
+
+Arrow's kernels do what they do exactly as Python does; the few values where the two differ go through Python one by one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flarecli.encodings.names import BINARY, TEXT
+
+__all__ = ["JSON_FLOAT", "JSON_INT", "escaped", "float_text", "floats", "ints", "patched", "unescaped"]
+
+JSON_INT = r"^(?:0|-?[1-9][0-9]*)$"
+JSON_FLOAT = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$"
+_INT = r"^-?[0-9]{1,18}$"
+_FLOAT = r"^-?(?:[0-9][0-9.eE+-]*|nan|inf|NaN|Infinity)$"
+_PLAIN = r'^"[^"\\\x00-\x1f]*"$'  # JSON text without an escape
+_ESCAPED = r"[^ !#-\[\]-~]"  # what json.dumps writes otherwise than it is
+_QUOTE, _NOTHING = pa.scalar('"', TEXT), pa.scalar("", TEXT)
+
+Failures = list[tuple[int, str]]
+
+
+def patched(array: pa.Array, fits: pa.Array, fast: Callable[[pa.Array], pa.Array], one: Callable[[Any], Any]) -> tuple[pa.Array, list[int]]:
+    """Convert a column by `fast`, and by `one`, value by value, where that does not do.
+
+    fits    boolean [rows], null where the value is: whether `fast` does; it is given nulls for the others
+    one     Python value to Python value; ValueError, OverflowError, RecursionError: there is none
+    return  the column, null where it was and where there is none; the rows of those, in order
+    """
+    if pc.all(fits, min_count=0).as_py():
+        return fast(array), []
+    odd = pc.indices_nonzero(pc.invert(fits))
+    values, failed = [], []
+    for row, value in zip(odd.to_pylist(), array.take(odd).to_pylist(), strict=True):
+        try:
+            values.append(one(value))
+        except (ValueError, OverflowError, RecursionError):
+            values.append(None)
+            failed.append(row)
+    out = fast(pc.if_else(fits, array, pa.scalar(None, array.type)))
+    try:
+        instead = pa.array(values, out.type)
+    except (pa.ArrowInvalid, UnicodeEncodeError, OverflowError):
+        instead, failed = _each(values, out.type, odd.to_pylist())
+    return pc.replace_with_mask(out, pc.fill_null(pc.invert(fits), False), instead), failed
+
+
+def _each(values: list[Any], kind: pa.DataType, rows: list[int]) -> tuple[pa.Array, list[int]]:
+    parts, failed = [], []
+    for row, value in zip(rows, values, strict=True):
+        try:
+            parts.append(pa.array([value], kind))
+        except (pa.ArrowInvalid, UnicodeEncodeError, OverflowError):
+            parts.append(pa.nulls(1, kind))
+        if parts[-1].null_count:
+            failed.append(row)
+    return pa.concat_arrays(parts), failed
+
+
+def _matches(array: pa.Array, pattern: str) -> pa.Array:
+    return pc.match_substring_regex(array, pattern)
+
+
+def ints(array: pa.Array, one: Callable[[str], int] = int) -> tuple[pa.Array, list[int]]:
+    """Read text as int64; give the rows that are none, or do not fit, too."""
+    return patched(array, _matches(array, _INT), lambda some: some.cast(pa.int64()), one)
+
+
+def floats(array: pa.Array, one: Callable[[str], float] = float) -> tuple[pa.Array, list[int]]:
+    """Read text as float64; give the rows that are none too."""
+    if pc.all(_matches(array, _FLOAT), min_count=0).as_py():
+        try:
+            return array.cast(pa.float64()), []
+        except pa.ArrowInvalid:
+            pass
+    return patched(array, _matches(array, JSON_FLOAT), lambda some: some.cast(pa.float64()), one)
+
+
+def float_text(array: pa.Array) -> pa.Array:
+    """Write float64 as Python's repr does: Arrow finds the same digits, and leaves out `.0`; it also writes exponents otherwise."""
+    size = pc.abs(array)
+    usual = pc.or_(pc.and_(pc.greater_equal(size, 1e-4), pc.less(size, 1e15)), pc.equal(size, 0.0))
+    out, _ = patched(array, usual, _usual_text, repr)
+    return out
+
+
+def _usual_text(array: pa.Array) -> pa.Array:
+    text = array.cast(TEXT)
+    whole = pc.invert(pc.match_substring(text, "."))
+    if not pc.any(whole, min_count=0).as_py():
+        return text
+    return pc.binary_join_element_wise(text, pc.if_else(whole, pa.scalar(".0", TEXT), _NOTHING), _NOTHING)
+
+
+def escaped(array: pa.Array) -> pa.Array:
+    """Write text as JSON does, ASCII between quotes."""
+    out, _ = patched(
+        array, pc.invert(_matches(array, _ESCAPED)), lambda some: pc.binary_join_element_wise(_QUOTE, some, _QUOTE, _NOTHING), json.dumps
+    )
+    return out
+
+
+def unescaped(array: pa.Array) -> tuple[pa.Array, list[int]]:
+    """Read JSON text as the text it says; give the rows that are no text of JSON, or none that UTF-8 can hold, too."""
+    return patched(array, _matches(array, _PLAIN), lambda some: pc.binary_slice(some.view(BINARY), 1, -1).view(TEXT), _text)
+
+
+def _text(value: str) -> str:
+    out = json.loads(value)
+    if not isinstance(out, str):
+        raise ValueError
+    return out
