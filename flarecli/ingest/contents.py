@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from flarecli.errors import FlareError, ReachError
+from flarecli.media import kind_of
+from flarecli.model import ENCODING
 from flarecli.storage import Limits, Location
 from flarecli.units import format_size
 
-__all__ = ["Flaw", "contents"]
+__all__ = ["Flaw", "contents", "filled"]
 
 _STEP, _AHEAD = 512, 1024  # rows of a slice, and of those that are under way
 _BATCH_BYTES = 4 << 20
@@ -59,19 +61,29 @@ class _Room:
             self._changed.notify_all()
 
 
+def filled(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+    """Give the schema that batches have with the contents of columns in place of names; text and JSON are told by extension."""
+    fields = []
+    for field in schema:
+        kind = kind_of(f".{field.name}")
+        said = {ENCODING: kind.encode()} if kind in ("str", "json") else None
+        fields.append(pa.field(field.name, pa.large_binary(), metadata=said) if field.name in columns else field)
+    return pa.schema(fields)
+
+
 class _Slice(NamedTuple):
     batch: pa.RecordBatch
     reads: list[list[Future[bytes] | None]]  # by row, then by column
 
 
 def contents(
-    batches: Iterable[pa.RecordBatch], columns: Sequence[str], at: Location, limits: Limits | None = None
+    batches: Iterable[pa.RecordBatch], columns: Sequence[str], find: Callable[[str], Location], limits: Limits | None = None
 ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
     """Replace columns of names by what the files hold, as large_binary; a null stays null.
 
-    at      the folder that the names are below
+    find    gives the place that a name names: `at.__truediv__` of files below a folder, `at.join` of addresses
     limits  `ahead_bytes` are held at most, and one batch; a file of more than `max_bytes` is a flaw
-    return  batches in the order of the rows, and the files that could not be read: null in the batch, with the reason
+    return  batches as `filled` says, in the order of the rows, and the files that could not be read: null in the batch, with the reason
     """
     limits = limits or Limits()
     room, number, ahead, rows = _Room(limits.ahead_bytes), 0, deque[_Slice](), 0
@@ -80,7 +92,7 @@ def contents(
     def read(name: str, number: int) -> bytes:
         size = 0
         try:
-            place = at / name
+            place = find(name)
             size = place.size()
             if size > limits.max_bytes:
                 raise ReachError(f"{format_size(size)}, more than the {format_size(limits.max_bytes)} that an object may have", where=place)
@@ -141,6 +153,6 @@ def _filled(part: _Slice, columns: Sequence[str], room: _Room) -> Iterator[tuple
 
 def _replaced(batch: pa.RecordBatch, columns: Sequence[str], values: list[list[bytes | None]]) -> pa.RecordBatch:
     found = dict(zip(columns, values, strict=True))
-    fields = [pa.field(one.name, pa.large_binary()) if one.name in found else one for one in batch.schema]
-    arrays = [pa.array(found[name], pa.large_binary()) if name in found else batch.column(name) for name in batch.schema.names]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+    schema = filled(batch.schema, columns)
+    arrays = [pa.array(found[name], pa.large_binary()) if name in found else batch.column(name) for name in schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

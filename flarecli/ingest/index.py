@@ -13,6 +13,7 @@ import pyarrow as pa
 from flarecli import where as sql
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.hashes import DEFAULT, Sums
+from flarecli.ingest.contents import Flaw, contents
 from flarecli.ingest.folder import Folder
 from flarecli.ingest.jsons import Json
 from flarecli.ingest.lists import Named, listed
@@ -22,7 +23,7 @@ from flarecli.ingest.schemas import fitted, joined
 from flarecli.ingest.statistics import kept
 from flarecli.ingest.stdin import DATA, NAME, Addresses, Spool
 from flarecli.names import redact
-from flarecli.storage import Guard, Location, locate
+from flarecli.storage import Guard, Limits, Location, locate
 
 __all__ = ["Index", "open_folder", "open_index"]
 
@@ -79,6 +80,14 @@ class Index:
             first += count if part.rows is None else part.rows
         if not rows and not bounds:
             raise FormatError("the index has no rows", where=self.address)
+
+    def contents(
+        self, columns: Sequence[str] | None = None, where: str | None = None, limits: Limits | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
+        """Give the rows with what their links point at, read side by side; and the files that could not be read, null there."""
+        links = [name for name in self.links if columns is None or name in columns]
+        find = self.at.join if self.address == STDIN else self.at.__truediv__
+        return contents(self.batches(columns, where), links, find, limits)
 
     def count(self, where: str | None = None) -> int:
         """Give how many rows there are that a condition keeps; reads only what it looks at, and nothing if the files say it."""

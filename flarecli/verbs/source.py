@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from flarecli import ingest, playlists, read
 from flarecli.hashes import DEFAULT, Sums
+from flarecli.model import Playlist
 from flarecli.names import redact
-from flarecli.storage import Guard, Location
+from flarecli.storage import Guard, Location, locate
 
 __all__ = ["Source", "open_source"]
 
@@ -22,30 +23,46 @@ class Source:
     address  as the user typed it, without secrets
     at       where relative links in it start
     rows     how many there are, if that is known without reading
-    batches  gives the rows, only the columns named
+    batches  gives the rows, only the columns named; with a condition, rows that it surely leaves out need not come
     sum      gives the xxh3_128 of what the rows come from: the index's own bytes, or the listing of the dataset
+    notes    what to tell the user about it
     """
 
     address: str
     at: Location
     schema: pa.Schema
     rows: int | None
-    batches: Callable[[Sequence[str] | None], Iterator[pa.RecordBatch]]
+    batches: Callable[..., Iterator[pa.RecordBatch]]  # (columns=None, where=None)
     sum: Callable[[], str]
+    notes: tuple[str, ...] = ()
 
 
-def open_source(sources: str | Sequence[str], *, text: Collection[str], guard: Guard) -> Source:
-    """Open an index (parquet, CSV, TSV …) or a dataset.
+def open_source(
+    sources: str | Sequence[str],
+    *,
+    text: Collection[str],
+    guard: Guard,
+    columns: Sequence[str] | None = None,
+    allow_missing: bool = False,
+    null_separated: bool = False,
+) -> Source:
+    """Open an index (parquet, CSV, JSON, lists of them, `-`), a folder of files, or a dataset.
 
-    text  columns of a CSV that are read as text, whatever they look like
+    text            columns of a CSV that are read as text, whatever they look like
+    columns         those that are packed: of a folder, which files make a row
+    allow_missing   columns that some files of an index do not have are null there
+    null_separated  a NUL stands behind each address at standard input
     """
     addresses = [sources] if isinstance(sources, str) else list(sources)
     expanded = [one for address in addresses for one in read.expand(address)]
     shown = " ".join(redact(address) for address in addresses)
     if expanded and all(ingest.is_index(address) for address in expanded):
-        index = ingest.open_index(expanded, guard=guard, text=text)
-        return Source(shown, index.at, index.schema, index.rows, index.batches, index.sum)
-    data = read.open(expanded, guard=guard, maps=False)
+        index = ingest.open_index(expanded, guard=guard, text=text, allow_missing=allow_missing, null_separated=null_separated)
+        return _of_index(shown, index, guard)
+    found = read.resolve(expanded, guard=guard, maps=False)
+    if len(expanded) == 1 and is_plain_folder(expanded[0], found, guard):
+        return _of_index(shown, ingest.open_folder(expanded[0], guard=guard, columns=columns), guard)
+    data = read.Dataset(read.select_streams(found), found)
     first = data.playlists[0].streams[0].at
 
     def listing() -> str:
@@ -54,4 +71,23 @@ def open_source(sources: str | Sequence[str], *, text: Collection[str], guard: G
             sums.update(playlists.text(one))
         return sums.hex()[DEFAULT]
 
-    return Source(shown, first, data.schema, len(data), lambda columns: data.scan(columns), listing)
+    return Source(shown, first, data.schema, len(data), lambda columns=None, where=None: data.scan(columns), listing)
+
+
+def is_plain_folder(address: str, found: Sequence[Playlist], guard: Guard) -> bool:
+    """Say whether an address is a folder that is no dataset: it resolved to the plain files in it."""
+    streams = [stream for one in found for stream in one.streams]
+    return len(streams) == 1 and streams[0].format == "files" and found[0].at is None and streams[0].at == locate(address, guard).unmapped()
+
+
+def _of_index(shown: str, index: ingest.Index, guard: Guard) -> Source:
+    if not index.links:
+        return Source(shown, index.at, index.schema, index.rows, index.batches, index.sum, index.notes)
+
+    def batches(columns: Sequence[str] | None = None, where: str | None = None) -> Iterator[pa.RecordBatch]:
+        for batch, flaws in index.contents(columns, where, guard.limits):
+            if flaws:
+                raise flaws[0].error
+            yield batch
+
+    return Source(shown, index.at, ingest.filled(index.schema, index.links), index.rows, batches, index.sum, index.notes)
