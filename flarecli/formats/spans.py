@@ -15,11 +15,13 @@ from flarecli.errors import IntegrityError
 from flarecli.model import Chunk, File, IntArray
 from flarecli.storage import Location, is_cold, read_ahead
 
-__all__ = ["of", "ragged", "read", "stored_size", "suffix", "whole"]
+__all__ = ["TARS", "VIEW_LIMIT", "of", "ragged", "read", "stored_size", "suffix", "views", "whole"]
+
+TARS = {".tgz": "gz", ".tbz2": "bz2", ".tar.zst": "zstd"}  # what compressed tars are called besides; no other format has such names
 
 HELD = 256 << 20  # bytes of decompressed shards kept; one larger than that is kept alone
 _NEAR = 1 << 16  # a gap that costs less to read than another request would
-_VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
+VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
 _held: OrderedDict[object, tuple[Location, bytearray]] = OrderedDict()  # each with the Location that keeps its store's id from being used again
 _lock = threading.Lock()
 
@@ -31,7 +33,8 @@ def of(at: Location, file: File | None = None) -> Chunk:
 
 def suffix(chunk: Chunk) -> str:
     """Give the compression suffix of a chunk's file, such as `zstd`; empty when it is stored as it is."""
-    last = chunk.at.name.rpartition(".")[2]
+    name = chunk.at.name
+    last = next((kind for end, kind in TARS.items() if name.endswith(end)), name.rpartition(".")[2])
     return last if last in compress.SUFFIXES else ""
 
 
@@ -105,14 +108,19 @@ def ragged(data: IntArray, starts: IntArray, lengths: IntArray) -> pa.Array:
     data     uint8 [bytes]; starts, lengths int64 [rows], inside it
     return   large_binary [rows]
     """
-    if len(data) >= _VIEW_LIMIT and len(starts) > 1:
+    if len(data) >= VIEW_LIMIT and len(starts) > 1:
         middle = len(starts) // 2
         low, high = int(starts[0]), int(starts[middle])
-        if high >= _VIEW_LIMIT or len(data) - high >= _VIEW_LIMIT or low:
+        if high >= VIEW_LIMIT or len(data) - high >= VIEW_LIMIT or low:
             parts = [(a, b, int(starts[a])) for a, b in ((0, middle), (middle, len(starts)))]
             return pa.concat_arrays(
                 [ragged(data[base : int(starts[b - 1] + lengths[b - 1])], starts[a:b] - base, lengths[a:b]) for a, b, base in parts]
             )
+    return views(data, starts, lengths).cast(BINARY)
+
+
+def views(data: IntArray, starts: IntArray, lengths: IntArray) -> pa.Array:
+    """Give runs of bytes as one binary_view array over `data`, which must have less than 2 GiB; nothing but the first bytes of each is copied."""
     views = np.zeros((len(starts), 4), "<i4")
     views[:, 0] = lengths
     short = lengths <= 12  # those live inside their view, padded with zeros
@@ -126,5 +134,4 @@ def ragged(data: IntArray, starts: IntArray, lengths: IntArray) -> pa.Array:
         at = starts[long]
         views[long, 1] = data[at[:, None] + np.arange(4)].view("<i4")[:, 0]  # the prefix that comparisons look at first
         views[long, 3] = at
-    array = pa.Array.from_buffers(pa.binary_view(), len(starts), [None, pa.py_buffer(views), pa.py_buffer(data)])
-    return array.cast(BINARY)
+    return pa.Array.from_buffers(pa.binary_view(), len(starts), [None, pa.py_buffer(views), pa.py_buffer(data)])

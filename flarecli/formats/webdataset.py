@@ -1,0 +1,241 @@
+"""WebDataset: tar files whose neighbouring members make samples.
+
+    00000.tar         a/b.cls  a/b.jpg  a/c.cls  a/c.jpg  …  two blocks of zeros    (`tar.py` has the bytes)
+    00000.idx.json    where they lie, so that any row can be read                   (`webdataset_index.py`)
+    shardindex.json   the shards and their rows, as `widsindex create` writes it    (`write_index`)
+
+A sample's columns are `__key__` and then its extensions, in the order in which they first come; a member that a sample lacks is null.
+What key and extension are stands in `webdataset_table.py`, which extension means which encoding in `webdataset_names.py`.
+
+Facts of webdataset 1.0.2 and wids 0.2.111, found by running them:
+  TarWriter writes ustar headers: mode 0444, uid and gid 0, names `bigdata`, the current time unless told; extensions of a sample sorted;
+  key and extension in UTF-8 without a PAX record; the end filled up with zeros to a multiple of 10,240 bytes.
+  Reading skips what is no regular file, names without a dot in their last part, and below `__this__/`; extensions become lower case;
+  an extension twice in a sample is an error there too; a key that comes back is another sample there, and an error here.
+  Its decoder reads txt text transcript as text, cls cls2 index inx id as int, json jsn as JSON, pkl pickle pyd by unpickling.
+  wids takes the header's own name and size only (no PAX, no prefix, no base 256) and has no index file in JSON: `.index` is a pickle.
+Two things are written otherwise: headers carry no name and no time, so the same rows give the same bytes, and the end is two blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli import compress
+from flarecli.encodings import BINARY, Encoding, column, field, lookup, typed
+from flarecli.errors import FormatError, IntegrityError, MissingError, UsageError, ValueFitError
+from flarecli.formats import spans, tar, webdataset_index
+from flarecli.formats.webdataset_names import KEY, NAME, arrange, extensions_of, meant
+from flarecli.formats.webdataset_stream import scan
+from flarecli.formats.webdataset_table import Table, key_text, read_table
+from flarecli.formats.webdataset_verify import verify_shard
+from flarecli.formats.webdataset_write import row_sizes, write_index, write_shard
+from flarecli.model import Chunk, Column, Columns, File, IntArray, Row, Shard, Stream
+from flarecli.storage import Location
+
+__all__ = [
+    "NAME",
+    "SUFFIXES",
+    "arrange",
+    "open_dataset",
+    "open_shard",
+    "read_batch",
+    "read_rows",
+    "row_sizes",
+    "scan",
+    "sniff",
+    "verify_shard",
+    "write_index",
+    "write_shard",
+]
+
+SUFFIXES = (".tar", *(f".tar.{name}" for name in compress.SUFFIXES), *(one for one, name in spans.TARS.items() if name in compress.SUFFIXES))
+
+
+def sniff(name: str, head: bytes) -> bool:
+    """Tell by the name; the magic word of ustar is in the first header of nearly every tar."""
+    return name.endswith(SUFFIXES) or head[257:262] == b"ustar"
+
+
+def open_dataset(at: Location) -> Stream:
+    """List the tars of a folder, none of its sub-folders, in the order of their names, each with the index beside it.
+
+    raises  MissingError if there is none
+    """
+    sizes = {entry.name: entry.size for entry in at.list() if "/" not in entry.name}
+    names = sorted(name for name in sizes if name.endswith(SUFFIXES))
+    if not names:
+        raise MissingError("no .tar file is in it", where=at)
+    beside = [webdataset_index.name_of(name) for name in names]
+    parts = [(File(one, sizes[one]),) if one in sizes else () for one in beside]
+    return Stream("data", at, NAME, names, sizes=np.array([sizes[name] for name in names], np.int64), parts=parts if any(parts) else ())
+
+
+def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
+    """Find the samples: by the index beside the tar if it is there and right, else by one pass over the headers.
+
+    columns  what a listing says they are; each member must lie in one of them, and those without any are null
+    raises   FormatError for what is no tar, or other rows than listed; IntegrityError for members that are not listed
+    """
+    view = spans.whole(chunk)
+    size = len(view) if view is not None else spans.stored_size(chunk)
+    table = webdataset_index.read(chunk, size)
+    if table is None:
+        table = read_table(tar.Mapped(view) if view is not None else tar.Ranges(chunk.at, size), chunk.at)
+    if chunk.rows is not None and table.rows != chunk.rows:
+        raise FormatError(f"holds {table.rows} samples, {chunk.rows} are listed", where=chunk.at)
+    if columns is None:
+        columns = (column(KEY, "str"), *(column(one, meant(one)) for one in table.extensions))
+    table = _chosen(table, columns, chunk.at)
+    layout = {"keys": table.keys, "ends": table.ends, "starts": table.starts, "sizes": table.sizes}
+    return Shard(chunk, columns, table.rows, layout)
+
+
+def _chosen(table: Table, columns: Columns, at: Location) -> Table:
+    """Bring the members of a table into the order of the columns, the key left out."""
+    for one in columns:
+        if one != _held(one):
+            raise FormatError(f"column {one.name!r} is listed as {one.encoding}, which no member of a tar is", where=at)
+    wanted = extensions_of(columns)
+    if extra := [one for one in table.extensions if one not in wanted]:
+        hint = "List its column in the playlist; -c then chooses columns."
+        raise IntegrityError(f"members end in .{extra[0]}, and no such column is listed", where=at, hint=hint)
+    if tuple(wanted) == table.extensions:
+        return table
+    starts, sizes = (np.full((len(wanted), table.rows), -1, np.int64) for _ in range(2))
+    order = [wanted.index(one) for one in table.extensions]
+    starts[order], sizes[order] = table.starts, table.sizes
+    return Table(tuple(wanted), table.keys, table.ends, starts, sizes)
+
+
+def _held(one: Column) -> Column | None:
+    try:
+        return arrange([one, column("x", "bytes")])[0] if one.name == KEY else arrange([one])[0]
+    except UsageError:
+        return None
+
+
+def read_rows(
+    shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None, ranges: Mapping[str, tuple[int, int]] | None = None
+) -> list[Row]:
+    """Give the bytes of each member, in the order asked, None where a sample lacks it; near ones share a read."""
+    starts, sizes, ends, keys, view, places = shard.memo.get("rows") or _rows_memo(shard)
+    plan = places.items() if columns is None else [(name, places[name]) for name in columns]
+    if view is None and (view := spans.whole(shard.chunk)) is None:
+        return _ranged(shard, rows, plan)
+    out: list[Row] = []
+    for row in rows:
+        values: Row = {}
+        for name, i in plan:
+            if i < 0:
+                values[name] = bytes(keys[ends[row - 1] if row else 0 : ends[row]])
+            elif (start := starts[i, row]) < 0:
+                values[name] = None
+            else:
+                values[name] = bytes(view[start : start + sizes[i, row]])
+        out.append(values)
+    return out
+
+
+def _rows_memo(shard: Shard) -> Any:
+    """Keep what one more row needs: tables whose items are Python integers, and the map; the place of the key is -1."""
+    names = [one.name for one in shard.columns if one.name != KEY]
+    places = {one.name: names.index(one.name) if one.name != KEY else -1 for one in shard.columns}
+    tables = (memoryview(shard.layout[name]) for name in ("starts", "sizes", "ends", "keys"))
+    view = None if spans.suffix(shard.chunk) else spans.whole(shard.chunk)
+    shard.memo["rows"] = (*tables, view, places)
+    return shard.memo["rows"]
+
+
+def _ranged(shard: Shard, rows: Sequence[int], plan: Any) -> list[Row]:
+    starts, sizes, ends, keys, _, _ = shard.memo["rows"]
+    wanted = [(starts[i, row], starts[i, row] + sizes[i, row]) for row in rows for _, i in plan if i >= 0 and starts[i, row] >= 0]
+    parts = iter(spans.read(shard.chunk, wanted))
+    out: list[Row] = []
+    for row in rows:
+        key = bytes(keys[ends[row - 1] if row else 0 : ends[row]])
+        out.append({name: key if i < 0 else bytes(next(parts)) if starts[i, row] >= 0 else None for name, i in plan})
+    return out
+
+
+def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False) -> pa.RecordBatch:
+    """Give rows start..stop as typed columns, null where a sample lacks the member.
+
+    raises  ValueFitError naming the first row whose text is not UTF-8
+    """
+    by_name = {one.name: one for one in shard.columns}
+    names = list(by_name) if columns is None else list(columns)
+    order = [name for name in by_name if name != KEY]
+    members = dict(zip(names, _members(shard, [order.index(name) if name != KEY else -1 for name in names], start, stop), strict=True))
+    arrays = []
+    for name in names:
+        if name == KEY:
+            arrays.append(key_text(shard.layout["keys"], shard.layout["ends"], start, stop))
+            continue
+        try:
+            arrays.append(_array(*members[name], lookup(by_name[name].encoding), views))
+        except ValueFitError as error:
+            row = start + int(error.where[1:-1])
+            raise ValueFitError(f"column {name!r}: {error.message}", where=f"{shard.chunk.at}[{row}]") from None
+    if not arrays:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
+    fields = [field(by_name[name]).with_type(array.type) for name, array in zip(names, arrays, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _members(shard: Shard, places: Sequence[int], start: int, stop: int) -> list[tuple[IntArray, IntArray, IntArray]]:
+    """Give the bytes in which members lie, and start and size of each row's there: uint8, int64 [rows] (-1: lacking), int64 [rows]."""
+    starts, sizes = (shard.layout[name][[max(0, i) for i in places], start:stop] for name in ("starts", "sizes"))
+    view = spans.whole(shard.chunk)
+    there = starts >= 0
+    if view is not None or not there.any():
+        data = np.frombuffer(b"" if view is None else view, np.uint8)
+        return [(data, *pair) for pair in zip(starts, sizes, strict=True)]
+    low, high = int(starts[there].min()), int((starts + sizes)[there].max())
+    if 2 * int(sizes[there].sum()) > high - low:
+        (part,) = spans.read(shard.chunk, [(low, high)])
+        data = np.frombuffer(part, np.uint8)
+        return [(data, np.where(at < 0, -1, at - low), size) for at, size in zip(starts, sizes, strict=True)]
+    out = []
+    for at, size in zip(starts, sizes, strict=True):  # little is wanted of what lies there
+        parts = spans.read(shard.chunk, [(a, a + b) for a, b in zip(at.tolist(), size.tolist(), strict=True) if a >= 0])
+        lengths = np.maximum(size, 0)
+        out.append((np.frombuffer(b"".join(parts), np.uint8), np.where(at < 0, -1, np.cumsum(lengths) - lengths), size))
+    return out
+
+
+def _array(data: IntArray, starts: IntArray, sizes: IntArray, encoding: Encoding, views: bool) -> pa.Array:
+    """Give one column of members as a typed array; as views over the bytes themselves where that is wanted and they can be."""
+    there = starts >= 0
+    if not there.any():
+        return pa.nulls(len(starts), encoding.arrow)
+    lengths = np.where(there, sizes, 0)
+    low, high = int(starts[there].min()), int((starts + sizes)[there].max())
+    data, at = data[low:high], np.maximum.accumulate(np.where(there, starts - low, 0))
+    if views and high - low < spans.VIEW_LIMIT:
+        array = _viewed(spans.views(data, at, lengths), encoding)
+    elif int(lengths.max()) < spans.VIEW_LIMIT:
+        array = typed(spans.ragged(data, at, lengths), encoding)
+    else:
+        whole = np.concatenate([data[a : a + n] for a, n in zip(at.tolist(), lengths.tolist(), strict=True)])
+        bounds = np.concatenate([[0], np.cumsum(lengths)])
+        array = typed(pa.Array.from_buffers(BINARY, len(at), [None, pa.py_buffer(bounds), pa.py_buffer(whole)]), encoding)
+    if there.all():
+        return array
+    validity = pa.py_buffer(np.packbits(there, bitorder="little"))
+    return pa.Array.from_buffers(array.type, len(at), [validity, *array.buffers()[1:]])
+
+
+def _viewed(array: pa.Array, encoding: Encoding) -> pa.Array:
+    if not encoding.is_text:
+        return array
+    text = pa.Array.from_buffers(pa.string_view(), len(array), array.buffers())
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        typed(array.cast(BINARY), encoding)  # says which row
+    return text

@@ -1,0 +1,97 @@
+"""Which member of a sample holds which column: names of columns to extensions, and extensions to encodings.
+
+    reading, nothing listed   column = extension in lower case; its encoding is what the last part of the extension means, else `bytes`
+    listed, and writing       extension = the column's name, if its last part means the column's encoding; else name `.` the encoding's own
+
+so `jpg` and `image.jpg` (jpeg) stay what they are, `image` (jpeg) lies in `KEY.image.jpg` and `label` (str_int) in `KEY.label.cls`. A name
+of `bytes` stays as it is unless it means something else. The extensions are those that webdataset's own decoder reads to the same value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from flarecli.encodings import column, held
+from flarecli.errors import UsageError
+from flarecli.model import Column, Columns
+
+__all__ = ["KEY", "NAME", "arrange", "extension_of", "extensions_of", "meant"]
+
+NAME = "webdataset"
+KEY = "__key__"
+_EXTENSIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(  # encoding -> extensions that mean it, the one that is written first
+    {
+        "jpeg": ("jpg", "jpeg"),
+        "png": ("png",),
+        "str": ("txt", "text", "transcript"),
+        "str_decimal": ("txt", "text"),
+        "json": ("json", "jsn"),
+        "json_float": ("json", "jsn"),
+        "str_int": ("cls", "cls2", "id", "index", "inx", "count"),
+        "pkl": ("pkl", "pickle", "pyd"),
+        "msgpack": ("mp", "msg", "msgpack"),
+        "mp4": ("mp4",),
+        "webm": ("webm",),
+        "bytes": ("bin",),
+    }
+)
+_MEANT: dict[str, str] = {one: encoding for encoding, ones in reversed(list(_EXTENSIONS.items())) for one in ones}
+_INSTEAD = dict.fromkeys(("float16", "float32", "float64", "str_float", "json_float"), "json_float")  # webdataset has no other word for them
+_TAKEN = (KEY, "__url__", "__local_path__")  # what webdataset itself puts into a sample
+_UNFIT = re.compile(r"[\x00-\x1f\x7f/\\]")
+_LIMIT = 79  # bytes of an extension: a key of up to 20 and a dot go before it where ustar holds 100
+
+
+def meant(extension: str) -> str:
+    """Give the encoding that an extension means where no listing says: that of its last part, or `bytes`."""
+    return _MEANT.get(extension.rpartition(".")[2], "bytes")
+
+
+def extension_of(one: Column) -> str:
+    """Give the extension of the members that hold a column; what no member's name may hold becomes `%2f` and the like."""
+    name = _UNFIT.sub(lambda match: f"%{ord(match[0]):02x}", one.name).lower()
+    means = _MEANT.get(name.rpartition(".")[2], "bytes")
+    if name not in _TAKEN and not name.endswith("__") and (means == one.encoding or name.rpartition(".")[2] in _EXTENSIONS.get(one.encoding, ())):
+        return name
+    own = _EXTENSIONS.get(one.encoding, (re.sub("[^a-z0-9]+", "_", one.encoding.partition(":")[0]).strip("_"),))[0]
+    return f"{name}.{own}"
+
+
+def extensions_of(columns: Columns) -> list[str]:
+    """Give the extension of each column but the key, in order."""
+    return [extension_of(one) for one in columns if one.name != KEY]
+
+
+def arrange(columns: Iterable[Column]) -> Columns:
+    """Put the key first and leave the others in their order; each with an encoding that a member holds.
+
+    Whole numbers become decimal text, floats JSON: that is how webdataset reads them.
+
+    raises  UsageError for two columns of one name or one extension, no column but the key, or an encoding that is not held
+    """
+    given = list(columns)
+    keys = [column(KEY, "str") for one in given if one.name == KEY]
+    out = (*keys, *(_held(one) for one in given if one.name != KEY))
+    if len(keys) == len(out):
+        raise UsageError("a sample without members cannot be read back", hint="Name the columns to pack with -c.")
+    seen: dict[str, str] = {}
+    for one in out:
+        extension = KEY if one.name == KEY else extension_of(one)
+        if len(extension.encode()) > _LIMIT:
+            raise UsageError(f"column {one.name!r}: its members would end in {len(extension.encode())} bytes, {_LIMIT} is the most")
+        if extension in seen or (one.name == KEY and len(keys) > 1):
+            if one.name in seen.values() or one.name == KEY:
+                raise UsageError(f"two columns are named {one.name!r}")
+            raise UsageError(
+                f"the members of columns {seen[extension]!r} and {one.name!r} would have one name", hint="Name the columns to pack with -c."
+            )
+        seen[extension] = one.name
+    return out
+
+
+def _held(one: Column) -> Column:
+    if one.encoding in _INSTEAD:
+        return column(one.name, _INSTEAD[one.encoding])
+    return held(one, NAME)

@@ -1,0 +1,161 @@
+"""Samples out of a tar that comes as a stream, compressed or not, and cannot be sought in: one pass, in bounded memory."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+
+from flarecli.encodings import BINARY, column, field, lookup, typed
+from flarecli.errors import FlareError, FormatError, ValueFitError
+from flarecli.formats import tar
+from flarecli.formats.webdataset_names import KEY, extension_of, meant
+from flarecli.formats.webdataset_table import split
+from flarecli.model import Columns
+from flarecli.names import escape
+
+__all__ = ["scan"]
+
+_ROWS, _BYTES = 8192, 16 << 20  # of a batch; a sample larger than that comes alone
+_STEP = 1 << 20
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+
+
+def scan(blocks: Iterable[bytes], columns: Columns | None = None, where: object = "-") -> Iterator[pa.RecordBatch]:
+    """Give the samples of a stream in order, as typed batches; no more is held than a batch and its largest member.
+
+    blocks   bytes of a tar, plain, gzip or zstd, in runs of any length
+    columns  what its samples have; None: the key, and the extensions of the first batch
+    raises   FormatError naming the row and the byte of what is no tar, a member twice in a sample, or a column that comes later than that
+    """
+    samples, held, size, first = _samples(tar.Blocks(_decompressed(blocks, where)), where), [], 0, 0
+    for sample in samples:
+        held.append(sample)
+        size += sum(map(len, sample.values()))
+        if len(held) >= _ROWS or size >= _BYTES:
+            columns = columns or _columns(held)
+            yield _batch(held, columns, first, where)
+            first, held, size = first + len(held), [], 0
+    if held:
+        yield _batch(held, columns or _columns(held), first, where)
+
+
+def _samples(source: tar.Blocks, where: object) -> Iterator[dict[str, bytes]]:
+    """Give one dict a sample: extension -> bytes, and the key's under KEY."""
+    sample: dict[str, bytes] = {}
+    row = 0
+    try:
+        for name, start, size in tar.members(source, where):
+            parts = split(name)
+            if parts is None:
+                continue
+            key, extension = parts[0], _text(parts[1])
+            if sample and key != sample[KEY]:
+                yield sample
+                sample, row = {}, row + 1
+            if extension in sample or extension == KEY:
+                raise FormatError(f"a second member {escape(name.decode('utf-8', 'replace'))!r} at byte {start - tar.BLOCK}")
+            data = source.window(start, size)
+            if len(data) < size:
+                raise FormatError(f"ends at byte {start + len(data)}, inside a member", hint="It was cut short; fetch or pack it again.")
+            sample[KEY] = key
+            sample[extension] = bytes(data[:size])
+    except FlareError as error:
+        raise type(error)(error.message, where=f"{where}[{row}]", hint=error.hint) from None
+    if sample:
+        yield sample
+
+
+def _text(extension: bytes) -> str:
+    try:
+        return extension.decode().lower()
+    except UnicodeDecodeError:
+        raise FormatError(f"the extension {extension[:40]!r} is not UTF-8") from None
+
+
+def _columns(samples: list[dict[str, bytes]]) -> Columns:
+    names = dict.fromkeys(name for sample in samples for name in sample if name != KEY)
+    return (column(KEY, "str"), *(column(name, meant(name)) for name in names))
+
+
+def _batch(samples: list[dict[str, bytes]], columns: Columns, first: int, where: object) -> pa.RecordBatch:
+    names = [KEY if one.name == KEY else extension_of(one) for one in columns]
+    known, arrays = {KEY, *names}, []
+    for row, sample in enumerate(samples):
+        if not sample.keys() <= known:
+            name = next(name for name in sample if name not in known)
+            hint = "Name its columns, or read it as a file, which is looked through first."
+            raise FormatError(f"the first member that ends in .{name}, and no such column is known", where=f"{where}[{first + row}]", hint=hint)
+    for one, name in zip(columns, names, strict=True):
+        raw = pa.array([sample.get(name) for sample in samples], BINARY)
+        try:
+            arrays.append(typed(raw, lookup(one.encoding)))
+        except ValueFitError as error:
+            raise ValueFitError(f"column {one.name!r}: {error.message}", where=f"{where}[{first + int(error.where[1:-1])}]") from None
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([field(one) for one in columns]))
+
+
+def _decompressed(blocks: Iterable[bytes], where: object) -> Iterator[bytes]:
+    """Take gzip or zstd off a stream, told by its first bytes; a step at a time, however much a block grows to."""
+    ahead = iter(blocks)
+    head = b""
+    while len(head) < len(_ZSTD) and (data := next(ahead, None)) is not None:
+        head += data
+    chained = _chained(head, ahead)
+    if head.startswith(_GZIP):
+        return _gunzipped(chained, where)
+    return _unzstd(chained, where) if head.startswith(_ZSTD) else chained
+
+
+def _chained(head: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    yield head
+    yield from rest
+
+
+def _gunzipped(blocks: Iterator[bytes], where: object) -> Iterator[bytes]:
+    """Take off every gzip member that stands behind the other; zeros may fill the end up."""
+    reader, rest = zlib.decompressobj(31), b""
+    try:
+        for block in blocks:
+            rest = block
+            while rest:
+                if reader.eof:
+                    if not (rest := rest.lstrip(b"\0")):
+                        break
+                    reader = zlib.decompressobj(31)
+                if data := reader.decompress(rest, _STEP):
+                    yield data
+                rest = reader.unused_data if reader.eof else reader.unconsumed_tail
+    except zlib.error as error:
+        raise FormatError(f"not valid gz: {str(error).partition(': ')[2] or error}", where=where) from None
+    if not reader.eof:
+        raise FormatError("ends inside a gz stream", where=where, hint="It was cut short; fetch or pack it again.")
+
+
+def _unzstd(blocks: Iterator[bytes], where: object) -> Iterator[bytes]:
+    import zstandard
+
+    reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(io.BufferedReader(_Reading(blocks), _STEP), read_across_frames=True)
+    try:
+        while data := reader.read(_STEP):
+            yield data
+    except zstandard.ZstdError as error:
+        raise FormatError(f"not valid zstd: {str(error).removeprefix('zstd decompress error: ')[:80].lower()}", where=where) from None
+
+
+class _Reading(io.RawIOBase):
+    """Blocks of bytes as a file to read from."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks, self._rest = blocks, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self._rest or next(self._blocks, b"")
+        count = min(len(data), len(buffer))
+        buffer[:count], self._rest = data[:count], data[count:]
+        return count

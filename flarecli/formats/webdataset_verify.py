@@ -1,0 +1,94 @@
+"""Checking a tar of samples: every header, what fills blocks up, the end, names, and the index beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow.compute as pc
+
+from flarecli.errors import FlareError, MissingError, UnsafeError
+from flarecli.formats import find, spans, tar, webdataset_index
+from flarecli.formats.webdataset_names import NAME
+from flarecli.formats.webdataset_table import Table, key_text, read_table
+from flarecli.model import Finding, IntArray, Shard
+from flarecli.names import check_name
+
+__all__ = ["verify_shard"]
+
+_STEP, _STEP_BYTES = 8192, 64 << 20  # rows and bytes checked at once, or a single row
+_SHOWN = 100  # names and paddings reported one by one
+_SUSPECT = r"^/|^~|^[A-Za-z]:|//|(^|/)\.\.?(/|$)|[\x00-\x1f\x7f\\]"
+_QUIET = ("folder", "label")  # nothing that a sample could lie in
+_HINT = "Make the index again by packing the tar again, or delete it."
+
+
+def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
+    """Read every header again, whatever an index says, and, if asked, hold every value against its encoding."""
+    at, seen = shard.chunk.at, tar.Seen(padding=[])
+    try:
+        view = spans.whole(shard.chunk)
+        size = len(view) if view is not None else spans.stored_size(shard.chunk)
+        table = read_table(tar.Mapped(view) if view is not None else tar.Ranges(at, size), at, seen)
+    except FlareError as error:
+        yield Finding(error.where, error.kind, error.message, error.hint)
+        return
+    for byte in (seen.padding or [])[:_SHOWN]:
+        yield Finding(str(at), "format", f"what fills the block up from byte {byte} is not zeros")
+    if seen.end < len(tar.END) or size % tar.BLOCK:
+        yield Finding(str(at), "format", f"ends with {seen.end} bytes of zeros, {len(tar.END)} or more whole blocks are wanted", "Pack it again.")
+    for kind, count in sorted(seen.skipped.items()):
+        if kind not in _QUIET:
+            yield Finding(str(at), "skipped", f"members that are a {kind}: {count}; they are passed over", "Pack the files themselves.")
+    yield from _names(table, at)
+    yield from _index(shard, table, size)
+    if values:
+        yield from _values(shard)
+
+
+def _names(table: Table, at: object) -> Iterator[Finding]:
+    keys = key_text(table.keys, table.ends)
+    for row in pc.indices_nonzero(pc.match_substring_regex(keys, _SUSPECT))[:_SHOWN].to_pylist():
+        try:
+            check_name(keys[row].as_py().removeprefix("./"), where=f"{at}[{row}]")
+        except UnsafeError as error:
+            yield Finding(error.where, error.kind, error.message, error.hint)
+
+
+def _index(shard: Shard, table: Table, size: int) -> Iterator[Finding]:
+    """Hold the index beside a tar against the tar."""
+    place = webdataset_index.place(shard.chunk)
+    try:
+        place.size()
+    except MissingError:
+        return
+    except FlareError as error:
+        yield Finding(error.where, error.kind, error.message, error.hint)
+        return
+    index = webdataset_index.read(shard.chunk, size)
+    if index is None:
+        yield Finding(str(place), "index", "no index of this tar; its headers are read instead", _HINT)
+    elif not _same(index, table):
+        yield Finding(str(place), "index", "says other members than the tar has", _HINT)
+
+
+def _same(index: Table, table: Table) -> bool:
+    return index.extensions == table.extensions and all(
+        np.array_equal(getattr(index, name), getattr(table, name)) for name in ("keys", "ends", "starts", "sizes")
+    )
+
+
+def _values(shard: Shard) -> Iterator[Finding]:
+    form, ends, start = find(NAME), _ends(shard), 0
+    while start < shard.rows:
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, min(start + _STEP, shard.rows, int(np.searchsorted(ends, before + _STEP_BYTES, "right"))))
+        try:
+            form.read_batch(shard, start, stop)
+        except FlareError as error:
+            yield Finding(error.where, error.kind, error.message, error.hint)
+        start = stop
+
+
+def _ends(shard: Shard) -> IntArray:
+    return np.cumsum(np.maximum(shard.layout["sizes"], 0).sum(0))
