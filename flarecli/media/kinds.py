@@ -1,0 +1,130 @@
+"""What bytes are, told by their first few hundred; and the kinds that names promise. Nothing is decoded here."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["contradiction", "extension_of", "is_medium", "kind_of", "sniff"]
+
+# kind: extensions, the first one is what flare writes
+_EXTENSIONS = {
+    "jpeg": ("jpg", "jpeg", "jpe", "jfif"),
+    "png": ("png", "apng"),
+    "webp": ("webp",),
+    "gif": ("gif",),
+    "tiff": ("tif", "tiff"),
+    "bmp": ("bmp",),
+    "avif": ("avif",),
+    "heic": ("heic", "heif"),
+    "mp4": ("mp4", "m4v"),
+    "m4a": ("m4a",),
+    "mov": ("mov",),
+    "webm": ("webm",),
+    "mkv": ("mkv",),
+    "wav": ("wav",),
+    "flac": ("flac",),
+    "mp3": ("mp3",),
+    "ogg": ("ogg", "oga", "ogv", "opus"),
+    "npy": ("npy",),
+    "npz": ("npz",),
+    "zip": ("zip",),
+    "gzip": ("gz",),
+    "zstd": ("zst", "zstd"),
+    "pdf": ("pdf",),
+    "html": ("html", "htm", "xhtml"),
+    "xml": ("xml", "svg", "rss"),
+    "json": ("json",),
+    "str": ("txt", "text"),
+}
+_MEDIA = frozenset(list(_EXTENSIONS)[: list(_EXTENSIONS).index("npy")])
+_KINDS = {extension: kind for kind, extensions in _EXTENSIONS.items() for extension in extensions}
+# containers that one cannot tell from the other by their first bytes
+_SAME = [{"mkv", "webm"}, {"mp4", "mov"}, {"mp4", "m4a"}, {"npz", "zip"}, {"avif", "heic"}]
+_STARTS = (
+    (b"\xff\xd8\xff", "jpeg"),
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    (b"GIF87a", "gif"),
+    (b"GIF89a", "gif"),
+    (b"II*\0", "tiff"),
+    (b"MM\0*", "tiff"),
+    (b"\x1aE\xdf\xa3", "mkv"),
+    (b"fLaC", "flac"),
+    (b"ID3", "mp3"),
+    (b"OggS", "ogg"),
+    (b"\x93NUMPY", "npy"),
+    (b"PK\x03\x04", "zip"),
+    (b"\x1f\x8b\x08", "gzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd"),
+    (b"%PDF-", "pdf"),
+)
+_BMP_HEADERS = [size.to_bytes(4, "little") for size in (12, 40, 52, 56, 64, 108, 124)]
+_BRANDS = {b"avif": "avif", b"avis": "avif", b"heic": "heic", b"heix": "heic", b"qt  ": "mov", b"M4A ": "m4a", b"M4B ": "m4a"}
+_COMMENT = re.compile(rb"(?:<!--.*?-->\s*)+", re.DOTALL)
+_HTML = re.compile(rb"<(?:!doctype\s+html|html|head|body|title|script|meta|h1)[\s>]", re.IGNORECASE)
+_XML = re.compile(rb"<(?:(?:\?xml|svg|error|rss|feed)[\s>]|[a-z_][\w:.-]*\s[^<>]*xmlns)", re.IGNORECASE)
+
+
+def sniff(head: bytes) -> str | None:
+    """Tell what bytes are by their magic numbers; None if nothing is recognised.
+
+    head  the first bytes, 512 are enough
+    """
+    for start, kind in _STARTS:
+        if head.startswith(start):
+            return _container(kind, head)
+    if head[:4] == b"RIFF":
+        return {b"WEBP": "webp", b"WAVE": "wav"}.get(head[8:12])
+    if head[4:8] == b"ftyp":
+        brands = [head[8:12], *(head[at : at + 4] for at in range(16, min(int.from_bytes(head[:4]), 64), 4))]
+        return next((_BRANDS[brand] for brand in brands if brand in _BRANDS), "mp4")
+    if head[:2] == b"BM" and head[6:10] == bytes(4) and head[14:18] in _BMP_HEADERS:
+        return "bmp"
+    if len(head) > 2 and head[0] == 0xFF and head[1] & 0xE6 == 0xE2 and head[2] >> 4 != 15 and head[2] & 12 != 12:  # an MPEG audio frame, layer III
+        return "mp3"
+    return _markup(head)
+
+
+def _container(kind: str, head: bytes) -> str:
+    """Tell a container by what it holds first."""
+    if kind == "mkv" and b"webm" in head[:64]:
+        return "webm"
+    if kind == "zip" and head[30 : 30 + int.from_bytes(head[26:28], "little")].endswith(b".npy"):
+        return "npz"
+    return kind
+
+
+def _markup(head: bytes) -> str | None:
+    text = _COMMENT.sub(b"", head.removeprefix(b"\xef\xbb\xbf").lstrip(), count=1)
+    if _HTML.match(text):
+        return "html"
+    if _XML.match(text):
+        return "html" if b"<html" in text.lower() or b"<!doctype html" in text.lower() else "xml"
+    return None
+
+
+def kind_of(name: str) -> str | None:
+    """Tell what a name or address promises by its extension; None if that says nothing."""
+    path = name.partition("#")[0].partition("?")[0] if "://" in name else name
+    _, dot, extension = path.rpartition("/")[2].rpartition(".")
+    return _KINDS.get(extension.lower()) if dot else None
+
+
+def is_medium(kind: str | None) -> bool:
+    """Say whether files of a kind are pictures, video or sound."""
+    return kind in _MEDIA
+
+
+def extension_of(kind: str) -> str | None:
+    """Give the extension that files of a kind get, such as `jpg` for `jpeg`."""
+    return _EXTENSIONS[kind][0] if kind in _EXTENSIONS else None
+
+
+def contradiction(name: str, head: bytes) -> str | None:
+    """Say what a file holds against what its name promises, such as `png, not jpeg`; None if they agree or nothing is known.
+
+    head  the first bytes, 512 are enough
+    """
+    promised, found = kind_of(name), sniff(head)
+    if promised is None or found is None or found == promised or {promised, found} in _SAME:
+        return None
+    return f"{found}, not {promised}"

@@ -1,0 +1,168 @@
+"""Pictures on the way in: brought to a size, refused if they are too small, too long, or a bomb; else left as they are.
+
+The bytes stay those that came unless something asks for a change. What is changed is turned the way its EXIF says, keeps
+its colour profile and its format, and loses the rest of its metadata. Pillow decodes, in threads; how many pixels there
+are the header says before that.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flarecli.errors import UsageError, ValueFitError
+from flarecli.media.measure import measure
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from PIL.Image import Image
+
+__all__ = ["MODES", "Resize", "resize", "resized"]
+
+MODES = ("fit", "crop", "stretch")
+PIXELS = 1 << 26  # of a picture that is decoded: 67 million, 256 MB as RGBA
+QUALITY = 95  # of lossy formats, where none is asked for
+_FORMATS = {"jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "bmp": "BMP", "tiff": "TIFF", "avif": "AVIF"}
+_LOSSY = frozenset({"jpeg", "webp", "avif"})
+_SMOOTH = frozenset({"L", "LA", "I;16", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I", "F"})  # modes whose values can be mixed
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """What is asked of pictures.
+
+    size        pixels of a side; None: as they are
+    mode        `fit`: inside a square of that side, never enlarged; `crop`: fills the square, the middle is kept;
+                `stretch`: the square, whatever that does to the picture
+    quality     1 to 100, of lossy formats; given, they are encoded anew even where the size is right
+    min_size    pixels that the shorter side must have
+    max_aspect  how many times as long as the other a side may be
+    max_pixels  a picture of more is not decoded
+    """
+
+    size: int | None = None
+    mode: str = "fit"
+    quality: int | None = None
+    min_size: int = 0
+    max_aspect: float | None = None
+    max_pixels: int = PIXELS
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UsageError(f"--resize-mode is {self.mode!r}", hint=f"Choose one of {', '.join(MODES)}.")
+        if self.size is not None and not 0 < self.size <= 1 << 16:
+            raise UsageError(f"--resize {self.size} is no size in pixels", hint="Give a number from 1 to 65536.")
+        if self.quality is not None and not 0 < self.quality <= 100:
+            raise UsageError(f"--quality is {self.quality}", hint="Give a number from 1 to 100.")
+        if self.max_aspect is not None and self.max_aspect < 1:
+            raise UsageError(f"--max-aspect is {self.max_aspect:g}", hint="Give a number of at least 1.")
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether nothing is asked for."""
+        return self.size is None and self.quality is None and not self.min_size and self.max_aspect is None
+
+
+def resize(pictures: pa.Array, asked: Resize, jobs: int | None = None) -> tuple[pa.Array, list[tuple[int, str]]]:
+    """Bring a column of pictures to what is asked for, side by side; nulls stay.
+
+    pictures  binary or large_binary [rows], whole files
+    jobs      threads; None: as many as there are cores
+    return    large_binary [rows], null where a picture fails; and (row, reason) of those, in order
+    """
+    import pyarrow as pa
+
+    def one(data: bytes | None) -> bytes | str | None:
+        try:
+            return None if data is None else resized(data, asked)
+        except ValueFitError as error:
+            return error.message
+
+    values = (scalar.as_py() for scalar in pictures)
+    with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
+        found = list(pool.map(one, values))
+    failures = [(row, value) for row, value in enumerate(found) if isinstance(value, str)]
+    return pa.array([None if isinstance(value, str) else value for value in found], pa.large_binary()), failures
+
+
+def resized(data: bytes, asked: Resize) -> bytes:
+    """Give a picture as it is asked for; the very same bytes if they are that already.
+
+    raises  ValueFitError for what is no picture, damaged, too small, too long, or larger than may be decoded
+    """
+    known = measure(data)
+    width, height = known.width, known.height
+    if known.kind not in _FORMATS or not width or not height:
+        raise ValueFitError("is no picture that can be resized" if known.kind not in _FORMATS else f"is a {known.kind} whose size cannot be told")
+    short, long = sorted((width, height))
+    if short < asked.min_size:
+        raise ValueFitError(f"is {width}×{height} pixels, its shorter side is below {asked.min_size}")
+    if asked.max_aspect is not None and long > asked.max_aspect * short:
+        raise ValueFitError(f"is {width}×{height} pixels, one side is more than {asked.max_aspect:g} times the other")
+    if _is_right(width, height, asked) and (asked.quality is None or known.kind not in _LOSSY):
+        return data
+    if width * height > asked.max_pixels:
+        raise ValueFitError(f"is {width}×{height} pixels, more than the {asked.max_pixels} that are decoded")
+    if (known.frames or 1) > 1 and known.kind != "tiff":
+        raise ValueFitError(f"is an animation of {known.frames} frames, and those are not resized")
+    return _made(data, known.kind or "", asked)
+
+
+def _is_right(width: int, height: int, asked: Resize) -> bool:
+    if asked.size is None:
+        return True
+    return max(width, height) <= asked.size if asked.mode == "fit" else (width, height) == (asked.size, asked.size)
+
+
+def _made(data: bytes, kind: str, asked: Resize) -> bytes:
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(io.BytesIO(data), formats=[_FORMATS[kind]]) as opened:
+            if opened.width * opened.height > asked.max_pixels:  # a header may say two things
+                raise ValueFitError(f"is {opened.width}×{opened.height} pixels, more than the {asked.max_pixels} that are decoded")
+            profile = opened.info.get("icc_profile")
+            picture = ImageOps.exif_transpose(opened)
+            made = _scaled(picture, asked)
+            return _saved(made, kind, asked, profile)
+    except ValueFitError:
+        raise
+    except (OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, OverflowError, EOFError, Image.DecompressionBombError) as error:
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueFitError(f"is a {kind} that cannot be decoded: {text[:100]}") from None
+
+
+def _scaled(picture: Image, asked: Resize) -> Image:
+    from PIL import Image
+
+    width, height = picture.size
+    if asked.size is None or _is_right(width, height, asked):
+        return picture
+    if picture.mode not in _SMOOTH:  # a palette, bits: their values mean nothing between
+        picture = picture.convert(
+            "RGBA" if "transparency" in picture.info or picture.mode in ("PA", "La", "RGBa") else "L" if picture.mode == "1" else "RGB"
+        )
+    size = asked.size
+    if asked.mode == "fit":
+        wanted = (size, max(1, round(height * size / width))) if width >= height else (max(1, round(width * size / height)), size)
+        return picture.resize(wanted, Image.Resampling.LANCZOS)
+    if asked.mode == "stretch":
+        return picture.resize((size, size), Image.Resampling.LANCZOS)
+    side = min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    return picture.resize((size, size), Image.Resampling.LANCZOS, box=(left, top, left + side, top + side))
+
+
+def _saved(picture: Image, kind: str, asked: Resize, profile: bytes | None) -> bytes:
+    out = io.BytesIO()
+    options: dict[str, Any] = {"icc_profile": profile} if profile and kind != "bmp" else {}
+    if kind in _LOSSY:
+        options["quality"] = asked.quality or QUALITY
+    if kind == "jpeg" and picture.mode not in ("L", "RGB", "CMYK"):
+        picture = picture.convert("RGB")
+    picture.info.pop("exif", None)  # it says how to turn what is turned already
+    picture.save(out, _FORMATS[kind], **options)
+    return out.getvalue()

@@ -1,0 +1,187 @@
+"""Resizing against Pillow's own results; what stays as it came; what is refused before a pixel is decoded."""
+
+import io
+import struct
+import zlib
+
+import pyarrow as pa
+import pytest
+from PIL import Image, ImageCms, ImageOps
+
+from flarecli.errors import UsageError, ValueFitError
+from flarecli.media import Resize, measure, resize, resized
+
+
+def picture(size=(90, 60), mode="RGB") -> Image.Image:
+    return Image.effect_noise(size, 120).convert(mode)
+
+
+def saved(image: Image.Image, kind: str = "png", **options) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+def opened(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data))
+
+
+def refusal(data: bytes, asked: Resize) -> str:
+    with pytest.raises(ValueFitError) as caught:
+        resized(data, asked)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("size", [(90, 60), (60, 90), (50, 50), (333, 7)])
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "LA"])
+def test_pixels_are_those_of_pillow_itself(size, mode):
+    image = picture(size, mode)
+    wanted = {
+        "fit": ImageOps.contain(image, (32, 32), Image.Resampling.LANCZOS),
+        "crop": ImageOps.fit(image, (32, 32), Image.Resampling.LANCZOS),
+        "stretch": image.resize((32, 32), Image.Resampling.LANCZOS),
+    }
+    for way, result in wanted.items():
+        found = opened(resized(saved(image), Resize(32, way)))
+        assert (found.format, found.mode, found.size, found.tobytes()) == ("PNG", mode, result.size, result.tobytes())
+
+
+def test_a_jpeg_is_the_bytes_that_pillow_writes():
+    data = saved(picture(), "jpeg", quality=80)
+    wanted = ImageOps.contain(opened(data), (48, 48), Image.Resampling.LANCZOS)
+    assert resized(data, Resize(48)) == saved(wanted, "jpeg", quality=95)
+    assert resized(data, Resize(48, quality=50)) == saved(wanted, "jpeg", quality=50)
+
+
+@pytest.mark.parametrize(
+    ("data", "asked"),
+    [
+        (saved(picture(), "jpeg"), Resize()),
+        (saved(picture(), "jpeg"), Resize(min_size=60, max_aspect=1.5)),
+        (saved(picture(), "jpeg"), Resize(90)),
+        (saved(picture(), "jpeg"), Resize(1000)),
+        (saved(picture((64, 64)), "png"), Resize(64, "crop")),
+        (saved(picture((64, 64)), "png"), Resize(64, "stretch", quality=10)),
+        (saved(picture(), "jpeg", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"), Resize(90)),
+    ],
+)
+def test_bytes_stay_as_they_came_when_nothing_asks_for_a_change(data, asked):
+    assert resized(data, asked) is data
+
+
+def test_a_quality_alone_encodes_anew():
+    data = saved(picture(), "jpeg", quality=95)
+    assert len(resized(data, Resize(quality=30))) < len(data) / 2
+    assert opened(resized(data, Resize(quality=30))).size == (90, 60)
+
+
+def test_small_pictures_fill_a_crop_and_a_stretch_but_not_a_fit():
+    data = saved(picture((20, 10)))
+    assert [opened(resized(data, Resize(32, way))).size for way in ("fit", "crop", "stretch")] == [(20, 10), (32, 32), (32, 32)]
+
+
+def test_a_picture_stands_as_its_exif_says():
+    image = Image.new("RGB", (80, 40), "red")
+    image.paste("blue", (40, 0, 80, 40))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # its top is at the right
+    found = opened(resized(saved(image, "jpeg", exif=exif, quality=95), Resize(40)))
+    assert found.size == (20, 40)
+    assert found.getpixel((10, 5))[0] > 200 and found.getpixel((10, 35))[2] > 200
+    assert found.getexif().get(0x0112) is None
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "tiff"])
+def test_the_colour_profile_is_kept(kind):
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    found = opened(resized(saved(picture(), kind, icc_profile=profile), Resize(40)))
+    assert (found.format, found.info["icc_profile"]) == (kind.upper(), profile)
+
+
+@pytest.mark.parametrize(
+    ("data", "mode"),
+    [
+        (saved(picture(mode="P")), "RGB"),
+        (saved(picture(mode="1")), "L"),
+        (saved(picture(mode="L").convert("I;16")), "I;16"),
+        (saved(picture(mode="CMYK"), "jpeg"), "CMYK"),
+        (saved(picture(), "bmp"), "RGB"),
+        (saved(picture(), "avif"), "RGB"),
+    ],
+)
+def test_other_modes_and_kinds_are_resized(data, mode):
+    found = opened(resized(data, Resize(30)))
+    assert (found.size, found.mode, measure(data).kind) == ((30, 20), mode, found.format.lower())
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of one bit a pixel, all zero."""
+
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    row = bytes(1 + (width + 7) // 8)
+    packer = zlib.compressobj(9)
+    body = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+def test_a_bomb_is_refused_before_it_is_decoded():
+    data = bomb(20_000, 20_000)
+    assert len(data) < 60_000
+    assert refusal(data, Resize(256)) == "is 20000×20000 pixels, more than the 67108864 that are decoded"
+
+
+def test_a_header_that_says_two_things_is_held_to_both():
+    data = bytearray(saved(picture((16, 16)), "gif"))
+    data[6:10] = struct.pack("<HH", 16, 16)
+    at = data.index(b"\x2c", 13 + 3 * 256)
+    data[at + 5 : at + 9] = struct.pack("<HH", 60_000, 60_000)  # the frame is larger than the screen
+    assert refusal(bytes(data), Resize(8)).startswith(("is 60000×60000 pixels", "is a gif that cannot be decoded"))
+
+
+@pytest.mark.parametrize(
+    ("data", "asked", "message"),
+    [
+        (saved(picture()), Resize(256, min_size=64), "is 90×60 pixels, its shorter side is below 64"),
+        (saved(picture((100, 20))), Resize(256, max_aspect=3), "is 100×20 pixels, one side is more than 3 times the other"),
+        (b"hello", Resize(256), "is no picture that can be resized"),
+        (b"", Resize(256), "is no picture that can be resized"),
+        (b"\xff\xd8\xff\xd9", Resize(256), "is a jpeg whose size cannot be told"),
+        (saved(picture(), "jpeg")[:1500], Resize(40), "is a jpeg that cannot be decoded: image file is truncated"),
+    ],
+)
+def test_what_is_refused_says_why(data, asked, message):
+    assert refusal(data, asked).startswith(message)
+
+
+def test_an_animation_is_not_resized():
+    out = io.BytesIO()
+    Image.new("RGB", (80, 40)).save(out, "gif", save_all=True, append_images=[Image.new("RGB", (80, 40), "red")])
+    assert refusal(out.getvalue(), Resize(40)) == "is an animation of 2 frames, and those are not resized"
+    assert resized(out.getvalue(), Resize(80)) == out.getvalue()
+
+
+@pytest.mark.parametrize("jobs", [1, 4])
+def test_a_column_keeps_its_order_and_names_what_fails(jobs):
+    pictures = [saved(picture((40 + n, 30))) for n in range(20)]
+    values = [*pictures[:7], None, b"no picture", *pictures[7:]]
+    found, failures = resize(pa.array(values, pa.binary()), Resize(16), jobs)
+    assert found.type == pa.large_binary()
+    assert failures == [(8, "is no picture that can be resized")]
+    assert found.to_pylist() == [None if value in (None, b"no picture") else resized(value, Resize(16)) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "pad"}, "--resize-mode is 'pad'"),
+        ({"size": 0}, "--resize 0 is no size in pixels"),
+        ({"quality": 101}, "--quality is 101"),
+        ({"max_aspect": 0.5}, "--max-aspect is 0.5"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options, message):
+    with pytest.raises(UsageError) as caught:
+        Resize(**options)
+    assert str(caught.value) == message
