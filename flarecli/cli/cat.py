@@ -70,6 +70,7 @@ def command(
         shuffle=shuffle,
         epoch=epoch,
         rank=params.rank(rank),
+        exact=raw is not None or to not in ("arrow", "parquet"),
         guard=guard,
         limits=guard.limits,
     )

@@ -11,7 +11,7 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -184,16 +184,28 @@ def _values(array: pa.Array, field: pa.Field, whole: bool) -> list[Any]:
     import pyarrow as pa
 
     encoding, kind = (field.metadata or {}).get(ENCODING, b"").decode(), array.type
+    if pa.types.is_large_list(kind) and encoding.endswith("[]"):
+        return _lists(array, field.with_metadata({ENCODING: encoding.removesuffix("[]").encode()}), whole)
     values: list[Any] = array.to_pylist()
     if _is_binary(kind):
         return [None if data is None else _bytes(data, encoding, whole) for data in values]
-    if encoding == "json":
+    if encoding in _NUMBERS:
+        return [None if text is None else _told(text, field.name, _NUMBERS[encoding]) for text in values]
+    if encoding in ("json", "json_str", "json_int", "json_float"):
         return [None if text is None else _parsed(text, field.name) for text in values]
     if pa.types.is_floating(kind):
         return [value if value is None or math.isfinite(value) else None for value in values]
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return values
     return [plain(value) for value in values]
+
+
+def _lists(array: pa.Array, field: pa.Field, whole: bool) -> list[Any]:
+    """Give lists of what JSON can say; `field` is that of one element."""
+    ends, flat = array.offsets.to_pylist(), _values(array.flatten(), field, whole)
+    first = ends[0] if ends else 0
+    pairs = zip(ends, ends[1:], array.is_valid().to_pylist(), strict=False)
+    return [flat[start - first : stop - first] if is_valid else None for start, stop, is_valid in pairs]
 
 
 def _is_binary(kind: pa.DataType) -> bool:
@@ -220,6 +232,17 @@ def _parsed(text: str, name: str) -> Any:
         raise ValueFitError(f"a value of column {name!r} {what}", hint=f"Give --raw {name} to see its bytes, or -c without it.") from None
 
 
+def _told(text: str, name: str, read: Callable[[str], Any]) -> Any:
+    """Give the number that a text is, or say that it is none."""
+    try:
+        return read(text)
+    except ValueError:
+        shown = text if len(text) <= 40 else text[:40] + "…"
+        raise ValueFitError(
+            f"a value of column {name!r} is no number: {shown!r}", hint=f"Give --raw {name} to see its bytes, or -c without it."
+        ) from None
+
+
 def _number(text: str) -> float | None:
     number = float(text)
     return number if math.isfinite(number) else None
@@ -227,6 +250,9 @@ def _number(text: str) -> float | None:
 
 def _integer(text: str) -> int | str:
     return int(text) if len(text) <= _DIGITS else text
+
+
+_NUMBERS = {"str_int": _integer, "str_float": _number}
 
 
 def cell(value: Any) -> str:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from flarecli import encodings
 from flarecli.encodings import BINARY
-from flarecli.errors import FlareError, RowsError, UsageError
+from flarecli.errors import FlareError, RowsError, UsageError, ValueFitError
 from flarecli.model import Columns, IntArray, Playlist, Row, Sample, Stream
 from flarecli.read.resolve import resolve, select_streams
 from flarecli.read.series import Series
@@ -44,7 +44,8 @@ class Dataset:
     """Rows by position: `data[i]`, `data[a:b]`, `data[[7, 3]]`, `data.rows(…)`, `data.batches(…)`.
 
     columns   name and encoding of each, in the order of the format
-    schema    the Arrow schema of its batches
+    schema    the Arrow schema of its batches: a number that the format keeps as text is a number there
+    exact     the schema of the same batches as stored, where such a number is that text
     playlists what it was opened from
     raises    UsageError if streams cannot be joined by column
     """
@@ -58,8 +59,10 @@ class Dataset:
         for one in self._series:
             self._join(one)
         self.columns: Columns = tuple(column for one in self._series for column in one.columns)
-        self.schema = pa.schema([encodings.field(column) for column in self.columns])
+        self.exact = pa.schema([encodings.field(column) for column in self.columns])
         self._encodings = {column.name: encodings.lookup(column.encoding) for column in self.columns}
+        self.schema = pa.schema([_plain(pa.array([], field.type), field, self._encodings[field.name])[1] for field in self.exact])
+        self._is_natural = self.schema.equals(self.exact, check_metadata=True)
         self._rows = self._series[0].rows
 
     def _join(self, one: Series) -> None:
@@ -139,34 +142,75 @@ class Dataset:
         chosen = [(one, [name for name in names if self._owner[name] is one]) for one in self._series]
         return [pair for pair in chosen if pair[1]] or [(self._series[0], [])]
 
-    def take(self, indices: Sequence[int] | IntArray, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Give rows in the order asked as one batch of typed columns."""
+    def take(self, indices: Sequence[int] | IntArray, columns: Sequence[str] | None = None, exact: bool = False) -> pa.RecordBatch:
+        """Give rows in the order asked as one batch of typed columns.
+
+        exact   numbers kept as text stay that text, byte for byte
+        raises  ValueFitError for a value that its column's type cannot hold
+        """
         names = self._names(columns)
         rows = self.rows(indices, names)
-        arrays = [encodings.typed(pa.array([row[name] for row in rows], BINARY), self._encodings[name]) for name in names]
-        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([self.schema.field(name) for name in names]))
+        arrays = []
+        for name in names:
+            encoding = self._encodings[name]
+            kind = pa.large_list(BINARY) if encoding.name.endswith("[]") else BINARY
+            arrays.append(encodings.typed(pa.array([row[name] for row in rows], kind), encoding))
+        batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([self.exact.field(name) for name in names]))
+        return batch if exact else self._natural(batch, indices)
 
-    def scan(self, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None, size: int = 8192) -> Iterator[pa.RecordBatch]:
-        """Give rows start..stop in order as batches of at most `size` rows and of bounded bytes."""
-        names = self._names(columns)
-        stop = self._rows if stop is None else min(stop, self._rows)
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        start: int = 0,
+        stop: int | None = None,
+        size: int = 8192,
+        exact: bool = False,
+        views: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
+        """Give rows start..stop in order as batches of at most `size` rows and of bounded bytes.
+
+        exact  numbers kept as text stay that text, byte for byte
+        views  text and bytes may be views over the mapped shard: faster, and what many of Arrow's kernels do not take
+        """
+        first = start
+        for batch in self._scan(self._names(columns), start, self._rows if stop is None else min(stop, self._rows), size, views):
+            yield batch if exact else self._natural(batch, range(first, first + batch.num_rows))
+            first += batch.num_rows
+
+    def _scan(self, names: list[str], start: int, stop: int, size: int, views: bool) -> Iterator[pa.RecordBatch]:
         parts = self._split(names)
         if len(parts) == 1:
             one, own = parts[0]
-            yield from one.scan(start, stop, own, size)
+            yield from one.scan(start, stop, own, size, views)
             return
         while start < stop:
             end = min(one.span(start, stop, size) for one, _ in parts)
-            batches = [next(one.scan(start, end, own, size)) for one, own in parts]
-            arrays = {name: batch.column(name) for batch in batches for name in batch.schema.names}
-            yield pa.RecordBatch.from_arrays([arrays[name] for name in names], schema=pa.schema([self.schema.field(name) for name in names]))
+            batches = [next(one.scan(start, end, own, size, views)) for one, own in parts]
+            fields = {field.name: (field, array) for batch in batches for field, array in zip(batch.schema, batch.columns, strict=True)}
+            yield pa.RecordBatch.from_arrays([fields[name][1] for name in names], schema=pa.schema([fields[name][0] for name in names]))
             start = end
 
-    def batches(self, size: int = 8192, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Give rows start..stop in order as typed batches of exactly `size` rows, the last one smaller."""
+    def _natural(self, batch: pa.RecordBatch, rows: Sequence[int] | IntArray) -> pa.RecordBatch:
+        """Give numbers kept as text as numbers, JSON's strings without their quotes."""
+        if self._is_natural:
+            return batch
+        arrays, fields = [], []
+        for field, array in zip(batch.schema, batch.columns, strict=True):
+            try:
+                array, field = _plain(array, field, self._encodings[field.name])
+            except ValueFitError as error:
+                raise ValueFitError(f"column {field.name!r}: {error.message}", where=f"row {rows[int(error.where[1:-1])]}") from None
+            arrays.append(array)
+            fields.append(field)
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else batch
+
+    def batches(
+        self, size: int = 8192, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None, views: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        """Give rows start..stop in order as typed batches of exactly `size` rows, the last one smaller; `views` as in `scan`."""
         held: list[pa.RecordBatch] = []
         count = 0
-        for batch in self.scan(columns, start, stop, size):
+        for batch in self.scan(columns, start, stop, size, views=views):
             while count + batch.num_rows >= size:
                 cut = size - count
                 yield pa.concat_batches([*held, batch.slice(0, cut)]) if held else batch.slice(0, cut)
@@ -176,3 +220,8 @@ class Dataset:
                 count += batch.num_rows
         if held:
             yield pa.concat_batches(held)
+
+
+def _plain(array: pa.Array, field: pa.Field, encoding: encodings.Encoding) -> tuple[pa.Array, pa.Field]:
+    natural, own = encodings.plain(array, encoding)
+    return (array, field) if own is encoding else (natural, encodings.field(encodings.column(field.name, own.name)))

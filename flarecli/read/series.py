@@ -122,13 +122,13 @@ class Series:
         shard = self.shard(i)
         return formats.find(shard.chunk.format or "").read_rows(shard, rows, columns)
 
-    def scan(self, start: int, stop: int, columns: Sequence[str] | None, size: int) -> Iterator[pa.RecordBatch]:
+    def scan(self, start: int, stop: int, columns: Sequence[str] | None, size: int, views: bool = False) -> Iterator[pa.RecordBatch]:
         """Give rows start..stop as batches of at most `size` rows, none across two shards, each of bounded bytes."""
         while start < stop:
             end = self.span(start, stop, size)
             i = int(np.searchsorted(self.starts, start, "right")) - 1
             shard, first = self.shard(i), int(self.starts[i])
-            yield formats.find(shard.chunk.format or "").read_batch(shard, start - first, end - first, columns)
+            yield formats.find(shard.chunk.format or "").read_batch(shard, start - first, end - first, columns, views)
             start = end
 
     def span(self, start: int, stop: int, size: int) -> int:

@@ -32,6 +32,7 @@ def cat(
     shuffle: int | None = None,
     epoch: int = 0,
     rank: tuple[int, int] | None = None,
+    exact: bool = False,
     guard: Guard | None = None,
     limits: Limits | None = None,
 ) -> Iterator[pa.RecordBatch]:
@@ -44,6 +45,7 @@ def cat(
     sample   so many rows by chance, or such a share of them as a float; `seed` says which
     shuffle  the rows in the order of a run with this seed, in `epoch`
     rank     (R, N): the rows of rank R of N of that run
+    exact    numbers that a format keeps as text stay that text, byte for byte; not behind a `where`
     return   at least one batch, if only to say the schema; of a remote dataset, ranges are read and no whole shard
     raises   UsageError for an unknown column; RowsError for a row outside the data; whatever reading raises
     """
@@ -59,8 +61,9 @@ def cat(
         last = min([last, *(one for one in (limit, head) if one is not None)])
         first = max(0, last - tail) if tail is not None else 0
     read = needed(data.schema.names, columns, where)
-    schema = pa.schema([data.schema.field(name) for name in read])
-    pairs = read_rows(data, order, first, last, read, weight(parts, len(data)))
+    exact = exact and where is None
+    schema = pa.schema([(data.exact if exact else data.schema).field(name) for name in read])
+    pairs = read_rows(data, order, first, last, read, weight(parts, len(data)), exact)
     schema, batches = kept(schema, (batch for _, batch in pairs), where, columns)
     if where is not None:
         for most in (one for one in (limit, head) if one is not None):

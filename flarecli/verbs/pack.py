@@ -107,7 +107,7 @@ def pack(
     settings = Settings(compress or None, tuple(sorted(hashes)), shard_bytes or None, shard_rows, newline, between)
     parsed = tuple(parse_link(text, encode) for text in fetch)
     text = {link.source for link in parsed} | ({key} if key else set()) | {name for name, one in encode.items() if not _is_number(one)}
-    source = open_source(sources, text=text, guard=guard)
+    source = open_source(sources, text=text, guard=guard, exact=where is None)
     plan = Plan(
         source, parsed, key, None if columns is None else tuple(columns), encode, where, limit, shuffle,
         _one_of("on_error", on_error, ("fail", "skip")), _one_of("on_duplicate", on_duplicate, ("error", "first", "keep")),
@@ -201,7 +201,7 @@ def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
 
 
 def _named(plan: Plan, writer: Writer, part: links.Fetched, names: list[str]) -> Columns:
-    chosen = chosen_encodings(part.batch, names, plan.encode, part.extensions)
+    chosen = chosen_encodings(part.batch, names, plan.encode, part.extensions, plan.source.stored)
     for name in looks_like_addresses(part.batch):
         if name in names:
             plan.progress.note(f"column {name!r} holds addresses; give --fetch {name} to pack what they point at")

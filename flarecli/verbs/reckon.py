@@ -46,7 +46,7 @@ def reckon(plan: Plan, names: list[str], format: str, settings: Settings) -> Rec
         if not part.batch.num_rows:
             continue
         if typed is None:
-            chosen = chosen_encodings(part.batch, names, plan.encode, part.extensions)
+            chosen = chosen_encodings(part.batch, names, plan.encode, part.extensions, plan.source.stored)
             columns = module.arrange(encodings.column(name, one) for name, one in chosen.items())
             typed = Typed(columns, plan.named_by)
         batch, _, unfit = typed.convert(part.batch, part.rows)

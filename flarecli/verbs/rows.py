@@ -121,7 +121,7 @@ def weight(parts: Sequence[Sequence[Stream]], rows: int) -> int:
 
 
 def read_rows(
-    data: Dataset, order: Order, start: int, stop: int, columns: Sequence[str], row_bytes: int = 1
+    data: Dataset, order: Order, start: int, stop: int, columns: Sequence[str], row_bytes: int = 1, exact: bool = False
 ) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
     """Read steps start..stop of an order, in that order; give the rows and their typed columns, a bounded batch at a time."""
     near = max(1, min(_TAKEN, _TAKEN_BYTES // row_bytes))
@@ -131,11 +131,11 @@ def read_rows(
         if len(rows) < _RUN * len(breaks):
             for k in range(0, len(rows), near):
                 part = rows[k : k + near]
-                yield part, data.take(part, columns)
+                yield part, data.take(part, columns, exact)
             continue
         for run in np.split(rows, breaks):
             first = int(run[0])
-            for batch in data.scan(columns, first, int(run[-1]) + 1):
+            for batch in data.scan(columns, first, int(run[-1]) + 1, exact=exact):
                 yield np.arange(first, first + batch.num_rows, dtype=np.int64), batch
                 first += batch.num_rows
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -26,6 +26,7 @@ class Source:
     batches  gives the rows, only the columns named; with a condition, rows that it surely leaves out need not come
     sum      gives the xxh3_128 of what the rows come from: the index's own bytes, or the listing of the dataset
     notes    what to tell the user about it
+    stored   what the columns of a dataset are stored as; empty for an index
     """
 
     address: str
@@ -35,6 +36,7 @@ class Source:
     batches: Callable[..., Iterator[pa.RecordBatch]]  # (columns=None, where=None)
     sum: Callable[[], str]
     notes: tuple[str, ...] = ()
+    stored: Mapping[str, str] = field(default_factory=dict)
 
 
 def open_source(
@@ -45,6 +47,7 @@ def open_source(
     columns: Sequence[str] | None = None,
     allow_missing: bool = False,
     null_separated: bool = False,
+    exact: bool = True,
 ) -> Source:
     """Open an index (parquet, CSV, JSON, lists of them, `-`), a folder of files, or a dataset.
 
@@ -52,6 +55,7 @@ def open_source(
     columns         those that are packed: of a folder, which files make a row
     allow_missing   columns that some files of an index do not have are null there
     null_separated  a NUL stands behind each address at standard input
+    exact           a dataset's numbers that are kept as text come as that text, so that nothing of them changes
     """
     addresses = [sources] if isinstance(sources, str) else list(sources)
     expanded = [one for address in addresses for one in read.expand(address)]
@@ -71,7 +75,11 @@ def open_source(
             sums.update(playlists.text(one))
         return sums.hex()[DEFAULT]
 
-    return Source(shown, first, data.schema, len(data), lambda columns=None, where=None: data.scan(columns), listing)
+    def batches(columns: Sequence[str] | None = None, where: str | None = None) -> Iterator[pa.RecordBatch]:
+        return data.scan(columns, exact=exact)
+
+    stored = {column.name: column.encoding for column in data.columns}
+    return Source(shown, first, data.exact if exact else data.schema, len(data), batches, listing, stored=stored)
 
 
 def is_plain_folder(address: str, found: Sequence[Playlist], guard: Guard) -> bool:

@@ -17,17 +17,21 @@ from flarecli.write.keys import key_text
 __all__ = ["Typed", "chosen_encodings"]
 
 
-def chosen_encodings(batch: pa.RecordBatch, names: Sequence[str], given: Mapping[str, str], extensions: Mapping[str, str]) -> dict[str, str]:
-    """Choose an encoding for each column: the one given, the one its field carries, or by its type and first value.
+def chosen_encodings(
+    batch: pa.RecordBatch, names: Sequence[str], given: Mapping[str, str], extensions: Mapping[str, str], before: Mapping[str, str]
+) -> dict[str, str]:
+    """Choose an encoding for each column: the one given, the one it had, or by its type and first value.
 
     batch       its first row decides for columns of bytes, so the choice does not depend on how rows come in batches
     extensions  of the first row's links, by column
+    before      what the columns of a dataset were stored as
     raises      UsageError for an unknown encoding, or a column that no encoding holds
     """
     out = {}
     for name in names:
         field = batch.schema.field(name)
-        own = given.get(name) or encodings.encoding_of(field)
+        kept = encodings.encoding_of(field)  # none for what a query made
+        own = given.get(name) or (before.get(name, kept) if kept else None)
         if own is None:
             column = batch.column(name)
             first = column[0].as_py() if batch.num_rows and _is_bytes(column.type) else None
@@ -57,7 +61,8 @@ class Typed:
         """
         arrays, reasons = [], dict[int, tuple[str, str]]()
         for column, encoding in zip(self._columns, self._encodings, strict=True):
-            array, failures = encodings.coerce(batch.column(column.name), encoding)
+            had = encodings.encoding_of(batch.schema.field(column.name))
+            array, failures = encodings.coerce(batch.column(column.name), encoding, encodings.lookup(had) if had else None)
             arrays.append(array)
             for at, reason in failures:
                 reasons.setdefault(at, (column.name, reason))

@@ -198,7 +198,7 @@ def test_every_option_of_cat_reaches_the_verb(flare):
     assert cat.args == (["a", "b"],)
     assert options == {
         "format": "mds", "streams": ["x"], "columns": ["id", "n"], "rows": "10:20", "where": "n>4", "limit": 9, "head": 3, "tail": 4,
-        "sample": 0.01, "seed": 5, "shuffle": 7, "epoch": 2, "rank": (0, 8),
+        "sample": 0.01, "seed": 5, "shuffle": 7, "epoch": 2, "rank": (0, 8), "exact": True,
     }  # fmt: skip
 
 

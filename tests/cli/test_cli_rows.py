@@ -54,7 +54,7 @@ def test_rows_are_json_lines(flare):
         "image": {"bytes": 2, "sha256": hashlib.sha256(b"\xff\xd8").hexdigest()},
         "object": "<pickle, 4 B, not decoded>",
         "meta": {"k": [1, None, None]},
-        "digits": "12345678901234567890",
+        "digits": 12345678901234567890,
     }
     assert json.loads(two)["n"] == 2**63
     assert json.loads(two)["score"] is None
