@@ -58,7 +58,7 @@ def open_origin(
             raise UsageError("rows of an index cannot be named by number", where=shown, hint="Give --where or --limit.")
         table = ingest.open_index(addresses, guard=guard, text=texts)
         return _selected(
-            shown, table.at, "index", table.schema, table.rows, True, table.sum, lambda names, _: _numbered(table.batches(names)), where, limit
+            shown, table.at, "index", table.schema, table.rows, True, table.sum, lambda names, _: table.batches(names, where, ROW), where, limit
         )
     found = read.resolve(addresses, format=format, guard=guard, maps=False)
     parts = read.select_streams(found, streams)
