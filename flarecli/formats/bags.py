@@ -28,10 +28,10 @@ from flarecli.formats import spans
 from flarecli.model import Chunk, IntArray
 from flarecli.storage import Location
 
-__all__ = ["Bag", "TORN", "array", "body", "gathered", "opened", "pair", "single", "table"]
+__all__ = ["Bag", "DAMAGED", "TORN", "array", "body", "gathered", "opened", "pair", "single", "table"]
 
 TORN = "A writer was stopped in it: append to the dataset again to mend it, or fetch it again."
-_DAMAGED = "It was damaged or cut short; fetch or pack it again."
+DAMAGED = "It was damaged or cut short; fetch or pack it again."
 _HEAD = 1 << 16  # bytes of a remote bag's end that are asked for before its table's size is known
 _STEP = 1 << 20  # bytes of a table read at once: no second copy of it is held
 _VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
@@ -62,7 +62,7 @@ def pair(bag: Chunk, idx: Chunk) -> IntArray:
     starts = table(idx.at, 0, size)
     end, there = int(starts[-1]), spans.stored_size(bag)
     if there < end:
-        raise FormatError(f"ends at byte {there}, its index needs {end}", where=bag.at, hint=_DAMAGED)
+        raise FormatError(f"ends at byte {there}, its index needs {end}", where=bag.at, hint=DAMAGED)
     if there > end:
         raise FormatError(f"{there - end} bytes follow the last record of its index", where=bag.at, hint=TORN)
     return starts
@@ -83,9 +83,9 @@ def single(bag: Chunk) -> IntArray:
     tail = at.read(first, size)
     begin = int.from_bytes(tail[-8:], "little")
     if begin > size - 8:
-        raise FormatError(f"its last 8 bytes say that its table begins at byte {begin}, the file ends at {size}", where=at, hint=_DAMAGED)
+        raise FormatError(f"its last 8 bytes say that its table begins at byte {begin}, the file ends at {size}", where=at, hint=DAMAGED)
     if (size - begin) % 8:
-        raise FormatError(f"{size - begin} bytes from byte {begin} on are no whole number of 8-byte ends", where=at, hint=_DAMAGED)
+        raise FormatError(f"{size - begin} bytes from byte {begin} on are no whole number of 8-byte ends", where=at, hint=DAMAGED)
     zero = tail[begin - first : begin - first + 8] if begin >= first else at.read(begin, begin + 8)
     begin += 0 if any(zero) else 8
     return table(at, begin, size, tail[begin - first :] if begin >= first else None)
@@ -117,7 +117,7 @@ def _check(starts: IntArray, at: Location) -> None:
     if falls.any():
         row = int(np.argmax(falls))
         end = int(starts[row + 1]) % (1 << 64)
-        raise FormatError(f"record {row} starts at byte {int(starts[row])} and ends at byte {end}", where=at, hint=_DAMAGED)
+        raise FormatError(f"record {row} starts at byte {int(starts[row])} and ends at byte {end}", where=at, hint=DAMAGED)
 
 
 def opened(bag: Chunk, starts: IntArray) -> Bag:
@@ -125,7 +125,7 @@ def opened(bag: Chunk, starts: IntArray) -> Bag:
     view = spans.whole(bag)
     held = view.obj if view is not None and isinstance(view.obj, (bytes, mmap.mmap)) and len(view.obj) == len(view) else None
     if view is not None and len(view) < int(starts[-1]):
-        raise FormatError(f"ends at byte {len(view)}, its table needs {int(starts[-1])}", where=bag.at, hint=_DAMAGED)
+        raise FormatError(f"ends at byte {len(view)}, its table needs {int(starts[-1])}", where=bag.at, hint=DAMAGED)
     return Bag(bag, starts, memoryview(starts), held)
 
 

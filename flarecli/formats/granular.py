@@ -90,6 +90,9 @@ def _of_folder(chunk: Chunk, columns: Columns | None) -> Shard:
     columns = own if columns is None else granular_spec.agreed(own, columns, chunk.at)
     if refs:
         layout = {name: bags.single(found[f"{name}.bag"]) for name in (*spec, REFS_TABLE)}
+        full = next((name for name, starts in layout.items() if len(starts) > 1), None)
+        if full is not None and len(layout[REFS_TABLE]) == 1:  # an empty file is an empty bag: nothing else would tell
+            raise FormatError(f"holds no rows, column {full!r} has {len(layout[full]) - 1} records", where=found[REFS].at, hint=bags.DAMAGED)
         return Shard(chunk, columns, len(layout[REFS_TABLE]) - 1, layout)
     layout = {name: bags.pair(found[f"{name}.bag"], found[f"{name}.idx"]) for name in spec}
     rows = {name: len(starts) - 1 for name, starts in layout.items()}

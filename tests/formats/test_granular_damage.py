@@ -114,6 +114,12 @@ def test_refs_that_do_not_fit_are_refused_and_name_the_row(row, message):
     assert granular.read_rows(shard, [2, 0])[1]["t"] == b"one"
 
 
+def test_refs_that_became_empty_are_no_empty_dataset():
+    with pytest.raises(FormatError) as caught:
+        opened(old(refs_bag=b""))
+    assert str(caught.value) == "refs.bag: holds no rows, column 'n' has 3 records"
+
+
 def test_records_taken_twice_are_refused():
     rows = [b"\x92\x00\x00", b"\x92\x01\x01", b"\x92\x01\x02"]
     shard = opened(old(refs_bag=b"".join(rows) + ends(3, 6, 9)))
