@@ -1,0 +1,243 @@
+"""Every format keeps the same promises: one suite drives all of them through their verbs alone."""
+
+import itertools
+import pickle
+import random
+import tracemalloc
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flarecli import encodings, formats
+from flarecli.errors import FlareError, UsageError
+from flarecli.formats import find
+from flarecli.model import Chunk, Settings
+from flarecli.storage import Location
+from flarecli.storage.memory import MemoryStore
+
+FORMATS = [name for name in formats.names() if name != "files"]
+WANTED = {"a": "str", "b": "bytes", "n": "int", "x": "float64"}
+SETTINGS = {"xsv": Settings(separator="|"), "tsv": Settings(separator="\t")}
+
+
+def columns_of(name):
+    """The columns of WANTED that a format holds, in its order and its encodings; one of bytes where it holds one."""
+    form = find(name)
+    held = []
+    for column, encoding in WANTED.items():
+        try:
+            form.arrange([encodings.column(column, encoding)])
+        except UsageError:
+            continue
+        held.append(encodings.column(column, encoding))
+    try:
+        return form.arrange(held)
+    except UsageError:
+        return form.arrange([encodings.column("b", "bytes")])
+
+
+def batch_of(columns, samples):
+    """Samples (dicts by WANTED) as a typed batch of the format's columns."""
+    arrays = []
+    for column in columns:
+        wanted = encodings.lookup(WANTED[column.name])
+        array, failures = encodings.coerce(
+            pa.array([sample[column.name] for sample in samples], wanted.arrow), encodings.lookup(column.encoding), wanted
+        )
+        assert failures == []
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(column) for column in columns]))
+
+
+def samples_of(count, seed=0):
+    chance = random.Random(seed)
+    return [
+        {
+            "a": "".join(chance.choice("aé漢\U0001f642 x") for _ in range(chance.randrange(1, 30))),
+            "b": chance.randbytes(chance.randrange(1, 200)),
+            "n": chance.randrange(-(2**63), 2**63),
+            "x": chance.uniform(-1e9, 1e9),
+        }
+        for _ in range(count)
+    ]
+
+
+def settings_of(name):
+    return SETTINGS.get(name, Settings())
+
+
+def write(name, samples, parts=1):
+    """Write a shard in memory; give what it is listed as, its columns, and the batch it holds."""
+    columns = columns_of(name)
+    batch = batch_of(columns, samples)
+    cuts = np.linspace(0, len(samples), parts + 1).astype(int).tolist()
+    batches = [batch.slice(start, stop - start) for start, stop in itertools.pairwise(cuts)]
+    at = Location(MemoryStore(), "")
+    return find(name).write_shard(at, 0, columns, batches, settings_of(name)), columns, batch
+
+
+def stored(batch):
+    """The stored bytes of a batch, row by row."""
+    rows = [{} for _ in range(batch.num_rows)]
+    for field in batch.schema:
+        for row, data in zip(rows, encodings.stored(batch.column(field.name), encodings.lookup(encodings.encoding_of(field))), strict=True):
+            row[field.name] = data.as_py()
+    return rows
+
+
+@pytest.fixture(params=FORMATS)
+def name(request):
+    return request.param
+
+
+def test_what_is_written_is_read_in_any_order(name):
+    form, samples = find(name), samples_of(50)
+    chunk, columns, batch = write(name, samples, parts=3)
+    shard = form.open_shard(chunk, columns)
+    wanted = stored(batch)
+    assert (shard.rows, chunk.rows) == (50, 50)
+    order = [49, 0, 7, 7, 30, 31, 32, 1]
+    some = [{one: row[one] for one in wanted[0]} for row in form.read_rows(shard, order)]
+    assert some == [wanted[i] for i in order]
+    assert form.read_rows(shard, []) == []
+
+
+def test_rows_and_batches_say_the_same(name):
+    form = find(name)
+    chunk, columns, batch = write(name, samples_of(40))
+    shard = form.open_shard(chunk, columns)
+    names = [column.name for column in columns]
+    for start, stop in ((0, 40), (0, 0), (13, 14), (39, 40), (5, 31)):
+        for views in (False, True):
+            read = form.read_batch(shard, start, stop, names, views=views)
+            if views:
+                read = read.cast(pa.schema([encodings.field(column) for column in columns]))
+            read.validate(full=True)
+            assert read.equals(batch.slice(start, stop - start))
+        assert [{one: row[one] for one in names} for row in form.read_rows(shard, range(start, stop), names)] == stored(
+            batch.slice(start, stop - start)
+        )
+
+
+def test_some_columns_are_read_in_the_order_asked(name):
+    form = find(name)
+    chunk, columns, batch = write(name, samples_of(5))
+    shard = form.open_shard(chunk, columns)
+    for names in ([columns[-1].name], [column.name for column in reversed(columns)], []):
+        read = form.read_batch(shard, 1, 4, names)
+        assert read.schema.names == names
+        assert read.num_rows == 3
+        assert all(read.column(one).equals(batch.column(one).slice(1, 3)) for one in names)
+        assert [sorted(row) for row in form.read_rows(shard, [2], names)] == [sorted(names)]
+
+
+def test_columns_without_a_listing_are_the_formats_own(name):
+    form = find(name)
+    chunk, _, _ = write(name, samples_of(4))
+    shard = form.open_shard(chunk)
+    assert shard.rows == 4
+    assert len(form.read_batch(shard, 0, 4).schema) == len(shard.columns)
+    assert [len(row) for row in form.read_rows(shard, [0, 3])] == [len(shard.columns)] * 2
+
+
+def test_a_shard_pickles(name):
+    form = find(name)
+    chunk, columns, batch = write(name, samples_of(9))
+    shard = pickle.loads(pickle.dumps(form.open_shard(chunk, columns)))
+    assert [{one: row[one] for one in batch.schema.names} for row in form.read_rows(shard, [8, 2])] == [stored(batch)[8], stored(batch)[2]]
+
+
+def test_empty_values_are_kept_or_refused(name):
+    form = find(name)
+    sample = {"a": "", "b": b"", "n": 0, "x": -0.0}
+    try:
+        chunk, columns, batch = write(name, [sample, sample])
+    except FlareError as error:
+        assert name == "granular-refs"  # its bags take a first record of no bytes for another version
+        assert str(error)
+        return
+    shard = form.open_shard(chunk, columns)
+    assert form.read_batch(shard, 0, 2, batch.schema.names).equals(batch)
+
+
+def test_a_value_of_megabytes_is_kept(name):
+    form = find(name)
+    samples = samples_of(3)
+    samples[1] |= {"a": "é" * (3 << 20), "b": bytes(5 << 20)}
+    chunk, columns, batch = write(name, samples)
+    shard = form.open_shard(chunk, columns)
+    assert form.read_batch(shard, 0, 3, batch.schema.names).equals(batch)
+    assert [len(row[columns[-1].name]) for row in form.read_rows(shard, [1])] == [len(stored(batch)[1][columns[-1].name])]
+
+
+def test_the_same_rows_give_the_same_bytes(name):
+    first, *_ = write(name, samples_of(30), parts=1)
+    second, *_ = write(name, samples_of(30), parts=4)
+    assert files_of(first) == files_of(second)
+    assert first.files == second.files
+
+
+def test_verify_finds_nothing_in_what_was_written(name):
+    form = find(name)
+    chunk, columns, _ = write(name, samples_of(30))
+    assert list(form.verify_shard(form.open_shard(chunk, columns), values=True)) == []
+
+
+def files_of(chunk):
+    return dict(chunk.at.store.files)
+
+
+def changed(chunk, path, data):
+    """The same shard, with other bytes in one of its files; its sizes are not known."""
+    store = MemoryStore({**chunk.at.store.files, path: data})
+    files = tuple(type(file)(file.name) for file in chunk.files)
+    return Chunk(Location(store, chunk.at.path), None, files, chunk.format, tuple(Location(store, one.path) for one in chunk.beside))
+
+
+def everything(name, chunk, columns=None):
+    """Read a shard in every way; give what was read."""
+    form = find(name)
+    shard = form.open_shard(chunk, columns)
+    rows = min(shard.rows, 100)
+    return shard.rows, form.read_rows(shard, range(rows)), form.read_batch(shard, 0, rows), list(form.verify_shard(shard))
+
+
+def test_a_file_that_was_cut_short_is_never_read_as_if_it_were_whole(name):
+    chunk, columns, batch = write(name, samples_of(12))
+    wanted = stored(batch)
+    for path, data in files_of(chunk).items():
+        for cut in {0, 1, 3, 7, 8, len(data) // 3, len(data) // 2, len(data) - 9, len(data) - 1} & set(range(len(data))):
+            try:
+                rows, read, _, findings = everything(name, changed(chunk, path, data[:cut]), columns)
+            except FlareError as error:
+                assert str(error)
+                continue
+            same = [{one: row[one] for one in batch.schema.names} for row in read] == wanted
+            if cut == 0 and path.endswith("refs.bag"):
+                continue  # a whole bag of no records: rows that were never finished, as the original leaves them
+            assert findings or (rows == 12 and same), f"{path} cut at {cut} of {len(data)}"
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damage_is_an_error_or_a_value_and_never_more_memory(name, data):
+    chunk, columns, _ = write(name, samples_of(6))
+    path = data.draw(st.sampled_from(sorted(files_of(chunk))))
+    raw = bytearray(files_of(chunk)[path])
+    for _ in range(data.draw(st.integers(1, 3))):
+        width = data.draw(st.sampled_from((1, 2, 4, 8)))
+        value = data.draw(st.sampled_from((0, 1, 2**7, 2**8 - 1, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**60, 2**63 - 1, 2**63, 2**64 - 1)))
+        place = data.draw(st.integers(0, max(0, len(raw) - width)))
+        raw[place : place + width] = (value % (1 << 8 * width)).to_bytes(width, "little")
+    tracemalloc.start()
+    try:
+        everything(name, changed(chunk, path, bytes(raw)), data.draw(st.sampled_from((columns, None))))
+    except FlareError as error:
+        assert str(error)
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 64 << 20

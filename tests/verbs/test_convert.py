@@ -1,0 +1,124 @@
+"""Any format to any other and back: what both can hold comes back equal, what one cannot is refused by name."""
+
+import itertools
+import json
+import math
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import flarecli
+from flarecli import encodings, formats
+from flarecli.errors import FlareError, UsageError, ValueFitError
+
+FORMATS = [name for name in formats.names() if name != "files"]
+SEPARATED = {"csv": ",", "tsv": "\t", "xsv": "|"}
+ONE_COLUMN = ("ffrecord",)
+KINDS = {  # the kind of a column: its Arrow type and its values
+    "text": (pa.string(), st.text(max_size=40)),
+    "bytes": (pa.binary(), st.binary(max_size=60)),
+    "int": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    "small": (pa.int8(), st.integers(-128, 127)),
+    "float": (pa.float64(), st.floats(width=64)),
+    "words": (pa.list_(pa.string()), st.lists(st.text(max_size=8), max_size=4)),
+    "numbers": (pa.list_(pa.int64()), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4)),
+    "nested": (pa.struct([("a", pa.int64()), ("b", pa.string())]), st.fixed_dictionaries({"a": st.integers(-9, 9), "b": st.text(max_size=9)})),
+}
+NAMES = ("a", "b2", "Zed", "é", "with space")
+
+
+@st.composite
+def tables(draw, kinds=tuple(KINDS), most=4):
+    chosen = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=most))
+    rows = draw(st.integers(1, 6))
+    names = draw(st.permutations(NAMES))
+    return {name: (kind, draw(st.lists(KINDS[kind][1], min_size=rows, max_size=rows))) for name, kind in zip(names, chosen, strict=False)}
+
+
+def arrow(columns):
+    return pa.table({name: pa.array(values, KINDS[kind][0]) for name, (kind, values) in columns.items()})
+
+
+def options(form):
+    return {"separator": SEPARATED[form]} if form == "xsv" else {}
+
+
+def holds_type(form, encoding):
+    try:
+        encodings.held_as(encoding, form)
+    except UsageError:
+        return False
+    return True
+
+
+def holds_values(form, columns):
+    """Say whether a format can hold the values, by its own rules as the documentation has them."""
+    for name, (kind, values) in columns.items():
+        if form in SEPARATED:
+            texts = [name, *(value if kind == "text" else json.dumps(value) if kind in ("words", "numbers", "nested") else "" for value in values)]
+            if any(SEPARATED[form] in text or "\n" in text for text in texts):
+                return False
+        if form == "granular-refs" and kind in ("text", "bytes") and not all(values):
+            return False
+        if form == "granular-refs" and kind == "words" and not all(all(value) for value in values):
+            return False
+    return True
+
+
+def value(got):
+    """A value as any format gives it back, in one form."""
+    if isinstance(got, (list, tuple)):
+        return [value(one) for one in got]
+    if isinstance(got, dict):
+        return {key: value(one) for key, one in got.items()}
+    if isinstance(got, float) and math.isnan(got):
+        return "NaN"
+    if hasattr(got, "item"):
+        return value(got.item())
+    return got
+
+
+def read(path, names):
+    return [{name: value(sample[name]) for name in names} for sample in flarecli.open(str(path))]
+
+
+def wanted(columns):
+    count = len(next(iter(columns.values()))[1])
+    return [{name: value(values[i]) for name, (_, values) in columns.items()} for i in range(count)]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(columns=tables(), pair=st.sampled_from(list(itertools.product(FORMATS, FORMATS))))
+def test_every_pair_of_formats_converts_there_and_back(tmp_path_factory, columns, pair):
+    if any(form in ONE_COLUMN for form in pair):
+        columns = dict(list(columns.items())[:1])
+    there, back = pair
+    folder = tmp_path_factory.mktemp("convert")
+    pq.write_table(arrow(columns), folder / "index.parquet")
+    source = str(folder / "index.parquet")
+    for step, form in enumerate((there, back, there)):
+        chosen = {field.name: encodings.infer(field) if not pa.types.is_binary(field.type) else "bytes" for field in arrow(columns).schema}
+        can = holds_values(form, columns) and all(holds_type(form, encoding) for encoding in chosen.values())
+        try:
+            flarecli.pack(source, str(folder / str(step)), format=form, columns=list(columns), **options(form))
+        except (ValueFitError, UsageError, FlareError) as error:
+            assert not can, f"{form} refuses {columns}: {error}"
+            assert str(error)
+            return
+        assert read(folder / str(step), columns) == wanted(columns), form
+        source = str(folder / str(step))
+
+
+@pytest.mark.parametrize("there", FORMATS)
+def test_nulls_are_kept_or_named(tmp_path, there):
+    pq.write_table(pa.table({"a": ["x", None, "z"]}), tmp_path / "index.parquet")
+    try:
+        flarecli.pack(str(tmp_path / "index.parquet"), str(tmp_path / "out"), format=there, **options(there))
+    except FlareError as error:
+        assert str(error) == f"{tmp_path}/index.parquet[1]: a is null"
+    else:
+        assert there == "webdataset"
+        assert [row["a.txt"] if "a.txt" in row else row["a"] for row in flarecli.open(str(tmp_path / "out"))] == ["x", None, "z"]
