@@ -7,10 +7,10 @@ Unpickling is refused here, once for everything above.
 from __future__ import annotations
 
 from flarecli.encodings.columns import encoding_of, field, stored, typed
-from flarecli.encodings.held import held, held_as
+from flarecli.encodings.holds import held, held_as
 from flarecli.encodings.infer import infer
 from flarecli.encodings.names import BINARY, TEXT, Encoding, column, lookup
-from flarecli.encodings.plain import plain
+from flarecli.encodings.natural import plain
 from flarecli.encodings.recode import coerce
 from flarecli.encodings.values import decode, encode
 

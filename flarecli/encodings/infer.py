@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from flarecli.encodings.convert import is_list, is_text
 from flarecli.errors import UsageError
 from flarecli.media import sniff
 
@@ -26,7 +27,7 @@ _SCALARS = {
 
 
 def infer(field: pa.Field, first: bytes | None = None, extension: str = "") -> str:
-    """Choose an encoding for a column.
+    """Choose an encoding for a column: of lists of text, numbers or bytes `X[]`, of all that is nested otherwise JSON.
 
     first      the first value's bytes, for a binary column: pictures are told by their magic numbers
     extension  of the first value's own address, lower case: `txt` and `json` are text when the bytes agree
@@ -35,17 +36,29 @@ def infer(field: pa.Field, first: bytes | None = None, extension: str = "") -> s
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     if kind in _SCALARS:
         return _SCALARS[kind]
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+    if is_text(kind) or pa.types.is_temporal(kind):
         return "str"
     if pa.types.is_decimal(kind):
         return "str_decimal"
-    if pa.types.is_temporal(kind):
-        return "str"
+    if is_list(kind):
+        return _list(kind.value_type)
     if pa.types.is_nested(kind):
         return "json"
     if pa.types.is_null(kind):
         raise UsageError(f"column {field.name!r} holds nothing but nulls", hint="Name the columns to pack with -c, without it.")
     return _by_content(first or b"", extension)
+
+
+def _list(item: pa.DataType) -> str:
+    """Keep a list where its items have an encoding of their own; JSON tells true from 1, and knows a date and a list in a list."""
+    item = item.value_type if pa.types.is_dictionary(item) else item
+    if is_text(item):
+        return "str[]"
+    if item in _SCALARS and not pa.types.is_boolean(item):
+        return f"{_SCALARS[item]}[]"
+    if pa.types.is_nested(item) or pa.types.is_temporal(item) or pa.types.is_decimal(item) or pa.types.is_boolean(item) or pa.types.is_null(item):
+        return "json"
+    return "bytes[]"
 
 
 def _by_content(data: bytes, extension: str) -> str:

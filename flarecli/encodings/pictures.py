@@ -46,16 +46,17 @@ def encode(name: str, value: Any) -> bytes:
 
 
 def _raw(picture: Any) -> bytes:
-    mode = picture.mode
+    mode: str = picture.mode
     if mode in ("P", "PA") and picture.palette is not None and bytes(picture.palette.palette):
         hint = "Convert it to RGB, or choose png."
         raise ValueFitError(f"pil keeps no palette, and a picture of mode {mode} is nothing without its own", hint=hint)
-    return _HEAD.pack(*picture.size, len(mode.encode())) + mode.encode() + bytes(picture.tobytes())
+    name, pixels = mode.encode(), bytes(picture.tobytes())
+    return _HEAD.pack(*picture.size, len(name)) + name + pixels
 
 
 def _file(name: str, picture: Any) -> bytes:
     """Save a picture as Pillow does by default; a JPEG that was opened from a file is that file, as in the original: it loses nothing."""
-    path = getattr(picture, "filename", "")
+    path: str = getattr(picture, "filename", "")
     if name == "jpeg" and path and type(picture).__name__ == "JpegImageFile":
         try:
             with open(path, "rb") as file:

@@ -22,6 +22,7 @@ _INT = r"^-?[0-9]{1,18}$"
 _FLOAT = r"^-?(?:[0-9][0-9.eE+-]*|nan|inf|NaN|Infinity)$"
 _PLAIN = r'^"[^"\\\x00-\x1f]*"$'  # JSON text without an escape
 _ESCAPED = r"[^ !#-\[\]-~]"  # what json.dumps writes otherwise than it is
+_INT64 = pa.int64()
 _QUOTE, _NOTHING = pa.scalar('"', TEXT), pa.scalar("", TEXT)
 
 Failures = list[tuple[int, str]]
@@ -68,9 +69,14 @@ def _matches(array: pa.Array, pattern: str) -> pa.Array:
     return pc.match_substring_regex(array, pattern)
 
 
-def ints(array: pa.Array, one: Callable[[str], int] = int) -> tuple[pa.Array, list[int]]:
-    """Read text as int64; give the rows that are none, or do not fit, too."""
-    return patched(array, _matches(array, _INT), lambda some: some.cast(pa.int64()), one)
+def ints(array: pa.Array, one: Callable[[str], int] = int, kind: pa.DataType = _INT64) -> tuple[pa.Array, list[int]]:
+    """Read text as integers of a type, int64 or another; give the rows that are none, or do not fit, too."""
+    if kind.equals(_INT64):
+        return patched(array, _matches(array, _INT), lambda some: some.cast(kind), one)
+    try:
+        return patched(array, _matches(array, _INT), lambda some: some.cast(_INT64).cast(kind), one)
+    except pa.ArrowInvalid:
+        return patched(array, pc.equal(pc.binary_length(array), -1), lambda some: some.cast(kind), one)
 
 
 def floats(array: pa.Array, one: Callable[[str], float] = float) -> tuple[pa.Array, list[int]]:
@@ -86,7 +92,7 @@ def floats(array: pa.Array, one: Callable[[str], float] = float) -> tuple[pa.Arr
 def float_text(array: pa.Array) -> pa.Array:
     """Write float64 as Python's repr does: Arrow finds the same digits, and leaves out `.0`; it also writes exponents otherwise."""
     size = pc.abs(array)
-    usual = pc.or_(pc.and_(pc.greater_equal(size, 1e-4), pc.less(size, 1e15)), pc.equal(size, 0.0))
+    usual = pc.or_(pc.and_(pc.greater_equal(size, 1e-4), pc.less(size, 1e10)), pc.equal(size, 0.0))
     out, _ = patched(array, usual, _usual_text, repr)
     return out
 

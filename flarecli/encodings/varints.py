@@ -54,8 +54,8 @@ def parse(raw: pa.Array) -> pa.Array:
     values = (bits << unused.astype(np.uint64)).view(np.int64) >> unused
     wrong = sizes > LONGEST
     for k in range(8, min(longest, LONGEST)):
-        byte = data[np.minimum(offsets[:-1] + k, len(data) - 1)]
-        wrong |= (sizes > k) & (byte != np.where(values < 0, 255, 0))
+        sign = data[np.minimum(offsets[:-1] + k, len(data) - 1)]
+        wrong |= (sizes > k) & (sign != np.where(values < 0, 255, 0))
     if wrong.any():
         row = int(np.argmax(wrong))
         seen = f"an integer of {sizes[row]} bytes is longer than {LONGEST}" if sizes[row] > LONGEST else "an integer does not fit int64"

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flarecli import compress
-from flarecli.encodings import BINARY, field, lookup, stored, typed
+from flarecli.encodings import BINARY, field, held, lookup, stored, typed
 from flarecli.errors import FlareError, FormatError, IntegrityError, UsageError, ValueFitError
 from flarecli.formats import spans
 from flarecli.formats.mds_index import open_dataset, parse_columns, write_index
@@ -199,8 +199,8 @@ def _refuse(shard: Shard, start: int, wrong: IntArray, what: str) -> None:
 
 
 def arrange(columns: Iterable[Column]) -> Columns:
-    """Sort columns by name, by code point. Raises UsageError for two of one name, or none at all."""
-    out = tuple(sorted(columns, key=lambda column: column.name))
+    """Sort columns by name, by code point, each as MDS holds it. Raises UsageError for two of one name, none at all, or one that it cannot hold."""
+    out = tuple(sorted((held(column, NAME) for column in columns), key=lambda column: column.name))
     if not out:
         raise UsageError("a shard without columns cannot be read back", hint="Name the columns to pack with -c.")
     for one, two in itertools.pairwise(out):

@@ -53,6 +53,7 @@ def natural(array: pa.Array, encoding: Encoding) -> tuple[pa.Array, Encoding, li
         return array, encoding, []
     if encoding.name == "varint":
         return array, lookup(name), []
+    array = array if array.type.equals(encoding.arrow) else array.cast(encoding.arrow)  # views are not for Arrow's kernels
     if name == "int":
         out, failed = texts.ints(array, _json_int if encoding.name == "json_int" else int)
     elif name == "float64":

@@ -1,0 +1,121 @@
+"""Columns recoded value by value, through Python: documents, arrays, pictures, and lists that become one of these."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from flarecli.encodings import pictures
+from flarecli.encodings.columns import typed
+from flarecli.encodings.convert import is_list, is_number, large_list
+from flarecli.encodings.names import Encoding
+from flarecli.encodings.values import as_json, decode, encode
+from flarecli.errors import FlareError, UnsafeError
+
+__all__ = ["recoded"]
+
+Failures = list[tuple[int, str]]
+_ERRORS = (FlareError, ValueError, TypeError, OverflowError, RecursionError)
+_ARRAYS = ("ndarray", "array", "tree")
+_AS_TEXT = (date, datetime, time, timedelta, Decimal, UUID)
+
+
+def recoded(array: pa.Array, encoding: Encoding, source: Encoding | None) -> tuple[pa.Array, Failures]:
+    """Bring a column to an encoding; null and (row, reason) for what does not fit.
+
+    source  the encoding that the column has; None: its values are what its type says
+    """
+    read, write = _reader(source, encoding), _writer(encoding)
+    out: list[Any] = []
+    failures: Failures = []
+    for row, value in enumerate(_values(array, encoding)):
+        out.append(None)
+        if value is None:
+            continue
+        try:
+            given = read(value)
+        except UnsafeError:
+            failures.append((row, "is a pickle, which is not decoded"))
+            continue
+        except _ERRORS:
+            failures.append((row, f"is not {'' if source is None else source.name}"))
+            continue
+        try:
+            out[-1] = write(given)
+        except _ERRORS:
+            failures.append((row, f"{_shown(given)}does not fit {encoding.name}"))
+    return typed(pa.array(out, encoding.raw), encoding), failures
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, (str, int, float, list, dict, type(None))):
+        return ""
+    shown = str(value)
+    return f"{shown if len(shown) <= 60 else shown[:57] + '…'} "
+
+
+def _values(array: pa.Array, encoding: Encoding) -> Iterator[Any]:
+    """Give a column's values; lists of numbers as numpy arrays of their own dtype where an array is asked for."""
+    if encoding.name.partition(":")[0] in _ARRAYS and is_list(array.type) and is_number(array.type.value_type) and not array.null_count:
+        lists = large_list(array)
+        offsets = lists.offsets.to_pylist()
+        if not lists.values.null_count and not pa.types.is_boolean(lists.values.type):
+            numbers = lists.values.to_numpy()
+            return (numbers[start:stop] for start, stop in itertools.pairwise(offsets))
+    return iter(array.to_pylist())
+
+
+def _reader(source: Encoding | None, encoding: Encoding) -> Callable[[Any], Any]:
+    """Choose what makes a Python value of what Arrow gives for one."""
+    if source is None:
+        return _same
+    name = source.name
+    inner, wanted = _pictures_in(source), _pictures_in(encoding)
+    if inner and inner == wanted:
+        return _same if source.item is not None else lambda data: pictures.split(name, data)
+    if source.item is not None:
+        read = _reader(source.item, encoding)
+        return lambda values: [read(value) for value in values]
+    if name == "bytes" or source.size is not None or name in ("varint", "str", "str_decimal"):
+        return _same
+    if name in ("json", "json_json") or source.is_text:
+        return lambda text: decode(source, text.encode())
+    return lambda data: decode(source, data)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _pictures_in(encoding: Encoding) -> str:
+    """Name the encoding of each of several pictures in one value; nothing for any other encoding."""
+    if encoding.item is not None:
+        return encoding.item.name if encoding.item.name in ("jpeg", "png", "pil") else ""
+    if encoding.name in ("jpeg_array", "jpegarray"):
+        return "jpeg"
+    return encoding.name[5:-1] if encoding.name.startswith("list[") else ""
+
+
+def _writer(encoding: Encoding) -> Callable[[Any], Any]:
+    """Choose what makes stored bytes of a Python value."""
+    if encoding.name == "json":
+        return lambda value: as_json(value, _plain).encode()
+    if encoding.name == "json_json":
+        return lambda value: json.dumps(as_json(value, _plain)).encode()
+    return lambda value: encode(encoding, value)
+
+
+def _plain(value: Any) -> Any:
+    """Give JSON what it has a word for: dates and decimals as people write them, arrays as lists; bytes and objects are refused."""
+    if isinstance(value, _AS_TEXT):
+        return str(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError
