@@ -16,7 +16,7 @@ FLOORS = [
     {"units", "names", "hashes", "compress", "progress"},
     {"storage", "media"},
     {"model"},
-    {"encodings", "where"},
+    {"cache", "encodings", "where"},
     {"formats"},
     {"playlists", "ingest"},
     {"read"},
@@ -31,6 +31,8 @@ LINES = 400
 DOORS = {  # `locate` opens the store that an address asks for, and data may lead from one store into another: the one ring there is
     ("flarecli.storage.location", "flarecli.storage.local"),
     ("flarecli.storage.location", "flarecli.storage.http"),
+    ("flarecli.storage.location", "flarecli.storage.objects"),
+    ("flarecli.storage.location", "flarecli.storage.anything"),
 }
 PARTS = {  # what higher floors may take from inside a room; anything else goes by the room's own file
     # writing a journal needs the local disk, a cut-off check a file in memory, links the engine below the store

@@ -19,6 +19,7 @@ __all__ = ["REDIRECTS", "Answer", "Fault", "broken", "changed", "decoded", "priv
 INFLATION = 100  # a body may inflate to so many times what was sent, and
 INFLATION_FLOOR = 16 << 20  # to this size in any case
 _STEP, _INFLATED = 1 << 14, 1 << 20  # bytes inflated at a time, and what comes of them
+_SETTLED_S = 60
 REDIRECTS = (301, 302, 303, 307, 308)
 PRIVATE_HINT = "Give --allow-private to reach it, if you trust what names it."
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
@@ -97,6 +98,19 @@ class Answer:
         """The strong ETag; a weak one says nothing about bytes, and a malformed one is never sent back."""
         etag = self.get("etag")
         return etag if _ETAG.fullmatch(etag) else ""
+
+    @property
+    def modified(self) -> str:
+        """When the file last changed, as the server says it."""
+        return self.get("last-modified")[:100]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether that was so long before this answer that a change since would show: those times are whole seconds (RFC 9110, 8.8.2.2)."""
+        try:
+            return (parsedate_to_datetime(self.get("date")) - parsedate_to_datetime(self.modified)).total_seconds() >= _SETTLED_S
+        except (ValueError, TypeError, OverflowError):
+            return False
 
     @property
     def range(self) -> tuple[int, int, int | None] | None:

@@ -35,10 +35,12 @@ _ALLOW_LOCAL = "Give --allow-local to read it, if you trust this dataset."
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the first answer said of a file."""
+    """What the first answer said of a file; `is_settled` says that the time of its last change tells versions apart."""
 
     etag: str
     size: int | None
+    modified: str = ""
+    is_settled: bool = False
 
 
 class HttpStore:
@@ -120,7 +122,16 @@ class HttpStore:
             raise FormatError("the server does not say how large it is", where=self.show(path))
         return request.total
 
+    def version(self, path: str) -> tuple[str, int]:
+        """Give what tells this version of a file from others, or empty, and its bytes."""
+        size, known = self.size(path), self._known[path]
+        return known.etag or (known.modified if known.is_settled else ""), size
+
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        if start and stop is None:  # nothing behind the last byte is nothing, and a server would call it an error
+            stop = self.size(path)
+            if start > stop:
+                raise short(stop, start).raised(self.show(path))
         return b"" if start == stop else self._read_pieces(path, [(start, stop)])[0]
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -213,8 +224,12 @@ class HttpStore:
             if answer is None:
                 continue
             if known is None:
-                known = _Known(answer.etag, request.total)
-            elif (known.etag and answer.etag not in ("", known.etag)) or (None not in (known.size, request.total) and known.size != request.total):
+                known = _Known(answer.etag, request.total, answer.modified, answer.is_settled)
+            elif (
+                (known.etag and answer.etag not in ("", known.etag))
+                or (None not in (known.size, request.total) and known.size != request.total)
+                or (known.modified and answer.modified not in ("", known.modified))
+            ):
                 raise changed().raised(self.show(path))
             if request.whole is not None:
                 self._keep(path, request.whole)

@@ -20,16 +20,18 @@ from urllib.parse import unquote, urlsplit
 
 from flarecli.errors import BusyError, FlareError, FormatError, MissingError, ReachError, UnsafeError, UsageError
 from flarecli.hashes import Sums
-from flarecli.names import check_name, is_url, scheme_of
+from flarecli.names import check_name, is_url, redact, scheme_of
 from flarecli.storage.ahead import ahead_of_file
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, locate, short_read
 
 __all__ = ["LocalStore", "SCRATCH", "made_folder", "sync_folder"]
 
 SCRATCH = ".flare"  # lock, journal and temporary files of a pack live there
+NAMED = ("http", "https", "s3", "gs", "az", "hf")  # schemes that an index may name; others only the user types
 MAPS = 128  # mapped files kept open at once
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_SCHEME_HINT = "Give --allow-local to follow it, if you trust this dataset."
 _LINK_HINT = "Give --allow-local to follow links, if you trust this dataset."
 
 
@@ -86,6 +88,8 @@ class LocalStore:
         """
         scheme = scheme_of(url)
         if is_url(url) and scheme != "file":
+            if scheme not in NAMED and not self.guard.allow_local:
+                raise UnsafeError(f"{scheme}:// is not an address that data may name", where=redact(url), hint=_SCHEME_HINT)
             # what lies here is the user's own: each address in it is a name the user gave
             parts = urlsplit(url)
             named = self.guard.named | {f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}".lower()}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeAlias
 
-from flarecli.errors import FormatError, MissingError, UnsafeError, UsageError
-from flarecli.names import check_name, is_url, local_path, redact, scheme_of
+from flarecli.errors import FormatError, MissingError, UsageError
+from flarecli.names import check_name, is_url, local_path, scheme_of
 from flarecli.storage.limits import Limits
 
-__all__ = ["Entry", "Guard", "Location", "Part", "Store", "Written", "locate"]
+__all__ = ["Entry", "Guard", "Keeper", "Location", "Part", "Store", "Written", "locate"]
 
 Part: TypeAlias = "bytes | bytearray | memoryview"
 BLOCK = 1 << 20  # bytes a read of a whole file asks for at once: large enough to stream, small enough to stay in the cache
@@ -38,12 +39,20 @@ class Guard:
     allow_local    data may name `file://`, absolute paths, paths above its own folder, and symbolic links
     named          `scheme://host:port` of addresses that the user gave: those may be private
     limits         of transfers from stores on the network; a file in one may have any size
+    keeper         what keeps copies of what comes from there, or None
     """
 
     allow_private: bool = False
     allow_local: bool = False
     named: frozenset[str] = frozenset()
     limits: Limits = field(default_factory=Limits)
+    keeper: Keeper | None = None
+
+
+class Keeper(Protocol):
+    """What keeps copies of what comes over the network: it puts a store of its own before each that is opened. Hashable, picklable."""
+
+    def over(self, store: Store) -> Store: ...
 
 
 class Store(Protocol):
@@ -87,13 +96,13 @@ class Location:
 
     @property
     def name(self) -> str:
-        """The last part of the path, without any query."""
-        return self.path.partition("?")[0].rstrip("/").rpartition("/")[2]
+        """The last part of the path, without a web address's query."""
+        return _without_query(self.path).rstrip("/").rpartition("/")[2]
 
     @property
     def folder(self) -> Location:
         """The folder that holds this file, where relative URLs in it start."""
-        return replace(self, path=self.path.partition("?")[0].rpartition("/")[0])
+        return replace(self, path=_without_query(self.path).rpartition("/")[0])
 
     def unmapped(self) -> Location:
         """Give the same address, never mapped: for files that someone may cut short while they are read."""
@@ -178,12 +187,18 @@ class Location:
         return True
 
 
+def _without_query(path: str) -> str:
+    """Keys and names of files may hold a question mark; a web address's path is the address."""
+    return path.partition("?")[0] if "://" in path else path
+
+
 def locate(address: str, guard: Guard | None = None) -> Location:
-    """Make a Location of an address that the user typed: a path, `file://`, `http://` or `https://`.
+    """Make a Location of an address that the user typed: a path, `file://`, `http(s)://`, `s3://`, `gs://`, `az://`, `hf://` and the like.
 
     A user's own address may be a private one or a symbolic link; what data names below it may not.
 
-    raises  UsageError for a scheme that no store serves
+    raises  UsageError for an address that names nothing; UnsafeError for a scheme that no store serves;
+            MissingLibraryError if the library behind it is not installed
     """
     if not address:
         raise UsageError("an address is empty", hint="Name what to read; `.` is the folder you are in.")
@@ -193,14 +208,23 @@ def locate(address: str, guard: Guard | None = None) -> Location:
         from flarecli.storage.local import LocalStore
 
         return LocalStore.locate(local_path(address), guard)
+    at = _remote(scheme, address, guard)
+    return at if guard.keeper is None else replace(at, store=guard.keeper.over(at.store))
+
+
+def _remote(scheme: str, address: str, guard: Guard) -> Location:
+    """Open the one store that serves a scheme; another library than obstore serves S3 only where the environment asks for it."""
     if scheme in ("http", "https"):
         from flarecli.storage.http import HttpStore
 
         return HttpStore.locate(address, guard)
-    hint = "Give a path, an http:// or an https:// address."
-    if scheme in ("s3", "gs", "az", "hf"):
-        raise UsageError(f"{scheme}:// is not served yet", where=redact(address), hint=hint)
-    raise UnsafeError(f"{scheme}:// is not an address that flare reads", where=redact(address), hint=hint)
+    if scheme in ("gs", "az") or (scheme == "s3" and os.environ.get("FLARE_S3", "") != "s3fs"):
+        from flarecli.storage.objects import ObjectStore
+
+        return ObjectStore.locate(address, guard)
+    from flarecli.storage.anything import AnyStore
+
+    return AnyStore.locate(address, guard)
 
 
 def short_read(where: object, start: int, stop: int, got: int) -> FormatError:

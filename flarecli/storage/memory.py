@@ -60,9 +60,10 @@ class MemoryStore:
 
     def list(self, path: str) -> Iterator[Entry]:
         prefix = f"{path}/" if path else ""
-        for name in sorted(self.files):
-            if name.startswith(prefix):
-                yield Entry(name[len(prefix) :], len(self.files[name]))
+        found = [name for name in self.files if name.startswith(prefix)]
+        if not found:
+            raise MissingError("no such file or folder", where=self.show(path))
+        yield from (Entry(name[len(prefix) :], len(self.files[name])) for name in sorted(found))
 
     def delete(self, path: str) -> None:
         self.files.pop(path, None)

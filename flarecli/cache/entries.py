@@ -1,0 +1,143 @@
+"""One kept copy: what its file holds, its name, and whether it is what it says.
+
+    0        bytes     what was fetched, n of them
+    n        JSON      {"address": …, "version": …, "part": …, "key": …}, m bytes; the address without its secrets
+    n + m    uint64    n
+    +8       uint32    m
+    +12      bytes     XXH3-128 of the n + m bytes before, 16 of them, big-endian
+    +28      bytes     "flare" and the version of this layout, 8 of them
+
+Little-endian. The name is the key, SHA-256 over the address, the version and the part, 40 hex digits of it, and the size of
+the file in hex. Nothing else is needed to say whether a copy is whole and of what, so no index can be wrong about it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import re
+import stat
+import struct
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit, urlunsplit
+
+import xxhash
+
+from flarecli.names import redact
+
+__all__ = ["NAME", "Entry", "Summing", "entry", "opened", "read_note"]
+
+NAME = re.compile(r"([0-9a-f]{40})-([0-9a-f]{1,16})")
+_TAIL = struct.Struct("<QI16s8s")
+_MAGIC = b"flare\0\0\1"
+_NOTE_BYTES = 1 << 16
+# what signs an address for a while and says nothing about what lies there
+_SIGNING = re.compile(
+    r"(?:x-amz-[a-z-]+|x-goog-[a-z-]+|signature|expires|awsaccesskeyid|googleaccessid|key-pair-id|policy"
+    r"|sig|se|sp|sv|sr|st|spr|skoid|sktid|skt|ske|sks|skv)=.*",
+    re.IGNORECASE,
+)
+
+
+class Entry(NamedTuple):
+    """A copy as it will be or is kept: its file's name, the bytes kept, and the note behind them."""
+
+    name: str
+    size: int
+    note: bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the file."""
+        return self.size + len(self.note) + _TAIL.size
+
+    @property
+    def key(self) -> str:
+        """What the name begins with."""
+        return self.name.partition("-")[0]
+
+
+def entry(address: str, version: str, part: str, size: int) -> Entry:
+    """Name a copy.
+
+    address  whole; what signs it for a while does not count
+    part     `whole`, `4096+1048576`, `raw`: what of the object is kept
+    """
+    key = hashlib.sha256("\0".join((_unsigned(address), version, part)).encode("utf-8", "surrogateescape")).hexdigest()[:40]
+    note = json.dumps({"address": redact(address)[:2000], "version": version[:500], "part": part, "key": key}).encode()
+    return Entry(f"{key}-{size + len(note) + _TAIL.size:x}", size, note)
+
+
+def _unsigned(address: str) -> str:
+    """Leave out what only says who asks, and until when."""
+    if not address.startswith(("http://", "https://")):
+        return address
+    parts = urlsplit(address)
+    query = "&".join(pair for pair in parts.query.split("&") if not _SIGNING.fullmatch(pair))
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, query, ""))
+
+
+class Summing:
+    """Sums a copy as it comes, and makes what stands behind it."""
+
+    def __init__(self, one: Entry) -> None:
+        self._entry, self._sum, self.size = one, xxhash.xxh3_128(), 0
+
+    def update(self, data: bytes | memoryview) -> None:
+        """Add the next bytes."""
+        self._sum.update(data)
+        self.size += len(data)
+
+    def end(self) -> bytes:
+        """Give the note and the tail."""
+        note = self._entry.note
+        self._sum.update(note)
+        return note + _TAIL.pack(self.size, len(note), self._sum.digest(), _MAGIC)
+
+
+def opened(folder: int, one: Entry) -> memoryview | None:
+    """Map a copy and check all of it.
+
+    folder  an open folder
+    return  the bytes kept; None if there is no such file
+    raises  ValueError if the file is not this copy, or not whole
+    """
+    try:
+        fd = os.open(one.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    except OSError as error:  # a link
+        raise ValueError("not a file") from error
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != one.file_bytes:
+            raise ValueError("not the size in its name")
+        view = memoryview(mmap.mmap(fd, found.st_size, prot=mmap.PROT_READ))
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    size, note_bytes, digest, magic = _TAIL.unpack_from(view, len(view) - _TAIL.size)
+    body = view[: -_TAIL.size]
+    if (size, note_bytes, magic) != (one.size, len(one.note), _MAGIC) or body[size:] != one.note or xxhash.xxh3_128(body).digest() != digest:
+        raise ValueError("not what was kept")
+    return body[:size]
+
+
+def read_note(folder: int, name: str) -> dict[str, Any]:
+    """Read what a copy says of itself; nothing of what is not one is believed, and nothing is summed."""
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        end = os.fstat(fd).st_size
+        tail = os.pread(fd, _TAIL.size, max(0, end - _TAIL.size))
+        size, note_bytes, _, magic = _TAIL.unpack(tail) if len(tail) == _TAIL.size else (0, 0, b"", b"")
+        if magic != _MAGIC or note_bytes > _NOTE_BYTES or size + note_bytes + _TAIL.size != end:
+            return {}
+        found = json.loads(os.pread(fd, note_bytes, size))
+        return {**found, "bytes": size} if isinstance(found, dict) else {}
+    except (OSError, ValueError):
+        return {}
+    finally:
+        os.close(fd)

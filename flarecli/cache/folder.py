@@ -1,0 +1,402 @@
+"""The folder of kept copies: room in it, what leaves first, and what to do when it cannot be used.
+
+    FOLDER/flare-1/KEY-SIZE                  a copy: see `entries`
+    FOLDER/flare-1/KEY.HOST.PID.N.part       one that is being fetched, from the first moment as large as it will be
+    FOLDER/flare-1/HOST.PID.N.room           room that a process has taken for many small ones, as large as what is left of it
+    FOLDER/flare-1/KEY.lock                  somebody fetches this one: worth waiting for
+    FOLDER/flare-1/lock                      held for the moment in which room is taken
+
+What is used is the sum of the sizes of these files, nothing else: parts and room are there before a byte is fetched, so that
+the sum never passes the limit. Locks make that exact and keep two processes from fetching the same; where a file system's
+locks do not work, every copy is still right, and the folder may pass its limit by the largest copies that its processes
+fetch at one moment. Parts whose process is gone are removed by whoever looks next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import itertools
+import os
+import socket
+import stat
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from flarecli.cache import entries
+from flarecli.cache.entries import NAME, Entry
+
+__all__ = ["CacheWarning", "Folder", "Kept", "Part", "kept"]
+
+LAYOUT = "flare-1"
+_MANY = 512  # copies from which on looking at all of them is worth saving
+_ROOM = 64 << 20  # room taken at once, at most, and
+_ROOM_SHARE = 64  # this part of the limit at most
+_BATCH_SHARE = 32  # where there are many copies, so much of the limit leaves at once
+_LOCK_S, _OTHERS_S = 2.0, 30.0  # how long the lock, and another's fetch, are waited for
+_YOUNG_S, _OLD_S = 5.0, 3600.0  # a part whose lock is free is left alone so long; one whose lock says nothing, so long
+_AGAIN_S = 30.0  # a folder that could not be written is left alone so long
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_number = itertools.count()
+_warned: set[str] = set()
+
+
+class CacheWarning(UserWarning):
+    """A cache that cannot be used; everything is read as if there were none."""
+
+
+class Kept(NamedTuple):
+    """A copy in a cache: the address without secrets, what of it, its bytes, and the seconds since it was last used."""
+
+    address: str
+    part: str
+    size: int
+    idle_s: float
+
+
+def _host() -> str:
+    """Tell this machine, boot and process namespace from others: only here does a process id mean a process."""
+    words = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        words.append(os.readlink("/proc/self/ns/pid"))
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        words.append(file.read())
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
+
+
+class Folder:
+    """A cache's folder as one process sees it. Nothing here raises: what cannot be done is not done, and warned of once."""
+
+    def __init__(self, path: str, limit: int) -> None:
+        self.path, self.limit = os.path.join(os.path.abspath(path), LAYOUT), limit
+        self._given, self._pid, self._fd = path, 0, -1
+        self._room, self._room_bytes = -1, 0
+        self._not_before = 0.0
+        self._host = _host()
+
+    # -- the folder itself
+
+    @property
+    def fd(self) -> int:
+        """The open folder; -1 while it cannot be used."""
+        if self._pid != os.getpid():
+            if self._room >= 0:  # the parent's
+                os.close(self._room)
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._pid, self._fd, self._room, self._room_bytes = os.getpid(), -1, -1, 0
+            self._open()
+        return self._fd
+
+    def _open(self) -> None:
+        try:
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.path, 0o700)
+            fd = os.open(self.path, _FOLDER)
+        except OSError as error:
+            self.warn(_words(error))
+            return
+        found = os.fstat(fd)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:  # another user could feed us data
+            os.close(fd)
+            self.warn("it belongs to another user, or others may write to it")
+            return
+        self._fd = fd
+
+    def warn(self, why: str) -> None:
+        """Say once, for each folder and process, that the cache is not used."""
+        self._not_before = time.monotonic() + _AGAIN_S
+        if self.path not in _warned:
+            _warned.add(self.path)
+            warnings.warn(f"the cache in {self._given} is not used: {why}", CacheWarning, stacklevel=2)
+
+    # -- copies
+
+    def open(self, one: Entry) -> memoryview | None:
+        """Map a copy that is there and right. One that is wrong is removed."""
+        if self.fd < 0:
+            return None
+        try:
+            return entries.opened(self._fd, one)
+        except ValueError:
+            self.remove(one.name)
+            return None
+
+    def touch(self, name: str) -> bool:
+        """Note that a copy is used; False if it is gone."""
+        try:
+            os.utime(name, dir_fd=self._fd)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def remove(self, name: str) -> None:
+        """Remove a copy; whoever reads it goes on reading."""
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=self._fd)
+
+    # -- room
+
+    def part(self, one: Entry) -> Part | None:
+        """Take room for a copy, and make the file that it is fetched into. None if it cannot be kept."""
+        if self.fd < 0 or one.file_bytes > self.limit or time.monotonic() < self._not_before:
+            return None
+        part = None
+        try:
+            with self.locked():
+                if not self._take(one.file_bytes):
+                    return None
+                part = self._make(f"{one.key}.", "part", one.file_bytes)
+            os.posix_fallocate(part.fd, 0, one.file_bytes)  # a full disk is noticed before anything is fetched
+        except OSError as error:
+            if part is not None and error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
+                return part
+            if part is not None:
+                part.drop()
+            if error.errno == errno.ENOENT:  # somebody removed the folder
+                self._pid = 0
+            else:
+                self.warn(_words(error))
+            return None
+        return part
+
+    def _make(self, start: str, end: str, size: int) -> Part:
+        """Make a file of this size that no other process has; it is locked while this one lives."""
+        name = f"{start}{self._host}.{os.getpid()}.{next(_number)}.{end}"
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        part = Part(self, name, fd)
+        try:
+            os.ftruncate(fd, size)
+        except OSError:
+            part.drop()
+            raise
+        return part
+
+    def _take(self, size: int) -> bool:
+        """Find room, of this process's own or by letting the coldest go."""
+        if self._room_bytes >= size:
+            self._room_bytes -= size
+            os.ftruncate(self._room, self._room_bytes)
+            return True
+        used, copies = self._look()
+        room = min(_ROOM, self.limit // _ROOM_SHARE) if len(copies) > _MANY and size < self.limit // _ROOM_SHARE else 0
+        wanted = max(0, room - self._room_bytes)
+        excess = used + size + wanted - self.limit
+        if excess > 0:
+            batch = self.limit // _BATCH_SHARE if len(copies) > _MANY else 0
+            excess -= self._let_go(copies, excess + batch)
+        if excess > wanted:
+            return False
+        if wanted and excess <= 0:
+            if self._room < 0:
+                self._room = self._make("", "room", 0).fd
+            self._room_bytes += wanted
+            os.ftruncate(self._room, self._room_bytes)
+        return True
+
+    def _look(self) -> tuple[int, list[tuple[str, int]]]:
+        """Give the bytes used, and each copy with its size; remove what dead processes left."""
+        used, copies = 0, []
+        with os.scandir(self._fd) as found:
+            for file in found:
+                match = NAME.fullmatch(file.name)
+                if match:
+                    size = int(match[2], 16)
+                    copies.append((file.name, size))
+                else:
+                    size = self._left(file.name)
+                used += size
+        return used, copies
+
+    def _left(self, name: str) -> int:
+        """Give the size of a file that is no copy; one that its process has left behind is removed."""
+        try:
+            found = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+            if name.endswith((".part", ".room", ".lock")) and stat.S_ISREG(found.st_mode) and self._is_left(name, found):
+                os.unlink(name, dir_fd=self._fd)
+                return 0
+            return found.st_size if stat.S_ISREG(found.st_mode) else 0
+        except OSError:
+            return 0
+
+    def _is_left(self, name: str, found: os.stat_result) -> bool:
+        words = name.split(".")
+        if len(words) >= 4 and words[-4] == self._host and words[-3].isdecimal():
+            try:
+                os.kill(int(words[-3]), 0)
+            except ProcessLookupError:
+                return True
+            except OSError:
+                return False
+        age = abs(time.time() - found.st_mtime)  # a clock may jump
+        if age < _YOUNG_S:
+            return False
+        try:
+            fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._fd)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # locks say nothing here
+            return age > _OLD_S
+        finally:
+            os.close(fd)
+        return True
+
+    def _let_go(self, copies: list[tuple[str, int]], wanted: int) -> int:
+        """Remove the coldest copies until so many bytes are free; a time of use that lies ahead is of a clock that was wrong."""
+        now, order = time.time(), []
+        for name, size in copies:
+            with contextlib.suppress(OSError):
+                used = os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_mtime
+                order.append((used if used <= now + 1 else 0.0, name, size))
+        freed = 0
+        for _, name, size in sorted(order):
+            if freed >= wanted:
+                break
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self._fd)
+                freed += size
+        return freed
+
+    # -- locks, which save work and never decide what is right
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder's lock, or go on without it after a while."""
+        fd = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+        try:
+            _lock(fd, _LOCK_S)
+            yield
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def turn(self, one: Entry) -> Iterator[None]:
+        """Wait while another process or thread fetches this copy, for a while."""
+        try:
+            fd = os.open(f"{one.key}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
+        except (OSError, ValueError):
+            yield
+            return
+        try:
+            is_mine = _lock(fd, _OTHERS_S)
+            yield
+            if is_mine:
+                self.remove(f"{one.key}.lock")
+        finally:
+            os.close(fd)
+
+
+class Part:
+    """A file that a copy is fetched into; its name is no copy's."""
+
+    def __init__(self, folder: Folder, name: str, fd: int) -> None:
+        self._folder, self._name, self.fd, self._at = folder, name, fd, 0
+
+    def write(self, data: bytes | memoryview) -> bool:
+        """Write the next bytes; False, and the part is dropped, if that fails."""
+        view = memoryview(data)
+        try:
+            while view:
+                done = os.pwrite(self.fd, view, self._at)
+                view, self._at = view[done:], self._at + done
+        except OSError as error:
+            self._folder.warn(_words(error))
+            self.drop()
+            return False
+        return True
+
+    def publish(self, one: Entry) -> bool:
+        """Give the whole file its own name; False if that fails."""
+        folder = self._folder.fd
+        try:
+            with self._folder.locked():  # a listing that somebody takes room by could miss a file that changes its name meanwhile
+                os.rename(self._name, one.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):  # else somebody took this process for dead
+                self._folder.warn(_words(error))
+            self.drop()
+            return False
+        self._close()
+        return True
+
+    def drop(self) -> None:
+        """Remove the file."""
+        if self.fd >= 0:
+            self._folder.remove(self._name)
+            self._close()
+
+    def _close(self) -> None:
+        os.close(self.fd)
+        self.fd = -1
+
+
+def _lock(fd: int, seconds: float) -> bool:
+    """Lock a file, for which so long is waited; False if it is not locked."""
+    deadline, pause = time.monotonic() + seconds, 0.0005
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+        except OSError:
+            return False
+
+
+def _words(error: OSError) -> str:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "the disk is full" if full else os.strerror(error.errno or 0).lower()
+
+
+def kept(path: str) -> Iterator[Kept]:
+    """Give every copy in a cache's folder, in no order; nothing where there is none."""
+    try:
+        folder = os.open(os.path.join(path, LAYOUT), _FOLDER)
+    except OSError:
+        return
+    try:
+        now = time.time()
+        for name in os.listdir(folder):
+            if not NAME.fullmatch(name):
+                continue
+            with contextlib.suppress(OSError):
+                note: dict[str, Any] = entries.read_note(folder, name)
+                idle = max(0.0, now - os.stat(name, dir_fd=folder).st_mtime)
+                yield Kept(str(note.get("address", "?")), str(note.get("part", "?")), int(name.partition("-")[2], 16), idle)
+    finally:
+        os.close(folder)
+
+
+_folders: dict[tuple[str, int], Folder] = {}
+_lock_of_folders = threading.Lock()
+
+
+def shared(path: str, limit: int) -> Folder:
+    """Give the process's own view of a folder."""
+    with _lock_of_folders:
+        return _folders.setdefault((os.path.abspath(path), limit), Folder(path, limit))
+
+
+def _forked() -> None:
+    global _lock_of_folders
+    _lock_of_folders = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)

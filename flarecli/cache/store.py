@@ -1,0 +1,358 @@
+"""A store before another one: what was fetched once is read from the cache's folder.
+
+Ranges of an object are kept as blocks of BLOCK bytes, each a file; whoever reads an object through, or has used half of its
+blocks and would map it, gets it as one file, which takes their place. The version of each object is asked for once in a
+process; what the server cannot tell apart by a version is not kept. Every copy is checked when it is first used in a
+process; one that is wrong is fetched again, once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from flarecli.cache import folder as folders
+from flarecli.cache.entries import Entry, Summing, entry
+from flarecli.errors import FormatError, IntegrityError
+from flarecli.storage import Entry as Listed
+from flarecli.storage import Location, Part, Store, Written, side_by_side
+
+__all__ = ["BLOCK", "Cache", "CachedStore"]
+
+T = TypeVar("T")
+BLOCK = 1 << 20  # bytes of an object that are kept and fetched together
+_RUN = 8 << 20  # bytes that one request fetches
+_JOBS = 8  # requests for one read
+_OPEN, _OPEN_BYTES = 1024, 256 << 20  # copies that stay mapped
+_WORTH = 1 << 16  # a copy that is worth waiting for when somebody else fetches it
+_LOOK_S = 1.0  # how often it is noted that a copy is in use, and found out that it is gone
+_SHARE = 4  # an object larger than this part of the limit is never kept whole
+_MANY = 1 << 16  # objects whose use is remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A folder and the bytes that it may hold. Give it to a Guard as its keeper."""
+
+    folder: str
+    limit: int = 10 * 10**9
+
+    def over(self, store: Store) -> Store:
+        """Put the cache before a store on the network."""
+        return store if store.is_local or isinstance(store, CachedStore) else CachedStore(store, self)
+
+
+class CachedStore:
+    """A store on the network, read through a cache. Picklable, and right in forked processes."""
+
+    is_local = False
+
+    def __init__(self, store: Store, cache: Cache, maps: bool = True) -> None:
+        self.store, self.cache, self._maps = store, cache, maps
+        self._folder = folders.shared(cache.folder, cache.limit)
+        self._versions: dict[str, tuple[str, int]] = {}
+        self._used: dict[str, set[int]] = {}
+        self._open: dict[str, tuple[memoryview, float]] = {}  # name -> bytes, and when it was last looked at; the coldest first
+        self._open_bytes = 0
+        self._bad: set[str] = set()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return CachedStore, (self.store, self.cache, self._maps)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CachedStore) and (self.store, self.cache) == (other.store, other.cache)
+
+    def __hash__(self) -> int:
+        return hash((self.store, self.cache))
+
+    # -- what the cache has no part in
+
+    def show(self, path: str) -> str:
+        return self.store.show(path)
+
+    def child(self, path: str, name: str) -> str:
+        return self.store.child(path, name)
+
+    def join(self, path: str, url: str) -> Location:
+        at = self.store.join(path, url)
+        return replace(at, store=self if at.store == self.store else self.cache.over(at.store))
+
+    def write(self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True) -> Written:
+        self._versions.pop(path, None)
+        return self.store.write(path, parts, hashes, replace)
+
+    def delete(self, path: str) -> None:
+        self._versions.pop(path, None)
+        self.store.delete(path)
+
+    def unmapped(self) -> CachedStore:
+        """Give the same files, never mapped."""
+        return CachedStore(self.store, self.cache, maps=False)
+
+    # -- reading
+
+    def version(self, path: str) -> tuple[str, int]:
+        """Give what tells this version of a file from others, or empty, and its bytes. It is asked for once."""
+        known = self._versions.get(path)
+        if known is None:
+            if len(self._versions) >= _MANY:
+                self._versions.clear()
+            ask = getattr(self.store, "version", None)
+            known = self._versions[path] = ask(path) if ask is not None else ("", self.store.size(path))
+        return known
+
+    def size(self, path: str) -> int:
+        return self.store.size(path) if path not in self._versions else self._versions[path][1]
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        if start == stop:
+            return b""
+        return self._of_one_version(path, lambda: self._ranges(path, [(start, stop)])[0])
+
+    def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return self._of_one_version(path, lambda: self._ranges(path, ranges)) if ranges else []
+
+    def _of_one_version(self, path: str, call: Callable[[], T]) -> T:
+        """Read; what has changed since its version was asked for is begun again, unless something was given before."""
+        fresh = path not in self._versions
+        try:
+            return call()
+        except IntegrityError:
+            self._versions.pop(path, None)
+            if not fresh:
+                raise
+        return call()
+
+    def _ranges(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> list[bytes]:
+        version, size = self.version(path)
+        wanted = [(start, size if stop is None else stop) for start, stop in ranges]
+        past = max(max(pair) for pair in wanted)
+        if past > size:
+            message = f"ends at byte {size}, {past} are needed"
+            raise FormatError(message, where=self.show(path), hint="The file was cut short; fetch or pack it again.")
+        if not version or self._folder.fd < 0:
+            return self.store.read_many(path, wanted)
+        whole = self._kept(self._entry(path, "whole"))
+        if whole is not None:
+            return [bytes(whole[start:stop]) for start, stop in wanted]
+        needed = sorted({k for start, stop in wanted if start < stop for k in range(start // BLOCK, (stop - 1) // BLOCK + 1)})
+        if len(self._used) >= _MANY:
+            self._used.clear()
+        self._used.setdefault(path, set()).update(needed)
+        blocks = self._blocks(path, needed)
+        return [_cut(blocks, start, stop) for start, stop in wanted]
+
+    def _entry(self, path: str, part: str, size: int | None = None) -> Entry:
+        version, whole = self.version(path)
+        address = path if "://" in path else self.store.show(path)
+        return entry(address, version, part, whole if size is None else size)
+
+    def _block(self, path: str, k: int) -> Entry:
+        size = self.version(path)[1]
+        bytes_here = min(BLOCK, size - k * BLOCK)
+        return self._entry(path, f"{k * BLOCK}+{bytes_here}" if size > BLOCK else "whole", bytes_here)
+
+    def _kept(self, one: Entry) -> memoryview | None:
+        """Give a copy that is kept, from memory or the folder."""
+        held = self._open.pop(one.name, None)
+        now = time.monotonic()
+        if held is not None:
+            view, looked = held
+            if now - looked < _LOOK_S or self._folder.touch(one.name):
+                self._open[one.name] = view, looked if now - looked < _LOOK_S else now
+                return view
+            self._open_bytes -= len(view)  # it has left: its bytes are good, but they count for nobody's limit
+        found = self._folder.open(one)
+        if found is not None:
+            self._folder.touch(one.name)
+            self._open[one.name] = found, now
+            self._open_bytes += len(found)
+            while len(self._open) > _OPEN or (self._open_bytes > _OPEN_BYTES and len(self._open) > 1):
+                self._open_bytes -= len(self._open.pop(next(iter(self._open)))[0])
+        return found
+
+    def _blocks(self, path: str, needed: Sequence[int]) -> dict[int, bytes | memoryview]:
+        """Give blocks by their number; those that are not kept are fetched, neighbours together, and kept."""
+        found: dict[int, bytes | memoryview] = {}
+        names = {k: self._block(path, k) for k in needed}
+        for k, one in names.items():
+            view = self._kept(one)
+            if view is not None:
+                found[k] = view
+        missing = [k for k in needed if k not in found]
+        if not missing:
+            return found
+        if len(missing) * BLOCK < _WORTH:
+            return found | self._fetched(path, missing, names)
+        with self._folder.turn(names[missing[0]]):
+            for k in list(missing):  # somebody may have been faster
+                view = self._kept(names[k])
+                if view is not None:
+                    found[k] = view
+                    missing.remove(k)
+            return found | self._fetched(path, missing, names)
+
+    def _fetched(self, path: str, missing: Sequence[int], names: dict[int, Entry]) -> dict[int, bytes | memoryview]:
+        runs: list[list[int]] = []
+        for k in missing:
+            if runs and k == runs[-1][-1] + 1 and len(runs[-1]) * BLOCK < _RUN:
+                runs[-1].append(k)
+            else:
+                runs.append([k])
+        size = self.version(path)[1]
+        parts = {k: self._folder.part(names[k]) if names[k].name not in self._bad else None for k in missing}
+        try:
+            spans = [(run[0] * BLOCK, min(size, (run[-1] + 1) * BLOCK)) for run in runs]
+            data = side_by_side(lambda span: self.store.read(path, *span), spans, _JOBS)
+            out: dict[int, bytes | memoryview] = {}
+            for run, read in zip(runs, data, strict=True):
+                for i, k in enumerate(run):
+                    out[k] = memoryview(read)[i * BLOCK : (i + 1) * BLOCK]
+                    part = parts.pop(k)
+                    if part is not None:
+                        _keep(part, names[k], [out[k]])
+            return out
+        finally:
+            for part in parts.values():
+                if part is not None:
+                    part.drop()
+
+    def map(self, path: str) -> memoryview | None:
+        """Map an object that is kept whole; one that is small, or half used already, is fetched for that."""
+        if not self._maps:
+            return None
+        return self._of_one_version(path, lambda: self._mapped(path))
+
+    def _mapped(self, path: str) -> memoryview | None:
+        version, size = self.version(path)
+        if not version or self._folder.fd < 0:
+            return None
+        one = self._entry(path, "whole")
+        view = self._kept(one)
+        if view is not None:
+            return view
+        if size <= BLOCK or 2 * len(self._used.get(path, ())) * BLOCK > size:
+            return self._whole(path, one)
+        return None
+
+    def keep(self, path: str) -> bool:
+        """Fetch an object whole, so that it can be mapped; False if it cannot be kept."""
+        return self._of_one_version(path, lambda: self._whole(path, self._entry(path, "whole")) is not None)
+
+    def _whole(self, path: str, one: Entry) -> memoryview | None:
+        size = one.size
+        if not self.version(path)[0] or (size > BLOCK and size * _SHARE > self.cache.limit):
+            return None
+        with self._folder.turn(one):
+            view = self._kept(one)
+            if view is not None:
+                return view
+            part = self._folder.part(one)
+            if part is None:
+                return None
+            numbers = range(-(-size // BLOCK))
+            groups = [list(numbers[i : i + _RUN // BLOCK]) for i in range(0, len(numbers), _RUN // BLOCK)]
+            done = _keep(part, one, (piece for group in groups for piece in self._pieces(path, group)))
+        if done and size > BLOCK:
+            for k in numbers:
+                self._folder.remove(self._block(path, k).name)
+        return self._kept(one) if done else None
+
+    def _pieces(self, path: str, group: Sequence[int]) -> list[bytes | memoryview]:
+        """Give neighbouring blocks: those that are kept, and the run between them that is not."""
+        kept = {k: self._kept(self._block(path, k)) for k in group}
+        missing = [k for k in group if kept[k] is None]
+        if not missing:
+            return [view for view in kept.values() if view is not None]
+        read = self.store.read(path, group[0] * BLOCK, min(self.version(path)[1], (group[-1] + 1) * BLOCK))
+        return [read]
+
+    def blocks(self, path: str, size: int) -> Iterator[bytes]:
+        """Read bytes 0..size in order; an object read to its end is kept whole."""
+        fresh = path not in self._versions
+        version, found = self.version(path)
+        one = self._entry(path, "whole")
+        if not version or found != size or self._folder.fd < 0:
+            yield from _streamed(self.store, path, size)
+            return
+        view = self._kept(one)
+        if view is None and size <= BLOCK:
+            yield self.read(path, 0, size)
+            return
+        if view is not None:
+            yield from (bytes(view[at : at + BLOCK]) for at in range(0, size, BLOCK))
+            return
+        part = self._folder.part(one) if size * _SHARE <= self.cache.limit else None
+        if part is None:
+            yield from _streamed(self.store, path, size)
+            return
+        sums, goes_on = Summing(one), True
+        try:
+            for data in _streamed(self.store, path, size):
+                sums.update(data)
+                goes_on = goes_on and part.write(data)
+                yield data
+            if goes_on and sums.size == size and part.write(sums.end()):
+                part.publish(one)
+        except IntegrityError:
+            self._versions.pop(path, None)
+            if not fresh or sums.size:
+                raise
+            part.drop()
+            yield from self.blocks(path, self.version(path)[1])
+        finally:
+            part.drop()
+
+    def derived(self, path: str, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]) -> memoryview | None:
+        """Give what is made of an object, such as its decompressed bytes, kept in its place.
+
+        kind  what was made of it, and how: `zstd`
+        size  bytes of that
+        make  makes them; called where they are not kept yet
+        return  None where it cannot be kept: nothing was made then
+        """
+        if not self.version(path)[0] or size * _SHARE > self.cache.limit:
+            return None
+        one = self._entry(path, kind, size)
+        view = self._kept(one)
+        if view is not None:
+            return view
+        with self._folder.turn(one):
+            view = self._kept(one)
+            part = self._folder.part(one) if view is None else None
+            if part is None:
+                return view
+            return self._kept(one) if _keep(part, one, make()) else None
+
+    def list(self, path: str) -> Iterator[Listed]:
+        return self.store.list(path)
+
+
+def _keep(part: folders.Part, one: Entry, pieces: Iterable[bytes | memoryview]) -> bool:
+    """Write a copy and give it its name; False, and nothing is left, if that fails or it has another size."""
+    sums = Summing(one)
+    try:
+        for piece in pieces:
+            sums.update(piece)
+            if sums.size > one.size or not part.write(piece):
+                return False
+        return sums.size == one.size and part.write(sums.end()) and part.publish(one)
+    finally:
+        part.drop()
+
+
+def _streamed(store: Store, path: str, size: int) -> Iterator[bytes]:
+    """Read a file in order, by one request where the store can."""
+    return Location(store, path).blocks(size)
+
+
+def _cut(blocks: dict[int, bytes | memoryview], start: int, stop: int) -> bytes:
+    """Put a range together out of blocks."""
+    first, last = start // BLOCK, (stop - 1) // BLOCK
+    if start >= stop:
+        return b""
+    if first == last:
+        return bytes(blocks[first][start - first * BLOCK : stop - first * BLOCK])
+    return b"".join(blocks[k][max(0, start - k * BLOCK) : stop - k * BLOCK] for k in range(first, last + 1))

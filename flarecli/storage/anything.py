@@ -1,0 +1,258 @@
+"""Every other place that fsspec knows: Hugging Face, FTP, SFTP, SMB, HDFS, memory; and S3 through s3fs where FLARE_S3=s3fs asks for it.
+
+One adapter for all of them, with the verbs and the errors of every store. A library's chains (`simplecache::…`, `zip://`) and
+its own ways to local files are not served: an address is one scheme and one path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, MissingLibraryError, ReachError, UnsafeError, UsageError
+from flarecli.hashes import Sums
+from flarecli.names import redact, redact_text, scheme_of
+from flarecli.storage import keys
+from flarecli.storage.answers import changed
+from flarecli.storage.location import Entry, Guard, Location, Part, Written, short_read
+from flarecli.storage.threads import alone, side_by_side
+
+__all__ = ["AnyStore"]
+
+T = TypeVar("T")
+SERVED = {  # scheme -> what installs the library behind it, where fsspec alone does not serve it
+    "abfs": "adlfs", "box": "boxfs", "dropbox": "dropboxdrivefs", "ftp": "", "gcs": "gcsfs", "gdrive": "gdrive_fsspec", "hdfs": "pyarrow",
+    "hf": "huggingface_hub", "memory": "", "oci": "ocifs", "oss": "ossfs", "s3": "s3fs", "sftp": "paramiko", "smb": "smbprotocol",
+    "webdav": "webdav4", "webhdfs": "requests",
+}  # fmt: skip
+_WHOLE = ("abfs", "gcs", "hf", "memory", "oci", "oss", "s3")  # where a file appears when its upload has ended
+_SIGNS = (
+    "ETag",
+    "etag",
+    "e_tag",
+    "md5",
+    "blob_id",
+    "mtime",
+    "modified",
+    "modify",
+    "LastModified",
+    "last_commit",
+    "created",
+)  # what tells versions apart
+_BLOCK = 8 << 20
+_KNOWN = 1 << 16
+_DENIED = ("NoCredentialsError", "PartialCredentialsError", "LoginError", "AuthenticationException", "GatedRepoError", "error_perm")
+
+
+class AnyStore:
+    """The files of one file system of fsspec; the path of a Location is fsspec's own path there.
+
+    address  what the user typed, with its secrets: it says how to connect, and is never shown
+
+    Picklable, and right in forked processes and many threads: each has a file system of its own.
+    """
+
+    is_local = False
+
+    def __init__(self, address: str, guard: Guard) -> None:
+        self.address, self.guard, self.scheme = address, guard, scheme_of(address)
+        self._known: dict[str, tuple[str, int]] = {}
+        self._mine = threading.local()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return AnyStore, (self.address, self.guard)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AnyStore) and (self.address, self.guard) == (other.address, other.guard)
+
+    def __hash__(self) -> int:
+        return hash((self.address, self.guard))
+
+    @classmethod
+    def locate(cls, address: str, guard: Guard) -> Location:
+        """Make a Location of an address that the user typed.
+
+        raises  UnsafeError for a scheme that is not served; MissingLibraryError if its library is not installed
+        """
+        scheme = scheme_of(address)
+        if scheme not in SERVED:
+            hint = "Give a path, or an http://, https://, s3://, gs://, az:// or hf:// address."
+            raise UnsafeError(f"{scheme}:// is not an address that flare reads", where=redact(address), hint=hint)
+        store = cls(scheme + address[len(scheme) :], guard)
+        return Location(store, store.of_kind()._strip_protocol(store.address).strip("/"))
+
+    def of_kind(self) -> Any:
+        """Give the class of the file system."""
+        install = f"pip install {' '.join(('fsspec', SERVED[self.scheme])).strip()}"
+        try:
+            return importlib.import_module("fsspec").get_filesystem_class(self.scheme)
+        except ImportError:
+            raise MissingLibraryError(f"the library behind {self.scheme}:// is not installed", where=redact(self.address), hint=install) from None
+
+    def _files(self) -> Any:
+        """Open the file system for this process and thread: not all of them may be shared."""
+        if getattr(self._mine, "pid", 0) != os.getpid():
+            kind = self.of_kind()
+            options = dict(kind._get_kwargs_from_urls(self.address))
+            if self.scheme == "s3":
+                options |= {"anon": True} if os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true") else {}
+            if self.scheme in ("ftp", "sftp"):
+                options.setdefault("timeout", self.guard.limits.timeout_s)
+            options |= {"use_listings_cache": False, "skip_instance_cache": True}
+            self._mine.files, self._mine.pid = kind(**options), os.getpid()
+        return self._mine.files
+
+    @property
+    def home(self) -> str:
+        """The address of everything that absolute addresses in data may name: a bucket, a host, a repository."""
+        scheme, _, rest = redact(self.address).partition("://")
+        return f"{scheme}://{'/'.join(rest.lstrip('/').split('/')[: 3 if scheme == 'hf' else 1])}/"
+
+    def show(self, path: str) -> str:
+        return f"{self.home}{path}" if self.scheme in ("ftp", "sftp", "smb", "hdfs", "webhdfs", "webdav") else f"{self.scheme}://{path}"
+
+    def child(self, path: str, name: str) -> str:
+        return f"{path}/{name}" if path else name
+
+    def join(self, path: str, url: str) -> Location:
+        """Resolve what data names: see `keys`."""
+        if scheme_of(url) == self.scheme and url.startswith(self.home):
+            below = self.of_kind()._strip_protocol(url).strip("/")
+            return Location(self, keys.checked(below, self.show(path)))
+        return keys.join(self, self.home, path, url, self.guard)
+
+    def map(self, path: str) -> memoryview | None:
+        return None
+
+    def _path(self, path: str) -> str:
+        return f"/{path}" if self.of_kind().root_marker == "/" else path
+
+    def _do(self, path: str, call: Callable[[Any, str], T]) -> T:
+        """Call the file system; give its errors the store's own words, and nothing of what they hold."""
+        try:
+            return call(self._files(), self._path(path))
+        except FlareError:
+            raise
+        except FileNotFoundError:
+            raise MissingError("nothing is there", where=self.show(path)) from None
+        except IsADirectoryError:
+            raise FormatError("a folder where a file is needed", where=self.show(path)) from None
+        except ImportError:
+            raise MissingLibraryError(
+                f"the library behind {self.scheme}:// is not whole", where=self.show(path), hint=f"pip install {SERVED[self.scheme]}"
+            ) from None
+        except Exception as error:
+            kind = type(error).__name__
+            if isinstance(error, PermissionError) or kind in _DENIED:
+                hint = "Check the credentials, and that they may do this."
+                raise ReachError(f"permission denied ({kind})", where=self.show(path), hint=hint) from None
+            raise ReachError(f"{self.scheme} fails: {self._said(error)}", where=self.show(path)) from None
+
+    def _said(self, error: Exception) -> str:
+        """Give a library's own words in one line, without the secrets of the address."""
+        text = redact_text(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
+        password = unquote(keys.user_info(self.address).partition(":")[2])
+        return text.replace(password, "…") if password else text
+
+    # -- reading
+
+    def _look(self, path: str) -> tuple[str, int]:
+        """Ask which version there is, and hold it against what is known. Raises IntegrityError if it is another."""
+        info = self._do(path, lambda files, name: files.info(name))
+        if info.get("type") == "directory" or info.get("size") is None:
+            raise FormatError("a folder where a file is needed", where=self.show(path))
+        found = str(next((info[sign] for sign in _SIGNS if info.get(sign)), "")), int(info["size"])
+        if self._known.setdefault(path, found) != found:
+            raise changed().raised(self.show(path))
+        if len(self._known) > _KNOWN:
+            self._known = {path: found}
+        return found
+
+    def size(self, path: str) -> int:
+        return self.version(path)[1]
+
+    def version(self, path: str) -> tuple[str, int]:
+        """Give what tells this version of a file from others, or empty, and its bytes."""
+        return self._known.get(path) or alone(lambda: self._look(path))
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        return b"" if start == stop else self._read(path, [(start, stop)])[0]
+
+    def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        wanted = [(start, stop) for start, stop in ranges if start != stop]
+        data = iter(self._read(path, wanted) if wanted else ())
+        return [next(data) if start != stop else b"" for start, stop in ranges]
+
+    def _read(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> list[bytes]:
+        """Read ranges, all of one version: it is looked at before and after."""
+        fresh = path not in self._known
+        try:
+            return self._ranges(path, ranges)
+        except IntegrityError:
+            if not fresh:
+                raise
+            self._known.pop(path, None)
+        return self._ranges(path, ranges)
+
+    def _ranges(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> list[bytes]:
+        size = self.version(path)[1]
+        wanted = [(start, size if stop is None else stop) for start, stop in ranges]
+        past = max(max(pair) for pair in wanted)
+        if past > size:
+            raise short_read(self.show(path), 0, past, size)
+
+        def read(pair: tuple[int, int]) -> bytes:
+            return b"" if pair[0] == pair[1] else bytes(self._do(path, lambda files, name: files.cat_file(name, start=pair[0], end=pair[1])))
+
+        data = side_by_side(read, wanted, self.guard.limits.jobs)
+        for one, (start, stop) in zip(data, wanted, strict=True):
+            if len(one) != stop - start:
+                raise short_read(self.show(path), start, stop, len(one))
+        alone(lambda: self._look(path))
+        return data
+
+    def list(self, path: str) -> Iterator[Entry]:
+        found = alone(lambda: self._do(path, lambda files, name: files.find(name, detail=True)))
+        top = self._path(path).strip("/")
+        entries = [Entry(str(name).strip("/")[len(top) + 1 if top else 0 :], int(info.get("size") or 0)) for name, info in found.items()]
+        entries = sorted((entry for entry in entries if entry.name), key=lambda entry: entry.name.encode("utf-8", "surrogateescape"))
+        if not entries:
+            raise MissingError("nothing is there", where=self.show(path))
+        yield from entries
+
+    # -- writing
+
+    def write(self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True) -> Written:
+        """Write a file; it is collected on the local disk first, so that a half one never leaves this machine."""
+        sums = Sums(hashes)
+        with tempfile.NamedTemporaryFile(prefix="flare-upload-") as file:
+            for part in parts:
+                file.write(part)
+                sums.update(part)
+            file.flush()
+            alone(lambda: self._do(path, lambda files, name: self._put(files, name, file.name, path, replace)))
+        self._known.pop(path, None)
+        return Written(sums.size, sums.hex())
+
+    def _put(self, files: Any, name: str, source: str, path: str, replace: bool) -> None:
+        if not replace and files.exists(name):
+            raise UsageError("something is there already", where=self.show(path))
+        if self.scheme not in ("s3", "gcs", "memory"):
+            files.makedirs(name.rpartition("/")[0] or "/", exist_ok=True)
+        if self.scheme in _WHOLE:
+            files.put_file(source, name)
+            return
+        part = f"{name}.{os.getpid()}.part"
+        files.put_file(source, part)
+        files.mv(part, name)
+
+    def delete(self, path: str) -> None:
+        with contextlib.suppress(MissingError):
+            alone(lambda: self._do(path, lambda files, name: files.rm_file(name)))
+        self._known.pop(path, None)

@@ -1,0 +1,82 @@
+"""Addresses of objects: a scheme, a bucket and a key, and what data in one object may name.
+
+A key is opaque: `%20`, `?` and `#` in it are themselves. What a playlist or an index names is a plain path below its own
+folder, an object of the same bucket by its whole address, or an http(s) address; anything else only the user may name.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import replace
+from typing import NamedTuple
+
+from flarecli.errors import UnsafeError, UsageError
+from flarecli.names import check_name, is_url, local_path, redact, scheme_of
+from flarecli.storage.http import HttpStore
+from flarecli.storage.location import Guard, Location, Store, locate
+
+__all__ = ["Object", "checked", "join", "parse", "user_info"]
+
+_ALLOW = "Give --allow-local to read it, if you trust this dataset."
+
+
+class Object(NamedTuple):
+    """An object's address: `s3`, the bucket, the key."""
+
+    scheme: str
+    bucket: str
+    key: str
+
+
+def parse(address: str) -> Object:
+    """Take `SCHEME://BUCKET/KEY` apart; nothing in the key is decoded, and slashes at its end are left out.
+
+    raises  UsageError for an address without a bucket, or with user info: secrets belong in the environment
+    """
+    scheme, _, rest = address.partition("://")
+    bucket, _, key = rest.partition("/")
+    shown = redact(address)
+    if "@" in bucket:
+        raise UsageError("the address holds user info", where=f"{scheme}://…", hint="Give credentials in the environment, such as AWS_ACCESS_KEY_ID.")
+    if not bucket or not bucket.isprintable() or any(sign in bucket for sign in "?#%\\ :"):
+        raise UsageError("the address names no bucket", where=shown, hint=f"Write it like {scheme}://bucket/folder.")
+    return Object(scheme.lower(), bucket, key.strip("/"))
+
+
+def join(store: Store, home: str, path: str, url: str, guard: Guard) -> Location:
+    """Resolve what data in the folder `path` names.
+
+    home    the address of everything that this store holds, such as `s3://bucket/`
+    raises  UnsafeError for `file://`, another bucket, another store, or a path out of the folder, unless the guard allows it
+    """
+    where = store.show(path)
+    scheme = scheme_of(url)
+    if scheme in ("http", "https"):
+        return locate_data(url, guard)
+    if is_url(url):
+        own = url.partition("://")[0].lower() + url[len(scheme) :]
+        if own.startswith(home) and own != home:
+            return Location(store, checked(own[len(home) :], where))
+        if not guard.allow_local:
+            what = "file:// in what came over the network" if scheme == "file" else f"{redact(url)} is not in {home.rstrip('/')}"
+            raise UnsafeError(what, where=where, hint=_ALLOW)
+        return locate(local_path(url), guard) if scheme == "file" else locate(url, guard)
+    if guard.allow_local and (url.startswith("/") or ".." in url.split("/")):
+        return Location(store, posixpath.normpath(posixpath.join("/", path, url)).lstrip("/"))
+    return Location(store, store.child(path, check_name(url, where=where)))
+
+
+def checked(key: str, where: str) -> str:
+    """Give back a key that data names if it is one plain path. Raises UnsafeError."""
+    return check_name(key, where=where)
+
+
+def user_info(address: str) -> str:
+    """Give the `name:password` of an address, or an empty text."""
+    return address.partition("://")[2].partition("/")[0].rpartition("@")[0]
+
+
+def locate_data(url: str, guard: Guard) -> Location:
+    """Make a Location of an http(s) address that data names: it must be public, whatever the user's own addresses are."""
+    at = locate(url, guard)
+    return replace(at, store=HttpStore(replace(guard, named=frozenset())))

@@ -1,0 +1,74 @@
+"""obstore, the library behind S3, GCS and Azure, in a process that may have been forked.
+
+Its threads do not survive a fork: in a child each of its calls would wait for ever. A child whose parent has used the
+library therefore loads a copy of it, from a temporary file, whose threads are its own; that takes 15 ms.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+import tempfile
+import threading
+from types import ModuleType
+from typing import Any
+
+from flarecli.errors import MissingLibraryError
+
+__all__ = ["inherited", "library", "pid"]
+
+_lock = threading.Lock()
+_loaded: list[ModuleType] = []  # the copy in use is the last; earlier ones are the ancestors', and nothing of theirs is ever finalized
+_pid = 0
+inherited: list[Any] = []  # clients of the parent
+
+
+def pid() -> int:
+    """Give the process that the library was loaded by."""
+    return _pid
+
+
+def library() -> Any:
+    """Give the library's compiled module. Raises MissingLibraryError if it is not installed."""
+    global _pid
+    if _pid == os.getpid():
+        return _loaded[-1]
+    with _lock:
+        if _pid != os.getpid():
+            _loaded.append(_copied(_loaded[0]) if _loaded else _imported())
+            _pid = os.getpid()
+    return _loaded[-1]
+
+
+def _imported() -> ModuleType:
+    try:
+        return importlib.import_module("obstore._obstore")
+    except ImportError:
+        raise MissingLibraryError("the library obstore is not installed", hint="pip install obstore") from None
+
+
+def _copied(module: ModuleType) -> ModuleType:
+    """Load the library's file once more under another name: to the linker it is another library."""
+    source = str(module.__file__)
+    with tempfile.NamedTemporaryFile(prefix="flare-obstore-", suffix=".so") as file:
+        with open(source, "rb") as original:
+            shutil.copyfileobj(original, file, 1 << 20)
+        file.flush()
+        loader = importlib.machinery.ExtensionFileLoader("obstore._obstore", file.name)
+        spec = importlib.util.spec_from_file_location("obstore._obstore", file.name, loader=loader)
+        if spec is None:
+            raise MissingLibraryError("the library obstore cannot be loaded again after a fork", hint="Start processes by spawn.")
+        copy = importlib.util.module_from_spec(spec)
+        loader.exec_module(copy)
+    return copy
+
+
+def _forked() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)

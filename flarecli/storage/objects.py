@@ -1,0 +1,359 @@
+"""Objects in S3, GCS and Azure, through obstore's blocking calls.
+
+The first answer says which version of an object there is, by its ETag; every later request asks for that one, so that no two
+versions are mixed: an object that changes is begun again where nothing was given yet, and is an error where it was. An
+answer shorter than what was asked for is an error. A store that refuses credentials ends the run at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from flarecli.errors import FormatError, IntegrityError, MissingError, UsageError
+from flarecli.hashes import Sums
+from flarecli.storage import keys, native, refusals
+from flarecli.storage.answers import changed
+from flarecli.storage.credentials import Way, ways
+from flarecli.storage.location import Entry, Guard, Location, Part, Written, short_read
+from flarecli.storage.threads import ahead, alone, side_by_side
+from flarecli.storage.uploads import AHEAD, PIECE, upload
+
+__all__ = ["ObjectStore"]
+
+T = TypeVar("T")
+_NEAR = 1 << 16  # a gap that costs less to read than another request would
+_FEW = 8  # ranges up to so many go out one by one, each on condition
+_GROUP = 256  # ranges that one call of the library gets
+_PAGE = 1000  # objects of a listing's page
+_KNOWN = 1 << 16  # objects whose version is remembered
+_CONNECT_S = 10
+
+
+class _Known(NamedTuple):
+    """What the first answer said of an object: its strong ETag, or empty, and its size in bytes."""
+
+    etag: str
+    size: int
+
+
+class ObjectStore:
+    """The objects of one bucket; the path of a Location is the key.
+
+    Picklable, and right in forked processes: clients are opened anew.
+    """
+
+    is_local = False
+
+    def __init__(self, scheme: str, bucket: str, guard: Guard) -> None:
+        self.scheme, self.bucket, self.guard = scheme, bucket, guard
+        self._known: dict[str, _Known] = {}
+        self._clients: tuple[int, list[tuple[Way, Any]]] = 0, []  # of this process; the last one is in use
+        self._ways: list[Way] = []
+        self._creates = True  # until the store says that it cannot write on condition
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ObjectStore, (self.scheme, self.bucket, self.guard)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectStore) and (self.scheme, self.bucket, self.guard) == (other.scheme, other.bucket, other.guard)
+
+    def __hash__(self) -> int:
+        return hash((self.scheme, self.bucket, self.guard))
+
+    @classmethod
+    def locate(cls, address: str, guard: Guard) -> Location:
+        """Make a Location of an address that the user typed. Raises UsageError if it names no bucket."""
+        found = keys.parse(address)
+        return Location(cls(found.scheme, found.bucket, guard), found.key)
+
+    @property
+    def home(self) -> str:
+        """The address of everything in the bucket."""
+        return f"{self.scheme}://{self.bucket}/"
+
+    def show(self, path: str) -> str:
+        return self.home + path
+
+    def child(self, path: str, name: str) -> str:
+        return f"{path}/{name}" if path else name
+
+    def join(self, path: str, url: str) -> Location:
+        """Resolve what data names: see `keys`."""
+        return keys.join(self, self.home, path, url, self.guard)
+
+    def map(self, path: str) -> memoryview | None:
+        return None
+
+    # -- clients
+
+    def _client(self) -> tuple[Any, Any]:
+        """Give the library and the client of this process."""
+        library = native.library()
+        pid, clients = self._clients
+        if pid != native.pid():
+            native.inherited.append(clients)  # ending a parent's client could wait for threads that are not here
+            clients = [self._opened(library, self._way(0))]
+            self._clients = native.pid(), clients
+        return library, clients[-1][1]
+
+    def _way(self, i: int) -> Way:
+        self._ways = self._ways or ways(self.scheme)
+        return self._ways[i]
+
+    def _opened(self, library: Any, way: Way) -> tuple[Way, Any]:
+        limits = self.guard.limits
+        kind = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}[self.scheme]
+        endpoint = str(way.config.get("endpoint") or way.config.get("base_url") or "")
+        options = {
+            "allow_http": endpoint.startswith("http://") or self.scheme == "az",  # the emulator's is http; a real account's address is https
+            "timeout": timedelta(seconds=limits.deadline_s),
+            "read_timeout": timedelta(seconds=limits.timeout_s),
+            "connect_timeout": timedelta(seconds=_CONNECT_S),
+            "user_agent": "flare",
+            "pool_max_idle_per_host": str(2 * limits.jobs),
+        }
+        retries = {"max_retries": limits.retries, "retry_timeout": timedelta(seconds=limits.deadline_s)}
+        config = {name: value for name, value in way.config.items() if value != ""}
+        return way, getattr(library._store, kind)(self.bucket, client_options=options, retry_config=retries, **config)
+
+    def _let_in_otherwise(self, refused: Any) -> bool:
+        """Go on to the next way to be let in, after `refused` was not; False when there is none."""
+        _, clients = self._clients
+        if clients[-1][1] is not refused:
+            return True  # another thread has
+        for i in range(len(clients), len(self._ways)):
+            if self._way(i).is_open:
+                clients.append(self._opened(native.library(), self._way(i)))
+                return True
+        return False
+
+    def _do(self, path: str, call: Callable[[Any, Any], T]) -> T:
+        """Call the library with a client; give its errors the store's own words."""
+        while True:
+            library, client = self._client()
+            try:
+                return call(library, client)
+            except Exception as error:
+                if refusals.is_denied(error) and self._let_in_otherwise(client):
+                    continue
+                raise self.told(error, path) from None
+            except BaseException as panic:  # a Rust panic is no Exception
+                if type(panic).__name__ != "PanicException":
+                    raise
+                raise refusals.told(RuntimeError("panic"), self.show(path), "", "") from None
+
+    def told(self, error: Exception, path: str) -> Exception:
+        """Give an error of the library in the words of the package."""
+        tried = [way.words for way, _ in self._clients[1]]
+        endpoint = next((str(way.config["endpoint"]) for way, _ in self._clients[1] if "endpoint" in way.config), "")
+        return refusals.told(error, self.show(path), " and ".join(tried), endpoint)
+
+    # -- reading
+
+    def _learn(self, path: str, etag: str | None, size: int) -> None:
+        """Hold an answer against what is known of the object. Raises IntegrityError if it is another version."""
+        new, known = _Known(etag if etag and not etag.startswith("W/") else "", size), self._known.get(path)
+        if known is not None:
+            if known.size != size or (known.etag and new.etag and known.etag != new.etag):
+                raise changed().raised(self.show(path))
+            return
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
+        self._known[path] = new
+
+    def _head(self, path: str) -> _Known:
+        """Ask which version there is."""
+        if not path:
+            raise FormatError("a bucket where an object is needed", where=self.show(path))
+        meta = self._do(path, lambda library, client: library.head(client, path))
+        self._learn(path, meta["e_tag"], meta["size"])
+        return self._known[path]
+
+    def _get(self, path: str, wanted: tuple[int, int | None]) -> bytes:
+        """Read one range by one request."""
+        start, stop = wanted
+        known = self._known.get(path)
+        options: dict[str, Any] = {"if_match": known.etag} if known and known.etag else {}
+        if stop is not None:
+            options["range"] = (start, stop)
+        elif start:
+            options["range"] = {"offset": start}
+
+        def get(library: Any, client: Any) -> tuple[Any, bytes]:
+            try:
+                result = library.get(client, path, options=options)
+                return result, bytes(result.bytes())
+            except Exception as error:
+                if refusals.past_the_end(error):
+                    return None, b""
+                raise
+
+        if not path:
+            raise FormatError("a bucket where an object is needed", where=self.show(path))
+        result, data = self._do(path, get)
+        if result is None:  # the range begins behind the end
+            size = (known or self._head(path)).size
+            if start == size and stop is None:
+                return b""
+            raise short_read(self.show(path), 0, max(start, stop or 0), size)
+        self._learn(path, result.meta["e_tag"], result.meta["size"])
+        if result.range[0] != start or len(data) != (result.meta["size"] if stop is None else stop) - start:
+            raise short_read(self.show(path), start, stop or result.meta["size"], len(data))
+        return data
+
+    def _of_one_version(self, path: str, call: Callable[[], T]) -> T:
+        """Read; what turns out to be of two versions is begun again, unless something was given before."""
+        fresh = path not in self._known
+        try:
+            return call()
+        except IntegrityError:
+            if not fresh:
+                raise
+            self._known.pop(path, None)
+        return call()
+
+    def size(self, path: str) -> int:
+        known = self._known.get(path)
+        return known.size if known is not None else alone(partial(self._head, path)).size
+
+    def version(self, path: str) -> tuple[str, int]:
+        """Give what tells this version of an object from others, or empty, and its bytes."""
+        return self._known.get(path) or alone(partial(self._head, path))
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        if start == stop:
+            return b""
+        if stop is not None and stop - start > 2 * PIECE:
+            pieces = [(at, min(at + PIECE, stop)) for at in range(start, stop, PIECE)]
+            return b"".join(self._of_one_version(path, lambda: self._many(path, pieces)))
+        return self._of_one_version(path, lambda: alone(partial(self._get, path, (start, stop))))
+
+    def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        pieces: list[list[int]] = []
+        piece_of = [0] * len(ranges)
+        for i in sorted(range(len(ranges)), key=ranges.__getitem__):
+            start, stop = ranges[i]
+            if start == stop:
+                continue
+            if pieces and start <= pieces[-1][1] + _NEAR:
+                pieces[-1][1] = max(pieces[-1][1], stop)
+            else:
+                pieces.append([start, stop])
+            piece_of[i] = len(pieces) - 1
+        data = self._of_one_version(path, lambda: self._many(path, [(start, stop) for start, stop in pieces]))
+        if len(pieces) == len(ranges) and all(pieces[k] == [a, b] for k, (a, b) in zip(piece_of, ranges, strict=True)):
+            return [data[k] for k in piece_of]
+        return [data[k][a - pieces[k][0] : b - pieces[k][0]] if a != b else b"" for k, (a, b) in zip(piece_of, ranges, strict=True)]
+
+    def _many(self, path: str, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
+        jobs = self.guard.limits.jobs
+        if not pieces:
+            return []
+        if len(pieces) <= _FEW or max(stop - start for start, stop in pieces) > PIECE >> 3:
+            first = side_by_side(partial(self._get, path), pieces[:1], 1) if path not in self._known else []  # says which version the others must be
+            return first + (side_by_side(partial(self._get, path), pieces[len(first) :], jobs) if len(pieces) > len(first) else [])
+        known = self._known.get(path) or alone(partial(self._head, path))
+        groups = [pieces[i : i + _GROUP] for i in range(0, len(pieces), _GROUP)]
+        found = side_by_side(partial(self._group, path, known), groups, max(1, jobs // 10))  # the library has 10 requests under way for each
+        alone(partial(self._head, path))  # its calls for many ranges take no condition: if this is the version, so was every one of them
+        return [data for group in found for data in group]
+
+    def _group(self, path: str, known: _Known, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
+        past = next((piece for piece in pieces if piece[1] > known.size), None)
+        if past is not None:
+            raise short_read(self.show(path), 0, past[1], known.size)
+        starts, stops = [start for start, _ in pieces], [stop for _, stop in pieces]
+        found = self._do(path, lambda library, client: library.get_ranges(client, path, starts=starts, ends=stops, coalesce=0))
+        data = [bytes(one) for one in found]
+        for one, (start, stop) in zip(data, pieces, strict=True):
+            if len(one) != stop - start:
+                raise short_read(self.show(path), start, stop, len(one))
+        return data
+
+    def blocks(self, path: str, size: int) -> Iterator[bytes]:
+        """Read bytes 0..size in order, a few pieces ahead of what is used."""
+        if size <= PIECE:
+            yield self.read(path, 0, size)
+            return
+        yield self.read(path, 0, PIECE)
+        pieces = ((at, min(at + PIECE, size)) for at in range(PIECE, size, PIECE))
+        yield from ahead(partial(self._get, path), pieces, min(AHEAD, self.guard.limits.jobs))
+
+    def list(self, path: str) -> Iterator[Entry]:
+        skip, last = len(path) + 1 if path else 0, None
+        for meta in self._pages(path):
+            entry = Entry(meta["path"][skip:], meta["size"])
+            if last is not None and not (last.size == 0 and entry.name.startswith(f"{last.name}/")):  # else a folder's own mark, not a file
+                yield last
+            last = entry
+        if last is None:
+            raise MissingError("nothing is there", where=self.show(path))
+        yield last
+
+    def _pages(self, path: str) -> Iterator[Any]:
+        """Give what a listing says of each object, in the order of the store: bytewise."""
+
+        def first(library: Any, client: Any) -> tuple[Any, Any]:
+            stream = library.list(client, path or None, chunk_size=_PAGE)
+            return stream, next(stream, None)
+
+        stream, page = alone(lambda: self._do(path, first))
+        while page is not None:
+            yield from page
+            page = alone(lambda: self._do(path, lambda library, client: next(stream, None)))
+
+    # -- writing
+
+    def write(self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True) -> Written:
+        if not path:
+            raise UsageError("a bucket where an object is needed", where=self.show(path))
+        sums = Sums(hashes)
+        upload(parts, sums, partial(self._put_whole, path, replace), partial(self._put_pieces, path, replace))
+        self._known.pop(path, None)
+        return Written(sums.size, sums.hex())
+
+    def _put_whole(self, path: str, replace: bool, data: bytes) -> None:
+        """Write an object by one request; where the store can, only if nothing is there."""
+
+        def put(library: Any, client: Any) -> None:
+            if replace or not self._creates:
+                library.put(client, path, data, use_multipart=False)
+                return
+            try:
+                library.put(client, path, data, mode="create", use_multipart=False)
+            except Exception as error:
+                if not refusals.unsupported(error):
+                    raise
+                self._creates = False
+                self._refuse_what_is_there(path)
+                library.put(client, path, data, use_multipart=False)
+
+        if not replace and not self._creates:
+            self._refuse_what_is_there(path)
+        self._do(path, put)
+
+    def _put_pieces(self, path: str, replace: bool, pieces: Iterator[bytes]) -> None:
+        """Write a large object as an upload of many parts, which appears at its end; what raises in between drops it."""
+        if not replace:  # the library has no condition for these: two that begin at once may both end
+            self._refuse_what_is_there(path)
+        self._do(path, lambda library, client: library.put(client, path, pieces, use_multipart=True, chunk_size=PIECE, max_concurrency=AHEAD))
+
+    def _refuse_what_is_there(self, path: str) -> None:
+        try:
+            self._do(path, lambda library, client: library.head(client, path))
+        except MissingError:
+            return
+        raise UsageError("something is there already", where=self.show(path))
+
+    def delete(self, path: str) -> None:
+        def gone(library: Any, client: Any) -> None:
+            try:
+                library.delete(client, path)
+            except FileNotFoundError:
+                return
+
+        alone(lambda: self._do(path, gone))
+        self._known.pop(path, None)

@@ -1,0 +1,118 @@
+"""What an object store's refusal means. Its own text is never shown: it may hold keys, tokens and signed addresses."""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+
+from flarecli.errors import FlareError, FormatError, MissingError, ReachError, UsageError
+from flarecli.storage.answers import changed
+
+__all__ = ["is_denied", "past_the_end", "told", "unsupported"]
+
+_STATUS = re.compile(r"status(?: code)?:? (\d{3})\b")
+_CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,60})</Code>")
+_CREDENTIALS = {
+    "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch", "AuthenticationFailed", "AuthorizationFailure",
+    "TokenRefreshRequired", "RequestTimeTooSkewed", "InvalidSecurity", "RequestExpired",
+}  # fmt: skip
+_HINTS = {
+    "ExpiredToken": "Get new credentials, then run the same command again.",
+    "TokenRefreshRequired": "Get new credentials, then run the same command again.",
+    "RequestTimeTooSkewed": "Set this machine's clock.",
+    "RequestExpired": "Set this machine's clock.",
+    "InvalidObjectState": "The object is archived: restore it first.",
+}
+_ACCESS = "Check the credentials, and that they may do this; some stores also answer so for what is not there."
+_REGION = "Set AWS_REGION to the bucket's region."
+_CUT = "The file was cut short; fetch or pack it again."
+
+
+def _read(error: Exception) -> tuple[int, str, str]:
+    """Give the status, the store's own word for it, and the text to look for other signs in."""
+    text = str(error)
+    status, code = _STATUS.search(text), _CODE.search(text)
+    return int(status[1]) if status else 0, code[1] if code else "", text
+
+
+def _denied(error: Exception, status: int, code: str) -> bool:
+    kind = type(error).__name__
+    return kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403) or code in _CREDENTIALS
+
+
+def is_denied(error: Exception) -> bool:
+    """Whether other credentials could help."""
+    status, code, _ = _read(error)
+    return _denied(error, status, code)
+
+
+def past_the_end(error: Exception) -> bool:
+    """Whether a range begins behind the object's end."""
+    status, code, _ = _read(error)
+    return status == 416 or code == "InvalidRange"
+
+
+def unsupported(error: Exception) -> bool:
+    """Whether the store does not know the request, such as a write on condition."""
+    status, code, _ = _read(error)
+    return status in (501, 405) or code == "NotImplemented" or type(error).__name__ == "NotSupportedError"
+
+
+def told(error: Exception, where: str, tried: str, at: str) -> FlareError:
+    """Make the error to raise.
+
+    tried  the ways to be let in that were refused, in words
+    at     the endpoint, if it is not the usual one
+    """
+    kind = type(error).__name__
+    status, code, text = _read(error)
+    at = f" at {at}" if at else ""
+    if isinstance(error, FlareError):
+        return error
+    if _denied(error, status, code):
+        return ReachError(f"{_phrase(status or 403, code)}, tried {tried}{at}", where=where, hint=_HINTS.get(code, _ACCESS))
+    if kind == "PreconditionError":
+        return changed().raised(where)
+    if kind == "AlreadyExistsError":
+        return UsageError("something is there already", where=where)
+    if isinstance(error, FileNotFoundError) or status == 404:
+        return MissingError("no such bucket" if code in ("NoSuchBucket", "ContainerNotFound") else "nothing is there", where=where)
+    if kind == "InvalidPathError" or "Could not parse path" in text:
+        return FormatError("holds a key with an empty part, `.`, `..` or a control character, which cannot be read", where=where)
+    if "without LOCATION" in text or code in ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"):
+        return ReachError(f"{_phrase(status or 301, code)}: the bucket is in another region{at}", where=where, hint=_REGION)
+    if status:
+        return ReachError(_phrase(status, code) + at, where=where, hint=_HINTS.get(code, ""))
+    return ReachError(_cause(text) + at, where=where)
+
+
+def _phrase(status: int, code: str) -> str:
+    try:
+        phrase = f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        phrase = f"status {status}"
+    return f"{phrase} ({code})" if code else phrase
+
+
+def _cause(text: str) -> str:
+    """Find out why there was no answer at all; what a library says of it is for programmers."""
+    signs = (
+        ("ConnectionRefused", "the connection is refused"),
+        ("dns error", "the host cannot be found"),
+        ("failed to lookup", "the host cannot be found"),
+        ("certificate", "its certificate is not trusted"),
+        ("InvalidCertificate", "its certificate is not trusted"),
+        ("TimedOut", "no answer in time"),
+        ("timed out", "no answer in time"),
+        ("IncompleteMessage", "the connection broke off"),
+        ("ConnectionReset", "the connection broke off"),
+        ("BrokenPipe", "the connection broke off"),
+        ("UnexpectedEof", "the connection broke off"),
+        ("kind: Body", "the connection broke off"),
+        ("kind: Decode", "the connection broke off"),
+        ("kind: Connect", "no connection"),
+        ("BadScheme", "plain http is not allowed"),
+        ("redential", "no credentials can be had"),
+        ("token", "no credentials can be had"),
+    )
+    return next((words for sign, words in signs if sign in text), "the store gave no answer that can be understood")

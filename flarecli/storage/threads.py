@@ -1,0 +1,134 @@
+"""Blocking calls side by side, on threads of their own.
+
+A library's call cannot be interrupted, so the main thread never makes one: it waits, and an interrupt ends the wait. The
+threads are daemons, shared by all stores of a process, and never wait for one another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+__all__ = ["Outcome", "ahead", "alone", "begin", "side_by_side", "wait_for"]
+
+T = TypeVar("T")
+A = TypeVar("A")
+_TICK_S = 0.5
+_tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
+_idle = threading.Semaphore(0)  # threads that wait for a task: one is started only when there is none
+
+
+class Outcome(Generic[T]):
+    """What the call with the item at a position came to: its value, or the exception that it raised."""
+
+    __slots__ = ("at", "error", "value")
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+    def get(self) -> T:
+        """Give the value, or raise the exception."""
+        if self.error is not None:
+            raise self.error
+        value: T = self.value
+        return value
+
+
+def _work() -> None:
+    while True:
+        _tasks.get()()
+        _idle.release()
+
+
+def _start(task: Callable[[], None]) -> None:
+    _tasks.put(task)
+    if not _idle.acquire(blocking=False):
+        threading.Thread(target=_work, name="flare-store", daemon=True).start()
+
+
+def wait_for(arrived: SimpleQueue[T]) -> T:
+    """Take what other threads put; an interrupt ends the wait, also one that another thread was given."""
+    while True:
+        with contextlib.suppress(Empty):
+            return arrived.get(timeout=_TICK_S)
+
+
+def _submit(call: Callable[[A], T], item: A, at: int, arrived: SimpleQueue[Outcome[T]]) -> None:
+    def task() -> None:
+        outcome: Outcome[T] = Outcome(at)
+        try:
+            outcome.value = call(item)
+        except BaseException as error:
+            outcome.error = error
+        arrived.put(outcome)
+
+    _start(task)
+
+
+def alone(call: Callable[[], T]) -> T:
+    """Make one call; away from the main thread it is made where it is asked for."""
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    return wait_for(begin(call)).get()
+
+
+def begin(call: Callable[[], T]) -> SimpleQueue[Outcome[T]]:
+    """Make one call on another thread; its outcome will be put where this points at."""
+    arrived: SimpleQueue[Outcome[T]] = SimpleQueue()
+    _submit(lambda _: call(), None, 0, arrived)
+    return arrived
+
+
+def side_by_side(call: Callable[[A], T], items: Sequence[A], jobs: int) -> list[T]:
+    """Call with each item, at most `jobs` at a time; give the results in order. The first error is raised, and no further call begun."""
+    if len(items) == 1:
+        return [alone(lambda: call(items[0]))]
+    arrived: SimpleQueue[Outcome[T]] = SimpleQueue()
+    done: dict[int, T] = {}
+    for at, item in enumerate(items):
+        if at >= jobs:
+            outcome = wait_for(arrived)
+            done[outcome.at] = outcome.get()
+        _submit(call, item, at, arrived)
+    while len(done) < len(items):
+        outcome = wait_for(arrived)
+        done[outcome.at] = outcome.get()
+    return [done[at] for at in range(len(items))]
+
+
+def ahead(call: Callable[[A], T], items: Iterable[A], jobs: int) -> Iterator[T]:
+    """Give the result of each call in order, while up to `jobs` calls are under way or wait to be given."""
+    arrived: SimpleQueue[Outcome[T]] = SimpleQueue()
+    done: dict[int, Outcome[T]] = {}
+    wanted = begun = 0
+    for item in items:
+        _submit(call, item, begun, arrived)
+        begun += 1
+        if begun - wanted == jobs:
+            yield _taken(wanted, done, arrived)
+            wanted += 1
+    while wanted < begun:
+        yield _taken(wanted, done, arrived)
+        wanted += 1
+
+
+def _taken(wanted: int, done: dict[int, Outcome[T]], arrived: SimpleQueue[Outcome[T]]) -> T:
+    while wanted not in done:
+        outcome = wait_for(arrived)
+        done[outcome.at] = outcome
+    return done.pop(wanted).get()
+
+
+def _forked() -> None:
+    """In a child the threads are gone."""
+    global _tasks, _idle
+    _tasks, _idle = SimpleQueue(), threading.Semaphore(0)
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,90 @@
+"""Writing to a store on the network: one request for what is small, pieces for what is not, whole or not at all.
+
+The caller's parts are taken where the caller is; the upload runs on another thread, so that an interrupt ends it, and with it
+the half upload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from queue import Full, Queue, SimpleQueue
+
+from flarecli.hashes import Sums
+from flarecli.storage.location import Part
+from flarecli.storage.threads import Outcome, begin, wait_for
+
+__all__ = ["AHEAD", "PIECE", "upload"]
+
+PIECE = 8 << 20  # what one request reads, or one part of an upload holds
+AHEAD = 4  # pieces under way at a time
+
+
+class _Dropped(Exception):
+    """The caller's parts ended in an error: the upload must not appear."""
+
+
+def upload(parts: Iterable[Part], sums: Sums, put_whole: Callable[[bytes], None], put_pieces: Callable[[Iterator[bytes]], None]) -> None:
+    """Write all parts, and sum them on the way.
+
+    put_whole   writes what is at most PIECE bytes; both are called on another thread, one of them, once
+    put_pieces  writes what it iterates over, pieces of PIECE bytes but the last, and nothing if that raises
+    """
+    pieces = _pieces(parts, sums)
+    first = next(pieces, b"")
+    second = next(pieces, None)
+    if second is None:
+        wait_for(begin(lambda: put_whole(first))).get()
+        return
+    queue: Queue[bytes | _Dropped | None] = Queue(2)
+    ended = begin(lambda: put_pieces(_taken(queue)))
+    try:
+        for piece in chain((first, second), pieces, (None,)):
+            _hand_over(queue, piece, ended)
+    except BaseException:
+        _give_up(queue)
+        raise
+    wait_for(ended).get()
+
+
+def _pieces(parts: Iterable[Part], sums: Sums) -> Iterator[bytes]:
+    """Cut what comes in parts of any size into pieces of PIECE bytes."""
+    held = bytearray()
+    for part in parts:
+        view = memoryview(part).cast("B")
+        sums.update(view)
+        while len(held) + len(view) >= PIECE:
+            room = PIECE - len(held)
+            held += view[:room]
+            view = view[room:]
+            yield bytes(held)
+            held.clear()
+        held += view
+    if held:
+        yield bytes(held)
+
+
+def _hand_over(queue: Queue[bytes | _Dropped | None], piece: bytes | None, ended: SimpleQueue[Outcome[None]]) -> None:
+    while True:
+        try:
+            queue.put(piece, timeout=0.2)
+            return
+        except Full:
+            if not ended.empty():  # the upload has failed; waiting for it says why
+                return
+
+
+def _give_up(queue: Queue[bytes | _Dropped | None]) -> None:
+    while True:
+        try:
+            queue.put_nowait(_Dropped())
+            return
+        except Full:
+            queue.get()
+
+
+def _taken(queue: Queue[bytes | _Dropped | None]) -> Iterator[bytes]:
+    while (piece := queue.get()) is not None:
+        if isinstance(piece, _Dropped):
+            raise piece
+        yield piece

@@ -1,0 +1,267 @@
+"""What every store promises, tried on each of them: local disk, memory, HTTP (a server of our own, and nginx), S3, fsspec, the cache."""
+
+import multiprocessing
+import pickle
+import random
+import threading
+import time
+
+import pytest
+
+from flarecli.cache import Cache
+from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, UnsafeError, UsageError
+from flarecli.hashes import digest
+from flarecli.storage import Guard, Location, locate
+from flarecli.storage.local import LocalStore
+from flarecli.storage.memory import MemoryStore
+
+DATA = random.Random(4).randbytes(3_000_000)
+READ_ONLY = ("http", "nginx", "cached http")
+KINDS = ("local", "memory", "http", "nginx", "s3", "fsspec memory", "s3fs", "cached s3", "cached http", "cached fsspec")
+
+
+class Place:
+    """A folder in a store: `at` is its Location, `put` makes a file there behind the store's back where it is read only."""
+
+    def __init__(self, at, put=None):
+        self.at = at
+        self.put = put or (lambda name, data: (at / name).write([data]))
+
+    def fresh(self, name):
+        """The file, as another process would see it."""
+        return pickle.loads(pickle.dumps(self.at)) / name
+
+
+@pytest.fixture(params=KINDS)
+def place(request, tmp_path, monkeypatch):
+    kind, guard = request.param, Guard()
+    if kind.startswith("cached"):
+        guard = Guard(keeper=Cache(str(tmp_path / "cache"), 50_000_000))
+    if kind == "local":
+        (tmp_path / "d").mkdir()
+        return Place(locate(str(tmp_path / "d")))
+    if kind == "memory":
+        return Place(Location(MemoryStore(shown="m"), "d"))
+    if kind in ("http", "cached http"):
+        web = request.getfixturevalue("web")
+        return Place(locate(web.url("/d"), guard), lambda name, data: web.file(f"/d/{name}", data, f'"{digest(data)}"'))
+    if kind == "nginx":
+        folder, url = request.getfixturevalue("nginx")
+        below = folder / f"d{time.monotonic_ns()}"
+
+        def put(name, data):
+            (below / name).parent.mkdir(parents=True, exist_ok=True)
+            (below / name).write_bytes(data)
+
+        return Place(locate(f"{url}/{below.name}"), put)
+    if kind in ("fsspec memory", "cached fsspec"):
+        return Place(locate(f"memory://d{time.monotonic_ns()}", guard))
+    if kind == "s3fs":
+        pytest.importorskip("s3fs")
+        monkeypatch.setenv("FLARE_S3", "s3fs")
+    return Place(locate(f"{request.getfixturevalue('s3')}/some/d", guard))
+
+
+@pytest.fixture
+def writable(place, request):
+    if request.node.callspec.params["place"] in READ_ONLY:
+        pytest.skip("read only")
+    return place
+
+
+def message(error, call, *args):
+    with pytest.raises(FlareError) as caught:
+        call(*args)
+    assert type(caught.value) is error, repr(caught.value)
+    return str(caught.value)
+
+
+def in_memory(place):
+    """What one process's memory holds, another's does not."""
+    store = place.at.store
+    return isinstance(store, MemoryStore) or str(place.at).startswith("memory:")
+
+
+@pytest.mark.parametrize("size", [0, 1, 300, 70_000, 3_000_000])
+def test_a_file_is_read_whole_in_ranges_and_block_by_block(place, size):
+    data = DATA[:size]
+    place.put("a.bin", data)
+    at = place.at / "a.bin"
+    assert at.size() == size and at.exists()
+    assert at.read() == data
+    assert type(at.read()) is bytes
+    assert b"".join(at.blocks()) == data
+    assert at.read(size // 2) == data[size // 2 :]
+    assert at.read(size // 3, size // 2) == data[size // 3 : size // 2]
+    assert at.read(size) == at.read(size, size) == b""
+    assert at.map() is None or bytes(at.map()) == data
+
+
+def test_many_ranges_come_in_the_order_asked(place):
+    place.put("a.bin", DATA)
+    at, rng = place.at / "a.bin", random.Random(1)
+    for count in (0, 1, 3, 300):
+        starts = [rng.randrange(len(DATA)) for _ in range(count)]
+        ranges = [(start, min(len(DATA), start + rng.choice((0, 1, 100, 5000)))) for start in starts]
+        assert at.read_many(ranges) == [DATA[start:stop] for start, stop in ranges]
+    assert at.read_many([(0, len(DATA)), (5, 5), (2_999_990, 3_000_000), (0, 1)]) == [DATA, b"", DATA[-10:], DATA[:1]]
+
+
+def test_a_read_past_the_end_is_an_error_and_says_where_the_end_is(place):
+    place.put("a.bin", DATA[:1000])
+    for call in (
+        lambda at: at.read(0, 1001),
+        lambda at: at.read(1001),
+        lambda at: at.read(990, 1001),
+        lambda at: at.read_many([(0, 5), (900, 1001)]),
+    ):
+        assert message(FormatError, call, place.at / "a.bin") == f"{place.at}/a.bin: ends at byte 1000, 1001 are needed"
+        assert message(FormatError, call, place.fresh("a.bin") if not in_memory(place) else place.at / "a.bin").endswith("1001 are needed")
+
+
+def test_what_is_not_there_is_missing(place):
+    place.put("a.bin", b"x")
+    at = place.at / "b.bin"
+    assert not at.exists()
+    for call in (at.size, at.read, lambda: at.read(3, 5), lambda: at.read_many([(0, 1), (2, 3)]), lambda: b"".join(at.blocks())):
+        assert message(MissingError, call).startswith(f"{at}: ")
+
+
+def test_names_with_signs_are_names(place):
+    for name in ("a b", "a%20b", "a+b", "ä", "a=b&c", "sub/x.y.z", "a~", "{x}"):
+        place.put(name, name.encode()) if not str(place.at).startswith("http://127.0.0.1") or name in ("sub/x.y.z", "a~") else None
+    for name in ("sub/x.y.z", "a~"):
+        assert (place.at / name).read() == name.encode()
+        assert (place.at / name).name == name.rpartition("/")[2]
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "a//b", "", "a\\b", "C:x", "~/x", "a\nb"])
+def test_no_name_leaves_the_folder(place, name):
+    message(UnsafeError, lambda: place.at / name)
+
+
+@pytest.mark.parametrize("url", ["../x", "file:///etc/passwd", "ftp://h/x", "memory://elsewhere/x", "s3://another/x", "zip://x", "a/../../x"])
+def test_data_names_nothing_elsewhere(place, url):
+    if url.endswith("../x") and str(place.at).startswith("http"):
+        return  # a web address below the same server is as good as any other
+    if url.startswith("s3:") and isinstance(place.at.store, LocalStore):
+        return  # what lies on this machine is the user's own word
+    message(UnsafeError, place.at.join, url)
+
+
+def test_data_names_what_lies_beside(place):
+    place.put("sub/x.bin", b"here")
+    assert place.at.join("sub/x.bin").read() == b"here"
+    assert place.at.join("sub/x.bin") == place.at / "sub/x.bin"
+    assert (place.at / "sub/x.bin").folder == place.at / "sub"
+
+
+def test_a_location_travels_to_other_processes(place):
+    place.put("a.bin", DATA)
+    at = place.at / "a.bin"
+    assert at.read(5, 50) == DATA[5:50]
+    copy = pickle.loads(pickle.dumps(at))
+    assert str(copy) == str(at)
+    if not isinstance(place.at.store, MemoryStore):
+        assert copy == at
+        assert copy.read_many([(0, 1), (1000, 1100)]) == [DATA[:1], DATA[1000:1100]]
+    methods = ["fork"] if in_memory(place) else ["fork", "spawn"]
+    for method in methods:
+        context = multiprocessing.get_context(method)
+        with context.Pool(1) as pool:
+            assert pool.apply_async(at.read_many, ([(7, 9), (100, 200)],)).get(30) == [DATA[7:9], DATA[100:200]]
+            assert digest(pool.apply_async(at.read).get(30)) == digest(DATA)
+    assert at.read(5, 50) == DATA[5:50]
+
+
+def test_many_threads_read_at_once(place):
+    place.put("a.bin", DATA)
+    at, wrong = place.at / "a.bin", []
+
+    def read(seed):
+        rng = random.Random(seed)
+        for _ in range(10):
+            start = rng.randrange(len(DATA) - 5000)
+            if at.read(start, start + 5000) != DATA[start : start + 5000]:
+                wrong.append(start)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_what_is_written_is_summed_whole_and_listed(writable):
+    at = writable.at / "sub/b.bin"
+    written = at.write([DATA[:10], memoryview(DATA)[10:5000], bytearray(DATA[5000:])], ["xxh3_128", "crc32"])
+    assert written == (len(DATA), {"xxh3_128": digest(DATA), "crc32": digest(DATA, "crc32")})
+    for name in ("a", "c/1", "c", "ab", "é", "sub/a"):
+        if name != "c":
+            (writable.at / name).write([name.encode()])
+    names = ["a", "ab", "c/1", "sub/a", "sub/b.bin", "é"]
+    assert list(writable.at.list()) == [(name, 3_000_000 if name == "sub/b.bin" else len(name.encode())) for name in names]
+    assert [name for name, _ in (writable.at / "sub").list()] == ["a", "b.bin"]
+    assert at.read() == DATA
+
+
+def test_a_large_file_is_written_in_pieces(writable):
+    at, whole = writable.at / "large", DATA * 8
+    assert at.write((whole[i : i + 999_999] for i in range(0, len(whole), 999_999)), ["xxh3_64"]) == (
+        len(whole),
+        {"xxh3_64": digest(whole, "xxh3_64")},
+    )
+    assert digest(b"".join(at.blocks())) == digest(whole)
+    assert digest(at.read()) == digest(whole)
+
+
+def test_a_write_that_breaks_off_leaves_nothing(writable):
+    def parts():
+        for _ in range(7):
+            yield DATA
+        raise KeyError("boom")
+
+    (writable.at / "other").write([b"x"])
+    with pytest.raises(KeyError):
+        (writable.at / "half").write(parts())
+    assert not (writable.at / "half").exists()
+    assert [name for name, _ in writable.at.list()] == ["other"]
+
+
+@pytest.mark.parametrize("size", [10, 20_000_000])
+def test_a_file_that_is_there_is_replaced_only_when_it_may_be(writable, size):
+    at = writable.at / "a"
+    at.write([b"old"])
+    assert message(UsageError, at.write, [bytes(size)], (), False) == f"{at}: something is there already"
+    assert at.read() == b"old"
+    at.write([b"new!"])
+    assert at.read() == b"new!"
+    (writable.at / "b").write([b"first"], (), False)
+    assert (writable.at / "b").read() == b"first"
+
+
+def test_what_is_deleted_is_gone_and_may_be_gone_before(writable):
+    at = writable.at / "sub/a"
+    at.write([b"x"])
+    at.delete()
+    at.delete()
+    assert not at.exists()
+
+
+def test_an_empty_place_is_missing(writable):
+    message(MissingError, lambda: list((writable.at / "nothing").list()))
+
+
+def test_an_object_that_changes_is_not_spliced(place, request):
+    if place.at.is_local:
+        pytest.skip("local files are read through one handle")
+    place.put("a.bin", DATA)
+    at = place.fresh("a.bin")
+    at.read(0, 10)
+    time.sleep(1.1 if "nginx" in request.node.name else 0)  # its versions are seconds
+    place.put("a.bin", DATA[::-1])
+    for call in (lambda: at.read(20, 30), lambda: at.read_many([(0, 5), (400_000, 400_100)]), lambda: b"".join(at.blocks())):
+        if at.map() is None and not str(request.node.callspec.params["place"]).startswith("cached"):
+            assert message(IntegrityError, call) == f"{at}: changed while it was read"
+    assert place.fresh("a.bin").read() == DATA[::-1]
