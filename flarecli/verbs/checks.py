@@ -192,12 +192,14 @@ def _decompressed(chunk: Chunk, size: int, claims: Sequence[Claim], kind: str, s
 
 def _decoded(form: formats.Format, shard: Shard) -> Iterator[Finding]:
     """Decode every value but pickles, pictures with their pixels."""
-    kinds = {column.name: encodings.lookup(column.encoding) for column in shard.columns if column.encoding != "pkl"}
+    kinds = {column.name: encodings.lookup(column.encoding) for column in shard.columns if column.encoding not in ("pkl", "pkl[]")}
     for start in range(0, shard.rows, _ROWS):
         rows = range(start, min(start + _ROWS, shard.rows))
         for i, row in zip(rows, form.read_rows(shard, rows, list(kinds)), strict=True):
             for name, data in row.items():
-                for reason in filter(None, (_why_not(kinds[name], part) for part in (data if isinstance(data, list) else [data or b""]))):
+                for reason in filter(
+                    None, (_why_not(kinds[name].item or kinds[name], part) for part in (data if isinstance(data, list) else [data or b""]))
+                ):
                     yield Finding(f"{shard.chunk.at}[{i}]", "value", f"column {name!r}: {reason}", "The value was damaged before it was packed.")
 
 

@@ -1,8 +1,11 @@
 """Where the files of a Granular dataset lie: shards in folders, companions that are listed or found."""
 
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 
+import flarecli
 from flarecli.encodings import column
 from flarecli.errors import FormatError, IntegrityError
 from flarecli.formats import granular
@@ -79,3 +82,8 @@ def test_the_listing_of_a_shard_must_name_all_of_it():
     with pytest.raises(IntegrityError) as caught:
         granular.open_shard(Chunk(chunk.at, None, longer, chunk.format, chunk.beside))
     assert str(caught.value) == "t.idx: is 24 bytes, 32 are listed"
+
+
+def test_every_value_of_a_list_is_decoded_by_verify():
+    fixture = Path(__file__).parents[2] / "fixtures" / "granular" / "old" / "sequences" / "data" / "ds"
+    assert list(flarecli.verify(str(fixture), decode=True)) == []
