@@ -17,7 +17,7 @@ from flarecli.ingest.streams import Blocks
 from flarecli.ingest.text import Piece
 from flarecli.units import format_size
 
-__all__ = ["elements"]
+__all__ = ["elements", "too_deep"]
 
 _RECORD = 64 << 20  # bytes; a row is no larger than this
 _SIGNS = np.zeros(256, np.int8)  # brackets and what they do to the depth; 2 marks a comma
@@ -92,6 +92,23 @@ def _ends(data: bytes) -> tuple[Any, int]:
     end = int(ends[0]) if len(ends) else -1
     commas = marks[(signs == 2) & (depth == 0)]
     return (commas[commas < end] if end >= 0 else commas), end
+
+
+def too_deep(data: bytes, most: int) -> int:
+    """Give the number of the first line whose brackets nest deeper than `most`, -1 if there is none. Parsers take stack for each."""
+    raw = np.frombuffer(data, np.uint8)
+    opens = np.flatnonzero((raw | 0x20) == ord("{"))  # `[` and `{` differ in that bit
+    if len(opens) <= most:
+        return -1
+    ends = np.append(np.flatnonzero(raw == ord("\n")), len(raw))
+    before = np.searchsorted(opens, ends)
+    for line in np.flatnonzero(np.diff(before, prepend=0) > most):
+        one = raw[ends[line - 1] + 1 if line else 0 : ends[line]]
+        marks = np.flatnonzero(_SIGNS[one])
+        signs = _SIGNS[one[marks[np.searchsorted(_quotes(one), marks) % 2 == 0]]]
+        if len(signs) and np.cumsum(np.where(signs == 2, 0, signs)).max() > most:
+            return int(line)
+    return -1
 
 
 def _quotes(raw: Any) -> Any:

@@ -19,7 +19,7 @@ import pyarrow.json
 import pyarrow.types as kinds
 
 from flarecli.errors import FormatError
-from flarecli.ingest.arrays import elements
+from flarecli.ingest.arrays import elements, too_deep
 from flarecli.ingest.source import check_columns
 from flarecli.ingest.streams import Blocks
 from flarecli.ingest.text import Piece, pieces
@@ -27,6 +27,7 @@ from flarecli.ingest.text import Piece, pieces
 __all__ = ["Json"]
 
 _ROWS = 8192
+_DEEP = 64  # brackets in brackets: Arrow takes stack for each
 _DIGITS = re.compile(rb"[:\[,]\s*-?\d{16,}\s*[,}\]]")  # an integer that a double may not hold
 _OTHER = re.compile(rb"^[ \t\r]*[^{ \t\r\n]", re.MULTILINE)  # a line that begins with something else than an object
 _CHANGED = re.compile(r"Column\(/(.*)\) changed from (\w+) to (\w+)")
@@ -104,6 +105,9 @@ class Json:
                 raise self._refusal(number, f"column {field.name!r} holds {wrong}, which a float64 would change", "Write it as text, in quotes.")
 
     def _table(self, piece: Piece, schema: pa.Schema | None) -> pa.Table:
+        deep = too_deep(piece.data, _DEEP)
+        if deep >= 0:
+            raise self._refusal(piece.line + deep, f"nested more than {_DEEP} deep")
         table, _ = _read(piece.data, schema)
         if table is not None and not _OTHER.search(piece.data):
             lines = piece.data.count(b"\n") + (not piece.data.endswith(b"\n"))
@@ -151,8 +155,6 @@ def _records(piece: Piece) -> Iterator[tuple[int, bytes]]:
 def _no_object(line: bytes) -> str:
     try:
         value = json.loads(line, object_pairs_hook=dict, parse_constant=float)
-    except RecursionError:
-        return "nested too deeply"
     except ValueError as error:
         what = str(error).partition(": line")[0].partition(": char")[0].removesuffix(" at").lower()
         at = getattr(error, "colno", 1)
