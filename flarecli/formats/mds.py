@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,9 @@ from flarecli.encodings import BINARY, field, held, lookup, stored, typed
 from flarecli.errors import FlareError, FormatError, IntegrityError, UsageError, ValueFitError
 from flarecli.formats import spans
 from flarecli.formats.mds_index import open_dataset, parse_columns, write_index
+from flarecli.formats.mds_rows import read_rows
 from flarecli.hashes import DEFAULT, Sums
-from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Row, Settings, Shard
+from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Settings, Shard
 from flarecli.storage import Location
 
 __all__ = [
@@ -107,37 +108,6 @@ def _table_fault(starts: IntArray, end: int, size: int) -> str:
     return f"{size - int(starts[-1])} bytes follow its last sample"
 
 
-def read_rows(
-    shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None, ranges: Mapping[str, tuple[int, int]] | None = None
-) -> list[Row]:
-    """Give the stored bytes of each field, in the order asked; near rows share a read.
-
-    raises  FormatError naming the row whose lengths do not add up
-    """
-    table = memoryview(shard.layout["starts"])
-    wanted = frozenset(column.name for column in shard.columns) if columns is None else frozenset(columns)
-    lengths = struct.Struct(f"<{sum(column.size is None for column in shard.columns)}I")
-    plan = [(column.name, column.size, column.name in wanted) for column in shard.columns]
-    parts = spans.read(shard.chunk, [(table[row], table[row + 1]) for row in rows])
-    return [_split(part, plan, lengths, shard, row) for part, row in zip(parts, rows, strict=True)]
-
-
-def _split(data: bytes | memoryview, plan: list[tuple[str, int | None, bool]], lengths: struct.Struct, shard: Shard, row: int) -> Row:
-    at = lengths.size
-    if len(data) < at:
-        raise FormatError(f"{len(data)} bytes cannot hold {at} bytes of lengths", where=f"{shard.chunk.at}[{row}]")
-    sizes = iter(lengths.unpack_from(data))
-    out: Row = {}
-    for name, size, wanted in plan:
-        stop = at + (next(sizes) if size is None else size)
-        if wanted:
-            out[name] = bytes(data[at:stop])
-        at = stop
-    if at != len(data):
-        raise FormatError(f"its fields take {at} bytes, the sample has {len(data)}", where=f"{shard.chunk.at}[{row}]")
-    return out
-
-
 def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False) -> pa.RecordBatch:
     """Give rows start..stop as typed columns, in the order of `columns`.
 
@@ -154,13 +124,13 @@ def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | Non
             packed = data[at[:, None] + np.arange(column.size)]
             raw = pa.Array.from_buffers(pa.binary(column.size), stop - start, [None, pa.py_buffer(packed)])
         else:
-            raw = spans.ragged(data, at, lengths)
+            raw = spans.views(data, at, lengths) if views and len(data) < spans.VIEW_LIMIT else spans.ragged(data, at, lengths)
         try:
-            arrays.append(typed(raw, encoding))
+            arrays.append(spans.viewed(raw, encoding) if pa.types.is_binary_view(raw.type) else typed(raw, encoding))
         except ValueFitError as error:
             row = start + int(error.where[1:-1])
             raise ValueFitError(f"column {name!r}: {error.message}", where=f"{shard.chunk.at}[{row}]") from None
-        fields.append(field(column))
+        fields.append(field(column).with_type(arrays[-1].type))
     if not arrays:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))

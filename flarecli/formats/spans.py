@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import compress
-from flarecli.encodings import BINARY
+from flarecli.encodings import BINARY, Encoding, typed
 from flarecli.errors import IntegrityError
 from flarecli.model import Chunk, File, IntArray
 from flarecli.storage import Location, is_cold, read_ahead
 
-__all__ = ["TARS", "VIEW_LIMIT", "of", "ragged", "read", "stored_size", "suffix", "views", "whole"]
+__all__ = ["TARS", "VIEW_LIMIT", "of", "ragged", "read", "stored_size", "suffix", "viewed", "views", "whole"]
 
 TARS = {".tgz": "gz", ".tbz2": "bz2", ".tar.zst": "zstd"}  # what compressed tars are called besides; no other format has such names
 
@@ -135,3 +135,15 @@ def views(data: IntArray, starts: IntArray, lengths: IntArray) -> pa.Array:
         views[long, 1] = data[at[:, None] + np.arange(4)].view("<i4")[:, 0]  # the prefix that comparisons look at first
         views[long, 3] = at
     return pa.Array.from_buffers(pa.binary_view(), len(starts), [None, pa.py_buffer(views), pa.py_buffer(data)])
+
+
+def viewed(array: pa.Array, encoding: Encoding) -> pa.Array:
+    """Give a binary_view array as the type of view that its encoding has. Raises ValueFitError for text that is not UTF-8."""
+    if not encoding.is_text:
+        return array
+    text = pa.Array.from_buffers(pa.string_view(), len(array), array.buffers())
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        typed(array.cast(BINARY), encoding)  # says which row
+    return text
