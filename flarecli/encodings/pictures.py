@@ -36,13 +36,14 @@ def encode(name: str, value: Any) -> bytes:
     if name in _ARRAYS or name.startswith("list["):
         if not isinstance(value, (list, tuple)):
             raise ValueFitError(f"{type(value).__name__} does not fit {name}")
-        if name in _ARRAYS and not all(isinstance(one, (bytes, bytearray, memoryview)) for one in value):
-            raise ValueFitError(f"{name} takes the bytes of JPEG files")
-        inner = name[5:-1]
-        return join(name, [bytes(one) if isinstance(one, (bytes, bytearray, memoryview)) else encode(inner, one) for one in value])
+        return join(name, [bytes(one) if isinstance(one, (bytes, bytearray, memoryview)) else encode(_inner(name), one) for one in value])
     if not hasattr(value, "save") or not hasattr(value, "mode"):
         raise ValueFitError(f"{type(value).__name__} does not fit {name}")
     return _raw(value) if name == "pil" else _file(name, value)
+
+
+def _inner(name: str) -> str:
+    return "jpeg" if name in _ARRAYS else name[5:-1]
 
 
 def _raw(picture: Any) -> bytes:
@@ -98,14 +99,12 @@ def split(name: str, data: bytes) -> list[bytes]:
 
 
 def decode(name: str, data: bytes) -> Any:
-    """Give a Pillow image, opened and not yet decoded; of a list a list of them; of a `jpeg_array` the bytes of its files.
+    """Give a Pillow image, opened and not yet decoded; of several a list of them.
 
     raises  ValueFitError if the bytes are not what the encoding says
     """
-    if name in _ARRAYS:
-        return split(name, data)
-    if name.startswith("list["):
-        return [decode(name[5:-1], part) for part in split(name, data)]
+    if name in _ARRAYS or name.startswith("list["):
+        return [decode(_inner(name), part) for part in split(name, data)]
     return _from_raw(data) if name == "pil" else _opened(name, data)
 
 

@@ -39,7 +39,9 @@ _NOT_ONE = (struct.error, ValueError, InvalidOperation, RecursionError, Overflow
 
 
 def encode(encoding: Encoding, value: Any) -> Any:
-    """Give the stored bytes of one value, of a list the bytes of each item. Bytes are stored as they are, whatever the encoding, as MDS does.
+    """Give the stored bytes of one value, of a list the bytes of each item.
+
+    Bytes are stored as they are, whatever the encoding, as MDS does; but MessagePack can hold bytes, and packs them.
 
     raises  ValueFitError if the encoding cannot hold the value; UnsafeError for a value that would be pickled
     """
@@ -48,7 +50,7 @@ def encode(encoding: Encoding, value: Any) -> Any:
         if isinstance(value, (str, bytes, bytearray, memoryview, dict)) or not hasattr(value, "__iter__"):
             raise ValueFitError(f"{_seen(value)} does not fit {name}")
         return [encode(encoding.item, one) for one in value]
-    if isinstance(value, (bytes, bytearray, memoryview)):
+    if isinstance(value, (bytes, bytearray, memoryview)) and name not in ("msgpack", "tree"):
         data = bytes(value)
         if encoding.size is not None and len(data) != encoding.size:
             raise ValueFitError(f"{len(data)} bytes do not fit {name}, which takes {encoding.size}")
