@@ -1,20 +1,147 @@
-"""Streaming zstd that stops at the declared size."""
+"""Files compressed in every way of MDS: the originals' own libraries read them, and none comes out larger than declared."""
 
+import bz2
+import gzip
+import random
+
+import pyarrow as pa
 import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flarecli.compress import compressed, decompress, suffix_of
-from flarecli.errors import FormatError, IntegrityError, UsageError
+from flarecli.compress import NAMES, SUFFIXES, compressed, decompress, suffix_of
+from flarecli.errors import FormatError, IntegrityError, ReachError, UsageError
+
+TEXT = b"".join(b"line %d of a text that repeats\n" % (i % 700) for i in range(3000))
+READERS = {
+    "br": lambda data, size: pa.Codec("brotli").decompress(data, size).to_pybytes(),
+    "bz2": lambda data, size: bz2.decompress(data),
+    "gz": lambda data, size: gzip.decompress(data),
+    "snappy": lambda data, size: pa.Codec("snappy").decompress(data, size).to_pybytes() if size else b"",
+    "zstd": lambda data, size: zstandard.ZstdDecompressor().decompress(data),  # one frame that says its size
+}
 
 
-@given(st.lists(st.binary(max_size=1000), max_size=5), st.sampled_from(["zstd", "zstd:1", "zstd:9"]))
-def test_what_is_compressed_comes_back(parts, name):
-    data = b"".join(parts)
+def packed(name, data):
+    return b"".join(compressed(name, [data], len(data)))
+
+
+@given(st.lists(st.binary(max_size=1000), max_size=5), st.sampled_from(NAMES), st.integers(1, 50))
+def test_what_is_compressed_comes_back(parts, name, step):
+    data, kind = b"".join(parts), suffix_of(name)
     stored = b"".join(compressed(name, parts, len(data)))
-    assert bytes(decompress("zstd", [stored], len(data), "x")) == data
-    assert zstandard.ZstdDecompressor().decompress(stored) == data  # one frame that says its size
+    assert bytes(decompress(kind, [stored[i : i + step] for i in range(0, len(stored), step)], len(data), "x")) == data
+    assert READERS[kind](stored, len(data)) == data
+
+
+def test_names_are_the_58_of_mds():
+    assert len(NAMES) == len(set(NAMES)) == 58
+    assert [suffix_of(name) for name in ("br", "br:0", "bz2:1", "gz:0", "snappy", "zstd:22")] == ["br", "br", "bz2", "gz", "snappy", "zstd"]
+
+
+@pytest.mark.parametrize("kind", SUFFIXES)
+def test_the_same_bytes_give_the_same_file(kind):
+    first = packed(kind, TEXT)
+    assert b"".join(compressed(kind, [TEXT[:1000], memoryview(TEXT)[1000:]], len(TEXT))) == first or kind == "zstd"
+    assert packed(kind, TEXT) == first
+
+
+def test_a_gzip_member_has_the_head_that_python_gives_it_but_no_time():
+    for level, flags in ((9, 2), (1, 4), (5, 0)):
+        data = packed(f"gz:{level}", TEXT)
+        assert data[:10] == bytes([31, 139, 8, 0, 0, 0, 0, 0, flags, 255])
+        assert gzip.compress(TEXT, level, mtime=1)[10:] == data[10:]
+
+
+@pytest.mark.parametrize("kind", SUFFIXES)
+def test_a_file_cut_anywhere_is_an_error(kind):
+    for data in (b"", b"abc", TEXT[:4000]):
+        stored = packed(kind, data)
+        for cut in {*range(min(30, len(stored))), len(stored) // 2, *range(max(0, len(stored) - 12), len(stored))}:
+            for size in (None, len(data)):
+                with pytest.raises(FormatError):
+                    decompress(kind, [stored[:cut]], size, "a")
+    with pytest.raises(FormatError) as caught:
+        decompress(kind, [], None, "a")
+    assert (str(caught.value), caught.value.hint) == (f"a: the {kind} file ends in its middle", "It was cut short; fetch or pack it again.")
+
+
+@pytest.mark.parametrize("kind", ["bz2", "gz", "zstd"])
+def test_streams_behind_one_another_are_one_file(kind):
+    both = packed(kind, TEXT) + packed(kind, b"") + packed(kind, b"two")
+    for step in (1, 7, len(both)):
+        assert decompress(kind, [both[i : i + step] for i in range(0, len(both), step)], len(TEXT) + 3, "x") == TEXT + b"two"
+    with pytest.raises(FormatError):
+        decompress(kind, [both[:-1]], None, "x")
+
+
+@pytest.mark.parametrize("kind", ["br", "gz", "snappy", "zstd"])
+def test_junk_behind_the_end_is_an_error(kind):
+    with pytest.raises(FormatError):
+        decompress(kind, [packed(kind, TEXT) + b"junk"], len(TEXT), "a")
+
+
+def test_what_the_original_takes_for_padding_is_padding():
+    assert decompress("bz2", [packed("bz2", TEXT) + b"junk"], len(TEXT), "a") == TEXT
+    assert decompress("gz", [packed("gz", TEXT) + bytes(99)], len(TEXT), "a") == TEXT
+    with pytest.raises(FormatError, match="^a: not valid bz2: invalid data stream$"):
+        decompress("bz2", [packed("bz2", TEXT) + b"BZh9 broken, not junk"], len(TEXT), "a")
+
+
+@pytest.mark.parametrize("kind", SUFFIXES)
+def test_a_bomb_of_any_kind_stops_at_the_declared_size_and_takes_no_memory(kind):
+    size = 1 << 28
+    stored = packed("br:4" if kind == "br" else kind, bytes(size))
+    before = pa.total_allocated_bytes()
+    with pytest.raises(IntegrityError) as caught:
+        decompress(kind, [stored], 187, "a")
+    assert str(caught.value) == "a: decompresses to more than 187 bytes"
+    assert caught.value.hint == "It may be a decompression bomb; do not trust it."
+    assert pa.total_allocated_bytes() - before < 8 << 20
+
+
+def test_snappy_is_refused_by_what_it_declares_before_anything_is_allocated():
+    for head, message in (
+        (b"\xff\xff\xff\xff\x0f", "not valid snappy: 9 bytes cannot hold 4294967295"),
+        (b"\xff\xff\xff\xff\x1f", "not valid snappy: it declares more than 4 GiB"),
+        (b"\xff\xff\xff\xff\xff\xff", "not valid snappy: it declares more than 4 GiB"),
+        (b"\x00", "not valid snappy: bytes follow its end"),
+        (b"\x05", "not valid snappy: corrupt snappy compressed data"),
+    ):
+        with pytest.raises(FormatError, match=f"^a: {message}$"):
+            decompress("snappy", [head + b"abcd"], None, "a")
+
+
+def test_gzip_in_gzip_is_taken_off_once():
+    inner = packed("gz", TEXT)
+    assert decompress("gz", [packed("gz", inner)], len(inner), "a") == inner
+
+
+@pytest.mark.parametrize("kind", SUFFIXES)
+def test_any_damage_is_an_error_or_another_size_or_harmless(kind):
+    stored, chance = packed(kind, TEXT[:3000]), random.Random(1)
+    for _ in range(200):
+        data = bytearray(stored)
+        for _ in range(chance.randrange(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        try:
+            out = decompress(kind, [bytes(data)], chance.choice((None, 3000)), "a")
+        except FormatError as error:
+            assert str(error).startswith("a: ")
+        else:
+            assert len(out) < 1 << 20
+
+
+def test_errors_of_where_the_bytes_come_from_are_their_own():
+    for kind in SUFFIXES:
+        with pytest.raises(ReachError, match="^there: the line went dead$"):
+            decompress(kind, _dead(packed(kind, TEXT)), None, "a")
+
+
+def _dead(data):
+    yield data[: len(data) // 2]
+    raise ReachError("the line went dead", where="there")
 
 
 def test_frames_behind_one_another_are_read_to_the_end():
@@ -53,7 +180,9 @@ def test_rest_behind_the_last_frame_is_an_error():
         decompress("zstd", [zstandard.compress(b"abc") + b"junk"], 3, "a")
 
 
-@pytest.mark.parametrize("name", ["zstd:0", "zstd:23", "zstd:03", "ZSTD", "gzip", "zst", "zstd:", ""])
+@pytest.mark.parametrize(
+    "name", ["zstd:0", "zstd:23", "zstd:03", "ZSTD", "gzip", "zst", "zstd:", "", "snappy:1", "bz2:0", "br:12", "gz:10", "gz:-1", "br:00", " br"]
+)
 def test_names_are_spelt_exactly(name):
     with pytest.raises(UsageError):
         suffix_of(name)
