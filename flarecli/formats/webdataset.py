@@ -29,7 +29,7 @@ from flarecli import compress
 from flarecli.encodings import BINARY, Encoding, column, field, lookup, typed
 from flarecli.errors import FormatError, IntegrityError, MissingError, UsageError, ValueFitError
 from flarecli.formats import spans, tar, webdataset_index
-from flarecli.formats.webdataset_names import KEY, NAME, arrange, extensions_of, meant
+from flarecli.formats.webdataset_names import KEY, NAME, arrange, extensions_of, held_column, meant
 from flarecli.formats.webdataset_stream import scan
 from flarecli.formats.webdataset_table import Table, key_text, read_table
 from flarecli.formats.webdataset_verify import verify_shard
@@ -98,9 +98,9 @@ def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
 def _chosen(table: Table, columns: Columns, at: Location) -> Table:
     """Bring the members of a table into the order of the columns, the key left out."""
     for one in columns:
-        if one != _held(one):
+        if not _is_held(one):
             raise FormatError(f"column {one.name!r} is listed as {one.encoding}, which no member of a tar is", where=at)
-    wanted = extensions_of(columns)
+    wanted = extensions_of(columns, table.extensions)
     if extra := [one for one in table.extensions if one not in wanted]:
         hint = "List its column in the playlist; -c then chooses columns."
         raise IntegrityError(f"members end in .{extra[0]}, and no such column is listed", where=at, hint=hint)
@@ -112,11 +112,11 @@ def _chosen(table: Table, columns: Columns, at: Location) -> Table:
     return Table(tuple(wanted), table.keys, table.ends, starts, sizes)
 
 
-def _held(one: Column) -> Column | None:
+def _is_held(one: Column) -> bool:
     try:
-        return arrange([one, column("x", "bytes")])[0] if one.name == KEY else arrange([one])[0]
+        return held_column(one) == one
     except UsageError:
-        return None
+        return False
 
 
 def read_rows(

@@ -85,7 +85,13 @@ def parse(data: bytes, size: int) -> Table | None:
     try:
         body = json.loads(data)
         rows, columns = body["rows"], body["columns"]
-        if body["format"] != _FORMAT or body["bytes"] != size or type(rows) is not int or not all(type(one) is str for one in columns):
+        if (
+            body["format"] != _FORMAT
+            or body["bytes"] != size
+            or type(rows) is not int
+            or type(columns) is not list
+            or not all(type(one) is str for one in columns)
+        ):
             return None
         keys = np.frombuffer(base64.b64decode(body["keys"], validate=True), np.uint8)
         ends, starts, sizes = (np.frombuffer(base64.b64decode(body[name], validate=True), "<i8") for name in ("ends", "starts", "sizes"))

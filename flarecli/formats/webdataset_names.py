@@ -10,14 +10,14 @@ of `bytes` stays as it is unless it means something else. The extensions are tho
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from types import MappingProxyType
 
 from flarecli.encodings import column, held
 from flarecli.errors import UsageError
 from flarecli.model import Column, Columns
 
-__all__ = ["KEY", "NAME", "arrange", "extension_of", "extensions_of", "meant"]
+__all__ = ["KEY", "NAME", "arrange", "extension_of", "extensions_of", "held_column", "meant"]
 
 NAME = "webdataset"
 KEY = "__key__"
@@ -41,7 +41,7 @@ _MEANT: dict[str, str] = {one: encoding for encoding, ones in reversed(list(_EXT
 _INSTEAD = dict.fromkeys(("float16", "float32", "float64", "str_float", "json_float"), "json_float")  # webdataset has no other word for them
 _TAKEN = (KEY, "__url__", "__local_path__")  # what webdataset itself puts into a sample
 _UNFIT = re.compile(r"[\x00-\x1f\x7f/\\]")
-_LIMIT = 79  # bytes of an extension: a key of up to 20 and a dot go before it where ustar holds 100
+_LIMIT = 255  # bytes of an extension: what a file system takes of a whole name
 
 
 def meant(extension: str) -> str:
@@ -59,9 +59,10 @@ def extension_of(one: Column) -> str:
     return f"{name}.{own}"
 
 
-def extensions_of(columns: Columns) -> list[str]:
-    """Give the extension of each column but the key, in order."""
-    return [extension_of(one) for one in columns if one.name != KEY]
+def extensions_of(columns: Columns, known: Container[str] = ()) -> list[str]:
+    """Give the extension of each column but the key, in order; a name that is itself a known extension is that where the rule gives none."""
+    named = [(one.name, extension_of(one)) for one in columns if one.name != KEY]
+    return [name if extension not in known and name in known else extension for name, extension in named]
 
 
 def arrange(columns: Iterable[Column]) -> Columns:
@@ -71,19 +72,17 @@ def arrange(columns: Iterable[Column]) -> Columns:
 
     raises  UsageError for two columns of one name or one extension, no column but the key, or an encoding that is not held
     """
-    given = list(columns)
-    keys = [column(KEY, "str") for one in given if one.name == KEY]
-    out = (*keys, *(_held(one) for one in given if one.name != KEY))
-    if len(keys) == len(out):
+    out = tuple(sorted(map(held_column, columns), key=lambda one: one.name != KEY))
+    if all(one.name == KEY for one in out):
         raise UsageError("a sample without members cannot be read back", hint="Name the columns to pack with -c.")
     seen: dict[str, str] = {}
-    for one in out:
+    for i, one in enumerate(out):
+        if any(other.name == one.name for other in out[:i]):
+            raise UsageError(f"two columns are named {one.name!r}")
         extension = KEY if one.name == KEY else extension_of(one)
         if len(extension.encode()) > _LIMIT:
             raise UsageError(f"column {one.name!r}: its members would end in {len(extension.encode())} bytes, {_LIMIT} is the most")
-        if extension in seen or (one.name == KEY and len(keys) > 1):
-            if one.name in seen.values() or one.name == KEY:
-                raise UsageError(f"two columns are named {one.name!r}")
+        if extension in seen:
             raise UsageError(
                 f"the members of columns {seen[extension]!r} and {one.name!r} would have one name", hint="Name the columns to pack with -c."
             )
@@ -91,7 +90,10 @@ def arrange(columns: Iterable[Column]) -> Columns:
     return out
 
 
-def _held(one: Column) -> Column:
+def held_column(one: Column) -> Column:
+    """Give a column as a member holds it; the key is text. Raises UsageError naming the column if none can."""
+    if one.name == KEY:
+        return column(KEY, "str")
     if one.encoding in _INSTEAD:
         return column(one.name, _INSTEAD[one.encoding])
     return held(one, NAME)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from flarecli.encodings import BINARY, column, field, lookup, typed
 from flarecli.errors import FlareError, FormatError, ValueFitError
 from flarecli.formats import tar
-from flarecli.formats.webdataset_names import KEY, extension_of, meant
+from flarecli.formats.webdataset_names import KEY, extensions_of, meant
 from flarecli.formats.webdataset_table import split
 from flarecli.model import Columns
 from flarecli.names import escape
@@ -81,7 +81,8 @@ def _columns(samples: list[dict[str, bytes]]) -> Columns:
 
 
 def _batch(samples: list[dict[str, bytes]], columns: Columns, first: int, where: object) -> pa.RecordBatch:
-    names = [KEY if one.name == KEY else extension_of(one) for one in columns]
+    extensions = iter(extensions_of(columns, {name for sample in samples for name in sample}))
+    names = [KEY if one.name == KEY else next(extensions) for one in columns]
     known, arrays = {KEY, *names}, []
     for row, sample in enumerate(samples):
         if not sample.keys() <= known:
