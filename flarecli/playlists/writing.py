@@ -66,7 +66,7 @@ def _block(value: Mapping[str, Any], depth: int) -> list[str]:
         if isinstance(one, Mapping) and any(isinstance(item, (Mapping, list)) for item in one.values()):
             out.append(head)
             out += _block(one, depth + 1)
-        elif isinstance(one, list) and len(one) > 8:
+        elif isinstance(one, list) and (len(one) > 8 or (one and isinstance(one[0], Mapping))):
             step = 4 if isinstance(one[0], str) else 1 if isinstance(one[0], Mapping) else 16
             lines = [", ".join(map(_flow, one[i : i + step])) for i in range(0, len(one), step)]
             pad = "  " * (depth + 1)
