@@ -46,11 +46,12 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def large_list(array: pa.Array) -> pa.Array:
-    """Give a list column as large_list, whatever kind of list it is; items of null rows are left out."""
+    """Give a list column as large_list, whatever kind of list it is."""
     kind = array.type
-    if pa.types.is_fixed_size_list(kind) and array.null_count:
-        return pa.array(array.to_pylist(), pa.large_list(kind.value_type))
-    return array if pa.types.is_large_list(kind) else array.cast(pa.large_list(kind.value_type))
+    wanted = pa.large_list(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return array.cast(wanted)
+    return pa.array(array.to_pylist(), wanted)  # views may lie in any order, and null rows of a fixed size have items
 
 
 def is_whole(kind: pa.DataType, encoding: Encoding) -> bool:
@@ -289,7 +290,9 @@ _FLOAT = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)$
 
 
 def number_text(array: pa.Array, source: str, wanted: str) -> Converted | None:
-    """Give text of numbers as other text of numbers, the same where both write it so; None where the pair is another."""
+    """Give text of numbers as other text of numbers, the same where both write it so, or as uint64; None where the pair is another."""
+    if source in ("str_int", "json_int") and wanted == "uint64":  # int64 in between would be too small
+        return texts.ints(array, _json_number(int) if source == "json_int" else int, pa.uint64())
     if (source, wanted) in (("str_int", "json_int"), ("json_int", "str_int")):
         parse = _json_number(int) if source == "json_int" else int
         return texts.patched(array, pc.match_substring_regex(array, texts.JSON_INT), lambda some: some, lambda value: str(parse(value)))

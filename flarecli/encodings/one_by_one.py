@@ -15,7 +15,7 @@ import pyarrow as pa
 from flarecli.encodings import pictures
 from flarecli.encodings.columns import typed
 from flarecli.encodings.convert import is_list, is_number, large_list
-from flarecli.encodings.names import Encoding
+from flarecli.encodings.names import BINARY, Encoding
 from flarecli.encodings.values import as_json, decode, encode
 from flarecli.errors import FlareError, UnsafeError
 
@@ -24,6 +24,7 @@ __all__ = ["recoded"]
 Failures = list[tuple[int, str]]
 _ERRORS = (FlareError, ValueError, TypeError, OverflowError, RecursionError)
 _ARRAYS = ("ndarray", "array", "tree")
+_DOCUMENTS = ("msgpack", "array", "tree")
 _AS_TEXT = (date, datetime, time, timedelta, Decimal, UUID)
 
 
@@ -83,9 +84,11 @@ def _reader(source: Encoding | None, encoding: Encoding) -> Callable[[Any], Any]
     if source.item is not None:
         read = _reader(source.item, encoding)
         return lambda values: [read(value) for value in values]
-    if name == "bytes" or source.size is not None or name in ("varint", "str", "str_decimal"):
+    if not (source.is_text or source.arrow.equals(BINARY)) or name in ("bytes", "str", "str_decimal"):
         return _same
-    if name in ("json", "json_json") or source.is_text:
+    if encoding.name in ("msgpack", "tree") and source.arrow.equals(BINARY) and not name.startswith(("ndarray", *_DOCUMENTS)):
+        return _same  # files of any kind, which it holds as bytes
+    if source.is_text:
         return lambda text: decode(source, text.encode())
     return lambda data: decode(source, data)
 

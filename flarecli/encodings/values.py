@@ -147,7 +147,7 @@ _ENCODERS: dict[str, Callable[[Any], bytes]] = {
     "json": lambda value: as_json(value).encode(),
     "str_int": lambda value: str(_int(value)).encode(),
     "str_float": lambda value: str(_float(value)).encode(),
-    "str_decimal": lambda value: str(_decimal(value)).encode(),
+    "str_decimal": lambda value: str(_decimal(Decimal(value) if isinstance(value, str) else value)).encode(),
     "varint": _varint,
     "json_str": _json_str,
     "json_json": lambda value: json.dumps(as_json(value)).encode(),

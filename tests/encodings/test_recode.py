@@ -1,0 +1,308 @@
+"""Columns recoded: to what each format holds and back; carried where the bytes mean the same; whole messages where a value does not fit."""
+
+import datetime
+import io
+import json
+import math
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from flarecli.encodings import coerce, decode, encode, held_as, lookup, stored, typed
+from flarecli.encodings.holds import FORMATS
+from flarecli.errors import UsageError
+
+ALL = [name for names in FORMATS for name in names.split()]
+INT64 = st.integers(-(2**63), 2**63 - 1)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(['"', "\\", "\x7f", "é\U0001f642", "\n"])
+LEAVES = st.none() | st.booleans() | INT64 | st.floats() | TEXT
+DOCUMENTS = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=8)
+NOT_ARRAYS = DOCUMENTS.filter(lambda value: '["_",' not in json.dumps(value))
+
+
+def numbers(dtype):
+    kind = np.dtype(dtype)
+    if kind.kind == "f":
+        return st.floats(width=kind.itemsize * 8)
+    return st.integers(int(np.iinfo(kind).min), int(np.iinfo(kind).max))
+
+
+def file_of(kind, mode="RGB"):
+    out = io.BytesIO()
+    Image.frombytes(mode, (2, 3), bytes(range(2 * 3 * len(mode)))).save(out, kind)
+    return out.getvalue()
+
+
+PICTURES = st.sampled_from([file_of("JPEG"), file_of("JPEG", "L")])
+PNGS = st.sampled_from([file_of("PNG"), file_of("PNG", "RGBA")])
+ARRAYS = st.lists(st.integers(-9, 9), min_size=1, max_size=6).map(lambda value: np.array(value, "int16"))
+DECIMALS = st.decimals(allow_nan=False, places=3, min_value=-(10**6), max_value=10**6)
+VALUES = {
+    **{name: numbers(name) for name in ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")},
+    "int": INT64,
+    "varint": INT64,
+    "str_int": INT64,
+    "json_int": INT64,
+    "str_float": st.floats(),
+    "json_float": st.floats(),
+    "str_decimal": DECIMALS,
+    "str": TEXT,
+    "json_str": TEXT,
+    "bytes": st.binary(max_size=9),
+    "mp4": st.binary(max_size=9),
+    "webm": st.binary(max_size=9),
+    "pkl": st.binary(max_size=9),
+    "json": DOCUMENTS,
+    "json_json": DOCUMENTS,
+    "msgpack": DOCUMENTS,
+    "tree": NOT_ARRAYS,
+    "ndarray": ARRAYS,
+    "ndarray:int16": ARRAYS,
+    "ndarray:int16:2,1": st.just(np.array([[1], [-2]], "int16")),
+    "array": ARRAYS,
+    "jpeg": PICTURES,
+    "png": PNGS,
+    "pil": st.just(Image.frombytes("LA", (1, 2), b"abcd")),
+    "jpeg_array": st.lists(PICTURES, max_size=2),
+    "jpegarray": st.lists(PICTURES, max_size=2),
+    "list[jpeg]": st.lists(PICTURES, max_size=2),
+    "list[png]": st.lists(PNGS, max_size=2),
+    "list[pil]": st.just([Image.frombytes("L", (1, 2), b"ab")]),
+}
+FILES = {f"{name}[]" for name in VALUES if held_as(f"{name}[]", "ffrecord") == "msgpack"}  # msgpack keeps their bytes
+VALUES |= {f"{name}[]": st.lists(values, max_size=3) for name, values in VALUES.items()}
+
+
+def column(encoding, values):
+    kind = lookup(encoding)
+    return typed(pa.array([encode(kind, value) for value in values], kind.raw), kind)
+
+
+def shown(value):
+    """One form of a value, whichever encoding it came from."""
+    if isinstance(value, Image.Image):
+        return value.mode, value.size, value.tobytes()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [shown(one) for one in value]
+    if isinstance(value, dict):
+        return {key: shown(one) for key, one in value.items()}
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
+    return value
+
+
+def values_of(array, encoding):
+    kind = lookup(encoding)
+    if kind.name.startswith("pkl"):
+        return array.to_pylist()
+    return [shown(decode(kind, data)) for data in stored(array, kind).to_pylist()]
+
+
+@pytest.mark.parametrize("encoding", VALUES)
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_what_a_format_holds_in_place_of_an_encoding_says_the_same(encoding, data):
+    values = data.draw(st.lists(VALUES[encoding], max_size=4))
+    array = column(encoding, values)
+    wanted = values_of(array, encoding)
+    for form in ALL:
+        try:
+            instead = held_as(encoding, form)
+        except UsageError:
+            continue
+        there, failures = coerce(array, lookup(instead), lookup(encoding))
+        assert failures == [], (form, instead)
+        there.validate(full=True)
+        assert there.type == lookup(instead).arrow
+        if not (encoding in FILES and instead == "msgpack") and instead not in ("str", "json_str", "bytes") and "str_decimal" not in encoding:
+            assert values_of(there, instead) == wanted
+        back, failures = coerce(there, lookup(encoding), lookup(instead))
+        assert failures == [], (form, instead)
+        assert values_of(back, encoding) == wanted, (form, instead)
+
+
+@pytest.mark.parametrize(
+    ("source", "encoding"),
+    [
+        *((name, text) for name in ("int", "uint64", "int8", "varint") for text in ("str_int", "json_int", "json")),
+        *((name, text) for name in ("float64", "float32", "float16") for text in ("str_float", "json_float", "json", "msgpack")),
+        ("str", "json_str"),
+        ("json_str", "str"),
+        ("str_int", "json_int"),
+        ("json_int", "str_int"),
+        ("str_float", "json_float"),
+        ("json_float", "str_float"),
+        ("str_int", "int"),
+        ("str_float", "float64"),
+        ("int", "varint"),
+        ("array", "ndarray"),
+        ("ndarray", "array"),
+        ("ndarray:int16", "ndarray"),
+        ("json", "msgpack"),
+        ("msgpack", "json_json"),
+        ("json_json", "json"),
+        ("str[]", "json"),
+        ("float64[]", "msgpack"),
+        ("json[]", "json"),
+        ("int[]", "varint[]"),
+        ("bytes[]", "msgpack"),
+        ("list[jpeg]", "jpeg_array"),
+        ("jpeg[]", "list[jpeg]"),
+        ("jpegarray", "jpeg[]"),
+        ("json", "int[]"),
+    ],
+)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_a_column_recoded_is_each_value_encoded(source, encoding, data):
+    values = data.draw(st.lists(VALUES[source] if encoding != "int[]" else VALUES[encoding], max_size=6))
+    out, failures = coerce(column(source, values), lookup(encoding), lookup(source))
+    assert failures == []
+    given = [decode(lookup(source), encode(lookup(source), value)) for value in values]
+    if lookup(source).name in ("list[jpeg]", "jpeg[]", "jpegarray"):
+        given = values  # the files themselves: their pictures are not decoded and saved again
+    given = [json.dumps(one) if encoding == "json_str" and not isinstance(one, str) else one for one in given]
+    assert stored(out, lookup(encoding)).to_pylist() == [encode(lookup(encoding), one) for one in given]
+
+
+@pytest.mark.parametrize(
+    ("source", "encoding"),
+    [
+        ("jpeg", "bytes"),
+        ("bytes", "jpeg"),
+        ("int", "int64"),
+        ("jpeg_array", "jpegarray"),
+        ("pkl", "bytes"),
+        ("msgpack", "bytes"),
+        ("ndarray", "ndarray:"),
+    ],
+)
+def test_what_means_the_same_bytes_is_carried_not_looked_at(source, encoding):
+    raw = [b"12345678", b"87654321"]
+    out, failures = coerce(typed(pa.array(raw, pa.large_binary()), lookup(source)), lookup(encoding), lookup(source))
+    assert failures == []
+    assert stored(out, lookup(encoding)).to_pylist() == raw
+
+
+@pytest.mark.parametrize("source", ["json", "str_int", "str_float", "str_decimal"])
+def test_text_is_carried_as_text(source):
+    texts = pa.array(["1", " 1.50", "not even"], pa.large_string())
+    assert coerce(texts, lookup("str"), lookup(source)) == (texts, [])
+
+
+def test_text_of_a_column_is_not_json_and_text_of_an_index_may_be():
+    text = pa.array(["[1]", "é"], pa.large_string())
+    assert coerce(text, lookup("json"), lookup("str"))[0].to_pylist() == ['"[1]"', '"\\u00e9"']
+    assert coerce(text, lookup("json")) == (pa.array(["[1]", None], pa.large_string()), [(1, "'é' does not fit json")])
+
+
+@pytest.mark.parametrize(
+    ("values", "source", "encoding", "failures"),
+    [
+        ([1, 300, -1], "int", "uint8", [(1, "300 does not fit uint8 (0 to 255)"), (2, "-1 does not fit uint8 (0 to 255)")]),
+        ([1.0, 1e300], "float64", "float32", [(1, "1e+300 does not fit float32")]),
+        ([1.0, 1e6, math.inf], "float32", "float16", [(1, "1000000.0 does not fit float16")]),
+        (
+            [1.5, math.nan],
+            "float64",
+            "int",
+            [(i, f"{v} does not fit int (-9223372036854775808 to 9223372036854775807)") for i, v in ((0, 1.5), (1, "nan"))],
+        ),
+        ([10**30, 5], "str_int", "int", [(0, f"'{10**30}' does not fit int (-9223372036854775808 to 9223372036854775807)")]),
+        ([2**63], "uint64", "varint", [(0, "9223372036854775808 does not fit varint (-9223372036854775808 to 9223372036854775807)")]),
+        ([[1], {"a": 1}], "json", "int", [(0, "[1] does not fit int"), (1, "{'a': 1} does not fit int")]),
+        ([{"a": b"x"}, 1], "msgpack", "json", [(0, "{'a': b'x'} does not fit json")]),
+        ([[1, 2], [3, 500]], "int[]", "uint8[]", [(1, "500 does not fit uint8 (0 to 255)")]),
+        ([[b"x"]], "bytes[]", "json", [(0, "[b'x'] does not fit json")]),
+        ([b"x"], "pkl", "json", [(0, "is a pickle, which is not decoded")]),
+        ([b"not packed"], "array", "ndarray", [(0, "is not array")]),
+        ([b"text"], "str", "jpeg", []),
+        ([7], "int", "bytes", [(0, "7 does not fit bytes")]),
+        (["a"], "str", "float64", [(0, "'a' does not fit float64")]),
+        ([["_", 1, 2, 3]], "json", "tree", [(0, "['_', 1, 2, 3] does not fit tree")]),
+        ([np.array([1.5])], "ndarray", "ndarray:int8", [(0, "does not fit ndarray:int8")]),
+        ([b"\x00" * 17], "varint", "int", None),
+    ],
+)
+def test_what_does_not_fit_is_named(values, source, encoding, failures):
+    if failures is None:
+        with pytest.raises(ValueError, match=r"^\[0\]: an integer of 17 bytes is longer than 16$"):
+            column(source, values)
+        return
+    out, found = coerce(column(source, values), lookup(encoding), lookup(source))
+    assert found == failures
+    assert [row for row, value in enumerate(out.to_pylist()) if value is None] == [row for row, _ in failures]
+
+
+@pytest.mark.parametrize("encoding", ["str", "int", "float32", "jpeg", "str_int", "json_str", "str[]", "array", "list[jpeg]"])
+def test_a_null_is_a_failure_where_nothing_says_null(encoding):
+    for array in (pa.nulls(2), pa.nulls(2, pa.string()), pa.nulls(2, pa.list_(pa.string())), pa.nulls(2, pa.struct([]))):
+        out, failures = coerce(array, lookup(encoding))
+        assert failures == [(0, "is null"), (1, "is null")]
+        assert (out.null_count, out.type) == (2, lookup(encoding).arrow)
+
+
+@pytest.mark.parametrize("encoding", ["json", "json_json", "msgpack", "tree"])
+@pytest.mark.parametrize("array", [pa.array([None, 1.5]), pa.array([None, ["a"]]), pa.array([{"a": 1}, None]), pa.array([1, None])])
+def test_documents_hold_a_null(array, encoding):
+    out, failures = coerce(array, lookup(encoding))
+    assert failures == []
+    assert values_of(out, encoding) == array.to_pylist()
+
+
+def test_an_item_that_is_null_is_named_and_json_keeps_it():
+    array = pa.array([["a", None], [], None, ["b"]], pa.list_(pa.string()))
+    out, failures = coerce(array, lookup("str[]"))
+    assert failures == [(0, "holds a null"), (2, "is null")]
+    assert out.to_pylist() == [None, [], None, ["b"]]
+    assert coerce(array[:2], lookup("json"))[0].to_pylist() == ['["a", null]', "[]"]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int32()), pa.large_list(pa.int32()), pa.list_(pa.int32(), 2), pa.list_view(pa.int32())])
+def test_lists_of_every_kind_are_lists(kind):
+    array = pa.array([[1, 2], None, [3, 4]], kind)
+    out, failures = coerce(array[1:], lookup("int[]"))
+    assert (out.to_pylist(), failures) == ([None, [3, 4]], [(0, "is null")])
+    assert values_of(coerce(array[:1], lookup("ndarray"))[0], "ndarray") == [[1, 2]]
+    assert coerce(array[2:], lookup("json"))[0].to_pylist() == ["[3, 4]"]
+
+
+def test_arrays_of_an_index_keep_their_type():
+    array = pa.array([[1.5, 2.0], [3.0]], pa.list_(pa.float32()))
+    for encoding in ("ndarray", "array"):
+        out, _ = coerce(array, lookup(encoding))
+        assert [decode(lookup(encoding), data).dtype for data in out.to_pylist()] == [np.float32, np.float32]
+
+
+def test_dates_and_decimals_in_json_are_text_and_objects_are_refused():
+    day = datetime.date(2024, 2, 29)
+    array = pa.array([{"day": day, "price": Decimal("1.10")}])
+    assert coerce(array, lookup("json"))[0].to_pylist() == ['{"day": "2024-02-29", "price": "1.10"}']
+    assert coerce(pa.array([{"day": day}]), lookup("msgpack"))[1] == [(0, "{'day': datetime.date(2024, 2, 29)} does not fit msgpack")]
+
+
+def test_views_are_recoded_like_what_they_view():
+    text = pa.array(['"a"', '"é\\n"'], pa.string_view())
+    assert coerce(text, lookup("str"), lookup("json_str"))[0].to_pylist() == ["a", "é\n"]
+    assert coerce(pa.array([b"a"], pa.binary_view()), lookup("jpeg"), lookup("bytes"))[0].to_pylist() == [b"a"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.binary(max_size=20), max_size=5), st.sampled_from(sorted(VALUES)), st.sampled_from(sorted(VALUES)))
+def test_any_stored_bytes_are_recoded_or_named(raw, source, encoding):
+    kind = lookup(source)
+    try:
+        array = typed(pa.array([[data] for data in raw] if kind.item else raw, kind.raw), kind)
+    except ValueError:
+        return
+    out, failures = coerce(array, lookup(encoding), kind)
+    assert out.type == lookup(encoding).arrow
+    assert out.null_count == len(failures)
+    assert all(isinstance(reason, str) and reason for _, reason in failures)
