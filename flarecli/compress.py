@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from flarecli.errors import FlareError, FormatError, IntegrityError, MissingLibraryError, UsageError
 
-__all__ = ["NAMES", "SUFFIXES", "compressed", "decompress", "suffix_of"]
+__all__ = ["NAMES", "SUFFIXES", "compressed", "decompress", "stream", "suffix_of"]
 
 _LEVELS = {"br": range(12), "bz2": range(1, 10), "gz": range(10), "snappy": range(0), "zstd": range(1, 23)}
 _DEFAULTS = {"br": 11, "bz2": 9, "gz": 9, "snappy": 0, "zstd": 3}
@@ -256,20 +256,34 @@ def decompress(suffix: str, blocks: Iterable[bytes], raw_size: int | None, where
             if len(out) + len(data) > limit:
                 raise _too_much(limit, where)
             out += data
-    except FlareError:
-        raise
-    except EOFError:
-        raise FormatError(f"the {suffix} file ends in its middle", where=where, hint=_CUT_HINT) from None
     except MemoryError:
         raise FormatError(f"decompresses to more than the {len(out)} bytes that fit in memory", where=where) from None
     except Exception as error:  # each library has errors of its own
-        if "truncated" in str(error).lower():
-            raise FormatError(f"the {suffix} file ends in its middle", where=where, hint=_CUT_HINT) from None
-        reason = (str(error).splitlines() or [""])[0].rpartition(": ")[2][:80].lower().strip(" ._")
-        raise FormatError(f"not valid {suffix}: {reason}", where=where) from None
+        raise _fault(error, suffix, where) from None
     if raw_size is not None and len(out) != raw_size:
         raise IntegrityError(f"decompresses to {len(out)} bytes, {raw_size} are wanted", where=where, hint="Fetch or pack it again.")
     return out
+
+
+def stream(suffix: str, blocks: Iterable[bytes], where: object) -> Iterator[bytes | memoryview]:
+    """Decompress a file of any size as it comes, a megabyte or so at a time; nothing but the memory of a step is needed.
+
+    raises  FormatError if the bytes are not the format, or end too early
+    """
+    try:
+        yield from _pieces(suffix, _Blocks(blocks), _TOTAL, where)
+    except Exception as error:
+        raise _fault(error, suffix, where) from None
+
+
+def _fault(error: Exception, suffix: str, where: object) -> Exception:
+    """Say what a library's error means."""
+    if isinstance(error, FlareError):
+        return error
+    if isinstance(error, EOFError) or "truncated" in str(error).lower():
+        return FormatError(f"the {suffix} file ends in its middle", where=where, hint=_CUT_HINT)
+    reason = (str(error).splitlines() or [""])[0].rpartition(": ")[2][:80].lower().strip(" ._")
+    return FormatError(f"not valid {suffix}: {reason}", where=where)
 
 
 def _pieces(suffix: str, source: _Blocks, limit: int, where: object) -> Iterator[bytes | memoryview]:

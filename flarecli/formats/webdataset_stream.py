@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import zlib
+import itertools
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
+from flarecli import compress
 from flarecli.encodings import BINARY, column, field, lookup, typed
 from flarecli.errors import FlareError, FormatError, ValueFitError
 from flarecli.formats import tar
@@ -19,14 +19,13 @@ from flarecli.names import escape
 __all__ = ["scan"]
 
 _ROWS, _BYTES = 8192, 16 << 20  # of a batch; a sample larger than that comes alone
-_STEP = 1 << 20
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
 
 
 def scan(blocks: Iterable[bytes], columns: Columns | None = None, where: object = "-") -> Iterator[pa.RecordBatch]:
     """Give the samples of a stream in order, as typed batches; no more is held than a batch and its largest member.
 
-    blocks   bytes of a tar, plain, gzip or zstd, in runs of any length
+    blocks   bytes of a tar, plain, gzip, bzip2 or zstd, in runs of any length
     columns  what its samples have; None: the key, and the extensions of the first batch
     raises   FormatError naming the row and the byte of what is no tar, a member twice in a sample, or a column that comes later than that
     """
@@ -99,64 +98,11 @@ def _batch(samples: list[dict[str, bytes]], columns: Columns, first: int, where:
 
 
 def _decompressed(blocks: Iterable[bytes], where: object) -> Iterator[bytes]:
-    """Take gzip or zstd off a stream, told by its first bytes; a step at a time, however much a block grows to."""
+    """Take a compression off a stream, told by its first bytes; a step at a time, however much a block grows to."""
     ahead = iter(blocks)
     head = b""
-    while len(head) < len(_ZSTD) and (data := next(ahead, None)) is not None:
+    while len(head) < 4 and (data := next(ahead, None)) is not None:
         head += data
-    chained = _chained(head, ahead)
-    if head.startswith(_GZIP):
-        return _gunzipped(chained, where)
-    return _unzstd(chained, where) if head.startswith(_ZSTD) else chained
-
-
-def _chained(head: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    yield head
-    yield from rest
-
-
-def _gunzipped(blocks: Iterator[bytes], where: object) -> Iterator[bytes]:
-    """Take off every gzip member that stands behind the other; zeros may fill the end up."""
-    reader, rest = zlib.decompressobj(31), b""
-    try:
-        for block in blocks:
-            rest = block
-            while rest:
-                if reader.eof:
-                    if not (rest := rest.lstrip(b"\0")):
-                        break
-                    reader = zlib.decompressobj(31)
-                if data := reader.decompress(rest, _STEP):
-                    yield data
-                rest = reader.unused_data if reader.eof else reader.unconsumed_tail
-    except zlib.error as error:
-        raise FormatError(f"not valid gz: {str(error).partition(': ')[2] or error}", where=where) from None
-    if not reader.eof:
-        raise FormatError("ends inside a gz stream", where=where, hint="It was cut short; fetch or pack it again.")
-
-
-def _unzstd(blocks: Iterator[bytes], where: object) -> Iterator[bytes]:
-    import zstandard
-
-    reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(io.BufferedReader(_Reading(blocks), _STEP), read_across_frames=True)
-    try:
-        while data := reader.read(_STEP):
-            yield data
-    except zstandard.ZstdError as error:
-        raise FormatError(f"not valid zstd: {str(error).removeprefix('zstd decompress error: ')[:80].lower()}", where=where) from None
-
-
-class _Reading(io.RawIOBase):
-    """Blocks of bytes as a file to read from."""
-
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks, self._rest = blocks, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        data = self._rest or next(self._blocks, b"")
-        count = min(len(data), len(buffer))
-        buffer[:count], self._rest = data[:count], data[count:]
-        return count
+    chained = itertools.chain([head], ahead)
+    kind = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
+    return map(bytes, compress.stream(kind, chained, where)) if kind else chained

@@ -1,5 +1,6 @@
 """WebDataset against files by the original writer, against damage, and against itself."""
 
+import bz2
 import gzip
 import hashlib
 import io
@@ -115,7 +116,9 @@ def test_a_value_that_a_sample_lacks_is_none():
     assert next(data.scan(["txt"])).column("txt").null_count == 2
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress, lambda data: gzip.compress(data[:5000]) + gzip.compress(data[5000:])])
+@pytest.mark.parametrize(
+    "pack", [bytes, gzip.compress, zstandard.compress, bz2.compress, lambda data: gzip.compress(data[:5000]) + gzip.compress(data[5000:])]
+)
 @pytest.mark.parametrize("size", [1, 700, 1 << 20])
 def test_a_stream_that_cannot_seek_is_read_in_order(pack, size):
     data = pack((GOLDEN / "plain" / "data" / "00000.tar").read_bytes())
@@ -133,6 +136,10 @@ def test_what_the_original_compressed_is_read_as_a_stream():
     data = (GOLDEN / "gz" / "data" / "00000.tar.gz").read_bytes()
     (batch,) = webdataset.scan(iter([data]))
     assert batch.num_rows == 7
+    shard = webdataset.open_shard(next(iter(webdataset.open_dataset(locate(str(GOLDEN / "gz" / "data"))))))
+    assert webdataset.read_batch(shard, 0, 7).equals(batch)
+    assert [shown(row) for row in webdataset.read_rows(shard, range(7))] == expected("plain")
+    assert list(webdataset.verify_shard(shard)) == []
     for cut in (len(data) // 2, len(data) - 1):
         with pytest.raises(FormatError):
             list(webdataset.scan(iter([data[:cut]])))
@@ -254,7 +261,7 @@ def test_what_is_written_is_read_back_and_tarfile_agrees(keys, data):
     )
     rows = [(key, *data.draw(row)) for key in keys]
     batch = batch_of(WANTED, rows)
-    at, how = Location(MemoryStore(), ""), Settings(data.draw(st.sampled_from([None, "zstd"])))
+    at, how = Location(MemoryStore(), ""), Settings(data.draw(st.sampled_from([None, "zstd", "gz"])))
     base, sizes = webdataset.row_sizes(WANTED, batch, how)
     cut = data.draw(st.integers(0, len(rows)))
     chunk = webdataset.write_shard(at, 7, WANTED, [batch.slice(0, cut), batch.slice(cut)], how)
@@ -377,7 +384,7 @@ def test_a_folder_is_listed_with_the_indexes_beside():
 
 
 def test_names_of_tars_are_known():
-    assert all(webdataset.sniff(name, b"") for name in ("a.tar", "a.tar.zstd", "a.tar.zst"))
+    assert all(webdataset.sniff(name, b"") for name in ("a.tar", "a.tar.zstd", "a.tar.zst", "a.tar.gz", "a.tgz", "a.tar.bz2"))
     assert not webdataset.sniff("a.idx.json", b"")
     assert [webdataset_index.name_of(name) for name in ("a.tar", "a.tar.gz", "a.tgz", "a.b.tar.zst")] == ["a.idx.json"] * 3 + ["a.b.idx.json"]
 
