@@ -11,8 +11,9 @@ import pyarrow as pa
 from flarecli import encodings
 from flarecli.encodings import BINARY
 from flarecli.errors import FlareError, RowsError, UsageError, ValueFitError
-from flarecli.model import Columns, IntArray, Playlist, Row, Sample, Stream
+from flarecli.model import Columns, Cursor, IntArray, Playlist, Row, Sample, Stream
 from flarecli.read.resolve import resolve, select_streams
+from flarecli.read.run import Run, begin
 from flarecli.read.series import Series
 from flarecli.storage import Guard
 
@@ -203,6 +204,31 @@ class Dataset:
             arrays.append(array)
             fields.append(field)
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else batch
+
+    @property
+    def edges(self) -> IntArray:
+        """The row at which each chunk of the first stream begins, and the end: int64 [chunks + 1]."""
+        return self._series[0].starts
+
+    def run(
+        self,
+        seed: int = 0,
+        epoch: int = 0,
+        order: str = "shuffle",
+        rank: int = 0,
+        ranks: int = 1,
+        cursor: Cursor | None = None,
+        window: int = 8,
+    ) -> Run:
+        """Give the samples of an epoch in a fixed order, those of one rank; see `Run`.
+
+        order   `shuffle`: all rows among each other; `windows`: chunks, then rows inside `window` of them at a time, for data
+                that is fetched; `sequential`
+        cursor  go on from the `cursor` of another run, with as many ranks as there are now; it says seed, epoch and order
+        raises  UsageError for a rank, an order or a place that is none
+        """
+        found, place = begin(self.edges, seed, epoch, order, window, cursor)
+        return Run(self, found, place, rank, ranks)
 
     def batches(
         self, size: int = 8192, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None, views: bool = False

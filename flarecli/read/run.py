@@ -1,0 +1,77 @@
+"""A run through an epoch: samples in a keyed order, on one of any number of ranks, from any step on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flarecli.errors import UsageError
+from flarecli.model import Cursor, Sample
+from flarecli.read.windows import Epoch
+
+if TYPE_CHECKING:
+    from flarecli.read.dataset import Dataset
+
+__all__ = ["Run", "begin"]
+
+_BLOCK = 1 << 14  # steps mapped to rows at once
+_READ = 64  # rows read at once
+
+
+def begin(edges: Sequence[int], seed: int, epoch: int, order: str, window: int, cursor: Cursor | None) -> tuple[Epoch, Cursor]:
+    """Make the epoch that a run goes through, and the place where it begins.
+
+    cursor  a place in an earlier run, which says seed, epoch and order itself
+    raises  UsageError if the place is outside the epoch
+    """
+    place = cursor or Cursor(seed, epoch, 0, order)
+    found = Epoch(np.asarray(edges), place.seed, place.epoch, place.order, window)
+    if not 0 <= place.step <= found.rows:
+        raise UsageError(f"step {place.step} is outside the epoch, which has {found.rows}")
+    return found, place
+
+
+class Run:
+    """Iterate it once: the samples of one rank, in order; `cursor` is the place behind the last one given.
+
+    Every step of an epoch has one row, and rank r of R takes steps r, r + R, … behind the place where the run began. So
+    the ranks together give each row once, in one order, and another number of ranks goes on where they stopped. Where
+    the rows are no multiple of the ranks, the last ranks give one row less.
+
+    raises  UsageError for a rank outside the ranks, or an order that is none
+    """
+
+    def __init__(self, data: Dataset, epoch: Epoch, cursor: Cursor, rank: int, ranks: int) -> None:
+        if not 0 <= rank < ranks:
+            raise UsageError(f"rank {rank} of {ranks} is no rank")
+        self._data, self._epoch, self._ranks = data, epoch, ranks
+        self._begun, self._given, self._place = cursor.step + rank, 0, cursor
+        self._samples = self._read()
+
+    @property
+    def cursor(self) -> Cursor:
+        """The place behind the samples given so far, if every rank gave as many: after k of them, k × ranks steps on."""
+        start = self._place
+        step = min(self._epoch.rows, start.step + self._given * self._ranks)
+        return Cursor(start.seed, start.epoch, step, start.order)
+
+    def __iter__(self) -> Run:
+        return self
+
+    def __next__(self) -> Sample:
+        sample = next(self._samples)
+        self._given += 1
+        return sample
+
+    def __len__(self) -> int:
+        """How many samples are left on this rank."""
+        return max(0, -(-(self._epoch.rows - self._begun) // self._ranks) - self._given)
+
+    def _read(self) -> Iterator[Sample]:
+        for first in range(self._begun, self._epoch.rows, _BLOCK * self._ranks):
+            steps = np.arange(first, min(first + _BLOCK * self._ranks, self._epoch.rows), self._ranks, dtype=np.int64)
+            rows = self._epoch.at(steps)
+            for start in range(0, len(rows), _READ):
+                yield from self._data[rows[start : start + _READ]]

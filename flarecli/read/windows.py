@@ -1,0 +1,62 @@
+"""Orders of an epoch: which row each step has, by arithmetic, whatever the number of ranks.
+
+sequential  step i has row i
+shuffle     a keyed permutation of all rows
+windows     chunks in a keyed order; `window` of them at a time, and their rows in a keyed order among each other, so
+            that whoever reads in this order has `window` chunks open, or in a cache, and no more
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flarecli.errors import UsageError
+from flarecli.model import IntArray
+from flarecli.read.order import positions
+
+__all__ = ["ORDERS", "Epoch"]
+
+ORDERS = ("shuffle", "windows", "sequential")
+
+
+class Epoch:
+    """One epoch of rows in an order.
+
+    edges   int64 [chunks + 1]: the row at which each chunk begins, and the end
+    window  chunks whose rows are mixed, of order `windows`
+    raises  UsageError for an order that is none, or a window below 1
+    """
+
+    def __init__(self, edges: IntArray, seed: int, epoch: int, order: str, window: int) -> None:
+        if order not in ORDERS:
+            raise UsageError(f"order is {order!r}", hint=f"Choose one of {', '.join(ORDERS)}.")
+        if window < 1 or seed < 0 or epoch < 0:
+            raise UsageError(f"window is {window}, seed {seed}, epoch {epoch}: at least 1, 0 and 0 are wanted")
+        self.rows = int(edges[-1])
+        self._seed, self._epoch, self._order = seed, epoch, order
+        if order == "windows":
+            chunks = len(edges) - 1
+            self._chunks = positions(np.arange(chunks), chunks, seed, epoch)
+            self._firsts = edges[:-1][self._chunks]  # the first row of each chunk, in the order of the chunks
+            self._starts = np.concatenate([[0], np.cumsum(np.diff(edges)[self._chunks])])  # the step at which each begins, before mixing
+            self._bounds = self._starts[[*range(0, chunks, window), chunks]]  # the step at which each window begins
+
+    def at(self, steps: IntArray) -> IntArray:
+        """Give the row of each step.
+
+        steps   int64 [k], each in [0, rows)
+        return  int64 [k]
+        """
+        if self._order == "sequential":
+            return np.asarray(steps, np.int64)
+        if self._order == "shuffle":
+            return positions(steps, self.rows, self._seed, self._epoch)
+        out: IntArray = np.empty(len(steps), np.int64)
+        windows = np.searchsorted(self._bounds, steps, "right") - 1
+        for window in np.unique(windows):
+            chosen = np.flatnonzero(windows == window)
+            first, stop = int(self._bounds[window]), int(self._bounds[window + 1])
+            mixed = first + positions(steps[chosen] - first, stop - first, self._seed, self._epoch + ((int(window) + 1) << 32))
+            chunk = np.searchsorted(self._starts, mixed, "right") - 1
+            out[chosen] = self._firsts[chunk] + mixed - self._starts[chunk]
+        return out
