@@ -27,7 +27,7 @@ def is_cold(view: memoryview, places: Sequence[int]) -> bool:
         return False
     address_of, is_out = asked
     address, page = address_of(map_), mmap.PAGESIZE
-    return any(is_out(address + place // page * page) for place in places)
+    return any(0 <= place < len(map_) and is_out(address + place // page * page) for place in places)  # next to it lie other maps
 
 
 @functools.cache
@@ -45,7 +45,6 @@ def _asked() -> tuple[Callable[[Any], int], Callable[[int], bool]] | None:
 
     def is_out(address: int) -> bool:
         resident = ctypes.c_ubyte(1)
-        # behind the end of the file is no page: then the answer is an error, and there is nothing to read
         return not mincore(address, 1, ctypes.byref(resident)) and not resident.value & 1
 
     return lambda map_: int(pa.py_buffer(map_).address), is_out

@@ -264,7 +264,8 @@ from flarecli.errors import FlareError
 from flarecli.formats import ffrecord
 from flarecli.model import Chunk
 from flarecli.storage import locate
-resource.setrlimit(resource.RLIMIT_AS, (512 << 20, 512 << 20))
+there = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()  # libraries reserve more than they use
+resource.setrlimit(resource.RLIMIT_AS, (there + (250 << 20),) * 2)
 for name in sys.argv[1:]:
     try:
         shard = ffrecord.open_shard(Chunk(locate(name).unmapped()))

@@ -190,22 +190,20 @@ import resource, sys
 sys.path[:0] = {path!r}
 from flarecli.errors import FlareError
 from flarecli.formats import packed_folder
-resource.setrlimit(resource.RLIMIT_AS, (512 << 20, 512 << 20))
-data = packed_folder.MAGIC + {listed}
-try:
-    packed_folder.parse(data, 1, "it")
-except (FlareError, MemoryError) as error:
-    print(type(error).__name__)
+there = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()  # libraries reserve more than they use
+resource.setrlimit(resource.RLIMIT_AS, (there + (250 << 20),) * 2)
+for listed in (b"(" * (1 << 22), b")" * (1 << 22), b"ccollections\\nOrderedDict\\nq\\0" + b"(h\\0)RX\\1\\0\\0\\0a" * 100_000):
+    try:
+        packed_folder.parse(packed_folder.MAGIC + listed, 1, "it")
+    except FlareError as error:
+        print(error.kind)
 """
 
 
-@pytest.mark.parametrize(
-    "listed", ["b'(' * (1 << 22)", "b')' * (1 << 24)", "b'ccollections\\nOrderedDict\\nq\\0' + b'(h\\0)RX\\1\\0\\0\\0a' * 100_000"]
-)
-def test_lists_that_only_pile_up_end_soon(listed):
-    code = _LARGE.format(path=[str(GOLDEN.parents[2])], listed=listed)
+def test_lists_that_only_pile_up_end_soon():
+    code = _LARGE.format(path=[str(GOLDEN.parents[2])])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() in ("FormatError", "MemoryError")
+    assert done.stdout.split() == ["format"] * 3
 
 
 def test_a_list_that_is_too_large_is_not_read(monkeypatch):
