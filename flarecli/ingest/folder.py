@@ -49,7 +49,7 @@ class Group(NamedTuple):
     files: dict[str, str]
 
 
-def groups(entries: Iterable[Entry], left_out: LeftOut | None = None) -> Iterator[Group]:
+def groups(entries: Iterable[Entry], left_out: LeftOut | None = None, where: object = "") -> Iterator[Group]:
     """Group files by key, one group after another; entries come in bytewise order, so few are held.
 
     left_out  takes files that belong to no group; what is hidden, by a dot before a name, is not even that
@@ -74,7 +74,7 @@ def groups(entries: Iterable[Entry], left_out: LeftOut | None = None) -> Iterato
         extension = extension.lower()
         other = open_groups[-1].files.setdefault(extension, entry.name)
         if other != entry.name:
-            raise FormatError(f"{other} and {entry.name} are both {extension!r} of {key!r}", hint="Rename one of them.")
+            raise FormatError(f"{other} and {entry.name} are both {extension!r} of {key!r}", where=where, hint="Rename one of them.")
     while open_groups:
         yield open_groups.pop()
 
@@ -119,7 +119,7 @@ class Folder:
         left_out = LeftOut()
         heard = _Heard(at.list())
         mixtures, named = Counter[frozenset[str]](), dict[frozenset[str], list[str]]()
-        for group in groups(heard, left_out):
+        for group in groups(heard, left_out, at):
             mixture = frozenset(group.files)
             mixtures[mixture] += 1
             names = named.setdefault(mixture, [])
@@ -148,7 +148,7 @@ class Folder:
         """Give keys and names of files, null where a key has none. Raises FormatError if the folder is no longer what it was."""
         schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
         heard, held = _Heard(self.at.list()), list[Group]()
-        for group in groups(heard):
+        for group in groups(heard, where=self.at):
             if self.main in group.files:
                 held.append(group)
             if len(held) == _ROWS:

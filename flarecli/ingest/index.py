@@ -111,8 +111,9 @@ class Index:
 
 def _placed(part: Part, names: list[str], bounds: Sequence[sql.Bound]) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Give the batches of a part that may hold rows within bounds, and the place of each in the part."""
-    if any(bound.column not in part.schema.names for bound in bounds):
+    if part.rows is not None and any(bound.column not in part.schema.names for bound in bounds):
         return  # null in every row, and no comparison holds for null
+    names = names or part.schema.names[:1]  # rows are counted by a column
     runs = kept(part, bounds) if bounds and isinstance(part, Parquet) else None
     for first, groups in [(0, None)] if runs is None else runs:
         found = part.batches(names) if groups is None or not isinstance(part, Parquet) else part.batches(names, groups)

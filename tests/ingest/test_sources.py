@@ -1,0 +1,509 @@
+"""Compressed text, Arrow, lists, standard input and folders; several files as one; what each of them refuses."""
+
+import gzip
+import io
+import json
+import os
+import random
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flarecli.errors import FlareError, FormatError, MissingError, ReachError, UnsafeError, UsageError
+from flarecli.ingest import filled, is_index, open_folder, open_index, streams
+from flarecli.ingest.folder import groups
+from flarecli.ingest.ipc import Ipc
+from flarecli.storage import Entry, Guard, Limits, Location
+from flarecli.storage.memory import MemoryStore
+
+
+def rows_of(found, columns=None) -> list[dict]:
+    return [row for batch in found.batches(columns) for row in batch.to_pylist()]
+
+
+def made(folder, files) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, pa.Table):
+            pq.write_table(content, path)
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def refusal(folder, act) -> tuple[str, str]:
+    with pytest.raises(FlareError) as caught:
+        act()
+    return str(caught.value).replace(f"{folder}/", ""), caught.value.hint.replace(f"{folder}/", "")
+
+
+@pytest.mark.parametrize(
+    ("address", "answer"),
+    [
+        ("-", True),
+        ("x.jsonl", True),
+        ("x.JSON.gz", True),
+        ("s3://b/x.csv.zst?versionId=3", True),
+        ("x.arrow", True),
+        ("x.feather", True),
+        ("split_file_paths.txt", True),
+        ("x.parquet.gz", False),
+        ("x.txt.gz", False),
+        ("d/index.json", False),
+        ("d/spec.json", False),
+        ("d/shard.00000.json", False),
+        ("d/shard.00000.csv.zstd", False),
+        ("x.gz", False),
+    ],
+)
+def test_a_name_says_whether_it_is_an_index(address, answer):
+    assert is_index(address) is answer
+
+
+# -- compressed text
+
+LINES = b"n,t\n" + b"".join(b"%d,row %d\n" % (n, n) for n in range(5000))
+PACKED = {
+    "x.csv.gz": gzip.compress(LINES),
+    "x.csv.zst": zstandard.compress(LINES),
+    "two.csv.gz": gzip.compress(LINES[:1001]) + gzip.compress(LINES[1001:]),
+    "two.csv.zst": zstandard.compress(LINES[:1001]) + zstandard.compress(LINES[1001:]),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_compressed_text_is_read_as_it_was(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(streams, "BLOCK", 1000)
+    made(tmp_path, {name: PACKED[name]})
+    assert rows_of(open_index(str(tmp_path / name))) == [{"n": n, "t": f"row {n}"} for n in range(5000)]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("x.csv.gz", PACKED["x.csv.gz"][:-9], "x.csv.gz: the gzip file ends in its middle"),
+        ("x.csv.zst", PACKED["x.csv.zst"][:-9], "x.csv.zst: the zstd file ends in its middle"),
+        ("x.csv.gz", LINES, "x.csv.gz: not valid gzip: incorrect header check"),
+        ("x.csv.zst", LINES, "x.csv.zst: not valid zstd: unknown frame descriptor"),
+        ("x.csv.gz", PACKED["x.csv.gz"] + b"junk", "x.csv.gz: not valid gzip: incorrect header check"),
+        ("x.csv.gz", PACKED["x.csv.gz"][:-8] + b"\0" * 8, "x.csv.gz: not valid gzip: incorrect data check"),
+        ("x.json.gz", gzip.compress(b""), "x.json.gz: an empty file"),
+    ],
+)
+def test_a_damaged_compressed_file_is_named(tmp_path, name, data, message):
+    made(tmp_path, {name: data})
+    assert refusal(tmp_path, lambda: rows_of(open_index(str(tmp_path / name))))[0] == message
+
+
+@pytest.mark.parametrize("name", ["x.csv.gz", "x.csv.zst"])
+def test_a_bomb_is_left_alone_after_a_while(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(streams, "_FREE", 1 << 16)
+    monkeypatch.setattr(streams, "_RATIO", 20)
+    monkeypatch.setattr(streams, "BLOCK", 1 << 16)
+    bomb = b"n,t\n" + b"1,2\n" * (1 << 20)
+    made(tmp_path, {name: gzip.compress(bomb) if name.endswith("gz") else zstandard.compress(bomb)})
+    message, hint = refusal(tmp_path, lambda: rows_of(open_index(str(tmp_path / name))))
+    assert (message, hint) == (f"{name}: decompresses to more than 20 times its size", "It may be a decompression bomb; do not trust it.")
+
+
+def test_compressed_text_on_the_network_is_read_as_it_comes(web):
+    found = open_index(web.file("/x.csv.gz", PACKED["x.csv.gz"]))
+    assert rows_of(found, ["n"]) == [{"n": n} for n in range(5000)]
+
+
+# -- Arrow
+
+
+def written(table: pa.Table, is_file=True) -> bytes:
+    sink = pa.BufferOutputStream()
+    with (pa.ipc.new_file if is_file else pa.ipc.new_stream)(sink, table.schema) as out:
+        out.write_table(table, max_chunksize=7)
+    return sink.getvalue().to_pybytes()
+
+
+def arrow(data: bytes) -> Ipc:
+    return Ipc(Location(MemoryStore({"x.arrow": data}), "x.arrow"))
+
+
+TABLE = pa.table({"n": range(40), "t": [f"text {n}" for n in range(40)], "d": pa.array(["a", "b"] * 20).dictionary_encode()})
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_arrow_columns_come_in_the_order_asked(is_file):
+    part = arrow(written(TABLE, is_file))
+    assert part.schema == pa.schema([("n", pa.int64()), ("t", pa.string()), ("d", pa.string())])
+    found = pa.Table.from_batches(part.batches(["d", "n"]))
+    assert found.to_pydict() == {"d": ["a", "b"] * 20, "n": list(range(40))}
+
+
+def test_feather_is_read(tmp_path):
+    pa.feather.write_feather(TABLE, tmp_path / "x.feather")
+    assert rows_of(open_index(str(tmp_path / "x.feather"))) == TABLE.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "x.arrow: an empty file"),
+        (b"FEA1" + bytes(40), "x.arrow: Feather of version 1, which is not read"),
+        (written(pa.Table.from_arrays([pa.array([1])] * 2, names=["x", "x"])), "x.arrow: duplicate column 'x'"),
+        (written(TABLE)[:-20], "x.arrow: not valid Arrow IPC: "),
+        (b"hello world, this is text", "x.arrow: not valid Arrow IPC: "),
+    ],
+)
+def test_what_is_no_arrow_is_said(data, message):
+    with pytest.raises(FormatError) as caught:
+        list(arrow(data).batches(None))
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_flipped_bytes_of_arrow_are_no_crash(is_file):
+    data, rng = written(TABLE, is_file), random.Random(3)
+    for _ in range(400):
+        at = rng.randrange(len(data))
+        damaged = data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :]
+        try:
+            list(arrow(damaged).batches(None))
+        except FlareError as error:
+            assert "\n" not in str(error)
+
+
+# -- several files
+
+
+def test_types_meet_where_no_value_changes(tmp_path):
+    made(
+        tmp_path,
+        {
+            "0.parquet": pa.table({"n": pa.array([1], pa.int8()), "f": [1], "t": ["x"], "w": pa.array([1], pa.timestamp("s")), "z": pa.nulls(1)}),
+            "1.parquet": pa.table(
+                {
+                    "z": [[1]],
+                    "t": pa.array(["y"], pa.large_string()),
+                    "f": [0.5],
+                    "n": pa.array([300], pa.uint16()),
+                    "w": pa.array([5], pa.timestamp("us")),
+                }
+            ),
+        },
+    )
+    found = open_index([str(tmp_path / "0.parquet"), str(tmp_path / "1.parquet")])
+    assert found.schema.to_string(show_field_metadata=False).split("\n")[:4] == ["n: int32", "f: double", "t: large_string", "w: timestamp[us]"]
+    assert [(row["n"], row["f"], row["t"], row["z"]) for row in rows_of(found)] == [(1, 1.0, "x", None), (300, 0.5, "y", [1])]
+    assert rows_of(found, ["t"]) == [{"t": "x"}, {"t": "y"}]
+
+
+def test_a_value_that_the_common_type_cannot_hold_is_named(tmp_path):
+    made(tmp_path, {"a.parquet": pa.table({"n": [1, 2**53 + 1]}), "b.parquet": pa.table({"n": [0.5]})})
+    message, hint = refusal(tmp_path, lambda: rows_of(open_index([str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")])))
+    assert message == "a.parquet[1]: column 'n' holds 9007199254740993, which double cannot hold"
+    assert hint == "Pack them one by one, or read it as text: --encode n=str."
+
+
+def test_csv_files_that_differ_are_read_as_text_exactly_as_written(tmp_path):
+    made(tmp_path, {"a.csv": "n,f\n1,1.50\n", "b.csv": "n,f\nx,2\n", "c.csv": "f,n\n3,4\n"})
+    found = open_index([str(tmp_path / name) for name in ("a.csv", "b.csv", "c.csv")])
+    assert rows_of(found) == [{"n": "1", "f": 1.5}, {"n": "x", "f": 2.0}, {"n": "4", "f": 3.0}]
+
+
+def test_columns_that_some_files_lack_are_null_if_that_is_allowed(tmp_path):
+    made(tmp_path, {"a.csv": "n\n1\n", "b.jsonl": '{"t": "x"}', "c.parquet": pa.table({"n": [2], "t": ["y"]})})
+    found = open_index([str(tmp_path / name) for name in ("a.csv", "b.jsonl", "c.parquet")], allow_missing=True)
+    rows = [{"n": 1, "t": None}, {"n": None, "t": "x"}, {"n": 2, "t": "y"}]
+    assert rows_of(found) == rows
+    assert [batch.column("row").to_pylist() for batch in found.batches(["t"], "n > 0", "row")] == [[0], [1], [2]]
+    assert [batch.column("row").to_pylist() for batch in found.batches(["n"], "t = 'y'", "row")] == [[0], [1], [2]]
+    assert found.count("n > 0") == 2
+
+
+# -- lists
+
+
+def test_a_list_names_indexes_in_its_own_order(tmp_path, web):
+    web.file("/d/far.csv", b"n\n9\n")
+    made(
+        tmp_path,
+        {
+            "lists/split_file_paths.txt": f"# two files\nb.csv\r\n\n  ./sub/more.txt  \n{web.url('/d/far.csv')}\na.csv",
+            "lists/b.csv": "n\n1\n",
+            "lists/a.csv": "n\n4\n",
+            "lists/sub/more.txt": "x.csv\ny.parquet\n",
+            "lists/sub/x.csv": "n\n2\n",
+            "lists/sub/y.parquet": pa.table({"n": [3]}),
+        },
+    )
+    found = open_index(str(tmp_path / "lists/split_file_paths.txt"))
+    assert [row["n"] for row in rows_of(found)] == [1, 2, 3, 9, 4]
+
+
+def test_a_list_on_the_network_names_files_beside_it(web):
+    web.file("/d/a.csv", b"n\n1\n")
+    web.file("/d/l.txt", b"a.csv\n")
+    assert rows_of(open_index(web.url("/d/l.txt"))) == [{"n": 1}]
+    web.file("/d/l.txt", b"file:///etc/passwd\n")
+    with pytest.raises(UnsafeError):
+        open_index(web.url("/d/l.txt"))
+
+
+@pytest.mark.parametrize(
+    ("files", "message", "hint"),
+    [
+        ({"l.txt": "a.csv\nno.csv\n"}, "no.csv: no such file or folder", "Line 2 of l.txt names it."),
+        (
+            {"l.txt": "a.csv\nx/m.txt\n", "x/m.txt": "no.csv"},
+            "x/no.csv: no such file or folder",
+            "Line 1 of x/m.txt names it. Line 2 of l.txt names it.",
+        ),
+        ({"l.txt": "l.txt\n"}, "l.txt: line 1: the list l.txt leads back to itself", "Take that line out."),
+        ({"l.txt": "a.csv\n#\nm.txt\n", "m.txt": "\nl.txt"}, "m.txt: line 2: the list l.txt leads back to itself", "Take that line out."),
+        (
+            {"l.txt": "../a.csv"},
+            "l.txt: line 1: the address '../a.csv' leaves the folder",
+            "Give --allow-local to read it, if you trust this dataset.",
+        ),
+        ({"l.txt": "pipe://x"}, "l.txt: line 1: pipe:// is not an address that data may name", ""),
+        ({"l.txt": "\n# nothing\n"}, "l.txt: the list names nothing", ""),
+        ({"l.txt": b"caf\xe9.csv"}, "l.txt: line 1: byte 3 is not UTF-8", "Save it as UTF-8 text."),
+        ({f"{n}.txt": f"{n + 1}.txt" for n in range(9)} | {"l.txt": "0.txt"}, "2.txt: line 1: lists in lists, more than 4 deep", ""),
+    ],
+)
+def test_a_list_that_leads_nowhere_is_named(tmp_path, files, message, hint):
+    made(tmp_path, {"a.csv": "n\n1\n", **files})
+    found, said = refusal(tmp_path, lambda: rows_of(open_index(str(tmp_path / "l.txt"))))
+    assert found == message
+    assert hint in said or hint == "Line 1 of x/m.txt names it. Line 2 of l.txt names it."
+
+
+# -- standard input
+
+
+class Pipe(io.RawIOBase):
+    """Bytes that can be read once, and that say how far they were."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.read_so_far = io.BytesIO(data), 0
+
+    def read(self, size=-1):
+        found = self.data.read(size)
+        self.read_so_far += len(found)
+        return found
+
+
+def test_addresses_are_rows_of_a_name_and_what_lies_there(tmp_path, monkeypatch, web):
+    made(tmp_path, {"a/x.flac": "one", "y.flac": "two"})
+    monkeypatch.chdir(tmp_path)
+    outside = tmp_path.parent / f"{tmp_path.name}.outside"
+    outside.write_text("three")
+    far = web.file("/z.flac?sig=secret", b"four").replace("http://", "http://me:pass@")
+    web.file("/z.flac", b"four")
+    found = open_index("-", stdin=Pipe(f"./a/x.flac\ny.flac\r\n\n{outside}\n{far}".encode()))
+    assert (found.links, found.key, found.rows) == (("data",), "name", None)
+    assert [row["name"] for row in rows_of(found)] == [
+        "./a/x.flac",
+        "y.flac",
+        str(outside),
+        far.replace("me:pass@", "").replace("sig=secret", "redacted"),
+    ]
+    ((batch, flaws),) = found.contents()
+    assert (batch.column("data").to_pylist(), flaws) == ([b"one", b"two", b"three", b"four"], [])
+
+
+def test_names_with_line_ends_come_with_a_nul_behind_each():
+    found = open_index("-", null_separated=True, stdin=Pipe(b"a\nb.jpg\0{c}.jpg\0"))
+    assert rows_of(found, ["name"]) == [{"name": "a\nb.jpg"}, {"name": "{c}.jpg"}]
+
+
+@pytest.mark.parametrize("data", [b'\n {"n": 1}\n{"n": 2}\n', b' [{"n": 1}, {"n": 2}]'])
+def test_json_at_standard_input_is_a_table(data):
+    found = open_index("-", stdin=Pipe(data))
+    assert found.links == ()
+    assert rows_of(found) == rows_of(found) == [{"n": 1}, {"n": 2}]
+
+
+def test_a_stream_is_read_when_its_rows_are_wanted_and_can_be_read_again(monkeypatch):
+    monkeypatch.setattr(streams, "BLOCK", 1000)
+    data = b"".join(b'{"n": %d}\n' % n for n in range(5000))
+    pipe = Pipe(data)
+    found = open_index("-", stdin=pipe)
+    next(found.batches())
+    assert pipe.read_so_far <= 3000
+    first, second = found.batches(), found.batches()
+    mixed = [next(first), next(second), *first]
+    assert sum(batch.num_rows for batch in mixed) - mixed[1].num_rows == 5000
+    assert found.sum() == open_index("-", stdin=Pipe(data)).sum()
+    assert found.count("n >= 4000") == 1000
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (b" \n", {}, "-: nothing came in"),
+        (b"a.jpg\ncaf\xe9.jpg\n", {}, "-: line 2: byte 0xe9 is not UTF-8"),
+        (b"a.jpg\0b.jpg\0", {}, "-: line 1: 'a.jpg\\\\x00b.jpg\\\\x00' holds a NUL"),
+        (b"x" * 100_000, {}, "-: line 1: an address of more than 65536 bytes"),
+        (b'{"n": 1}\n{"n": "x"}', {}, "-: line 2: column 'n' holds text, a number in the rows before"),
+    ],
+)
+def test_what_comes_in_and_is_no_table_is_named(data, options, message):
+    with pytest.raises(FormatError) as caught:
+        rows_of(open_index("-", stdin=Pipe(data), **options))
+    assert str(caught.value) == message
+
+
+def test_standard_input_stands_alone():
+    with pytest.raises(UsageError, match="^- stands alone: what comes in at standard input is all there is$"):
+        open_index(["-", "x.csv"])
+
+
+# -- folders
+
+NAME = st.lists(st.text(st.sampled_from("ab.-"), min_size=1, max_size=4).filter(lambda part: part.strip(".")), min_size=1, max_size=3).map("/".join)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sets(NAME, max_size=12))
+def test_files_are_grouped_as_a_dictionary_would(names):
+    wanted: dict[str, dict[str, str]] = {}
+    for name in names:
+        folder, _, last = name.rpartition("/")
+        stem, _, extension = last.partition(".")
+        if extension and not any(part.startswith(".") for part in name.split("/")):
+            wanted.setdefault(f"{folder}/{stem}" if folder else stem, {})[extension] = name
+    found = list(groups(Entry(name, 1) for name in sorted(names, key=str.encode)))
+    assert {group.key: group.files for group in found} == wanted
+    assert len(found) == len(wanted)
+
+
+def pictures(count=3) -> dict[str, str]:
+    return {f"{folder}/{n:03}.{kind}": f"{folder} {n} {kind}" for folder in "ab" for n in range(count) for kind in ("jpg", "txt", "meta.json")}
+
+
+def test_a_folder_is_rows_of_what_shares_a_key(tmp_path):
+    made(tmp_path, pictures())
+    found = open_folder(str(tmp_path))
+    assert (found.schema.names, found.rows, found.links, found.key, found.notes) == (
+        ["key", "jpg", "meta.json", "txt"],
+        6,
+        ("jpg", "meta.json", "txt"),
+        "key",
+        (),
+    )
+    ((batch, flaws),) = found.contents()
+    assert flaws == []
+    assert batch.schema.equals(filled(found.schema, found.links), check_metadata=True)
+    assert batch.to_pylist() == [
+        {"key": f"{folder}/{n:03}", **{kind: f"{folder} {n} {kind}".encode() for kind in ("jpg", "meta.json", "txt")}}
+        for folder in "ab"
+        for n in range(3)
+    ]
+    assert {name: (batch.schema.field(name).metadata or {}).get(b"encoding") for name in batch.schema.names} == {
+        "key": None,
+        "jpg": None,
+        "meta.json": b"json",
+        "txt": b"str",
+    }
+
+
+def test_only_what_is_asked_for_is_read_and_decides_what_is_a_row(tmp_path):
+    made(tmp_path, {**pictures(2), "c/0.txt": "alone", "d/0.png": "other"})
+    found = open_folder(str(tmp_path), columns=["txt", "key"])
+    assert (found.schema.names, found.rows) == (["key", "txt"], 5)
+    assert found.notes == ("left out 1 key without txt: d/0",)
+
+
+def test_what_is_left_out_is_counted_and_named(tmp_path):
+    files = {**pictures(4), "README": "x", ".hidden/x.jpg": "x", "a/.DS_Store": "x", "c.txt": "x", "d.txt": "x", "A.JPG": "x"}
+    del files["b/002.txt"]
+    made(tmp_path, files)
+    found = open_folder(str(tmp_path))
+    assert found.notes == (
+        "left out 1 file with no extension: README",
+        "left out 2 keys without jpg: c, d",
+        "1 row without meta.json: A",
+        "2 rows without txt: A, b/002",
+    )
+    assert [row["key"] for row in rows_of(found) if row["txt"] is None] == ["A", "b/002"]
+    assert rows_of(found)[0] == {"key": "A", "jpg": "A.JPG", "meta.json": None, "txt": None}
+
+
+def test_a_file_that_cannot_be_read_is_a_flaw_of_its_row(tmp_path):
+    made(tmp_path, pictures(2))
+    (tmp_path / "a/001.jpg").unlink()
+    os.symlink("/etc/passwd", tmp_path / "a/001.jpg")
+    (tmp_path / "b/000.txt").write_bytes(bytes(1000))
+    found = open_folder(str(tmp_path))
+    ((batch, flaws),) = found.contents(limits=Limits(max_bytes=500))
+    assert [(flaw.row, flaw.column, type(flaw.error)) for flaw in flaws] == [(1, "jpg", UnsafeError), (2, "txt", ReachError)]
+    assert str(flaws[1].error) == f"{tmp_path}/b/000.txt: 1.0 kB, more than the 500 B that an object may have"
+    assert [row["jpg"] is None for row in batch.to_pylist()] == [False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("files", "columns", "message", "hint"),
+    [
+        ({"README": "x"}, None, "d: no files with extensions", ""),
+        ({"a.jpg": "x", "a.JPG": "x"}, None, "d: a.JPG and a.jpg are both 'jpg' of 'a'", "Rename one of them."),
+        ({"a.jpg": "x", "a.txt": "x"}, ["png"], "d: no file is 'png'", "Choose from jpg, txt."),
+    ],
+)
+def test_what_makes_no_rows_is_said(tmp_path, files, columns, message, hint):
+    made(tmp_path / "d", files)
+    assert refusal(tmp_path, lambda: open_folder(str(tmp_path / "d"), columns=columns)) == (message, hint)
+
+
+def test_a_folder_that_changes_while_it_is_read_is_an_error(tmp_path):
+    made(tmp_path, pictures())
+    found = open_folder(str(tmp_path))
+    (tmp_path / "b/new.jpg").write_text("x")
+    message, hint = refusal(tmp_path, lambda: rows_of(found))
+    assert (message, hint) == (f"{tmp_path}: the folder changed while it was read", "Run the command again when nothing writes there.")
+
+
+def test_a_column_may_be_called_key(tmp_path):
+    made(tmp_path, {"a.key": "1", "a.jpg": "2"})
+    found = open_folder(str(tmp_path))
+    assert (found.key, rows_of(found)) == ("__key__", [{"__key__": "a", "jpg": "a.jpg", "key": "a.key"}])
+
+
+def test_the_sum_tells_when_a_folder_is_another(tmp_path):
+    made(tmp_path, pictures())
+    before = open_folder(str(tmp_path)).sum()
+    assert open_folder(str(tmp_path)).sum() == before
+    (tmp_path / "a/000.jpg").write_text("longer than it was")
+    assert open_folder(str(tmp_path)).sum() != before
+
+
+def test_files_are_read_in_order_and_only_so_far_ahead(tmp_path):
+    rng = random.Random(7)
+    files = {f"{n:04}.bin": rng.randbytes(rng.choice([0, 10, 100_000])) for n in range(300)}
+    made(tmp_path, files)
+    found = open_folder(str(tmp_path))
+    for ahead in (1, 150_000, 1 << 30):
+        batches = [batch for batch, _ in found.contents(limits=Limits(ahead_bytes=ahead, jobs=5))]
+        assert [data for batch in batches for data in batch.column("bin").to_pylist()] == list(files.values())
+        assert max(batch.nbytes for batch in batches) < 5 << 20
+
+
+def test_leaving_early_leaves_no_thread_waiting(tmp_path):
+    made(tmp_path, {f"{n:04}.bin": bytes(10_000) for n in range(3000)})
+    reading = open_folder(str(tmp_path)).contents(limits=Limits(ahead_bytes=20_000))
+    next(reading)
+    reading.close()
+
+
+def test_nothing_there_and_what_cannot_be_listed_are_errors(tmp_path, web):
+    with pytest.raises(MissingError):
+        open_folder(str(tmp_path / "no") + "/")
+    with pytest.raises(UsageError):
+        open_folder(web.url("/d/"))
+
+
+def test_json_of_a_list_may_allow_what_its_guard_allows(tmp_path):
+    made(tmp_path, {"a.json": json.dumps([{"n": 1}]), "x/l.txt": "../a.json"})
+    assert rows_of(open_index(str(tmp_path / "x/l.txt"), guard=Guard(allow_local=True))) == [{"n": 1}]
