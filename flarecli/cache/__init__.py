@@ -7,7 +7,8 @@ copy is checked before it is used, and what cannot be kept is read as if there w
 
 from __future__ import annotations
 
-from flarecli.cache.folder import CacheWarning, Kept, kept
+from flarecli.cache.folder import CacheWarning
+from flarecli.cache.listing import Kept, kept
 from flarecli.cache.store import BLOCK, Cache, CachedStore
 
 __all__ = ["BLOCK", "Cache", "CacheWarning", "CachedStore", "Kept", "kept"]

@@ -26,12 +26,11 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 from flarecli.cache import entries
 from flarecli.cache.entries import NAME, Entry
 
-__all__ = ["CacheWarning", "Folder", "Kept", "Part", "kept"]
+__all__ = ["LAYOUT", "CacheWarning", "Folder", "Part", "shared"]
 
 LAYOUT = "flare-1"
 _MANY = 512  # copies from which on looking at all of them is worth saving
@@ -48,15 +47,6 @@ _warned: set[str] = set()
 
 class CacheWarning(UserWarning):
     """A cache that cannot be used; everything is read as if there were none."""
-
-
-class Kept(NamedTuple):
-    """A copy in a cache: the address without secrets, what of it, its bytes, and the seconds since it was last used."""
-
-    address: str
-    part: str
-    size: int
-    idle_s: float
 
 
 def _host() -> str:
@@ -363,25 +353,6 @@ def _lock(fd: int, seconds: float) -> bool:
 def _words(error: OSError) -> str:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return "the disk is full" if full else os.strerror(error.errno or 0).lower()
-
-
-def kept(path: str) -> Iterator[Kept]:
-    """Give every copy in a cache's folder, in no order; nothing where there is none."""
-    try:
-        folder = os.open(os.path.join(path, LAYOUT), _FOLDER)
-    except OSError:
-        return
-    try:
-        now = time.time()
-        for name in os.listdir(folder):
-            if not NAME.fullmatch(name):
-                continue
-            with contextlib.suppress(OSError):
-                note: dict[str, Any] = entries.read_note(folder, name)
-                idle = max(0.0, now - os.stat(name, dir_fd=folder).st_mtime)
-                yield Kept(str(note.get("address", "?")), str(note.get("part", "?")), int(name.partition("-")[2], 16), idle)
-    finally:
-        os.close(folder)
 
 
 _folders: dict[tuple[str, int], Folder] = {}

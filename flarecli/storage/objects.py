@@ -172,8 +172,8 @@ class ObjectStore:
         self._learn(path, meta["e_tag"], meta["size"])
         return self._known[path]
 
-    def _get(self, path: str, wanted: tuple[int, int | None]) -> bytes:
-        """Read one range by one request."""
+    def _get(self, path: str, wanted: tuple[int, int | None]) -> memoryview:
+        """Read one range by one request; the bytes are the library's own, not copied."""
         start, stop = wanted
         known = self._known.get(path)
         options: dict[str, Any] = {"if_match": known.etag} if known and known.etag else {}
@@ -182,13 +182,13 @@ class ObjectStore:
         elif start:
             options["range"] = {"offset": start}
 
-        def get(library: Any, client: Any) -> tuple[Any, bytes]:
+        def get(library: Any, client: Any) -> tuple[Any, memoryview]:
             try:
                 result = library.get(client, path, options=options)
-                return result, bytes(result.bytes())
+                return result, memoryview(result.bytes())
             except Exception as error:
                 if refusals.past_the_end(error):
-                    return None, b""
+                    return None, memoryview(b"")
                 raise
 
         if not path:
@@ -197,11 +197,12 @@ class ObjectStore:
         if result is None:  # the range begins behind the end
             size = (known or self._head(path)).size
             if start == size and stop is None:
-                return b""
+                return data
             raise short_read(self.show(path), 0, max(start, stop or 0), size)
-        self._learn(path, result.meta["e_tag"], result.meta["size"])
-        if result.range[0] != start or len(data) != (result.meta["size"] if stop is None else stop) - start:
-            raise short_read(self.show(path), start, stop or result.meta["size"], len(data))
+        meta = result.meta
+        self._learn(path, meta["e_tag"], meta["size"])
+        if result.range[0] != start or len(data) != (meta["size"] if stop is None else stop) - start:
+            raise short_read(self.show(path), start, stop or meta["size"], len(data))
         return data
 
     def _of_one_version(self, path: str, call: Callable[[], T]) -> T:
@@ -229,7 +230,7 @@ class ObjectStore:
         if stop is not None and stop - start > 2 * PIECE:
             pieces = [(at, min(at + PIECE, stop)) for at in range(start, stop, PIECE)]
             return b"".join(self._of_one_version(path, lambda: self._many(path, pieces)))
-        return self._of_one_version(path, lambda: alone(partial(self._get, path, (start, stop))))
+        return bytes(self._of_one_version(path, lambda: alone(partial(self._get, path, (start, stop)))))
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         pieces: list[list[int]] = []
@@ -244,11 +245,9 @@ class ObjectStore:
                 pieces.append([start, stop])
             piece_of[i] = len(pieces) - 1
         data = self._of_one_version(path, lambda: self._many(path, [(start, stop) for start, stop in pieces]))
-        if len(pieces) == len(ranges) and all(pieces[k] == [a, b] for k, (a, b) in zip(piece_of, ranges, strict=True)):
-            return [data[k] for k in piece_of]
-        return [data[k][a - pieces[k][0] : b - pieces[k][0]] if a != b else b"" for k, (a, b) in zip(piece_of, ranges, strict=True)]
+        return [bytes(data[k][a - pieces[k][0] : b - pieces[k][0]]) if a != b else b"" for k, (a, b) in zip(piece_of, ranges, strict=True)]
 
-    def _many(self, path: str, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
+    def _many(self, path: str, pieces: Sequence[tuple[int, int]]) -> list[memoryview]:
         jobs = self.guard.limits.jobs
         if not pieces:
             return []
@@ -261,13 +260,13 @@ class ObjectStore:
         alone(partial(self._head, path))  # its calls for many ranges take no condition: if this is the version, so was every one of them
         return [data for group in found for data in group]
 
-    def _group(self, path: str, known: _Known, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
+    def _group(self, path: str, known: _Known, pieces: Sequence[tuple[int, int]]) -> list[memoryview]:
         past = next((piece for piece in pieces if piece[1] > known.size), None)
         if past is not None:
             raise short_read(self.show(path), 0, past[1], known.size)
         starts, stops = [start for start, _ in pieces], [stop for _, stop in pieces]
         found = self._do(path, lambda library, client: library.get_ranges(client, path, starts=starts, ends=stops, coalesce=0))
-        data = [bytes(one) for one in found]
+        data = [memoryview(one) for one in found]
         for one, (start, stop) in zip(data, pieces, strict=True):
             if len(one) != stop - start:
                 raise short_read(self.show(path), start, stop, len(one))
@@ -280,7 +279,7 @@ class ObjectStore:
             return
         yield self.read(path, 0, PIECE)
         pieces = ((at, min(at + PIECE, size)) for at in range(PIECE, size, PIECE))
-        yield from ahead(partial(self._get, path), pieces, min(AHEAD, self.guard.limits.jobs))
+        yield from map(bytes, ahead(partial(self._get, path), pieces, min(AHEAD, self.guard.limits.jobs)))
 
     def list(self, path: str) -> Iterator[Entry]:
         skip, last = len(path) + 1 if path else 0, None
