@@ -37,11 +37,12 @@ class Claim:
 
 @dataclass(slots=True)
 class Checked:
-    """What checking one file came to; `rows` and `size` are what was looked at."""
+    """What checking one file came to; `rows` and `size` are what was looked at, `unprotected` what of it carries no sum."""
 
     findings: list[Finding] = field(default_factory=list)
     rows: int = 0
     size: int = 0
+    unprotected: list[str] = field(default_factory=list)
 
 
 def finding(error: FlareError, where: object = "") -> Finding:
@@ -90,6 +91,9 @@ def check_chunk(chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, 
         if held is not None:
             shard = form.open_shard(held, columns)
             out.rows = len(shard)
+            own = getattr(form, "unprotected", None)  # of a format with sums of its own, what those leave out
+            if own is not None and not any(claim.file.hashes for claim in claims) and (said := own(shard)):
+                out.unprotected.append(f"{at}: {said}")
             if not quick:
                 out.findings += islice(form.verify_shard(shard, decode), _MANY)
             if decode and not out.findings:

@@ -134,6 +134,7 @@ class Verification:
         self.files += 1
         self.shards += task.is_shard
         self.rows += done.rows
+        self.unprotected += done.unprotected
         self.bytes += done.size
         options.progress.advance(done.rows, done.size)
         return [*task.findings, *done.findings]

@@ -264,3 +264,14 @@ def test_importing_the_verbs_is_cheap_and_their_modules_do_not_hide_them():
     code = f"import sys, flarecli.verbs as v; {heavy}; import flarecli.verbs.verify; print(v.verify)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("<function verify")
+
+
+def test_a_file_of_an_old_writer_says_what_its_sums_leave_out():
+    fixtures = Path(__file__).parents[2] / "fixtures" / "ffrecord"
+    whole = verbs.verify(str(fixtures / "many" / "data"))
+    assert (list(whole), whole.unprotected) == ([], [])
+    old = fixtures / "oldversion" / "data"
+    found = verbs.verify(str(old))
+    assert list(found) == []
+    (name,) = old.glob("*.ffr")
+    assert found.unprotected == [f"{name}: its table carries no sum (the writer was an old one), only its structure was checked"]
