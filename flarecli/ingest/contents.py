@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ __all__ = ["Flaw", "contents", "filled"]
 
 _STEP, _AHEAD = 512, 1024  # rows of a slice, and of those that are under way
 _BATCH_BYTES = 4 << 20
+_ROWS, _TOGETHER = 16, 16 << 20  # rows, and bytes of them, that one thread reads in one go
 _READERS = 8  # more threads than that only wait for one another
 
 
@@ -71,84 +73,125 @@ def filled(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     return pa.schema(fields)
 
 
+_Value = bytes | FlareError | None
+_Names = Sequence[str | None]
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads a few rows' files in one go: a thread that is woken for each small file spends its time waking."""
+
+    find: Callable[[str], Location]
+    room: _Room
+    most: int  # bytes of a file
+    together: int  # bytes of files that one go takes; more is read when its row is given out
+
+    def rows(self, number: int, names: Sequence[_Names]) -> list[list[_Value]] | None:
+        """Read the files of some rows; None if they are large. `number` says whose turn it is."""
+        size = -1
+        try:
+            size = sum(self._size(name) for row in names for name in row if name is not None)
+        finally:
+            is_small = 0 <= size <= self.together
+            self.room.take(number, size if is_small else 0)
+        if not is_small:
+            return None
+        found = [[self.value(name) for name in row] for row in names]
+        self.room.give_back(size - sum(len(value) for row in found for value in row if isinstance(value, bytes)))
+        return found
+
+    def _size(self, name: str) -> int:
+        try:
+            size = self.find(name).size()
+        except FlareError:
+            return 0
+        return size if size <= self.most else 0
+
+    def value(self, name: str | None) -> _Value:
+        """Read a file, or give why it cannot be read."""
+        if name is None:
+            return None
+        try:
+            place = self.find(name)
+            size = place.size()
+            if size > self.most:
+                raise ReachError(f"{format_size(size)}, more than the {format_size(self.most)} that an object may have", where=place)
+            return place.read(0, size)
+        except FlareError as error:
+            return error
+
+
 class _Slice(NamedTuple):
     batch: pa.RecordBatch
-    reads: list[list[Future[bytes] | None]]  # by row, then by column
+    names: list[_Names]
+    reads: deque[tuple[int, Future[list[list[_Value]] | None]]]  # the first row of each go
 
 
 def contents(
-    batches: Iterable[pa.RecordBatch], columns: Sequence[str], find: Callable[[str], Location], limits: Limits | None = None
+    batches: Iterable[pa.RecordBatch], columns: Sequence[str], find: Callable[[str], Location], limits: Limits | None = None, together: int = _ROWS
 ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
     """Replace columns of names by what the files hold, as large_binary; a null stays null.
 
-    find    gives the place that a name names: `at.__truediv__` of files below a folder, `at.join` of addresses
-    limits  `ahead_bytes` are held at most, and one batch; a file of more than `max_bytes` is a flaw
-    return  batches as `filled` says, in the order of the rows, and the files that could not be read: null in the batch, with the reason
+    find      gives the place that a name names: `at.__truediv__` of files below a folder, `at.join` of addresses
+    limits    `ahead_bytes` are held at most, and one batch; a file of more than `max_bytes` is a flaw
+    together  rows that one thread reads in one go; 1 where each file is far away
+    return    batches as `filled` says, in the order of the rows, and the files that could not be read: null in the
+              batch, with the reason
     """
     limits = limits or Limits()
     room, number, ahead, rows = _Room(limits.ahead_bytes), 0, deque[_Slice](), 0
+    reader = _Reader(find, room, limits.max_bytes, min(_TOGETHER, limits.ahead_bytes) if together > 1 else limits.max_bytes)
     pool = ThreadPoolExecutor(min(_READERS, limits.jobs))
-
-    def read(name: str, number: int) -> bytes:
-        size = 0
-        try:
-            place = find(name)
-            size = place.size()
-            if size > limits.max_bytes:
-                raise ReachError(f"{format_size(size)}, more than the {format_size(limits.max_bytes)} that an object may have", where=place)
-        except BaseException:
-            room.take(number, 0)
-            raise
-        room.take(number, size)
-        try:
-            return place.read(0, size)
-        except BaseException:
-            room.give_back(size)
-            raise
-
     try:
         for batch in batches:
             for start in range(0, batch.num_rows, _STEP):
                 part = batch.slice(start, _STEP)
-                names = [part.column(column).to_pylist() for column in columns]
-                reads: list[list[Future[bytes] | None]] = []
-                for row in zip(*names, strict=True):
-                    futures: list[Future[bytes] | None] = []
-                    for name in row:
-                        futures.append(None if name is None else pool.submit(read, name, number))
-                        number += name is not None
-                    reads.append(futures)
-                ahead.append(_Slice(part, reads))
+                names: list[_Names] = list(zip(*(part.column(column).to_pylist() for column in columns), strict=True))
+                reads = deque[tuple[int, Future[list[list[_Value]] | None]]]()
+                for row in range(0, part.num_rows, together):
+                    reads.append((row, pool.submit(reader.rows, number, names[row : row + together])))
+                    number += 1
+                ahead.append(_Slice(part, names, reads))
                 rows += part.num_rows
                 while rows > _AHEAD:
                     rows -= ahead[0].batch.num_rows
-                    yield from _filled(ahead.popleft(), columns, room)
+                    yield from _filled(ahead.popleft(), columns, reader)
         while ahead:
-            yield from _filled(ahead.popleft(), columns, room)
+            yield from _filled(ahead.popleft(), columns, reader)
     finally:
         room.close()
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _filled(part: _Slice, columns: Sequence[str], room: _Room) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
+def _filled(part: _Slice, columns: Sequence[str], reader: _Reader) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
     """Give the rows of a slice in batches of some megabytes."""
     first, size, flaws = 0, 0, list[Flaw]()
     values: list[list[bytes | None]] = [[] for _ in columns]
-    for row, futures in enumerate(part.reads):
-        for column, future, held in zip(columns, futures, values, strict=True):
-            try:
-                data = None if future is None else future.result()
-            except FlareError as error:
-                flaws.append(Flaw(row - first, column, error))
-                data = None
-            held.append(data)
-            if data is not None:
-                room.give_back(len(data))
-                size += len(data)
-        part.reads[row] = []
+    for row, found in _rows(part, reader):
+        for column, value, held in zip(columns, found, values, strict=True):
+            if isinstance(value, FlareError):
+                flaws.append(Flaw(row - first, column, value))
+                value = None
+            held.append(value)
+            size += len(value or b"")
         if size >= _BATCH_BYTES or row + 1 == part.batch.num_rows:
             yield _replaced(part.batch.slice(first, row + 1 - first), columns, values), flaws
             first, size, flaws, values = row + 1, 0, [], [[] for _ in columns]
+
+
+def _rows(part: _Slice, reader: _Reader) -> Iterator[tuple[int, list[_Value]]]:
+    """Give the values of one row after another; what was too large to be read ahead is read now."""
+    while part.reads:
+        first, future = part.reads.popleft()
+        last = part.reads[0][0] if part.reads else len(part.names)
+        found = future.result()
+        for row in range(first, last):
+            if found is None:
+                yield row, [reader.value(name) for name in part.names[row]]
+                continue
+            values, found[row - first] = found[row - first], []
+            reader.room.give_back(sum(len(value) for value in values if isinstance(value, bytes)))
+            yield row, values
 
 
 def _replaced(batch: pa.RecordBatch, columns: Sequence[str], values: list[list[bytes | None]]) -> pa.RecordBatch:

@@ -87,7 +87,8 @@ class Index:
         """Give the rows with what their links point at, read side by side; and the files that could not be read, null there."""
         links = [name for name in self.links if columns is None or name in columns]
         find = self.at.join if self.address == STDIN else self.at.__truediv__
-        return contents(self.batches(columns, where), links, find, limits)
+        is_near = self.at.is_local and self.address != STDIN
+        return contents(self.batches(columns, where), links, find, limits, *(() if is_near else (1,)))
 
     def count(self, where: str | None = None) -> int:
         """Give how many rows there are that a condition keeps; reads only what it looks at, and nothing if the files say it."""
