@@ -1,0 +1,288 @@
+"""One value at a time: everything an encoding holds comes back, bytes are those of numpy and json, what does not fit is said."""
+
+import io
+import json
+import math
+import pickle
+import struct
+import tracemalloc
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from flarecli.encodings import decode, encode, lookup
+from flarecli.encodings.names import NAMES, NDARRAY_CODES
+from flarecli.errors import FlareError, UnsafeError, ValueFitError
+
+FLOATS = ("float16", "float32", "float64")
+INTS = [name for name in NDARRAY_CODES if name not in FLOATS]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+def refused(name, value):
+    with pytest.raises(FlareError) as caught:
+        encode(lookup(name), value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", INTS)
+@given(value=st.integers(-(2**65), 2**65))
+def test_integers_are_numpys_or_refused_never_wrapped(name, value):
+    limits = np.iinfo(name)
+    if limits.min <= value <= limits.max:
+        data = encode(lookup(name), value)
+        assert data == np.dtype(name).type(value).tobytes()
+        assert decode(lookup(name), data) == value
+    else:
+        assert refused(name, value) == f"int {value!r:.60} does not fit {name}"
+        assert "does not fit" in refused(name, float(value))
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@given(value=st.floats())
+def test_floats_are_numpys_or_refused_never_made_infinite(name, value):
+    with np.errstate(all="ignore"):
+        wanted = np.dtype(name).type(value)
+    if math.isinf(wanted) and not math.isinf(value):
+        assert refused(name, value) == f"float {value!r:.60} does not fit {name}"
+    elif not math.isnan(value):
+        assert encode(lookup(name), value) == wanted.tobytes()
+        assert decode(lookup(name), wanted.tobytes()) == wanted
+    else:
+        assert math.isnan(decode(lookup(name), encode(lookup(name), value)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "same"),
+    [
+        ("int", True, 1),
+        ("int", np.int32(5), 5),
+        ("uint8", "7", 7),
+        ("uint8", 3.0, 3),
+        ("int16", np.array([4]), 4),
+        ("float32", "2.5", 2.5),
+        ("float64", np.float16(0.5), 0.5),
+        ("float16", 3, 3.0),
+        ("str_int", np.int64(5), 5),
+        ("json_int", True, 1),
+        ("str_decimal", "1.10", Decimal("1.10")),
+    ],
+)
+def test_numbers_of_other_types_count_where_they_mean_the_same(name, value, same):
+    assert encode(lookup(name), value) == encode(lookup(name), same) or name == "json_int"
+    assert decode(lookup(name), encode(lookup(name), value)) == same
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("int", "5", "str '5' does not fit int"),
+        ("int", 5.0, "float 5.0 does not fit int"),
+        ("uint8", np.int64(300), "int64 np.int64(300) does not fit uint8"),
+        ("uint8", 3.7, "float 3.7 does not fit uint8"),
+        ("uint8", math.nan, "float nan does not fit uint8"),
+        ("uint8", np.array([1, 2]), "ndarray array([1, 2]) does not fit uint8"),
+        ("float16", 1e6, "float 1000000.0 does not fit float16"),
+        ("float32", None, "NoneType None does not fit float32"),
+        ("int", b"1234", "4 bytes do not fit int, which takes 8"),
+        ("str", "\ud800", "str '\\ud800' does not fit str"),
+        ("str_int", True, "bool True does not fit str_int"),
+        ("str_float", 1, "int 1 does not fit str_float"),
+        ("str_decimal", "x", "str 'x' does not fit str_decimal"),
+        ("json", {1, 2}, "set {1, 2} does not fit json"),
+        ("json_str", 5, "int 5 does not fit json_str"),
+        ("json_int", 1.5, "float 1.5 does not fit json_int"),
+        ("bytes", "text", "str does not fit bytes"),
+        ("jpeg", 5, "int does not fit jpeg"),
+        ("list[jpeg]", "x", "str does not fit list[jpeg]"),
+        ("str[]", "abc", "str 'abc' does not fit str[]"),
+        ("int[]", [1, 2**70], "int 1180591620717411303424 does not fit int"),
+        ("ndarray", np.array(5), "an array of int64 () does not fit ndarray"),
+        ("ndarray", np.zeros((0, 3)), "an array of float64 (0, 3) does not fit ndarray"),
+        ("ndarray", np.array([True]), "an array of bool (1,) does not fit ndarray"),
+        ("ndarray:int32", np.zeros(3), "an array of float64 (3,) does not fit ndarray:int32"),
+        ("ndarray:int32:2", np.zeros(3, "int32"), "an array of int32 (3,) does not fit ndarray:int32:2"),
+        ("ndarray:int8", [1, 300], "300 does not fit ndarray:int8"),
+        ("ndarray:int8", [1.5], "1.5 does not fit ndarray:int8"),
+        ("ndarray:float16", [1e6], "1000000.0 does not fit ndarray:float16"),
+        ("ndarray:uint64:1", [-1], "-1 does not fit ndarray:uint64:1"),
+        ("pkl", {}, "pkl would pickle the value, and reading a pickle runs code"),
+    ],
+)
+def test_what_does_not_fit_is_said(name, value, message):
+    assert refused(name, value) == message
+
+
+@given(JSON)
+def test_json_is_pythons_own_in_ascii(value):
+    assert encode(lookup("json"), value) == json.dumps(value).encode()
+    assert decode(lookup("json"), encode(lookup("json"), value)) == value
+    assert json.loads(encode(lookup("json_json"), value)) == json.dumps(value)
+    assert decode(lookup("json_json"), encode(lookup("json_json"), value)) == value
+
+
+@given(st.text())
+def test_texts_of_json_may_hold_what_utf8_cannot(value):
+    assert decode(lookup("json_str"), encode(lookup("json_str"), value)) == value
+
+
+@given(st.integers(-(10**60), 10**60), st.floats(), st.decimals())
+def test_numbers_as_text_come_back(whole, real, decimal):
+    for name, value in (("str_int", whole), ("json_int", whole), ("str_float", real), ("json_float", real), ("str_decimal", decimal)):
+        data = encode(lookup(name), value)
+        assert repr(decode(lookup(name), data)) == repr(value)
+        assert data.decode() == (json.dumps(value) if name.startswith("json") else str(value))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [("json_str", b"1"), ("json_int", b"1.5"), ("json_int", b'"1"'), ("json_float", b"null"), ("json_json", b"[1]"), ("json_json", b'"["')],
+)
+def test_json_of_another_kind_is_refused(name, data):
+    with pytest.raises(ValueFitError, match=f"^{len(data)} B are not {name}$"):
+        decode(lookup(name), data)
+
+
+@given(
+    st.sampled_from(sorted(NDARRAY_CODES)), st.lists(st.integers(1, 5), min_size=1, max_size=5), st.booleans(), st.booleans(), st.sampled_from("<>")
+)
+def test_arrays_come_back_from_every_layout(dtype, shape, fortran, backwards, order):
+    array = np.arange(math.prod(shape)).astype(np.dtype(dtype).newbyteorder(order)).reshape(shape)
+    array = np.asfortranarray(array) if fortran else array
+    array = array[::-1] if backwards else array
+    for name in ("ndarray", "ndarray:", f"ndarray:{dtype}", f"ndarray:{dtype}:{','.join(map(str, shape))}"):
+        out = decode(lookup(name), encode(lookup(name), array))
+        assert (out.dtype, out.shape) == (np.dtype(dtype), array.shape)
+        assert (out == array).all()
+
+
+@pytest.mark.parametrize(("size", "head"), [(255, "0804ff"), (256, "08050001"), (65535, "0805ffff"), (65536, "080600000100")])
+def test_dimensions_take_as_few_bytes_as_the_largest_needs(size, head):
+    assert encode(lookup("ndarray"), np.zeros(size, "uint8"))[: len(head) // 2].hex() == head
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x08",
+        b"\x07\x04\x01\0",
+        b"\x08\x04\x02\0",
+        b"\x08\x04\x01\0\0",
+        b"\x08\xff" + b"\xff" * 63 * 8,
+        b"\x42\x0b" + b"\xff" * 16,
+        b"\x08\0\1",
+    ],
+)
+def test_arrays_whose_bytes_are_others_are_refused(data):
+    with pytest.raises(ValueFitError, match=" are not ndarray$"):
+        decode(lookup("ndarray"), data)
+
+
+def picture(mode, size=(5, 3)):
+    return Image.frombytes(mode, size, (bytes(range(256)) * 20)[: len(Image.new(mode, size).tobytes())])
+
+
+@pytest.mark.parametrize(
+    "mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "La", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "I;16", "I;16B"]
+)
+def test_a_raw_picture_of_any_mode_comes_back(mode):
+    data = encode(lookup("pil"), picture(mode))
+    assert data[:12] == struct.pack("<III", 5, 3, len(mode))
+    again = decode(lookup("pil"), data)
+    assert (again.mode, again.size, again.tobytes()) == (mode, (5, 3), picture(mode).tobytes())
+    assert encode(lookup("pil"), again) == data
+
+
+def test_a_palette_would_be_lost_so_it_is_refused():
+    with pytest.raises(ValueFitError) as caught:
+        encode(lookup("pil"), picture("RGB").quantize(4))
+    assert str(caught.value) == "pil keeps no palette, and a picture of mode P is nothing without its own"
+    assert caught.value.hint == "Convert it to RGB, or choose png."
+    assert decode(lookup("png"), encode(lookup("png"), picture("RGB").quantize(4))).mode == "P"
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "length", "rest"),
+    [
+        (5, 3, 1, b"L" + bytes(14)),
+        (5, 3, 1, b"L" + bytes(16)),
+        (1 << 31, 1 << 31, 1, b"L"),
+        (5, 3, 3, b"RGBx"),
+        (0, 3, 1, b"L"),
+        (1, 1, 3, b"ABC" + bytes(9)),
+        (1, 1, 1 << 31, b"L"),
+        (1, 1, 9, b"RGBRGBRGB"),
+        (1, 1, 1, b"\xff\0"),
+    ],
+)
+def test_raw_pictures_whose_bytes_are_others_are_refused(width, height, length, rest):
+    tracemalloc.start()
+    with pytest.raises(ValueFitError, match=" are not pil$"):
+        decode(lookup("pil"), struct.pack("<III", width, height, length) + rest)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+def test_pictures_are_saved_as_pillow_does_and_an_opened_jpeg_is_its_file(tmp_path):
+    out = io.BytesIO()
+    picture("RGB").save(out, "PNG")
+    assert encode(lookup("png"), picture("RGB")) == out.getvalue()
+    path = tmp_path / "a.jpg"
+    picture("RGB", (40, 30)).save(path, "JPEG", quality=33)
+    assert encode(lookup("jpeg"), Image.open(path)) == path.read_bytes()
+    opened = Image.open(path)
+    opened.load()
+    path.unlink()
+    assert decode(lookup("jpeg"), encode(lookup("jpeg"), opened)).size == (40, 30)
+    assert refused("jpeg", picture("RGBA")) == "a picture of mode RGBA does not fit jpeg"
+    assert refused("png", picture("CMYK")) == "a picture of mode CMYK does not fit png"
+
+
+@pytest.mark.parametrize("name", ["list[pil]", "list[jpeg]", "list[png]", "jpeg_array", "jpegarray"])
+def test_several_pictures_come_back_also_none(name):
+    kind = lookup(name)
+    pictures = [picture("RGB"), picture("L", (1, 1))]
+    data = encode(kind, pictures)
+    assert [one.size for one in decode(kind, data)] == [(5, 3), (1, 1)]
+    assert encode(kind, []) == bytes(4 if name.startswith("jpeg") else 8)
+    assert decode(kind, encode(kind, [])) == []
+    for wrong in (data[:-1], data + b"\0", data[:3], b""):
+        with pytest.raises(ValueFitError):
+            decode(kind, wrong)
+
+
+def test_the_bytes_of_pictures_may_be_given_and_a_reserved_word_is_not_read():
+    data = encode(lookup("jpeg"), picture("RGB"))
+    assert encode(lookup("list[jpeg]"), [data, bytearray(data)]) == struct.pack("<IIII", 0, 2, len(data), len(data)) + data * 2
+    assert len(decode(lookup("list[jpeg]"), b"\xff" * 4 + struct.pack("<II", 1, len(data)) + data)) == 1
+
+
+def test_lists_are_lists_of_stored_bytes():
+    kind = lookup("int[]")
+    data = encode(kind, [1, -1])
+    assert data == [struct.pack("<q", 1), struct.pack("<q", -1)]
+    assert decode(kind, data) == [1, -1]
+    assert decode(lookup("str[]"), encode(lookup("str[]"), ("a", "é"))) == ["a", "é"]
+    assert encode(lookup("array[]"), np.zeros((2, 3)))[1] == encode(lookup("array"), np.zeros(3))
+    with pytest.raises(UnsafeError):
+        decode(lookup("pkl[]"), [pickle.dumps(1)])
+
+
+@pytest.mark.parametrize("name", [*NAMES, "ndarray:int8", "ndarray:int8:3", "str[]", "list[pil][]"])
+@given(data=st.binary(max_size=60))
+def test_any_bytes_are_a_value_or_refused(name, data):
+    kind = lookup(name)
+    try:
+        decode(kind, [data] if kind.item else data)
+    except FlareError as error:
+        assert isinstance(error, UnsafeError if name == "pkl" else ValueFitError)
+        assert len(str(error)) < 200
