@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 from flarecli import encodings, read
 from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, UnsafeError, UsageError, ValueFitError
 from flarecli.formats import tar, webdataset, webdataset_index
+from flarecli.formats.tar_runs import SLAB
 from flarecli.formats.webdataset_names import extension_of
+from flarecli.formats.webdataset_table import read_table
 from flarecli.model import Chunk, Column, File, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
@@ -55,9 +57,9 @@ def written(columns, rows, number=0, **settings):
     return webdataset.write_shard(at, number, columns, [batch_of(columns, rows)], Settings(**settings))
 
 
-def made(files):
+def made(files, format=tarfile.PAX_FORMAT):
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
+    with tarfile.open(fileobj=out, mode="w", format=format) as archive:
         for name, data in files:
             one = tarfile.TarInfo(name)
             one.size = len(data)
@@ -238,6 +240,60 @@ def test_columns_that_no_tar_holds_are_refused(columns, said):
     with pytest.raises(UsageError) as caught:
         webdataset.arrange(columns)
     assert str(caught.value) == said
+
+
+# -- many headers at once
+
+
+def tables(data):
+    """What a pass that takes runs of headers at once finds, and one that takes them one by one: a table, or what was said."""
+    out = []
+    for seen in (None, tar.Seen()):
+        try:
+            table = read_table(tar.Mapped(memoryview(data)), "t.tar", seen)
+            out.append([table.extensions, table.keys.tobytes(), *(getattr(table, name).tolist() for name in ("ends", "starts", "sizes"))])
+        except FlareError as error:
+            out.append((type(error), str(error)))
+    return out
+
+
+parts = st.text("ab./_é", min_size=1, max_size=6)
+members = st.lists(st.tuples(parts, st.sampled_from(["jpg", "JPG", "cls", "x" * 20, "a.b", ""]), st.binary(max_size=600)), max_size=30)
+
+
+@settings(max_examples=200, deadline=None)
+@given(members, st.booleans(), st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT]), st.data())
+def test_runs_of_headers_are_taken_as_they_are_one_by_one(files, ordered, format, data):
+    files = [(f"{'k' * data.draw(st.sampled_from([1, 3, 110]))}{key}.{extension}", body) for key, extension, body in files]
+    format = tarfile.GNU_FORMAT if format == tarfile.USTAR_FORMAT and any(len(name.encode()) > 99 for name, _ in files) else format
+    raw = bytearray(made(sorted(dict(files).items()) if ordered else files, format))
+    for _ in range(data.draw(st.integers(0, 2))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    fast, slow = tables(bytes(raw))
+    assert fast == slow
+
+
+def test_headers_inside_of_members_are_data():
+    inner = made([(f"{i}.txt", b"x" * i) for i in range(40)])
+    outer = made([("a.txt", b"1"), ("a.tar", inner), ("b.tar", inner), ("c.txt", b"2")])
+    fast, slow = tables(outer)
+    assert fast == slow
+    assert fast[0] == ("txt", "tar")
+    assert [row["__key__"] for row in rows_of(outer)] == [b"a", b"b", b"c"]
+
+
+def test_many_small_members_over_many_slabs_are_found():
+    data = made([(f"{i // 2:06}.{('cls', 'txt')[i % 2]}", b"x" * (i % 1500)) for i in range(3000)])
+    fast, slow = tables(data)
+    assert fast == slow
+    assert len(data) > 2 * SLAB
+    assert len(fast[2]) == 1500
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_in_files_by_the_original_are_taken(name):
+    fast, slow = tables((GOLDEN / name / "data" / "00000.tar").read_bytes())
+    assert fast == slow
 
 
 # -- itself
