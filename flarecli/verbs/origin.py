@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
-from flarecli import ingest, read
+from flarecli import encodings, formats, ingest, read
 from flarecli import where as sql
 from flarecli.errors import UsageError
+from flarecli.formats import packed_folder
+from flarecli.formats.files import COLUMNS
 from flarecli.hashes import DEFAULT, Sums
+from flarecli.model import Stream
 from flarecli.names import redact
 from flarecli.playlists import text
 from flarecli.storage import Guard, Location
@@ -19,6 +23,9 @@ from flarecli.verbs.naming import ROW
 from flarecli.verbs.rows import first_rows, needed, ordered, read_rows, weight
 
 __all__ = ["Origin", "open_origin"]
+
+_SCHEMA = pa.schema([encodings.field(column) for column in COLUMNS])
+_FILES = 16  # files of a packed folder that are held at once
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,8 @@ def open_origin(
     parts = read.select_streams(found, streams)
     data = read.Dataset(parts, found)
     order = ordered(len(data), rows)
+    at, kind = parts[0][0].at, parts[0][0].format or ""
+    files = _packed(parts) if rows is None else None
 
     def batches(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
         for numbers, batch in read_rows(data, order, skip, len(order), names, weight(parts, len(data))):
@@ -75,9 +84,29 @@ def open_origin(
             sums.update(text(one))
         return sums.hex()[DEFAULT]
 
-    at = parts[0][0].at
-    kind = parts[0][0].format or ""
+    if files is not None:  # the records of a packed folder are files, each under its own name
+        return _selected(shown, at, "files", _SCHEMA, len(files), True, listing, partial(_of_files, data, files), where, limit)
     return _selected(shown, at, kind, data.schema, len(order), at.is_local, listing, batches, where, limit)
+
+
+def _packed(parts: Sequence[Sequence[Stream]]) -> list[tuple[str, int]] | None:
+    """Name the records of a packed folder: (path, row), in the order of the rows; None for anything else."""
+    if [[stream.format for stream in one] for one in parts] != [["ffrecord"]] or len(parts[0][0]) != 1:
+        return None
+    shard = formats.find("ffrecord").open_shard(parts[0][0].chunk(0))
+    if not packed_folder.is_packed(shard):
+        return None
+    return sorted(packed_folder.files(packed_folder.directory(shard), shard.chunk.at), key=lambda one: one[1])
+
+
+def _of_files(data: read.Dataset, files: Sequence[tuple[str, int]], names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
+    own = data.schema.names[0]
+    for start in range(skip, len(files), _FILES):
+        some = files[start : start + _FILES]
+        column = data.take([row for _, row in some], [own]).column(0)
+        arrays = {"name": pa.array([path for path, _ in some], pa.large_string()), "data": column}
+        fields = [*(_SCHEMA.field(name) for name in names), pa.field(ROW, pa.int64())]
+        yield pa.RecordBatch.from_arrays([*(arrays[name] for name in names), pa.array(np.arange(start, start + len(some)))], schema=pa.schema(fields))
 
 
 def _numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -13,6 +13,9 @@ import pytest
 
 from flarecli import verbs
 from flarecli.errors import BusyError, FormatError, MissingError, ReachError, UnfinishedError, UnsafeError, UsageError, ValueFitError
+from flarecli.formats import packed_folder
+from flarecli.storage import Location
+from flarecli.storage.local import LocalStore
 from flarecli.verbs import naming, outlets
 from flarecli.write import Writer
 
@@ -304,3 +307,19 @@ def test_nothing_there_is_an_error_and_nothing_is_made(tmp_path):
     with pytest.raises(MissingError):
         verbs.unpack(str(tmp_path / "none"), str(tmp_path / "f"))
     assert os.listdir(tmp_path) == []
+
+
+def test_a_packed_folder_comes_back_as_it_was(tmp_path):
+    tree = {"b.txt": b"b", "a/x.txt": b"ax", "a/z/y": b"", "é.txt": bytes(9)}
+    packed_folder.write_folder(Location(LocalStore(str(tmp_path), None)), "packed.ffr", tree)
+    unpacked = verbs.unpack(str(tmp_path / "packed.ffr"), str(tmp_path / "out"), index="none")
+    assert unpacked.files == len(tree)
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in tree} == tree
+
+
+def test_names_of_a_packed_folder_that_some_file_system_takes_for_one_are_refused(tmp_path):
+    golden = Path(__file__).parents[2] / "fixtures" / "ffrecord" / "packed" / "data"
+    with pytest.raises(FormatError) as caught:
+        verbs.unpack(str(golden), str(tmp_path / "out"))
+    assert str(caught.value) == f"{golden}[7]: the name 'b.txt' is the same as that of row 3 of the selection"
+    assert verbs.unpack(str(golden), str(tmp_path / "out"), name="{row}.{ext}").files == 11
