@@ -6,9 +6,10 @@ the half upload.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from queue import Full, Queue, SimpleQueue
+from queue import Empty, Full, Queue, SimpleQueue
 
 from flarecli.hashes import Sums
 from flarecli.storage.location import Part
@@ -18,6 +19,7 @@ __all__ = ["AHEAD", "PIECE", "upload"]
 
 PIECE = 8 << 20  # what one request reads, or one part of an upload holds
 AHEAD = 4  # pieces under way at a time
+_GRACE_S = 2.0  # how long dropping an upload is waited for
 
 
 class _Dropped(Exception):
@@ -43,6 +45,8 @@ def upload(parts: Iterable[Part], sums: Sums, put_whole: Callable[[bytes], None]
             _hand_over(queue, piece, ended)
     except BaseException:
         _give_up(queue)
+        with contextlib.suppress(Empty):  # so that the half of it there is dropped, not left behind
+            ended.get(timeout=_GRACE_S)
         raise
     wait_for(ended).get()
 

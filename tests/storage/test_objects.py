@@ -1,0 +1,305 @@
+"""Objects: who is let in, what is said of refusals, versions, what breaks off, forks; test_store_suite.py has what all stores promise."""
+
+import multiprocessing
+import os
+import pickle
+import re
+import threading
+import urllib.request
+
+import pytest
+
+from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, ReachError, UnsafeError, UsageError
+from flarecli.storage import Guard, Limits, locate
+from flarecli.storage.credentials import ways
+
+DATA = os.urandom(200_000)
+SECRETS = ("verysecret", "AKIDEXAMPLE", "tokentoken")
+QUICK = Guard(limits=Limits(retries=1, timeout_s=2, deadline_s=5))
+
+
+def caught(error, call, *args):
+    with pytest.raises(FlareError) as found:
+        call(*args)
+    assert type(found.value) is error, repr(found.value)
+    text = f"{found.value} {found.value.hint}"
+    assert not any(secret in text for secret in SECRETS)
+    return re.sub(r"127\.0\.0\.1:\d+", "HOST", str(found.value))
+
+
+@pytest.fixture
+def cloud(web, no_cloud, monkeypatch):
+    """A web server that stands for S3, with nothing in the environment but its address."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", web.url(""))
+    return web
+
+
+def signed(handler):
+    return "authorization" in {name.lower() for name in handler.headers}
+
+
+def refusal(code, status=403):
+    return lambda handler, times: handler.answer(status, f'<?xml version="1.0"?><Error><Code>{code}</Code><Key>AKIDEXAMPLE</Key></Error>'.encode())
+
+
+def thing(handler, data=DATA, etag='"one"'):
+    """Serve an object as S3 does."""
+    handler.headers.get("Range")
+    match = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers.get("Range", ""))
+    more = {"ETag": etag, "Last_Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}
+    if handler.headers.get("If-Match", etag) != etag:
+        return handler.answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+    if not match:
+        return handler.answer(200, data, **more)
+    start, stop = int(match[1]), min(len(data), int(match[2] or len(data) - 1) + 1)
+    return handler.answer(206, data[start:stop], Content_Range=f"bytes {start}-{stop - 1}/{len(data)}", **more)
+
+
+def test_an_open_bucket_needs_no_settings(cloud):
+    cloud.pages["/open/a"] = lambda handler, times: handler.answer(400, b"") if signed(handler) else thing(handler)
+    assert locate("s3://open/a").read() == DATA
+
+
+def test_wrong_credentials_end_at_once_and_say_what_was_tried(cloud, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "verysecret")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "tokentoken")
+    for code, status in (("InvalidAccessKeyId", 403), ("SignatureDoesNotMatch", 403), ("ExpiredToken", 400), ("RequestTimeTooSkewed", 403)):
+        cloud.pages["/b/a"] = refusal(code, status)
+        cloud.asked.clear()
+        words = "Forbidden" if status == 403 else "Bad Request"
+        expected = f"s3://b/a: {status} {words} ({code}), tried with the key in AWS_ACCESS_KEY_ID at http://HOST"
+        assert caught(ReachError, locate("s3://b/a").read) == expected
+        assert cloud.asked["/b/a"] == 1
+
+
+def test_a_machine_with_a_role_is_asked_only_when_nobody_is_refused(cloud, monkeypatch):
+    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", cloud.url(""))
+    role = "/latest/meta-data/iam/security-credentials/"
+    cloud.page("/latest/api/token", b"T")
+    cloud.page(role, b"my-role")
+    given = b'{"Code":"Success","AccessKeyId":"AKIDEXAMPLE","SecretAccessKey":"verysecret","Token":"tokentoken","Expiration":"2099-01-01T00:00:00Z"}'
+    cloud.page(f"{role}my-role", given)
+    type(cloud.server.RequestHandlerClass)
+    monkeypatch.setattr(cloud.server.RequestHandlerClass, "do_PUT", cloud.server.RequestHandlerClass.do_GET, raising=False)
+    cloud.pages["/b/a"] = lambda handler, times: thing(handler) if signed(handler) else refusal("AccessDenied")(handler, times)
+    assert locate("s3://b/a").read() == DATA
+    cloud.page("/open/a", b"open", ETag='"x"', Last_Modified="Wed, 21 Oct 2015 07:28:00 GMT")
+    cloud.asked.clear()
+    assert locate("s3://open/a").read() == b"open"
+    assert set(cloud.asked) == {"/open/a"}
+    cloud.pages["/b/a"] = refusal("AccessDenied")
+    expected = "s3://b/a: 403 Forbidden (AccessDenied), tried without credentials and with the machine's role at http://HOST"
+    assert caught(ReachError, locate("s3://b/a").read) == expected
+
+
+def test_a_machine_without_a_role_is_not_waited_for(cloud, monkeypatch):
+    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:1")
+    cloud.pages["/b/a"] = refusal("AccessDenied")
+    assert caught(ReachError, locate("s3://b/a").read) == "s3://b/a: 403 Forbidden (AccessDenied), tried without credentials at http://HOST"
+
+
+def test_profiles_are_read(tmp_path):
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text(
+        "[default]\naws_access_key_id=A\naws_secret_access_key=B%\n[two]\naws_access_key_id=C\naws_secret_access_key=D\n"
+    )
+    (tmp_path / ".aws" / "config").write_text(
+        "[default]\nregion=eu-west-3\n[profile two]\nendpoint_url=http://127.0.0.1:9\n[profile sso]\nsso_session=x\n"
+    )
+    env = {"HOME": str(tmp_path)}
+    (way,) = ways("s3", env)
+    assert (way.words, dict(way.config)) == (
+        "with the profile 'default'",
+        {"region": "eu-west-3", "access_key_id": "A", "secret_access_key": "B%"},
+    )
+    (way,) = ways("s3", {**env, "AWS_PROFILE": "two", "AWS_REGION": "us-east-2"})
+    assert dict(way.config) == {"endpoint": "http://127.0.0.1:9", "region": "us-east-2", "access_key_id": "C", "secret_access_key": "D"}
+    assert "B%" not in repr(way) and "'D'" not in repr(way)
+    expected = "the profile 'sso' gets its credentials by sso_session, which is not read here"
+    assert caught(ReachError, ways, "s3", {**env, "AWS_PROFILE": "sso"}) == expected
+    assert caught(ReachError, ways, "s3", {**env, "AWS_PROFILE": "none"}) == "there is no profile 'none', which AWS_PROFILE names"
+    expected = "AWS_ACCESS_KEY_ID is set in the environment, AWS_SECRET_ACCESS_KEY is not"
+    assert caught(ReachError, ways, "s3", {**env, "AWS_ACCESS_KEY_ID": "A"}) == expected
+    assert caught(ReachError, ways, "az", env) == "AZURE_STORAGE_ACCOUNT_NAME is not set in the environment"
+    assert [way.words for way in ways("gs", {**env, "NO_GCE_CHECK": "true"})] == ["without credentials"]
+
+
+@pytest.mark.parametrize("address", ["s3://key:verysecret@bucket/x", "s3://", "s3:///x", "s3://a b/x", "gs://?x"])
+def test_addresses_without_a_bucket_or_with_secrets_are_refused(no_cloud, address):
+    caught(UsageError, locate, address)
+
+
+def test_keys_are_opaque(s3):
+    for key in ("a b", "a%20b", "a?b", "a#b", "d/ä+b", "x=y&z"):
+        at = locate(f"{s3}/{key}")
+        at.write([key.encode()])
+        assert at.read() == key.encode()
+        assert str(at) == f"{s3}/{key}"
+        assert at.folder / at.name == at
+    names = [name for name, _ in locate(s3).list()]
+    assert names == sorted(["a b", "a%20b", "a?b", "a#b", "d/ä+b", "x=y&z"], key=str.encode)
+    assert locate(f"{s3}/d").join("ä+b").read() == "d/ä+b".encode()
+
+
+def test_data_names_its_own_bucket_and_the_public_web(s3, web):
+    at = locate(f"{s3}/some/folder")
+    locate(f"{s3}/else/x").write([b"else"])
+    assert at.join(f"{s3}/else/x").read() == b"else"
+    assert caught(UnsafeError, at.join, "s3://other/x") == f"{s3}/some/folder: s3://other/x is not in {s3}"
+    assert caught(UnsafeError, at.join, "file:///etc/passwd") == f"{s3}/some/folder: file:// in what came over the network"
+    assert "leads to 127.0.0.1, a loopback address" in caught(UnsafeError, at.join(web.page("/x", b"inside")).read)
+    assert web.requests == []
+    free = locate(f"{s3}/some/folder", Guard(allow_local=True, allow_private=True))
+    assert free.join("../../else/x").read() == b"else"
+    assert free.join(web.page("/x", b"inside")).read() == b"inside"
+    assert str(free.join("../../../../x")) == f"{s3}/x"
+
+
+def test_a_change_between_two_reads_is_noticed_and_begins_again_where_it_can(cloud):
+    versions = ['"one"', '"two"']
+    cloud.pages["/b/a"] = lambda handler, times: thing(handler, DATA if versions[0] == '"one"' else DATA[::-1], versions[0])
+    at = locate("s3://b/a")
+    assert at.read(0, 10) == DATA[:10]
+    versions.reverse()
+    assert caught(IntegrityError, at.read, 10, 20) == "s3://b/a: changed while it was read"
+    assert locate("s3://b/a").read(10, 20) == DATA[::-1][10:20]
+    # between the first answer and the others of one read: begun anew
+    first = threading.Event()
+
+    def changing(handler, times):
+        tag = '"one"' if not first.is_set() else '"two"'
+        first.set()
+        return thing(handler, DATA, tag)
+
+    cloud.pages["/b/c"] = changing
+    assert locate("s3://b/c").read_many([(0, 10), (150_000, 150_010)]) == [DATA[:10], DATA[150_000:150_010]]
+
+
+def test_many_ranges_of_an_object_that_changes_meanwhile_are_begun_again(cloud):
+    asked = threading.Event()
+
+    def changing(handler, times):
+        if handler.headers.get("Range") and times == 2:
+            asked.set()
+        return thing(handler, DATA * 40 if not asked.is_set() else DATA[::-1] * 40, '"two"' if asked.is_set() else '"one"')
+
+    cloud.pages["/b/a"] = changing
+    ranges = [(start, start + 10) for start in range(0, 8_000_000, 300_000)]
+    whole = DATA[::-1] * 40
+    assert locate("s3://b/a").read_many(ranges) == [whole[a:b] for a, b in ranges]
+
+
+def test_what_passes_is_tried_again_and_what_does_not_is_not(cloud):
+    cloud.pages["/b/a"] = lambda handler, times: handler.answer(503, b"<Error><Code>SlowDown</Code></Error>") if times < 3 else thing(handler)
+    assert locate("s3://b/a").read() == DATA
+    assert caught(MissingError, locate("s3://b/none").read) == "s3://b/none: nothing is there"
+    assert cloud.asked["/b/none"] == 1
+    cloud.pages["/b/bad"] = refusal("InternalError", 500)
+    assert caught(ReachError, locate("s3://b/bad", QUICK).read) == "s3://b/bad: 500 Internal Server Error (InternalError) at http://HOST"
+    assert cloud.asked["/b/bad"] == 2
+
+
+def test_a_body_that_is_cut_goes_on_or_is_never_given(cloud):
+    def cut(handler, times):
+        start = int(re.fullmatch(r"bytes=(\d+)-.*", handler.headers.get("Range", "bytes=0-"))[1])
+        handler.send_response(206 if start else 200)
+        handler.send_header("Content-Length", str(len(DATA) - start))
+        handler.send_header("Content-Range", f"bytes {start}-{len(DATA) - 1}/{len(DATA)}") if start else None
+        handler.send_header("ETag", '"one"')
+        handler.send_header("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")
+        handler.end_headers()
+        handler.wfile.write(DATA[start : start + 60_000])
+        handler.close_connection = True
+
+    cloud.pages["/b/a"] = cut
+    assert locate("s3://b/a").read() == DATA  # in four pieces
+    assert caught(ReachError, locate("s3://b/a", QUICK).read).startswith("s3://b/a: the connection broke off")
+
+
+def test_a_server_that_ignores_ranges_gives_no_wrong_bytes(cloud):
+    cloud.page("/b/a", DATA, ETag='"one"', Last_Modified="Wed, 21 Oct 2015 07:28:00 GMT")
+    expected = "s3://b/a: the answer is not the range that was asked for at http://HOST"
+    assert caught(ReachError, locate("s3://b/a").read, 100, 200) == expected
+
+
+def test_nobody_there_is_said_soon(no_cloud, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    assert caught(ReachError, locate("s3://b/a", QUICK).size) == "s3://b/a: the connection is refused at http://HOST"
+
+
+def test_a_server_that_cannot_write_on_condition_is_asked_first(cloud, monkeypatch):
+    written = {}
+
+    def put(handler):
+        body = handler.rfile.read(int(handler.headers["Content-Length"]))
+        if "If-None-Match" in handler.headers:
+            return handler.answer(501, b"<Error><Code>NotImplemented</Code></Error>")
+        written[handler.path] = body
+        return handler.answer(200, b"", ETag='"one"')
+
+    monkeypatch.setattr(cloud.server.RequestHandlerClass, "do_PUT", put, raising=False)
+    locate("s3://b/new").write([b"x"], (), False)
+    assert written == {"/b/new": b"x"}
+    cloud.pages["/b/old"] = lambda handler, times: thing(handler)
+    assert caught(UsageError, locate("s3://b/old").write, [b"x"], (), False) == "s3://b/old: something is there already"
+
+
+def test_half_an_upload_is_dropped(s3, moto):
+    def parts():
+        for _ in range(4):
+            yield bytes(6_000_000)
+        raise KeyError("boom")
+
+    with pytest.raises(KeyError):
+        locate(f"{s3}/half").write(parts())
+    begun = urllib.request.urlopen(f"{moto}/{s3[5:]}?uploads").read()
+    assert b"<Upload>" not in begun
+    assert not locate(f"{s3}/half").exists()
+
+
+def test_a_grandchild_of_a_fork_reads_too(s3):
+    """The library's threads do not survive a fork: a child that used the parent's would wait for ever."""
+    at = locate(f"{s3}/a")
+    at.write([DATA])
+    assert at.read(0, 5) == DATA[:5]
+    answers = multiprocessing.get_context("fork").SimpleQueue()
+
+    def child(depth):
+        answers.put(at.read_many([(0, 10), (100_000, 100_010)]))
+        if depth:
+            grandchild = multiprocessing.get_context("fork").Process(target=child, args=(depth - 1,))
+            grandchild.start()
+            grandchild.join(30)
+
+    process = multiprocessing.get_context("fork").Process(target=child, args=(1,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert [answers.get() for _ in range(2)] == [[DATA[:10], DATA[100_000:100_010]]] * 2
+    assert at.read(5, 9) == DATA[5:9]
+
+
+def test_secrets_do_not_travel(s3):
+    pickled = pickle.dumps(locate(f"{s3}/a"))
+    at = locate(f"{s3}/a")
+    at.exists()
+    assert not any(secret.encode() in pickle.dumps(at) + pickled for secret in SECRETS)
+    assert not any(secret in repr(at) + repr(vars(at.store)) for secret in SECRETS)
+
+
+def test_a_listing_goes_over_pages(s3):
+    for i in range(7):
+        (locate(s3) / f"d/{i}").write([bytes(i)])
+    import flarecli.storage.objects as objects
+
+    assert objects._PAGE == 1000
+    assert [size for _, size in locate(f"{s3}/d").list()] == list(range(7))
+    assert caught(MissingError, lambda: list(locate(f"{s3}/nothing").list())) == f"{s3}/nothing: nothing is there"
+
+
+def test_a_bucket_is_no_object(s3):
+    assert caught(FormatError, locate(s3).read) == f"{s3}/: a bucket where an object is needed"
+    assert caught(UsageError, locate(s3).write, [b""]) == f"{s3}/: a bucket where an object is needed"
