@@ -7,10 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from flarecli.encodings import varints
+from flarecli.encodings import packed_floats, varints
 from flarecli.encodings.names import BINARY, TEXT, Encoding, lookup
 from flarecli.errors import ValueFitError
 from flarecli.model import ENCODING, Column
+
+_NUMBERS = {"varint": varints, "msgpack_float": packed_floats}  # of no fixed size
 
 __all__ = ["each_item", "encoding_of", "field", "is_utf8", "stored", "typed"]
 
@@ -35,8 +37,8 @@ def stored(array: pa.Array, encoding: Encoding) -> pa.Array:
     if encoding.item is not None:
         item = encoding.item
         return each_item(array, lambda values: stored(values, item))
-    if encoding.name == "varint":
-        return varints.text(array)
+    if encoding.name in _NUMBERS:
+        return _NUMBERS[encoding.name].text(array)
     if encoding.size is not None and not encoding.arrow.equals(BINARY):
         return array.view(pa.binary(encoding.size)).cast(BINARY)
     return array.view(BINARY) if array.type.equals(TEXT) else array
@@ -59,8 +61,8 @@ def typed(array: pa.Array, encoding: Encoding) -> pa.Array:
             row = next(i for i, data in enumerate(array) if data.is_valid and not is_utf8(data.as_py()))
             raise ValueFitError(f"{encoding.name} is not UTF-8", where=f"[{row}]") from None
         return text
-    if encoding.name == "varint":
-        return varints.parse(array)
+    if encoding.name in _NUMBERS:
+        return _NUMBERS[encoding.name].parse(array)
     if encoding.size is not None and not encoding.arrow.equals(BINARY):
         return (array if pa.types.is_fixed_size_binary(array.type) else _fixed(array, encoding)).view(encoding.arrow)
     return array

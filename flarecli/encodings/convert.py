@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flarecli.encodings import texts
+from flarecli.encodings import packed_floats, texts
 from flarecli.encodings.names import BINARY, TEXT, Encoding
 
-__all__ = ["carried", "converted", "is_binary", "is_list", "is_text", "is_whole", "large_list", "number_text", "unpacked_floats"]
+__all__ = ["carried", "converted", "is_binary", "is_list", "is_text", "is_whole", "large_list", "number_text"]
 
 Converted: TypeAlias = "tuple[pa.Array, list[int]]"
 _ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeEncodeError, ValueError, OverflowError, RecursionError)
@@ -84,7 +84,7 @@ def converted(array: pa.Array, encoding: Encoding, kind: str) -> Converted:
         return _WRITERS[encoding.name](array, kind)
     if encoding.arrow.equals(BINARY):
         if encoding.name == "msgpack" and pa.types.is_floating(array.type):
-            return _packed_floats(array.cast(pa.float64())), []
+            return packed_floats.text(array.cast(pa.float64())), []
         return _halved(array, lambda some: _of_size(_to_binary(some), encoding))
     return _numbers(array, encoding.arrow)
 
@@ -131,26 +131,6 @@ def _of_size(array: pa.Array, encoding: Encoding) -> pa.Array:
         if not pc.all(pc.equal(lengths, encoding.size), min_count=0).as_py():
             raise pa.ArrowInvalid(f"not {encoding.size} bytes")
     return array
-
-
-def _packed_floats(array: pa.Array) -> pa.Array:
-    """Write float64 as MessagePack does: a byte CB, then the number, its bytes from the high end."""
-    data = np.empty((len(array), 9), np.uint8)
-    data[:, 0] = 0xCB
-    data[:, 1:] = array.fill_null(0.0).to_numpy(zero_copy_only=False).astype(">f8").view(np.uint8).reshape(-1, 8)
-    ends = pa.py_buffer(np.arange(len(array) + 1, dtype=np.int64) * 9)
-    out = pa.Array.from_buffers(BINARY, len(array), [None, ends, pa.py_buffer(data)])
-    return pc.if_else(array.is_null(), pa.scalar(None, BINARY), out) if array.null_count else out
-
-
-def unpacked_floats(array: pa.Array) -> pa.Array | None:
-    """Read float64 of MessagePack, if every value is one; None if not."""
-    nine = array.null_count == 0 and pc.all(pc.equal(pc.binary_length(array), 9), min_count=0).as_py()
-    if not nine or not pc.all(pc.starts_with(array, b"\xcb"), min_count=0).as_py():
-        return None
-    start = np.frombuffer(array.buffers()[1], np.int64, 1, array.offset * 8)[0]
-    data = np.frombuffer(array.buffers()[2], np.uint8, len(array) * 9, start).reshape(-1, 9)
-    return pa.array(np.ascontiguousarray(data[:, 1:]).view(">f8").astype(np.float64).ravel())
 
 
 # -- numbers

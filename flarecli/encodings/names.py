@@ -1,6 +1,7 @@
 """The names of encodings: what each one's size and Arrow type are.
 
-The 28 of MDS, spelt exactly as there; what Granular adds (`varint`, `msgpack`, `array`, `tree`, `mp4`, `webm`); the values of a JSON
+The 28 of MDS, spelt exactly as there; what Granular adds (`varint`, `msgpack`, `array`, `tree`, `mp4`, `webm`), and `msgpack_float`, which is
+MessagePack of nothing but numbers, so that columns of floats stay columns of floats there; the values of a JSON
 shard, stored as the JSON text that stands in its lines (`json_str`, `json_int`, `json_float`, and `json_json`: a text that is JSON itself);
 and `X[]`, a list of any X.
 """
@@ -39,7 +40,8 @@ _TEXTS = ("str", "json", "str_int", "str_float", "str_decimal")
 _BINARIES = ("bytes", "pil", "jpeg", "jpeg_array", "jpegarray", "png", "list[pil]", "list[jpeg]", "list[png]", "pkl", "ndarray")
 _JSON_TEXTS = ("json_str", "json_int", "json_float", "json_json")
 _RECORDS = ("msgpack", "array", "tree", "mp4", "webm")
-NAMES = (*_SCALARS, *_TEXTS, *_BINARIES, "varint", *_RECORDS, *_JSON_TEXTS)  # all but ndarray:… and lists
+_NUMBERS = {"varint": pa.int64(), "msgpack_float": pa.float64()}  # of no fixed size
+NAMES = (*_SCALARS, *_TEXTS, *_BINARIES, *_NUMBERS, *_RECORDS, *_JSON_TEXTS)  # all but ndarray:… and lists
 
 NDARRAY_CODES = {
     "uint8": 8,
@@ -94,8 +96,8 @@ def lookup(name: str) -> Encoding:
         return Encoding(name, None, TEXT)
     if name in _BINARIES or name in _RECORDS or name == "ndarray:":
         return Encoding(name, None, BINARY)
-    if name == "varint":
-        return Encoding(name, None, pa.int64())
+    if name in _NUMBERS:
+        return Encoding(name, None, _NUMBERS[name])
     if name.endswith("[]") and not name.endswith("[][]"):
         item = lookup(name[:-2])
         return Encoding(name, None, pa.large_list(item.arrow), item=item)

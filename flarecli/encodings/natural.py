@@ -17,6 +17,7 @@ __all__ = ["natural", "plain"]
 
 _PLAIN = {
     "varint": "int",
+    "msgpack_float": "float64",
     "str_int": "int",
     "json_int": "int",
     "str_float": "float64",
@@ -51,7 +52,7 @@ def natural(array: pa.Array, encoding: Encoding) -> tuple[pa.Array, Encoding, li
     name = _PLAIN.get(encoding.name)
     if name is None:
         return array, encoding, []
-    if encoding.name == "varint":
+    if not encoding.is_text:
         return array, lookup(name), []
     array = array if array.type.equals(encoding.arrow) else array.cast(encoding.arrow)  # views are not for Arrow's kernels
     if name == "int":

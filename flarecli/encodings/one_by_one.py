@@ -50,7 +50,10 @@ def recoded(array: pa.Array, encoding: Encoding, source: Encoding | None) -> tup
             continue
         try:
             out[-1] = write(given)
+            if encoding.item is not None or (isinstance(given, bytes) and not encoding.arrow.equals(BINARY)):
+                typed(pa.array(out[-1:], encoding.raw), encoding)  # bytes are stored as they are, and may be no text and no number
         except _ERRORS:
+            out[-1] = None
             failures.append((row, f"{_shown(given)}does not fit {encoding.name}"))
     return typed(pa.array(out, encoding.raw), encoding), failures
 

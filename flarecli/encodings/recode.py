@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flarecli.encodings import convert, one_by_one
+from flarecli.encodings import convert, one_by_one, packed_floats
 from flarecli.encodings.columns import is_utf8
 from flarecli.encodings.names import BINARY, TEXT, Encoding
 from flarecli.encodings.natural import natural
@@ -24,6 +24,7 @@ _RANGES = {
     f"{sign}int{bits}": f"{-(1 << bits - 1) if not sign else 0} to {(1 << bits - (not sign)) - 1}" for bits in (8, 16, 32, 64) for sign in ("", "u")
 }
 _RANGES["int"] = _RANGES["varint"] = _RANGES["int64"]
+_FLOATS = (pa.float16(), pa.float32(), pa.float64())
 _SAME = (  # any two of one line are stored alike
     {"int", "int64"},
     {"jpeg_array", "jpegarray"},
@@ -70,8 +71,8 @@ def _recoded(array: pa.Array, encoding: Encoding, source: Encoding | None) -> tu
     text = convert.number_text(array, source.name, encoding.name)
     if text is not None:
         return _named(array, encoding, *text)
-    if source.name == "msgpack" and encoding.name.startswith("float"):
-        numbers = convert.unpacked_floats(array)
+    if source.name == "msgpack" and encoding.arrow in _FLOATS:
+        numbers = packed_floats.parse_all(array)
         if numbers is not None:
             return _named(array, encoding, *convert.converted(numbers, encoding, ""))
     if source.arrow.equals(BINARY) or source.item is not None:

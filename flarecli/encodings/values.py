@@ -154,6 +154,7 @@ _ENCODERS: dict[str, Callable[[Any], bytes]] = {
     "json_int": _json_int,
     "json_float": lambda value: json.dumps(_float(value)).encode(),
     "msgpack": packed.pack,
+    "msgpack_float": lambda value: packed.pack(_float(float(value) if isinstance(_one(value), int) else value)),
     "array": lambda value: packed.pack_array(_ndarray(value)),
     "tree": lambda value: packed.pack(value, tree=True),
 }
@@ -206,6 +207,13 @@ def _signed(data: bytes) -> int:
     return int.from_bytes(data, "little", signed=True)
 
 
+def _packed_number(data: bytes) -> float:
+    value = packed.unpack(data)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError
+    return float(value)
+
+
 def _json_value(kind: type | tuple[type, ...]) -> Callable[[bytes], Any]:
     def parse(data: bytes) -> Any:
         value = json.loads(data)
@@ -232,6 +240,7 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "json_int": _json_value(int),
     "json_float": _json_value((float, int)),
     "msgpack": packed.unpack,
+    "msgpack_float": _packed_number,
     "array": packed.unpack_array,
     "tree": lambda data: packed.unpack(data, tree=True),
 }

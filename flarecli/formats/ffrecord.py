@@ -123,7 +123,9 @@ def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tu
     """Weigh an empty file and each row of a batch: its place in the table and its bytes; int64 [rows]."""
     (one,) = columns
     sizes = np.full(batch.num_rows, 12, np.int64)
-    return HEAD.size, sizes + (pc.binary_length(batch.column(one.name)).to_numpy(zero_copy_only=False) if one.size is None else one.size)
+    if one.size is not None:
+        return HEAD.size, sizes + one.size
+    return HEAD.size, sizes + pc.binary_length(stored(batch.column(one.name), lookup(one.encoding))).to_numpy(zero_copy_only=False)
 
 
 def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[pa.RecordBatch], settings: Settings) -> Chunk:

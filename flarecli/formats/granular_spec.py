@@ -38,6 +38,7 @@ _ENCODINGS = {  # a type's name there -> here
 _WORDS = {
     **{encoding: word for word, encoding in _ENCODINGS.items()},
     "int64": "i64",
+    "msgpack_float": "msgpack",
     **dict.fromkeys(("json", "str_int", "str_float", "str_decimal"), "utf8"),
 }
 

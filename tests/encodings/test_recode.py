@@ -46,6 +46,7 @@ VALUES = {
     **{name: numbers(name) for name in ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")},
     "int": INT64,
     "varint": INT64,
+    "msgpack_float": st.floats(),
     "str_int": INT64,
     "json_int": INT64,
     "str_float": st.floats(),
@@ -132,7 +133,7 @@ def test_what_a_format_holds_in_place_of_an_encoding_says_the_same(encoding, dat
     ("source", "encoding"),
     [
         *((name, text) for name in ("int", "uint64", "int8", "varint") for text in ("str_int", "json_int", "json")),
-        *((name, text) for name in ("float64", "float32", "float16") for text in ("str_float", "json_float", "json", "msgpack")),
+        *((name, text) for name in ("float64", "float32", "float16") for text in ("str_float", "json_float", "json", "msgpack", "msgpack_float")),
         ("str", "json_str"),
         ("json_str", "str"),
         ("str_int", "json_int"),

@@ -1,4 +1,4 @@
-"""Granular's `int`: widths by the original's rule, one by one and as columns; any width up to 16 is read."""
+"""Granular's `int`, and floats in MessagePack: widths by the original's rule, one by one and as columns; any width up to 16 is read."""
 
 import math
 
@@ -113,3 +113,34 @@ def test_a_list_of_them_names_the_row_and_plain_is_int64():
     assert stored(array, lookup("varint[]")).to_pylist() == [[b"\1"], []]
     assert plain(array, lookup("varint[]"))[1].name == "int[]"
     assert coerce(pa.array([2**63], pa.uint64()), KIND)[1][0][0] == 0
+
+
+FLOATS = lookup("msgpack_float")
+
+
+@given(st.lists(st.floats()))
+def test_floats_of_messagepack_are_columns_of_floats(values):
+    array = pa.array(values, pa.float64())
+    out = stored(array, FLOATS)
+    out.validate(full=True)
+    assert out.to_pylist() == [encode(FLOATS, value) for value in values] == [encode(lookup("msgpack"), value) for value in values]
+    assert repr(typed(out, FLOATS).to_pylist()) == repr(values) == repr([decode(FLOATS, data) for data in out.to_pylist()])
+    assert repr(typed(out[1:], FLOATS).to_pylist()) == repr(values[1:])
+
+
+def test_any_number_of_messagepack_is_a_float_and_nothing_else_is():
+    numbers = [encode(lookup("msgpack"), value) for value in (1, -1, 2**64 - 1, 0.5)] + [b"\xca\x3f\xc0\0\0", None]
+    assert typed(raw(*numbers), FLOATS).to_pylist() == [1.0, -1.0, 2.0**64, 0.5, 1.5, None]
+    for wrong, message in (
+        (b"\xc3", "not a number of MessagePack"),
+        (b"\xc0", "not a number of MessagePack"),
+        (b"\xcb", "not one whole value of MessagePack"),
+    ):
+        with pytest.raises(ValueFitError) as caught:
+            typed(raw(b"\1", wrong), FLOATS)
+        assert str(caught.value) == f"[1]: {message}"
+    with pytest.raises(ValueFitError, match="^1 B are not msgpack_float$"):
+        decode(FLOATS, b"\xc3")
+    assert encode(FLOATS, 1) == encode(FLOATS, 1.0)
+    with pytest.raises(ValueFitError, match="^str '1' does not fit msgpack_float$"):
+        encode(FLOATS, "1")

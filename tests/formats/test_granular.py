@@ -285,8 +285,8 @@ def test_a_row_weighs_what_it_adds():
         ("uint64", "uint64", "uint64"),
         ("int8", "int", "int"),
         ("uint32", "int", "int"),
-        ("float64", "msgpack", "msgpack"),
-        ("float16", "msgpack", "msgpack"),
+        ("float64", "msgpack_float", "msgpack_float"),
+        ("float16", "msgpack_float", "msgpack_float"),
         ("json", "json", "json"),
         ("str_int", "str_int", "str_int"),
         ("str", "str", "str"),
@@ -298,7 +298,7 @@ def test_a_row_weighs_what_it_adds():
         ("jpeg[]", "list[jpeg]", "jpeg[]"),
         ("varint", "varint", "varint"),
         ("str[]", "msgpack", "str[]"),
-        ("float32[]", "msgpack", "msgpack[]"),
+        ("float32[]", "msgpack", "msgpack_float[]"),
     ],
 )
 def test_a_column_gets_an_encoding_that_the_format_holds(given, new, refs):
