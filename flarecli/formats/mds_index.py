@@ -1,29 +1,29 @@
 """`index.json` of MosaicML Streaming: what it says is checked before anything uses it; written exactly as there.
 
-    {"shards": [{column_names, column_encodings, column_sizes, compression, format, hashes, raw_data, samples,
-                 size_limit, version, zip_data}, …], "version": 2}
+    {"shards": [{…config, raw_data, raw_meta, samples, zip_data, zip_meta}, …], "version": 2}
 
-`raw_data` and `zip_data` are {basename, bytes, hashes}; `zip_data` is null where shards are not compressed.
+A shard's config is what `mds_config` says. `raw_data` and the others are {basename, bytes, hashes}; `raw_meta` and `zip_meta` only stand
+where a shard has a `.meta`, `zip_data` and `zip_meta` are null where shards are not compressed.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from flarecli.compress import SUFFIXES
-from flarecli.encodings import column
+from flarecli.compress import suffix_of
 from flarecli.errors import FormatError, UsageError
-from flarecli.formats import INDEX
+from flarecli.formats import FAMILY, INDEX, mds_config
+from flarecli.formats.mds_files import raw_name
 from flarecli.hashes import DEFAULT
 from flarecli.model import Chunk, Columns, File, Settings, Stream
 from flarecli.names import check_name
 from flarecli.storage import Location
 
-__all__ = ["open_dataset", "parse_columns", "write_index"]
+__all__ = ["entry", "open_dataset", "read_shards", "write_entries", "write_index"]
 
 _INDEX_LIMIT = 1 << 30  # bytes: some 2 million shards
 _FILE_LIMIT = 1 << 63
@@ -35,97 +35,20 @@ def open_dataset(at: Location) -> Stream:
     raises  MissingError if there is none; FormatError if it is not one; UnsafeError if a name in it leaves the folder
     """
     where = at / INDEX
+    shards, size = read_shards(where)
+    there = _cached(at, shards)
+    listed = _Listed()
+    for i, shard in enumerate(shards):
+        listed.add(shard, f"{where}: shards[{i}]", there)
+    return listed.stream(at, File(INDEX, size))
+
+
+def read_shards(where: Location) -> tuple[list[dict[str, Any]], int]:
+    """Read what an `index.json` lists, and its size in bytes. Raises FormatError if it is none."""
     size = where.size()
     if size > _INDEX_LIMIT:
         raise FormatError(f"{size} bytes, {_INDEX_LIMIT} is the most that is read", where=where)
-    data = where.read(0, size)
-    shards = _shards(_parse(data, where), where)
-    columns: Columns | None = None
-    names: list[str] = []
-    rows: list[int] = []
-    sizes: list[Any] = []
-    raw_sizes: list[Any] = []
-    hashes: dict[str, list[str]] = {}
-    raw_hashes: dict[str, list[str]] = {}
-    compressions = set()
-    for i, shard in enumerate(shards):
-        here = f"{where}: shards[{i}]"
-        if shard.get("format") != "mds":
-            raise FormatError(f"format {shard.get('format')!r:.60} is not read yet, mds is", where=here)
-        if zipped := shard.get("compression"):
-            _check_compression(zipped, here)
-        own = _columns(shard, here)
-        if columns is not None and own != columns:
-            raise FormatError("other columns than shards[0]", where=here)
-        columns = own
-        raw = _file(shard.get("raw_data"), f"{here}.raw_data")
-        zip_data = None if shard.get("zip_data") is None else _file(shard["zip_data"], f"{here}.zip_data")
-        file = zip_data or raw
-        names.append(file.name)
-        rows.append(_count(shard.get("samples"), f"{here}.samples"))
-        if raw.size is not None and 8 + 4 * rows[-1] > raw.size:
-            raise FormatError(f"{raw.size} bytes cannot hold {rows[-1]} samples", where=here)
-        sizes.append(file.size)
-        raw_sizes.append(raw.size if zip_data else -1)
-        _add(hashes, file.hashes, i)
-        _add(raw_hashes, raw.hashes if zip_data else {}, i)
-        compressions.add(shard.get("compression"))
-    for table in (hashes, raw_hashes):
-        for values in table.values():
-            values += [""] * (len(names) - len(values))
-    return Stream(
-        "data",
-        at,
-        "mds",
-        names,
-        columns or (),
-        np.array(rows, np.int64),
-        np.array(sizes, np.int64),
-        hashes,
-        np.array(raw_sizes, np.int64) if any(size >= 0 for size in raw_sizes) else None,
-        raw_hashes,
-        {"compression": next(iter(compressions))} if len(compressions) == 1 and None not in compressions else {},
-        {INDEX: File(INDEX, size)},
-    )
-
-
-def _check_compression(name: Any, where: str) -> None:
-    if not isinstance(name, str) or name.partition(":")[0] not in SUFFIXES:
-        raise FormatError(f"compression {name!r:.60} is not read yet, {', '.join(SUFFIXES)} is", where=where)
-
-
-def _add(table: dict[str, list[str]], hashes: Any, i: int) -> None:
-    for name, value in hashes.items():
-        values = table.setdefault(name, [])
-        values += [""] * (i - len(values))
-        values.append(value)
-
-
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out = dict(pairs)
-    if len(out) != len(pairs):
-        name = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
-        raise ValueError(f"two keys are named {name!r:.60}")
-    return out
-
-
-def _not_json(word: str) -> Any:
-    raise ValueError(f"{word} is not JSON")
-
-
-def _parse(data: bytes, where: object) -> Any:
-    """Read JSON, strictly: one key once, no NaN, no depth that breaks the parser."""
-    try:
-        return json.loads(data.decode(), object_pairs_hook=_pairs, parse_constant=_not_json)
-    except UnicodeDecodeError as error:
-        raise FormatError(f"not UTF-8 at byte {error.start}", where=where) from None
-    except RecursionError:
-        raise FormatError("JSON nested too deep", where=where) from None
-    except ValueError as error:
-        raise FormatError(f"not valid JSON: {error}", where=where) from None
-
-
-def _shards(index: Any, where: object) -> list[dict[str, Any]]:
+    index = mds_config.parse(where.read(0, size), where)
     if not isinstance(index, dict) or not isinstance(index.get("shards"), list):
         raise FormatError("no list of shards in it", where=where)
     version = index.get("version")
@@ -134,7 +57,129 @@ def _shards(index: Any, where: object) -> list[dict[str, Any]]:
     for i, shard in enumerate(index["shards"]):
         if not isinstance(shard, dict):
             raise FormatError("not an object", where=f"{where}: shards[{i}]")
-    return list(index["shards"])
+    return index["shards"], size
+
+
+def _cached(at: Location, shards: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """Name the files of a folder that holds the first shard no longer as it was compressed: the original's cache. Empty for any other."""
+    zipped = shards[0].get("zip_data") if shards else None
+    name = zipped.get("basename") if isinstance(zipped, dict) else None
+    if not at.is_local or not isinstance(name, str) or (at / name).exists():
+        return frozenset()
+    return frozenset(entry.name for entry in at.list())
+
+
+@dataclass
+class _Listed:
+    """Shards as they are listed, kept as columns."""
+
+    form: str = ""
+    columns: Columns | None = None
+    names: list[str] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    raw_sizes: list[int] = field(default_factory=list)
+    hashes: dict[str, list[str]] = field(default_factory=dict)
+    raw_hashes: dict[str, list[str]] = field(default_factory=dict)
+    parts: list[tuple[File, ...]] = field(default_factory=list)
+    compressions: set[str | None] = field(default_factory=set)
+    said: tuple[Any, ...] = ()  # of the shard before: most say the same
+
+    def add(self, shard: Mapping[str, Any], here: str, there: frozenset[str]) -> None:
+        """Check one and keep it; `there` are the files of a cache."""
+        form = shard.get("format")
+        if form not in FAMILY:
+            raise FormatError(f"format {form!r:.60} is none of {', '.join(FAMILY)}", where=here)
+        if self.form and form != self.form:
+            raise FormatError(f"format {form}, shards[0] has {self.form}", where=here, hint="Read the datasets that were merged one by one.")
+        self.form = form
+        self._check_columns(shard, here)
+        self._check_settings(shard, here)
+        rows = _count(shard.get("samples"), f"{here}.samples")
+        main, raw = _pair(shard, "data", here, there)
+        if form == "mds":
+            self._add_part((), 8 + 4 * rows, raw, rows, here)
+        else:
+            meta, raw_meta = _pair(shard, "meta", here, there)
+            self._add_part((meta,), 8 + 4 * rows, raw_meta, rows, here)
+        i = len(self.names)
+        self.names.append(main.name)
+        self.rows.append(rows)
+        self.sizes.append(main.size or 0)
+        self.raw_sizes.append(-1 if main.raw_size is None else main.raw_size)
+        _add(self.hashes, main.hashes, i)
+        _add(self.raw_hashes, main.raw_hashes, i)
+
+    def _check_columns(self, shard: Mapping[str, Any], here: str) -> None:
+        said = tuple(shard.get(key) for key in ("columns", "column_names", "column_encodings", "column_sizes"))
+        if said == self.said and self.columns is not None:
+            return
+        own = mds_config.columns_of(shard, self.form, here)
+        if self.columns is not None and own != self.columns:
+            raise FormatError("other columns than shards[0]", where=here)
+        self.columns, self.said = own, said
+
+    def _check_settings(self, shard: Mapping[str, Any], here: str) -> None:
+        compression = shard.get("compression")
+        if compression:
+            try:
+                suffix_of(compression if isinstance(compression, str) else repr(compression))
+            except UsageError as error:
+                raise FormatError(error.message, where=here, hint=error.hint) from None
+        self.compressions.add(compression or None)
+        mds_config.size_limit(shard.get("size_limit"), f"{here}.size_limit")
+        if self.form != "mds":
+            mds_config.text_of(shard, "newline", here, empty=self.form == "json")
+        if self.form == "xsv":
+            mds_config.text_of(shard, "separator", here)
+
+    def _add_part(self, part: tuple[File, ...], table: int, raw: File, rows: int, here: str) -> None:
+        if raw.size is not None and table > raw.size:
+            raise FormatError(f"{raw.size} bytes cannot hold {rows} samples", where=here)
+        self.parts.append(part)
+
+    def stream(self, at: Location, index: File) -> Stream:
+        """Give all of them."""
+        for table in (self.hashes, self.raw_hashes):
+            for values in table.values():
+                values += [""] * (len(self.names) - len(values))
+        one = next(iter(self.compressions)) if len(self.compressions) == 1 else None
+        return Stream(
+            "data",
+            at,
+            self.form or "mds",
+            self.names,
+            self.columns or (),
+            np.array(self.rows, np.int64),
+            np.array(self.sizes, np.int64),
+            self.hashes,
+            np.array(self.raw_sizes, np.int64) if any(size >= 0 for size in self.raw_sizes) else None,
+            self.raw_hashes,
+            {"compression": one} if one else {},
+            {INDEX: index},
+            self.parts if any(self.parts) else (),
+        )
+
+
+def _add(table: dict[str, list[str]], hashes: Mapping[str, str], i: int) -> None:
+    for name, value in hashes.items():
+        values = table.setdefault(name, [])
+        values += [""] * (i - len(values))
+        values.append(value)
+
+
+def _pair(shard: Mapping[str, Any], what: str, here: str, there: frozenset[str]) -> tuple[File, File]:
+    """Give a file as it is stored, with what it is when decompressed, and that alone. Of a cache, the one that is there."""
+    raw = _file(shard.get(f"raw_{what}"), f"{here}.raw_{what}")
+    if shard.get(f"zip_{what}") is None:
+        return raw, raw
+    file = _file(shard[f"zip_{what}"], f"{here}.zip_{what}")
+    if file.name in there or raw.name not in there:
+        compression = str(shard.get("compression"))
+        if file.name == raw_name(file.name) or file.name.rpartition(".")[2] != compression.partition(":")[0]:
+            raise FormatError(f"the name {file.name!r:.60} is not of compression {compression!r:.60}", where=f"{here}.zip_{what}")
+        return File(file.name, file.size, file.hashes, raw.size, raw.hashes), raw
+    return raw, raw
 
 
 def _count(value: Any, what: str) -> int:
@@ -152,60 +197,31 @@ def _file(value: Any, what: str) -> File:
     return File(check_name(value["basename"], where=what), _count(value.get("bytes"), f"{what}.bytes"), hashes)
 
 
-def _columns(config: dict[str, Any], what: str) -> Columns:
-    names, encodings, sizes = (config.get(f"column_{part}") for part in ("names", "encodings", "sizes"))
-    if not all(isinstance(part, list) for part in (names, encodings, sizes)) or not len(names) == len(encodings) == len(sizes):  # type: ignore[arg-type]
-        raise FormatError("column_names, column_encodings and column_sizes are not lists of one length", where=what)
-    if not all(isinstance(text, str) for text in (*names, *encodings)):  # type: ignore[misc]
-        raise FormatError("a column's name or encoding is not text", where=what)
-    if len(set(names)) != len(names):  # type: ignore[arg-type]
-        raise FormatError("two columns have one name", where=what)
-    out = []
-    for name, encoding, size in zip(names, encodings, sizes, strict=True):  # type: ignore[arg-type]
-        try:
-            one = column(name, encoding)
-        except UsageError as error:
-            raise FormatError(f"column {name!r:.60}: {error.message}", where=what) from None
-        if size != one.size or isinstance(size, bool):
-            raise FormatError(f"column {name!r:.60}: size {size!r:.60}, {encoding} has {one.size}", where=what)
-        out.append(one)
-    return tuple(out)
+# -- writing
 
 
-def parse_columns(config: bytes, where: object) -> Columns:
-    """Read the columns out of a shard's own config. Raises FormatError if it is not one."""
-    value = _parse(config, f"{where}: its config")
-    if not isinstance(value, dict):
-        raise FormatError("its config is not an object", where=where)
-    return _columns(value, f"{where}: its config")
-
-
-def write_index(at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings) -> dict[str, File]:
+def write_index(at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings, form: str = "mds") -> dict[str, File]:
     """Write `index.json` with exactly the keys and the text of the original writer; give name -> File of what was written."""
-    wanted = sorted(settings.hashes)
-    shards = []
-    for chunk in chunks:
-        file = chunk.files[0]
-        listed = {"basename": file.name, "bytes": file.size, "hashes": {name: file.hashes[name] for name in wanted}}
-        raw = listed
-        if settings.compression is not None:
-            name = file.name.rpartition(".")[0]
-            raw = {"basename": name, "bytes": file.raw_size, "hashes": {name: file.raw_hashes[name] for name in wanted}}
-        shards.append(
-            {
-                "column_encodings": [one.encoding for one in columns],
-                "column_names": [one.name for one in columns],
-                "column_sizes": [one.size for one in columns],
-                "compression": settings.compression,
-                "format": "mds",
-                "hashes": wanted,
-                "raw_data": raw,
-                "samples": chunk.rows,
-                "size_limit": settings.shard_bytes,
-                "version": 2,
-                "zip_data": None if settings.compression is None else listed,
-            }
-        )
-    data = json.dumps({"shards": shards, "version": 2}, sort_keys=True).encode()
-    written = (at / INDEX).write([data], [DEFAULT])
+    config = mds_config.config(form, columns, settings)
+    return write_entries(at, {"shards": [entry(config, chunk) for chunk in chunks], "version": 2})
+
+
+def entry(config: Mapping[str, Any], chunk: Chunk) -> dict[str, Any]:
+    """Give what an index says of a shard, in the order of the keys."""
+    out = {**config, "samples": chunk.rows}
+    for what, file in zip(("data", "meta"), chunk.files, strict=False):
+        stored = _said(file.name, file.size, file.hashes, config["hashes"])
+        is_zipped = config["compression"] is not None
+        out[f"raw_{what}"] = _said(raw_name(file.name), file.raw_size, file.raw_hashes, config["hashes"]) if is_zipped else stored
+        out[f"zip_{what}"] = stored if is_zipped else None
+    return dict(sorted(out.items()))
+
+
+def _said(name: str, size: int | None, hashes: Mapping[str, str], wanted: Sequence[str]) -> dict[str, Any]:
+    return {"basename": name, "bytes": size, "hashes": {one: hashes[one] for one in wanted}}
+
+
+def write_entries(at: Location, index: Mapping[str, Any], is_sorted: bool = True) -> dict[str, File]:
+    """Write `index.json`, whole or not at all; give name -> File of what was written."""
+    written = (at / INDEX).write([mds_config.dumped(index, is_sorted)], [DEFAULT])
     return {INDEX: File(INDEX, written.size, written.hashes)}

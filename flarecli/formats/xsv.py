@@ -1,0 +1,235 @@
+"""CSV, TSV and XSV shards of MosaicML Streaming: a line of text a sample, and a `.meta` beside them; see `lines`.
+
+The first line names the columns, by code point. Nothing is quoted or escaped: a value ends at the separator or at the newline, so it can
+hold neither, and is refused if it does. Separators are `,` in csv, a tab in tsv, any text in xsv; the newline may be any text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli import compress
+from flarecli.encodings import held
+from flarecli.errors import FormatError, UsageError, ValueFitError
+from flarecli.formats import lines, mds_config, mds_index, spans
+from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Row, Settings, Shard, Stream
+from flarecli.storage import Location
+
+__all__ = ["CSV", "TSV", "XSV", "Xsv"]
+
+_HINT = "Choose another --separator or --newline with -f xsv, or another --format."
+
+
+class Xsv:
+    """One of the three; `separator` is None where each dataset has its own."""
+
+    def __init__(self, name: str) -> None:
+        self.NAME, self.separator = name, mds_config.SEPARATORS.get(name)
+        self.SUFFIXES: tuple[str, ...] = tuple(f".{name}{end}" for end in ("", *(f".{kind}" for kind in compress.SUFFIXES)))
+
+    def sniff(self, name: str, head: bytes) -> bool:
+        """Only shards are claimed, by the name that the original gives them: a table may end in `.csv` too."""
+        return name.endswith(self.SUFFIXES) and name.rpartition("/")[2].startswith("shard.")
+
+    def open_dataset(self, at: Location) -> Stream:
+        """Read a folder's `index.json`; no shard is opened."""
+        return mds_index.open_dataset(at)
+
+    def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
+        """Read the `.meta` and touch none of the lines. Raises FormatError, IntegrityError: see `lines.opened`."""
+        return lines.opened(chunk, columns, self.NAME, self._layout)
+
+    def _layout(self, columns: Columns, config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
+        newline = mds_config.text_of(config, "newline", where).encode()
+        separator = (self.separator or mds_config.text_of(config, "separator", where)).encode()
+        if not columns:
+            raise FormatError("its config names no columns", where=where)
+        return {"header": separator.join(one.name.encode() for one in columns) + newline, "newline": newline, "separator": separator}
+
+    def read_rows(
+        self, shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None, ranges: Mapping[str, tuple[int, int]] | None = None
+    ) -> list[Row]:
+        """Give the text of each value, in the order asked. Raises FormatError naming the row whose line has other fields."""
+        out: list[Row] = []
+        for row, line in zip(rows, lines.lines_of(shard, rows), strict=True):
+            parts = _split(shard, row, bytes(line))
+            values = {one.name: part for one, part in zip(shard.columns, parts, strict=True)}
+            out.append(dict(values) if columns is None else {name: values[name] for name in columns})
+        return out
+
+    def read_batch(self, shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False) -> pa.RecordBatch:
+        """Give rows start..stop as typed columns of text.
+
+        raises  FormatError naming the first row whose line has other fields; ValueFitError for text that is not UTF-8
+        """
+        data, starts = lines.bytes_of(shard, start, stop)
+        return lines.assembled(shard, start, stop, columns, lines.cut(data, _places(shard, start, data, starts), views))
+
+    def row_sizes(self, columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:
+        """Weigh each line; the header and the `.meta` do not count, as in the original: int64 [rows].
+
+        raises  UsageError for names that the header cannot hold; ValueFitError naming the first row that a line cannot hold
+        """
+        separator, newline = self._ends(columns, settings)
+        for first, piece in _pieces(batch):
+            try:
+                _body(columns, piece, separator, newline)
+            except ValueFitError as error:
+                raise ValueFitError(error.message, where=f"[{first + int(error.where[1:-1])}]", hint=error.hint) from None
+        return 0, self._weights(columns, batch, separator, newline)
+
+    def _weights(self, columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: bytes) -> IntArray:
+        return lines.weights(columns, batch, len(separator) * (len(columns) - 1) + len(newline), 0, self.NAME)
+
+    def _ends(self, columns: Columns, settings: Settings) -> tuple[bytes, bytes]:
+        """Give the separator and the newline. Raises UsageError if the header would not be read back."""
+        separator, newline = self.separator or settings.separator, settings.newline
+        for what, text in (("separator", separator), ("newline", newline)):
+            if not text:
+                raise UsageError(f"a {self.NAME} shard wants a {what}")
+            for one in columns:
+                if text in one.name:
+                    raise UsageError(f"column {one.name!r}: its name holds the {what} {text!r}", hint=_HINT)
+        header = separator.join(one.name for one in columns)
+        if header.split(separator) != [one.name for one in columns] or (header + newline).find(newline) != len(header):
+            raise UsageError(f"names between {separator!r} cannot be told apart again", hint=_HINT)
+        return separator.encode(), newline.encode()
+
+    def arrange(self, columns: Iterable[Column]) -> Columns:
+        """Sort columns by name, by code point, each as text holds it. Raises UsageError for one that it cannot hold, two of one name, or none."""
+        return lines.arranged(tuple(held(one, self.NAME) for one in columns))
+
+    def write_shard(self, at: Location, number: int, columns: Columns, batches: Sequence[pa.RecordBatch], settings: Settings) -> Chunk:
+        """Write all rows as `shard.00000.csv` (tsv, xsv) and its `.meta`, as the original does.
+
+        raises  ValueFitError for a value that a line cannot hold, or if the data would pass 4 GiB
+        """
+        separator, newline = self._ends(columns, settings)
+        sizes = [self._weights(columns, batch, separator, newline) for batch in batches]
+        header = separator.join(one.name.encode() for one in columns) + newline
+        bodies = (_body(columns, piece, separator, newline) for batch in batches for _, piece in _pieces(batch))
+        return lines.write(at, number, self.NAME, columns, settings, header, sizes, bodies)
+
+    def write_index(self, at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings) -> dict[str, File]:
+        """Write `index.json` as the original does."""
+        return mds_index.write_index(at, chunks, columns, settings, self.NAME)
+
+    def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
+        """Check the header and that every line has its fields, and, if asked, that every value is text."""
+        header = shard.layout["header"]
+        (found,) = spans.read(shard.chunk, [(0, len(header))])
+        if found != header:
+            yield Finding(
+                str(shard.chunk.at), FormatError.kind, f"its header is {bytes(found)!r:.80}, not {header!r:.80}", "Find out what was changed."
+            )
+        yield from lines.checked(shard, lambda start, stop: self._check(shard, start, stop, values))
+
+    def _check(self, shard: Shard, start: int, stop: int, values: bool) -> None:
+        if values:
+            self.read_batch(shard, start, stop)
+        else:
+            _places(shard, start, *lines.bytes_of(shard, start, stop))
+
+
+def _split(shard: Shard, row: int, line: bytes) -> list[bytes]:
+    newline, where = shard.layout["newline"], f"{shard.chunk.at}[{row}]"
+    if not line.endswith(newline):
+        raise FormatError(f"its line does not end with {newline.decode()!r}", where=where)
+    parts = line[: -len(newline)].split(shard.layout["separator"])
+    if len(parts) != len(shard.columns):
+        raise FormatError(f"{len(parts)} values in its line, {len(shard.columns)} are wanted", where=where)
+    return parts
+
+
+def _places(shard: Shard, first: int, data: IntArray, starts: IntArray) -> lines.Places:
+    """Say where each value lies in a run of lines; `first` is the row of the first one. Raises FormatError naming the row that is none."""
+    separator, newline = shard.layout["separator"], shard.layout["newline"]
+    rows, each, ends = len(starts) - 1, len(shard.columns) - 1, starts[1:] - len(newline)
+    cuts = None
+    if rows and (ends >= starts[:-1]).all() and (data[ends[:, None] + np.arange(len(newline))] == np.frombuffer(newline, np.uint8)).all():
+        cuts = _cuts(data, starts, ends, separator, each)
+    if cuts is None:
+        cuts = np.zeros((rows, each), np.int64)
+        edges, whole = memoryview(starts), data.tobytes()
+        for row in range(rows):
+            at = edges[row]
+            for k, part in enumerate(_split(shard, first + row, whole[at : edges[row + 1]])[:-1]):
+                at += len(part)
+                cuts[row, k] = at
+                at += len(separator)
+    before = np.concatenate((starts[:-1, None], cuts + len(separator)), axis=1)
+    behind = np.concatenate((cuts, ends[:, None]), axis=1)
+    return {one.name: (before[:, k], behind[:, k] - before[:, k]) for k, one in enumerate(shard.columns)}
+
+
+def _cuts(data: IntArray, starts: IntArray, ends: IntArray, separator: bytes, each: int) -> IntArray | None:
+    """Give where the separators lie, int64 [rows, each]; None if any line has another number, or some that overlap."""
+    rows = len(ends)
+    if not each:
+        return np.zeros((rows, 0), np.int64)
+    at = lines.find_all(data, separator)
+    if len(at) != rows * each:  # some lie in newlines
+        row = np.searchsorted(starts, at, "right") - 1
+        at = at[at + len(separator) <= ends[row]]
+        if len(at) != rows * each:
+            return None
+    cuts = at.reshape(rows, each)
+    if (cuts[:, 0] < starts[:-1]).any() or (cuts[:, -1] + len(separator) > ends).any() or (np.diff(cuts) < len(separator)).any():
+        return None
+    return cuts
+
+
+# -- writing
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    first = 0
+    for piece in lines.pieces(batch):
+        yield first, piece
+        first += piece.num_rows
+
+
+def _body(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: bytes) -> memoryview:
+    """Join lines. Raises ValueFitError naming the first row that would be cut elsewhere."""
+    fields = list(lines.stored_columns(columns, batch).values())
+    parts: list[Any] = [fields[0]]
+    for field in fields[1:]:
+        parts += [separator, field]
+    body, starts = lines.joined([*parts, newline])
+    data = np.frombuffer(body, np.uint8)
+    each, ends = len(columns) - 1, starts[1:] - len(newline)
+    row = min(_beyond(data, starts, ends, separator, each), _beyond(data, starts, starts[1:], newline, 1))
+    if row < len(ends):
+        _refuse(columns, [field[row].as_py() for field in fields], row, separator, newline)
+    return body
+
+
+def _beyond(data: IntArray, starts: IntArray, ends: IntArray, text: bytes, each: int) -> int:
+    """Give the first row in which a text lies more often than `each` times, overlaps counted; the number of rows if there is none."""
+    at = lines.find_all(data, text)
+    if len(at) == len(ends) * each:
+        return len(ends)
+    row: IntArray = np.searchsorted(starts, at, "right") - 1
+    count = np.bincount(row[at + len(text) <= ends[row]], minlength=len(ends))
+    wrong = count != each
+    return int(np.argmax(wrong)) if wrong.any() else len(ends)
+
+
+def _refuse(columns: Columns, values: Sequence[bytes], row: int, separator: bytes, newline: bytes) -> None:
+    for what, text in (("separator", separator), ("newline", newline)):
+        for one, value in zip(columns, values, strict=True):
+            if text in value:
+                raise ValueFitError(f"column {one.name!r}: holds the {what} {text.decode()!r}", where=f"[{row}]", hint=_HINT)
+    for one, value in zip(columns, values, strict=True):
+        for what, text in (("separator", separator), ("newline", newline)):
+            if (value + text).find(text) != len(value):
+                message = f"column {one.name!r}: with the {what} {text.decode()!r} behind it, it would be cut before its end"
+                raise ValueFitError(message, where=f"[{row}]", hint=_HINT)
+    raise ValueFitError(f"its values between {separator.decode()!r} hold the newline {newline.decode()!r}", where=f"[{row}]", hint=_HINT)
+
+
+CSV, TSV, XSV = Xsv("csv"), Xsv("tsv"), Xsv("xsv")
