@@ -74,30 +74,30 @@ class Folder:
     @property
     def fd(self) -> int:
         """The open folder; -1 while it cannot be used."""
-        if self._pid != os.getpid():
-            if self._room >= 0:  # the parent's
-                os.close(self._room)
-            if self._fd >= 0:
-                os.close(self._fd)
-            self._pid, self._fd, self._room, self._room_bytes = os.getpid(), -1, -1, 0
+        if self._pid != os.getpid():  # what a parent had open stays so: other threads may be about to use it
+            self._room, self._room_bytes = -1, 0
             self._open()
+            self._pid = os.getpid()
         return self._fd
 
     def _open(self) -> None:
         try:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(self.path, 0o700)
-            fd = os.open(self.path, _FOLDER)
+            self._fd = self._opened()
         except OSError as error:
+            self._fd = -1
             self.warn(_words(error))
-            return
+
+    def _opened(self) -> int:
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.path, 0o700)
+        fd = os.open(self.path, _FOLDER)
         found = os.fstat(fd)
         if found.st_uid != os.geteuid() or found.st_mode & 0o022:  # another user could feed us data
             os.close(fd)
             self.warn("it belongs to another user, or others may write to it")
-            return
-        self._fd = fd
+            return -1
+        return fd
 
     def warn(self, why: str) -> None:
         """Say once, for each folder and process, that the cache is not used."""
@@ -139,23 +139,28 @@ class Folder:
         """Take room for a copy, and make the file that it is fetched into. None if it cannot be kept."""
         if self.fd < 0 or one.file_bytes > self.limit or time.monotonic() < self._not_before:
             return None
-        part = None
         try:
-            with self.locked():
-                if not self._take(one.file_bytes):
-                    return None
-                part = self._make(f"{one.key}.", "part", one.file_bytes)
-            os.posix_fallocate(part.fd, 0, one.file_bytes)  # a full disk is noticed before anything is fetched
+            try:
+                return self._part(one)
+            except FileNotFoundError:  # somebody removed the folder: it is made anew
+                self._open()
+                return self._part(one) if self._fd >= 0 else None
         except OSError as error:
-            if part is not None and error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
-                return part
-            if part is not None:
-                part.drop()
-            if error.errno == errno.ENOENT:  # somebody removed the folder
-                self._pid = 0
-            else:
-                self.warn(_words(error))
+            self.warn(_words(error))
             return None
+
+    def _part(self, one: Entry) -> Part | None:
+        with self.locked():
+            if not self._take(one.file_bytes):
+                return None
+            part = self._make(f"{one.key}.", "part", one.file_bytes)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(part.fd, 0, one.file_bytes)  # a full disk is noticed before anything is fetched
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                part.drop()
+                raise
         return part
 
     def _make(self, start: str, end: str, size: int) -> Part:
