@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from flarecli.errors import UsageError
@@ -89,7 +90,7 @@ def _steps(con: Any, query: str) -> list[str]:
 
 
 def _numbered(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch.append_column(_POSITION, pa.array(range(batch.num_rows), pa.int32()))
+    return batch.append_column(_POSITION, pa.array(np.arange(batch.num_rows, dtype=np.int32)))
 
 
 def _table(rows: pa.RecordBatch | pa.Table) -> pa.Table:
