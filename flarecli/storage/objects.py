@@ -27,6 +27,7 @@ T = TypeVar("T")
 _NEAR = 1 << 16  # a gap that costs less to read than another request would
 _FEW = 8  # ranges up to so many go out one by one, each on condition
 _GROUP = 256  # ranges that one call of the library gets
+_READ = 4 << 20  # what one request reads of an object that is read through: four of them ahead for each reader
 _PAGE = 1000  # objects of a listing's page
 _KNOWN = 1 << 16  # objects whose version is remembered
 _CONNECT_S = 10
@@ -274,11 +275,11 @@ class ObjectStore:
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
         """Read bytes 0..size in order, a few pieces ahead of what is used."""
-        if size <= PIECE:
+        if size <= _READ:
             yield self.read(path, 0, size)
             return
-        yield self.read(path, 0, PIECE)
-        pieces = ((at, min(at + PIECE, size)) for at in range(PIECE, size, PIECE))
+        yield self.read(path, 0, _READ)
+        pieces = ((at, min(at + _READ, size)) for at in range(_READ, size, _READ))
         yield from map(bytes, ahead(partial(self._get, path), pieces, min(AHEAD, self.guard.limits.jobs)))
 
     def list(self, path: str) -> Iterator[Entry]:

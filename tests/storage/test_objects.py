@@ -303,3 +303,18 @@ def test_a_listing_goes_over_pages(s3):
 def test_a_bucket_is_no_object(s3):
     assert caught(FormatError, locate(s3).read) == f"{s3}/: a bucket where an object is needed"
     assert caught(UsageError, locate(s3).write, [b""]) == f"{s3}/: a bucket where an object is needed"
+
+
+def test_google_and_azure_are_read_alike(web, no_cloud, monkeypatch):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", web.url(""))
+    monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
+    monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", web.url(""))
+    for address, path in (("gs://b/d/a b", "/b/d%2Fa%20b"), ("az://c/d/a b", "/devstoreaccount1/c/d/a%20b")):
+        web.pages[path] = lambda handler, times: thing(handler)
+        at = locate(address)
+        assert (at.size(), at.read(5, 10), str(at)) == (len(DATA), DATA[5:10], address)
+        ranges = [(i * 100, i * 100 + 7) for i in range(0, 1900, 100)]
+        assert at.read_many(ranges) == [DATA[a:b] for a, b in ranges]
+        web.pages[path] = refusal("AuthenticationFailed")
+        assert caught(ReachError, locate(address).read).startswith(f"{address}: 403 Forbidden (AuthenticationFailed), tried with")
+        assert caught(MissingError, (at.folder / "none").read) == f"{address[:-3]}none: nothing is there"
