@@ -18,12 +18,14 @@ from flarecli.errors import UsageError
 from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Row, Settings, Shard, Stream
 from flarecli.storage import Location
 
-__all__ = ["BESIDE", "FAMILY", "Format", "INDEX", "LISTED", "OWN_SUMS", "SPECS", "find", "names", "sniffed"]
+__all__ = ["BESIDE", "FAMILY", "Format", "HOLDS_NULL", "INDEX", "INSIDE", "LISTED", "OWN_SUMS", "SPECS", "find", "names", "sniffed"]
 
 INDEX = "index.json"  # what the MDS family lists its shards in
 FAMILY = ("mds", "json", "csv", "tsv", "xsv")
 SPECS = ("spec.json", "000000/spec.json")  # what tells a Granular folder: a dataset, or its first shard
 BESIDE = ("json", "csv", "tsv", "xsv", "granular", "granular-refs")  # a shard of these is more than one file
+INSIDE = {"granular": "shards", "granular-refs": "shards"}  # the original takes every name beside its shards for one: they lie alone in there
+HOLDS_NULL = ("webdataset",)  # a sample may lack a member
 OWN_SUMS = {"ffrecord": "crc32"}  # a sum of every record in the shard itself, whatever a listing says
 LISTED = ("ffrecord", "webdataset")  # a folder of these shards has no index: it is listed, in the order of the names
 _ALL = {  # name -> module, or module:object

@@ -106,6 +106,8 @@ class Dataset:
         return [{name: self._value(name, data, index) for name, data in row.items()} for row, index in zip(self.rows(indices), indices, strict=True)]
 
     def _value(self, name: str, data: Any, index: int) -> Any:
+        if data is None:
+            return None
         try:
             return encodings.decode(self._encodings[name], data, self.allow_pickle)
         except FlareError as error:

@@ -12,19 +12,20 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from flarecli import playlists
 from flarecli.errors import FormatError, UsageError
-from flarecli.formats import find
+from flarecli.formats import HOLDS_NULL, find
 from flarecli.hashes import DEFAULT
-from flarecli.model import Columns, Settings
+from flarecli.model import Columns, IntArray, Settings
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.verbs.reckon import reckon
 from flarecli.verbs.rows import bounded
 from flarecli.verbs.selection import Plan, checked, fetched, parse_link
 from flarecli.verbs.source import open_source
-from flarecli.write import Writer, error_of, links
+from flarecli.write import Failure, Writer, error_of, key_text, links
 from flarecli.write.columns import Typed, chosen_encodings, looks_like_addresses
 
 __all__ = ["Packed", "pack"]
@@ -171,17 +172,19 @@ def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
     plan.progress.start("pack", rows if rows is None or plan.limit is None else min(rows, plan.limit))
     if writer.rows:
         plan.progress.note(f"going on after {writer.rows} rows in {writer.shards} shards")
-    typed = Typed(writer.columns, plan.named_by) if writer.columns else None
+    nulls = writer.format in HOLDS_NULL
+    typed = Typed(writer.columns, plan.named_by, nulls) if writer.columns else None
     stream = fetched(plan, writer.next)
     try:
         for part in stream:
             if typed is None and part.batch.num_rows:
-                typed = Typed(_named(plan, writer, part, names), plan.named_by)
+                typed = Typed(_named(plan, writer, part, names), plan.named_by, nulls)
             failures = list(part.failures)
             batch, rows = None, part.rows
             if typed is not None and part.batch.num_rows:
                 batch, rows, unfit = typed.convert(part.batch, part.rows)
-                failures = sorted([*failures, *unfit], key=lambda one: one.row)
+                batch, rows, unheld = _held(writer, part, batch, rows, plan.named_by)
+                failures = sorted([*failures, *unfit, *unheld], key=lambda one: one.row)
             for failure in failures[: 1 if plan.on_error == "fail" else None]:
                 plan.progress.failed(failure.key or f"row {failure.row}", failure.reason)
                 if plan.on_error == "skip":
@@ -198,6 +201,21 @@ def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
         stream.close()  # type: ignore[attr-defined]
     if plan.duplicates["first"]:
         plan.progress.note(f"{plan.duplicates['first']} rows with a key used before were left out")
+
+
+def _held(
+    writer: Writer, part: links.Fetched, batch: pa.RecordBatch, rows: IntArray, key: str | None
+) -> tuple[pa.RecordBatch, IntArray, list[Failure]]:
+    """Leave out the rows with values that their encoding holds and the format does not, such as a separator in a line of CSV."""
+    failures: list[Failure] = []
+    while batch.num_rows and (found := writer.unheld(batch)) is not None:
+        at, reason = found
+        row = int(rows[at])
+        named = "" if key is None else key_text(part.batch.column(key)[int(np.searchsorted(part.rows, row))])
+        failures.append(Failure(row, named, "", "value", reason))
+        keep = np.arange(len(rows)) != at
+        batch, rows = batch.filter(pa.array(keep)), rows[keep]
+    return batch, rows, failures
 
 
 def _named(plan: Plan, writer: Writer, part: links.Fetched, names: list[str]) -> Columns:

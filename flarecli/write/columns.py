@@ -46,10 +46,10 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 class Typed:
-    """Brings batches to the encodings of `columns`; rows that do not fit are left out and named."""
+    """Brings batches to the encodings of `columns`; rows that do not fit are left out and named, those with a null unless `nulls` are kept."""
 
-    def __init__(self, columns: Columns, key: str | None) -> None:
-        self._columns, self._key = columns, key
+    def __init__(self, columns: Columns, key: str | None, nulls: bool = False) -> None:
+        self._columns, self._key, self._nulls = columns, key, nulls
         self._encodings = [encodings.lookup(column.encoding) for column in columns]
         self._schema = pa.schema([encodings.field(column) for column in columns])
 
@@ -64,7 +64,7 @@ class Typed:
             had = encodings.encoding_of(batch.schema.field(column.name))
             array, failures = encodings.coerce(batch.column(column.name), encoding, encodings.lookup(had) if had else None)
             arrays.append(array)
-            for at, reason in failures:
+            for at, reason in (one for one in failures if not (self._nulls and one[1] == "is null")):
                 reasons.setdefault(at, (column.name, reason))
         typed = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         if not reasons:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -11,7 +13,7 @@ import pyarrow as pa
 
 from flarecli import __version__, compress, encodings, formats, hashes, playlists
 from flarecli.encodings import BINARY
-from flarecli.errors import FlareError, UsageError
+from flarecli.errors import FlareError, UsageError, ValueFitError
 from flarecli.model import Chunk, Columns, File, IntArray, Playlist, Settings, Stream
 from flarecli.write.failures import Failed, Failure
 from flarecli.write.journal import Journal
@@ -50,12 +52,15 @@ class Writer:
         overwrite: bool = False,
     ) -> None:
         self._format, self.settings = formats.find(format), _checked(settings or Settings())
+        is_cut = self.settings.shard_bytes is not None or self.settings.shard_rows is not None
+        self._inside = formats.INSIDE.get(format, "") if is_cut else ""
         given = None if columns is None else self._arranged(columns)
         self.target = Target(path, resume=resume, overwrite=overwrite)
         self.columns: Columns | None = None
         self._chunks: list[Chunk] = []
         self._held: list[pa.RecordBatch] = []
         self._held_rows, self._held_size, self._base = 0, 0, 0
+        self._weighed: tuple[pa.RecordBatch | None, IntArray] = (None, None)  # a batch and what its rows weigh, once that is known
         self._samples: list[dict[str, bytes]] = []
         self._samples_size = 0
         self._ended = self.target.is_done
@@ -92,6 +97,11 @@ class Writer:
             self._journal.note_columns([(column.name, column.encoding) for column in columns])
         elif columns != self.columns:
             raise UsageError("the unfinished pack there has other columns", where=self.target.shown, hint="Give --overwrite to begin anew.")
+
+    @property
+    def format(self) -> str:
+        """The name of the format."""
+        return self._format.NAME
 
     @property
     def is_done(self) -> bool:
@@ -152,13 +162,29 @@ class Writer:
         batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(column) for column in columns]))
         self.write_batch(batch, np.arange(first, first + len(samples)))
 
+    def unheld(self, batch: pa.RecordBatch) -> tuple[int, str] | None:
+        """Give the first row of a batch that the format cannot hold although its encodings can, and why."""
+        if self._weighed[0] is batch:
+            return None
+        try:
+            self._base, sizes = self._format.row_sizes(self.columns or (), batch, self.settings)
+        except ValueFitError as error:
+            at = re.fullmatch(r"\[(\d+)\]", error.where)
+            if at is None:
+                raise
+            return int(at[1]), error.message
+        self._weighed = batch, sizes
+        return None
+
     def write_batch(self, batch: pa.RecordBatch, rows: IntArray) -> None:
         """Write typed columns, without nulls.
 
-        rows  int64 [rows of the batch]: the place of each in the selection; the journal notes where a shard begins
+        rows    int64 [rows of the batch]: the place of each in the selection; the journal notes where a shard begins
+        raises  ValueFitError for a row that the format cannot hold, `where` is its `[place]`; nothing of the batch is written then
         """
-        columns = self.columns or ()
-        self._base, sizes = self._format.row_sizes(columns, batch, self.settings)
+        if found := self.unheld(batch):
+            raise ValueFitError(found[1], where=f"[{rows[found[0]]}]")
+        sizes = self._weighed[1]
         ends = np.cumsum(sizes)
         limit = min(self.settings.shard_bytes or _SHARD_LIMIT, _SHARD_LIMIT)
         most = self.settings.shard_rows or 1 << 62
@@ -175,15 +201,23 @@ class Writer:
                 start, before = stop, int(ends[stop - 1])
             if start < batch.num_rows:
                 self._flush(int(rows[start]))
+        self._weighed = (None, None)
 
     def _flush(self, next: int) -> None:
         """Write what is held as one shard and note it; `next` is the row at which the next one begins."""
-        chunk = self._format.write_shard(self.target.at, len(self._chunks), self.columns or (), self._held, self.settings)
+        chunk = self._write_shard()
         self._chunks.append(chunk)
         self.rows += self._held_rows
         self._held, self._held_rows, self._held_size = [], 0, 0
         self._journal.note_shard(chunk.rows or 0, next, chunk.files, self.failed.settle(next))
         self.next = next
+
+    def _write_shard(self) -> Chunk:
+        at = self.target.at
+        chunk = self._format.write_shard(at / self._inside if self._inside else at, len(self._chunks), self.columns or (), self._held, self.settings)
+        if not self._inside:
+            return chunk
+        return replace(chunk, files=tuple(replace(file, name=f"{self._inside}/{file.name}") for file in chunk.files))
 
     def fail(self, failure: Failure) -> None:
         """List a row that is left out; rows come in order, before any row behind them is written."""
