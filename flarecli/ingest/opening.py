@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -42,12 +42,6 @@ class Part(Protocol):
     def rows(self) -> int | None: ...
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]: ...
     def blocks(self) -> Iterator[bytes]: ...  # the bytes that its sum is over
-
-
-class Declared(Protocol):
-    """A part whose columns can be read as other types than those it told from its first rows."""
-
-    def declared(self, types: Mapping[str, pa.DataType]) -> Any: ...
 
 
 def is_index(address: str) -> bool:
