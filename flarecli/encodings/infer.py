@@ -24,6 +24,7 @@ _SCALARS = {
     pa.float64(): "float64",
     pa.bool_(): "uint8",  # MDS has no bool: 0 and 1
 }
+_DTYPES = {kind: "int64" if name == "int" else name for kind, name in _SCALARS.items() if not pa.types.is_boolean(kind)}
 
 
 def infer(field: pa.Field, first: bytes | None = None, extension: str = "") -> str:
@@ -34,6 +35,8 @@ def infer(field: pa.Field, first: bytes | None = None, extension: str = "") -> s
     raises     UsageError for a type that no encoding holds (an all-null column)
     """
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _extension(field, kind, first, extension)
     if kind in _SCALARS:
         return _SCALARS[kind]
     if is_text(kind) or pa.types.is_temporal(kind):
@@ -47,6 +50,15 @@ def infer(field: pa.Field, first: bytes | None = None, extension: str = "") -> s
     if pa.types.is_null(kind):
         raise UsageError(f"column {field.name!r} holds nothing but nulls", hint="Name the columns to pack with -c, without it.")
     return _by_content(first or b"", extension)
+
+
+def _extension(field: pa.Field, kind: pa.BaseExtensionType, first: bytes | None, extension: str) -> str:
+    """See through a type that is another with a name; tensors are arrays of one shape, text of JSON is JSON."""
+    if isinstance(kind, pa.FixedShapeTensorType) and kind.value_type in _DTYPES and kind.shape and all(kind.shape):
+        return f"ndarray:{_DTYPES[kind.value_type]}:{','.join(map(str, kind.shape))}"
+    if kind.extension_name == "arrow.json":
+        return "json"
+    return infer(pa.field(field.name, kind.storage_type), first, extension)
 
 
 def _list(item: pa.DataType) -> str:

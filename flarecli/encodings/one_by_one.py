@@ -66,7 +66,10 @@ def _shown(value: Any) -> str:
 
 
 def _values(array: pa.Array, encoding: Encoding) -> Iterator[Any]:
-    """Give a column's values; lists of numbers as numpy arrays of their own dtype where an array is asked for."""
+    """Give a column's values; tensors, and lists of numbers where an array is asked for, as numpy arrays of their own dtype."""
+    if isinstance(array, pa.FixedShapeTensorArray):
+        tensors = iter(array.drop_null().to_numpy_ndarray())
+        return (next(tensors) if valid else None for valid in array.is_valid().to_pylist())
     if encoding.name.partition(":")[0] in _ARRAYS and is_list(array.type) and is_number(array.type.value_type) and not array.null_count:
         lists = large_list(array)
         offsets = lists.offsets.to_pylist()

@@ -44,6 +44,9 @@ def coerce(array: pa.Array, encoding: Encoding, source: Encoding | None = None) 
     source  the encoding that the column has; None: what its type says, and then text may be text of numbers, or JSON, and bytes anything
     return  the typed column, null where a value failed; (row in the column, reason) of each failure, in order
     """
+    is_tensor = isinstance(array, pa.FixedShapeTensorArray) and encoding.item is None and not convert.is_whole(array.type, encoding)
+    if isinstance(array, pa.ExtensionArray) and not is_tensor:
+        array = array.storage
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     elif source is not None and source.item is None and not array.type.equals(source.arrow):

@@ -282,6 +282,22 @@ def test_arrays_of_an_index_keep_their_type():
         assert [decode(lookup(encoding), data).dtype for data in out.to_pylist()] == [np.float32, np.float32]
 
 
+def test_tensors_of_an_index_are_arrays():
+    numbers = np.arange(12, dtype="float32").reshape(2, 2, 3)
+    array = pa.FixedShapeTensorArray.from_numpy_ndarray(numbers)
+    for encoding in ("ndarray:float32:2,3", "ndarray", "array"):
+        assert values_of(coerce(array, lookup(encoding))[0], encoding) == numbers.tolist()
+    assert values_of(coerce(array[1:], lookup("json"))[0], "json") == numbers[1:].tolist()
+    assert coerce(array, lookup("int"))[1][0][0] == 0
+    holed = pa.ExtensionArray.from_storage(array.type, pa.array([list(range(6)), None], array.type.storage_type))
+    out, failures = coerce(holed, lookup("ndarray"))
+    assert (out.null_count, failures) == (1, [(1, "is null")])
+
+
+def test_a_type_with_a_name_is_what_it_is_made_of():
+    assert coerce(pa.array(["[1]"], pa.json_()), lookup("json")) == (pa.array(["[1]"], pa.large_string()), [])
+
+
 def test_dates_and_decimals_in_json_are_text_and_objects_are_refused():
     day = datetime.date(2024, 2, 29)
     array = pa.array([{"day": day, "price": Decimal("1.10")}])
