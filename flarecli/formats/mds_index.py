@@ -23,7 +23,7 @@ from flarecli.model import Chunk, Columns, File, Settings, Stream
 from flarecli.names import check_name
 from flarecli.storage import Location
 
-__all__ = ["entry", "open_dataset", "read_shards", "write_entries", "write_index"]
+__all__ = ["Listed", "entry", "open_dataset", "read_shards", "write_entries", "write_index"]
 
 _INDEX_LIMIT = 1 << 30  # bytes: some 2 million shards
 _FILE_LIMIT = 1 << 63
@@ -37,7 +37,7 @@ def open_dataset(at: Location) -> Stream:
     where = at / INDEX
     shards, size = read_shards(where)
     there = _cached(at, shards)
-    listed = _Listed()
+    listed = Listed()
     for i, shard in enumerate(shards):
         listed.add(shard, f"{where}: shards[{i}]", there)
     return listed.stream(at, File(INDEX, size))
@@ -70,8 +70,8 @@ def _cached(at: Location, shards: Sequence[Mapping[str, Any]]) -> frozenset[str]
 
 
 @dataclass
-class _Listed:
-    """Shards as they are listed, kept as columns."""
+class Listed:
+    """Shards as they are listed, kept as columns; `add` raises FormatError for one that is broken, or does not go with those before."""
 
     form: str = ""
     columns: Columns | None = None
@@ -221,7 +221,7 @@ def _said(name: str, size: int | None, hashes: Mapping[str, str], wanted: Sequen
     return {"basename": name, "bytes": size, "hashes": {one: hashes[one] for one in wanted}}
 
 
-def write_entries(at: Location, index: Mapping[str, Any], is_sorted: bool = True) -> dict[str, File]:
-    """Write `index.json`, whole or not at all; give name -> File of what was written."""
-    written = (at / INDEX).write([mds_config.dumped(index, is_sorted)], [DEFAULT])
+def write_entries(at: Location, index: Mapping[str, Any], is_sorted: bool = True, replace: bool = True) -> dict[str, File]:
+    """Write `index.json`, whole or not at all; give name -> File of what was written. Raises UsageError if one is there that is not replaced."""
+    written = (at / INDEX).write([mds_config.dumped(index, is_sorted)], [DEFAULT], replace)
     return {INDEX: File(INDEX, written.size, written.hashes)}
