@@ -150,10 +150,10 @@ def _numbers(array: pa.Array, wanted: pa.DataType) -> Converted:
 
 def _cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     kind = array.type
-    if is_binary(kind):
+    if is_binary(kind) or pa.types.is_nested(kind):
         if array.null_count == len(array):
             return pa.nulls(len(array), wanted)
-        raise pa.ArrowInvalid("bytes are not a number")
+        raise pa.ArrowInvalid(f"{kind} is not a number")
     if pa.types.is_temporal(kind):
         array = array.cast(pa.int64() if kind.bit_width == 64 else pa.int32())
     out = array.cast(wanted)
