@@ -23,6 +23,7 @@ from flarecli.hashes import Sums
 from flarecli.names import check_name, is_url, redact, scheme_of
 from flarecli.storage.ahead import ahead_of_file
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, locate, short_read
+from flarecli.storage.room import Room
 
 __all__ = ["LocalStore", "SCRATCH", "made_folder", "sync_folder"]
 
@@ -249,9 +250,12 @@ class LocalStore:
         try:
             fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=scratch)
             try:
+                room = Room(fd)
                 for data in parts:
+                    room.need(len(data))
                     _write_all(fd, data)
                     sums.update(data)
+                room.done()
                 self._sync(fd)
             finally:
                 os.close(fd)
