@@ -13,17 +13,19 @@ by name, by code point. A compressed shard is the whole file in one frame, with 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from flarecli import compress
 from flarecli.encodings import BINARY, held, lookup
 from flarecli.errors import FormatError, ValueFitError
 from flarecli.formats import lines, mds_config, spans
+from flarecli.formats.mds_body import bodies
 from flarecli.formats.mds_files import name_of, present, store
 from flarecli.formats.mds_index import open_dataset, write_index
 from flarecli.formats.mds_rows import read_rows
@@ -156,6 +158,7 @@ def arrange(columns: Iterable[Column]) -> Columns:
     return lines.arranged(tuple(held(column, NAME) for column in columns))
 
 
+@functools.lru_cache(maxsize=8)
 def _config(columns: Columns, settings: Settings) -> bytes:
     return mds_config.dumped(mds_config.config(NAME, columns, settings))
 
@@ -186,22 +189,8 @@ def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[p
     if size > lines.LIMIT:
         raise ValueFitError(f"{size} bytes do not fit one MDS shard", where=at / name, hint="Give a smaller --shard-size.")
     head = struct.pack("<I", rows) + starts.astype("<u4").tobytes() + config
-    to, file = store(at, name, _parts(head, columns, batches), size, settings)
+    to, file = store(at, name, itertools.chain((head,), bodies(columns, batches)), size, settings)
     return Chunk(to, rows, (file,), NAME)
-
-
-def _parts(head: bytes, columns: Columns, batches: Sequence[pa.RecordBatch]) -> Iterator[bytes | memoryview]:
-    """Give the shard's bytes: Arrow joins the fields of a few thousand rows at a time."""
-    yield head
-    for batch in batches:
-        for piece in lines.pieces(batch):
-            fields = lines.stored_columns(columns, piece)
-            words = [_words(fields[column.name]) for column in columns if column.size is None]
-            yield lines.joined([*words, *fields.values()])[0]
-
-
-def _words(array: pa.Array) -> pa.Array:
-    return pc.binary_length(array).cast(pa.uint32()).view(pa.binary(4)).cast(BINARY)
 
 
 def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
