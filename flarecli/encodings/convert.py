@@ -69,10 +69,10 @@ def is_whole(kind: pa.DataType, encoding: Encoding) -> bool:
 def carried(array: pa.Array, encoding: Encoding) -> Converted:
     """Take stored bytes as they are, of another type or of a size that is checked."""
     if array.type.equals(encoding.arrow):
-        return _halved(array, lambda some: _of_size(some, encoding))
+        return _halved(array, encoding.arrow, lambda some: _of_size(some, encoding))
     if array.type.equals(TEXT) and encoding.arrow.equals(BINARY):
         return array.view(BINARY), []
-    return _halved(array, lambda some: _of_size(some.cast(encoding.arrow), encoding))
+    return _halved(array, encoding.arrow, lambda some: _of_size(some.cast(encoding.arrow), encoding))
 
 
 def converted(array: pa.Array, encoding: Encoding, kind: str) -> Converted:
@@ -85,16 +85,18 @@ def converted(array: pa.Array, encoding: Encoding, kind: str) -> Converted:
     if encoding.arrow.equals(BINARY):
         if encoding.name == "msgpack" and pa.types.is_floating(array.type):
             return packed_floats.text(array.cast(pa.float64())), []
-        return _halved(array, lambda some: _of_size(_to_binary(some), encoding))
+        return _halved(array, BINARY, lambda some: _of_size(_to_binary(some), encoding))
     return _numbers(array, encoding.arrow)
 
 
-def _halved(array: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> Converted:
+def _halved(array: pa.Array, wanted: pa.DataType, convert: Callable[[pa.Array], pa.Array]) -> Converted:
     """Convert all values, or find by halving those that do not: a few bad rows cost a few passes."""
     try:
         return convert(array), []
     except _ERRORS:
         failed = _failing(array, convert, 0)
+    if len(failed) + array.null_count == len(array):
+        return pa.nulls(len(array), wanted), failed  # there may be no way to convert the type at all
     mask = np.zeros(len(array), bool)
     mask[failed] = True
     kept = pc.if_else(pa.array(mask), pa.scalar(None, array.type), array)
@@ -107,7 +109,7 @@ def _failing(array: pa.Array, convert: Callable[[pa.Array], pa.Array], first: in
         return []
     except _ERRORS:
         if len(array) == 1:
-            return [first]
+            return [first] if array.null_count == 0 else []
     middle = len(array) // 2
     return _failing(array[:middle], convert, first) + _failing(array[middle:], convert, first + middle)
 
@@ -119,8 +121,6 @@ def _to_binary(array: pa.Array) -> pa.Array:
     if is_text(array.type):
         return array.cast(TEXT).view(BINARY)
     if not is_binary(array.type):
-        if array.null_count == len(array):
-            return pa.nulls(len(array), BINARY)
         raise pa.ArrowInvalid(f"{array.type} is not bytes")
     return array.cast(BINARY)
 
@@ -145,14 +145,12 @@ def _numbers(array: pa.Array, wanted: pa.DataType) -> Converted:
             out, more = _numbers(values, wanted)
             return out, sorted([*failed, *more])
         return texts.ints(text, kind=wanted)
-    return _halved(array, lambda some: _cast(some, wanted))
+    return _halved(array, wanted, lambda some: _cast(some, wanted))
 
 
 def _cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     kind = array.type
     if is_binary(kind) or pa.types.is_nested(kind):
-        if array.null_count == len(array):
-            return pa.nulls(len(array), wanted)
         raise pa.ArrowInvalid(f"{kind} is not a number")
     if pa.types.is_temporal(kind):
         array = array.cast(pa.int64() if kind.bit_width == 64 else pa.int32())
@@ -168,7 +166,7 @@ def _cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _str(array: pa.Array, kind: str = "") -> Converted:
-    return _halved(array, _to_text)
+    return _halved(array, TEXT, _to_text)
 
 
 def _to_text(array: pa.Array) -> pa.Array:
@@ -176,8 +174,6 @@ def _to_text(array: pa.Array) -> pa.Array:
     if pa.types.is_floating(kind):
         return texts.float_text(array.cast(pa.float64()))
     if pa.types.is_nested(kind):
-        if array.null_count == len(array):
-            return pa.nulls(len(array), TEXT)
         raise pa.ArrowInvalid(f"{kind} is not text")
     text = array.cast(TEXT)  # from bytes: checks UTF-8
     if is_text(kind):

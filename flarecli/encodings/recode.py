@@ -47,6 +47,8 @@ def coerce(array: pa.Array, encoding: Encoding, source: Encoding | None = None) 
     is_tensor = isinstance(array, pa.FixedShapeTensorArray) and encoding.item is None and not convert.is_whole(array.type, encoding)
     if isinstance(array, pa.ExtensionArray) and not is_tensor:
         array = array.storage
+    if pa.types.is_run_end_encoded(array.type):
+        array = pc.run_end_decode(array)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     elif source is not None and source.item is None and not array.type.equals(source.arrow):

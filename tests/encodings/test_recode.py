@@ -323,3 +323,34 @@ def test_any_stored_bytes_are_recoded_or_named(raw, source, encoding):
     assert out.type == lookup(encoding).arrow
     assert out.null_count == len(failures)
     assert all(isinstance(reason, str) and reason for _, reason in failures)
+
+
+MOMENT = datetime.datetime(2024, 1, 2, 3, 4, 5)
+COLUMNS = [  # a column of every kind that Arrow has
+    *(pa.array([1, None], kind) for kind in (pa.int8(), pa.uint64(), pa.float16(), pa.float64(), pa.duration("s"), pa.time32("s"))),
+    pa.array([True, None]),
+    pa.array(["1", None], pa.string_view()),
+    pa.array([b"x"], pa.binary(1)),
+    *(pa.array([Decimal("1.5"), None], kind) for kind in (pa.decimal128(5, 2), pa.decimal256(60, 2))),
+    *(pa.array([MOMENT, None], kind) for kind in (pa.timestamp("us"), pa.timestamp("ns", "UTC"), pa.date32(), pa.date64())),
+    pa.array([(1, 2, 3), None], pa.month_day_nano_interval()),
+    pa.array([[["a"], None], None]),
+    pa.array([[MOMENT], None]),
+    pa.array([{"a": 1}, None]),
+    pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int8())),
+    pa.array(["a", None]).dictionary_encode(),
+    pa.array([["a"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))),
+    pa.nulls(2),
+    pa.UnionArray.from_dense(pa.array([0, 1], pa.int8()), pa.array([0, 0], pa.int32()), [pa.array([1]), pa.array(["x"])]),
+    pa.RunEndEncodedArray.from_arrays([2, 3], [1, 2]),
+    pa.array(["a"])[:0],
+]
+
+
+@pytest.mark.parametrize("array", COLUMNS, ids=lambda array: str(array.type)[:40])
+def test_a_column_of_any_type_is_converted_or_each_of_its_values_is_named(array):
+    for encoding in VALUES:
+        out, failures = coerce(array, lookup(encoding))
+        out.validate(full=True)
+        assert (out.type, len(out)) == (lookup(encoding).arrow, len(array))
+        assert [row for row, valid in enumerate(out.is_valid().to_pylist()) if not valid] == [row for row, _ in failures]
