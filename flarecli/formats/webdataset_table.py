@@ -139,15 +139,15 @@ class _Pass:
         What is not plain (an odd name, a member that a sample has twice) is left to be added one by one, and refused there.
         """
         run = plain_run(view, pos)
-        if run is None:
+        if run is None or run.names[:, 99].any():  # a name that fills its field is none to hurry with
             return pos, 0
-        width = int((run.names == 0).argmax(1).max())  # what is longer fills its field, or is not plain
+        width = int((run.names == 0).argmax(1).max())
         names = np.zeros((len(run.starts), width + _SHORT), np.uint8)
         names[:, :width] = run.names[:, :width]
         dots, plain = _dots(names, width)
         rest = names[np.arange(len(names))[:, None], dots[:, None] + 1 + np.arange(_SHORT)]
         lengths = (rest == 0).argmax(1)  # of the extension; 0 as well where it is longer than that
-        if not (plain & (lengths > 0) & (run.names[:, 99] == 0)).all():
+        if not (plain & (lengths > 0)).all():
             return pos, 0
         rest *= np.arange(_SHORT) < lengths[:, None]  # what stands behind the NUL is no name
         begins = np.ones(len(names), bool)  # whether a member has another key than the one before

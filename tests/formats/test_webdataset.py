@@ -282,6 +282,13 @@ def test_headers_inside_of_members_are_data():
     assert [row["__key__"] for row in rows_of(outer)] == [b"a", b"b", b"c"]
 
 
+@pytest.mark.parametrize("length", [1, 99, 100])
+def test_names_that_just_fit_their_field_are_read(length):
+    fast, slow = tables(made([("k" * (length - 4) + f"{i}.b" if length > 1 else str(i), b"") for i in range(9)], tarfile.USTAR_FORMAT))
+    assert fast == slow
+    assert len(fast[2]) == 9 * (length > 1)
+
+
 def test_many_small_members_over_many_slabs_are_found():
     data = made([(f"{i // 2:06}.{('cls', 'txt')[i % 2]}", b"x" * (i % 1500)) for i in range(3000)])
     fast, slow = tables(data)
