@@ -147,7 +147,8 @@ class CachedStore:
     def _entry(self, path: str, part: str, size: int | None = None) -> Entry:
         version, whole = self.version(path)
         address = path if "://" in path else self.store.show(path)
-        return entry(address, version, part, whole if size is None else size)
+        origin = getattr(self.store, "origin", "")
+        return entry(address, f"{version} {origin}" if origin else version, part, whole if size is None else size)
 
     def _block(self, path: str, k: int) -> Entry:
         size = self.version(path)[1]

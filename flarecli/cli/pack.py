@@ -45,6 +45,8 @@ def command(
     resume: params.Resume = False,
     overwrite: params.Overwrite = False,
     allow_empty: Annotated[bool, option("--allow-empty", help="Take links to nothing at all.")] = False,
+    allow_missing: Annotated[bool, option("--allow-missing", help="Columns that some files of an index lack are null there.")] = False,
+    null_separated: Annotated[bool, option("--null", "-0", help="Addresses at standard input end with NUL, as `find -print0` writes them.")] = False,
     jobs: params.Jobs = None,
     retries: params.Retries = 4,
     timeout: params.Timeout = 30.0,
@@ -59,7 +61,7 @@ def command(
 ) -> None:
     """Put rows into shards, and fetch what they link to.
 
-    SOURCE is an index (.parquet, .csv, .tsv) or any dataset. Prints the address of the playlist, which is written last.
+    SOURCE is an index (.parquet, .csv, .json, .txt …), a folder, - or any dataset. Prints the address of the playlist, which is written last.
 
     Example: flare pack photos.parquet out/ --fetch data_url:image --key data_id
     """
@@ -93,6 +95,8 @@ def command(
             resume=resume,
             overwrite=overwrite,
             allow_empty=allow_empty,
+            allow_missing=allow_missing,
+            null_separated=null_separated,
             guard=guard,
             limits=guard.limits,
             progress=bar,

@@ -134,6 +134,18 @@ class Location:
         """Map a local file for reading; None where the store can't. Only for files that nobody cuts short."""
         return self.store.map(self.path)
 
+    def derived(self, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]) -> memoryview | None:
+        """Map what is made of this file, such as its decompressed bytes, where a cache keeps it in the file's place.
+
+        kind  what was made of it, and how: `zstd`
+        size  bytes of that
+        make  makes them in order; called when they are not kept yet
+        return  None where nothing keeps it: then nothing was made, or it had another size
+        """
+        derived = getattr(self.store, "derived", None)
+        view: memoryview | None = None if derived is None else derived(self.path, kind, size, make)
+        return view
+
     def blocks(self, size: int | None = None) -> Iterator[bytes]:
         """Read the whole file in order, BLOCK bytes at a time; `size` saves asking for it."""
         end = self.size() if size is None else size

@@ -7,6 +7,7 @@ answer shorter than what was asked for is an error. A store that refuses credent
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
@@ -74,6 +75,13 @@ class ObjectStore:
     def home(self) -> str:
         """The address of everything in the bucket."""
         return f"{self.scheme}://{self.bucket}/"
+
+    @property
+    def origin(self) -> str:
+        """Which service this is, or empty for the usual one: two of them may have buckets of one name."""
+        config = self._way(0).config
+        account = f"{os.environ.get('AZURE_STORAGE_ACCOUNT_NAME', '')} {os.environ.get('AZURE_STORAGE_ENDPOINT', '')}" if self.scheme == "az" else ""
+        return str(config.get("endpoint") or config.get("base_url") or account)
 
     def show(self, path: str) -> str:
         return self.home + path

@@ -80,6 +80,8 @@ def pack(
     resume: bool = False,
     overwrite: bool = False,
     allow_empty: bool = False,
+    allow_missing: bool = False,
+    null_separated: bool = False,
     guard: Guard | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
@@ -98,6 +100,7 @@ def pack(
     dry_run       say what would be packed, from the first rows, and write nothing
     resume        go on with an unfinished pack of the same source and options: the same bytes as an unbroken one
     overwrite     replace the dataset that is there, once the new one is whole
+    allow_missing columns that some files of an index lack are null there; `null_separated`: addresses at `-` end with NUL, not a newline
     raises        UsageError, ReachError, FormatError, UnsafeError and what is below them, each with its exit code
     """
     progress = progress or Progress()
@@ -108,7 +111,11 @@ def pack(
     settings = Settings(compress or None, tuple(sorted(hashes)), shard_bytes or None, shard_rows, newline, between)
     parsed = tuple(parse_link(text, encode) for text in fetch)
     text = {link.source for link in parsed} | ({key} if key else set()) | {name for name, one in encode.items() if not _is_number(one)}
-    source = open_source(sources, text=text, guard=guard, exact=where is None)
+    source = open_source(
+        sources, text=text, guard=guard, columns=columns, allow_missing=allow_missing, null_separated=null_separated, exact=where is None
+    )
+    for note in source.notes:
+        progress.note(note)
     plan = Plan(
         source, parsed, key, None if columns is None else tuple(columns), encode, where, limit, shuffle,
         _one_of("on_error", on_error, ("fail", "skip")), _one_of("on_duplicate", on_duplicate, ("error", "first", "keep")),
@@ -121,7 +128,7 @@ def pack(
     options = {
         "fetch": [[link.source, link.name] for link in parsed], "key": key, "columns": plan.columns and list(plan.columns),
         "encode": encode, "where": where, "limit": limit, "shuffle": shuffle, "on_error": on_error, "on_duplicate": on_duplicate,
-        "allow_empty": allow_empty,
+        "allow_empty": allow_empty, "allow_missing": allow_missing,
     }  # fmt: skip
     origin = {"address": source.address, DEFAULT: source.sum()}
     writer = Writer(out, format=format, settings=settings, head={"source": origin[DEFAULT], "options": options}, resume=resume, overwrite=overwrite)

@@ -31,7 +31,9 @@ class Reckoning:
 def reckon(plan: Plan, names: list[str], format: str, settings: Settings) -> Reckoning:
     """Type and weigh the first rows, and reckon the rest from them."""
     module, most = find(format), _SAMPLE_LINKS if plan.links else _SAMPLE
-    rows = plan.source.rows if plan.where is None and not plan.key else None
+    rows = None
+    if not plan.key or plan.on_duplicate == "keep":
+        rows = plan.source.rows if plan.where is None else plan.source.count(plan.where) if plan.source.count else None
     if rows is None:
         rows = sum(batch.num_rows for batch in selected(plan))
     elif plan.limit is not None:

@@ -84,12 +84,14 @@ def selected(plan: Plan, skip: int = 0) -> Iterator[pa.RecordBatch]:
     """Give the rows of the selection from `skip` on: where, limit, shuffle, then keys that were used before."""
     renamed = {link.name: link.source for link in plan.links}
     wanted = None
-    if plan.where is None and plan.columns is not None:
-        names = {renamed.get(name, name) for name in plan.columns} | ({plan.key} if plan.key else set())
-        wanted = [name for name in plan.source.schema.names if name in names or name in renamed.values()]
-    batches = plan.source.batches(wanted)
+    if plan.columns is not None:
+        names = {renamed.get(name, name) for name in plan.columns} | ({plan.key} if plan.key else set()) | set(renamed.values())
+        names |= set(sql.columns_of(plan.where, plan.source.schema.names)) if plan.where is not None else set()
+        wanted = [name for name in plan.source.schema.names if name in names] or None
+    batches = plan.source.batches(wanted, plan.where)
     if plan.where is not None:
-        _, batches = sql.select(plan.source.schema, batches, plan.where)
+        schema = plan.source.schema if wanted is None else pa.schema([plan.source.schema.field(name) for name in wanted])
+        _, batches = sql.select(schema, batches, plan.where)
     if plan.limit is not None:
         batches = first_rows(batches, plan.limit)
     if plan.shuffle is not None:

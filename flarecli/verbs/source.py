@@ -27,6 +27,7 @@ class Source:
     sum      gives the xxh3_128 of what the rows come from: the index's own bytes, or the listing of the dataset
     notes    what to tell the user about it
     stored   what the columns of a dataset are stored as; empty for an index
+    count    counts the rows that a condition leaves, from statistics where they tell
     """
 
     address: str
@@ -37,6 +38,7 @@ class Source:
     sum: Callable[[], str]
     notes: tuple[str, ...] = ()
     stored: Mapping[str, str] = field(default_factory=dict)
+    count: Callable[[str], int] | None = None
 
 
 def open_source(
@@ -90,7 +92,7 @@ def is_plain_folder(address: str, found: Sequence[Playlist], guard: Guard) -> bo
 
 def _of_index(shown: str, index: ingest.Index, guard: Guard) -> Source:
     if not index.links:
-        return Source(shown, index.at, index.schema, index.rows, index.batches, index.sum, index.notes)
+        return Source(shown, index.at, index.schema, index.rows, index.batches, index.sum, index.notes, count=index.count)
 
     def batches(columns: Sequence[str] | None = None, where: str | None = None) -> Iterator[pa.RecordBatch]:
         for batch, flaws in index.contents(columns, where, guard.limits):

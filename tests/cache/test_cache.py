@@ -371,11 +371,12 @@ def test_what_is_made_of_an_object_is_kept_in_its_place(web, home):
 
     for _ in range(2):
         at = opened(web, home) / "a.gz"
-        assert bytes(at.store.derived(at.path, "gz", 800_000, make)) == DATA[:800_000]
+        assert bytes(at.derived("gz", 800_000, make)) == DATA[:800_000]
     assert made == [1]
     assert [(one.part, one.size > 800_000) for one in kept(str(home))] == [("gz", True)]
-    assert at.store.derived(at.path, "other", 5, lambda: [b"four"]) is None
-    assert at.store.derived(at.path, "other", 5, lambda: [b"sixsix"]) is None
+    assert at.derived("other", 5, lambda: [b"four"]) is None
+    assert locate(web.url("/d/a.gz")).derived("gz", 800_000, make) is None
+    assert at.derived("other", 5, lambda: [b"sixsix"]) is None
     assert len(files(home)) == 1
 
 
@@ -428,3 +429,19 @@ def test_processes_that_are_killed_leave_the_cache_right_and_within_its_limit(we
     assert peak <= 400_000 + 61_000  # a look that falls into a change of name may see a copy twice
     storm(at, 99, 100)
     assert used(home) <= 400_000
+
+
+def test_buckets_of_one_name_at_two_services_are_two(web, other_web, home, monkeypatch):
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    for server, data in ((web, b"one"), (other_web, b"two")):
+        server.pages["/bucket/a"] = lambda handler, times, data=data: handler.answer(
+            206 if "Range" in handler.headers else 200,
+            data,
+            ETag='"same"',
+            Last_Modified="Wed, 21 Oct 2015 07:28:00 GMT",
+            Content_Range="bytes 0-2/3" if "Range" in handler.headers else None,
+        )
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url(""))
+        folder._folders.clear()
+        assert locate("s3://bucket/a", Guard(keeper=Cache(str(home)))).read() == data
+    assert len(files(home)) == 2

@@ -56,7 +56,7 @@ def test_pack_without_options_leaves_every_default_to_the_verb(flare):
         "format": "mds", "fetch": (), "key": None, "columns": None, "encode": {}, "where": None, "limit": None, "shuffle": None,
         "shard_bytes": 1 << 26, "shard_rows": None, "compress": None, "hashes": (), "separator": None,
         "newline": "\n", "on_error": "fail", "on_duplicate": "error",
-        "dry_run": False, "resume": False, "overwrite": False, "allow_empty": False,
+        "dry_run": False, "resume": False, "overwrite": False, "allow_empty": False, "allow_missing": False, "null_separated": False,
     }  # fmt: skip
     assert (pack.options["guard"].allow_private, pack.options["guard"].allow_local) == (False, False)
     limits = pack.options["limits"]
@@ -69,14 +69,14 @@ def test_every_option_of_pack_reaches_the_verb(flare):
     line = (
         "a.csv out -f mds --fetch u:image --fetch v --key id -c id,u --encode n=int8 --encode t=str --where n>4 --limit 9 --shuffle 7 "
         "--shard-size 256KiB --shard-rows 3 -z zstd:7 --hash sha1 --hash xxh64 --separator \\t| --newline \\r\\n --on-error skip --on-duplicate first --dry-run --resume "
-        "--overwrite --allow-empty -j 5 --retries 2 --timeout 8s --deadline 12s --max-object 1MB --allow-private --allow-local"
+        "--overwrite --allow-empty --allow-missing -0 -j 5 --retries 2 --timeout 8s --deadline 12s --max-object 1MB --allow-private --allow-local"
     )
     assert flare("pack", *line.split(), pack=pack).code == 0
     options = {name: value for name, value in pack.options.items() if name not in ("guard", "limits", "progress")}
     assert options == {
         "format": "mds", "fetch": ["u:image", "v"], "key": "id", "columns": ["id", "u"], "encode": {"n": "int8", "t": "str"}, "where": "n>4",
         "limit": 9, "shuffle": 7, "shard_bytes": 1 << 18, "shard_rows": 3, "compress": "zstd:7", "hashes": ["sha1", "xxh64"],
-        "separator": "\t|", "newline": "\r\n", "on_error": "skip", "on_duplicate": "first", "dry_run": True, "resume": True, "overwrite": True, "allow_empty": True,
+        "separator": "\t|", "newline": "\r\n", "on_error": "skip", "on_duplicate": "first", "dry_run": True, "resume": True, "overwrite": True, "allow_empty": True, "allow_missing": True, "null_separated": True,
     }  # fmt: skip
     assert (pack.options["guard"].allow_private, pack.options["guard"].allow_local) == (True, True)
     limits = pack.options["limits"]
