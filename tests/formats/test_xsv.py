@@ -1,0 +1,260 @@
+"""CSV, TSV and XSV shards: against what a split says, against damage, and what they refuse to write; the table beside lines of any format."""
+
+import json
+import pickle
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flarecli import encodings
+from flarecli.encodings import BINARY, lookup, stored, typed
+from flarecli.errors import FlareError, FormatError, MissingError, UsageError, ValueFitError
+from flarecli.formats import find, json_shards, xsv
+from flarecli.model import Chunk, File, Settings
+from flarecli.storage import Location, locate
+from flarecli.storage.memory import MemoryStore
+from flarecli.write import Writer
+
+TYPES = {"s": "json_str", "i": "json_int", "f": "json_float"}
+
+
+def columns_of(form, names):
+    return form.arrange(encodings.column(name, encoding) for name, encoding in names.items())
+
+
+def batch_of(columns, rows):
+    """A typed batch of stored bytes: one mapping a row."""
+    arrays = [typed(pa.array([row[one.name] for row in rows], BINARY), lookup(one.encoding)) for one in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(one) for one in columns]))
+
+
+def written(form, names, rows, how=None):
+    columns = columns_of(form, names)
+    chunk = form.write_shard(Location(MemoryStore(), ""), 0, columns, [batch_of(columns, rows)], how or Settings())
+    return chunk, columns
+
+
+def shard_of(form, data, starts, config, name=None):
+    """A shard made by hand: its data, its table, its config."""
+    name = name or f"shard.00000.{form.NAME}"
+    table = struct.pack(f"<I{len(starts)}I", len(starts) - 1, *starts) + json.dumps(config, sort_keys=True).encode()
+    store = MemoryStore({name: data, f"{name}.meta": table})
+    return form.open_shard(Chunk(Location(store, name)))
+
+
+XSV = {"column_names": ["a", "b"], "column_encodings": ["str", "int"], "format": "xsv", "newline": "\n", "separator": "||"}
+
+
+def xsv_shard(*lines, **config):
+    config = {**XSV, **config}
+    header = config["separator"].join(config["column_names"]) + config["newline"]
+    lines = [line if isinstance(line, bytes) else line.encode() for line in (header, *lines)]
+    return shard_of(xsv.XSV, b"".join(lines), np.cumsum([len(lines[0]), *map(len, lines[1:])]).tolist(), config)
+
+
+ENDS = st.sampled_from([(",", "\n"), ("||", "\n"), ("<>", "##\n"), ("→", "\u2029"), ("ab", "aba"), ("aa", "b"), (",", ",\n"), ("\t", "\r\n")])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(*[st.text(alphabet="ab,|<>#→é\n\t x", max_size=5)] * 3), min_size=1, max_size=10), ENDS)
+def test_what_is_written_is_what_a_split_says_or_is_refused(rows, ends):
+    separator, newline = ends
+    rows = [{"p": row[0].encode(), "q": row[1].encode(), "x": row[2].encode()} for row in rows]
+    columns, how = columns_of(xsv.XSV, dict.fromkeys("pqx", "str")), Settings(separator=separator, newline=newline)
+    batch, store = batch_of(columns, rows), MemoryStore()
+    lines = [separator.join(value.decode() for value in row.values()) + newline for row in rows]
+    whole = [
+        line.count(newline) == 1 and line[: -len(newline)].split(separator) == [v.decode() for v in row.values()]
+        for line, row in zip(lines, rows, strict=True)
+    ]
+    try:
+        base, sizes = xsv.XSV.row_sizes(columns, batch, how)
+    except ValueFitError as error:
+        row = int(error.where[1:-1])
+        assert error.message.startswith(("column '", "its values between"))
+        assert all(whole[:row])
+        with pytest.raises(ValueFitError):
+            xsv.XSV.write_shard(Location(store, ""), 0, columns, [batch], how)
+        assert store.files == {}
+        return
+    assert all(whole)
+    assert (base, sizes.tolist()) == (0, [len(line.encode()) for line in lines])
+    chunk = xsv.XSV.write_shard(Location(store, ""), 0, columns, [batch], how)
+    assert chunk.at.read().decode() == separator.join("pqx") + newline + "".join(lines)
+    shard = pickle.loads(pickle.dumps(xsv.XSV.open_shard(chunk, columns)))
+    assert xsv.XSV.read_rows(shard, range(len(rows))) == rows
+    assert xsv.XSV.read_batch(shard, 0, len(rows)).equals(batch)
+    assert list(xsv.XSV.verify_shard(shard, values=True)) == []
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.text(alphabet="ab|x1", max_size=8), min_size=1, max_size=8))
+def test_lines_of_any_writer_are_cut_as_a_split_cuts_them(lines):
+    shard = xsv_shard(*(line + "\n" for line in lines))
+    wanted = [line.split("||") for line in lines]
+    wrong = [row for row, parts in enumerate(wanted) if len(parts) != 2]
+    if wrong:
+        for do in (lambda: xsv.XSV.read_batch(shard, 0, len(lines)), lambda: xsv.XSV.read_rows(shard, range(len(lines)))):
+            with pytest.raises(FormatError) as caught:
+                do()
+            assert str(caught.value) == f"shard.00000.xsv[{wrong[0]}]: {len(wanted[wrong[0]])} values in its line, 2 are wanted"
+        assert [one.where for one in xsv.XSV.verify_shard(shard)] == [f"shard.00000.xsv[{wrong[0]}]"]
+        return
+    assert [[row["a"].decode(), row["b"].decode()] for row in xsv.XSV.read_rows(shard, range(len(lines)))] == wanted
+    assert [list(row.values()) for row in xsv.XSV.read_batch(shard, 0, len(lines)).to_pylist()] == wanted
+
+
+def test_a_line_without_its_newline_names_its_row():
+    shard = xsv_shard("x||1\n", "y||2;", "z||3\n")
+    for do in (lambda: xsv.XSV.read_batch(shard, 0, 3), lambda: xsv.XSV.read_rows(shard, [1])):
+        with pytest.raises(FormatError) as caught:
+            do()
+        assert str(caught.value) == "shard.00000.xsv[1]: its line does not end with '\\n'"
+
+
+def test_text_that_is_not_utf8_names_its_row():
+    with pytest.raises(ValueFitError, match=r"^shard.00000.xsv\[1\]: column 'a': str is not UTF-8$"):
+        xsv.XSV.read_batch(xsv_shard("x||1\n", b"\xff||2\n"), 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("form", "how", "values", "message"),
+    [
+        (xsv.CSV, Settings(), ("x,y", "z"), "[1]: column 'a': holds the separator ','"),
+        (xsv.CSV, Settings(separator="|"), ("x", "y,"), "[1]: column 'b': holds the separator ','"),
+        (xsv.TSV, Settings(), ("x\ty", "z"), "[1]: column 'a': holds the separator '\\t'"),
+        (xsv.CSV, Settings(newline="\r\n"), ("x\ny", "z\r\n"), "[1]: column 'b': holds the newline '\\r\\n'"),
+        (xsv.XSV, Settings(separator="||"), ("x|", "y"), "[1]: column 'a': with the separator '||' behind it, it would be cut before its end"),
+        (xsv.XSV, Settings(separator=";", newline="x;b"), ("yx", "by"), "[1]: its values between ';' hold the newline 'x;b'"),
+    ],
+)
+def test_a_value_that_a_line_cannot_hold_is_named_before_anything_is_written(form, how, values, message):
+    columns = columns_of(form, {"a": "str", "b": "str"})
+    batch = batch_of(columns, [{"a": b"1", "b": b"2"}, dict(zip("ab", (value.encode() for value in values), strict=True))])
+    with pytest.raises(ValueFitError) as caught:
+        form.row_sizes(columns, batch, how)
+    assert str(caught.value) == message
+    assert caught.value.hint == "Choose another --separator or --newline with -f xsv, or another --format."
+
+
+@pytest.mark.parametrize(
+    ("names", "how", "message"),
+    [
+        (("a,b", "c"), Settings(), "column 'a,b': its name holds the separator ','"),
+        (("a\n",), Settings(), "column 'a\\n': its name holds the newline '\\n'"),
+        (("a",), Settings(newline=""), "a xsv shard wants a newline"),
+        (("a",), Settings(separator=""), "a xsv shard wants a separator"),
+        (("a|", "b"), Settings(separator="||"), "names between '||' cannot be told apart again"),
+    ],
+)
+def test_names_and_settings_that_a_header_cannot_hold_are_refused(names, how, message):
+    columns = columns_of(xsv.XSV, dict.fromkeys(names, "str"))
+    batch = batch_of(columns, [dict.fromkeys(names, b"1")])
+    with pytest.raises(UsageError) as caught:
+        xsv.XSV.row_sizes(columns, batch, how)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "tsv", "xsv"])
+def test_what_a_line_cannot_hold_is_refused_by_the_column(form):
+    with pytest.raises(UsageError) as caught:
+        find(form).arrange([encodings.column("a", "str"), encodings.column("b", "jpeg")])
+    assert str(caught.value) == f"column 'b': {form} cannot hold jpeg"
+    with pytest.raises(UsageError, match="^two columns are named 'a'$"):
+        find(form).arrange([encodings.column("a", "str")] * 2)
+    with pytest.raises(UsageError, match="^a shard without columns cannot be read back$"):
+        find(form).arrange([])
+
+
+def test_other_headers_are_found():
+    data = b"a||c\nx||1\n"
+    shard = shard_of(xsv.XSV, data, [5, 10], XSV)
+    (finding,) = xsv.XSV.verify_shard(shard)
+    assert (finding.where, finding.message) == ("shard.00000.xsv", "its header is b'a||c\\n', not b'a||b\\n'")
+
+
+# -- the table beside
+
+
+def meta_changed(chunk, change):
+    store = MemoryStore({path: bytes(data) for path, data in chunk.at.store.files.items()})
+    path = f"{chunk.at.path}.meta"
+    data = bytearray(store.files[path])
+    store.files[path] = bytes(change(data) or data)
+    return Chunk(Location(store, chunk.at.path), None, (File(chunk.at.path), File(path)), chunk.format, (Location(store, path),))
+
+
+def put(at, value):
+    return lambda data: data.__setitem__(slice(at, at + 4), struct.pack("<I", value))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (put(0, 0xFFFFFFFF), "shard.00000.csv.meta: {size} bytes cannot hold a table of 4294967295 samples"),
+        (put(4, 0), "shard.00000.csv.meta: its first line starts at byte 0 of the data, 2 is wanted"),
+        (put(8, 99), "shard.00000.csv.meta: line 1 starts at byte 99 and ends at byte 6"),
+        (put(12, 7), "shard.00000.csv: is 6 bytes, 7 are needed by its table"),
+        (lambda data: data[:7], "shard.00000.csv.meta: 7 bytes is less than the 8 of an empty table"),
+        (lambda data: data[:-1], None),
+        (lambda data: data.replace(b'"csv"', b'"tsv"'), "shard.00000.csv.meta: its config is of format 'tsv', not csv"),
+        (lambda data: data[:16] + b"[]", "shard.00000.csv.meta: its config is not an object"),
+        (lambda data: data.replace(b'["a"]', b"[   ]"), None),
+    ],
+)
+def test_a_forged_table_is_refused(change, message):
+    chunk, _ = written(xsv.CSV, {"a": "str"}, [{"a": b"1"}, {"a": b"2"}])
+    with pytest.raises(FormatError) as caught:
+        xsv.CSV.open_shard(meta_changed(chunk, change))
+    if message:
+        assert str(caught.value) == message.format(size=chunk.files[1].size)
+
+
+def test_the_meta_is_found_by_its_name_and_missed_by_it(tmp_path):
+    for form, compression in (("json", None), ("csv", "gz"), ("tsv", "zstd")):
+        with Writer(str(tmp_path / form), format=form, columns={"a": "str"}, settings=Settings(compression)) as writer:
+            writer.write({"a": "x"})
+        name = f"shard.00000.{form}" + (f".{compression}" if compression else "")
+        at = locate(str(tmp_path / form / name))
+        shard = find(form).open_shard(Chunk(at))
+        assert find(form).read_rows(shard, [0]) == [{"a": b'"x"' if form == "json" else b"x"}]
+        meta = name.replace(f".{form}", f".{form}.meta")
+        (tmp_path / form / meta).unlink()
+        with pytest.raises(MissingError, match=rf"{form}/{meta}: "):
+            find(form).open_shard(Chunk(locate(str(tmp_path / form / name))))
+
+
+def test_a_row_larger_than_any_shard_is_named_before_it_is_joined():
+    columns = (encodings.column("a", "str"), encodings.column("big", "str"))
+    data = pa.py_buffer(np.zeros((1 << 32) + (1 << 20), np.uint8))  # which takes no memory until somebody reads it
+    offsets = pa.py_buffer(np.array([0, 1 << 20, (1 << 32) + (1 << 20)], np.int64).tobytes())
+    large = pa.Array.from_buffers(pa.large_string(), 2, [None, offsets, data])
+    batch = pa.RecordBatch.from_arrays([pa.array(["x", "y"], pa.large_string()), large], names=["a", "big"])
+    with pytest.raises(ValueFitError) as caught:
+        find("mds").row_sizes(columns, batch, Settings(shard_bytes=None))
+    assert str(caught.value) == "[1]: column 'big': a row of 4294967309 bytes does not fit one mds shard, which ends at 4 GiB"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_damage_is_an_error_or_harmless(data):
+    form, names = data.draw(st.sampled_from([(json_shards, TYPES), (xsv.CSV, {"s": "str", "i": "str_int"})]))
+    row = {"s": b'"x\\n\\u00e9"', "i": b"12", "f": b"1.5"} if form is json_shards else {"s": "xé".encode(), "i": b"12"}
+    chunk, _ = written(form, names, [row, {**row, "i": b"7"}, row])
+    store = MemoryStore({path: bytearray(one) for path, one in chunk.at.store.files.items()})
+    for _ in range(data.draw(st.integers(1, 4))):
+        one = store.files[data.draw(st.sampled_from(sorted(store.files)))]
+        one[data.draw(st.integers(0, len(one) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        shard = form.open_shard(replace(chunk, at=Location(store, chunk.at.path), files=(), beside=()))
+        list(form.verify_shard(shard, values=True))
+        form.read_rows(shard, range(shard.rows))
+        batch = form.read_batch(shard, 0, shard.rows)
+        assert [stored(batch.column(one.name), lookup(one.encoding)) for one in shard.columns]
+    except FlareError as error:
+        assert str(error)
