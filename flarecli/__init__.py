@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from flarecli.read import open as open
     from flarecli.verbs import cat as cat
     from flarecli.verbs import inspect as inspect
+    from flarecli.verbs import merge_index as merge_index
     from flarecli.verbs import pack as pack
     from flarecli.verbs import playlist as playlist
+    from flarecli.verbs import reindex as reindex
     from flarecli.verbs import unpack as unpack
     from flarecli.verbs import verify as verify
     from flarecli.write import Writer as Writer
@@ -35,14 +37,16 @@ _ROOMS = {
     "Writer": "flarecli.write",
     "cat": "flarecli.verbs",
     "inspect": "flarecli.verbs",
+    "merge_index": "flarecli.verbs",
     "open": "flarecli.read",
     "pack": "flarecli.verbs",
     "playlist": "flarecli.verbs",
+    "reindex": "flarecli.verbs",
     "unpack": "flarecli.verbs",
     "verify": "flarecli.verbs",
 }
 
-__all__ = ["Column", "Dataset", "Finding", "Writer", "__version__", "cat", "errors", "inspect", "open", "pack", "playlist", "unpack", "verify"]
+__all__ = ["Column", "Dataset", "Finding", "Writer", "__version__", "cat", "errors", "inspect", "merge_index", "open", "pack", "playlist", "reindex", "unpack", "verify"]
 
 
 def __getattr__(name: str) -> object:

@@ -37,7 +37,7 @@ DOORS = {  # `locate` opens the store that an address asks for, and data may lea
 PARTS = {  # what higher floors may take from inside a room; anything else goes by the room's own file
     # writing a journal needs the local disk, a cut-off check a file in memory, links the engine below the store
     "storage": {"addresses", "local", "memory", "transfers"},
-    "formats": {"files", "mds_index", "packed_folder", "spans"},
+    "formats": {"files", "mds_index", "mds_merge", "mds_reindex", "packed_folder", "spans"},
     "read": {"resolve"},
     "write": {"columns", "failures", "links", "target"},
 }

@@ -25,6 +25,7 @@ def command(
     no_open: Annotated[bool, option("--no-open", help="List addresses only: open no shard.")] = False,
     check: Annotated[str | None, option("--check", metavar="FILE", help="Say what is wrong with a playlist.")] = None,
     diff: Annotated[str | None, option("--diff", metavar="OTHER", help="List chunks that OTHER adds, removes or changes.")] = None,
+    reindex: Annotated[bool, option("--reindex", help="Write the lost index.json of a folder of MDS shards, out of the shards.")] = False,
     jobs: params.Jobs = None,
     retries: params.Retries = 4,
     timeout: params.Timeout = 30.0,
@@ -54,6 +55,14 @@ def command(
         raise typer.Exit(1 if findings else 0)
     if not sources:
         raise UsageError("no source is named", hint="Run `flare playlist --help`.")
+    if reindex:
+        for source in sources:
+            index = verbs.reindex(source, guard=guard)
+            if as_json:
+                printer.json({"index": index})
+            else:
+                printer.line(index)
+        raise typer.Exit
     if diff is not None:
         if len(sources) != 1:
             raise UsageError("--diff compares one playlist with another")

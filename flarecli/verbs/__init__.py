@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flarecli.verbs.cat import cat
+    from flarecli.verbs.indexes import merge_index, reindex
     from flarecli.verbs.inspect import Inspection, StreamInfo, inspect
     from flarecli.verbs.pack import Packed, pack
     from flarecli.verbs.playlist import PlaylistDiff, check_playlist, diff_playlists, playlist
@@ -29,8 +30,10 @@ __all__ = [
     "check_playlist",
     "diff_playlists",
     "inspect",
+    "merge_index",
     "pack",
     "playlist",
+    "reindex",
     "unpack",
     "verify",
 ]
@@ -44,6 +47,8 @@ _MODULES = {
     "Verification": "verify",
     "check_playlist": "playlist",
     "diff_playlists": "playlist",
+    "merge_index": "indexes",
+    "reindex": "indexes",
 }
 
 

@@ -159,14 +159,15 @@ def _summed(chunk: Chunk, size: int, claims: Sequence[Claim], kind: str, first_r
     rows = f" (rows {first_row} to {first_row + chunk.rows - 1})" if first_row >= 0 and chunk.rows else ""
     sums = Sums(_names(claims, at, out))
     data: bytes | bytearray
-    if kind:
+    is_alone = chunk.format in formats.BESIDE and not chunk.beside  # what lies beside it is found from where it is
+    if kind and not is_alone:
         data = _decompressed(chunk, size, claims, kind, sums)
         whole = _compare(at, sums, claims, rows, out)
         raw = Sums(_names(claims, at, out, raw=True))
         raw.update(data)
         if not (_compare(at, raw, claims, rows, out, raw=True) and whole):
             return None
-    elif size > HELD or (chunk.format in formats.BESIDE and not chunk.beside):  # what lies beside it is found from where it is
+    elif size > HELD or is_alone:
         for block in at.blocks(size):
             sums.update(block)
         _compare(at, sums, claims, rows, out)

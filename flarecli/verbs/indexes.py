@@ -1,0 +1,46 @@
+"""Indexes of MosaicML's formats, made again: one that was lost, or one over several datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flarecli.errors import UnfinishedError, UsageError
+from flarecli.formats import INDEX, mds_merge, mds_reindex
+from flarecli.names import is_url, redact
+from flarecli.storage import Guard, Location, locate
+
+__all__ = ["merge_index", "reindex"]
+
+_BEGUN = (".flare/journal", ".flare/lock")
+
+
+def reindex(folder: str, *, replace: bool = False, guard: Guard | None = None) -> str:
+    """Write the lost `index.json` of a folder of MDS, JSON, CSV, TSV or XSV shards, out of what the shards say; give its address.
+
+    The bytes are those of the index that was lost, where the original or flare wrote the shards.
+
+    replace  write over an index that is there
+    raises   MissingError, FormatError, UsageError: see `rebuild`; UnfinishedError for an unfinished pack
+    """
+    at = _writable(folder, guard)
+    if any((at / name).exists() for name in _BEGUN):
+        raise UnfinishedError("an unfinished pack", where=at, hint="Run the same `flare pack` command again with --resume.")
+    mds_reindex.rebuild(at, replace)
+    return str(at / INDEX)
+
+
+def merge_index(root: str, parts: Sequence[str] | None = None, *, guard: Guard | None = None) -> str:
+    """Write one `index.json` over datasets that lie below a folder; give its address. Nothing is copied, moved or deleted.
+
+    parts   folders, or their `index.json`, in the order of the rows; None: all below the root, in bytewise order
+    raises  UnsafeError, MissingError, FormatError: see `merge`
+    """
+    at = _writable(root, guard)
+    mds_merge.merge(at, None if parts is None else [locate(part, guard) for part in parts])
+    return str(at / INDEX)
+
+
+def _writable(folder: str, guard: Guard | None) -> Location:
+    if is_url(folder) and not folder.startswith("file://"):
+        raise UsageError("only local folders are written yet", where=redact(folder))
+    return locate(folder, guard)
