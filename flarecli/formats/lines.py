@@ -26,7 +26,7 @@ from flarecli.encodings import BINARY, field, lookup, stored, typed
 from flarecli.errors import FlareError, FormatError, UsageError, ValueFitError
 from flarecli.formats import mds_config, spans
 from flarecli.formats.mds_files import name_of, present, raw_name, store
-from flarecli.model import Chunk, Columns, Finding, IntArray, Settings, Shard
+from flarecli.model import Chunk, Columns, File, Finding, IntArray, Settings, Shard
 from flarecli.storage import Location
 
 __all__ = [
@@ -69,18 +69,21 @@ def opened(chunk: Chunk, columns: Columns | None, form: str, head: Callable[[Col
     starts = np.frombuffer(data, "<u4", rows + 1, 4)
     _check(starts, len(layout["header"]), _data_size(chunk), chunk, meta)
     held = starts.copy() if spans.suffix(meta) else starts  # a decompressed file is not kept for its table
-    beside = (meta.at,)
-    files = (chunk.files[0], *meta.files[:1]) if chunk.files and meta.files else chunk.files[:1]
-    return Shard(replace(chunk, files=files, beside=beside), own, rows, {"starts": held, **layout})
+    files = (*(chunk.files[:1] or (File(chunk.at.name),)), *meta.files)
+    return Shard(replace(chunk, files=files, beside=(meta.at,)), own, rows, {"starts": held, **layout})
 
 
 def _companion(chunk: Chunk) -> Chunk:
     """Find the `.meta`: as listed, or by the name that it must have."""
     if chunk.beside:
         return spans.of(chunk.beside[0], chunk.files[1])
-    name = chunk.at.name
+    at, name = chunk.at, chunk.files[0].name if chunk.files else chunk.at.name
+    return spans.of(at.folder / _meta_name(at.name), File(_meta_name(name)))
+
+
+def _meta_name(name: str) -> str:
     raw = raw_name(name)
-    return spans.of(chunk.at.folder / f"{raw}.meta{name[len(raw) :]}")
+    return f"{raw}.meta{name[len(raw) :]}"
 
 
 def _data_size(chunk: Chunk) -> int:
