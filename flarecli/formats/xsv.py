@@ -7,7 +7,7 @@ hold neither, and is refused if it does. Separators are `,` in csv, a tab in tsv
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -202,24 +202,27 @@ def _body(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: by
     body, starts = lines.joined([*parts, newline])
     data = np.frombuffer(body, np.uint8)
     each, ends = len(columns) - 1, starts[1:] - len(newline)
-    row = min(_beyond(data, starts, ends, separator, each), _beyond(data, starts, starts[1:], newline, 1))
-    if row < len(ends):
-        _refuse(columns, [field[row].as_py() for field in fields], row, separator, newline)
+    suspects = np.union1d(_suspects(data, starts, ends, separator, each), _suspects(data, starts, starts[1:], newline, 1))
+    for row in suspects.tolist():  # beside an empty value two separators may overlap in vain
+        values = [field[row].as_py() for field in fields]
+        line = separator.join(values)
+        if line.split(separator) != values or (line + newline).find(newline) != len(line):
+            _refuse(columns, values, row, separator, newline)
     return body
 
 
-def _beyond(data: IntArray, starts: IntArray, ends: IntArray, text: bytes, each: int) -> int:
-    """Give the first row in which a text lies more often than `each` times, overlaps counted; the number of rows if there is none."""
+def _suspects(data: IntArray, starts: IntArray, ends: IntArray, text: bytes, each: int) -> IntArray:
+    """Give the rows in which a text lies more often than `each` times, overlaps counted."""
     at = lines.find_all(data, text)
-    if len(at) == len(ends) * each:
-        return len(ends)
+    if len(at) == len(ends) * each:  # each row has at least that many
+        return np.zeros(0, np.int64)
     row: IntArray = np.searchsorted(starts, at, "right") - 1
     count = np.bincount(row[at + len(text) <= ends[row]], minlength=len(ends))
-    wrong = count != each
-    return int(np.argmax(wrong)) if wrong.any() else len(ends)
+    return np.flatnonzero(count != each)
 
 
-def _refuse(columns: Columns, values: Sequence[bytes], row: int, separator: bytes, newline: bytes) -> None:
+def _refuse(columns: Columns, values: Sequence[bytes], row: int, separator: bytes, newline: bytes) -> NoReturn:
+    """Say which value of a row ends a line, or itself, too early."""
     for what, text in (("separator", separator), ("newline", newline)):
         for one, value in zip(columns, values, strict=True):
             if text in value:

@@ -69,7 +69,7 @@ def test_what_is_written_is_what_a_split_says_or_is_refused(rows, ends):
     batch, store = batch_of(columns, rows), MemoryStore()
     lines = [separator.join(value.decode() for value in row.values()) + newline for row in rows]
     whole = [
-        line.count(newline) == 1 and line[: -len(newline)].split(separator) == [v.decode() for v in row.values()]
+        line.find(newline) == len(line) - len(newline) and line[: -len(newline)].split(separator) == [v.decode() for v in row.values()]
         for line, row in zip(lines, rows, strict=True)
     ]
     try:
@@ -78,6 +78,7 @@ def test_what_is_written_is_what_a_split_says_or_is_refused(rows, ends):
         row = int(error.where[1:-1])
         assert error.message.startswith(("column '", "its values between"))
         assert all(whole[:row])
+        assert not whole[row]
         with pytest.raises(ValueFitError):
             xsv.XSV.write_shard(Location(store, ""), 0, columns, [batch], how)
         assert store.files == {}
