@@ -1,6 +1,6 @@
 """The original library's side of the comparison, run by its own interpreter; it imports nothing of flare.
 
-    peer.py write OUT SAMPLES SETTINGS      SETTINGS as JSON, for MDSWriter
+    peer.py write OUT SAMPLES SETTINGS      SETTINGS as JSON, for the writer of its `format`, MDSWriter if there is none
     peer.py read FOLDER local|streaming     prints one JSON object a sample: field -> type and SHA-256 of its value
 
 `samples` is also loaded by the tests: both sides must begin with the same values.
@@ -73,7 +73,22 @@ def large(count=5, seed=3):
 
 
 LARGE = {"id": "int", "data": "bytes"}
-KINDS = {"rows": (rows, ROWS), "arrays": (arrays, ARRAYS), "large": (large, LARGE)}
+
+
+def lines(count=300, seed=4):
+    """What a line of text can hold: no separator of the tests and no newline is among its signs."""
+    rng = random.Random(seed)
+    for i in range(count):
+        yield {
+            "id": rng.choice((i, -i, 10**30 + i)),
+            "x": rng.choice((0.0, -0.0, 1e16, 1e-7, float("inf"), float("nan"), rng.random(), rng.random() * 10 ** rng.randint(-20, 20))),
+            "text": "".join(rng.choices("abc é\u2028😀\"'\\.:{}\x00", k=rng.choice((0, 1, 7, 60, 900)))),
+            "é": str(i),
+        }
+
+
+LINES = {"id": "int", "x": "float", "text": "str", "é": "str"}
+KINDS = {"rows": (rows, ROWS), "arrays": (arrays, ARRAYS), "large": (large, LARGE), "lines": (lines, LINES)}
 
 
 def shown(value):
@@ -93,12 +108,13 @@ def shown(value):
 
 
 def write(out, kind, settings):
-    from streaming import MDSWriter
+    import streaming
 
     samples, columns = KINDS[kind]
     import numpy as np
 
-    with MDSWriter(out=out, columns=columns, **json.loads(settings)) as writer:
+    settings = json.loads(settings)
+    with getattr(streaming, settings.pop("format", "mds").upper() + "Writer")(out=out, columns=columns, **settings) as writer:
         for sample in samples():
             scalars = {name: np.dtype(columns[name]).type(sample[name]) for name in columns if columns[name] in ("uint8", "float16", "float32")}
             writer.write({**sample, **scalars})

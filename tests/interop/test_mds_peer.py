@@ -30,9 +30,10 @@ def peer(*args):
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
-def write(out, kind, settings):
+def write(out, kind, settings, form="mds"):
     samples, columns = ours["KINDS"][kind]
-    with flarecli.Writer(str(out), columns=columns, settings=settings) as writer:
+    columns = {name: {"float": "float64"}.get(encoding, encoding) for name, encoding in columns.items()}
+    with flarecli.Writer(str(out), format=form, columns=columns, settings=settings) as writer:
         for sample in samples():
             writer.write(sample)
 
@@ -41,6 +42,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+KINDS = ["arrays", "large", "rows"]
 SETTINGS = [
     Settings(),
     Settings(shard_bytes=None, hashes=("sha1", "xxh3_128")),
@@ -50,7 +52,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda one: f"{one.shard_bytes} {'-'.join(one.hashes)}")
-@pytest.mark.parametrize("kind", sorted(ours["KINDS"]))
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_same_samples_give_the_same_bytes(tmp_path, kind, settings):
     write(tmp_path / "flare", kind, settings)
     peer("write", tmp_path / "peer", kind, json.dumps({"size_limit": settings.shard_bytes, "hashes": list(settings.hashes)}))
@@ -82,7 +84,7 @@ def test_compressed_shards_hold_the_same_bytes(tmp_path, compression):
 
 
 @pytest.mark.parametrize("how", ["local", "streaming"])
-@pytest.mark.parametrize("kind", sorted(ours["KINDS"]))
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_original_reads_every_field(tmp_path, kind, how):
     settings = Settings(shard_bytes=20_000)
     write(tmp_path / "out", kind, settings)
