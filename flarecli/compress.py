@@ -236,7 +236,10 @@ def _snappy(source: _Blocks, limit: int, where: object) -> bytes | memoryview:
         raise FormatError(f"not valid snappy: {len(data)} bytes cannot hold {size}", where=where, hint=_CUT_HINT)
     if not size and len(data) > at + 1:
         raise FormatError("not valid snappy: bytes follow its end", where=where)
-    return memoryview(_codec("snappy").decompress(data, decompressed_size=size)) if size else b""
+    try:
+        return memoryview(_codec("snappy").decompress(data, decompressed_size=size)) if size else b""
+    except MemoryError:
+        raise FormatError(f"{size} bytes when decompressed do not fit in memory", where=where) from None
 
 
 def decompress(suffix: str, blocks: Iterable[bytes], raw_size: int | None, where: object) -> bytearray:

@@ -51,6 +51,7 @@ def opened(chunk: Chunk, columns: Columns | None, form: str, head: Callable[[Col
     raises   FormatError if the table does not fit the data; IntegrityError if the columns are others than listed
     """
     chunk, meta = present(chunk), present(_companion(chunk))
+    _check_listed(chunk, meta)
     view = spans.whole(meta)
     data = view if view is not None else memoryview(meta.at.read(0, spans.stored_size(meta)))
     if len(data) < 8:
@@ -71,6 +72,13 @@ def opened(chunk: Chunk, columns: Columns | None, form: str, head: Callable[[Col
     held = starts.copy() if spans.suffix(meta) else starts  # a decompressed file is not kept for its table
     files = (*(chunk.files[:1] or (File(chunk.at.name),)), *meta.files)
     return Shard(replace(chunk, files=files, beside=(meta.at,)), own, rows, {"starts": held, **layout})
+
+
+def _check_listed(chunk: Chunk, meta: Chunk) -> None:
+    """Refuse a `.meta` that is listed as larger than the listed rows can make it, before it is read or decompressed."""
+    listed = meta.files[0].size if meta.files[0].raw_size is None else meta.files[0].raw_size
+    if chunk.rows is not None and listed is not None and listed > 8 + 4 * chunk.rows + _CONFIG_LIMIT:
+        raise FormatError(f"{listed} bytes are listed, too many for a table of {chunk.rows} samples", where=meta.at)
 
 
 def _companion(chunk: Chunk) -> Chunk:

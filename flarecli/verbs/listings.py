@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from flarecli import formats
+from flarecli.compress import SUFFIXES
 from flarecli.errors import FlareError, MissingError, MissingLibraryError, ReachError, UsageError
 from flarecli.formats import INDEX
 from flarecli.formats.mds_index import open_dataset
@@ -216,6 +217,6 @@ def unlisted(found: Playlist) -> Iterator[tuple[str, Finding | None]]:
         shown = top.store.show(top.store.child(top.path, name))
         if shown in listed or (inner and name.startswith(inner)):
             continue
-        is_shard = formats.sniffed(name) is not None
+        is_shard = formats.sniffed(name) is not None and not any(f"{shown}.{kind}" in listed for kind in SUFFIXES)  # the original's caches hold both
         message = f"a shard that {found.at} does not list"
         yield name, Finding(shown, "unlisted", message, "Remove it, or pack again.") if is_shard else None

@@ -21,6 +21,7 @@ from flarecli.formats.mds_reindex import rebuild
 from flarecli.model import Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
+from flarecli.verbs import verify
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "mds"
 ROOTS = sorted(str(path.parent.relative_to(GOLDEN)) for path in GOLDEN.glob("*/data/**/index.json"))
@@ -250,6 +251,7 @@ def test_a_cache_of_the_original_is_read_whichever_file_it_kept(name, tmp_path):
         raw, data = raw_of(path)
         (path.parent / raw).write_bytes(data)
     assert list(read.open(str(folder))) == wanted  # both lie there
+    assert list(verify(str(folder))) == []
     zipped = sorted(path for path in folder.rglob("shard.*") if path.name.rpartition(".")[2] in ("zstd", "gz", "snappy"))
     zipped[-1].unlink()
     assert list(read.open(str(folder))) == wanted  # one of them raw alone
@@ -257,6 +259,7 @@ def test_a_cache_of_the_original_is_read_whichever_file_it_kept(name, tmp_path):
         path.unlink()
     assert list(read.open(str(folder))) == wanted
     assert all(list(form.verify_shard(form.open_shard(chunk), values=True)) == [] for chunk in opened(at)[1])
+    assert list(verify(str(folder))) == []
     first = next(path for path in sorted(folder.rglob("shard.00000.*")) if not path.name.endswith("meta"))
     first.write_bytes(first.read_bytes()[:-1])
     with pytest.raises((FormatError, IntegrityError), match=rf"{first.name}: "):
@@ -264,6 +267,22 @@ def test_a_cache_of_the_original_is_read_whichever_file_it_kept(name, tmp_path):
     first.unlink()
     with pytest.raises(MissingError):
         read.open(str(folder))[0]
+
+
+@pytest.mark.parametrize(
+    "name", ["json_comp_br/data/shard.00001.json.br", "tsv_plain/data/shard.00001.tsv", "xsv_multichar/data/shard.00000.xsv.bz2"]
+)
+def test_a_shard_alone_is_read_and_verified_with_its_meta(name, tmp_path):
+    shutil.copytree((GOLDEN / name).parent, tmp_path / "d")
+    path = tmp_path / "d" / Path(name).name
+    number = int(path.name[6:11])
+    whole = list(read.open(str(tmp_path / "d")))
+    found, first = list(read.open(str(path))), sum(shard["samples"] for shard in index_of(str(Path(name).parent))["shards"][:number])
+    assert list(map(str, found)) == list(map(str, whole[first : first + len(found)]))
+    assert found
+    assert list(verify(str(path))) == []
+    path.write_bytes(path.read_bytes()[:-3])
+    assert [one.kind for one in verify(str(path))] == ["format"]
 
 
 # -- the index
