@@ -8,7 +8,8 @@
     zstd    1-22    3        Zstandard frames; written as one that carries the size, without a checksum
 
 A name is spelt `zstd` or `zstd:LEVEL`, exactly as MDS spells it; the suffix of the file is the bare name. Brotli and Snappy are what
-Arrow brings along: no other library is needed for them. Their writing takes the whole file at once, and so does reading Snappy.
+Arrow brings along: no other library is needed for them. Their writing takes the whole file at once, and so does reading Snappy. Streams
+behind one another are one file, as the original reads them; it refuses a second Brotli stream, which is read here like any other.
 """
 
 from __future__ import annotations

@@ -114,12 +114,19 @@ def arrange(columns: Iterable[Column]) -> Columns:
 def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:
     """Weigh each line; nothing else counts, as in the original: int64 [rows].
 
-    raises  UsageError for a newline that JSON cannot end with; ValueFitError for a row that no shard holds
+    raises  UsageError for a newline that JSON cannot end with; ValueFitError naming the first row with a value that is no JSON of its kind
     """
     _check_newline(settings)
     plan = json_lines.planned(columns, settings.newline.encode())
+    sizes = _weights(columns, batch, plan)  # first: a row that no shard holds is never joined
+    for _ in lines.bodies((batch,), lambda piece: _body(columns, piece, plan)):
+        pass
+    return 0, sizes
+
+
+def _weights(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> IntArray:
     fixed = len(plan.tail) + sum(len(before) for _, before, _ in plan.columns)
-    return 0, lines.weights(columns, batch, fixed, 0, NAME)
+    return lines.weights(columns, batch, fixed, 0, NAME)
 
 
 def _check_newline(settings: Settings) -> None:
@@ -137,29 +144,21 @@ def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[p
     """
     _check_newline(settings)
     plan = json_lines.planned(columns, settings.newline.encode())
-    sizes = [row_sizes(columns, batch, settings)[1] for batch in batches]
-    return lines.write(at, number, NAME, columns, settings, b"", sizes, _bodies(columns, batches, plan))
+    sizes = [_weights(columns, batch, plan) for batch in batches]
+    return lines.write(at, number, NAME, columns, settings, b"", sizes, lines.bodies(batches, lambda piece: _body(columns, piece, plan)))
 
 
-def _bodies(columns: Columns, batches: Sequence[pa.RecordBatch], plan: Plan) -> Iterator[memoryview]:
-    first = 0
-    for batch in batches:
-        for piece in lines.pieces(batch):
-            yield _body(columns, piece, plan, first)
-            first += piece.num_rows
-
-
-def _body(columns: Columns, batch: pa.RecordBatch, plan: Plan, first: int) -> memoryview:
+def _body(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> memoryview:
     """Join lines, and cut them again: what does not come back as it went in is no JSON."""
     fields = lines.stored_columns(columns, batch)
     body, starts = lines.joined([*(part for name, before, _ in plan.columns for part in (before, fields[name])), plan.tail])
     found = json_lines.places(np.frombuffer(body, np.uint8), starts, plan)
     if found is None or any((found[name][1] != pc.binary_length(array).to_numpy()).any() for name, array in fields.items()):
-        _refuse(fields, plan, first)
+        _refuse(fields, plan)
     return body
 
 
-def _refuse(fields: Mapping[str, pa.Array], plan: Plan, first: int) -> None:
+def _refuse(fields: Mapping[str, pa.Array], plan: Plan) -> None:
     """Name the value that is no JSON of its kind; a column may also hold other JSON than `json.dumps` writes, which is let be."""
     kinds = {name: is_text for name, _, is_text in plan.columns}
     for row in range(len(next(iter(fields.values())))):
@@ -170,7 +169,7 @@ def _refuse(fields: Mapping[str, pa.Array], plan: Plan, first: int) -> None:
             except ValueError:
                 is_one = False
             if not is_one or data[:1] in b"{[":
-                raise ValueFitError(f"column {name!r}: {data[:60]!r} is no JSON of its kind", where=f"row {first + row} of the shard")
+                raise ValueFitError(f"column {name!r}: {data[:60]!r} is no JSON of its kind", where=f"[{row}]")
 
 
 def write_index(at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings) -> dict[str, File]:

@@ -13,7 +13,7 @@ Either is compressed for itself, as one file, and then has the suffix of the com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -30,7 +30,7 @@ from flarecli.model import Chunk, Columns, File, Finding, IntArray, Settings, Sh
 from flarecli.storage import Location
 
 __all__ = [
-    "LIMIT", "Places", "arranged", "assembled", "bytes_of", "checked", "cut", "find_all", "joined", "lines_of", "opened", "pieces",
+    "LIMIT", "Places", "arranged", "assembled", "bodies", "bytes_of", "checked", "cut", "find_all", "joined", "lines_of", "opened", "pieces",
     "stored_columns", "weights", "write",
 ]  # fmt: skip
 
@@ -232,12 +232,25 @@ def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     return (batch.slice(start, step) for start in range(0, batch.num_rows, step))
 
 
+def bodies(batches: Iterable[pa.RecordBatch], body: Callable[[pa.RecordBatch], memoryview]) -> Iterator[memoryview]:
+    """Give the lines of batches, joined by `body` piece by piece. Its ValueFitError, of row `[i]` of a piece, names the row of all of them."""
+    first = 0
+    for batch in batches:
+        for piece in pieces(batch):
+            try:
+                yield body(piece)
+            except ValueFitError as error:
+                raise ValueFitError(error.message, where=f"[{first + int(error.where[1:-1])}]", hint=error.hint) from None
+            first += piece.num_rows
+
+
 def stored_columns(columns: Columns, batch: pa.RecordBatch) -> dict[str, pa.Array]:
     """Give the stored bytes of the columns: large_binary [rows] each. Raises ValueFitError for a null."""
     out = {one.name: stored(batch.column(one.name), lookup(one.encoding)) for one in columns}
     for name, array in out.items():
         if array.null_count:  # Arrow would drop the whole line without a word
-            raise ValueFitError(f"column {name!r}: a null reached the shard")
+            row = pc.index(array.is_null(), True).as_py()
+            raise ValueFitError(f"column {name!r}: a null reached the shard", where=f"[{row}]")
     return out
 
 

@@ -75,12 +75,10 @@ class Xsv:
         raises  UsageError for names that the header cannot hold; ValueFitError naming the first row that a line cannot hold
         """
         separator, newline = self._ends(columns, settings)
-        for first, piece in _pieces(batch):
-            try:
-                _body(columns, piece, separator, newline)
-            except ValueFitError as error:
-                raise ValueFitError(error.message, where=f"[{first + int(error.where[1:-1])}]", hint=error.hint) from None
-        return 0, self._weights(columns, batch, separator, newline)
+        sizes = self._weights(columns, batch, separator, newline)  # first: a row that no shard holds is never joined
+        for _ in lines.bodies((batch,), lambda piece: _body(columns, piece, separator, newline)):
+            pass
+        return 0, sizes
 
     def _weights(self, columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: bytes) -> IntArray:
         return lines.weights(columns, batch, len(separator) * (len(columns) - 1) + len(newline), 0, self.NAME)
@@ -111,7 +109,7 @@ class Xsv:
         separator, newline = self._ends(columns, settings)
         sizes = [self._weights(columns, batch, separator, newline) for batch in batches]
         header = separator.join(one.name.encode() for one in columns) + newline
-        bodies = (_body(columns, piece, separator, newline) for batch in batches for _, piece in _pieces(batch))
+        bodies = lines.bodies(batches, lambda piece: _body(columns, piece, separator, newline))
         return lines.write(at, number, self.NAME, columns, settings, header, sizes, bodies)
 
     def write_index(self, at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings) -> dict[str, File]:
@@ -184,13 +182,6 @@ def _cuts(data: IntArray, starts: IntArray, ends: IntArray, separator: bytes, ea
 
 
 # -- writing
-
-
-def _pieces(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    first = 0
-    for piece in lines.pieces(batch):
-        yield first, piece
-        first += piece.num_rows
 
 
 def _body(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: bytes) -> memoryview:

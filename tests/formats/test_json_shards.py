@@ -202,9 +202,12 @@ def test_a_newline_that_json_cannot_end_with_is_refused_before_anything_is_writt
 def test_bytes_that_are_no_json_are_not_written(name, data):
     good = {"s": b'"x"', "i": b"1", "f": b"1.5"}
     store, columns = MemoryStore(), columns_of(json_shards, TYPES)
+    batch = batch_of(columns, [good, {**good, name: data}])
+    with pytest.raises(ValueFitError):
+        json_shards.row_sizes(columns, batch, Settings())
     with pytest.raises(ValueFitError) as caught:
-        json_shards.write_shard(Location(store, ""), 0, columns, [batch_of(columns, [good, {**good, name: data}])], Settings())
-    assert str(caught.value) == f"row 1 of the shard: column {name!r}: {data!r} is no JSON of its kind"
+        json_shards.write_shard(Location(store, ""), 0, columns, [batch], Settings())
+    assert str(caught.value) == f"[1]: column {name!r}: {data!r} is no JSON of its kind"
     assert store.files == {}
 
 

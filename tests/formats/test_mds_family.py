@@ -285,6 +285,18 @@ def test_a_shard_alone_is_read_and_verified_with_its_meta(name, tmp_path):
     assert [one.kind for one in verify(str(path))] == ["format"]
 
 
+@pytest.mark.parametrize("name", ["json_newline_lf", "csv_comp_gz", "merged_list_json", "xsv_unicode", "mds_comp_br"])
+def test_datasets_are_read_over_http(name, web):
+    folder = GOLDEN / name / "data"
+    for path in folder.rglob("*"):
+        if path.is_file():
+            web.file(f"/d/{path.relative_to(folder)}", path.read_bytes())
+    data = read.open(web.url("/d/index.json"))
+    wanted = read.open(str(folder))
+    assert data.rows([len(data) - 1, 0, 1]) == wanted.rows([len(data) - 1, 0, 1])
+    assert list(data.scan(exact=True)) == list(wanted.scan(exact=True))
+
+
 # -- the index
 
 
