@@ -39,10 +39,11 @@ _HEX = _flags(b"0123456789abcdefABCDEF")
 
 
 class Plan(NamedTuple):
-    """How a line is laid out: of each column its name, what stands before its value, and whether that is text; what ends the line."""
+    """How a line is laid out: of each column its name, what stands before its value, and whether that is text; what ends the line; the names."""
 
     columns: tuple[tuple[str, bytes, bool], ...]
     tail: bytes
+    names: tuple[str, ...]
 
     @property
     def quotes(self) -> int:
@@ -54,7 +55,8 @@ def planned(columns: Columns, newline: bytes) -> Plan:
     """Lay out the lines of a shard: its columns by name, by code point."""
     ordered = sorted(columns, key=lambda one: one.name)
     parts = [(one.name, json.dumps(one.name).encode() + b": ", is_text(one)) for one in ordered]
-    return Plan(tuple((name, (b", " if i else b"{") + key, text) for i, (name, key, text) in enumerate(parts)), b"}" + newline)
+    laid = tuple((name, (b", " if i else b"{") + key, text) for i, (name, key, text) in enumerate(parts))
+    return Plan(laid, b"}" + newline, tuple(name for name, _, _ in laid))
 
 
 def is_text(one: Column) -> bool:

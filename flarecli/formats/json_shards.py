@@ -68,23 +68,19 @@ def read_rows(
 ) -> list[Row]:
     """Give the JSON text of each value, in the order asked. Raises FormatError naming the row whose line is not one."""
     plan = _plan(shard)
-    names = [one.name for one in shard.columns] if columns is None else columns
-    out: list[Row] = []
-    for row, line in zip(rows, lines.lines_of(shard, rows), strict=True):
-        values = _values(shard, row, bytes(line), plan)
-        out.append({name: values[name] for name in names})
-    return out
+    out: list[Row] = [dict(_values(shard, row, bytes(line), plan)) for row, line in zip(rows, lines.lines_of(shard, rows), strict=True)]
+    return out if columns is None else [{name: row[name] for name in columns} for row in out]
 
 
 def _values(shard: Shard, row: int, line: bytes, plan: Plan) -> dict[str, bytes]:
     parts = json_lines.split(line, plan)
     if parts is not None:
-        return {name: part for (name, _, _), part in zip(plan.columns, parts, strict=True)}
+        return dict(zip(plan.names, parts, strict=True))
     try:
         values = json_lines.parsed(line)
     except ValueError as error:
         raise FormatError(str(error), where=f"{shard.chunk.at}[{row}]") from None
-    wanted = {name for name, _, _ in plan.columns}
+    wanted = set(plan.names)
     if values.keys() != wanted:
         name = min(values.keys() ^ wanted)
         raise FormatError(f"column {name!r:.60} is {'missing' if name in wanted else 'unknown'}", where=f"{shard.chunk.at}[{row}]")

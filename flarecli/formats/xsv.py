@@ -54,12 +54,10 @@ class Xsv:
         self, shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None, ranges: Mapping[str, tuple[int, int]] | None = None
     ) -> list[Row]:
         """Give the text of each value, in the order asked. Raises FormatError naming the row whose line has other fields."""
-        out: list[Row] = []
-        for row, line in zip(rows, lines.lines_of(shard, rows), strict=True):
-            parts = _split(shard, row, bytes(line))
-            values = {one.name: part for one, part in zip(shard.columns, parts, strict=True)}
-            out.append(dict(values) if columns is None else {name: values[name] for name in columns})
-        return out
+        names = shard.memo.get("names") or shard.memo.setdefault("names", [one.name for one in shard.columns])
+        parts = [_split(shard, row, bytes(line)) for row, line in zip(rows, lines.lines_of(shard, rows), strict=True)]
+        out: list[Row] = [dict(zip(names, values, strict=True)) for values in parts]
+        return out if columns is None else [{name: row[name] for name in columns} for row in out]
 
     def read_batch(self, shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False) -> pa.RecordBatch:
         """Give rows start..stop as typed columns of text.
@@ -134,12 +132,12 @@ class Xsv:
 
 
 def _split(shard: Shard, row: int, line: bytes) -> list[bytes]:
-    newline, where = shard.layout["newline"], f"{shard.chunk.at}[{row}]"
+    newline = shard.layout["newline"]
     if not line.endswith(newline):
-        raise FormatError(f"its line does not end with {newline.decode()!r}", where=where)
+        raise FormatError(f"its line does not end with {newline.decode()!r}", where=f"{shard.chunk.at}[{row}]")
     parts = line[: -len(newline)].split(shard.layout["separator"])
     if len(parts) != len(shard.columns):
-        raise FormatError(f"{len(parts)} values in its line, {len(shard.columns)} are wanted", where=where)
+        raise FormatError(f"{len(parts)} values in its line, {len(shard.columns)} are wanted", where=f"{shard.chunk.at}[{row}]")
     return parts
 
 
