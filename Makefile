@@ -18,9 +18,10 @@ lint: .venv/dev  ## ruff, no changes made
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 types: .venv/dev  ## mypy --strict on the package
 	$(BIN)/mypy
-bench: .venv/installed  ## start-up, speed and memory; PEER_PYTHON=… names an interpreter that has mosaicml-streaming
+bench: .venv/installed  ## start-up, speed and memory; PEER_PYTHON=… and others name interpreters of the originals: benchmarks/README.md
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/pack_text.py
+	$(BIN)/python benchmarks/formats.py
 	$(BIN)/python benchmarks/memory.py
 
 .venv/bin/python:

@@ -1,0 +1,52 @@
+"""What the formats are measured with: three workloads, the same values in every process, made by nothing but the standard library."""
+
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+
+class Workload(NamedTuple):
+    """rows; how many an iteration of the slowest reads; field -> kind; how many rows are read at random by flare, and by others."""
+
+    rows: int
+    scanned: int
+    kinds: dict[str, str]
+    picks: int
+    fewer: int
+
+
+WORKLOADS = {
+    "w1": Workload(100_000, 20_000, {"number": "int", "score": "float64", "text": "str"}, 20_000, 2_000),  # 1 KB
+    "w2": Workload(5_000, 5_000, {"caption": "str", "image": "bytes", "label": "int"}, 5_000, 1_000),  # 20 KB
+    "w3": Workload(1_000, 1_000, {"data": "bytes", "number": "int"}, 500, 300),  # 500 KB
+}
+RECORD = {"w1": "text", "w2": "image", "w3": "data"}  # the field that a format of one column holds
+SHARD = 1 << 26
+
+
+def samples(workload: str, rows: int) -> Iterator[dict[str, Any]]:
+    """Give the first rows of a workload: text of about 1 KB, bytes like those of a JPEG of about 20 KB, or 500 KB of noise."""
+    rng = random.Random(workload)
+    words = [bytes(rng.choices(b"abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 11))).decode() for _ in range(4000)]
+    text = " ".join(rng.choices(words, k=300_000))
+    noise = rng.randbytes(8 << 20)
+
+    def piece(source: Any, size: int) -> Any:
+        start = rng.randrange(len(source) - size)
+        return source[start : start + size]
+
+    for number in range(rows):
+        if workload == "w1":
+            yield {"number": number, "score": rng.random(), "text": piece(text, rng.randint(600, 1400))}
+        elif workload == "w2":
+            image = b"\xff\xd8\xff\xe0" + piece(noise, rng.randint(15_000, 25_000)) + b"\xff\xd9"
+            yield {"caption": piece(text, rng.randint(20, 80)), "image": image, "label": number % 1000}
+        else:
+            yield {"data": piece(noise, 500_000), "number": number}
+
+
+def picks(workload: str, fewer: bool) -> list[int]:
+    """Give rows in a random order, the same for everyone; `fewer` are the first of them."""
+    shape, rng = WORKLOADS[workload], random.Random(7)
+    rows = [rng.randrange(shape.rows) for _ in range(shape.picks)]
+    return rows[: shape.fewer] if fewer else rows
