@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -15,21 +16,27 @@ from flarecli.storage import is_cold, read_ahead
 __all__ = ["read_rows"]
 
 
+_LEAD = 1 << 12  # bytes of a column that is read in one go with the lengths: a hostile config may name any size
+
+
 class _Ready(NamedTuple):
     """What reading one more row takes: made once for each set of columns, and kept with the shard.
 
-    table   where each sample starts, as Python's own integers
-    view    the whole shard, where that is in memory; `source` is the same as what gives bytes when it is sliced: a map
-    lengths of the columns of variable size; `head` bytes in all
-    plan    name, size in bytes (None: as the lengths say) and whether it is wanted, of each column
+    table    where each sample starts, as Python's own integers
+    view     the whole shard, where that is in memory; `source` is the same as what gives bytes when it is sliced: a map
+    head     gives what a sample begins with: the lengths, `first` of them, then the small columns before the first of variable size
+             that are wanted, `lead` by name; `size` bytes in all
+    rest     name, size in bytes (None: as the lengths say) and whether it is wanted, of each column behind those
     """
 
     table: memoryview
     view: memoryview | None
     source: Any
-    lengths: Callable[..., tuple[Any, ...]]
-    head: int
-    plan: tuple[tuple[str, int | None, bool], ...]
+    head: Callable[..., tuple[Any, ...]]
+    size: int
+    first: int
+    lead: tuple[str, ...]
+    rest: tuple[tuple[str, int | None, bool], ...]
 
 
 def read_rows(
@@ -41,64 +48,74 @@ def read_rows(
     """
     key = None if columns is None else tuple(columns)
     ready = shard.memo.get(key) or _made(shard, key)
-    table, view, source, lengths, head, plan = ready
+    table, view, source, head, size, first, lead, rest = ready
     if source is None:
         parts = spans.read(shard.chunk, [(table[row], table[row + 1]) for row in rows])
         return [_split(part, ready, shard, row) for part, row in zip(parts, rows, strict=True)]
-    if view is not None and len(rows) > 1 and is_cold(view, [table[rows[i]] for i in (0, len(rows) // 2, -1)]):
+    if len(rows) > 1 and view is not None and is_cold(view, [table[rows[i]] for i in (0, len(rows) // 2, -1)]):
         read_ahead(view, [(table[row], table[row + 1]) for row in rows])
     out: list[Row] = []
     for row in rows:
         start = table[row]
         try:
-            sizes = iter(lengths(source, start))
+            values = head(source, start)
         except struct.error:
-            _refuse(source[start : table[row + 1]], ready, shard, row)
-        at = start + head
+            _refuse(source[start : table[row + 1]], shard, row)
         one: Row = {}
-        for name, size, is_wanted in plan:
-            stop = at + (next(sizes) if size is None else size)
+        i = first
+        for name in lead:
+            one[name] = values[i]
+            i += 1
+        at, i = start + size, 0
+        for name, length, is_wanted in rest:
+            if length is None:
+                length = values[i]
+                i += 1
+            stop = at + length
             if is_wanted:
                 one[name] = source[at:stop]
             at = stop
         if at != table[row + 1]:
-            _refuse(source[start : table[row + 1]], ready, shard, row)
+            _refuse(source[start : table[row + 1]], shard, row)
         out.append(one)
     return out
 
 
 def _made(shard: Shard, columns: tuple[str, ...] | None) -> _Ready:
     wanted = frozenset(column.name for column in shard.columns) if columns is None else frozenset(columns)
-    lengths = struct.Struct(f"<{sum(column.size is None for column in shard.columns)}I")
+    lead = list(itertools.takewhile(lambda column: column.size is not None and column.size <= _LEAD, shard.columns))
+    lengths = sum(column.size is None for column in shard.columns)
+    head = struct.Struct(f"<{lengths}I" + "".join(f"{column.size}{'s' if column.name in wanted else 'x'}" for column in lead))
     view = spans.whole(shard.chunk)
     source = view.obj if view is not None and isinstance(view.obj, (bytes, mmap.mmap)) and len(view.obj) == len(view) else None
-    plan = tuple((column.name, column.size, column.name in wanted) for column in shard.columns)
-    ready = _Ready(memoryview(shard.layout["starts"]), view, source, lengths.unpack_from, lengths.size, plan)
+    names = tuple(column.name for column in lead if column.name in wanted)
+    rest = tuple((column.name, column.size, column.name in wanted) for column in shard.columns[len(lead) :])
+    ready = _Ready(memoryview(shard.layout["starts"]), view, source, head.unpack_from, head.size, lengths, names, rest)
     if not spans.suffix(shard.chunk):  # a decompressed shard is held elsewhere, and not for ever
         shard.memo[columns] = ready
     return ready
 
 
 def _split(data: bytes | memoryview, ready: _Ready, shard: Shard, row: int) -> Row:
-    at = ready.head
-    if len(data) < at:
-        _refuse(data, ready, shard, row)
-    sizes = iter(ready.lengths(data))
-    out: Row = {}
-    for name, size, is_wanted in ready.plan:
-        stop = at + (next(sizes) if size is None else size)
+    if len(data) < ready.size:
+        _refuse(data, shard, row)
+    values = ready.head(data)
+    out: Row = dict(zip(ready.lead, values[ready.first :], strict=True))
+    at, lengths = ready.size, iter(values)
+    for name, length, is_wanted in ready.rest:
+        stop = at + (next(lengths) if length is None else length)
         if is_wanted:
             out[name] = bytes(data[at:stop])
         at = stop
     if at != len(data):
-        _refuse(data, ready, shard, row)
+        _refuse(data, shard, row)
     return out
 
 
-def _refuse(data: bytes | memoryview, ready: _Ready, shard: Shard, row: int) -> NoReturn:
+def _refuse(data: bytes | memoryview, shard: Shard, row: int) -> NoReturn:
     where = f"{shard.chunk.at}[{row}]"
-    if len(data) < ready.head:
-        raise FormatError(f"{len(data)} bytes cannot hold {ready.head} bytes of lengths", where=where)
-    sizes = ready.lengths(data)
-    need = ready.head + sum(sizes) + sum(size or 0 for _, size, _ in ready.plan)
+    lengths = struct.Struct(f"<{sum(column.size is None for column in shard.columns)}I")
+    if len(data) < lengths.size:
+        raise FormatError(f"{len(data)} bytes cannot hold {lengths.size} bytes of lengths", where=where)
+    need = lengths.size + sum(lengths.unpack_from(data)) + sum(column.size or 0 for column in shard.columns)
     raise FormatError(f"its fields take {need} bytes, the sample has {len(data)}", where=where)

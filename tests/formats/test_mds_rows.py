@@ -1,0 +1,80 @@
+"""Samples read one by one: whatever columns lie where, mapped or read, all of them or some."""
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flarecli.encodings import column, field
+from flarecli.errors import FormatError
+from flarecli.formats import mds
+from flarecli.formats.mds_rows import read_rows
+from flarecli.model import Chunk, Settings
+from flarecli.storage import locate
+
+SIZES = {"a": "int", "b": "uint8", "c": "bytes", "d": "float64", "e": "str", "f": "ndarray:uint8:5000"}  # f is large for a column of one size
+
+
+def shard_of(folder, names, rows, maps):
+    columns = tuple(column(name, SIZES[name]) for name in names)
+    fields = [field(one) for one in columns]
+    batch = pa.RecordBatch.from_arrays([pa.array([row[one.name] for row in rows], one.type) for one in fields], schema=pa.schema(fields))
+    chunk = mds.write_shard(locate(str(folder)), 0, columns, [batch], Settings())
+    return mds.open_shard(chunk if maps else Chunk(chunk.at.unmapped(), chunk.rows, chunk.files, chunk.format))
+
+
+def stored(row, name):
+    value = row[name]
+    if name == "a":
+        return value.to_bytes(8, "little", signed=True)
+    if name == "b":
+        return bytes([value])
+    if name == "d":
+        return pa.array([value], pa.float64()).buffers()[1].to_pybytes()[:8]
+    return value.encode() if name == "e" else value
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_every_column_is_cut_where_it_lies(tmp_path_factory, data):
+    names = sorted(data.draw(st.sets(st.sampled_from(sorted(SIZES)), min_size=1)))
+    rows = [
+        {"a": i - 2, "b": i, "c": bytes([i]) * (i * 7 % 5), "d": i / 3, "e": "é" * (i % 3), "f": bytes([i]) * 5000}
+        for i in range(data.draw(st.integers(1, 5)))
+    ]
+    maps = data.draw(st.booleans())
+    shard = shard_of(tmp_path_factory.mktemp("rows"), names, rows, maps)
+    some = data.draw(st.none() | st.lists(st.sampled_from(names), unique=True))
+    order = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=6))
+    wanted = [{name: stored(rows[i], name) for name in names if some is None or name in some} for i in order]
+    assert read_rows(shard, order, some) == wanted
+    assert [list(row) for row in read_rows(shard, order, some)] == [list(row) for row in wanted]  # in the order of the format
+    assert all(type(value) is bytes for row in read_rows(shard, order, some) for value in row.values())
+
+
+@pytest.mark.parametrize("maps", [True, False])
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (3, "3 bytes cannot hold 4 bytes of lengths"),  # not even those
+        (10, "its fields take 15 bytes, the sample has 10"),  # the numbers in front do not fit
+        (13, "its fields take 15 bytes, the sample has 13"),
+    ],
+)
+def test_a_sample_that_is_too_short_says_so(tmp_path, maps, size, message):
+    shard = shard_of(tmp_path, ["a", "b", "c"], [{"a": 1, "b": 2, "c": b"xy"}], maps)
+    shard.layout["starts"].setflags(write=False)
+    starts = shard.layout["starts"].copy()
+    starts[1] = starts[0] + size
+    shard.layout["starts"] = starts
+    with pytest.raises(FormatError) as caught:
+        read_rows(shard, [0])
+    assert str(caught.value) == f"{shard.chunk.at}[0]: {message}"
+
+
+def test_a_column_of_any_declared_size_is_only_damage(tmp_path):
+    shard = shard_of(tmp_path, ["a", "c"], [{"a": 1, "c": b"xy"}], True)
+    columns = (column("a", "ndarray:uint8:4294967295"), shard.columns[1])
+    hostile = type(shard)(shard.chunk, columns, shard.rows, shard.layout)
+    with pytest.raises(FormatError, match="its fields take [0-9]+ bytes, the sample has 14$"):
+        read_rows(hostile, [0])
