@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from isal.isal_zlib import crc32
@@ -72,11 +72,14 @@ def read_rows(
     name = shard.columns[0].name
     if columns is not None and name not in columns:
         return [{} for _ in rows]
-    layout = ready(shard)
+    layout: Any = shard.layout  # a row of 1 KB takes 0.6 µs: calls count here
+    if not layout.is_ready:
+        ready(shard)
     table, source = layout.table, layout.source
     if source is None:
         return [{name: bytes(part)} for part in read_views(shard, rows, check)]
-    _ask_ahead(layout, rows)
+    if len(rows) > 1:
+        _ask_ahead(layout, rows)
     if not check:
         return [{name: source[table[row] : table[row + 1]]} for row in rows]
     out: list[Row] = []
