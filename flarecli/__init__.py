@@ -46,7 +46,23 @@ _ROOMS = {
     "verify": "flarecli.verbs",
 }
 
-__all__ = ["Column", "Dataset", "Finding", "Writer", "__version__", "cat", "errors", "inspect", "merge_index", "open", "pack", "playlist", "reindex", "unpack", "verify"]
+__all__ = [
+    "Column",
+    "Dataset",
+    "Finding",
+    "Writer",
+    "__version__",
+    "cat",
+    "errors",
+    "inspect",
+    "merge_index",
+    "open",
+    "pack",
+    "playlist",
+    "reindex",
+    "unpack",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -68,7 +68,8 @@ def test_every_option_of_pack_reaches_the_verb(flare):
     pack = Recorder(Packed())
     line = (
         "a.csv out -f mds --fetch u:image --fetch v --key id -c id,u --encode n=int8 --encode t=str --where n>4 --limit 9 --shuffle 7 "
-        "--shard-size 256KiB --shard-rows 3 -z zstd:7 --hash sha1 --hash xxh64 --separator \\t| --newline \\r\\n --on-error skip --on-duplicate first --dry-run --resume "
+        "--shard-size 256KiB --shard-rows 3 -z zstd:7 --hash sha1 --hash xxh64 --separator \\t| --newline \\r\\n --on-error skip "
+        "--on-duplicate first --dry-run --resume "
         "--overwrite --allow-empty --allow-missing -0 -j 5 --retries 2 --timeout 8s --deadline 12s --max-object 1MB --allow-private --allow-local"
     )
     assert flare("pack", *line.split(), pack=pack).code == 0
@@ -76,7 +77,8 @@ def test_every_option_of_pack_reaches_the_verb(flare):
     assert options == {
         "format": "mds", "fetch": ["u:image", "v"], "key": "id", "columns": ["id", "u"], "encode": {"n": "int8", "t": "str"}, "where": "n>4",
         "limit": 9, "shuffle": 7, "shard_bytes": 1 << 18, "shard_rows": 3, "compress": "zstd:7", "hashes": ["sha1", "xxh64"],
-        "separator": "\t|", "newline": "\r\n", "on_error": "skip", "on_duplicate": "first", "dry_run": True, "resume": True, "overwrite": True, "allow_empty": True, "allow_missing": True, "null_separated": True,
+        "separator": "\t|", "newline": "\r\n", "on_error": "skip", "on_duplicate": "first", "dry_run": True, "resume": True, "overwrite": True,
+        "allow_empty": True, "allow_missing": True, "null_separated": True,
     }  # fmt: skip
     assert (pack.options["guard"].allow_private, pack.options["guard"].allow_local) == (True, True)
     limits = pack.options["limits"]
