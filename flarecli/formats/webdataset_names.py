@@ -38,7 +38,6 @@ _EXTENSIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(  # encoding -> ex
     }
 )
 _MEANT: dict[str, str] = {one: encoding for encoding, ones in reversed(list(_EXTENSIONS.items())) for one in ones}
-_INSTEAD = dict.fromkeys(("float16", "float32", "float64", "str_float", "json_float"), "json_float")  # webdataset has no other word for them
 _TAKEN = (KEY, "__url__", "__local_path__")  # what webdataset itself puts into a sample
 _UNFIT = re.compile(r"[\x00-\x1f\x7f/\\]")
 _LIMIT = 255  # bytes of an extension: what a file system takes of a whole name
@@ -94,6 +93,4 @@ def held_column(one: Column) -> Column:
     """Give a column as a member holds it; the key is text. Raises UsageError naming the column if none can."""
     if one.name == KEY:
         return column(KEY, "str")
-    if one.encoding in _INSTEAD:
-        return column(one.name, _INSTEAD[one.encoding])
     return held(one, NAME)
