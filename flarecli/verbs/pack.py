@@ -190,7 +190,7 @@ def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
             batch, rows = None, part.rows
             if typed is not None and part.batch.num_rows:
                 batch, rows, unfit = typed.convert(part.batch, part.rows)
-                batch, rows, unheld = _held(writer, part, batch, rows, plan.named_by)
+                batch, rows, unheld = _held(plan, writer, part, batch, rows)
                 failures = sorted([*failures, *unfit, *unheld], key=lambda one: one.row)
             for failure in failures[: 1 if plan.on_error == "fail" else None]:
                 plan.progress.failed(failure.key or f"row {failure.row}", failure.reason)
@@ -210,19 +210,31 @@ def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
         plan.progress.note(f"{plan.duplicates['first']} rows with a key used before were left out")
 
 
-def _held(
-    writer: Writer, part: links.Fetched, batch: pa.RecordBatch, rows: IntArray, key: str | None
-) -> tuple[pa.RecordBatch, IntArray, list[Failure]]:
+def _held(plan: Plan, writer: Writer, part: links.Fetched, batch: pa.RecordBatch, rows: IntArray) -> tuple[pa.RecordBatch, IntArray, list[Failure]]:
     """Leave out the rows with values that their encoding holds and the format does not, such as a separator in a line of CSV."""
-    failures: list[Failure] = []
-    while batch.num_rows and (found := writer.unheld(batch)) is not None:
-        at, reason = found
-        row = int(rows[at])
-        named = "" if key is None else key_text(part.batch.column(key)[int(np.searchsorted(part.rows, row))])
-        failures.append(Failure(row, named, "", "value", reason))
-        keep = np.arange(len(rows)) != at
-        batch, rows = batch.filter(pa.array(keep)), rows[keep]
-    return batch, rows, failures
+    first = writer.unheld(batch) if batch.num_rows else None
+    if first is None:
+        return batch, rows, []
+    found = [first] if plan.on_error == "fail" else _unheld(writer, batch, 0)
+    failures = []
+    for at, reason in found:
+        key = plan.named_by
+        named = "" if key is None else key_text(part.batch.column(key)[int(np.searchsorted(part.rows, rows[at]))])
+        failures.append(Failure(int(rows[at]), named, "", "value", reason))
+    keep = np.ones(len(rows), bool)
+    keep[[at for at, _ in found]] = False
+    return batch.filter(pa.array(keep)), rows[keep], failures
+
+
+def _unheld(writer: Writer, batch: pa.RecordBatch, first: int) -> list[tuple[int, str]]:
+    """Find all such rows, by halving: a few cost a few passes."""
+    found = writer.unheld(batch)
+    if found is None:
+        return []
+    if batch.num_rows == 1:
+        return [(first, found[1])]
+    middle = batch.num_rows // 2
+    return _unheld(writer, batch[:middle], first) + _unheld(writer, batch[middle:], first + middle)
 
 
 def _named(plan: Plan, writer: Writer, part: links.Fetched, names: list[str]) -> Columns:

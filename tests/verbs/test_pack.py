@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flarecli import playlists, read, verbs
-from flarecli.errors import FormatError, ReachError, UsageError
+from flarecli.errors import FormatError, ReachError, UsageError, ValueFitError
 from flarecli.progress import Progress
 from flarecli.storage import Limits, locate
 from flarecli.write.journal import Journal
@@ -295,3 +295,14 @@ def test_a_half_pack_goes_on_however_its_source_is_spelt(tmp_path, server, monke
     verbs.pack(source, f"{tmp_path}/whole", columns=["caption"])
     monkeypatch.chdir(tmp_path)
     assert verbs.pack("./index.parquet", "whole", columns=["caption"], resume=True).rows == 120
+
+
+def test_rows_that_a_format_cannot_hold_fail_one_by_one(tmp_path):
+    pq.write_table(pa.table({"id": list("abcde"), "text": ["fine", "one, two", "fine too", "line\nline", ",,"]}), tmp_path / "i.parquet")
+    with pytest.raises(ValueFitError) as caught:
+        verbs.pack(str(tmp_path / "i.parquet"), str(tmp_path / "out"), format="csv", key="id")
+    assert str(caught.value) == f"{tmp_path}/i.parquet[1]: b: column 'text': holds the separator ','"
+    packed = verbs.pack(str(tmp_path / "i.parquet"), str(tmp_path / "skip"), format="csv", key="id", on_error="skip")
+    assert (packed.rows, packed.failed) == (2, 3)
+    assert [json.loads(line)["key"] for line in (tmp_path / "skip" / "failed.jsonl").read_text().splitlines()] == ["b", "d", "e"]
+    assert list(verbs.verify(str(tmp_path / "skip"))) == []
