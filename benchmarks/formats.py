@@ -8,9 +8,9 @@ original does not run. In place of ffrecord, which cannot be installed, stand `o
 and slices in the shortest Python there is, asked as `read_rows` is. All sides read the same files, written by flare, from the page cache.
 
 Each side is one process that waits for its turn; they take turns operation by operation. Figures are CPU time, user and system, of
-all threads, in µs a sample: medians of the rounds; ratios are medians of each round's own. Writing by flare ends on the disk (fsync),
-with journal and sums; the originals and the floor stop at the page cache. malloc is told to keep what is freed, for all sides alike:
-else what half a megabyte costs depends on what happens to lie at the top of the heap.
+all threads, in µs a sample: the lowest of two or three times in a turn, and of those medians of the rounds; ratios are medians of each
+round's own. Writing by flare ends on the disk (fsync), with journal and sums; the originals and the floor stop at the page cache.
+malloc is told to keep what is freed, for all sides alike: else what half a megabyte costs depends on what lies at the top of the heap.
 """
 
 import argparse

@@ -25,7 +25,6 @@ from pathlib import Path
 COLUMNS = {"number": "int", "score": "float64", "text": "str"}
 LIMIT = 1 << 26
 PACKS = 3  # in one process: the first also pays for loading what is loaded on first use, and for memory never touched before
-MEMORY = 1 << 29  # bytes that are there for everyone, page cache included
 BATCH = 8000  # rows that stay in the processor's cache
 
 
@@ -148,12 +147,9 @@ def make(path: str, rows: int) -> None:
 
 def child(name: str, index: str, out: str) -> None:
     """Pack all of it PACKS times and print the CPU seconds of each; the last one stays."""
-    from memory_back import bring_back
-
     for _ in range(PACKS):
         shutil.rmtree(out, ignore_errors=True)
         pack = PACKERS[name](index, out)
-        bring_back(MEMORY)
         began = time.process_time()
         pack()
         print(time.process_time() - began)
