@@ -30,6 +30,7 @@ __all__ = ["LocalStore", "SCRATCH", "made_folder", "sync_folder"]
 SCRATCH = ".flare"  # lock, journal and temporary files of a pack live there
 NAMED = ("http", "https", "s3", "gs", "az", "hf")  # schemes that an index may name; others only the user types
 MAPS = 128  # mapped files kept open at once
+_PIECE = 1 << 20  # bytes summed, then written at once: they stay in the cache
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SCHEME_HINT = "Give --allow-local to follow it, if you trust this dataset."
@@ -252,9 +253,11 @@ class LocalStore:
             try:
                 room = Room(fd)
                 for data in parts:
-                    room.need(len(data))
-                    _write_all(fd, data)
-                    sums.update(data)
+                    for start in range(0, len(data), _PIECE):
+                        piece = data if len(data) <= _PIECE else memoryview(data)[start : start + _PIECE]
+                        room.need(len(piece))
+                        sums.update(piece)
+                        _write_all(fd, piece)
                 room.done()
                 self._sync(fd)
             finally:
