@@ -58,11 +58,19 @@ class Index:
         """Whether the files lie on this machine: then their rows may name what lies beside them."""
         return self.at.is_local
 
-    def batches(self, columns: Sequence[str] | None = None, where: str | None = None, row: str | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self,
+        columns: Sequence[str] | None = None,
+        where: str | None = None,
+        row: str | None = None,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
         """Give the rows in order, file after file, only the columns asked for, 8,192 at most in a batch.
 
         where   row groups of parquet that surely hold no row of this condition are not read; all other rows come
         row     name of one more column, int64: the place of each row in the whole index
+        start   only the rows of these places, start..stop; files and row groups that lie outside are not read where their rows are known
         raises  UsageError for a column that is not there; FormatError naming file and place for bytes that are not
                 the format, or if there is no row at all
         """
@@ -73,24 +81,32 @@ class Index:
         schema = pa.schema([self.schema.field(name) for name in names])
         bounds = () if where is None else sql.bounds(where, self.schema.names)
         first = rows = 0
+        last = sys.maxsize if stop is None else stop
         for part in self.parts:
+            if first >= last:
+                return
             count = 0
-            for at, batch in _placed(part, [name for name in names if name in part.schema.names], bounds):
+            for at, batch in _placed(part, [name for name in names if name in part.schema.names], bounds, start - first, last - first):
                 count, rows = at + batch.num_rows, rows + batch.num_rows
-                fit = fitted(batch, schema, part, at)
-                yield fit if row is None else fit.append_column(pa.field(row, pa.int64()), pa.array(np.arange(first + at, first + count)))
+                low, high = max(start - first - at, 0), min(last - first - at, batch.num_rows)
+                if low < high:
+                    fit = fitted(batch.slice(low, high - low), schema, part, at + low)
+                    places = np.arange(first + at + low, first + at + high)
+                    yield fit if row is None else fit.append_column(pa.field(row, pa.int64()), pa.array(places))
+                if first + count >= last:
+                    return
             first += count if part.rows is None else part.rows
-        if not rows and not bounds:
+        if not rows and not bounds and not start:
             raise FormatError("the index has no rows", where=self.address)
 
     def contents(
-        self, columns: Sequence[str] | None = None, where: str | None = None, limits: Limits | None = None
+        self, columns: Sequence[str] | None = None, where: str | None = None, limits: Limits | None = None, start: int = 0, stop: int | None = None
     ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
         """Give the rows with what their links point at, read side by side; and the files that could not be read, null there."""
         links = [name for name in self.links if columns is None or name in columns]
         find = self.at.join if self.address == STDIN else self.at.__truediv__
         is_near = self.at.is_local and self.address != STDIN
-        return contents(self.batches(columns, where), links, find, limits, *(() if is_near else (1,)))
+        return contents(self.batches(columns, where, start=start, stop=stop), links, find, limits, *(() if is_near else (1,)))
 
     def count(self, where: str | None = None) -> int:
         """Give how many rows there are that a condition keeps; reads only what it looks at, and nothing if the files say it."""
@@ -126,12 +142,14 @@ def _lumps(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from pa.Table.from_batches(held).combine_chunks().to_batches()
 
 
-def _placed(part: Part, names: list[str], bounds: Sequence[sql.Bound]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Give the batches of a part that may hold rows within bounds, and the place of each in the part."""
+def _placed(part: Part, names: list[str], bounds: Sequence[sql.Bound], start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Give the batches of a part that may hold rows within bounds and from start to stop, and the place of each in the part."""
+    if part.rows is not None and part.rows <= start:
+        return
     if part.rows is not None and any(bound.column not in part.schema.names for bound in bounds):
         return  # null in every row, and no comparison holds for null
     names = names or part.schema.names[:1]  # rows are counted by a column
-    runs = kept(part, bounds) if bounds and isinstance(part, Parquet) else None
+    runs = kept(part, bounds, start, stop) if isinstance(part, Parquet) and (bounds or start > 0 or stop < part.rows) else None
     for first, groups in [(0, None)] if runs is None else runs:
         found = part.batches(names) if groups is None or not isinstance(part, Parquet) else part.batches(names, groups)
         for batch in found:

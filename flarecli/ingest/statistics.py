@@ -22,8 +22,8 @@ from flarecli.where import Bound
 __all__ = ["excluded", "kept"]
 
 
-def kept(part: Parquet, bounds: Sequence[Bound]) -> list[tuple[int, range]]:
-    """Give the runs of row groups that may hold rows within all bounds, and the place of the first row of each."""
+def kept(part: Parquet, bounds: Sequence[Bound], start: int, stop: int) -> list[tuple[int, range]]:
+    """Give the runs of row groups that may hold rows within all bounds, from row start to stop, and the place of the first row of each."""
     metadata = part.footer()
     paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     known = [
@@ -35,7 +35,8 @@ def kept(part: Parquet, bounds: Sequence[Bound]) -> list[tuple[int, range]]:
     row = 0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
-        if group.num_rows and not any(_is_outside(group, leaf, bound, kind) for bound, leaf, kind in known):
+        is_asked = row < stop and row + group.num_rows > start
+        if group.num_rows and is_asked and not any(_is_outside(group, leaf, bound, kind) for bound, leaf, kind in known):
             if runs and runs[-1][1].stop == number:
                 runs[-1] = (runs[-1][0], range(runs[-1][1].start, number + 1))
             else:

@@ -67,6 +67,7 @@ def pack(
     encode: Mapping[str, str] | None = None,
     where: str | None = None,
     limit: int | None = None,
+    rows: tuple[int, int] | None = None,
     shuffle: int | None = None,
     shard_bytes: int | None = 1 << 26,
     shard_rows: int | None = None,
@@ -93,6 +94,7 @@ def pack(
     columns       names of the columns to pack; None: all
     encode        column -> encoding, where the inferred one is not wanted
     where         SQL condition over the columns, or a whole `SELECT … FROM dataframe …`
+    rows          only rows from, to of the source are looked at
     limit         keep the first rows that `where` leaves; `shuffle` then orders those by its seed
     separator     between the values of a line in `csv` (`,`), `tsv` (a tab) and `xsv` shards; `newline` ends lines there and in `json`
     shard_bytes   size of a shard at most, None: 4 GiB; a row larger than that gets one of its own
@@ -119,7 +121,7 @@ def pack(
     plan = Plan(
         source, parsed, key, None if columns is None else tuple(columns), encode, where, limit, shuffle,
         _one_of("on_error", on_error, ("fail", "skip")), _one_of("on_duplicate", on_duplicate, ("error", "first", "keep")),
-        allow_empty, guard, limits, progress,
+        allow_empty, guard, limits, progress, rows or (0, None),
     )  # fmt: skip
     names = checked(plan)
     plan = replace(plan, links=tuple(link for link in plan.links if link.name in names))  # what is not packed is not fetched
@@ -128,7 +130,7 @@ def pack(
     options = {
         "fetch": [[link.source, link.name] for link in parsed], "key": key, "columns": plan.columns and list(plan.columns),
         "encode": encode, "where": where, "limit": limit, "shuffle": shuffle, "on_error": on_error, "on_duplicate": on_duplicate,
-        "allow_empty": allow_empty, "allow_missing": allow_missing,
+        "allow_empty": allow_empty, "allow_missing": allow_missing, **({} if rows is None else {"rows": list(rows)}),
     }  # fmt: skip
     origin = {"address": source.address, DEFAULT: source.sum()}
     writer = Writer(out, format=format, settings=settings, head={"source": origin[DEFAULT], "options": options}, resume=resume, overwrite=overwrite)
@@ -175,7 +177,7 @@ def _digest(value: Any) -> str:
 
 
 def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
-    rows = plan.source.rows if plan.where is None else None
+    rows = plan.known_rows if plan.where is None else None
     plan.progress.start("pack", rows if rows is None or plan.limit is None else min(rows, plan.limit))
     if writer.rows:
         plan.progress.note(f"going on after {writer.rows} rows in {writer.shards} shards")

@@ -33,7 +33,8 @@ def reckon(plan: Plan, names: list[str], format: str, settings: Settings) -> Rec
     module, most = find(format), _SAMPLE_LINKS if plan.links else _SAMPLE
     rows = None
     if not plan.key or plan.on_duplicate == "keep":
-        rows = plan.source.rows if plan.where is None else plan.source.count(plan.where) if plan.source.count else None
+        count = plan.source.count if plan.rows == (0, None) else None
+        rows = plan.known_rows if plan.where is None else count(plan.where) if count else None
     if rows is None:
         rows = sum(batch.num_rows for batch in selected(plan))
     elif plan.limit is not None:

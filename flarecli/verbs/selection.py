@@ -42,7 +42,14 @@ class Plan:
     guard: Guard
     limits: Limits
     progress: Progress
+    rows: tuple[int, int | None] = (0, None)  # only these of the source: from, to
     duplicates: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def known_rows(self) -> int | None:
+        """How many rows are looked at, if that is known without reading."""
+        known, (start, stop) = self.source.rows, self.rows
+        return None if known is None else max(0, min(known, known if stop is None else stop) - start)
 
     @property
     def named_by(self) -> str | None:
@@ -88,7 +95,7 @@ def selected(plan: Plan, skip: int = 0) -> Iterator[pa.RecordBatch]:
         names = {renamed.get(name, name) for name in plan.columns} | ({plan.key} if plan.key else set()) | set(renamed.values())
         names |= set(sql.columns_of(plan.where, plan.source.schema.names)) if plan.where is not None else set()
         wanted = [name for name in plan.source.schema.names if name in names] or None
-    batches = plan.source.batches(wanted, plan.where)
+    batches = plan.source.batches(wanted, plan.where, *plan.rows)
     if plan.where is not None:
         schema = plan.source.schema if wanted is None else pa.schema([plan.source.schema.field(name) for name in wanted])
         _, batches = sql.select(schema, batches, plan.where)

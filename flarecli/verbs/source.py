@@ -23,7 +23,7 @@ class Source:
     address  as the user typed it, without secrets
     at       where relative links in it start
     rows     how many there are, if that is known without reading
-    batches  gives the rows, only the columns named; with a condition, rows that it surely leaves out need not come
+    batches  gives the rows start..stop, only the columns named; with a condition, rows that it surely leaves out need not come
     sum      gives the xxh3_128 of what the rows come from: the index's own bytes, or the listing of the dataset
     notes    what to tell the user about it
     stored   what the columns of a dataset are stored as; empty for an index
@@ -34,7 +34,7 @@ class Source:
     at: Location
     schema: pa.Schema
     rows: int | None
-    batches: Callable[..., Iterator[pa.RecordBatch]]  # (columns=None, where=None)
+    batches: Callable[..., Iterator[pa.RecordBatch]]  # (columns=None, where=None, start=0, stop=None)
     sum: Callable[[], str]
     notes: tuple[str, ...] = ()
     stored: Mapping[str, str] = field(default_factory=dict)
@@ -77,8 +77,8 @@ def open_source(
             sums.update(playlists.text(one))
         return sums.hex()[DEFAULT]
 
-    def batches(columns: Sequence[str] | None = None, where: str | None = None) -> Iterator[pa.RecordBatch]:
-        return data.scan(columns, exact=exact)
+    def batches(columns: Sequence[str] | None = None, where: str | None = None, start: int = 0, stop: int | None = None) -> Iterator[pa.RecordBatch]:
+        return data.scan(columns, start, stop, exact=exact)
 
     stored = {column.name: column.encoding for column in data.columns}
     return Source(shown, first, data.exact if exact else data.schema, len(data), batches, listing, stored=stored)
@@ -92,10 +92,19 @@ def is_plain_folder(address: str, found: Sequence[Playlist], guard: Guard) -> bo
 
 def _of_index(shown: str, index: ingest.Index, guard: Guard) -> Source:
     if not index.links:
-        return Source(shown, index.at, index.schema, index.rows, index.batches, index.sum, index.notes, count=index.count)
+        return Source(
+            shown,
+            index.at,
+            index.schema,
+            index.rows,
+            lambda columns=None, where=None, start=0, stop=None: index.batches(columns, where, start=start, stop=stop),
+            index.sum,
+            index.notes,
+            count=index.count,
+        )
 
-    def batches(columns: Sequence[str] | None = None, where: str | None = None) -> Iterator[pa.RecordBatch]:
-        for batch, flaws in index.contents(columns, where, guard.limits):
+    def batches(columns: Sequence[str] | None = None, where: str | None = None, start: int = 0, stop: int | None = None) -> Iterator[pa.RecordBatch]:
+        for batch, flaws in index.contents(columns, where, guard.limits, start, stop):
             if flaws:
                 raise flaws[0].error
             yield batch
