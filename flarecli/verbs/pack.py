@@ -5,55 +5,19 @@ index -> where, limit, shuffle -> keys -> links fetched ahead, in order -> typed
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from flarecli import playlists
-from flarecli.errors import FormatError, UsageError
-from flarecli.formats import HOLDS_NULL, find
-from flarecli.hashes import DEFAULT
-from flarecli.model import Columns, IntArray, Settings
+from flarecli.errors import UsageError
+from flarecli.formats import find
+from flarecli.model import Settings
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
-from flarecli.verbs.reckon import reckon
+from flarecli.verbs.packing import Packed, Request, packed
 from flarecli.verbs.rows import bounded
-from flarecli.verbs.selection import Plan, checked, fetched, parse_link
-from flarecli.verbs.source import open_source
-from flarecli.write import Failure, Writer, error_of, key_text, links
-from flarecli.write.columns import Typed, chosen_encodings, looks_like_addresses
 
 __all__ = ["Packed", "pack"]
 
 _SEPARATORS = {"csv": ",", "tsv": "\t"}
-_SKIP = "Give --on-error skip to leave such rows out and list them in failed.jsonl."
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """What a pack did, or would do: `estimated` says that shards and bytes were reckoned from the first rows."""
-
-    playlist: str
-    format: str
-    rows: int
-    shards: int
-    bytes: int
-    failed: int = 0
-    reasons: Mapping[str, int] = field(default_factory=dict)
-    columns: Columns = ()
-    duplicates: int = 0
-    resumed_rows: int = 0
-    dry_run: bool = False
-    estimated: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        """Give the result as plain values, for --json."""
-        return {**asdict(self), "columns": {column.name: column.encoding for column in self.columns}}
 
 
 def pack(
@@ -105,51 +69,16 @@ def pack(
     allow_missing columns that some files of an index lack are null there; `null_separated`: addresses at `-` end with NUL, not a newline
     raises        UsageError, ReachError, FormatError, UnsafeError and what is below them, each with its exit code
     """
-    progress = progress or Progress()
     limits = limits or Limits()
-    encode, guard = dict(encode or {}), bounded(guard, limits)
     find(format)
-    between = _separator(format, separator)
-    settings = Settings(compress or None, tuple(sorted(hashes)), shard_bytes or None, shard_rows, newline, between)
-    parsed = tuple(parse_link(text, encode) for text in fetch)
-    text = {link.source for link in parsed} | ({key} if key else set()) | {name for name, one in encode.items() if not _is_number(one)}
-    source = open_source(
-        sources, text=text, guard=guard, columns=columns, allow_missing=allow_missing, null_separated=null_separated, exact=where is None
-    )
-    for note in source.notes:
-        progress.note(note)
-    plan = Plan(
-        source, parsed, key, None if columns is None else tuple(columns), encode, where, limit, shuffle,
-        _one_of("on_error", on_error, ("fail", "skip")), _one_of("on_duplicate", on_duplicate, ("error", "first", "keep")),
-        allow_empty, guard, limits, progress, rows or (0, None),
+    settings = Settings(compress or None, tuple(sorted(hashes)), shard_bytes or None, shard_rows, newline, _separator(format, separator))
+    request = Request(
+        (sources,) if isinstance(sources, str) else tuple(sources), out, format, tuple(fetch), key, None if columns is None else tuple(columns),
+        dict(encode or {}), where, limit, rows, shuffle, settings, _one_of("on_error", on_error, ("fail", "skip")),
+        _one_of("on_duplicate", on_duplicate, ("error", "first", "keep")), dry_run, resume, overwrite, allow_empty, allow_missing,
+        null_separated, bounded(guard, limits), limits,
     )  # fmt: skip
-    names = checked(plan)
-    plan = replace(plan, links=tuple(link for link in plan.links if link.name in names))  # what is not packed is not fetched
-    if dry_run:
-        return _dry(plan, names, format, settings, out)
-    options = {
-        "fetch": [[link.source, link.name] for link in parsed], "key": key, "columns": plan.columns and list(plan.columns),
-        "encode": encode, "where": where, "limit": limit, "shuffle": shuffle, "on_error": on_error, "on_duplicate": on_duplicate,
-        "allow_empty": allow_empty, "allow_missing": allow_missing, **({} if rows is None else {"rows": list(rows)}),
-    }  # fmt: skip
-    origin = {"address": source.address, DEFAULT: source.sum()}
-    writer = Writer(out, format=format, settings=settings, head={"source": origin[DEFAULT], "options": options}, resume=resume, overwrite=overwrite)
-    about = {**origin, "options": _digest([format, settings, options])}
-    if writer.is_done:
-        return _done_before(writer, about, format)
-    resumed = writer.rows
-    try:
-        with writer:
-            _write(plan, writer, names)
-            if writer.is_empty and not writer.failed.count:
-                raise FormatError("no rows to pack", where=source.address, hint="Look at --where and --limit." if where or limit is not None else "")
-            path = writer.close(about)
-    finally:
-        progress.close()
-    counts = dict(sorted(writer.failed.counts.items()))
-    return Packed(
-        path, format, writer.rows, writer.shards, writer.size, writer.failed.count, counts, writer.columns or (), plan.duplicates["first"], resumed
-    )
+    return packed(request, progress or Progress())
 
 
 def _separator(format: str, given: str | None) -> str:
@@ -162,114 +91,7 @@ def _separator(format: str, given: str | None) -> str:
     return given or _SEPARATORS.get(format, ",")
 
 
-def _is_number(encoding: str) -> bool:
-    return encoding.startswith(("int", "uint", "float"))
-
-
 def _one_of(what: str, value: str, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise UsageError(f"{what} is {value!r}", hint=f"Choose one of {', '.join(choices)}.")
     return value
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=asdict).encode()).hexdigest()[:32]
-
-
-def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
-    rows = plan.known_rows if plan.where is None else None
-    plan.progress.start("pack", rows if rows is None or plan.limit is None else min(rows, plan.limit))
-    if writer.rows:
-        plan.progress.note(f"going on after {writer.rows} rows in {writer.shards} shards")
-    nulls = writer.format in HOLDS_NULL
-    typed = Typed(writer.columns, plan.named_by, nulls) if writer.columns else None
-    stream = fetched(plan, writer.next)
-    try:
-        for part in stream:
-            if typed is None and part.batch.num_rows:
-                typed = Typed(_named(plan, writer, part, names), plan.named_by, nulls)
-            failures = list(part.failures)
-            batch, rows = None, part.rows
-            if typed is not None and part.batch.num_rows:
-                batch, rows, unfit = typed.convert(part.batch, part.rows)
-                batch, rows, unheld = _held(plan, writer, part, batch, rows)
-                failures = sorted([*failures, *unfit, *unheld], key=lambda one: one.row)
-            for failure in failures[: 1 if plan.on_error == "fail" else None]:
-                plan.progress.failed(failure.key or f"row {failure.row}", failure.reason)
-                if plan.on_error == "skip":
-                    writer.fail(failure)
-                elif batch is not None:  # what stands before it is kept for a resume
-                    kept = int(np.searchsorted(rows, failure.row))
-                    batch, rows = batch.slice(0, kept), rows[:kept]
-            if batch is not None and batch.num_rows:
-                writer.write_batch(batch, rows)
-            if failures and plan.on_error == "fail":
-                raise error_of(failures[0], plan.source.address, _SKIP)
-            plan.progress.advance(part.batch.num_rows + len(part.failures), part.batch.nbytes)
-    finally:
-        stream.close()  # type: ignore[attr-defined]
-    if plan.duplicates["first"]:
-        plan.progress.note(f"{plan.duplicates['first']} rows with a key used before were left out")
-
-
-def _held(plan: Plan, writer: Writer, part: links.Fetched, batch: pa.RecordBatch, rows: IntArray) -> tuple[pa.RecordBatch, IntArray, list[Failure]]:
-    """Leave out the rows with values that their encoding holds and the format does not, such as a separator in a line of CSV."""
-    first = writer.unheld(batch) if batch.num_rows else None
-    if first is None:
-        return batch, rows, []
-    found = [first] if plan.on_error == "fail" else _unheld(writer, batch, 0)
-    failures = []
-    for at, reason in found:
-        key = plan.named_by
-        named = "" if key is None else key_text(part.batch.column(key)[int(np.searchsorted(part.rows, rows[at]))])
-        failures.append(Failure(int(rows[at]), named, "", "value", reason))
-    keep = np.ones(len(rows), bool)
-    keep[[at for at, _ in found]] = False
-    return batch.filter(pa.array(keep)), rows[keep], failures
-
-
-def _unheld(writer: Writer, batch: pa.RecordBatch, first: int) -> list[tuple[int, str]]:
-    """Find all such rows, by halving: a few cost a few passes."""
-    found = writer.unheld(batch)
-    if found is None:
-        return []
-    if batch.num_rows == 1:
-        return [(first, found[1])]
-    middle = batch.num_rows // 2
-    return _unheld(writer, batch[:middle], first) + _unheld(writer, batch[middle:], first + middle)
-
-
-def _named(plan: Plan, writer: Writer, part: links.Fetched, names: list[str]) -> Columns:
-    chosen = chosen_encodings(part.batch, names, plan.encode, part.extensions, plan.source.stored)
-    for name in looks_like_addresses(part.batch):
-        if name in names:
-            plan.progress.note(f"column {name!r} holds addresses; give --fetch {name} to pack what they point at")
-    for name, encoding in chosen.items():
-        plan.progress.note(f"column {name!r}: {encoding}", verbose=True)
-    return writer.name_columns(chosen)
-
-
-def _done_before(writer: Writer, about: Mapping[str, Any], format: str) -> Packed:
-    """Say again what a finished pack did, if it was this one."""
-    at = writer.target.at / playlists.PLAYLIST
-    stream = playlists.read(at).streams[0] if at.exists() else None
-    said = stream.headers.get("source") if stream is not None else None
-    if stream is None or not isinstance(said, Mapping) or any(said.get(name) != about[name] for name in (DEFAULT, "options")):
-        hint = "Give --overwrite to replace it, or name another folder."
-        raise UsageError("a dataset of another source or other options is there", where=writer.target.shown, hint=hint)
-    rows = int(stream.rows.sum()) if stream.rows is not None else 0
-    size = int(stream.sizes.sum()) if stream.sizes is not None else 0
-    failed = stream.files.get("failed.jsonl")
-    count = sum(block.count(b"\n") for block in (at.folder / failed.name).blocks()) if failed else 0
-    return Packed(writer.playlist, format, rows, len(stream), size, count, {}, stream.columns or (), 0, rows)
-
-
-def _dry(plan: Plan, names: list[str], format: str, settings: Settings, out: str) -> Packed:
-    """Say what would be packed; a row that fails among the first ones fails here too."""
-    would = reckon(plan, names, format, settings)
-    for failure in would.failures:
-        plan.progress.failed(failure.key or f"row {failure.row}", failure.reason)
-    if would.failures and plan.on_error == "fail":
-        raise error_of(would.failures[0], plan.source.address, _SKIP)
-    path, failed = f"{out.rstrip('/')}/{playlists.PLAYLIST}", len(would.failures)
-    return Packed(path, format, would.rows, would.shards, would.bytes, failed, {}, would.columns, dry_run=True, estimated=would.estimated)

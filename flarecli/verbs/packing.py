@@ -1,0 +1,260 @@
+"""One pack: the rows of a source into shards of one target.
+
+index -> where, limit, shuffle -> keys -> links fetched ahead, in order -> typed columns -> Writer -> playlist
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli import playlists
+from flarecli.errors import FormatError, UsageError
+from flarecli.formats import HOLDS_NULL
+from flarecli.hashes import DEFAULT
+from flarecli.model import Columns, IntArray, Settings
+from flarecli.progress import Progress
+from flarecli.storage import Guard, Limits
+from flarecli.verbs.reckon import reckon
+from flarecli.verbs.selection import Plan, checked, fetched, parse_link
+from flarecli.verbs.source import Source, open_source
+from flarecli.write import Failure, Writer, error_of, key_text, links
+from flarecli.write.columns import Typed, chosen_encodings, looks_like_addresses
+
+__all__ = ["Packed", "Request", "packed"]
+
+_SEPARATORS = {"csv": ",", "tsv": "\t"}
+_SKIP = "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What a pack did, or would do: `estimated` says that shards and bytes were reckoned from the first rows."""
+
+    playlist: str
+    format: str
+    rows: int
+    shards: int
+    bytes: int
+    failed: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    columns: Columns = ()
+    duplicates: int = 0
+    resumed_rows: int = 0
+    dry_run: bool = False
+    estimated: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Give the result as plain values, for --json."""
+        return {**asdict(self), "columns": {column.name: column.encoding for column in self.columns}}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `pack` was asked for; see there. It pickles, so that a part can be packed elsewhere.
+
+    known  the sum of the source, where it was taken already
+    """
+
+    sources: tuple[str, ...]
+    out: str
+    format: str = "mds"
+    fetch: tuple[str, ...] = ()
+    key: str | None = None
+    columns: tuple[str, ...] | None = None
+    encode: Mapping[str, str] = field(default_factory=dict)
+    where: str | None = None
+    limit: int | None = None
+    rows: tuple[int, int] | None = None
+    shuffle: int | None = None
+    settings: Settings = field(default_factory=Settings)
+    on_error: str = "fail"
+    on_duplicate: str = "error"
+    dry_run: bool = False
+    resume: bool = False
+    overwrite: bool = False
+    allow_empty: bool = False
+    allow_missing: bool = False
+    null_separated: bool = False
+    guard: Guard = field(default_factory=Guard)
+    limits: Limits = field(default_factory=Limits)
+    known: str | None = None
+
+    def source(self) -> Source:
+        """Open what the rows come from. Raises what `open_source` raises."""
+        text = {parse_link(one, self.encode).source for one in self.fetch} | ({self.key} if self.key else set())
+        text |= {name for name, one in self.encode.items() if not _is_number(one)}
+        return open_source(
+            self.sources,
+            text=text,
+            guard=self.guard,
+            columns=self.columns,
+            allow_missing=self.allow_missing,
+            null_separated=self.null_separated,
+            exact=self.where is None,
+        )
+
+    def plan(self, source: Source, progress: Progress) -> Plan:
+        """Say which rows of the source are packed, and how."""
+        parsed = tuple(parse_link(text, self.encode) for text in self.fetch)
+        return Plan(
+            source, parsed, self.key, self.columns, self.encode, self.where, self.limit, self.shuffle, self.on_error, self.on_duplicate,
+            self.allow_empty, self.guard, self.limits, progress, self.rows or (0, None),
+        )  # fmt: skip
+
+    def options(self) -> dict[str, Any]:
+        """Give what decides which bytes come out, besides source, format and settings; a resumed pack must have the same."""
+        links = [parse_link(text, self.encode) for text in self.fetch]
+        return {
+            "fetch": [[link.source, link.name] for link in links], "key": self.key, "columns": self.columns and list(self.columns),
+            "encode": dict(self.encode), "where": self.where, "limit": self.limit, "shuffle": self.shuffle, "on_error": self.on_error,
+            "on_duplicate": self.on_duplicate, "allow_empty": self.allow_empty, "allow_missing": self.allow_missing,
+            **({} if self.rows is None else {"rows": list(self.rows)}),
+        }  # fmt: skip
+
+
+def packed(request: Request, progress: Progress) -> Packed:
+    """Do what a request says. Raises what `pack` raises."""
+    source = request.source()
+    for note in source.notes:
+        progress.note(note)
+    plan = request.plan(source, progress)
+    names = checked(plan)
+    plan = replace(plan, links=tuple(link for link in plan.links if link.name in names))  # what is not packed is not fetched
+    format, settings, options = request.format, request.settings, request.options()
+    if request.dry_run:
+        return _dry(plan, names, format, settings, request.out)
+    origin = {"address": source.address, DEFAULT: request.known or source.sum()}
+    head = {"source": origin[DEFAULT], "options": options}
+    writer = Writer(request.out, format=format, settings=settings, head=head, resume=request.resume, overwrite=request.overwrite)
+    about = {**origin, "options": _digest([format, settings, options])}
+    if writer.is_done:
+        return _done_before(writer, about, format)
+    resumed = writer.rows
+    try:
+        with writer:
+            _write(plan, writer, names)
+            if writer.is_empty and not writer.failed.count:
+                raise FormatError(
+                    "no rows to pack", where=source.address, hint="Look at --where and --limit." if plan.where or plan.limit is not None else ""
+                )
+            path = writer.close(about)
+    finally:
+        progress.close()
+    counts = dict(sorted(writer.failed.counts.items()))
+    return Packed(
+        path, format, writer.rows, writer.shards, writer.size, writer.failed.count, counts, writer.columns or (), plan.duplicates["first"], resumed
+    )
+
+
+def _is_number(encoding: str) -> bool:
+    return encoding.startswith(("int", "uint", "float"))
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=asdict).encode()).hexdigest()[:32]
+
+
+def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
+    rows = plan.known_rows if plan.where is None else None
+    plan.progress.start("pack", rows if rows is None or plan.limit is None else min(rows, plan.limit))
+    if writer.rows:
+        plan.progress.note(f"going on after {writer.rows} rows in {writer.shards} shards")
+    nulls = writer.format in HOLDS_NULL
+    typed = Typed(writer.columns, plan.named_by, nulls) if writer.columns else None
+    stream = fetched(plan, writer.next)
+    try:
+        for part in stream:
+            if typed is None and part.batch.num_rows:
+                typed = Typed(_named(plan, writer, part, names), plan.named_by, nulls)
+            failures = list(part.failures)
+            batch, rows = None, part.rows
+            if typed is not None and part.batch.num_rows:
+                batch, rows, unfit = typed.convert(part.batch, part.rows)
+                batch, rows, unheld = _held(plan, writer, part, batch, rows)
+                failures = sorted([*failures, *unfit, *unheld], key=lambda one: one.row)
+            for failure in failures[: 1 if plan.on_error == "fail" else None]:
+                plan.progress.failed(failure.key or f"row {failure.row}", failure.reason)
+                if plan.on_error == "skip":
+                    writer.fail(failure)
+                elif batch is not None:  # what stands before it is kept for a resume
+                    kept = int(np.searchsorted(rows, failure.row))
+                    batch, rows = batch.slice(0, kept), rows[:kept]
+            if batch is not None and batch.num_rows:
+                writer.write_batch(batch, rows)
+            if failures and plan.on_error == "fail":
+                raise error_of(failures[0], plan.source.address, _SKIP)
+            plan.progress.advance(part.batch.num_rows + len(part.failures), part.batch.nbytes)
+    finally:
+        stream.close()  # type: ignore[attr-defined]
+    if plan.duplicates["first"]:
+        plan.progress.note(f"{plan.duplicates['first']} rows with a key used before were left out")
+
+
+def _held(plan: Plan, writer: Writer, part: links.Fetched, batch: pa.RecordBatch, rows: IntArray) -> tuple[pa.RecordBatch, IntArray, list[Failure]]:
+    """Leave out the rows with values that their encoding holds and the format does not, such as a separator in a line of CSV."""
+    first = writer.unheld(batch) if batch.num_rows else None
+    if first is None:
+        return batch, rows, []
+    found = [first] if plan.on_error == "fail" else _unheld(writer, batch, 0)
+    failures = []
+    for at, reason in found:
+        key = plan.named_by
+        named = "" if key is None else key_text(part.batch.column(key)[int(np.searchsorted(part.rows, rows[at]))])
+        failures.append(Failure(int(rows[at]), named, "", "value", reason))
+    keep = np.ones(len(rows), bool)
+    keep[[at for at, _ in found]] = False
+    return batch.filter(pa.array(keep)), rows[keep], failures
+
+
+def _unheld(writer: Writer, batch: pa.RecordBatch, first: int) -> list[tuple[int, str]]:
+    """Find all such rows, by halving: a few cost a few passes."""
+    found = writer.unheld(batch)
+    if found is None:
+        return []
+    if batch.num_rows == 1:
+        return [(first, found[1])]
+    middle = batch.num_rows // 2
+    return _unheld(writer, batch[:middle], first) + _unheld(writer, batch[middle:], first + middle)
+
+
+def _named(plan: Plan, writer: Writer, part: links.Fetched, names: list[str]) -> Columns:
+    chosen = chosen_encodings(part.batch, names, plan.encode, part.extensions, plan.source.stored)
+    for name in looks_like_addresses(part.batch):
+        if name in names:
+            plan.progress.note(f"column {name!r} holds addresses; give --fetch {name} to pack what they point at")
+    for name, encoding in chosen.items():
+        plan.progress.note(f"column {name!r}: {encoding}", verbose=True)
+    return writer.name_columns(chosen)
+
+
+def _done_before(writer: Writer, about: Mapping[str, Any], format: str) -> Packed:
+    """Say again what a finished pack did, if it was this one."""
+    at = writer.target.at / playlists.PLAYLIST
+    stream = playlists.read(at).streams[0] if at.exists() else None
+    said = stream.headers.get("source") if stream is not None else None
+    if stream is None or not isinstance(said, Mapping) or any(said.get(name) != about[name] for name in (DEFAULT, "options")):
+        hint = "Give --overwrite to replace it, or name another folder."
+        raise UsageError("a dataset of another source or other options is there", where=writer.target.shown, hint=hint)
+    rows = int(stream.rows.sum()) if stream.rows is not None else 0
+    size = int(stream.sizes.sum()) if stream.sizes is not None else 0
+    failed = stream.files.get("failed.jsonl")
+    count = sum(block.count(b"\n") for block in (at.folder / failed.name).blocks()) if failed else 0
+    return Packed(writer.playlist, format, rows, len(stream), size, count, {}, stream.columns or (), 0, rows)
+
+
+def _dry(plan: Plan, names: list[str], format: str, settings: Settings, out: str) -> Packed:
+    """Say what would be packed; a row that fails among the first ones fails here too."""
+    would = reckon(plan, names, format, settings)
+    for failure in would.failures:
+        plan.progress.failed(failure.key or f"row {failure.row}", failure.reason)
+    if would.failures and plan.on_error == "fail":
+        raise error_of(would.failures[0], plan.source.address, _SKIP)
+    path, failed = f"{out.rstrip('/')}/{playlists.PLAYLIST}", len(would.failures)
+    return Packed(path, format, would.rows, would.shards, would.bytes, failed, {}, would.columns, dry_run=True, estimated=would.estimated)
