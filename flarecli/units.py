@@ -54,6 +54,14 @@ def format_size(size: int) -> str:
     return f"{size / 1000**power:.1f} {' kMGTPE'[power]}B"
 
 
-def format_count(number: int, noun: str) -> str:
-    """Write a count with its noun: `1 row`, `12,345 rows`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def format_count(number: int, noun: str, nouns: str | None = None) -> str:
+    """Write a count with its noun: `1 row`, `12,345 rows`; `nouns` is the plural where it is no `s` more."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or noun + 's'}"
+
+
+def format_time(seconds: float) -> str:
+    """Write a duration for people, rounded down: `59 s`, `3 m`, `47 h`, `12 days`."""
+    for size, unit in ((172_800, "days"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{int(seconds / (86_400 if unit == 'days' else size))} {unit}"
+    return f"{int(seconds)} s"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from flarecli.cache.entries import NAME, read_note
 from flarecli.cache.folder import LAYOUT
+from flarecli.errors import ReachError
 
 __all__ = ["Kept", "kept"]
 
@@ -24,11 +25,16 @@ class Kept(NamedTuple):
 
 
 def kept(path: str) -> Iterator[Kept]:
-    """Give every copy in a cache's folder, in no order; nothing where there is none."""
+    """Give every copy in a cache's folder, in no order; nothing where there is none.
+
+    raises  ReachError for a folder that cannot be looked at
+    """
     try:
         folder = os.open(os.path.join(path, LAYOUT), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         return
+    except OSError as error:
+        raise ReachError(error.strerror or str(error), where=path, hint="Name a folder that was given as --cache before.") from None
     try:
         now = time.time()
         for name in os.listdir(folder):

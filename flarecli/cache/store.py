@@ -17,7 +17,7 @@ from flarecli.cache import folder as folders
 from flarecli.cache.entries import Entry, Summing, entry
 from flarecli.errors import FormatError, IntegrityError
 from flarecli.storage import Entry as Listed
-from flarecli.storage import Location, Part, Store, Written, side_by_side
+from flarecli.storage import Guard, Location, Part, Store, Written, side_by_side
 
 __all__ = ["BLOCK", "Cache", "CachedStore"]
 
@@ -68,6 +68,12 @@ class CachedStore:
         return hash((self.store, self.cache))
 
     # -- what the cache has no part in
+
+    @property
+    def guard(self) -> Guard:
+        """What addresses may reach from here: the store's own, which knows what the user named."""
+        found: Guard = getattr(self.store, "guard", None) or Guard()
+        return found
 
     def show(self, path: str) -> str:
         return self.store.show(path)

@@ -35,6 +35,8 @@ def command(
     retries: params.Retries = 4,
     timeout: params.Timeout = 30.0,
     deadline: params.Deadline = 600.0,
+    cache: params.CacheFolder = None,
+    cache_limit: params.CacheLimit = 10 * 10**9,
     jobs: params.Jobs = None,
     allow_private: params.AllowPrivate = False,
     allow_local: params.AllowLocal = False,
@@ -53,7 +55,7 @@ def command(
     from flarecli import verbs
 
     printer = Printer(as_json, quiet, verbose)
-    guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline)
+    guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline, keeper=params.keeper(printer, cache, cache_limit))
     output.check(to, raw, bytes_as)
     batches = verbs.cat(
         sources,

@@ -11,14 +11,16 @@ from flarecli.cli import rows as output
 from flarecli.cli.params import option
 from flarecli.cli.show import Printer
 from flarecli.errors import UsageError
-from flarecli.units import format_count, format_size
+from flarecli.units import format_count, format_size, format_time
 
 if TYPE_CHECKING:
     from flarecli.verbs import StreamInfo
 
 
 def command(
-    sources: params.Sources,
+    sources: Annotated[
+        list[str] | None, typer.Argument(metavar="SOURCE...", help="Addresses: paths, file://, http(s)://; none to see --cache.", show_default=False)
+    ] = None,
     format: params.ReadFormat = None,
     stream: params.Streams = None,
     shards: Annotated[bool, option("--shards", help="List the shards.")] = False,
@@ -28,6 +30,8 @@ def command(
     retries: params.Retries = 4,
     timeout: params.Timeout = 30.0,
     deadline: params.Deadline = 600.0,
+    cache: params.CacheFolder = None,
+    cache_limit: params.CacheLimit = 10 * 10**9,
     jobs: params.Jobs = None,
     allow_private: params.AllowPrivate = False,
     allow_local: params.AllowLocal = False,
@@ -40,12 +44,17 @@ def command(
 
     Reads headers only, unless --stats or --sample asks for more.
 
+    Without SOURCE, `--cache DIR` shows what is kept there.
+
     Example: flare inspect https://host/train/playlist.yaml --field rows
     """
     from flarecli import verbs
 
     printer = Printer(as_json, quiet, verbose)
-    guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline)
+    if not sources:
+        _print_kept(printer, cache)
+        raise typer.Exit
+    guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline, keeper=params.keeper(printer, cache, cache_limit))
     found = verbs.inspect(
         sources,
         format=format,
@@ -70,6 +79,24 @@ def command(
                 printer.line("")
                 output.write(found.sample, printer, "table")
     raise typer.Exit
+
+
+def _print_kept(printer: Printer, folder: str | None) -> None:
+    """Show what a cache holds, by address."""
+    if not folder:
+        raise UsageError("missing argument 'SOURCE...'", hint="Name what to look at, or a cache with --cache.")
+    from flarecli.cache import kept
+
+    found = sorted(kept(folder))
+    size = sum(one.size for one in found)
+    if printer.as_json:
+        copies = [{"address": one.address, "part": one.part, "bytes": one.size, "idle_s": round(one.idle_s, 1)} for one in found]
+        printer.json({"cache": folder, "bytes": size, "copies": copies})
+        return
+    printer.line(f"{folder}: {format_count(len(found), 'copy', 'copies')}, {format_size(size)}")
+    if found and not printer.quiet:
+        printer.line("")
+        printer.table(("address", "part", "bytes", "unused for"), ((one.address, one.part, str(one.size), format_time(one.idle_s)) for one in found))
 
 
 def _print_field(printer: Printer, fields: dict[str, Any], name: str) -> None:

@@ -47,6 +47,8 @@ def command(
     allow_empty: Annotated[bool, option("--allow-empty", help="Take links to nothing at all.")] = False,
     allow_missing: Annotated[bool, option("--allow-missing", help="Columns that some files of an index lack are null there.")] = False,
     null_separated: Annotated[bool, option("--null", "-0", help="Addresses at standard input end with NUL, as `find -print0` writes them.")] = False,
+    cache: params.CacheFolder = None,
+    cache_limit: params.CacheLimit = 10 * 10**9,
     jobs: params.Jobs = None,
     retries: params.Retries = 4,
     timeout: params.Timeout = 30.0,
@@ -69,7 +71,7 @@ def command(
 
     _spare_memory()
     printer = Printer(as_json, quiet, verbose)
-    guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline, max_object)
+    guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline, max_object, keeper=params.keeper(printer, cache, cache_limit))
     bar = Bar(printer)
     try:
         packed = verbs.pack(

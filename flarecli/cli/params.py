@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
 import typer
 
@@ -12,7 +13,8 @@ from flarecli.errors import FlareError, UsageError
 from flarecli.units import parse_size, parse_time
 
 if TYPE_CHECKING:
-    from flarecli.storage import Guard
+    from flarecli.cli.show import Printer
+    from flarecli.storage import Guard, Keeper
 
 FORMATS = ("mds", "json", "csv", "tsv", "xsv", "ffrecord", "granular", "granular-refs", "webdataset")  # what can be written
 READ_FORMATS = (*FORMATS, "files")
@@ -66,13 +68,41 @@ def unescaped(text: str) -> str:
     return re.sub(r"\\[tnr\\]", lambda match: _ESCAPES[match[0]], text)
 
 
-def guard(allow_private: bool, allow_local: bool, jobs: int | None, retries: int, timeout: float, deadline: float, max_object: int = 10**9) -> Guard:
+def guard(
+    allow_private: bool,
+    allow_local: bool,
+    jobs: int | None,
+    retries: int,
+    timeout: float,
+    deadline: float,
+    max_object: int = 10**9,
+    keeper: Keeper | None = None,
+) -> Guard:
     """Put the safety switches and the limits of transfers together."""
     from flarecli.storage import Guard, Limits
 
     given = {} if jobs is None else {"jobs": jobs}
     limits = Limits(retries=retries, timeout_s=timeout, deadline_s=deadline, max_bytes=max_object, **given)
-    return Guard(allow_private=allow_private, allow_local=allow_local, limits=limits)
+    return Guard(allow_private=allow_private, allow_local=allow_local, limits=limits, keeper=keeper)
+
+
+def keeper(printer: Printer, folder: str | None, limit: int) -> Keeper | None:
+    """Make what keeps copies of what is fetched, if a folder is named; one that cannot be used is a note, never an error."""
+    if not folder:
+        return None
+    from flarecli.cache import Cache, CacheWarning
+
+    others: Any = warnings.showwarning
+
+    def shown(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        if issubclass(category, CacheWarning):
+            printer.note(str(message))
+        else:
+            others(message, category, *place)
+
+    warnings.simplefilter("always", CacheWarning)  # the cache itself says it once
+    warnings.showwarning = cast("Any", shown)
+    return Cache(folder, limit)
 
 
 def share(text: str | None) -> int | float | None:
@@ -124,6 +154,8 @@ Retries: TypeAlias = Annotated[int, option("--retries", metavar="N", min=0, help
 Timeout: TypeAlias = Annotated[float, option("--timeout", help="Give up when no byte came for so long.", show_default="30s", **_TIME)]
 Deadline: TypeAlias = Annotated[float, option("--deadline", help="Give up when one object took so long.", show_default="10m", **_TIME)]
 MaxObject: TypeAlias = Annotated[int, option("--max-object", help="Links to more bytes fail.", show_default="1GB", **_SIZE)]
+CacheFolder: TypeAlias = Annotated[str | None, option("--cache", metavar="DIR", help="Keep what is fetched in this folder, and read it from there.")]
+CacheLimit: TypeAlias = Annotated[int, option("--cache-limit", help="Bytes of that folder; the coldest leave first.", show_default="10GB", **_SIZE)]
 Size: TypeAlias = Annotated[int, option("--shard-size", help="Bytes of a shard, at most.", show_default="64MiB", **_SIZE)]
 OnError: TypeAlias = Annotated[
     str, option("--on-error", metavar="fail|skip", help="What a row that fails does.", autocompletion=completes("fail", "skip"))

@@ -26,6 +26,8 @@ def command(
     check: Annotated[str | None, option("--check", metavar="FILE", help="Say what is wrong with a playlist.")] = None,
     diff: Annotated[str | None, option("--diff", metavar="OTHER", help="List chunks that OTHER adds, removes or changes.")] = None,
     reindex: Annotated[bool, option("--reindex", help="Write the lost index.json of a folder of MDS shards, out of the shards.")] = False,
+    cache: params.CacheFolder = None,
+    cache_limit: params.CacheLimit = 10 * 10**9,
     jobs: params.Jobs = None,
     retries: params.Retries = 4,
     timeout: params.Timeout = 30.0,
@@ -44,7 +46,7 @@ def command(
     from flarecli import verbs
 
     printer = Printer(as_json, quiet, verbose)
-    guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline)
+    guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline, keeper=params.keeper(printer, cache, cache_limit))
     if check is not None:
         findings = verbs.check_playlist(check, guard)
         for finding in findings:

@@ -33,6 +33,8 @@ def command(
     resume: params.Resume = False,
     overwrite: params.Overwrite = False,
     on_error: params.OnError = "fail",
+    cache: params.CacheFolder = None,
+    cache_limit: params.CacheLimit = 10 * 10**9,
     jobs: params.Jobs = None,
     retries: params.Retries = 4,
     timeout: params.Timeout = 30.0,
@@ -57,7 +59,7 @@ def command(
     if to_stdout:
         refuse_terminal("a tar")
     printer = Printer(as_json, quiet, verbose)
-    guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline, max_object)
+    guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline, max_object, keeper=params.keeper(printer, cache, cache_limit))
     bar = Bar(printer)
     try:
         unpacked = verbs.unpack(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from flarecli.storage.ahead import is_cold, read_ahead
 from flarecli.storage.limits import Limits
-from flarecli.storage.location import Entry, Guard, Location, Part, Store, Written, locate
+from flarecli.storage.location import Entry, Guard, Keeper, Location, Part, Store, Written, locate
 from flarecli.storage.threads import side_by_side
 
-__all__ = ["Entry", "Guard", "Limits", "Location", "Part", "Store", "Written", "is_cold", "locate", "read_ahead", "side_by_side"]
+__all__ = ["Entry", "Guard", "Keeper", "Limits", "Location", "Part", "Store", "Written", "is_cold", "locate", "read_ahead", "side_by_side"]

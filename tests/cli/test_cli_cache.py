@@ -1,0 +1,124 @@
+"""--cache and --cache-limit on the command line: what is fetched, what is said, and what `inspect` shows of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+import pytest
+
+import flarecli
+from flarecli.units import format_size
+
+ROWS = '{"id": "a", "n": 1}\n{"id": "b", "n": 2}\n'
+
+
+@pytest.fixture
+def dataset(web, tmp_path):
+    """Two rows on the web, as MDS; its files by name."""
+    (tmp_path / "rows.jsonl").write_text(ROWS)
+    flarecli.pack(str(tmp_path / "rows.jsonl"), str(tmp_path / "set"))
+    for path in (tmp_path / "set").iterdir():
+        web.file(f"/set/{path.name}", path.read_bytes(), f'"{path.name}"')
+    return web.url("/set/playlist.yaml")
+
+
+def fetched(web):
+    """Requests that fetched more than a version."""
+    found = [path for path, headers in web.requests if headers.get("range") != "bytes=0-0"]
+    web.requests.clear()
+    return found
+
+
+def test_cat_reads_from_the_cache_what_it_fetched_before(flare_run, web, dataset, tmp_path):
+    home = str(tmp_path / "kept")
+    ran = flare_run(["cat", dataset, "--cache", home])
+    assert (ran.code, ran.out, ran.err) == (0, ROWS, "")
+    assert fetched(web) == ["/set/playlist.yaml", "/set/shard.00000.mds"]
+    ran = flare_run(["cat", dataset], env={"FLARE_CACHE": home})
+    assert (ran.code, ran.out, ran.err) == (0, ROWS, "")
+    assert fetched(web) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["inspect", "SET", "--stats"],
+        ["unpack", "SET", "OUT", "-q", "--key", "n", "-c", "id"],
+        ["playlist", "SET", "--hash", "sha1"],
+        ["pack", "SET", "OUT", "-q"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_command_that_reads_keeps_what_it_fetches(flare_run, web, dataset, tmp_path, command):
+    outs = []
+    for turn in ("first", "second"):
+        args = [{"SET": dataset, "OUT": str(tmp_path / turn)}.get(arg, arg) for arg in command]
+        ran = flare_run([*args, "--cache", str(tmp_path / "kept")])
+        assert (ran.code, ran.err) == (0, "")
+        outs.append(ran.out.replace(turn, "OUT"))
+        assert bool(fetched(web)) == (turn == "first")
+    assert outs[0] == outs[1]
+
+
+def test_verify_reads_what_is_there_and_not_a_copy(flare_run, web, dataset, tmp_path):
+    ran = flare_run(["verify", dataset], env={"FLARE_CACHE": str(tmp_path / "kept")})
+    assert (ran.code, os.path.exists(tmp_path / "kept")) == (0, False)
+    ran = flare_run(["verify", dataset, "--cache", str(tmp_path / "kept")])
+    assert (ran.code, ran.err) == (2, "error: no such option: --cache (Possible options: --help)\nhint: Run `flare verify --help`.\n")
+
+
+def test_inspect_shows_what_a_cache_keeps(flare_run, dataset, tmp_path):
+    home = str(tmp_path / "kept")
+    flare_run(["cat", dataset, "--cache", home, "--cache-limit", "5MB"])
+    fetched_bytes = {name: os.path.getsize(tmp_path / "set" / name) for name in ("playlist.yaml", "shard.00000.mds")}
+    on_disk = sorted(path.stat().st_size for path in (tmp_path / "kept" / "flare-1").iterdir() if path.stat().st_size > min(fetched_bytes.values()))
+    sizes = dict(zip(sorted(fetched_bytes, key=fetched_bytes.__getitem__, reverse=True), reversed(on_disk), strict=True))
+    total, base = sum(sizes.values()), dataset.removesuffix("playlist.yaml")
+    ran = flare_run(["inspect", "--cache", home])
+    rows = "".join(f"{base}{name}\twhole\t{size}\t0 s\n" for name, size in sizes.items())
+    assert (ran.code, ran.err) == (0, "")
+    assert re.sub(r"\d+ s\n", "0 s\n", ran.out) == f"{home}: 2 copies, {format_size(total)}\n\naddress\tpart\tbytes\tunused for\n{rows}"
+    assert flare_run(["inspect", "-q"], env={"FLARE_CACHE": home}).out == f"{home}: 2 copies, {format_size(total)}\n"
+    found = json.loads(flare_run(["inspect", "--cache", home, "--json"]).out)
+    assert all(copy.pop("idle_s") >= 0 for copy in found["copies"])
+    copies = [{"address": base + name, "part": "whole", "bytes": size} for name, size in sizes.items()]
+    assert found == {"cache": home, "bytes": total, "copies": copies}
+
+
+def test_inspect_of_no_cache_and_of_nothing(flare_run, tmp_path):
+    ran = flare_run(["inspect", "--cache", str(tmp_path / "none")])
+    assert (ran.code, ran.out, ran.err) == (0, f"{tmp_path}/none: 0 copies, 0 B\n", "")
+    (tmp_path / "file").touch()
+    ran = flare_run(["inspect", "--cache", str(tmp_path / "file")])
+    hint = "hint: Name a folder that was given as --cache before.\n"
+    assert (ran.code, ran.out, ran.err) == (3, "", f"error: {tmp_path}/file: Not a directory\n{hint}")
+    ran = flare_run(["inspect"])
+    hint = "hint: Name what to look at, or a cache with --cache.\n"
+    assert (ran.code, ran.out, ran.err) == (2, "", f"error: missing argument 'SOURCE...'\n{hint}")
+
+
+def test_a_cache_that_cannot_be_used_is_one_note(flare_run, dataset, tmp_path):
+    (tmp_path / "file").touch()
+    ran = flare_run(["cat", dataset, "--cache", str(tmp_path / "file")], env={"PYTHONWARNINGS": "error"})
+    assert (ran.code, ran.out) == (0, ROWS)
+    assert ran.err == f"the cache in {tmp_path}/file is not used: file exists\n"
+    ran = flare_run(["cat", dataset, "-q", "--cache", str(tmp_path / "file")])
+    assert (ran.code, ran.out, ran.err) == (0, ROWS, "")
+
+
+def test_relative_links_of_an_index_that_is_cached_may_lead_where_the_user_named(flare_run, web, tmp_path):
+    web.file("/i/index.jsonl", b'{"u": "a.bin"}\n', '"1"')
+    web.file("/i/a.bin", b"bytes", '"2"')
+    ran = flare_run(["pack", web.url("/i/index.jsonl"), str(tmp_path / "out"), "--fetch", "u:data", "--cache", str(tmp_path / "kept"), "-q"])
+    assert (ran.code, ran.err) == (0, "")
+    assert [row["data"] for row in flarecli.open(str(tmp_path / "out"))] == [b"bytes"]
+
+
+def test_a_dataset_is_opened_through_a_cache(web, dataset, tmp_path):
+    home = str(tmp_path / "kept")
+    assert [row["n"] for row in flarecli.open(dataset, cache=home, cache_limit="5MB")] == [1, 2]
+    assert fetched(web) != []
+    assert [row["n"] for row in flarecli.open(dataset, cache=home, cache_limit=5_000_000)] == [1, 2]
+    assert fetched(web) == []
