@@ -85,6 +85,10 @@ class FormatError(FlareError, ValueError):
     kind, exit_code = "format", 4
 
 
+class NoRowsError(FormatError):
+    """There is no row where one was wanted."""
+
+
 class IntegrityError(FormatError):
     """Bytes are not what their checksum or their size says."""
 

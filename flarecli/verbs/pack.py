@@ -13,6 +13,7 @@ from flarecli.model import Settings
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.verbs.packing import Packed, Request, packed
+from flarecli.verbs.parts import packed_in_parts
 from flarecli.verbs.rows import bounded
 
 __all__ = ["Packed", "pack"]
@@ -47,6 +48,8 @@ def pack(
     allow_empty: bool = False,
     allow_missing: bool = False,
     null_separated: bool = False,
+    part_rows: int | None = None,
+    engine: str = "local",
     guard: Guard | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
@@ -67,6 +70,8 @@ def pack(
     resume        go on with an unfinished pack of the same source and options: the same bytes as an unbroken one
     overwrite     replace the dataset that is there, once the new one is whole
     allow_missing columns that some files of an index lack are null there; `null_separated`: addresses at `-` end with NUL, not a newline
+    part_rows     cut the source into parts of so many rows, each a dataset in `00000/`, `00001/` …, joined by one index and one playlist
+    engine        where the parts are packed: `local`, one after another, or `ray`, on a cluster
     raises        UsageError, ReachError, FormatError, UnsafeError and what is below them, each with its exit code
     """
     limits = limits or Limits()
@@ -78,6 +83,8 @@ def pack(
         _one_of("on_duplicate", on_duplicate, ("error", "first", "keep")), dry_run, resume, overwrite, allow_empty, allow_missing,
         null_separated, bounded(guard, limits), limits,
     )  # fmt: skip
+    if part_rows is not None:
+        return packed_in_parts(request, part_rows, engine, progress or Progress())
     return packed(request, progress or Progress())
 
 

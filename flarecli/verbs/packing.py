@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import playlists
-from flarecli.errors import FormatError, UsageError
+from flarecli.errors import NoRowsError, UsageError
 from flarecli.formats import HOLDS_NULL
 from flarecli.hashes import DEFAULT
 from flarecli.model import Columns, IntArray, Settings
@@ -24,10 +24,10 @@ from flarecli.storage import Guard, Limits
 from flarecli.verbs.reckon import reckon
 from flarecli.verbs.selection import Plan, checked, fetched, parse_link
 from flarecli.verbs.source import Source, open_source
-from flarecli.write import Failure, Writer, error_of, key_text, links
+from flarecli.write import Failure, Target, Writer, error_of, key_text, links
 from flarecli.write.columns import Typed, chosen_encodings, looks_like_addresses
 
-__all__ = ["Packed", "Request", "packed"]
+__all__ = ["Packed", "Request", "done_before", "packed"]
 
 _SEPARATORS = {"csv": ",", "tsv": "\t"}
 _SKIP = "Give --on-error skip to leave such rows out and list them in failed.jsonl."
@@ -60,6 +60,7 @@ class Request:
     """What `pack` was asked for; see there. It pickles, so that a part can be packed elsewhere.
 
     known  the sum of the source, where it was taken already
+    typed  what the columns are, column -> encoding, where that was told before; else the first rows tell
     """
 
     sources: tuple[str, ...]
@@ -85,6 +86,7 @@ class Request:
     guard: Guard = field(default_factory=Guard)
     limits: Limits = field(default_factory=Limits)
     known: str | None = None
+    typed: Mapping[str, str] | None = None
 
     def source(self) -> Source:
         """Open what the rows come from. Raises what `open_source` raises."""
@@ -118,6 +120,11 @@ class Request:
             **({} if self.rows is None else {"rows": list(self.rows)}),
         }  # fmt: skip
 
+    def about(self, source: Source, options: Mapping[str, Any]) -> dict[str, str]:
+        """Give what a playlist says that it was packed from, and a sum of how."""
+        how = json.dumps([self.format, self.settings, options], sort_keys=True, default=asdict)
+        return {"address": source.address, DEFAULT: self.known or source.sum(), "options": hashlib.sha256(how.encode()).hexdigest()[:32]}
+
 
 def packed(request: Request, progress: Progress) -> Packed:
     """Do what a request says. Raises what `pack` raises."""
@@ -130,18 +137,19 @@ def packed(request: Request, progress: Progress) -> Packed:
     format, settings, options = request.format, request.settings, request.options()
     if request.dry_run:
         return _dry(plan, names, format, settings, request.out)
-    origin = {"address": source.address, DEFAULT: request.known or source.sum()}
-    head = {"source": origin[DEFAULT], "options": options}
+    about = request.about(source, options)
+    head = {"source": about[DEFAULT], "options": options}
     writer = Writer(request.out, format=format, settings=settings, head=head, resume=request.resume, overwrite=request.overwrite)
-    about = {**origin, "options": _digest([format, settings, options])}
     if writer.is_done:
-        return _done_before(writer, about, format)
+        return done_before(writer.target, about, format)
     resumed = writer.rows
     try:
         with writer:
+            if request.typed is not None:
+                writer.name_columns(request.typed)
             _write(plan, writer, names)
             if writer.is_empty and not writer.failed.count:
-                raise FormatError(
+                raise NoRowsError(
                     "no rows to pack", where=source.address, hint="Look at --where and --limit." if plan.where or plan.limit is not None else ""
                 )
             path = writer.close(about)
@@ -155,10 +163,6 @@ def packed(request: Request, progress: Progress) -> Packed:
 
 def _is_number(encoding: str) -> bool:
     return encoding.startswith(("int", "uint", "float"))
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=asdict).encode()).hexdigest()[:32]
 
 
 def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
@@ -234,19 +238,19 @@ def _named(plan: Plan, writer: Writer, part: links.Fetched, names: list[str]) ->
     return writer.name_columns(chosen)
 
 
-def _done_before(writer: Writer, about: Mapping[str, Any], format: str) -> Packed:
+def done_before(target: Target, about: Mapping[str, Any], format: str) -> Packed:
     """Say again what a finished pack did, if it was this one."""
-    at = writer.target.at / playlists.PLAYLIST
+    at = target.at / playlists.PLAYLIST
     stream = playlists.read(at).streams[0] if at.exists() else None
     said = stream.headers.get("source") if stream is not None else None
     if stream is None or not isinstance(said, Mapping) or any(said.get(name) != about[name] for name in (DEFAULT, "options")):
         hint = "Give --overwrite to replace it, or name another folder."
-        raise UsageError("a dataset of another source or other options is there", where=writer.target.shown, hint=hint)
+        raise UsageError("a dataset of another source or other options is there", where=target.shown, hint=hint)
     rows = int(stream.rows.sum()) if stream.rows is not None else 0
     size = int(stream.sizes.sum()) if stream.sizes is not None else 0
     failed = stream.files.get("failed.jsonl")
     count = sum(block.count(b"\n") for block in (at.folder / failed.name).blocks()) if failed else 0
-    return Packed(writer.playlist, format, rows, len(stream), size, count, {}, stream.columns or (), 0, rows)
+    return Packed(target.playlist, format, rows, len(stream), size, count, {}, stream.columns or (), 0, rows)
 
 
 def _dry(plan: Plan, names: list[str], format: str, settings: Settings, out: str) -> Packed:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from flarecli.write.failures import FAILED, Failure, error_of
+from flarecli.write.journal import Journal
 from flarecli.write.keys import Keys, key_text
+from flarecli.write.target import Target
 from flarecli.write.writer import Writer
 
-__all__ = ["FAILED", "Failure", "Keys", "Writer", "error_of", "key_text"]
+__all__ = ["FAILED", "Failure", "Journal", "Keys", "Target", "Writer", "error_of", "key_text"]

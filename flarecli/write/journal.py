@@ -46,7 +46,7 @@ class Journal:
         except OSError as error:
             raise store.error(error, f"{SCRATCH}/journal") from None
         try:
-            self._load(dict(head))
+            self._load(json.loads(json.dumps(head)))
         except BaseException:
             os.close(self._fd)
             raise
@@ -67,7 +67,7 @@ class Journal:
                 raise ValueError("not an object")
         except ValueError:
             raise FormatError("its journal cannot be read", where=self._at, hint="Give --overwrite to begin anew.") from None
-        if first != json.loads(json.dumps(head)):
+        if first != head:
             raise UsageError(
                 f"the unfinished pack there was begun with {_difference(first, head)}", where=self._at, hint="Give --overwrite to begin anew."
             )

@@ -70,6 +70,11 @@ class Target:
     def _beside(self, what: str) -> str:
         return os.path.join(os.path.dirname(self.final), f".{os.path.basename(self.final)}.flare-{what}")
 
+    @property
+    def playlist(self) -> str:
+        """The address that the playlist will have, as the user would type it."""
+        return f"{self.shown.rstrip('/')}/{PLAYLIST}"
+
     @staticmethod
     def _holds_dataset(folder: str) -> bool:
         return any(os.path.isfile(os.path.join(folder, name)) for name in _DATASET)

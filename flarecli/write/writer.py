@@ -245,7 +245,7 @@ class Writer:
     @property
     def playlist(self) -> str:
         """The path of the playlist, as the user would type it."""
-        return f"{self.target.shown.rstrip('/')}/{playlists.PLAYLIST}"
+        return self.target.playlist
 
     def _stream(self, files: dict[str, File], source: Mapping[str, Any] | None) -> Stream:
         stored = [chunk.files[0] for chunk in self._chunks]

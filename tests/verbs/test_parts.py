@@ -1,0 +1,191 @@
+"""A pack in parts: the same rows as a pack in one, the same bytes wherever and in whatever order the parts were packed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flarecli
+from flarecli.errors import BusyError, FlareError, FormatError, NoRowsError, UnfinishedError, UsageError
+from flarecli.write import engines
+
+ROWS = 95
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> str:
+    path = tmp_path / "index.parquet"
+    columns = {"id": [f"k{i:02}" for i in range(ROWS)], "n": list(range(ROWS)), "text": ["é" * i for i in range(ROWS)]}
+    pq.write_table(pa.table(columns), path, row_group_size=10)
+    return str(path)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("format", ["mds", "json", "csv", "granular", "webdataset", "ffrecord"])
+def test_parts_hold_the_rows_of_one_pack_and_verify_whole(index: str, tmp_path: Path, format: str) -> None:
+    columns = ["text"] if format == "ffrecord" else None
+    one, many = str(tmp_path / "one"), str(tmp_path / "many")
+    flarecli.pack(index, one, format=format, columns=columns, shard_bytes=2000)
+    packed = flarecli.pack(index, many, format=format, columns=columns, shard_bytes=2000, part_rows=30)
+    assert packed.rows == ROWS
+    assert flarecli.open(many)[:] == flarecli.open(one)[:]
+    assert list(flarecli.verify(many)) == []
+    assert sorted(path.name for path in Path(many).iterdir() if path.is_dir()) == ["00000", "00001", "00002", "00003"]
+    assert [len(flarecli.open(f"{many}/{part:05}")) for part in range(4)] == [30, 30, 30, 5]
+
+
+def backwards(work: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    return ((i, work(items[i])) for i in reversed(range(len(items))))
+
+
+def test_the_bytes_do_not_depend_on_the_order_of_the_parts(index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flarecli.pack(index, str(tmp_path / "a"), part_rows=20, where="n % 3 <> 0")
+    monkeypatch.setattr(engines, "run", lambda engine, work, items: backwards(work, items))
+    flarecli.pack(index, str(tmp_path / "b"), part_rows=20, where="n % 3 <> 0")
+    assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
+
+
+def test_an_index_of_the_original_lists_all_parts(index: str, tmp_path: Path) -> None:
+    flarecli.pack(index, str(tmp_path / "out"), part_rows=40)
+    listed = json.loads((tmp_path / "out/index.json").read_text())
+    assert [shard["raw_data"]["basename"] for shard in listed["shards"]] == [f"{part:05}/shard.00000.mds" for part in range(3)]
+    assert [shard["samples"] for shard in listed["shards"]] == [40, 40, 15]
+
+
+def test_parts_without_a_selected_row_are_left_out(index: str, tmp_path: Path) -> None:
+    packed = flarecli.pack(index, str(tmp_path / "out"), part_rows=20, where="n < 10 or n > 70")
+    assert packed.rows == 34
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["00000", "00003", "00004", "index.json", "playlist.yaml"]
+    assert [row["n"] for row in flarecli.open(str(tmp_path / "out"))[:]] == [*range(10), *range(71, ROWS)]
+
+
+def test_no_selected_row_at_all_leaves_nothing(index: str, tmp_path: Path) -> None:
+    with pytest.raises(NoRowsError) as caught:
+        flarecli.pack(index, str(tmp_path / "out"), part_rows=20, where="n > 1000")
+    assert str(caught.value.message) == "no rows to pack among the first ones"
+    assert not (tmp_path / "out").exists()
+
+
+def test_failed_rows_are_listed_at_their_place_in_all_rows(tmp_path: Path) -> None:
+    numbers = [300 if i in (3, 25, 29) else i for i in range(40)]
+    pq.write_table(pa.table({"n": numbers}), tmp_path / "i.parquet")
+    one, many = tmp_path / "one", tmp_path / "many"
+    flarecli.pack(str(tmp_path / "i.parquet"), str(one), encode={"n": "uint8"}, on_error="skip")
+    packed = flarecli.pack(str(tmp_path / "i.parquet"), str(many), encode={"n": "uint8"}, on_error="skip", part_rows=10)
+    assert (packed.rows, packed.failed, dict(packed.reasons)) == (37, 3, {"value": 3})
+    assert (many / "failed.jsonl").read_bytes() == (one / "failed.jsonl").read_bytes()
+    assert list(flarecli.verify(str(many))) == []
+
+
+def test_a_row_that_fails_ends_the_pack_and_names_its_part(tmp_path: Path) -> None:
+    source, out = str(tmp_path / "i.parquet"), str(tmp_path / "out")
+    pq.write_table(pa.table({"n": [*range(25), 300, *range(14)]}), source)
+    with pytest.raises(FormatError) as caught:
+        flarecli.pack(source, out, encode={"n": "uint8"}, part_rows=10)
+    assert caught.value.where == f"part 00002: {source}[5]"
+    with pytest.raises(UnfinishedError):
+        flarecli.open(out)
+    with pytest.raises(UsageError) as other:
+        flarecli.pack(source, out, encode={"n": "uint8"}, part_rows=11, resume=True)
+    assert other.value.message == "the unfinished pack there was begun with part_rows 10, not 11"
+    packed = flarecli.pack(source, out, encode={"n": "uint8"}, part_rows=10, overwrite=True, on_error="skip")
+    assert (packed.rows, packed.failed) == (39, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shuffle": 1}, "--shuffle orders all rows, and a part sees its own alone"),
+        ({"limit": 5, "where": "n > 1"}, "--limit counts what --where left in the parts before"),
+        ({"key": "id", "on_duplicate": "first"}, "--on-duplicate first looks at keys of other parts"),
+        ({"engine": "slurm"}, "engine is 'slurm'"),
+        ({"part_rows": 0}, "a part of 0 rows holds nothing"),
+    ],
+)
+def test_options_that_look_at_several_parts_are_refused(index: str, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        flarecli.pack(index, str(tmp_path / "out"), **{"part_rows": 20, **options})
+    assert caught.value.message == message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_key_used_in_two_parts_is_refused_before_anything_is_packed(tmp_path: Path) -> None:
+    source = str(tmp_path / "i.parquet")
+    pq.write_table(pa.table({"id": [*range(30), 4], "n": range(31)}), source)
+    with pytest.raises(FormatError) as caught:
+        flarecli.pack(source, str(tmp_path / "out"), key="id", part_rows=10)
+    assert (caught.value.message, caught.value.where) == ("key '4' was used in row 4", f"{source}[30]")
+    assert not (tmp_path / "out").exists()
+
+
+def test_limit_counts_over_all_parts(index: str, tmp_path: Path) -> None:
+    packed = flarecli.pack(index, str(tmp_path / "out"), part_rows=20, limit=50)
+    assert [row["n"] for row in flarecli.open(packed.playlist)[:]] == list(range(50))
+
+
+def test_a_dataset_is_converted_in_parts(index: str, tmp_path: Path) -> None:
+    flarecli.pack(index, str(tmp_path / "mds"), shard_bytes=700)
+    packed = flarecli.pack(str(tmp_path / "mds"), str(tmp_path / "tar"), format="webdataset", part_rows=25)
+    assert packed.rows == ROWS
+    assert [row["n"] for row in flarecli.open(packed.playlist)[:]] == list(range(ROWS))
+
+
+def test_what_is_done_is_not_done_again(index: str, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    first = flarecli.pack(index, out, part_rows=20)
+    before = {path: path.stat().st_mtime_ns for path in Path(out).rglob("*")}
+    again = flarecli.pack(index, out, part_rows=20, resume=True)
+    assert (again.rows, again.resumed_rows) == (first.rows, first.rows)
+    assert before == {path: path.stat().st_mtime_ns for path in Path(out).rglob("*")}
+
+
+def test_a_second_pack_into_the_same_target_is_refused_by_name(index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, caught = str(tmp_path / "out"), []
+
+    def twice(engine: str, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        try:
+            flarecli.pack(index, out, part_rows=20, resume=True)
+        except FlareError as error:
+            caught.append(error)
+        return ((i, work(item)) for i, item in enumerate(items))
+
+    monkeypatch.setattr(engines, "run", twice)
+    flarecli.pack(index, out, part_rows=20)
+    assert isinstance(caught[0], BusyError)
+    assert f"another pack is at work there (process {os.getpid()} on " in caught[0].message
+
+
+def test_killed_anywhere_and_resumed_it_gives_the_bytes_of_an_unbroken_pack(index: str, tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", "import sys, flarecli; flarecli.pack(sys.argv[1], sys.argv[2], part_rows=3, shard_bytes=300, resume=True)", index]
+    subprocess.run([*argv, str(tmp_path / "whole")], check=True, timeout=120)
+    kills = 0
+    for round in range(4):
+        out = tmp_path / f"out{round}"
+        while True:
+            process = subprocess.Popen([*argv, str(out)])
+            deadline = time.monotonic() + 60
+            while len(list(out.glob("*/playlist.yaml"))) < 3 + 7 * kills % 20 and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.005)
+            if process.poll() is None and kills < 8:
+                process.send_signal(signal.SIGKILL)
+                process.wait(60)
+                kills += 1
+                continue
+            assert process.wait(60) == 0
+            break
+        assert files_of(out) == files_of(tmp_path / "whole")
+        shutil.rmtree(out)
+    assert kills
