@@ -14,7 +14,9 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from flarecli import errors as errors
+    from flarecli.encodings import encoding as encoding
     from flarecli.model import Column as Column
+    from flarecli.model import Cursor as Cursor
     from flarecli.model import Finding as Finding
     from flarecli.read import Dataset as Dataset
     from flarecli.read import open as open
@@ -32,10 +34,12 @@ __version__ = "0.1.0"
 
 _ROOMS = {
     "Column": "flarecli.model",
+    "Cursor": "flarecli.model",
     "Dataset": "flarecli.read",
     "Finding": "flarecli.model",
     "Writer": "flarecli.write",
     "cat": "flarecli.verbs",
+    "encoding": "flarecli.encodings",
     "inspect": "flarecli.verbs",
     "merge_index": "flarecli.verbs",
     "open": "flarecli.read",
@@ -48,11 +52,13 @@ _ROOMS = {
 
 __all__ = [
     "Column",
+    "Cursor",
     "Dataset",
     "Finding",
     "Writer",
     "__version__",
     "cat",
+    "encoding",
     "errors",
     "inspect",
     "merge_index",

@@ -10,6 +10,7 @@ from flarecli.encodings.columns import encoding_of, field, stored, typed
 from flarecli.encodings.holds import held, held_as
 from flarecli.encodings.infer import infer
 from flarecli.encodings.names import BINARY, TEXT, Encoding, column, lookup
+from flarecli.encodings.names import register as encoding
 from flarecli.encodings.natural import plain
 from flarecli.encodings.recode import coerce
 from flarecli.encodings.values import decode, encode
@@ -22,6 +23,7 @@ __all__ = [
     "column",
     "decode",
     "encode",
+    "encoding",
     "encoding_of",
     "field",
     "held",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flarecli.encodings.names import column, lookup
+from flarecli.encodings.own import OWN
 from flarecli.errors import UsageError
 from flarecli.model import Column
 
@@ -74,7 +75,10 @@ def _row(encoding: str) -> Sequence[str]:
     plain = encoding.partition(":")[0] + "[]" * encoding.endswith("[]") if encoding.startswith("ndarray:") else encoding
     if plain in _ROWS:
         return _ROWS[plain]
-    return _BYTES if plain.removesuffix("[]").partition("[")[0] in _OF_BYTES else _OTHER
+    if plain in OWN:  # bytes, as far as a format can tell
+        return _ROWS["bytes"]
+    item = plain.removesuffix("[]")
+    return _BYTES if item in OWN or item.partition("[")[0] in _OF_BYTES else _OTHER
 
 
 def held(one: Column, format: str) -> Column:

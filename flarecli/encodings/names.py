@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import pyarrow as pa
 
+from flarecli.encodings.own import OWN, Own, remember
 from flarecli.errors import UsageError
 from flarecli.model import Column
 
-__all__ = ["BINARY", "Encoding", "NAMES", "NDARRAY_CODES", "NDARRAY_CODES_SIZE", "TEXT", "column", "lookup"]
+__all__ = ["BINARY", "Encoding", "NAMES", "NDARRAY_CODES", "NDARRAY_CODES_SIZE", "TEXT", "column", "lookup", "register"]
 
 TEXT, BINARY = pa.large_string(), pa.large_binary()
 
@@ -107,8 +110,21 @@ def lookup(name: str) -> Encoding:
         size = math.prod(shape) * NDARRAY_CODES_SIZE[match[1]] if shape else None
         if len(shape) < 64 and (size is None or 0 < size < _NDARRAY_BYTES):
             return Encoding(name, size, BINARY, match[1], shape)
+    if name in OWN:
+        return Encoding(name, None, BINARY)
     shown = name if len(name) <= 60 else name[:57] + "…"
     raise UsageError(f"unknown encoding {shown!r}", hint=f"Choose one of {', '.join(NAMES)}, ndarray:DTYPE:SHAPE, or NAME[] for a list.")
+
+
+def register(name: str, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
+    """Add an encoding of one's own, for this process: columns may have it, and `NAME[]` is a list of them.
+
+    encode  a value -> its bytes; decode  the bytes -> a value. Both are called for one value at a time, by any thread
+    raises  UsageError for the name of an encoding that flare has, or one that cannot be one
+    """
+    if name in NAMES or name.startswith("ndarray"):
+        raise UsageError(f"{name!r} is an encoding that flare has", hint="Choose another name.")
+    remember(name, Own(encode, decode))
 
 
 def column(name: str, encoding: str) -> Column:

@@ -15,6 +15,7 @@ from typing import Any
 
 from flarecli.encodings import arrays, packed, pictures, varints
 from flarecli.encodings.names import Encoding
+from flarecli.encodings.own import OWN
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 from flarecli.units import format_size
 
@@ -50,6 +51,8 @@ def encode(encoding: Encoding, value: Any) -> Any:
         if isinstance(value, (str, bytes, bytearray, memoryview, dict)) or not hasattr(value, "__iter__"):
             raise ValueFitError(f"{_seen(value)} does not fit {name}")
         return [encode(encoding.item, one) for one in value]
+    if name in OWN:
+        return _by_own(name, value)
     if isinstance(value, (bytes, bytearray, memoryview)) and name not in ("msgpack", "tree"):
         data = bytes(value)
         if encoding.size is not None and len(data) != encoding.size:
@@ -71,6 +74,24 @@ def encode(encoding: Encoding, value: Any) -> Any:
     if name == "pkl":
         raise UnsafeError("pkl would pickle the value, and reading a pickle runs code", hint="Give the bytes of the pickle, or use json.")
     raise ValueFitError(f"{type(value).__name__} does not fit {name}")
+
+
+def _by_own(name: str, value: Any) -> bytes:
+    """Call the user's own encoder; what it raises is told with the value that it was given."""
+    try:
+        data = OWN[name].encode(value)
+    except Exception as error:
+        raise ValueFitError(f"{_seen(value)} does not fit {name}: {type(error).__name__}: {error}") from error
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise ValueFitError(f"the encoder of {name} gives {type(data).__name__}, not bytes")
+    return bytes(data)
+
+
+def _of_own(name: str, data: bytes) -> Any:
+    try:
+        return OWN[name].decode(data)
+    except Exception as error:
+        raise ValueFitError(f"{format_size(len(data))} are not {name}: {type(error).__name__}: {error}") from error
 
 
 def _seen(value: Any) -> str:
@@ -185,6 +206,8 @@ def decode(encoding: Encoding, data: bytes | Sequence[bytes], allow_pickle: bool
             return arrays.decode(encoding, data)
         if name == "pkl":
             return _unpickled(data, allow_pickle)
+        if name in OWN:
+            return _of_own(name, data)
         return pictures.decode(name, data)
     except _NOT_ONE as error:
         if isinstance(error, (ValueFitError, UsageError)):

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
 
 from flarecli import encodings
+from flarecli import where as sql
+from flarecli.cache import Cache
 from flarecli.encodings import BINARY
-from flarecli.errors import FlareError, RowsError, UsageError, ValueFitError
+from flarecli.errors import UsageError, ValueFitError
 from flarecli.model import Columns, Cursor, IntArray, Playlist, Row, Sample, Stream
+from flarecli.read.decoding import Decoder, How, NotDecoded, stacked
+from flarecli.read.joined import Joined
 from flarecli.read.resolve import resolve, select_streams
 from flarecli.read.run import Run, begin
 from flarecli.read.series import Series
 from flarecli.storage import Guard
+from flarecli.units import parse_size
 
 __all__ = ["Dataset", "open"]
 
@@ -28,6 +35,9 @@ def open(
     guard: Guard | None = None,
     allow_pickle: bool = False,
     maps: bool = True,
+    decode: Mapping[str, How] | None = None,
+    cache: str | None = None,
+    cache_limit: int | str = "10GB",
 ) -> Dataset:
     """Open the dataset at one or several addresses; several are put behind one another.
 
@@ -35,10 +45,15 @@ def open(
     streams       names of the streams to read; streams with the same number of rows are joined by column
     allow_pickle  decode `pkl` columns, which runs code that the data brings
     maps          False where files may be cut short while they are read
+    decode        column -> False for its stored bytes, or a function from them to a value; see `Dataset.decoded`
+    cache         a folder that keeps what comes over the network, `cache_limit` bytes at most: a number, or `10GB`
     raises        MissingError, FormatError, UnsafeError, UnfinishedError: see `resolve`
     """
+    if cache is not None:
+        limit = parse_size(cache_limit) if isinstance(cache_limit, str) else cache_limit
+        guard = replace(guard or Guard(), keeper=Cache(cache, limit))
     found = resolve(sources, format=format, guard=guard, maps=maps)
-    return Dataset(select_streams(found, streams), found, allow_pickle)
+    return Dataset(select_streams(found, streams), found, allow_pickle).decoded(decode or {})
 
 
 class Dataset:
@@ -53,34 +68,26 @@ class Dataset:
 
     def __init__(self, streams: Sequence[Sequence[Stream]], playlists: Sequence[Playlist] = (), allow_pickle: bool = False) -> None:
         self.playlists, self.allow_pickle = tuple(playlists), allow_pickle
-        self._series = [Series(parts) for parts in streams if parts]
-        if not self._series:
+        series = [Series(parts) for parts in streams if parts]
+        if not series:
             raise UsageError("no stream in it", where=playlists[0].at if playlists and playlists[0].at else "")
-        self._owner: dict[str, Series] = {}
-        for one in self._series:
-            self._join(one)
-        self.columns: Columns = tuple(column for one in self._series for column in one.columns)
+        self._table = Joined(series)
+        self.columns: Columns = self._table.columns
         self.exact = pa.schema([encodings.field(column) for column in self.columns])
         self._encodings = {column.name: encodings.lookup(column.encoding) for column in self.columns}
+        self._decoders = {name: Decoder(one, allow_pickle) for name, one in self._encodings.items()}
+        self._chosen: tuple[str, ...] | None = None  # columns, unless all
+        self._describe()
+
+    def _describe(self) -> None:
         self.schema = pa.schema([_plain(pa.array([], field.type), field, self._encodings[field.name])[1] for field in self.exact])
         self._is_natural = self.schema.equals(self.exact, check_metadata=True)
-        self._rows = self._series[0].rows
-
-    def _join(self, one: Series) -> None:
-        hint = "Name the streams to read with --stream."
-        if one.rows != self._series[0].rows:
-            first = self._series[0]
-            raise UsageError(f"stream {one.name!r} has {one.rows} rows, {first.name!r} has {first.rows}", hint=hint)
-        for column in one.columns:
-            if column.name in self._owner:
-                raise UsageError(f"streams {self._owner[column.name].name!r} and {one.name!r} both have a column {column.name!r}", hint=hint)
-            self._owner[column.name] = one
 
     def __len__(self) -> int:
-        return self._rows
+        return self._table.rows
 
     def __iter__(self) -> Iterator[Sample]:
-        for start in range(0, self._rows, 64):
+        for start in range(0, len(self), 64):
             yield from self[start : start + 64]
 
     @overload
@@ -96,22 +103,58 @@ class Dataset:
         if isinstance(index, (int, np.integer)):
             return self._decoded([int(index)])[0]
         if isinstance(index, slice):
-            return self._decoded(list(range(self._rows)[index]))
+            return self._decoded(list(range(len(self))[index]))
         return self._decoded(index)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         return self._decoded(indices)
 
-    def _decoded(self, indices: Sequence[int]) -> list[Sample]:
-        return [{name: self._value(name, data, index) for name, data in row.items()} for row, index in zip(self.rows(indices), indices, strict=True)]
+    def _decoded(self, indices: Sequence[int] | IntArray) -> list[Sample]:
+        rows, names = self.rows(indices), list(self._decoders)
+        if len(rows) == 1:
+            return [{name: self._values(name, [rows[0][name]], indices)[0] for name in names}]
+        values = [self._values(name, [row[name] for row in rows], indices) for name in names]
+        return [dict(zip(names, one, strict=True)) for one in zip(*values, strict=True)] if names else [{} for _ in rows]
 
-    def _value(self, name: str, data: Any, index: int) -> Any:
-        if data is None:
-            return None
+    def _values(self, name: str, data: list[Any], indices: Sequence[int] | IntArray) -> list[Any]:
         try:
-            return encodings.decode(self._encodings[name], data, self.allow_pickle)
-        except FlareError as error:
-            raise type(error)(f"column {name!r}: {error.message}", where=f"row {index}", hint=error.hint) from None
+            return self._decoders[name].values(data)
+        except NotDecoded as failed:
+            raise failed.named(name, int(indices[failed.at])) from failed.__cause__
+
+    def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
+        """Give rows as one batch: column -> array [rows, …] of numbers and of arrays of one shape, a list of whatever else.
+
+        raises  as reading a row does
+        """
+        rows, out = self.rows(indices), dict[str, Any]()
+        for name, decoder in self._decoders.items():
+            data = [row[name] for row in rows]
+            array = decoder.array(data)
+            out[name] = stacked(self._values(name, data, indices)) if array is None else array
+        return out
+
+    def read(self, row: int, ranges: Mapping[str, range] | None = None) -> Sample:
+        """Give one sample; of a column of lists, only a range of its items: what lies there is one read.
+
+        ranges  column -> positions in its list, `range(32, 42)`; past its end there is nothing
+        raises  UsageError for a column without lists, a range that goes down; RowsError outside the data
+        """
+        if not ranges:
+            return self[row]
+        wanted = {name: (one.start, one.stop) for name, one in self._checked(ranges).items()}
+        found = self._table.read([row], self._chosen, wanted)[0]
+        values = {name: self._values(name, [found[name]], [row])[0] for name in self._decoders}
+        return {name: value[:: ranges[name].step] if name in ranges else value for name, value in values.items()}
+
+    def _checked(self, ranges: Mapping[str, range]) -> Mapping[str, range]:
+        self._names(list(ranges))
+        for name, one in ranges.items():
+            if self._encodings[name].item is None:
+                raise UsageError(f"column {name!r} is no list, so no range of it can be read")
+            if not 0 <= one.start <= one.stop or one.step < 1:
+                raise UsageError(f"{one.start}:{one.stop}:{one.step} is no range of column {name!r}", hint="Give positions that go up.")
+        return ranges
 
     def rows(self, indices: Sequence[int] | IntArray, columns: Sequence[str] | None = None) -> list[Row]:
         """Give encoded rows, in the order asked: column -> bytes as the format stores them, nothing decoded.
@@ -119,31 +162,16 @@ class Dataset:
         indices  each in [-rows, rows)
         raises   RowsError outside the data; UsageError for an unknown column
         """
-        if len(indices) == 1 and columns is None and len(self._series) == 1 and -self._rows <= (row := int(indices[0])) < self._rows:
-            return [self._series[0].read_row(row % self._rows)]
-        at = np.asarray(indices, np.int64).reshape(-1)
-        wrong = (at < -self._rows) | (at >= self._rows)
-        if wrong.any():
-            raise RowsError(f"row {int(at[wrong][0])} is outside the data, which has {self._rows} rows")
-        at = np.where(at < 0, at + self._rows, at)
-        names = self._names(columns)
-        parts = [one.read_rows(at, own) for one, own in self._split(names)]
-        if len(parts) == 1:
-            return parts[0]
-        return [{name: value for part in row for name, value in part.items()} for row in zip(*parts, strict=True)]
+        return self._table.read(indices, self._chosen if columns is None else self._names(columns))
 
     def _names(self, columns: Sequence[str] | None) -> list[str]:
         if columns is None:
             return [column.name for column in self.columns]
         for name in columns:
-            if name not in self._owner:
+            if name not in self._decoders:
                 known = ", ".join(column.name for column in self.columns)
                 raise UsageError(f"no column {name!r}", hint=f"Choose from {known}.")
         return list(dict.fromkeys(columns))
-
-    def _split(self, names: Sequence[str]) -> list[tuple[Series, list[str]]]:
-        chosen = [(one, [name for name in names if self._owner[name] is one]) for one in self._series]
-        return [pair for pair in chosen if pair[1]] or [(self._series[0], [])]
 
     def take(self, indices: Sequence[int] | IntArray, columns: Sequence[str] | None = None, exact: bool = False) -> pa.RecordBatch:
         """Give rows in the order asked as one batch of typed columns.
@@ -176,22 +204,9 @@ class Dataset:
         views  text and bytes may be views over the mapped shard: faster, and what many of Arrow's kernels do not take
         """
         first = start
-        for batch in self._scan(self._names(columns), start, self._rows if stop is None else min(stop, self._rows), size, views):
+        for batch in self._table.scan(self._names(columns), start, len(self) if stop is None else min(stop, len(self)), size, views):
             yield batch if exact else self._natural(batch, range(first, first + batch.num_rows))
             first += batch.num_rows
-
-    def _scan(self, names: list[str], start: int, stop: int, size: int, views: bool) -> Iterator[pa.RecordBatch]:
-        parts = self._split(names)
-        if len(parts) == 1:
-            one, own = parts[0]
-            yield from one.scan(start, stop, own, size, views)
-            return
-        while start < stop:
-            end = min(one.span(start, stop, size) for one, _ in parts)
-            batches = [next(one.scan(start, end, own, size, views)) for one, own in parts]
-            fields = {field.name: (field, array) for batch in batches for field, array in zip(batch.schema, batch.columns, strict=True)}
-            yield pa.RecordBatch.from_arrays([fields[name][1] for name in names], schema=pa.schema([fields[name][0] for name in names]))
-            start = end
 
     def _natural(self, batch: pa.RecordBatch, rows: Sequence[int] | IntArray) -> pa.RecordBatch:
         """Give numbers kept as text as numbers, JSON's strings without their quotes."""
@@ -210,7 +225,61 @@ class Dataset:
     @property
     def edges(self) -> IntArray:
         """The row at which each chunk of the first stream begins, and the end: int64 [chunks + 1]."""
-        return self._series[0].starts
+        return self._table.edges
+
+    # -- less of the same data
+
+    def select(self, columns: Sequence[str]) -> Dataset:
+        """Give the same rows with fewer columns, in the order named. Raises UsageError for an unknown column."""
+        names = self._names(columns)
+        out = copy.copy(self)
+        by_name = {column.name: column for column in self.columns}
+        out.columns = tuple(by_name[name] for name in names)
+        out._decoders = {name: self._decoders[name] for name in names}
+        out._chosen = tuple(names)
+        out.exact = pa.schema([self.exact.field(name) for name in names])
+        out._describe()
+        return out
+
+    def where(self, condition: str) -> Dataset:
+        """Give the rows that an SQL condition is true for, in their order; the columns that it looks at are read through once.
+
+        raises  UsageError for what is no condition, or fails on a row
+        """
+        position = "row of the data"  # no condition can name it by accident
+        names = sql.columns_of(condition, self.schema.names) or self.schema.names[:1]
+        schema, first = pa.schema([self.schema.field(name) for name in names]).append(pa.field(position, pa.int64())), 0
+
+        def numbered() -> Iterator[pa.RecordBatch]:
+            nonlocal first
+            for batch in self.scan(names):
+                yield batch.append_column(position, pa.array(np.arange(first, first + batch.num_rows)))
+                first += batch.num_rows
+
+        kept, batches = sql.select(schema, numbered(), condition)
+        if kept is not schema:
+            raise UsageError("where takes a condition, not a SELECT", hint="Write it like \"aes > 4 and lang = 'en'\".")
+        parts = [batch.column(position).to_numpy() for batch in batches]
+        out = copy.copy(self)
+        out._table = self._table.only(np.concatenate(parts) if parts else np.zeros(0, np.int64))
+        return out
+
+    def decoded(self, how: Mapping[str, How]) -> Dataset:
+        """Give the same rows with other values: `{column: False}` gives its stored bytes, `{column: function}` what that makes of them.
+
+        raises  UsageError for an unknown column
+        """
+        self._names(list(how))
+        out = copy.copy(self)
+        out._decoders = {name: replace(one, how=how.get(name, one.how)) for name, one in self._decoders.items()}
+        return out
+
+    def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Give all rows as one Arrow table, in memory."""
+        schema = pa.schema([self.schema.field(name) for name in self._names(columns)])
+        return pa.Table.from_batches(list(self.scan(columns)), schema)
+
+    # -- in the order of training
 
     def run(
         self,

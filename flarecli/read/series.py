@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,8 @@ from flarecli.errors import FormatError, UsageError
 from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream
 
 __all__ = ["Series"]
+
+Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 
 OPEN = 128  # shards whose tables are kept
 _BATCH_BYTES = 16 << 20  # what a scan holds at once, roughly
@@ -95,20 +98,21 @@ class Series:
                 self._open.popitem(last=False)
         return shard
 
-    def read_rows(self, rows: IntArray, columns: Sequence[str] | None = None) -> list[Row]:
+    def read_rows(self, rows: IntArray, columns: Sequence[str] | None = None, ranges: Ranges | None = None) -> list[Row]:
         """Give encoded rows in the order asked; those of one shard are read together.
 
-        rows  int64 [k], each in [0, rows)
+        rows    int64 [k], each in [0, rows)
+        ranges  column of lists -> (start, stop): the items to read, of formats whose columns can be lists
         """
         if not len(rows):
             return []
         where: IntArray = np.searchsorted(self.starts, rows, "right") - 1
         if (where == where[0]).all():
-            return self._of_shard(int(where[0]), (rows - self.starts[where[0]]).tolist(), columns)
+            return self._of_shard(int(where[0]), (rows - self.starts[where[0]]).tolist(), columns, ranges)
         out: list[Row] = [{}] * len(rows)
         for i in np.unique(where):
             at = np.flatnonzero(where == i)
-            for k, row in zip(at.tolist(), self._of_shard(int(i), (rows[at] - self.starts[i]).tolist(), columns), strict=True):
+            for k, row in zip(at.tolist(), self._of_shard(int(i), (rows[at] - self.starts[i]).tolist(), columns, ranges), strict=True):
                 out[k] = row
         return out
 
@@ -118,9 +122,9 @@ class Series:
         shard = self.shard(i)
         return formats.find(shard.chunk.format or "").read_rows(shard, (row - self._edges[i],), columns)[0]
 
-    def _of_shard(self, i: int, rows: list[int], columns: Sequence[str] | None) -> list[Row]:
+    def _of_shard(self, i: int, rows: list[int], columns: Sequence[str] | None, ranges: Ranges | None) -> list[Row]:
         shard = self.shard(i)
-        return formats.find(shard.chunk.format or "").read_rows(shard, rows, columns)
+        return formats.find(shard.chunk.format or "").read_rows(shard, rows, columns, ranges)
 
     def scan(self, start: int, stop: int, columns: Sequence[str] | None, size: int, views: bool = False) -> Iterator[pa.RecordBatch]:
         """Give rows start..stop as batches of at most `size` rows, none across two shards, each of bounded bytes."""

@@ -1,0 +1,94 @@
+"""Stored bytes to values, a column of many rows at a time: numbers by numpy, everything else one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from flarecli import encodings
+from flarecli.encodings import BINARY, Encoding
+from flarecli.errors import FlareError, ValueFitError
+
+__all__ = ["Decoder", "How", "NotDecoded", "stacked"]
+
+How: TypeAlias = "Callable[[bytes], Any] | bool"  # of a column: a function from its stored bytes, True as its encoding says, False not at all
+
+
+class NotDecoded(Exception):
+    """The value at a position cannot be decoded."""
+
+    def __init__(self, at: int, error: FlareError) -> None:
+        super().__init__(str(error))
+        self.at, self.error = at, error
+
+    def named(self, column: str, row: int) -> FlareError:
+        """Say it of a column of a row."""
+        return type(self.error)(f"column {column!r}: {self.error.message}", where=f"row {row}", hint=self.error.hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """What makes values of one column's stored bytes. Picklable if `how` is."""
+
+    encoding: Encoding
+    allow_pickle: bool = False
+    how: How = True
+
+    def values(self, data: Sequence[Any]) -> list[Any]:
+        """Give the Python value of each; None stays None. Raises NotDecoded."""
+        if self.how is False:
+            return list(data)
+        if self.how is True:
+            array = self.array(data) if len(data) > 1 and not self.encoding.shape else None
+            if array is not None:
+                values: list[Any] = array.tolist()
+                return values
+            if self.encoding.name == "bytes":
+                return list(data)
+        return [self._value(one, at) for at, one in enumerate(data)]
+
+    def _value(self, data: Any, at: int) -> Any:
+        if data is None:
+            return None
+        try:
+            return self.how(data) if callable(self.how) else encodings.decode(self.encoding, data, self.allow_pickle)
+        except FlareError as error:
+            raise NotDecoded(at, error) from error.__cause__
+        except Exception as error:
+            raise NotDecoded(at, ValueFitError(f"{type(error).__name__}: {error}")) from error
+
+    def array(self, data: Sequence[Any]) -> Any:
+        """Give numbers, or arrays of the one shape that the encoding names, as one array [rows, …] that owns its bytes; None of anything else."""
+        kind, size = self.encoding, self.encoding.size
+        if self.how is not True or size is None or not (kind.shape or not kind.arrow.equals(BINARY)):
+            return None
+        try:
+            joined = bytearray().join(data)
+        except TypeError:  # a null
+            return None
+        if len(joined) != size * len(data) or any(len(one) != size for one in data):
+            return None  # one by one, which says which it is
+        return np.frombuffer(joined, kind.dtype or kind.arrow.to_pandas_dtype()).reshape(len(data), *kind.shape)
+
+
+def stacked(values: list[Any]) -> Any:
+    """Collate one column: numbers as an array, arrays of one shape and dtype as one with an axis more; else the list itself."""
+    first = values[0] if values else None
+    if isinstance(first, np.ndarray):
+        if all(isinstance(one, np.ndarray) and one.shape == first.shape and one.dtype == first.dtype for one in values):
+            return np.stack(values)
+        return values
+    for kind, dtype in ((bool, np.bool_), (int, np.int64), (float, np.float64)):
+        if type(first) is kind:
+            if all(type(one) is kind for one in values):
+                try:
+                    return np.array(values, dtype)
+                except OverflowError:
+                    return values
+            return values
+    if isinstance(first, np.generic) and all(type(one) is type(first) for one in values):
+        return np.array(values)
+    return values

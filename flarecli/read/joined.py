@@ -1,0 +1,104 @@
+"""Streams of equal length, side by side: their columns are those of one table. And some of its rows, where a condition chose them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli.errors import RowsError, UsageError
+from flarecli.model import Columns, IntArray, Row
+from flarecli.read.series import Series
+
+__all__ = ["Joined"]
+
+
+class Joined:
+    """Rows over one or several series with other columns. Picklable.
+
+    columns  of all series, in their order
+    raises   UsageError if two have another number of rows, or a column of one name
+    """
+
+    def __init__(self, series: Sequence[Series], picked: IntArray | None = None) -> None:
+        self.series = tuple(series)
+        self._picked = picked  # int64 [rows], rising: the rows of the series that are rows here; None: all
+        self._owner: dict[str, Series] = {}
+        for one in self.series:
+            self._join(one)
+        self.columns: Columns = tuple(column for one in self.series for column in one.columns)
+        self.rows = self.series[0].rows if picked is None else len(picked)
+
+    def _join(self, one: Series) -> None:
+        hint = "Name the streams to read with --stream."
+        first = self.series[0]
+        if one.rows != first.rows:
+            raise UsageError(f"stream {one.name!r} has {one.rows} rows, {first.name!r} has {first.rows}", hint=hint)
+        for column in one.columns:
+            if column.name in self._owner:
+                raise UsageError(f"streams {self._owner[column.name].name!r} and {one.name!r} both have a column {column.name!r}", hint=hint)
+            self._owner[column.name] = one
+
+    def only(self, rows: IntArray) -> Joined:
+        """Give some of these rows; int64 [k], rising."""
+        return Joined(self.series, rows if self._picked is None else self._picked[rows])
+
+    @property
+    def edges(self) -> IntArray:
+        """The row at which each chunk of the first stream begins, and the end: int64 [chunks + 1]."""
+        starts = self.series[0].starts
+        return starts if self._picked is None else np.searchsorted(self._picked, starts)
+
+    def places(self, indices: Sequence[int] | IntArray) -> IntArray:
+        """Give the rows of the series that rows here are: int64 [k], inside them. Raises RowsError outside the data."""
+        at = np.asarray(indices, np.int64).reshape(-1)
+        wrong = (at < -self.rows) | (at >= self.rows)
+        if wrong.any():
+            raise RowsError(f"row {int(at[wrong][0])} is outside the data, which has {self.rows} rows")
+        at = np.where(at < 0, at + self.rows, at)
+        return at if self._picked is None else self._picked[at]
+
+    def read(self, indices: Sequence[int] | IntArray, names: Sequence[str] | None, ranges: Mapping[str, tuple[int, int]] | None = None) -> list[Row]:
+        """Give encoded rows in the order asked; `names` None is all columns."""
+        if len(self.series) == 1:
+            if len(indices) == 1 and ranges is None and -self.rows <= (row := int(indices[0])) < self.rows:
+                row %= self.rows
+                return [self.series[0].read_row(row if self._picked is None else int(self._picked[row]), names)]
+            return self.series[0].read_rows(self.places(indices), names, ranges)
+        at = self.places(indices)
+        parts = [
+            one.read_rows(at, own, {name: ranges[name] for name in own if name in ranges} if ranges else None) for one, own in self._split(names)
+        ]
+        return parts[0] if len(parts) == 1 else [{name: value for part in row for name, value in part.items()} for row in zip(*parts, strict=True)]
+
+    def _split(self, names: Sequence[str] | None) -> list[tuple[Series, list[str]]]:
+        names = [column.name for column in self.columns] if names is None else names
+        chosen = [(one, [name for name in names if self._owner[name] is one]) for one in self.series]
+        return [pair for pair in chosen if pair[1]] or [(self.series[0], [])]
+
+    def scan(self, names: Sequence[str], start: int, stop: int, size: int, views: bool) -> Iterator[pa.RecordBatch]:
+        """Give rows start..stop in order as batches of at most `size` rows and of bounded bytes, as they are stored."""
+        picked = self._picked
+        if picked is None:
+            yield from self._scan(names, start, stop, size, views)
+            return
+        while start < stop:  # what lies between two picked rows is passed over by whole batches
+            first, last = int(picked[start]), int(picked[min(stop, start + size) - 1]) + 1
+            batch = next(self._scan(names, first, last, size, False))
+            end = min(stop, start + int(np.searchsorted(picked[start : start + size], first + batch.num_rows)))
+            yield batch.take(pa.array(picked[start:end] - first))
+            start = end
+
+    def _scan(self, names: Sequence[str], start: int, stop: int, size: int, views: bool) -> Iterator[pa.RecordBatch]:
+        parts = self._split(names)
+        if len(parts) == 1:
+            one, own = parts[0]
+            yield from one.scan(start, stop, own, size, views)
+            return
+        while start < stop:
+            end = min(one.span(start, stop, size) for one, _ in parts)
+            batches = [next(one.scan(start, end, own, size, views)) for one, own in parts]
+            fields = {field.name: (field, array) for batch in batches for field, array in zip(batch.schema, batch.columns, strict=True)}
+            yield pa.RecordBatch.from_arrays([fields[name][1] for name in names], schema=pa.schema([fields[name][0] for name in names]))
+            start = end

@@ -1,0 +1,201 @@
+"""Less of a dataset, or other values: columns chosen, rows chosen, ranges of lists, decoders; in other processes too."""
+
+import json
+import multiprocessing
+import operator
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import flarecli as flare
+from flarecli import encodings
+from flarecli.encodings import own
+from flarecli.errors import RowsError, UsageError, ValueFitError
+from flarecli.model import Settings
+
+GOLDEN = Path(__file__).parents[2] / "fixtures"
+ROWS = [{"label": i % 7, "score": i / 4, "text": "x" * (i % 40)} for i in range(200)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = str(tmp_path_factory.mktemp("d") / "out")
+    with flare.Writer(path, columns={"label": "int", "score": "float32", "text": "str"}, settings=Settings(shard_bytes=2000)) as writer:
+        for row in ROWS:
+            writer.write(row)
+    return flare.open(path)
+
+
+def test_columns_chosen_stand_in_the_order_asked(data):
+    few = data.select(["text", "label"])
+    wanted = [{"text": row["text"], "label": row["label"]} for row in ROWS]
+    assert [column.name for column in few.columns] == few.schema.names == ["text", "label"]
+    assert list(few[3]) == ["text", "label"]
+    assert (few[7], few[[199, 2]], few[190:]) == (wanted[7], [wanted[199], wanted[2]], wanted[190:])
+    assert few.rows([5], None) == [{"text": b"x" * 5, "label": (5).to_bytes(8, "little")}]
+    assert [row for batch in few.batches(33) for row in batch.to_pylist()] == wanted
+    assert len(data.columns) == 3
+    with pytest.raises(UsageError) as caught:
+        few.select(["score"])
+    assert (str(caught.value), caught.value.hint) == ("no column 'score'", "Choose from text, label.")
+
+
+def test_rows_chosen_by_a_condition_are_a_dataset(data):
+    some = data.where("label = 3 AND score > 10")
+    wanted = [row for row in ROWS if row["label"] == 3 and row["score"] > 10]
+    assert len(some) == len(wanted)
+    assert list(some) == wanted
+    assert (some[-1], some[[4, 0]]) == (wanted[-1], [wanted[4], wanted[0]])
+    assert some.to_arrow().to_pylist() == wanted
+    assert [row for batch in some.batches(5, ["label"], 3, 17) for row in batch.to_pylist()] == [{"label": row["label"]} for row in wanted[3:17]]
+    assert some.take([3, 1]).to_pylist() == [wanted[3], wanted[1]]
+    again = some.where("text LIKE 'xx%'").select(["text"])
+    assert list(again) == [{"text": row["text"]} for row in wanted if len(row["text"]) > 1]
+    for order in ("shuffle", "windows", "sequential"):
+        assert sorted(sample["score"] for sample in some.run(1, order=order)) == [row["score"] for row in wanted]
+    with pytest.raises(RowsError, match=f"^row {len(wanted)} is outside the data, which has {len(wanted)} rows$"):
+        some[len(wanted)]
+
+
+def test_a_condition_that_no_row_fulfils_leaves_an_empty_dataset(data):
+    none = data.where("label > 99")
+    assert (len(none), list(none), list(none.run()), none.to_arrow().num_rows) == (0, [], [], 0)
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        ("SELECT * FROM dataframe", "where takes a condition, not a SELECT"),
+        ("nothing > 3", "--where: no column 'nothing'"),
+        ("", "--where is empty"),
+    ],
+)
+def test_what_is_no_condition_is_refused(data, condition, message):
+    with pytest.raises(UsageError) as caught:
+        data.where(condition)
+    assert str(caught.value) == message
+
+
+def test_all_rows_as_one_table(data):
+    table = data.to_arrow(["text", "score"])
+    assert table.schema.names == ["text", "score"]
+    assert table.to_pylist() == [{"text": row["text"], "score": row["score"]} for row in ROWS]
+    assert data.select([]).to_arrow().schema.names == []
+
+
+def test_columns_take_another_decoder(data):
+    raw = data.decoded({"label": False, "text": len})
+    assert raw[9] == {"label": (2).to_bytes(8, "little"), "score": 2.25, "text": 9}
+    assert raw[[9, 9]] == [raw[9]] * 2
+    assert flare.open(data.playlists[0].at.folder.path or str(data.playlists[0].at), decode={"text": len})[9]["text"] == 9
+    with pytest.raises(UsageError, match="^no column 'x'$"):
+        data.decoded({"x": False})
+
+
+def test_a_decoder_that_fails_names_the_row_and_the_column(data):
+    with pytest.raises(ValueFitError) as caught:
+        data.decoded({"text": lambda text: 1 // (len(text) - 5)})[[3, 5]]
+    assert str(caught.value) == "row 5: column 'text': ZeroDivisionError: integer division or modulo by zero"
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_rows_collate_to_arrays_by_dtype_and_shape(data):
+    batch = data.collated([5, 0, 199])
+    assert {name: getattr(value, "dtype", type(value)) for name, value in batch.items()} == {"label": np.int64, "score": np.float32, "text": list}
+    assert batch["label"].tolist() == [5, 0, 3]
+    assert batch["score"].tolist() == [1.25, 0, 49.75]
+    assert batch["text"] == ["xxxxx", "", "x" * 39]
+    batch["label"][0] = 1
+
+
+def test_a_range_of_a_list_is_the_same_part_of_it():
+    found = [flare.open(str(path.parent)) for path in sorted((GOLDEN / "granular").rglob("refs.bag"))]
+    data = next(one for one in found if any(column.encoding.endswith("[]") for column in one.columns))
+    name = next(column.name for column in data.columns if column.encoding.endswith("[]"))
+    for row in range(len(data)):
+        whole = data[row]
+        part = data.read(row, {name: range(1, 3)})
+        assert str(part[name]) == str(whole[name][1:3])
+        assert str(data.read(row, {name: range(0, 999, 2)})[name]) == str(whole[name][::2])
+        assert data.read(row).keys() == whole.keys() == part.keys()
+    other = next(column.name for column in data.columns if not column.encoding.endswith("[]"))
+    for ranges, message in (
+        ({other: range(2)}, f"column {other!r} is no list, so no range of it can be read"),
+        ({name: range(3, 1)}, f"3:1:1 is no range of column {name!r}"),
+        ({"no": range(2)}, "no column 'no'"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            data.read(0, ranges)
+        assert str(caught.value) == message
+
+
+# -- other processes
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_other_processes_read_the_same(data, start):
+    data[0]
+    some = data.where("label < 5").select(["score"])
+    look = operator.itemgetter([3, 100], -1, slice(4, 9))
+    with ProcessPoolExecutor(2, multiprocessing.get_context(start)) as pool:
+        assert list(pool.map(look, [data, some], timeout=60)) == [look(data), look(some)]
+    assert look(pickle.loads(pickle.dumps(some))) == look(some)
+
+
+# -- encodings of one's own
+
+
+def to_json(value):
+    return json.dumps(value).encode()
+
+
+@pytest.fixture
+def point():
+    flare.encoding("point", to_json, json.loads)
+    yield "point"
+    own.OWN.pop("point")
+
+
+@pytest.mark.parametrize("format", ["mds", "granular", "granular-refs", "webdataset"])
+def test_values_of_an_own_encoding_come_back(point, tmp_path, format):
+    with flare.Writer(str(tmp_path / "d"), columns={"p": "point", "n": "int"}, format=format) as writer:
+        for n in range(5):
+            writer.write({"p": [n, n * n], "n": n})
+    data = flare.open(str(tmp_path / "d"))
+    assert [column.encoding for column in data.columns if column.name == "p"] == ["point"]
+    assert [sample["p"] for sample in data] == [[n, n * n] for n in range(5)]
+    assert data.to_arrow(["p"])["p"][2].as_py() == b"[2, 4]"
+
+
+def test_what_an_own_encoding_cannot_do_names_the_row(point, tmp_path):
+    with flare.Writer(str(tmp_path / "d"), columns={"p": "point"}) as writer:
+        writer.write({"p": 1})
+        with pytest.raises(ValueFitError) as caught:
+            writer.write({"p": {1, 2}})
+        assert str(caught.value) == "row 1: column 'p': set {1, 2} does not fit point: TypeError: Object of type set is not JSON serializable"
+    flare.encoding(point, to_json, lambda data: data.nothing)
+    with pytest.raises(ValueFitError) as caught:
+        flare.open(str(tmp_path / "d"))[0]
+    assert str(caught.value) == "row 0: column 'p': 1 B are not point: AttributeError: 'bytes' object has no attribute 'nothing'"
+    flare.encoding(point, lambda value: value, bytes)
+    with pytest.raises(ValueFitError, match="^the encoder of point gives int, not bytes$"):
+        encodings.encode(encodings.lookup(point), 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("jpeg", "'jpeg' is an encoding that flare has"), ("a b", "'a b' cannot name an encoding"), ("x[]", "'x[]' cannot name an encoding")],
+)
+def test_names_that_no_own_encoding_can_have(name, message):
+    with pytest.raises(UsageError) as caught:
+        flare.encoding(name, bytes, bytes)
+    assert str(caught.value) == message
+
+
+def test_schemas_of_own_encodings(point):
+    assert encodings.field(flare.Column("p", "point")).type == pa.large_binary()
+    assert encodings.field(flare.Column("p", "point[]")).type == pa.large_list(pa.large_binary())
