@@ -42,6 +42,12 @@ def command(
         option("--on-duplicate", metavar="error|first|keep", help="What a repeated key does.", autocompletion=completes("error", "first", "keep")),
     ] = "error",
     dry_run: Annotated[bool, option("--dry-run", help="Do everything but writing.")] = False,
+    part_rows: Annotated[
+        int | None, option("--part-rows", metavar="N", min=1, help="Pack parts of N rows, each a dataset in 00000/, 00001/ …, and join them.")
+    ] = None,
+    engine: Annotated[
+        str, option("--engine", metavar="local|ray", help="Where the parts are packed.", autocompletion=completes("local", "ray"))
+    ] = "local",
     resume: params.Resume = False,
     overwrite: params.Overwrite = False,
     allow_empty: Annotated[bool, option("--allow-empty", help="Take links to nothing at all.")] = False,
@@ -99,6 +105,8 @@ def command(
             allow_empty=allow_empty,
             allow_missing=allow_missing,
             null_separated=null_separated,
+            part_rows=part_rows,
+            engine=engine,
             guard=guard,
             limits=guard.limits,
             progress=bar,

@@ -85,6 +85,8 @@ def pack(
     )  # fmt: skip
     if part_rows is not None:
         return packed_in_parts(request, part_rows, engine, progress or Progress())
+    if engine != "local":
+        raise UsageError(f"--engine {engine} packs parts", hint="Give --part-rows, such as --part-rows 100000.")
     return packed(request, progress or Progress())
 
 

@@ -17,6 +17,7 @@ __all__ = ["ENGINES", "run"]
 
 ENGINES = ("local", "ray")
 _AHEAD = 4  # tasks handed over for each core of the cluster: enough to keep it busy, few enough to hold in memory
+_ALONE = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}  # a cluster that listens to this machine alone
 _RETRIES = 20  # of one task whose worker or node was lost
 
 A = TypeVar("A")
@@ -42,8 +43,10 @@ def _on_ray(work: Callable[[A], B], items: Sequence[A]) -> Iterator[tuple[int, B
         raise MissingLibraryError("--engine ray needs ray", hint="pip install 'flarecli[ray]'") from None
     began = not ray.is_initialized()
     if began:
+        address = os.environ.get("RAY_ADDRESS")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers
         try:
-            ray.init(address=os.environ.get("RAY_ADDRESS"), include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(**({"address": address} if address else _ALONE), log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ReachError(f"no Ray cluster: {error}", hint="Look at RAY_ADDRESS, or leave it out to use this machine.") from None
     task = ray.remote(max_retries=_RETRIES, num_cpus=1)(work)

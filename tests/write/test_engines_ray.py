@@ -1,0 +1,87 @@
+"""Parts on a Ray cluster of two nodes: the bytes of the local engine, whatever is lost on the way."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flarecli
+from flarecli.errors import FormatError
+from flarecli.verbs.parts import _outcome
+from flarecli.write import engines
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # what it calls the switch that keeps 127.0.0.1 what it is
+ray = pytest.importorskip("ray", reason="needs ray: pip install 'flarecli[ray]'")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    common = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 80 << 20}
+    made = Cluster(initialize_head=True, head_node_args=common)
+    made.second = made.add_node(num_cpus=1, node_ip_address="127.0.0.1", object_store_memory=80 << 20)
+    ray.init(address=made.address, log_to_driver=False, _node_ip_address="127.0.0.1")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> str:
+    path = tmp_path / "index.parquet"
+    pq.write_table(pa.table({"id": [f"k{i}" for i in range(400)], "text": ["x" * i for i in range(400)]}), path, row_group_size=50)
+    return str(path)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def dying(marks: Path) -> Callable[[Any], Any]:
+    """Work that is killed the first time for every third part, in the middle of it."""
+
+    def work(request: Any) -> Any:
+        import threading
+
+        mark = marks / Path(request.out).name
+        if int(mark.name) % 3 == 0 and not mark.exists():
+            mark.touch()
+            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            _outcome(request)
+            signal.pause()
+        return _outcome(request)
+
+    return work
+
+
+def test_workers_killed_and_a_node_removed_change_no_byte(cluster: Any, index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flarecli.pack(index, str(tmp_path / "local"), part_rows=20, shard_bytes=2000)
+    (tmp_path / "marks").mkdir()
+    real = engines.run
+
+    def lossy(engine: str, work: Any, items: Any) -> Iterator[tuple[int, Any]]:
+        for number, result in enumerate(real(engine, dying(tmp_path / "marks"), items)):
+            if number == len(items) // 2:
+                cluster.remove_node(cluster.second)
+            yield result
+
+    monkeypatch.setattr(engines, "run", lossy)
+    packed = flarecli.pack(index, str(tmp_path / "ray"), part_rows=20, shard_bytes=2000, engine="ray")
+    assert packed.rows == 400
+    assert len(list((tmp_path / "marks").iterdir())) == 7
+    assert files_of(tmp_path / "ray") == files_of(tmp_path / "local")
+
+
+def test_the_first_part_that_fails_is_named_whichever_ended_first(cluster: Any, tmp_path: Path) -> None:
+    source = str(tmp_path / "i.parquet")
+    pq.write_table(pa.table({"n": [*range(25), 300, *range(24), 400]}), source)
+    with pytest.raises(FormatError) as caught:
+        flarecli.pack(source, str(tmp_path / "out"), encode={"n": "uint8"}, part_rows=10, engine="ray")
+    assert caught.value.where == f"part 00002: {source}[5]"
