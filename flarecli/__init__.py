@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flarecli.model import Cursor as Cursor
     from flarecli.model import Finding as Finding
     from flarecli.read import Dataset as Dataset
+    from flarecli.read import Loader as Loader
     from flarecli.read import open as open
     from flarecli.verbs import cat as cat
     from flarecli.verbs import inspect as inspect
@@ -37,6 +38,7 @@ _ROOMS = {
     "Cursor": "flarecli.model",
     "Dataset": "flarecli.read",
     "Finding": "flarecli.model",
+    "Loader": "flarecli.read",
     "Writer": "flarecli.write",
     "cat": "flarecli.verbs",
     "encoding": "flarecli.encodings",
@@ -55,6 +57,7 @@ __all__ = [
     "Cursor",
     "Dataset",
     "Finding",
+    "Loader",
     "Writer",
     "__version__",
     "cat",

@@ -15,6 +15,7 @@ __all__ = [
     "MissingLibraryError",
     "ReachError",
     "RowsError",
+    "TransformError",
     "UnfinishedError",
     "UnsafeError",
     "UsageError",
@@ -99,6 +100,12 @@ class ValueFitError(FormatError):
     """A value that its encoding or its format cannot hold."""
 
     kind = "value"
+
+
+class TransformError(FlareError):
+    """A function of the user's failed on a sample; its own exception is the cause."""
+
+    kind = "transform"
 
 
 class UnfinishedError(FormatError):

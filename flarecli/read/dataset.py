@@ -16,11 +16,12 @@ from flarecli.cache import Cache
 from flarecli.encodings import BINARY
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.model import Columns, Cursor, IntArray, Playlist, Row, Sample, Stream
-from flarecli.read.decoding import Decoder, How, NotDecoded, stacked
+from flarecli.read.decoding import Decoder, How, NotDecoded, collated, stacked
 from flarecli.read.joined import Joined
 from flarecli.read.resolve import resolve, select_streams
-from flarecli.read.run import Run, begin
+from flarecli.read.run import Run
 from flarecli.read.series import Series
+from flarecli.read.windows import Epoch
 from flarecli.storage import Guard
 from flarecli.units import parse_size
 
@@ -133,6 +134,13 @@ class Dataset:
             array = decoder.array(data)
             out[name] = stacked(self._values(name, data, indices)) if array is None else array
         return out
+
+    def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """Give samples, of whatever columns, as one batch; numbers of columns that are here have the dtype that they have here.
+
+        raises  UsageError if two samples have other columns
+        """
+        return collated(samples, {name: decoder.dtype for name, decoder in self._decoders.items()})
 
     def read(self, row: int, ranges: Mapping[str, range] | None = None) -> Sample:
         """Give one sample; of a column of lists, only a range of its items: what lies there is one read.
@@ -298,8 +306,11 @@ class Dataset:
         cursor  go on from the `cursor` of another run, with as many ranks as there are now; it says seed, epoch and order
         raises  UsageError for a rank, an order or a place that is none
         """
-        found, place = begin(self.edges, seed, epoch, order, window, cursor)
-        return Run(self, found, place, rank, ranks)
+        return Run(self, cursor or Cursor(seed, epoch, 0, order), rank, ranks, window)
+
+    def order(self, seed: int, epoch: int, order: str, window: int = 8) -> Epoch:
+        """Give an epoch: which row each of its steps has. Raises UsageError for an order that is none."""
+        return Epoch(np.asarray(self.edges), seed, epoch, order, window)
 
     def batches(
         self, size: int = 8192, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None, views: bool = False

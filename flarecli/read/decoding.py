@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from flarecli import encodings
 from flarecli.encodings import BINARY, Encoding
-from flarecli.errors import FlareError, ValueFitError
+from flarecli.errors import FlareError, UsageError, ValueFitError
 
-__all__ = ["Decoder", "How", "NotDecoded", "stacked"]
+__all__ = ["Decoder", "How", "NotDecoded", "collated", "stacked"]
 
 How: TypeAlias = "Callable[[bytes], Any] | bool"  # of a column: a function from its stored bytes, True as its encoding says, False not at all
 
@@ -37,6 +37,12 @@ class Decoder:
     allow_pickle: bool = False
     how: How = True
 
+    @property
+    def dtype(self) -> str | None:
+        """The numpy dtype of a batch of its values, where they are numbers; else None."""
+        kind = self.encoding
+        return None if self.how is not True or kind.size is None or kind.arrow.equals(BINARY) else np.dtype(kind.arrow.to_pandas_dtype()).name
+
     def values(self, data: Sequence[Any]) -> list[Any]:
         """Give the Python value of each; None stays None. Raises NotDecoded."""
         if self.how is False:
@@ -48,6 +54,11 @@ class Decoder:
                 return values
             if self.encoding.name == "bytes":
                 return list(data)
+            if self.encoding.name == "str":
+                try:
+                    return [one.decode() for one in data]
+                except (UnicodeDecodeError, AttributeError):  # one by one, which says which it is
+                    pass
         return [self._value(one, at) for at, one in enumerate(data)]
 
     def _value(self, data: Any, at: int) -> Any:
@@ -74,21 +85,35 @@ class Decoder:
         return np.frombuffer(joined, kind.dtype or kind.arrow.to_pandas_dtype()).reshape(len(data), *kind.shape)
 
 
-def stacked(values: list[Any]) -> Any:
-    """Collate one column: numbers as an array, arrays of one shape and dtype as one with an axis more; else the list itself."""
+def collated(samples: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str | None]) -> dict[str, Any]:
+    """Collate samples by column. Raises UsageError if they are no dicts of the same columns."""
+    if not samples:
+        return {}
+    if not all(isinstance(one, Mapping) for one in samples):
+        raise UsageError("a sample is no dict, so it makes no batch", hint="Give collate=, which makes a batch of a list of samples.")
+    first = samples[0].keys()
+    if any(one.keys() != first for one in samples):
+        other = next(one.keys() ^ first for one in samples if one.keys() != first)
+        raise UsageError(f"column {min(other, key=str)!r} is in one sample and not in another", hint="Give collate=, or the same columns in each.")
+    return {name: stacked([one[name] for one in samples], dtypes.get(name)) for name in first}
+
+
+def stacked(values: list[Any], dtype: str | None = None) -> Any:
+    """Collate one column: numbers as an array, arrays of one shape and dtype as one with an axis more; else the list itself.
+
+    dtype  what Python's numbers become, if they fit; int64 and float64 else
+    """
     first = values[0] if values else None
     if isinstance(first, np.ndarray):
         if all(isinstance(one, np.ndarray) and one.shape == first.shape and one.dtype == first.dtype for one in values):
             return np.stack(values)
         return values
-    for kind, dtype in ((bool, np.bool_), (int, np.int64), (float, np.float64)):
-        if type(first) is kind:
-            if all(type(one) is kind for one in values):
-                try:
-                    return np.array(values, dtype)
-                except OverflowError:
-                    return values
-            return values
+    for kind, letters, widest in ((bool, "b", "bool"), (int, "iu", "int64"), (float, "f", "float64")):
+        if type(first) is kind and all(type(one) is kind for one in values):
+            try:
+                return np.array(values, dtype if dtype and np.dtype(dtype).kind in letters else widest)
+            except OverflowError:  # of no dtype
+                return values
     if isinstance(first, np.generic) and all(type(one) is type(first) for one in values):
         return np.array(values)
     return values

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
 from flarecli.errors import UsageError
 from flarecli.model import Cursor, Sample
-from flarecli.read.windows import Epoch
+from flarecli.read.rows import Rows
 
-if TYPE_CHECKING:
-    from flarecli.read.dataset import Dataset
-
-__all__ = ["Run", "begin"]
+__all__ = ["Run", "check_place"]
 
 _BLOCK = 1 << 14  # steps mapped to rows at once
 _READ = 64  # rows read at once
 
 
-def begin(edges: Sequence[int], seed: int, epoch: int, order: str, window: int, cursor: Cursor | None) -> tuple[Epoch, Cursor]:
-    """Make the epoch that a run goes through, and the place where it begins.
-
-    cursor  a place in an earlier run, which says seed, epoch and order itself
-    raises  UsageError if the place is outside the epoch
-    """
-    place = cursor or Cursor(seed, epoch, 0, order)
-    found = Epoch(np.asarray(edges), place.seed, place.epoch, place.order, window)
-    if not 0 <= place.step <= found.rows:
-        raise UsageError(f"step {place.step} is outside the epoch, which has {found.rows}")
-    return found, place
+def check_place(rows: int, place: Cursor) -> None:
+    """Refuse a place outside its epoch. Raises UsageError."""
+    if not 0 <= place.step <= rows:
+        raise UsageError(f"step {place.step} is outside the epoch, which has {rows}")
 
 
 class Run:
@@ -40,13 +29,15 @@ class Run:
     the ranks together give each row once, in one order, and another number of ranks goes on where they stopped. Where
     the rows are no multiple of the ranks, the last ranks give one row less.
 
-    raises  UsageError for a rank outside the ranks, or an order that is none
+    raises  UsageError for a rank outside the ranks, an order that is none, a place outside the epoch
     """
 
-    def __init__(self, data: Dataset, epoch: Epoch, cursor: Cursor, rank: int, ranks: int) -> None:
+    def __init__(self, data: Rows, cursor: Cursor, rank: int, ranks: int, window: int) -> None:
         if not 0 <= rank < ranks:
             raise UsageError(f"rank {rank} of {ranks} is no rank")
-        self._data, self._epoch, self._ranks = data, epoch, ranks
+        self._data, self._ranks = data, ranks
+        self._epoch = data.order(cursor.seed, cursor.epoch, cursor.order, window)
+        check_place(self._epoch.rows, cursor)
         self._begun, self._given, self._place = cursor.step + rank, 0, cursor
         self._samples = self._read()
 
@@ -74,4 +65,4 @@ class Run:
             steps = np.arange(first, min(first + _BLOCK * self._ranks, self._epoch.rows), self._ranks, dtype=np.int64)
             rows = self._epoch.at(steps)
             for start in range(0, len(rows), _READ):
-                yield from self._data[rows[start : start + _READ]]
+                yield from self._data.__getitems__(rows[start : start + _READ])

@@ -1,0 +1,83 @@
+"""What a worker of a loader does with the rows of a batch: read, decode, transform, collate."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flarecli.errors import FlareError, TransformError
+from flarecli.model import IntArray
+from flarecli.read.rows import Rows
+
+__all__ = ["Made", "Part", "Work"]
+
+
+class Part(NamedTuple):
+    """Rows of one batch, int64 [k], and whether their samples are wanted one by one."""
+
+    rows: IntArray
+    apart: bool = False
+
+
+class Made(NamedTuple):
+    """What came of a part: a batch, or the samples that each row became, where they are not one each or were wanted apart."""
+
+    rows: IntArray
+    batch: Any
+    samples: list[list[Any]] | None = None
+
+
+class Work:
+    """The work itself; it goes to other processes if the transforms do."""
+
+    def __init__(
+        self, data: Rows, transforms: Sequence[Callable[..., Any]], collate: Callable[[list[Any]], Any] | None, seed: int, epoch: int
+    ) -> None:
+        self._data, self._collate, self._key = data, collate, (seed, epoch)
+        self._transforms = [(one, _wants_rng(one)) for one in transforms]
+
+    def __call__(self, parts: Iterable[Part]) -> list[Made]:
+        return [self._made(part) for part in parts]
+
+    def _made(self, part: Part) -> Made:
+        if not part.apart and not self._transforms and self._collate is None:
+            return Made(part.rows, self._data.collated(part.rows))
+        samples = self.samples(part.rows)
+        if part.apart or any(len(one) != 1 for one in samples):
+            return Made(part.rows, None, samples)
+        return Made(part.rows, self.collated([one[0] for one in samples]))
+
+    def samples(self, rows: IntArray) -> list[list[Any]]:
+        """Give the samples that each row becomes. Raises TransformError naming the row."""
+        return [self._transformed(int(row), sample) for row, sample in zip(rows, self._data.__getitems__(rows), strict=True)]
+
+    def _transformed(self, row: int, sample: Any) -> list[Any]:
+        out = [sample]
+        if not self._transforms:
+            return out
+        try:
+            rng = np.random.default_rng((*self._key, row)) if any(wants for _, wants in self._transforms) else None
+            for transform, wants in self._transforms:
+                out = [one for given in out for one in _several(transform(given, rng=rng) if wants else transform(given))]
+        except Exception as error:
+            message = error.message if isinstance(error, FlareError) else f"{type(error).__name__}: {error}"
+            raise TransformError(f"the transform failed: {message}", where=f"row {row}") from error
+        return out
+
+    def collated(self, samples: list[Any]) -> Any:
+        """Make a batch of samples."""
+        return self._data.collate(samples) if self._collate is None else self._collate(samples)
+
+
+def _several(made: Any) -> Iterable[Any]:
+    return made if isinstance(made, list) or inspect.isgenerator(made) else [made]
+
+
+def _wants_rng(transform: Callable[..., Any]) -> bool:
+    try:
+        return "rng" in inspect.signature(transform).parameters
+    except (TypeError, ValueError):  # a builtin
+        return False

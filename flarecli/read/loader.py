@@ -1,0 +1,194 @@
+"""A loader for training: batches in a keyed order, read, decoded, transformed and collated ahead by threads or processes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flarecli.errors import UsageError
+from flarecli.model import Cursor
+from flarecli.read.ahead import Ahead
+from flarecli.read.batching import Made, Part, Work
+from flarecli.read.decoding import How
+from flarecli.read.processes import Process, close_all
+from flarecli.read.rows import Order, Rows
+from flarecli.read.run import check_place
+
+__all__ = ["Loader"]
+
+_BLOCK = 1 << 14  # steps mapped to rows at once, about
+_KEYS = {"seed", "epoch", "step", "order", "window", "rows", "ranks", "skip"}
+
+
+class Loader:
+    """Batches of a dataset, one epoch a loop: `for batch in loader`, column -> array [batch, …], or a list where there is none.
+
+    The next loop is the next epoch. A loop that was left goes on where it was left; `save()` tells that place and `load()` goes
+    there, in another process, with any other number of workers or ranks. Batches are the same whatever the workers.
+
+    data        a Dataset or a Mix
+    batch       samples in a batch; the last one of an epoch may have fewer, unless `drop_last`
+    seed        which shuffle
+    workers     threads that work ahead; 0: everything happens where a batch is taken
+    order       `shuffle`, `windows` (for data that is fetched: `window` chunks are open at a time) or `sequential`
+    rank, ranks rank r of R takes steps r, r + R, … of an epoch: each step has one row, whatever the ranks
+    decode      as in `Dataset.decoded`
+    transform   a function, or several in turn: a sample -> a sample, or a list of samples, which may be empty. One with a parameter
+                `rng` is given a numpy Generator that depends on seed, epoch and row alone
+    collate     a list of samples -> a batch, instead of arrays by dtype and shape
+    processes   the workers are processes, for transforms that hold the interpreter's lock; `start` is how they begin
+    ahead       batches made ahead at most
+    drop_last   leave out what is no whole batch on every rank, so that all ranks give as many
+    raises      UsageError for what makes no sense; while iterating TransformError naming the row, and what reading raises
+    """
+
+    def __init__(
+        self,
+        data: Rows,
+        batch: int = 64,
+        seed: int = 0,
+        workers: int = 2,
+        *,
+        epoch: int = 0,
+        order: str = "shuffle",
+        window: int = 8,
+        rank: int = 0,
+        ranks: int = 1,
+        decode: Mapping[str, How] | None = None,
+        transform: Callable[..., Any] | Sequence[Callable[..., Any]] = (),
+        collate: Callable[[list[Any]], Any] | None = None,
+        processes: bool = False,
+        start: str | None = None,
+        ahead: int | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        if batch < 1 or workers < 0 or (ahead is not None and ahead < 1):
+            raise UsageError(f"batch is {batch}, workers {workers}, ahead {ahead}: at least 1, 0 and 1 are wanted")
+        if not 0 <= rank < ranks:
+            raise UsageError(f"rank {rank} of {ranks} is no rank")
+        self.data = data.decoded(decode) if decode else data
+        self.batch, self.workers, self.rank, self.ranks, self.drop_last = batch, workers, rank, ranks, drop_last
+        self._transforms = (transform,) if callable(transform) else tuple(transform)
+        self._collate, self._processes, self._start = collate, processes, start
+        self._ahead = ahead or workers + 2  # few: memory that is used again costs less than fresh memory (measured: half)
+        self._window, self._skip = window, 0  # samples of the row at the place that were given already
+        self._place, self._loop = Cursor(seed, epoch, 0, order), 0
+        self._order()
+
+    def _order(self) -> Order:
+        place = self._place
+        return self.data.order(place.seed, place.epoch, place.order, self._window)
+
+    @property
+    def cursor(self) -> Cursor:
+        """The place behind the batches given so far, if every rank gave as many."""
+        return self._place
+
+    def __len__(self) -> int:
+        """How many batches are left of this epoch, where each row is one sample."""
+        left = self._order().rows - self._place.step
+        return left // (self.batch * self.ranks) if self.drop_last else -(-max(0, left - self.rank) // (self.batch * self.ranks))
+
+    def save(self) -> dict[str, Any]:
+        """Tell the place behind the last batch given, as plain numbers and text: JSON can hold it."""
+        place = self._place
+        known = {"seed": place.seed, "epoch": place.epoch, "step": place.step, "order": place.order}
+        return known | {"window": self._window, "rows": self._order().rows, "ranks": self.ranks, "skip": self._skip}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go to a place that `save` told. Raises UsageError if it is none, or one in other data."""
+        if not isinstance(state, Mapping) or state.keys() != _KEYS or not all(isinstance(state[key], int) for key in _KEYS - {"order"}):
+            raise UsageError("this is no place that a loader saved")
+        before = self._place, self._window
+        self._place, self._window = Cursor(state["seed"], state["epoch"], state["step"], state["order"]), state["window"]
+        try:
+            rows = self._order().rows
+            check_place(rows, self._place)
+            if rows != state["rows"]:
+                raise UsageError(f"saved in data of {state['rows']} rows, here are {rows}", hint="Open the data that it was saved with.")
+            if state["skip"] and state["ranks"] != self.ranks:
+                hint = f"Go on with {state['ranks']} ranks until a row ends, or to the next epoch."
+                raise UsageError("saved in the middle of what a transform made of a row, on another number of ranks", hint=hint)
+        except UsageError:
+            self._place, self._window = before
+            raise
+        self._skip, self._loop = state["skip"], self._loop + 1
+
+    # -- batches
+
+    def __iter__(self) -> Iterator[Any]:
+        """Give the batches that are left of this epoch; whichever loop was begun before ends."""
+        self._loop += 1
+        return self._epoch(self._loop)
+
+    def _epoch(self, loop: int) -> Iterator[Any]:
+        order, place = self._order(), self._place
+        work = Work(self.data, self._transforms, self._collate, place.seed, place.epoch)
+        held: deque[tuple[Any, int, int]] = deque()  # samples that no batch has yet, and the place behind each: rows, and samples of the next one
+        flow, close = self._flow(work, self._parts(order, place.step, self._skip, held))
+        rows, skip = 0, self._skip
+        try:
+            for made in flow:
+                if made.samples is None and not held and not skip:
+                    rows += len(made.rows)
+                    yield self._given(made.batch, place, rows, 0, order.rows)
+                else:
+                    for samples in work.samples(made.rows) if made.samples is None else made.samples:
+                        held.extend((one, rows + (at == len(samples)), at % len(samples)) for at, one in enumerate(samples, 1) if at > skip)
+                        rows, skip = rows + 1, 0
+                    while len(held) >= self.batch:
+                        yield self._joined(work, held, place, order.rows)
+                if self._loop != loop:
+                    return
+            while held and not self.drop_last:
+                yield self._joined(work, held, place, order.rows)
+            if self._loop == loop:
+                self._place, self._skip = Cursor(place.seed, place.epoch + 1, 0, place.order), 0
+        finally:
+            close()
+
+    def _parts(self, order: Order, first: int, skip: int, held: Sequence[Any]) -> Iterator[Part]:
+        """Give the rows of each batch of this rank."""
+        stop, whole = order.rows, self.batch * self.ranks
+        if self.drop_last:
+            stop = first + (stop - first) // whole * whole
+        block = max(1, _BLOCK // self.batch) * whole
+        for start in range(first + self.rank, stop, block):
+            rows = order.at(np.arange(start, min(start + block, stop), self.ranks, dtype=np.int64))
+            for at in range(0, len(rows), self.batch):
+                yield Part(rows[at : at + self.batch], bool(held or skip))
+                skip = 0
+
+    def _flow(self, work: Work, parts: Iterator[Part]) -> tuple[Iterator[Made], Callable[[], None]]:
+        """Begin the work; give what comes of it in order, and what ends it."""
+        if not self.workers:
+            return (made for part in parts for made in work([part])), lambda: None
+        if not self._processes:
+            flow = Ahead([work] * self.workers, parts, self._ahead)
+            return flow, flow.close
+        processes: list[Process] = []
+        try:
+            for _ in range(self.workers):
+                processes.append(Process(work, self._start))
+        except BaseException:
+            close_all(processes)
+            raise
+        over = Ahead(processes, parts, self._ahead)
+
+        def close() -> None:
+            over.stop()
+            close_all(processes)
+            over.close()
+
+        return over, close
+
+    def _given(self, batch: Any, place: Cursor, rows: int, skip: int, end: int) -> Any:
+        self._place, self._skip = Cursor(place.seed, place.epoch, min(end, place.step + rows * self.ranks), place.order), skip
+        return batch
+
+    def _joined(self, work: Work, held: deque[tuple[Any, int, int]], place: Cursor, end: int) -> Any:
+        taken = [held.popleft() for _ in range(min(self.batch, len(held)))]
+        return self._given(work.collated([one for one, _, _ in taken]), place, *taken[-1][1:], end)

@@ -1,0 +1,39 @@
+"""What a run or a loader takes rows from: a Dataset, or a Mix of some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from flarecli.model import IntArray, Sample
+from flarecli.read.decoding import How
+
+__all__ = ["Order", "Rows"]
+
+
+class Order(Protocol):
+    """One epoch: which row each step has."""
+
+    rows: int
+
+    def at(self, steps: IntArray) -> IntArray:
+        """Give the row of each step; int64 [k] to int64 [k]."""
+
+
+class Rows(Protocol):
+    """Rows by number, and orders of them."""
+
+    def __len__(self) -> int: ...
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]: ...
+
+    def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
+        """Give rows as one batch."""
+
+    def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """Give samples as one batch, numbers with the dtypes that rows have."""
+
+    def decoded(self, how: Mapping[str, How]) -> Rows:
+        """Give the same rows with other values."""
+
+    def order(self, seed: int, epoch: int, order: str, window: int) -> Order:
+        """Give an epoch."""

@@ -1,0 +1,284 @@
+"""The loader: the same batches whatever works ahead, an exact place, errors that name the row, an end that is quick."""
+
+import json
+import operator
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flarecli as flare
+from flarecli.errors import FlareError, TransformError, UsageError
+from flarecli.model import Settings
+
+ROWS = 103
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("loader") / "d"
+    columns = {"n": "int", "weight": "float32", "text": "str", "grid": "ndarray:uint8:2,3"}
+    with flare.Writer(str(path), columns=columns, settings=Settings(shard_rows=10)) as writer:
+        for n in range(ROWS):
+            writer.write({"n": n, "weight": n / 2, "text": "x" * n, "grid": np.full((2, 3), n, np.uint8)})
+    return flare.open(str(path))
+
+
+def numbers(batches):
+    return [batch["n"].tolist() for batch in batches]
+
+
+def none_left():
+    return not [thread for thread in threading.enumerate() if thread.name == "flare-loader"]
+
+
+def test_batches_are_arrays_by_dtype_and_shape_and_lists(data):
+    (batch, *_), wanted = list(flare.Loader(data, 8, seed=3)), [sample["n"] for sample in data.run(3)][:8]
+    assert batch["n"].tolist() == wanted
+    assert {name: (value.dtype, value.shape) for name, value in batch.items() if name != "text"} == {
+        "n": (np.int64, (8,)), "weight": (np.float32, (8,)), "grid": (np.uint8, (8, 2, 3)),
+    }  # fmt: skip
+    assert batch["text"] == ["x" * n for n in wanted]
+    assert (batch["grid"] == np.array(wanted)[:, None, None]).all()
+
+
+@pytest.mark.parametrize("order", ["shuffle", "windows", "sequential"])
+@pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 1}, {"workers": 5, "ahead": 1}, {"workers": 2, "processes": True, "start": "fork"}])
+def test_what_works_ahead_changes_nothing(data, order, options):
+    loader = flare.Loader(data, 7, seed=5, order=order, transform=shifted, **options)
+    first = list(loader)
+    assert np.concatenate([batch["n"] for batch in first]).tolist() == [sample["n"] + 1 for sample in data.run(5, 0, order)]
+    assert all(batch["weight"].dtype == np.float32 for batch in first)
+    assert [len(batch["n"]) for batch in first] == [7] * 14 + [5]
+    assert np.concatenate([batch["n"] for batch in loader]).tolist() == [sample["n"] + 1 for sample in data.run(5, 1, order)]
+    assert none_left()
+
+
+def shifted(sample):
+    return {**sample, "n": sample["n"] + 1}
+
+
+def test_processes_that_begin_anew_give_the_same(data):
+    loader = flare.Loader(data, 50, seed=5, transform=operator.itemgetter("text"), collate=len, workers=1, processes=True, start="spawn")
+    assert list(loader) == [50, 50, 3]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 7, 14, 15])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_saved_place_is_exact(data, taken, workers):
+    whole = flare.Loader(data, 7, seed=5, workers=0)
+    wanted = numbers(whole) + numbers(whole)
+    loader = flare.Loader(data, 7, seed=5, workers=workers)
+    seen = []
+    for batch in loader:
+        if len(seen) == taken:
+            break
+        seen.append(batch["n"].tolist())
+        state = json.loads(json.dumps(loader.save()))
+    if not taken:
+        state = flare.Loader(data, 7, seed=5).save()
+    other = flare.Loader(data, 7, seed=99, workers=3)
+    other.load(state)
+    assert len(other) == 15 - taken
+    assert seen + numbers(other) == wanted[:15]
+    assert numbers(other) == wanted[15:]
+
+
+def test_a_loop_goes_on_where_the_last_one_was_left(data):
+    loader = flare.Loader(data, 10, seed=1)
+    first = next(iter(loader))["n"].tolist()
+    assert first + [n for batch in numbers(loader) for n in batch] == [sample["n"] for sample in data.run(1)]
+    assert loader.cursor == flare.Cursor(1, 1, 0, "shuffle")
+    one, two = iter(loader), iter(loader)
+    next(one), next(two)
+    assert list(one) == []
+    assert none_left() is False
+    del two
+    assert none_left()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_loader_goes_on_with_other_ranks_and_workers(data, draw):
+    seed, batch = draw.draw(st.integers(0, 1 << 40)), draw.draw(st.integers(1, 9))
+    order = draw.draw(st.sampled_from(["shuffle", "windows", "sequential"]))
+    seen, state = [], None
+    while state is None or state["epoch"] == 0:
+        ranks = draw.draw(st.integers(1, 4))
+        loaders = [flare.Loader(data, batch, seed, draw.draw(st.integers(0, 2)), order=order, rank=rank, ranks=ranks) for rank in range(ranks)]
+        for loader in loaders:
+            if state is not None:
+                loader.load(state)
+        loops = [iter(loader) for loader in loaders]
+        for _ in range(draw.draw(st.integers(1, 8))):
+            parts = [next(loop, None) for loop in loops]
+            rows = [[] if part is None else part["n"].tolist() for part in parts]
+            seen += [own[k] for k in range(batch) for own in rows if k < len(own)]
+        for loop in loops:
+            loop.close()
+        state = loaders[0].save()
+        if state["epoch"] == 0 and state["step"] == ROWS:
+            break
+    assert seen == [sample["n"] for sample in data.run(seed, 0, order)]
+
+
+def test_transforms_make_several_samples_or_none(data):
+    def several(sample):
+        return [{"n": sample["n"] * 100 + k} for k in range(sample["n"] % 4)]
+
+    wanted = [one["n"] for sample in data.run(2) for one in several(sample)]
+    for workers in (0, 3):
+        loader, seen = flare.Loader(data, 8, seed=2, workers=workers, transform=several), []
+        while loader.cursor.epoch == 0:
+            for batch in loader:  # each batch in a loader of its own
+                seen += batch["n"].tolist()
+                state = loader.save()
+                loader = flare.Loader(data, 8, workers=workers, transform=several)
+                loader.load(state)
+                break
+        assert seen == wanted
+    other = flare.Loader(data, 8, seed=2, transform=several, ranks=2)
+    loop = iter(other)
+    while not other.save()["skip"]:
+        next(loop)
+    with pytest.raises(UsageError, match="^saved in the middle of what a transform made of a row, on another number of ranks$"):
+        flare.Loader(data, 8).load(other.save())
+
+
+def test_transforms_run_in_turn_and_draw_by_row(data):
+    def draw(sample, rng):
+        return {"n": sample["n"], "drawn": float(rng.random())}
+
+    runs = [
+        {
+            int(n): x
+            for batch in flare.Loader(data, 9, seed=1, workers=w, transform=[shifted, draw])
+            for n, x in zip(batch["n"], batch["drawn"], strict=True)
+        }
+        for w in (0, 2)
+    ]
+    assert runs[0] == runs[1]
+    assert len(set(runs[0].values())) == ROWS
+    assert sorted(runs[0]) == list(range(1, ROWS + 1))
+
+
+def failing(sample):
+    return {"n": 1 // (sample["n"] - 17)}
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 2}, {"workers": 1, "processes": True, "start": "fork"}])
+def test_an_exception_in_a_transform_names_the_row(data, options):
+    loader, seen = flare.Loader(data, 10, order="sequential", transform=failing, **options), []
+    with pytest.raises(TransformError) as caught:
+        for batch in loader:
+            seen.append(len(batch["n"]))
+    assert (str(caught.value), seen) == ("row 17: the transform failed: ZeroDivisionError: integer division or modulo by zero", [10])
+    assert isinstance(caught.value.__cause__, ZeroDivisionError) or "in failing" in caught.value.__notes__[0]
+    assert loader.save()["step"] == 10
+    del caught
+    assert none_left()
+
+
+def test_a_worker_process_that_dies_is_an_error(data):
+    import os
+
+    with pytest.raises(TransformError, match=r"^a worker process ended \(exit code 7\)$"):
+        list(flare.Loader(data, transform=lambda sample: os._exit(7), workers=1, processes=True, start="fork"))
+    with pytest.raises(UsageError, match="^cannot be sent to another process: "):
+        list(flare.Loader(data, transform=lambda sample: sample, processes=True, start="spawn"))
+
+
+def test_ranks_that_drop_the_last_give_as_many_batches(data):
+    for ranks in (1, 2, 3, 5):
+        parts = [numbers(flare.Loader(data, 10, seed=1, rank=rank, ranks=ranks, drop_last=True)) for rank in range(ranks)]
+        assert {len(part) for part in parts} == {ROWS // (10 * ranks)}
+        assert len(flare.Loader(data, 10, ranks=ranks, drop_last=True)) == ROWS // (10 * ranks)
+        seen = [n for part in parts for batch in part for n in batch]
+        assert len(set(seen)) == len(seen) == ROWS // (10 * ranks) * 10 * ranks
+
+
+def test_decoders_are_given_to_the_loader(data):
+    (batch,) = flare.Loader(data.select(["text", "n"]), ROWS, order="sequential", decode={"text": len, "n": False})
+    assert batch["text"].tolist() == list(range(ROWS))
+    assert batch["n"][3] == (3).to_bytes(8, "little")
+
+
+def test_what_makes_no_loader_or_no_batch_is_refused(data):
+    for options, message in (
+        ({"batch": 0}, "batch is 0, workers 2, ahead None: at least 1, 0 and 1 are wanted"),
+        ({"rank": 1}, "rank 1 of 1 is no rank"),
+        ({"order": "random"}, "order is 'random'"),
+        ({"decode": {"x": False}}, "no column 'x'"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            flare.Loader(data, **options)
+        assert str(caught.value) == message
+    with pytest.raises(UsageError, match="^a sample is no dict, so it makes no batch$"):
+        list(flare.Loader(data, transform=lambda sample: sample["n"]))
+    with pytest.raises(UsageError, match="^column 'odd' is in one sample and not in another$"):
+        list(flare.Loader(data, transform=lambda sample: {"odd": 1} if sample["n"] % 2 else {}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": 104}, "saved in data of 104 rows, here are 103"),
+        ({"step": 104}, "step 104 is outside the epoch, which has 103"),
+        ({"order": "x"}, "order is 'x'"),
+        ({"step": "1"}, "this is no place that a loader saved"),
+        ({"more": 1}, "this is no place that a loader saved"),
+    ],
+)
+def test_a_place_that_is_none_is_refused_and_changes_nothing(data, change, message):
+    loader = flare.Loader(data, seed=4)
+    with pytest.raises(UsageError) as caught:
+        loader.load(loader.save() | change)
+    assert str(caught.value) == message
+    assert loader.save()["seed"] == 4
+
+
+SLOW = """
+import sys, threading, time
+import flarecli as flare
+
+def slow(sample):
+    time.sleep(0.01)
+    return sample
+
+loader = flare.Loader(flare.open(sys.argv[1]), 4, transform=slow, processes=sys.argv[2] == "processes")
+try:
+    while True:
+        for batch in loader:
+            print("batch", flush=True)
+except KeyboardInterrupt:
+    print([thread.name for thread in threading.enumerate()])
+    print(__import__("multiprocessing").active_children())
+"""
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_an_interrupt_ends_everything_soon(data, kind):
+    at = str(data.playlists[0].at)
+    child = subprocess.Popen([sys.executable, "-c", SLOW, at, kind], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for _ in range(3):
+        assert child.stdout.readline() == "batch\n"
+    began = time.monotonic()
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=30)
+    assert time.monotonic() - began < 3
+    assert [line for line in out.splitlines() if line != "batch"] == ["['MainThread']", "[]"]
+    assert (child.returncode, err) == (0, "")
+
+
+def test_a_flare_error_crosses_processes(data):
+    (path,) = {str(data.playlists[0].at)}
+    loader = flare.Loader(flare.open(path), 10, decode={"text": int}, workers=1, processes=True, start="fork")
+    with pytest.raises(FlareError) as caught:
+        list(loader)
+    assert caught.value.message.startswith("column 'text': ValueError: invalid literal for int()")
