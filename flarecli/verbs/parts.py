@@ -5,6 +5,7 @@ What comes out depends on N and the source alone: not on where the parts were pa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -49,7 +50,7 @@ def packed_in_parts(request: Request, part_rows: int, engine: str, progress: Pro
         return done_before(target, about, request.format)
     journal, begun = None, False
     try:
-        journal = Journal(target.at, head)
+        journal = Journal(target.at, json.loads(json.dumps(head)))
         _refuse_duplicates(plan)
         columns = tuple(encodings.column(*one) for one in journal.columns) if journal.columns else _columns(request, plan, names)
         if not journal.columns:
