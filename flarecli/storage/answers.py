@@ -10,16 +10,18 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from http import HTTPStatus
 
 from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, ReachError, UnsafeError
 
-__all__ = ["REDIRECTS", "Answer", "Fault", "broken", "changed", "decoded", "private", "refused"]
+__all__ = ["REDIRECTS", "Answer", "Fault", "broken", "changed", "decoded", "private", "refused", "settled"]
 
 INFLATION = 100  # a body may inflate to so many times what was sent, and
 INFLATION_FLOOR = 16 << 20  # to this size in any case
 _STEP, _INFLATED = 1 << 14, 1 << 20  # bytes inflated at a time, and what comes of them
 _SETTLED_S = 60
+_SHORT = 200  # bytes of a header line that is remembered: what a hostile server may fill is bounded
 REDIRECTS = (301, 302, 303, 307, 308)
 PRIVATE_HINT = "Give --allow-private to reach it, if you trust what names it."
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
@@ -53,45 +55,66 @@ class Fault:
         return self.error(self.message, where=where, hint=self.hint)
 
 
-class Answer:
-    """The head of an answer: the status, and header name in lower case -> value; the last one counts."""
+@lru_cache(maxsize=1024)
+def _field(line: bytes) -> tuple[str, str]:
+    """Read a header line: name in lower case and value; of a status line `HTTP` and what follows. Most are the same in every answer."""
+    text = line.decode("latin-1")
+    if text.startswith("HTTP/"):
+        return "HTTP", text[5:].strip()
+    name, colon, value = text.partition(":")
+    return (name.lower(), value.strip()) if colon else ("", "")
 
-    __slots__ = ("headers", "status", "version")
+
+class Answer:
+    """The head of an answer: the status, and header name in lower case -> value; the last one counts.
+
+    length  bytes of the body as sent, when the answer says
+    coding  how the body is compressed; empty when it is not
+    range   start, stop and total of the bytes sent, or None when the body is the whole object
+    total   bytes of the whole object, when the answer says
+    """
+
+    __slots__ = ("coding", "headers", "length", "range", "status", "total", "version")
 
     def __init__(self, lines: Sequence[bytes]) -> None:
         self.status, self.version = 0, ""
-        self.headers: dict[str, str] = {}
-        for line in b"".join(lines).decode("latin-1").split("\r\n"):
-            if line.startswith("HTTP/"):  # 100 Continue and the like have heads of their own
-                self.version, _, code = line[5:].partition(" ")
+        headers: dict[str, str] = {}
+        self.headers = headers
+        for line in lines:
+            name, value = _field(line) if len(line) <= _SHORT else _field.__wrapped__(line)
+            if name == "HTTP":  # 100 Continue and the like have heads of their own
+                self.version, _, code = value.partition(" ")
                 code = code[:3]
                 self.status = int(code) if code.isascii() and code.isdigit() else 0
-                self.headers.clear()
-                continue
-            name, colon, value = line.partition(":")
-            if colon:
-                self.headers[name.lower()] = value.strip()
+                headers.clear()
+            elif name:
+                headers[name] = value
+        self._read()
+
+    def _read(self) -> None:
+        """Read what every answer is asked for, once."""
+        headers = self.headers
+        coding = headers.get("content-encoding", "").lower()
+        self.coding = "" if coding == "identity" else coding
+        text = headers.get("content-length", "")
+        counted = text.isascii() and text.isdigit() and len(text) <= 18 and not headers.get("transfer-encoding")
+        self.length: int | None = int(text) if counted else None
+        self.range: tuple[int, int, int | None] | None = None
+        self.total: int | None = self.length if self.status == 200 and not self.coding else None
+        text = headers.get("content-range", "")
+        match = _RANGE.fullmatch(text) if text else None
+        if match is not None:
+            self.total = None if match[3] == "*" else int(match[3])
+            self.range = None if match[1] is None else (int(match[1]), int(match[2]) + 1, self.total)
 
     def get(self, name: str) -> str:
         """Give a header's value, or an empty text."""
         return self.headers.get(name, "")
 
     @property
-    def length(self) -> int | None:
-        """Bytes of the body as sent, when the answer says."""
-        text = self.get("content-length")
-        return int(text) if _NUMBER.fullmatch(text) and not self.get("transfer-encoding") else None
-
-    @property
     def proven(self) -> bool:
         """Whether a body that was cut short would have been noticed."""
         return "content-length" in self.headers or "transfer-encoding" in self.headers or self.version[:1] > "1" or bool(self.coding)
-
-    @property
-    def coding(self) -> str:
-        """How the body is compressed; empty when it is not."""
-        coding = self.get("content-encoding").lower()
-        return "" if coding == "identity" else coding
 
     @property
     def etag(self) -> str:
@@ -104,32 +127,6 @@ class Answer:
         """When the file last changed, as the server says it."""
         return self.get("last-modified")[:100]
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether that was so long before this answer that a change since would show: those times are whole seconds (RFC 9110, 8.8.2.2)."""
-        try:
-            return (parsedate_to_datetime(self.get("date")) - parsedate_to_datetime(self.modified)).total_seconds() >= _SETTLED_S
-        except (ValueError, TypeError, OverflowError):
-            return False
-
-    @property
-    def range(self) -> tuple[int, int, int | None] | None:
-        """Give start, stop and total of the bytes sent, or None when the body is the whole object."""
-        text = self.headers.get("content-range")
-        match = _RANGE.fullmatch(text) if text else None
-        if match is None or match[1] is None:
-            return None
-        return int(match[1]), int(match[2]) + 1, None if match[3] == "*" else int(match[3])
-
-    @property
-    def total(self) -> int | None:
-        """Bytes of the whole object, when the answer says."""
-        text = self.headers.get("content-range")
-        match = _RANGE.fullmatch(text) if text else None
-        if match is not None:
-            return None if match[3] == "*" else int(match[3])
-        return self.length if self.status == 200 and not self.coding else None
-
     def retry_after(self, now: float) -> float | None:
         """Seconds that the server asks to wait; `now` is the wall clock, for those that name a date."""
         text = self.get("retry-after")
@@ -139,6 +136,14 @@ class Answer:
             return max(0.0, parsedate_to_datetime(text).timestamp() - now) if text else None
         except (ValueError, OverflowError):
             return None
+
+
+def settled(modified: str, date: str) -> bool:
+    """Say whether a file last changed so long before an answer that a change since would show: both are whole seconds (RFC 9110, 8.8.2.2)."""
+    try:
+        return (parsedate_to_datetime(date) - parsedate_to_datetime(modified)).total_seconds() >= _SETTLED_S
+    except (ValueError, TypeError, OverflowError):
+        return False
 
 
 def refused(answer: Answer, body: bytes) -> Fault:

@@ -17,7 +17,7 @@ from flarecli.errors import FormatError, IntegrityError, UnsafeError, UsageError
 from flarecli.names import redact
 from flarecli.storage import transfers
 from flarecli.storage.addresses import Address, folder_of, join, parse
-from flarecli.storage.answers import changed
+from flarecli.storage.answers import changed, settled
 from flarecli.storage.location import Entry, Guard, Location, Part, Written
 from flarecli.storage.slots import short
 from flarecli.storage.transfers import Request
@@ -35,12 +35,12 @@ _ALLOW_LOCAL = "Give --allow-local to read it, if you trust this dataset."
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the first answer said of a file; `is_settled` says that the time of its last change tells versions apart."""
+    """What the first answer said of a file, and when it came, by the server's clock."""
 
     etag: str
     size: int | None
-    modified: str = ""
-    is_settled: bool = False
+    modified: str
+    date: str
 
 
 class HttpStore:
@@ -125,7 +125,7 @@ class HttpStore:
     def version(self, path: str) -> tuple[str, int]:
         """Give what tells this version of a file from others, or empty, and its bytes."""
         size, known = self.size(path), self._known[path]
-        return known.etag or (known.modified if known.is_settled else ""), size
+        return known.etag or (known.modified if settled(known.modified, known.date) else ""), size
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         if start and stop is None:  # nothing behind the last byte is nothing, and a server would call it an error
@@ -224,7 +224,7 @@ class HttpStore:
             if answer is None:
                 continue
             if known is None:
-                known = _Known(answer.etag, request.total, answer.modified, answer.is_settled)
+                known = _Known(answer.etag, request.total, answer.modified, answer.get("date")[:100])
             elif (
                 (known.etag and answer.etag not in ("", known.etag))
                 or (None not in (known.size, request.total) and known.size != request.total)

@@ -92,7 +92,7 @@ class Location:
 
     def __truediv__(self, name: str) -> Location:
         """Name something below, relative and plain. Raises UnsafeError for a name that leaves the folder."""
-        return replace(self, path=self.store.child(self.path, check_name(name, where=self)))
+        return Location(self.store, self.store.child(self.path, check_name(name, where=self)))
 
     @property
     def name(self) -> str:

@@ -1,9 +1,9 @@
-"""libcurl's multi handle, driven by a selector: any number of sockets, no polling of those that are quiet."""
+"""libcurl's multi handle and the sockets that it waits for: any number, no polling of those that are quiet."""
 
 from __future__ import annotations
 
 import contextlib
-import selectors
+import select
 import time
 from typing import Any
 
@@ -11,14 +11,52 @@ import pycurl
 
 from flarecli.storage.slots import Slot
 
-__all__ = ["Pool"]
+__all__ = ["Pool", "Sockets"]
+
+_EVENTS = {pycurl.POLL_IN: select.POLLIN, pycurl.POLL_OUT: select.POLLOUT, pycurl.POLL_INOUT: select.POLLIN | select.POLLOUT}
+_READS, _WRITES = select.POLLIN | select.POLLHUP, select.POLLOUT
+_BAD = select.POLLERR | select.POLLNVAL
+
+
+class Sockets:
+    """What a thread waits for: the sockets of several pools, and one that wakes it.
+
+    Between two transfers libcurl lets go of a connection's socket and takes it again: with `poll` that costs no call of the
+    system, and what it costs to name all sockets at each wait is less, for as many as there are transfers at a time.
+    """
+
+    def __init__(self, bell: int) -> None:
+        self._poll = select.poll()
+        self._poll.register(bell, select.POLLIN)
+        self._bell = bell
+        self._pools: dict[int, Pool] = {}
+
+    def watch(self, fd: int, events: int, pool: Pool) -> None:
+        """Wait for events of a socket from now on; none: no longer."""
+        if events:
+            self._pools[fd] = pool
+            self._poll.register(fd, events)
+        elif self._pools.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait until something happens and hand it to its pool. Say whether the bell rang."""
+        rang = False
+        for fd, events in self._poll.poll(None if seconds is None else seconds * 1000):
+            if fd == self._bell:
+                rang = True
+                continue
+            pool = self._pools.get(fd)  # what came before may have ended it
+            if pool is not None:
+                pool.act(fd, events)
+        return rang
 
 
 class Pool:
     """A multi handle with its connections, its idle slots, and the time when it wants to be called."""
 
-    def __init__(self, permitted: bool, selector: selectors.BaseSelector) -> None:
-        self.permitted, self._selector = permitted, selector
+    def __init__(self, permitted: bool, sockets: Sockets) -> None:
+        self.permitted, self._sockets = permitted, sockets
         self.due: float | None = None
         self.free: list[Slot] = []
         self.multi = pycurl.CurlMulti()
@@ -29,20 +67,13 @@ class Pool:
         self.due = None if milliseconds < 0 else time.monotonic() + milliseconds / 1000
 
     def _watch(self, what: int, fd: int, multi: Any, data: Any) -> None:
-        events = (selectors.EVENT_READ if what & pycurl.POLL_IN else 0) | (selectors.EVENT_WRITE if what & pycurl.POLL_OUT else 0)
-        if what == pycurl.POLL_REMOVE or not events:
-            with contextlib.suppress(KeyError, ValueError, OSError):
-                self._selector.unregister(fd)
-            return
-        try:
-            self._selector.modify(fd, events, self)
-        except KeyError:
-            self._selector.register(fd, events, self)
+        with contextlib.suppress(OSError):
+            self._sockets.watch(fd, _EVENTS.get(what, 0), self)
 
     def act(self, fd: int, events: int) -> None:
         """Tell libcurl that a socket is ready."""
-        ready = (pycurl.CSELECT_IN if events & selectors.EVENT_READ else 0) | (pycurl.CSELECT_OUT if events & selectors.EVENT_WRITE else 0)
-        self.multi.socket_action(fd, ready)
+        ready = (pycurl.CSELECT_IN if events & _READS else 0) | (pycurl.CSELECT_OUT if events & _WRITES else 0)
+        self.multi.socket_action(fd, ready | (pycurl.CSELECT_ERR if events & _BAD else 0))
 
     def tick(self, now: float) -> None:
         """Let libcurl do what it wanted to do by now."""

@@ -15,7 +15,6 @@ import heapq
 import itertools
 import os
 import random
-import selectors
 import socket
 import threading
 import time
@@ -31,7 +30,7 @@ from flarecli.storage import addresses, answers
 from flarecli.storage.answers import Fault
 from flarecli.storage.hosts import Hosts
 from flarecli.storage.limits import Limits
-from flarecli.storage.pools import Pool
+from flarecli.storage.pools import Pool, Sockets
 from flarecli.storage.slots import Request, Slot
 
 __all__ = ["Engine", "Request", "next_of", "shared"]
@@ -72,12 +71,11 @@ class Engine:
         self._mean = 0.0  # bytes of an object, lately
         self._requests = self._retries = 0
         self._checked = 0.0
-        self._selector = selectors.DefaultSelector()
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
         self._ear.setblocking(False)
-        self._selector.register(self._ear, selectors.EVENT_READ, None)
-        self._pools = {permitted: Pool(permitted, self._selector) for permitted in (False, True)}
+        self._sockets = Sockets(self._ear.fileno())
+        self._pools = {permitted: Pool(permitted, self._sockets) for permitted in (False, True)}
         self._thread = threading.Thread(target=self._run, name="flare-transfers", daemon=True)
         _engines.add(self)
         self._thread.start()
@@ -147,18 +145,14 @@ class Engine:
             for slot in pool.free:
                 slot.easy.close()
             pool.multi.close()
-        self._selector.close()
         self._bell.close()
         self._ear.close()
 
     def _turn(self) -> None:
         """Wait for something to happen, and do what follows from it."""
-        for key, events in self._selector.select(self._timeout()):
-            if key.data is None:
-                self._ear.recv(64)
-                self._woken = False
-            else:
-                key.data.act(key.fd, events)
+        if self._sockets.wait(self._timeout()):
+            self._ear.recv(64)
+            self._woken = False
         while self._calls:
             what, argument = self._calls.popleft()
             what(argument)
@@ -367,8 +361,10 @@ class Engine:
 def next_of(arrived: SimpleQueue[T]) -> T:
     """Wait for what the engine delivers; an interrupt ends the wait, also one that another thread was given."""
     while True:
-        with contextlib.suppress(Empty):
+        try:
             return arrived.get(timeout=_TICK_S)
+        except Empty:
+            continue
 
 
 # -- one engine for all stores of a process
