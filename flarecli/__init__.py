@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from flarecli.model import Finding as Finding
     from flarecli.read import Dataset as Dataset
     from flarecli.read import Loader as Loader
+    from flarecli.read import Mix as Mix
+    from flarecli.read import mix as mix
     from flarecli.read import open as open
     from flarecli.verbs import cat as cat
     from flarecli.verbs import inspect as inspect
@@ -39,11 +41,13 @@ _ROOMS = {
     "Dataset": "flarecli.read",
     "Finding": "flarecli.model",
     "Loader": "flarecli.read",
+    "Mix": "flarecli.read",
     "Writer": "flarecli.write",
     "cat": "flarecli.verbs",
     "encoding": "flarecli.encodings",
     "inspect": "flarecli.verbs",
     "merge_index": "flarecli.verbs",
+    "mix": "flarecli.read",
     "open": "flarecli.read",
     "pack": "flarecli.verbs",
     "playlist": "flarecli.verbs",
@@ -58,6 +62,7 @@ __all__ = [
     "Dataset",
     "Finding",
     "Loader",
+    "Mix",
     "Writer",
     "__version__",
     "cat",
@@ -65,6 +70,7 @@ __all__ = [
     "errors",
     "inspect",
     "merge_index",
+    "mix",
     "open",
     "pack",
     "playlist",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from flarecli.read.dataset import Dataset, open
 from flarecli.read.loader import Loader
+from flarecli.read.mix import Mix, mix
 from flarecli.read.order import positions
 from flarecli.read.resolve import expand, resolve, select_streams
 from flarecli.read.selection import parse_rows
 from flarecli.read.series import Series
 
-__all__ = ["Dataset", "Loader", "Series", "expand", "open", "parse_rows", "positions", "resolve", "select_streams"]
+__all__ = ["Dataset", "Loader", "Mix", "Series", "expand", "mix", "open", "parse_rows", "positions", "resolve", "select_streams"]

@@ -107,7 +107,7 @@ class Dataset:
             return self._decoded(list(range(len(self))[index]))
         return self._decoded(index)
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
+    def __getitems__(self, indices: Sequence[int] | IntArray) -> list[Sample]:
         return self._decoded(indices)
 
     def _decoded(self, indices: Sequence[int] | IntArray) -> list[Sample]:
@@ -140,7 +140,12 @@ class Dataset:
 
         raises  UsageError if two samples have other columns
         """
-        return collated(samples, {name: decoder.dtype for name, decoder in self._decoders.items()})
+        return collated(samples, self.dtypes)
+
+    @property
+    def dtypes(self) -> dict[str, str | None]:
+        """The numpy dtype that each column has in a batch, where that is numbers; else None."""
+        return {name: decoder.dtype for name, decoder in self._decoders.items()}
 
     def read(self, row: int, ranges: Mapping[str, range] | None = None) -> Sample:
         """Give one sample; of a column of lists, only a range of its items: what lies there is one read.

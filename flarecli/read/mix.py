@@ -1,0 +1,184 @@
+"""Several datasets as one, by weight: which one a step takes from is arithmetic, so that a run goes on from any step.
+
+Steps go in blocks of 10,000; in each, every dataset has its share of places, in a keyed order. A dataset's own steps are
+counted through all blocks and epochs of the mix: its rows come in its own shuffles, each once before any comes again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flarecli.errors import RowsError, UsageError
+from flarecli.model import Cursor, IntArray, Sample
+from flarecli.read.dataset import Dataset
+from flarecli.read.decoding import How, collated, stacked
+from flarecli.read.order import positions
+from flarecli.read.rows import Order
+from flarecli.read.run import Run
+
+__all__ = ["Mix", "mix"]
+
+BLOCK = 10_000  # steps; a weight counts in parts of this
+_KEY = 1 << 40  # epochs from here on key the blocks, not the rows
+
+
+def mix(weights: Mapping[Dataset, float], rows: int | None = None) -> Mix:
+    """Mix datasets: `flare.mix({a: 0.7, b: 0.3})` takes seven of ten samples from a, whatever their sizes.
+
+    weights  above 0; what counts is their ratio, in ten-thousandths
+    rows     steps of an epoch; as many as there are rows in all, unless it is given
+    raises   UsageError for a weight that is none, a dataset without rows, or datasets of other columns
+    """
+    return Mix(tuple(weights), tuple(weights.values()), rows)
+
+
+class Mix:
+    """Several datasets by weight; a Loader takes it as it takes a Dataset. Rows are numbered one dataset behind the other."""
+
+    def __init__(self, parts: Sequence[Dataset], weights: Sequence[float], rows: int | None = None) -> None:
+        if not parts or not all(0 < weight < float("inf") for weight in weights):
+            raise UsageError("a mix wants datasets, each with a weight above 0")
+        if not all(len(part) for part in parts) or (rows is not None and rows < 1):
+            raise UsageError("a dataset without rows cannot be mixed")
+        names = [column.name for column in parts[0].columns]
+        for part in parts:
+            if other := {column.name for column in part.columns} ^ set(names):
+                raise UsageError(f"column {min(other)!r} is in one dataset and not in another", hint="Select the same columns of each.")
+        self.parts, self._names = tuple(parts), names
+        self._firsts = np.cumsum([0, *(len(part) for part in parts)])
+        self.quotas = _quotas(np.asarray(weights, np.float64))
+        self.rows = rows or int(self._firsts[-1])
+
+    def __len__(self) -> int:
+        """Rows of all datasets."""
+        return int(self._firsts[-1])
+
+    def __getitem__(self, row: int) -> Sample:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, indices: Sequence[int] | IntArray) -> list[Sample]:
+        out: list[Sample] = [{}] * len(indices)
+        for part, at, rows in self._split(indices):
+            for k, sample in zip(at.tolist(), part.__getitems__(rows), strict=True):
+                out[k] = sample
+        return out
+
+    def _split(self, indices: Sequence[int] | IntArray) -> Iterator[tuple[Dataset, IntArray, IntArray]]:
+        """Give each dataset with the places of its rows in `indices`, and its rows."""
+        given = np.asarray(indices, np.int64)
+        if len(given) and not (given.min() >= 0 and given.max() < len(self)):
+            raise RowsError(f"a row is outside the mix, which has {len(self)}")
+        owner = np.searchsorted(self._firsts, given, "right") - 1
+        for k in np.unique(owner):
+            at = np.flatnonzero(owner == k)
+            yield self.parts[k], at, given[at] - self._firsts[k]
+
+    def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
+        """Give rows as one batch; see `Dataset.collated`."""
+        found = [(at, part.collated(rows)) for part, at, rows in self._split(indices)]
+        return {name: _merged([(at, batch[name]) for at, batch in found], len(indices)) for name in self._names}
+
+    def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """Give samples as one batch; numbers have the dtypes of the first dataset."""
+        return collated(samples, self.parts[0].dtypes)
+
+    def decoded(self, how: Mapping[str, How]) -> Mix:
+        """Give the same rows with other values; see `Dataset.decoded`."""
+        out = copy.copy(self)
+        out.parts = tuple(part.decoded(how) for part in self.parts)
+        return out
+
+    def run(
+        self,
+        seed: int = 0,
+        epoch: int = 0,
+        order: str = "shuffle",
+        rank: int = 0,
+        ranks: int = 1,
+        cursor: Cursor | None = None,
+        window: int = 8,
+    ) -> Run:
+        """Give the samples of an epoch; see `Dataset.run`."""
+        return Run(self, cursor or Cursor(seed, epoch, 0, order), rank, ranks, window)
+
+    def order(self, seed: int, epoch: int, order: str, window: int) -> Order:
+        """Give an epoch: the number of the row that each step takes."""
+        return _MixOrder(self, seed, epoch, order, window)
+
+
+class _MixOrder:
+    def __init__(self, whole: Mix, seed: int, epoch: int, order: str, window: int) -> None:
+        self.rows = whole.rows
+        self._mix, self._seed, self._first, self._how = whole, seed, epoch * whole.rows, (order, window)
+        self._orders: dict[tuple[int, int], Order] = {}
+        self._of_part(0, 0)  # says whether there is such an order
+
+    def at(self, steps: IntArray) -> IntArray:
+        """Give the row of each step; int64 [k]."""
+        given = self._first + np.asarray(steps, np.int64)
+        out = np.empty(len(given), np.int64)
+        blocks = given // BLOCK
+        for block in np.unique(blocks):
+            at = np.flatnonzero(blocks == block)
+            part, own = self._block(int(block))
+            chosen = given[at] - block * BLOCK
+            for k in np.unique(part[chosen]):
+                mine = at[part[chosen] == k]
+                out[mine] = self._rows_of(int(k), own[given[mine] - block * BLOCK])
+        return out
+
+    def _block(self, block: int) -> tuple[IntArray, IntArray]:
+        """Give the dataset of each step of a block, and which of its own steps it is; int64 [BLOCK]."""
+        ends = np.cumsum(self._mix.quotas)
+        part = np.searchsorted(ends, positions(np.arange(BLOCK), BLOCK, self._seed, _KEY + block), "right")
+        own = np.empty(BLOCK, np.int64)
+        for k, quota in enumerate(self._mix.quotas.tolist()):
+            own[part == k] = block * quota + np.arange(quota)
+        return part, own
+
+    def _rows_of(self, k: int, own: IntArray) -> IntArray:
+        rows = len(self._mix.parts[k])
+        out = np.empty(len(own), np.int64)
+        epochs = own // rows
+        for epoch in np.unique(epochs):
+            at = epochs == epoch
+            out[at] = self._of_part(k, int(epoch)).at(own[at] - epoch * rows)
+        return out + self._mix._firsts[k]
+
+    def _of_part(self, k: int, epoch: int) -> Order:
+        if len(self._orders) > 4 * len(self._mix.parts):
+            self._orders.clear()
+        if (k, epoch) not in self._orders:
+            self._orders[k, epoch] = self._mix.parts[k].order(self._seed + k, epoch, *self._how)
+        return self._orders[k, epoch]
+
+
+def _quotas(weights: Any) -> IntArray:
+    """Give whole numbers that add up to BLOCK, at least 1 each, nearest to the weights' ratio."""
+    if len(weights) > BLOCK:
+        raise UsageError(f"{len(weights)} datasets cannot be mixed, {BLOCK} can")
+    exact = weights / weights.sum() * (BLOCK - len(weights)) + 1 if (weights / weights.sum() * BLOCK < 1).any() else weights / weights.sum() * BLOCK
+    out = np.floor(exact + 1e-9).astype(np.int64)
+    out[np.argsort(out - exact, kind="stable")[: BLOCK - int(out.sum())]] += 1
+    return out
+
+
+def _merged(parts: Sequence[tuple[IntArray, Any]], rows: int) -> Any:
+    """Put the columns of several datasets together."""
+    if len(parts) == 1:
+        return parts[0][1]
+    first = parts[0][1]
+    if all(isinstance(one, np.ndarray) and one.dtype == first.dtype and one.shape[1:] == first.shape[1:] for _, one in parts):
+        out = np.empty((rows, *first.shape[1:]), first.dtype)
+        for at, one in parts:
+            out[at] = one
+        return out
+    values: list[Any] = [None] * rows
+    for at, one in parts:
+        for k, value in zip(at.tolist(), one, strict=True):
+            values[k] = value
+    return stacked(values)
