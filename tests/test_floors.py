@@ -21,7 +21,8 @@ FLOORS = [
     {"playlists", "ingest"},
     {"read"},
     {"write"},
-    {"verbs"},
+    {"verbs", "torch"},
+    {"ray"},
     {"cli"},
     {"__main__"},
 ]

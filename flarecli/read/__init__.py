@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from flarecli.read.ahead import Ahead
+from flarecli.read.batching import Made, Part, Work
 from flarecli.read.dataset import Dataset, open
 from flarecli.read.loader import Loader
 from flarecli.read.mix import Mix, mix
 from flarecli.read.order import positions
 from flarecli.read.resolve import expand, resolve, select_streams
+from flarecli.read.rows import Rows
+from flarecli.read.run import Run, check_place
 from flarecli.read.selection import parse_rows
 from flarecli.read.series import Series
 
-__all__ = ["Dataset", "Loader", "Mix", "Series", "expand", "mix", "open", "parse_rows", "positions", "resolve", "select_streams"]
+__all__ = [
+    "Ahead",
+    "Dataset",
+    "Loader",
+    "Made",
+    "Mix",
+    "Part",
+    "Rows",
+    "Run",
+    "Series",
+    "Work",
+    "check_place",
+    "expand",
+    "mix",
+    "open",
+    "parse_rows",
+    "positions",
+    "resolve",
+    "select_streams",
+]

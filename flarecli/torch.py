@@ -1,0 +1,200 @@
+"""Datasets for PyTorch: by position, and as a stream that shards itself over ranks and workers and goes on from an exact place.
+
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    stream = flarecli.torch.IterableDataset(flare.open("train"), batch=64, seed=1)
+    loader = StatefulDataLoader(stream, batch_size=None, num_workers=4)
+
+`flare.Loader` needs no torch, and no processes unless a transform is Python: try it first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flarecli.errors import MissingLibraryError, UsageError
+from flarecli.model import Cursor
+from flarecli.read import Ahead, Made, Part, Rows, Work, check_place
+
+try:
+    import torch
+    from torch.utils import data as torch_data
+except ImportError:
+    raise MissingLibraryError("PyTorch is not installed", hint="Install it: pip install 'flarecli[torch]'.") from None
+
+__all__ = ["IterableDataset", "MapDataset", "tensors"]
+
+_KEYS = {"seed", "epoch", "order", "window", "rows", "batch", "ranks", "workers", "step", "given"}
+
+
+def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Give a batch with tensors in place of numpy arrays, over the same memory."""
+    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
+
+
+class MapDataset(torch_data.Dataset):  # type: ignore[misc]
+    """Rows by position, for DataLoader and its samplers: a batch is read at once.
+
+    transform  a function of a sample; what it returns is the sample
+    """
+
+    def __init__(self, data: Rows, transform: Callable[[Any], Any] | None = None) -> None:
+        self.data, self.transform = data, transform
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        samples = self.data.__getitems__(indices)
+        return samples if self.transform is None else [self.transform(sample) for sample in samples]
+
+
+class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
+    """One epoch of batches, for `DataLoader(stream, batch_size=None)`; the same batches in the same order with any `num_workers`.
+
+    Worker w of W makes batches w, w + W, … of its rank. `set_epoch` chooses the epoch of the next loop, in all workers.
+
+    data        a Dataset or a Mix
+    batch       rows of a batch; a transform that makes several samples of a row, or none, makes larger and smaller ones
+    collated    False: give samples one by one, for `DataLoader(stream, batch_size=batch)`
+    rank, ranks those of torch.distributed, or of RANK and WORLD_SIZE, unless given
+    threads     work ahead inside each worker
+    transform, collate, decode, order, window, drop_last   as in `flare.Loader`; arrays become tensors unless `collate` is given
+    raises      UsageError for what makes no sense
+    """
+
+    def __init__(
+        self,
+        data: Rows,
+        batch: int = 64,
+        seed: int = 0,
+        *,
+        epoch: int = 0,
+        order: str = "shuffle",
+        window: int = 8,
+        rank: int | None = None,
+        ranks: int | None = None,
+        decode: Mapping[str, Any] | None = None,
+        transform: Callable[..., Any] | Sequence[Callable[..., Any]] = (),
+        collate: Callable[[list[Any]], Any] | None = None,
+        collated: bool = True,
+        drop_last: bool = False,
+        threads: int = 0,
+    ) -> None:
+        self._rank, self._ranks = _ranks() if rank is None or ranks is None else (rank, ranks)
+        if batch < 1 or threads < 0 or not 0 <= self._rank < self._ranks:
+            raise UsageError(f"batch is {batch}, threads {threads}, rank {self._rank} of {self._ranks}: that makes no stream")
+        self.data = data.decoded(decode) if decode else data
+        self._transforms = (transform,) if callable(transform) else tuple(transform)
+        self._batch, self._order, self._window, self._threads = batch, order, window, threads
+        self._collate, self._collated, self._drop_last, self._seed = collate, collated, drop_last, seed
+        self._epoch = torch.tensor([epoch, 0]).share_memory_()  # and the step to begin at: workers that live on see them
+        self._rows = self.data.order(seed, epoch, order, window).rows
+        self._at = Cursor(seed, epoch, 0, order), 0  # where the loop is: batches behind it, samples of the next one given
+        self._resume: tuple[int, int, int, int] | None = None  # epoch, step, given, workers
+
+    def set_epoch(self, epoch: int, step: int = 0) -> None:
+        """Choose the epoch of the next loop, and where it begins: after k batches on every rank step is k × batch × ranks, whatever they are now."""
+        check_place(self._rows, Cursor(self._seed, epoch, step, self._order))
+        self._epoch[0], self._epoch[1], self._resume = epoch, step, None
+
+    def __len__(self) -> int:
+        """Batches of an epoch on this rank; samples, where they are given one by one and each row is one."""
+        whole = self._batch * self._ranks
+        batches = self._rows // whole if self._drop_last else -(-max(0, self._rows - self._rank) // whole)
+        return batches if self._collated else len(range(self._rank, self._rows // whole * whole if self._drop_last else self._rows, self._ranks))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tell the place of this process's loop."""
+        place, given = self._at
+        return {
+            "seed": place.seed, "epoch": place.epoch, "order": place.order, "window": self._window, "rows": self._rows, "batch": self._batch,
+            "ranks": self._ranks, "workers": _worker()[1], "step": place.step, "given": given,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a place told by as many ranks and workers. Raises UsageError for another stream's."""
+        if state.keys() != _KEYS:
+            raise UsageError("this is no place that a stream saved")
+        own = self.state_dict()
+        for key in ("seed", "order", "window", "rows", "batch", "ranks"):
+            if state[key] != own[key]:
+                raise UsageError(
+                    f"saved with {key} {state[key]}, here it is {own[key]}", hint="Use set_epoch(epoch, step) to go on with other ranks."
+                )
+        place = Cursor(state["seed"], state["epoch"], state["step"], state["order"])
+        check_place(self._rows, place)
+        self._at, self._resume = (place, state["given"]), (state["epoch"], state["step"], state["given"], state["workers"])
+
+    def __iter__(self) -> Iterator[Any]:
+        worker, workers = _worker()
+        epoch, step, given, saved = self._resume or (int(self._epoch[0]), int(self._epoch[1]), 0, workers)
+        self._resume = None
+        if saved != workers:
+            hint = "Use as many, or set_epoch(epoch, step)."
+            raise UsageError(f"saved by {saved} workers, here are {workers}", hint=hint)
+        order = self.data.order(self._seed, epoch, self._order, self._window)
+        work = Work(self.data, self._transforms, self._collate, self._seed, epoch)
+        self._at = Cursor(self._seed, epoch, step, self._order), given
+        flow = self._flow(work, self._parts(order, step, worker, workers))
+        try:
+            for made in flow:
+                yield from self._given(work, made, given)
+                step, given = min(self._rows, step + workers * self._batch * self._ranks), 0
+        finally:
+            if isinstance(flow, Ahead):
+                flow.close()
+
+    def _given(self, work: Work, made: Made, given: int) -> Iterator[Any]:
+        """Give what came of a part; the place is behind it before it is taken."""
+        place, (_, workers) = self._at[0], _worker()
+        behind = Cursor(place.seed, place.epoch, min(self._rows, place.step + workers * self._batch * self._ranks), place.order)
+        if not self._collated:
+            samples = [one for row in made.samples or () for one in row]
+            for at in range(given, len(samples)):
+                self._at = (behind, 0) if at + 1 == len(samples) else (place, at + 1)
+                yield samples[at]
+            self._at = behind, 0
+            return
+        self._at = behind, 0
+        if made.samples is not None:
+            samples = [one for row in made.samples for one in row]
+            if not samples:
+                return
+            batch = work.collated(samples)
+        else:
+            batch = made.batch
+        yield tensors(batch) if self._collate is None else batch
+
+    def _parts(self, order: Any, start: int, worker: int, workers: int) -> Iterator[Part]:
+        whole = self._batch * self._ranks
+        stop = order.rows
+        if self._drop_last:
+            stop = start + (stop - start) // whole * whole
+        for first in range(start + worker * whole, stop, workers * whole):
+            steps = np.arange(first + self._rank, min(first + whole, stop), self._ranks, dtype=np.int64)
+            if len(steps):
+                yield Part(order.at(steps), not self._collated)
+
+    def _flow(self, work: Work, parts: Iterator[Part]) -> Iterator[Made]:
+        if self._threads:
+            return Ahead([work] * self._threads, parts, self._threads + 2)
+        return (made for part in parts for made in work([part]))
+
+
+def _worker() -> tuple[int, int]:
+    info = torch_data.get_worker_info()
+    return (0, 1) if info is None else (info.id, info.num_workers)
+
+
+def _ranks() -> tuple[int, int]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))

@@ -1,0 +1,130 @@
+"""Streams for PyTorch: the same batches with any number of workers, each row once over ranks, places that are exact. Needs torch."""
+
+import numpy as np
+import pytest
+
+import flarecli as flare
+from flarecli.errors import UsageError
+from flarecli.model import Settings
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader  # noqa: E402
+
+from flarecli.torch import IterableDataset, MapDataset  # noqa: E402
+
+ROWS = 103
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("torch") / "d"
+    with flare.Writer(str(path), columns={"n": "int", "w": "float32", "text": "str"}, settings=Settings(shard_rows=10)) as writer:
+        for n in range(ROWS):
+            writer.write({"n": n, "w": n / 2, "text": "x" * n})
+    return flare.open(str(path))
+
+
+def numbers(batches):
+    return [batch["n"].tolist() for batch in batches]
+
+
+def cut(sequence, size):
+    return [sequence[at : at + size] for at in range(0, len(sequence), size)]
+
+
+def test_rows_by_position(data):
+    rows = MapDataset(data, transform=lambda sample: sample["n"])
+    assert (len(rows), rows[7], rows.__getitems__([3, 1])) == (ROWS, 7, [3, 1])
+    assert torch.cat(list(DataLoader(rows, batch_size=16))).tolist() == list(range(ROWS))
+    shuffled = DataLoader(MapDataset(data), batch_size=16, shuffle=True, num_workers=2, collate_fn=data.collate)
+    assert sorted(n for batch in shuffled for n in batch["n"].tolist()) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 3}])
+@pytest.mark.parametrize("threads", [0, 2])
+def test_workers_change_nothing(data, options, threads):
+    wanted = [sample["n"] for sample in data.run(4, 2)]
+    stream = IterableDataset(data, 8, seed=4, threads=threads)
+    stream.set_epoch(2)
+    batches = list(DataLoader(stream, batch_size=None, **options))
+    assert numbers(batches) == cut(wanted, 8)
+    assert (batches[0]["n"].dtype, batches[0]["w"].dtype, batches[0]["text"][0]) == (torch.int64, torch.float32, "x" * wanted[0])
+    one_by_one = IterableDataset(data, 8, seed=4, epoch=2, collated=False, transform=lambda sample: sample["n"])
+    assert [batch.tolist() for batch in DataLoader(one_by_one, batch_size=8, **options)] == cut(wanted, 8)
+    assert (len(stream), len(one_by_one)) == (13, ROWS)
+
+
+def test_workers_that_live_on_are_told_the_epoch(data):
+    stream = IterableDataset(data, 8, seed=4)
+    loader = DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True)
+    for epoch in (0, 1, 5):
+        stream.set_epoch(epoch)
+        assert numbers(loader) == cut([sample["n"] for sample in data.run(4, epoch)], 8)
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_ranks_share_an_epoch(data, ranks, num_workers):
+    parts = [numbers(DataLoader(IterableDataset(data, 4, rank=rank, ranks=ranks), batch_size=None, num_workers=num_workers)) for rank in range(ranks)]
+    for rank, part in enumerate(parts):
+        assert part == cut([sample["n"] for sample in data.run(0, rank=rank, ranks=ranks)], 4)
+    even = [IterableDataset(data, 4, rank=rank, ranks=ranks, drop_last=True) for rank in range(ranks)]
+    assert {len(list(one)) for one in even} == {len(one) for one in even} == {ROWS // (4 * ranks)}
+
+
+def test_ranks_come_from_the_launcher(data, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert numbers(IterableDataset(data, 4)) == cut([sample["n"] for sample in data.run(0, rank=1, ranks=3)], 4)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("collated", [True, False])
+@pytest.mark.parametrize("taken", [1, 5, 12])
+def test_a_stateful_loader_goes_on_exactly(data, num_workers, collated, taken):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+    def loader():
+        stream = IterableDataset(data, 8, seed=6, collated=collated, transform=lambda sample: {"n": sample["n"]})
+        return stateful(stream, batch_size=None if collated else 8, num_workers=num_workers)
+
+    wanted = cut([sample["n"] for sample in data.run(6)], 8)
+    first, seen = loader(), []
+    for batch in first:
+        seen.append(batch["n"].tolist())
+        if len(seen) == taken:
+            state = first.state_dict()
+            break
+    other = loader()
+    other.load_state_dict(state)
+    assert seen + numbers(other) == wanted
+
+
+def test_other_ranks_go_on_from_a_step(data):
+    ranks, order = [IterableDataset(data, 4, seed=1, rank=rank, ranks=3) for rank in range(3)], [sample["n"] for sample in data.run(1)]
+    parts = [next(iter(one))["n"].tolist() for one in ranks]
+    assert [n for own in zip(*parts, strict=True) for n in own] == order[:12]
+    others = [IterableDataset(data, 4, seed=1, rank=rank, ranks=2) for rank in range(2)]
+    for one in others:
+        one.set_epoch(0, step=12)
+    rest = [np.concatenate([batch["n"] for batch in one]).tolist() for one in others]
+    assert rest == [order[12::2], order[13::2]]
+
+
+def test_places_of_another_stream_are_refused(data):
+    stream = IterableDataset(data, 8, seed=6)
+    for change, message in (
+        ({"seed": 7}, "saved with seed 7, here it is 6"),
+        ({"ranks": 2}, "saved with ranks 2, here it is 1"),
+        ({"step": 999}, "step 999 is outside the epoch, which has 103"),
+        ({"more": 1}, "this is no place that a stream saved"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            stream.load_state_dict(stream.state_dict() | change)
+        assert str(caught.value) == message
+    stream.load_state_dict(stream.state_dict() | {"workers": 2})
+    with pytest.raises(UsageError, match="^saved by 2 workers, here are 1$"):
+        next(iter(stream))
+    with pytest.raises(UsageError, match="^batch is 0, threads 0, rank 0 of 1: that makes no stream$"):
+        IterableDataset(data, 0)
