@@ -1,0 +1,197 @@
+"""Ray Data over flare: `ray.data.read_datasource(FlareSource(…))` and `ds.write_datasink(FlareSink(…))`.
+
+Blocks are Arrow tables both ways. A source reads runs of shards, one a task; a sink writes a part a task, `00000/`, `00001/` …,
+and joins them by one index and one playlist, which is written last.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli import __version__, encodings, read
+from flarecli import where as sql
+from flarecli.errors import MissingLibraryError, NoRowsError, UsageError
+from flarecli.formats import find
+from flarecli.model import Columns, Settings
+from flarecli.storage import Guard
+from flarecli.write import Journal, Target, Writer, error_of, parts
+from flarecli.write.columns import Typed, check_names, chosen_encodings
+
+try:
+    from ray.data.block import BlockMetadata
+    from ray.data.datasource import Datasink, Datasource, ReadTask
+except ImportError:
+    raise MissingLibraryError("flarecli.ray needs ray", hint="pip install 'flarecli[ray]'") from None
+
+__all__ = ["FlareSink", "FlareSource"]
+
+_ROW_BYTES = 1024  # what a row is reckoned at where the listing does not say
+
+
+class FlareSource(Datasource):
+    """Rows of a dataset, for `ray.data.read_datasource`.
+
+    address  a playlist, a folder, a shard, globs: whatever `flarecli.open` opens, on every node
+    columns  names of those that are read; None: all
+    where    SQL condition over the columns read
+    raises   what `flarecli.open` raises; UsageError for a column that is not there
+    """
+
+    def __init__(
+        self, address: str | Sequence[str], *, columns: Sequence[str] | None = None, where: str | None = None, guard: Guard | None = None
+    ) -> None:
+        super().__init__()
+        self._address, self._where, self._guard = address, where, guard
+        data = read.open(address, guard=guard)
+        check_names(data.schema, columns or (), "columns")
+        self._columns = None if columns is None else tuple(columns)
+        names = data.schema.names if columns is None else list(columns)
+        self._schema = pa.schema([data.schema.field(name) for name in names])
+        if where is not None:
+            self._schema, _ = sql.select(self._schema, iter(()), where)
+        self._rows, self._ends, self._bytes = len(data), _shard_ends(data), _stored(data)
+
+    def estimate_inmemory_data_size(self) -> int:
+        """Reckon the bytes of all rows by what their shards take on the disk."""
+        return self._bytes
+
+    def get_read_tasks(self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None) -> list[ReadTask]:
+        """Cut the rows into so many runs, at borders of shards where there are enough of them."""
+        cuts = np.linspace(0, self._rows, min(max(1, parallelism), max(1, self._rows)) + 1).astype(np.int64)
+        if len(self._ends) >= len(cuts) - 1:
+            cuts = np.unique(np.concatenate([[0], self._ends[np.minimum(np.searchsorted(self._ends, cuts[1:]), len(self._ends) - 1)]]))
+        tasks = []
+        for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
+            rows = stop - start if self._where is None else None
+            weight = self._bytes * (stop - start) // max(1, self._rows)
+            about = BlockMetadata(num_rows=rows, size_bytes=weight, exec_stats=None, input_files=None)
+            tasks.append(ReadTask(self._reader(start, stop), about, schema=self._schema, per_task_row_limit=per_task_row_limit))
+        return tasks
+
+    def _reader(self, start: int, stop: int) -> Callable[[], Iterator[pa.Table]]:
+        address, columns, where, guard = self._address, self._columns, self._where, self._guard
+
+        def blocks() -> Iterator[pa.Table]:
+            data = read.open(address, guard=guard)
+            batches = data.scan(columns, start, stop)
+            if where is not None:
+                schema = data.schema if columns is None else pa.schema([data.schema.field(name) for name in columns])
+                _, batches = sql.select(schema, batches, where)
+            for batch in batches:
+                yield pa.Table.from_batches([batch])
+
+        return blocks
+
+
+class FlareSink(Datasink[Any]):
+    """A dataset to write, for `Dataset.write_datasink`. Rows come in the order of the tasks, which is the dataset's only if Ray preserves it.
+
+    out        the folder; `overwrite` replaces a dataset that is there
+    format     of the shards
+    columns    column -> encoding; one that is not named keeps what it was read as, or is inferred from the first rows
+    settings   how shards are cut, compressed and summed
+    raises     what `Target` raises, before anything is written; a row that fails ends it and is named, and nothing stays
+    """
+
+    def __init__(
+        self, out: str, *, format: str = "mds", columns: Mapping[str, str] | None = None, settings: Settings | None = None, overwrite: bool = False
+    ) -> None:
+        super().__init__()
+        find(format)
+        self._out, self._format, self._given = out, format, dict(columns or {})
+        self._settings, self._overwrite = settings or Settings(shard_bytes=1 << 26), overwrite
+        self._at = ""
+        self._open: tuple[Target, Journal] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": None}  # the claim on the folder stays with the driver
+
+    def on_write_start(self, schema: pa.Schema | None = None) -> None:
+        """Claim the folder."""
+        target = Target(self._out, overwrite=self._overwrite)
+        head = {"flare": __version__, "format": self._format, "settings": asdict(self._settings), "source": "ray", "options": {}}
+        self._open = target, Journal(target.at, json.loads(json.dumps(head)))
+        self._at = str(target.at)
+
+    def write(self, blocks: Iterable[Any], ctx: Any) -> int | None:
+        """Write the blocks of one task as one part; give its number, None if it has no row. One that is begun again begins anew."""
+        out = f"{self._at}/{parts.part_name(ctx.task_idx)}"
+        writer: Writer | None = None
+        typed: Typed | None = None
+        rows = 0
+        try:
+            for block in blocks:
+                for batch in _table(block).combine_chunks().to_batches():
+                    if not batch.num_rows:
+                        continue
+                    if writer is None or typed is None:
+                        writer = Writer(out, format=self._format, settings=self._settings, overwrite=True)
+                        typed = Typed(self._columns(writer, batch), None)
+                    _put(writer, typed, batch, rows)
+                    rows += batch.num_rows
+            if writer is None:
+                return None
+            writer.close()
+        except BaseException:
+            if writer is not None:
+                writer.abandon()
+            raise
+        return int(ctx.task_idx)
+
+    def _columns(self, writer: Writer, batch: pa.RecordBatch) -> Columns:
+        check_names(batch.schema, list(self._given), "columns")
+        stored = {field.name: kept for field in batch.schema if (kept := encodings.encoding_of(field))}
+        return writer.name_columns(chosen_encodings(batch, batch.schema.names, self._given, {}, stored))
+
+    def on_write_complete(self, write_result: Any) -> None:
+        """Join the parts; the playlist is written last."""
+        if self._open is None:
+            raise UsageError("nothing was begun", where=self._out)
+        target, journal = self._open
+        names = [parts.part_name(number) for number in sorted(one for one in write_result.write_returns if one is not None)]
+        if not names:
+            self.on_write_failed(NoRowsError("no rows to write"))
+            raise NoRowsError("no rows to write", where=self._out)
+        parts.join(target.at, names, {})
+        journal.close()
+        target.finish()
+        self._open = None
+
+    def on_write_failed(self, error: Exception) -> None:
+        """Let the folder go; nothing stays in it."""
+        if self._open is not None:
+            target, journal = self._open
+            journal.close()
+            target.abandon(keep=False)
+            self._open = None
+
+
+def _put(writer: Writer, typed: Typed, batch: pa.RecordBatch, first: int) -> None:
+    fit, places, failures = typed.convert(batch, first + np.arange(batch.num_rows))
+    if failures:
+        raise error_of(failures[0], writer.target.shown, "Leave such rows out before they are written.")
+    writer.write_batch(fit, places)
+
+
+def _table(block: Any) -> pa.Table:
+    return block if isinstance(block, pa.Table) else pa.Table.from_pandas(block, preserve_index=False)
+
+
+def _shard_ends(data: read.Dataset) -> Any:
+    """Give the row at which each shard ends: int64; empty where streams are joined by column, or the listing does not say."""
+    streams = [stream for one in data.playlists for stream in one.streams]
+    if len({stream.name for stream in streams}) > 1 or any(stream.rows is None or (stream.rows < 0).any() for stream in streams):
+        return np.zeros(0, np.int64)
+    return np.cumsum(np.concatenate([np.zeros(0, np.int64), *(stream.rows for stream in streams)]))
+
+
+def _stored(data: read.Dataset) -> int:
+    sizes = [stream.stored for one in data.playlists for stream in one.streams]
+    known = sum(int(size[size >= 0].sum()) for size in sizes if size is not None)
+    return known or len(data) * _ROW_BYTES

@@ -1,0 +1,84 @@
+"""Ray Data: read, filter, write as another format, and read again."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flarecli
+from flarecli.errors import UsageError
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # what it calls the switch that keeps 127.0.0.1 what it is
+ray = pytest.importorskip("ray", reason="needs ray: pip install 'flarecli[ray]'")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1", object_store_memory=100 << 20)
+    context = ray.data.DataContext.get_current()
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> str:
+    columns = {"id": [f"k{i}" for i in range(300)], "n": list(range(300)), "data": [b"\x89" + bytes([i % 251]) * i for i in range(300)]}
+    pq.write_table(pa.table(columns), tmp_path / "index.parquet")
+    flarecli.pack(str(tmp_path / "index.parquet"), str(tmp_path / "mds"), shard_bytes=5000)
+    return str(tmp_path / "mds")
+
+
+@pytest.mark.parametrize("format", ["webdataset", "granular"])
+def test_read_filter_write_as_another_format(cluster: None, packed: str, tmp_path: Path, format: str) -> None:
+    from ray.data.expressions import col
+
+    from flarecli.ray import FlareSink, FlareSource
+
+    data = ray.data.read_datasource(FlareSource(packed), override_num_blocks=5)
+    assert data.count() == 300
+    kept = data.filter(expr=col("n") >= 100)
+    assert all(isinstance(block, pa.Table) for block in map(ray.get, kept.to_arrow_refs()))
+    kept.write_datasink(FlareSink(str(tmp_path / "out"), format=format))
+    before = [row for row in flarecli.open(packed)[:] if row["n"] >= 100]
+    assert flarecli.open(str(tmp_path / "out"))[:] == before
+    assert list(flarecli.verify(str(tmp_path / "out"))) == []
+    assert not (tmp_path / "out/.flare").exists()
+
+
+def test_a_source_reads_only_the_columns_and_rows_asked_for(cluster: None, packed: str) -> None:
+    from flarecli.ray import FlareSource
+
+    data = ray.data.read_datasource(FlareSource(packed, columns=["id", "n"], where="n >= 290"), override_num_blocks=3)
+    assert data.take_all() == [{"id": f"k{i}", "n": i} for i in range(290, 300)]
+
+
+def test_every_row_is_read_once_whatever_the_number_of_tasks(packed: str) -> None:
+    from flarecli.ray import FlareSource
+
+    source = FlareSource(packed)
+    for parallelism in (1, 2, 7, 300, 10_000):
+        tables: list[Any] = [table for task in source.get_read_tasks(parallelism) for table in task()]
+        assert [n for table in tables for n in table.column("n").to_pylist()] == list(range(300))
+
+
+def test_a_row_that_does_not_fit_leaves_nothing(cluster: None, packed: str, tmp_path: Path) -> None:
+    from flarecli.ray import FlareSink, FlareSource
+
+    with pytest.raises(Exception, match="n is 256, which does not fit into uint8|n .*uint8"):
+        ray.data.read_datasource(FlareSource(packed)).write_datasink(FlareSink(str(tmp_path / "out"), columns={"n": "uint8"}))
+    assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_folder_in_use_is_refused(cluster: None, packed: str) -> None:
+    from flarecli.ray import FlareSink, FlareSource
+
+    with pytest.raises(UsageError) as caught:
+        ray.data.read_datasource(FlareSource(packed)).write_datasink(FlareSink(packed))
+    assert caught.value.message == "the folder is not empty"
