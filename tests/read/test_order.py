@@ -1,0 +1,128 @@
+"""The shuffle: a bijection at any size, as even as numpy's permutation, and the same in any process."""
+
+import subprocess
+import sys
+import textwrap
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import flarecli as flare
+from flarecli.model import Settings
+from flarecli.read import positions
+
+SIZES = sorted(
+    {1, 2, 3, 4, 5, 9999, 10**7, *np.geomspace(1, 10**7, 200).astype(int).tolist(), *(n * n + d for n in (31, 317, 1024) for d in (-1, 0, 1))}
+)
+ROWS, CELLS = 10**6, 100
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_every_row_comes_once(part):
+    assert len(SIZES) >= 180
+    for rows in SIZES[part::8]:
+        seen = np.zeros(rows, bool)
+        for start in range(0, rows, 1 << 20):
+            seen[positions(np.arange(start, min(rows, start + (1 << 20))), rows, seed=rows, epoch=part)] = True
+        assert seen.all(), rows
+
+
+def excess(counts, expected):
+    """Chi-square of counts that are evenly expected, as standard deviations above what chance gives."""
+    statistic, freedom = ((counts - expected) ** 2 / expected).sum(), counts.size - 1
+    return (statistic - freedom) / (2 * freedom) ** 0.5
+
+
+def faults(order, rows):
+    """Measures of an order, each 0 for a perfect one, in standard deviations: where rows go, what follows what, how far they move."""
+    at = np.arange(len(order))
+    cell = order * CELLS // rows if rows < 1 << 50 else order // (rows // CELLS)
+    place = at * CELLS // len(order)
+    pairs = np.bincount(place * CELLS + cell, minlength=CELLS**2)
+    follow = np.bincount(cell[:-1] * CELLS + cell[1:], minlength=CELLS**2)
+    apart = np.bincount(cell[:-7] * CELLS + cell[7:], minlength=CELLS**2)
+    low = np.bincount(order % 97, minlength=97)
+    mean = order - order.mean()
+    serial = [float((mean[:-lag] * mean[lag:]).mean() / mean.var()) * len(order) ** 0.5 for lag in (1, 2, 3, 1000)]
+    with_place = float(np.corrcoef(at, order)[0, 1]) * len(order) ** 0.5
+    return np.abs(
+        [excess(pairs, len(order) / CELLS**2), excess(follow, len(order) / CELLS**2), excess(apart, len(order) / CELLS**2), *serial, with_place]
+    ), low
+
+
+@pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (0, 1), (1, 0), (2**40, 7)])
+def test_a_shuffle_is_as_even_as_numpys(seed, epoch):
+    own, _ = faults(positions(np.arange(ROWS), ROWS, seed, epoch), ROWS)
+    other, _ = faults(np.random.default_rng(seed + epoch).permutation(ROWS), ROWS)
+    assert other.max() < 5, other
+    assert own.max() < 5, own
+
+
+def test_a_shuffle_of_a_million_million_rows_is_even_where_it_is_sampled():
+    rows = 10**12
+    for first in (0, rows - ROWS):
+        order = positions(np.arange(first, first + ROWS), rows, seed=3)
+        assert order.min() >= 0
+        assert order.max() < rows
+        assert len(np.unique(order)) == ROWS
+        own, low = faults(order, rows)
+        assert own.max() < 5, own
+        assert abs(excess(low, ROWS / 97)) < 5
+
+
+def test_epochs_and_seeds_have_nothing_in_common():
+    orders = [positions(np.arange(ROWS), ROWS, seed, epoch) for seed, epoch in ((5, 0), (5, 1), (6, 0))]
+    for k, one in enumerate(orders):
+        for other in orders[:k]:
+            assert abs(np.corrcoef(one, other)[0, 1]) * ROWS**0.5 < 5
+            assert (one == other).sum() < 12  # one is expected
+
+
+def test_a_block_is_computed_in_less_than_a_megabyte():
+    steps = np.arange(10**11, 10**11 + (1 << 14))
+    tracemalloc.start()
+    positions(steps, 10**12, 1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+SPLITS = """
+    import multiprocessing, random, sys
+    import flarecli as flare
+
+    def share(job):
+        data, seed, order, cursor, rank, ranks, taken = job
+        run = data.run(seed, 1, order, rank, ranks, cursor)
+        return [sample["n"] for _, sample in zip(range(taken), run)], run.cursor
+
+    def main(path, start):
+        data, rng = flare.open(path), random.Random(start)
+        with multiprocessing.get_context(start).Pool(3) as pool:
+            for _ in range(100):
+                seed, order = rng.randrange(1 << 40), rng.choice(["shuffle", "windows", "sequential"])
+                wanted, seen, cursor = [sample["n"] for sample in data.run(seed, 1, order)], [], None
+                while cursor is None or cursor.step < len(data):
+                    ranks, taken = rng.randint(1, 6), rng.randint(1, 60)
+                    parts = pool.map(share, [(data, seed, order, cursor, rank, ranks, taken) for rank in range(ranks)])
+                    seen += [rows[k] for k in range(taken) for rows, _ in parts if k < len(rows)]
+                    cursor = parts[0][1]
+                assert seen == wanted, (seed, order)
+        print("right")
+
+    if __name__ == "__main__":
+        main(*sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_runs_split_at_random_over_processes_give_each_row_once_in_order(tmp_path, start):
+    with flare.Writer(str(tmp_path / "d"), columns={"n": "int"}, settings=Settings(shard_rows=10)) as writer:
+        for n in range(103):
+            writer.write({"n": n})
+    (tmp_path / "splits.py").write_text(textwrap.dedent(SPLITS))
+    ran = subprocess.run(
+        [sys.executable, str(tmp_path / "splits.py"), str(tmp_path / "d"), start], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("right\n", "", 0)
