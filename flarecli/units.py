@@ -6,7 +6,7 @@ import re
 
 from flarecli.errors import UsageError
 
-__all__ = ["format_count", "format_size", "parse_size", "parse_time"]
+__all__ = ["format_count", "format_size", "parse_box", "parse_size", "parse_time"]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgtpe]?)(i?)b?", re.ASCII | re.IGNORECASE)
 _TIME = re.compile(r"(\d+(?:\.\d+)?) ?(ms|s|m|min|h|d)?", re.ASCII)
@@ -30,6 +30,17 @@ def parse_size(text: str) -> int:
     if size >= _LIMIT:
         raise UsageError(f"{text!r} is more than 2^63 bytes")
     return size
+
+
+def parse_box(text: str) -> int | tuple[int, int]:
+    """Read pixels: `512` is the side of a square, `640x480` width and height of a box.
+
+    raises  UsageError if the text is neither
+    """
+    match = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text.strip(), re.ASCII)
+    if not match:
+        raise UsageError(f"{text!r} is no size in pixels", hint="Write it like 512 or 640x480.")
+    return (int(match[1]), int(match[2])) if match[2] else int(match[1])
 
 
 def parse_time(text: str) -> float:

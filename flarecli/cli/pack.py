@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -41,6 +41,16 @@ def command(
         str,
         option("--on-duplicate", metavar="error|first|keep", help="What a repeated key does.", autocompletion=completes("error", "first", "keep")),
     ] = "error",
+    resize: Annotated[Any, option("--resize", help="Bring pictures into a square of N pixels, or a box.", **params.PIXELS)] = None,
+    resize_mode: Annotated[
+        str,
+        option("--resize-mode", metavar="fit|crop|stretch", help="How they fill it.", autocompletion=completes("fit", "crop", "stretch")),
+    ] = "fit",
+    quality: Annotated[int | None, option("--quality", metavar="N", min=1, max=100, help="Of pictures that are encoded anew.")] = None,
+    min_size: Annotated[int, option("--min-size", metavar="N", min=0, help="Pictures whose shorter side has fewer pixels fail.")] = 0,
+    max_aspect: Annotated[float | None, option("--max-aspect", metavar="X", min=1, help="Longer pictures fail.")] = None,
+    media_info: Annotated[bool, option("--media-info", help="Add columns width, height, frames and duration.")] = False,
+    strict: Annotated[bool, option("--strict", help="Content that contradicts its extension fails, else a note counts it.")] = False,
     dry_run: Annotated[bool, option("--dry-run", help="Do everything but writing.")] = False,
     part_rows: Annotated[
         int | None, option("--part-rows", metavar="N", min=1, help="Pack parts of N rows, each a dataset in 00000/, 00001/ …, and join them.")
@@ -105,6 +115,13 @@ def command(
             allow_empty=allow_empty,
             allow_missing=allow_missing,
             null_separated=null_separated,
+            resize=resize,
+            resize_mode=resize_mode,
+            quality=quality,
+            min_size=min_size,
+            max_aspect=max_aspect,
+            media_info=media_info,
+            strict=strict,
             part_rows=part_rows,
             engine=engine,
             guard=guard,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 import typer
 
 from flarecli.errors import FlareError, UsageError
-from flarecli.units import parse_size, parse_time
+from flarecli.units import parse_box, parse_size, parse_time
 
 if TYPE_CHECKING:
     from flarecli.cli.show import Printer
@@ -134,6 +134,7 @@ def completes(*values: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [value for value in values if value.startswith(incomplete)]
 
 
+PIXELS = {"parser": reading(parse_box), "metavar": "N[xM]"}
 _SIZE = {"parser": reading(parse_size), "metavar": "SIZE"}
 _TIME = {"parser": reading(parse_time), "metavar": "TIME"}
 

@@ -18,7 +18,7 @@ from flarecli.errors import UsageError
 from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Row, Settings, Shard, Stream
 from flarecli.storage import Location
 
-__all__ = ["BESIDE", "FAMILY", "Format", "HOLDS_NULL", "INDEX", "INSIDE", "LISTED", "OWN_SUMS", "SPECS", "find", "names", "sniffed"]
+__all__ = ["BESIDE", "FAMILY", "Format", "HOLDS_NULL", "INDEX", "INSIDE", "KEY_COLUMN", "LISTED", "OWN_SUMS", "SPECS", "find", "names", "sniffed"]
 
 INDEX = "index.json"  # what the MDS family lists its shards in
 FAMILY = ("mds", "json", "csv", "tsv", "xsv")
@@ -26,6 +26,7 @@ SPECS = ("spec.json", "000000/spec.json")  # what tells a Granular folder: a dat
 BESIDE = ("json", "csv", "tsv", "xsv", "granular", "granular-refs")  # a shard of these is more than one file
 INSIDE = {"granular": "shards", "granular-refs": "shards"}  # the original takes every name beside its shards for one: they lie alone in there
 HOLDS_NULL = ("webdataset",)  # a sample may lack a member
+KEY_COLUMN = {"webdataset": "__key__"}  # what a format calls the column that names its samples
 OWN_SUMS = {"ffrecord": "crc32"}  # a sum of every record in the shard itself, whatever a listing says
 LISTED = ("ffrecord", "webdataset")  # a folder of these shards has no index: it is listed, in the order of the names
 _ALL = {  # name -> module, or module:object

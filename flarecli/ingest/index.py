@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import IO
@@ -103,10 +103,17 @@ class Index:
         self, columns: Sequence[str] | None = None, where: str | None = None, limits: Limits | None = None, start: int = 0, stop: int | None = None
     ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
         """Give the rows with what their links point at, read side by side; and the files that could not be read, null there."""
-        links = [name for name in self.links if columns is None or name in columns]
+        return self.filled(
+            self.batches(columns, where, start=start, stop=stop), [name for name in self.links if columns is None or name in columns], limits
+        )
+
+    def filled(
+        self, batches: Iterable[pa.RecordBatch], columns: Sequence[str], limits: Limits | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
+        """Replace the names in some columns of one's rows by what the files hold; also the files that could not be read, null there."""
         find = self.at.join if self.address == STDIN else self.at.__truediv__
         is_near = self.at.is_local and self.address != STDIN
-        return contents(self.batches(columns, where, start=start, stop=stop), links, find, limits, *(() if is_near else (1,)))
+        return contents(batches, columns, find, limits, *(() if is_near else (1,)))
 
     def count(self, where: str | None = None) -> int:
         """Give how many rows there are that a condition keeps; reads only what it looks at, and nothing if the files say it."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from flarecli.media.info import INFO, info
-from flarecli.media.kinds import contradiction, extension_of, is_medium, kind_of, sniff
+from flarecli.media.kinds import contradiction, extension_of, is_medium, is_picture, kind_of, sniff
 from flarecli.media.measure import Measures, measure
 from flarecli.media.resize import MODES, Resize, resize, resized
 
 __all__ = [
-    "INFO", "MODES", "Measures", "Resize", "contradiction", "extension_of", "info", "is_medium", "kind_of", "measure", "resize", "resized", "sniff",
+    "INFO", "MODES", "Measures", "Resize", "contradiction", "extension_of", "info", "is_medium", "is_picture", "kind_of", "measure", "resize",
+    "resized", "sniff",
 ]  # fmt: skip

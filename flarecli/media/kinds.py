@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["contradiction", "extension_of", "is_medium", "kind_of", "sniff"]
+__all__ = ["contradiction", "extension_of", "is_medium", "is_picture", "kind_of", "sniff"]
 
 # kind: extensions, the first one is what flare writes
 _EXTENSIONS = {
@@ -37,6 +37,7 @@ _EXTENSIONS = {
     "str": ("txt", "text"),
 }
 _MEDIA = frozenset(list(_EXTENSIONS)[: list(_EXTENSIONS).index("npy")])
+_PICTURES = frozenset(list(_EXTENSIONS)[: list(_EXTENSIONS).index("mp4")])
 _KINDS = {extension: kind for kind, extensions in _EXTENSIONS.items() for extension in extensions}
 # containers that one cannot tell from the other by their first bytes
 _SAME = [{"mkv", "webm"}, {"mp4", "mov"}, {"mp4", "m4a"}, {"npz", "zip"}, {"avif", "heic"}]
@@ -112,6 +113,11 @@ def kind_of(name: str) -> str | None:
 def is_medium(kind: str | None) -> bool:
     """Say whether files of a kind are pictures, video or sound."""
     return kind in _MEDIA
+
+
+def is_picture(kind: str | None) -> bool:
+    """Say whether files of a kind are pictures."""
+    return kind in _PICTURES
 
 
 def extension_of(kind: str) -> str | None:

@@ -27,6 +27,7 @@ PIXELS = 1 << 26  # of a picture that is decoded: 67 million, 256 MB as RGBA
 QUALITY = 95  # of lossy formats, where none is asked for
 _FORMATS = {"jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "bmp": "BMP", "tiff": "TIFF", "avif": "AVIF"}
 _LOSSY = frozenset({"jpeg", "webp", "avif"})
+_ORIENTATION, _ON_ITS_SIDE = 0x0112, frozenset({5, 6, 7, 8})  # an EXIF tag, and its values that swap width and height
 _SMOOTH = frozenset({"L", "LA", "I;16", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I", "F"})  # modes whose values can be mixed
 
 
@@ -34,16 +35,16 @@ _SMOOTH = frozenset({"L", "LA", "I;16", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "
 class Resize:
     """What is asked of pictures.
 
-    size        pixels of a side; None: as they are
-    mode        `fit`: inside a square of that side, never enlarged; `crop`: fills the square, the middle is kept;
-                `stretch`: the square, whatever that does to the picture
+    size        pixels of the sides of a square, or of the width and height of a box; None: as they are
+    mode        `fit`: inside that box, never enlarged; `crop`: fills the box, the middle is kept;
+                `stretch`: the box, whatever that does to the picture
     quality     1 to 100, of lossy formats; given, they are encoded anew even where the size is right
     min_size    pixels that the shorter side must have
     max_aspect  how many times as long as the other a side may be
     max_pixels  a picture of more is not decoded
     """
 
-    size: int | None = None
+    size: int | tuple[int, int] | None = None
     mode: str = "fit"
     quality: int | None = None
     min_size: int = 0
@@ -53,12 +54,20 @@ class Resize:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise UsageError(f"--resize-mode is {self.mode!r}", hint=f"Choose one of {', '.join(MODES)}.")
-        if self.size is not None and not 0 < self.size <= 1 << 16:
-            raise UsageError(f"--resize {self.size} is no size in pixels", hint="Give a number from 1 to 65536.")
+        if self.box is not None and not all(0 < side <= 1 << 16 for side in self.box):
+            shown = "x".join(map(str, self.box if isinstance(self.size, tuple) else self.box[:1]))
+            raise UsageError(f"--resize {shown} is no size in pixels", hint="Give a number from 1 to 65536, or two as in 640x480.")
+        if self.min_size < 0:
+            raise UsageError(f"--min-size is {self.min_size}", hint="Give a number of pixels.")
         if self.quality is not None and not 0 < self.quality <= 100:
             raise UsageError(f"--quality is {self.quality}", hint="Give a number from 1 to 100.")
         if self.max_aspect is not None and self.max_aspect < 1:
             raise UsageError(f"--max-aspect is {self.max_aspect:g}", hint="Give a number of at least 1.")
+
+    @property
+    def box(self) -> tuple[int, int] | None:
+        """Width and height that are asked for, in pixels."""
+        return (self.size, self.size) if isinstance(self.size, int) else self.size
 
     @property
     def is_nothing(self) -> bool:
@@ -102,28 +111,32 @@ def resized(data: bytes, asked: Resize) -> bytes:
         raise ValueFitError(f"is {width}×{height} pixels, its shorter side is below {asked.min_size}")
     if asked.max_aspect is not None and long > asked.max_aspect * short:
         raise ValueFitError(f"is {width}×{height} pixels, one side is more than {asked.max_aspect:g} times the other")
-    if _is_right(width, height, asked) and (asked.quality is None or known.kind not in _LOSSY):
+    keeps = asked.quality is None or known.kind not in _LOSSY
+    if keeps and _is_right(width, height, asked) and _is_right(height, width, asked):  # whichever way its EXIF turns it
         return data
     if width * height > asked.max_pixels:
         raise ValueFitError(f"is {width}×{height} pixels, more than the {asked.max_pixels} that are decoded")
     if (known.frames or 1) > 1 and known.kind != "tiff":
         raise ValueFitError(f"is an animation of {known.frames} frames, and those are not resized")
-    return _made(data, known.kind or "", asked)
+    return _made(data, known.kind or "", asked, keeps)
 
 
 def _is_right(width: int, height: int, asked: Resize) -> bool:
-    if asked.size is None:
+    if asked.box is None:
         return True
-    return max(width, height) <= asked.size if asked.mode == "fit" else (width, height) == (asked.size, asked.size)
+    return width <= asked.box[0] and height <= asked.box[1] if asked.mode == "fit" else (width, height) == asked.box
 
 
-def _made(data: bytes, kind: str, asked: Resize) -> bytes:
+def _made(data: bytes, kind: str, asked: Resize, keeps: bool) -> bytes:
     from PIL import Image, ImageOps
 
     try:
         with Image.open(io.BytesIO(data), formats=[_FORMATS[kind]]) as opened:
             if opened.width * opened.height > asked.max_pixels:  # a header may say two things
                 raise ValueFitError(f"is {opened.width}×{opened.height} pixels, more than the {asked.max_pixels} that are decoded")
+            turned = opened.getexif().get(_ORIENTATION, 1) in _ON_ITS_SIDE
+            if keeps and _is_right(*(opened.size[::-1] if turned else opened.size), asked):
+                return data
             profile = opened.info.get("icc_profile")
             picture = ImageOps.exif_transpose(opened)
             made = _scaled(picture, asked)
@@ -139,21 +152,22 @@ def _scaled(picture: Image, asked: Resize) -> Image:
     from PIL import Image
 
     width, height = picture.size
-    if asked.size is None or _is_right(width, height, asked):
+    if asked.box is None or _is_right(width, height, asked):
         return picture
     if picture.mode not in _SMOOTH:  # a palette, bits: their values mean nothing between
         picture = picture.convert(
             "RGBA" if "transparency" in picture.info or picture.mode in ("PA", "La", "RGBa") else "L" if picture.mode == "1" else "RGB"
         )
-    size = asked.size
-    if asked.mode == "fit":
-        wanted = (size, max(1, round(height * size / width))) if width >= height else (max(1, round(width * size / height)), size)
-        return picture.resize(wanted, Image.Resampling.LANCZOS)
-    if asked.mode == "stretch":
-        return picture.resize((size, size), Image.Resampling.LANCZOS)
-    side = min(width, height)
-    left, top = (width - side) / 2, (height - side) / 2
-    return picture.resize((size, size), Image.Resampling.LANCZOS, box=(left, top, left + side, top + side))
+    wide, high = asked.box
+    box = None
+    if asked.mode == "fit" and width * high > height * wide:
+        high = max(1, round(height / width * wide))
+    elif asked.mode == "fit":
+        wide = max(1, round(width / height * high))
+    elif asked.mode == "crop":  # the largest part of that shape, around the middle
+        across, down = min(width, height * wide / high), min(height, width * high / wide)
+        box = ((width - across) / 2, (height - down) / 2, (width + across) / 2, (height + down) / 2)
+    return picture.resize((wide, high), Image.Resampling.LANCZOS, box=box)
 
 
 def _saved(picture: Image, kind: str, asked: Resize, profile: bytes | None) -> bytes:

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 
 from flarecli.errors import UsageError
 from flarecli.formats import find
+from flarecli.media import Resize
 from flarecli.model import Settings
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
+from flarecli.verbs.intake import Intake
 from flarecli.verbs.packing import Packed, Request, packed
 from flarecli.verbs.parts import packed_in_parts
 from flarecli.verbs.rows import bounded
@@ -48,6 +50,13 @@ def pack(
     allow_empty: bool = False,
     allow_missing: bool = False,
     null_separated: bool = False,
+    resize: int | tuple[int, int] | None = None,
+    resize_mode: str = "fit",
+    quality: int | None = None,
+    min_size: int = 0,
+    max_aspect: float | None = None,
+    media_info: bool = False,
+    strict: bool = False,
     part_rows: int | None = None,
     engine: str = "local",
     guard: Guard | None = None,
@@ -70,6 +79,11 @@ def pack(
     resume        go on with an unfinished pack of the same source and options: the same bytes as an unbroken one
     overwrite     replace the dataset that is there, once the new one is whole
     allow_missing columns that some files of an index lack are null there; `null_separated`: addresses at `-` end with NUL, not a newline
+    resize        pictures are brought into a square of so many pixels, or a box of (width, height), by `resize_mode`: `fit`, `crop`, `stretch`
+    quality       1 to 100, of pictures in lossy formats that are encoded anew
+    min_size      pictures whose shorter side has fewer pixels fail; `max_aspect`: those of which one side is so many times the other
+    media_info    width, height, frames and duration (seconds) of files become columns; 0 is not known
+    strict        content that contradicts the extension of its name is a failed row, not a note
     part_rows     cut the source into parts of so many rows, each a dataset in `00000/`, `00001/` …, joined by one index and one playlist
     engine        where the parts are packed: `local`, one after another, or `ray`, on a cluster
     raises        UsageError, ReachError, FormatError, UnsafeError and what is below them, each with its exit code
@@ -81,7 +95,7 @@ def pack(
         (sources,) if isinstance(sources, str) else tuple(sources), out, format, tuple(fetch), key, None if columns is None else tuple(columns),
         dict(encode or {}), where, limit, rows, shuffle, settings, _one_of("on_error", on_error, ("fail", "skip")),
         _one_of("on_duplicate", on_duplicate, ("error", "first", "keep")), dry_run, resume, overwrite, allow_empty, allow_missing,
-        null_separated, bounded(guard, limits), limits,
+        null_separated, bounded(guard, limits), limits, Intake(Resize(resize, resize_mode, quality, min_size, max_aspect), media_info, strict),
     )  # fmt: skip
     if part_rows is not None:
         return packed_in_parts(request, part_rows, engine, progress or Progress())

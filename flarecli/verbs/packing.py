@@ -16,15 +16,16 @@ import pyarrow as pa
 
 from flarecli import playlists
 from flarecli.errors import NoRowsError, UsageError
-from flarecli.formats import HOLDS_NULL
+from flarecli.formats import HOLDS_NULL, KEY_COLUMN
 from flarecli.hashes import DEFAULT
 from flarecli.model import Columns, IntArray, Settings
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
+from flarecli.verbs.intake import Intake
 from flarecli.verbs.reckon import reckon
 from flarecli.verbs.selection import Plan, checked, fetched, parse_link
 from flarecli.verbs.source import Source, open_source
-from flarecli.write import Failure, Target, Writer, error_of, key_text, links
+from flarecli.write import BucketTarget, Failure, Target, Writer, error_of, key_text, links
 from flarecli.write.columns import Typed, chosen_encodings, looks_like_addresses
 
 __all__ = ["Packed", "Request", "done_before", "packed"]
@@ -85,6 +86,7 @@ class Request:
     null_separated: bool = False
     guard: Guard = field(default_factory=Guard)
     limits: Limits = field(default_factory=Limits)
+    intake: Intake = field(default_factory=Intake)
     known: str | None = None
     typed: Mapping[str, str] | None = None
 
@@ -108,6 +110,7 @@ class Request:
         return Plan(
             source, parsed, self.key, self.columns, self.encode, self.where, self.limit, self.shuffle, self.on_error, self.on_duplicate,
             self.allow_empty, self.guard, self.limits, progress, self.rows or (0, None),
+            self.intake, KEY_COLUMN.get(self.format),
         )  # fmt: skip
 
     def options(self) -> dict[str, Any]:
@@ -117,7 +120,7 @@ class Request:
             "fetch": [[link.source, link.name] for link in links], "key": self.key, "columns": self.columns and list(self.columns),
             "encode": dict(self.encode), "where": self.where, "limit": self.limit, "shuffle": self.shuffle, "on_error": self.on_error,
             "on_duplicate": self.on_duplicate, "allow_empty": self.allow_empty, "allow_missing": self.allow_missing,
-            **({} if self.rows is None else {"rows": list(self.rows)}),
+            **({} if self.rows is None else {"rows": list(self.rows)}), **self.intake.options(),
         }  # fmt: skip
 
     def about(self, source: Source, options: Mapping[str, Any]) -> dict[str, str]:
@@ -139,7 +142,7 @@ def packed(request: Request, progress: Progress) -> Packed:
         return _dry(plan, names, format, settings, request.out)
     about = request.about(source, options)
     head = {"source": about[DEFAULT], "options": options}
-    writer = Writer(request.out, format=format, settings=settings, head=head, resume=request.resume, overwrite=request.overwrite)
+    writer = Writer(request.out, format=format, settings=settings, head=head, resume=request.resume, overwrite=request.overwrite, guard=request.guard)
     if writer.is_done:
         return done_before(writer.target, about, format)
     resumed = writer.rows
@@ -172,7 +175,7 @@ def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
         plan.progress.note(f"going on after {writer.rows} rows in {writer.shards} shards")
     nulls = writer.format in HOLDS_NULL
     typed = Typed(writer.columns, plan.named_by, nulls) if writer.columns else None
-    stream = fetched(plan, writer.next)
+    stream = fetched(plan, names, writer.next)
     try:
         for part in stream:
             if typed is None and part.batch.num_rows:
@@ -238,7 +241,7 @@ def _named(plan: Plan, writer: Writer, part: links.Fetched, names: list[str]) ->
     return writer.name_columns(chosen)
 
 
-def done_before(target: Target, about: Mapping[str, Any], format: str) -> Packed:
+def done_before(target: Target | BucketTarget, about: Mapping[str, Any], format: str) -> Packed:
     """Say again what a finished pack did, if it was this one."""
     at = target.at / playlists.PLAYLIST
     stream = playlists.read(at).streams[0] if at.exists() else None

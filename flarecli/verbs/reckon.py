@@ -43,7 +43,7 @@ def reckon(plan: Plan, names: list[str], format: str, settings: Settings) -> Rec
     columns: Columns = ()
     base = body = seen = 0
     failures: list[Failure] = []
-    for part in fetched(plan, most=most):
+    for part in fetched(plan, names, most=most):
         failures += part.failures
         seen += part.batch.num_rows + len(part.failures)
         if not part.batch.num_rows:

@@ -1,27 +1,29 @@
-"""Which rows a pack takes, and what of them: where, limit, shuffle, keys used before, then links fetched ahead."""
+"""Which rows a pack takes, and what of them: where, limit, shuffle, keys used before, then links fetched ahead, then media."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
-from flarecli import encodings, read
+from flarecli import encodings
 from flarecli import where as sql
 from flarecli.errors import FormatError, UnsafeError, UsageError
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
+from flarecli.verbs.intake import Intake, Medium, info_names, media_of, taken_in
 from flarecli.verbs.rows import first_rows
+from flarecli.verbs.shuffled import shuffled
 from flarecli.verbs.source import Source
-from flarecli.write import Keys, key_text, links
+from flarecli.write import Failure, Keys, key_text, links
 from flarecli.write.columns import check_names
 
 __all__ = ["Plan", "checked", "fetched", "parse_link", "selected"]
 
-_STEP = 8192
+_OF = "what names it in "  # columns of names beside those of contents, which no source has by accident
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Plan:
     limits: Limits
     progress: Progress
     rows: tuple[int, int | None] = (0, None)  # only these of the source: from, to
+    intake: Intake = field(default_factory=Intake)
+    key_as: str | None = None  # what the format calls the key, if it has a name for it
     duplicates: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -54,7 +58,30 @@ class Plan:
     @property
     def named_by(self) -> str | None:
         """The column that still names rows when links are fetched: a key of addresses is gone by then."""
-        return None if any(link.source == self.key for link in self.links) else self.key
+        own = self._own_key
+        return own if own is None or self.key_as is None else self.key_as
+
+    @property
+    def _own_key(self) -> str | None:
+        """The name that this column has in the source."""
+        own = self.key or (None if self.is_statement else self.source.key)
+        return None if any(link.source == own for link in self.links) else own
+
+    @property
+    def is_statement(self) -> bool:
+        """Whether `where` is a whole SELECT, whose columns may be any."""
+        return self.where is not None and sql.is_statement(self.where)
+
+    @property
+    def early(self) -> list[str]:
+        """Columns of files whose contents the condition looks at."""
+        if self.where is None:
+            return []
+        return [name for name in self.source.files if self.is_statement or name in sql.columns_of(self.where, self.source.schema.names)]
+
+    def named(self, name: str) -> str:
+        """Give what a column of the source is called once its rows are chosen."""
+        return self.named_by or name if name == self._own_key else name
 
 
 def parse_link(text: str, encode: Mapping[str, str]) -> links.Link:
@@ -73,18 +100,33 @@ def checked(plan: Plan) -> list[str]:
     check_names(schema, [link.source for link in plan.links], "--fetch")
     check_names(schema, [plan.key] if plan.key else [], "--key")
     renamed = {link.source: link.name for link in plan.links}
-    after = [renamed.get(name, name) for name in schema.names]
+    after = [plan.named(renamed.get(name, name)) for name in schema.names]
     for name in after:
         if after.count(name) > 1:
             raise UsageError(f"two columns would be named {name!r}", hint="Give the fetched one another name: --fetch COLUMN:NAME.")
-    known = pa.schema([pa.field(name, pa.null()) for name in after])
-    check_names(known, list(plan.encode), "--encode")
-    check_names(known, list(plan.columns or ()), "--columns")
+    wanted = after if plan.columns is None else [plan.named(name) for name in plan.columns]
+    if plan.key_as is not None and plan.named_by in after and plan.named_by not in wanted:
+        wanted = [plan.key_as, *wanted]  # it names the samples, asked for or not
+    infos = [name for columns in _media(plan, wanted)[1].values() for name in columns.values()]
+    known = pa.schema([pa.field(name, pa.null()) for name in (*after, *infos)])
+    check_names(known, [plan.named(name) for name in plan.encode], "--encode")
+    check_names(known, wanted, "--columns")
     for name, encoding in plan.encode.items():
         if encodings.lookup(encoding).name == "pkl":
             hint = f"Use --encode {name}=json or {name}=bytes."
             raise UnsafeError(f"{name} is packed as pkl, and reading a pickle runs code", hint=hint)
-    return list(plan.columns if plan.columns is not None else after)
+    return [*wanted, *(name for name in infos if name not in wanted)]
+
+
+def _media(plan: Plan, names: Sequence[str]) -> tuple[list[Medium], dict[str, dict[str, str]]]:
+    """Tell which of the columns to pack hold files, and how their measures are called."""
+    schema = plan.source.schema
+    if plan.is_statement:
+        schema, _ = sql.select(schema, iter(()), plan.where or "")
+    named = [*(link.name for link in plan.links), *(name for name in plan.source.files if name in names)]
+    taken = [name for name in (*schema.names, *(link.name for link in plan.links)) if name not in {link.source for link in plan.links}]
+    found = media_of(schema, names, named, plan.encode)
+    return found, info_names(found, taken) if plan.intake.info else {}
 
 
 def selected(plan: Plan, skip: int = 0) -> Iterator[pa.RecordBatch]:
@@ -92,35 +134,43 @@ def selected(plan: Plan, skip: int = 0) -> Iterator[pa.RecordBatch]:
     renamed = {link.name: link.source for link in plan.links}
     wanted = None
     if plan.columns is not None:
-        names = {renamed.get(name, name) for name in plan.columns} | ({plan.key} if plan.key else set()) | set(renamed.values())
+        names = {renamed.get(name, name) for name in plan.columns} | ({plan.key, plan.source.key} - {None}) | set(renamed.values())
         names |= set(sql.columns_of(plan.where, plan.source.schema.names)) if plan.where is not None else set()
         wanted = [name for name in plan.source.schema.names if name in names] or None
     batches = plan.source.batches(wanted, plan.where, *plan.rows)
     if plan.where is not None:
         schema = plan.source.schema if wanted is None else pa.schema([plan.source.schema.field(name) for name in wanted])
+        if plan.source.files:
+            batches, schema = _whole(plan, batches, plan.early), _listed(plan, schema)
         _, batches = sql.select(schema, batches, plan.where)
     if plan.limit is not None:
         batches = first_rows(batches, plan.limit)
     if plan.shuffle is not None:
-        batches = _shuffled(batches, plan.shuffle)
+        batches = shuffled(batches, plan.shuffle)
     if plan.key is not None and plan.on_duplicate != "keep":
         batches = _distinct(batches, plan)
     for batch in batches:
         cut = min(skip, batch.num_rows)
         skip -= cut
         if batch.num_rows > cut:
-            yield batch.slice(cut)
+            yield batch.slice(cut).rename_columns([plan.named(name) for name in batch.schema.names])
 
 
-def _shuffled(batches: Iterator[pa.RecordBatch], seed: int) -> Iterator[pa.RecordBatch]:
-    """Order the rows by a keyed permutation; the index columns wait in memory, what they point at does not."""
-    held = list(batches)
-    if not held:
+def _listed(plan: Plan, schema: pa.Schema) -> pa.Schema:
+    """Give the schema of rows whose files were not read, but for those that the condition looks at."""
+    left = set(plan.source.files) - set(plan.early)
+    return pa.schema([pa.field(one.name, pa.string()) if one.name in left else one for one in schema])
+
+
+def _whole(plan: Plan, batches: Iterator[pa.RecordBatch], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Put contents in place of names, where no row can be left out: raises the error of the first file that cannot be read."""
+    if plan.source.filled is None or not columns:
+        yield from batches
         return
-    table = pa.Table.from_batches(held)
-    for start in range(0, table.num_rows, _STEP):
-        steps = np.arange(start, min(start + _STEP, table.num_rows))
-        yield from table.take(pa.array(read.positions(steps, table.num_rows, seed))).combine_chunks().to_batches()
+    for batch, flaws in plan.source.filled(batches, columns):
+        if flaws:
+            raise flaws[0].error
+        yield batch
 
 
 def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.RecordBatch]:
@@ -140,17 +190,55 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
         yield batch.filter(pa.array(used < 0)) if len(again) else batch
 
 
-def fetched(plan: Plan, skip: int = 0, most: int | None = None) -> Iterator[links.Fetched]:
-    """Give the selection from row `skip` on, `most` rows at most, with what its links point at."""
+def fetched(plan: Plan, names: Sequence[str], skip: int = 0, most: int | None = None) -> Iterator[links.Fetched]:
+    """Give the selection from row `skip` on, `most` rows at most, with what its links point at, and its media as asked for.
+
+    names  of the columns to pack
+    """
     rows = selected(plan, skip)
-    return links.fetch(
-        rows if most is None else first_rows(rows, most),
-        plan.links,
-        key=plan.key,
-        at=plan.source.at,
-        guard=plan.guard,
-        limits=plan.limits,
-        allow_empty=plan.allow_empty,
-        first_row=skip,
-        progress=plan.progress,
-    )
+    if most is not None:
+        rows = first_rows(rows, most)
+    files = [name for name in plan.source.files if name not in plan.early and (plan.columns is None or name in plan.columns)]
+    if files and not plan.links:
+        parts = _contents(plan, rows, skip, files)
+    else:
+        parts = links.fetch(
+            _whole(plan, rows, files),
+            plan.links,
+            key=plan.named_by or plan.key,
+            at=plan.source.at,
+            guard=plan.guard,
+            limits=plan.limits,
+            allow_empty=plan.allow_empty,
+            first_row=skip,
+            progress=plan.progress,
+        )
+    found, infos = _media(plan, names)
+    if plan.intake.is_nothing:
+        found = [one for one in found if one.has_names]
+    return taken_in(parts, found, plan.intake, infos, plan.named_by, plan.progress) if found else parts
+
+
+def _contents(plan: Plan, rows: Iterator[pa.RecordBatch], first: int, files: Sequence[str]) -> Iterator[links.Fetched]:
+    """Read the files that rows name; a row of a file that cannot be read failed."""
+
+    def beside() -> Iterator[pa.RecordBatch]:
+        for batch in rows:
+            for name in files:
+                batch = batch.append_column(_OF + name, batch.column(name))
+            yield batch
+
+    for batch, flaws in plan.source.filled(beside(), files) if plan.source.filled is not None else ():
+        keys = batch.column(plan.named_by) if plan.named_by is not None else None
+        failures: dict[int, Failure] = {}
+        for row, column, error in flaws:
+            failures.setdefault(row, Failure(first + row, "" if keys is None else key_text(keys[row]), column, error.kind, str(error)))
+        places = np.arange(batch.num_rows)
+        if failures:
+            places = np.delete(places, list(failures))
+            batch = batch.take(pa.array(places))
+        names = {name: [text or "" for text in batch.column(_OF + name).to_pylist()] for name in files}
+        until = first + len(places) + len(failures)
+        rest = batch.select([name for name in batch.schema.names if not name.startswith(_OF)])
+        yield links.Fetched(rest, first + places, [failures[row] for row in sorted(failures)], until, {}, names)
+        first = until

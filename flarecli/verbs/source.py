@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -28,6 +28,9 @@ class Source:
     notes    what to tell the user about it
     stored   what the columns of a dataset are stored as; empty for an index
     count    counts the rows that a condition leaves, from statistics where they tell
+    files    columns that hold names of files in `batches`, and what those hold in `schema`
+    filled   puts the contents in place of the names, in some of those columns
+    key      the column that names the rows, of sources that have one by themselves
     """
 
     address: str
@@ -39,6 +42,9 @@ class Source:
     notes: tuple[str, ...] = ()
     stored: Mapping[str, str] = field(default_factory=dict)
     count: Callable[[str], int] | None = None
+    files: tuple[str, ...] = ()
+    filled: Callable[[Iterable[pa.RecordBatch], Sequence[str]], Iterator[tuple[pa.RecordBatch, list[ingest.Flaw]]]] | None = None
+    key: str | None = None
 
 
 def open_source(
@@ -91,22 +97,14 @@ def is_plain_folder(address: str, found: Sequence[Playlist], guard: Guard) -> bo
 
 
 def _of_index(shown: str, index: ingest.Index, guard: Guard) -> Source:
-    if not index.links:
-        return Source(
-            shown,
-            index.at,
-            index.schema,
-            index.rows,
-            lambda columns=None, where=None, start=0, stop=None: index.batches(columns, where, start=start, stop=stop),
-            index.sum,
-            index.notes,
-            count=index.count,
-        )
-
     def batches(columns: Sequence[str] | None = None, where: str | None = None, start: int = 0, stop: int | None = None) -> Iterator[pa.RecordBatch]:
-        for batch, flaws in index.contents(columns, where, guard.limits, start, stop):
-            if flaws:
-                raise flaws[0].error
-            yield batch
+        return index.batches(columns, where, start=start, stop=stop)
 
-    return Source(shown, index.at, ingest.filled(index.schema, index.links), index.rows, batches, index.sum, index.notes)
+    if not index.links:
+        return Source(shown, index.at, index.schema, index.rows, batches, index.sum, index.notes, count=index.count)
+
+    def filled(batches: Iterable[pa.RecordBatch], columns: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, list[ingest.Flaw]]]:
+        return index.filled(batches, columns, guard.limits)
+
+    schema = ingest.filled(index.schema, index.links)
+    return Source(shown, index.at, schema, index.rows, batches, index.sum, index.notes, files=index.links, filled=filled, key=index.key)

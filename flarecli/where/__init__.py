@@ -4,5 +4,11 @@ from __future__ import annotations
 
 from flarecli.where.bounds import Bound, bounds, columns_of
 from flarecli.where.rows import select
+from flarecli.where.settings import STATEMENT
 
-__all__ = ["Bound", "bounds", "columns_of", "select"]
+__all__ = ["Bound", "bounds", "columns_of", "is_statement", "select"]
+
+
+def is_statement(expression: str) -> bool:
+    """Say whether an expression is a whole SELECT, and no bare condition."""
+    return bool(STATEMENT.match(expression))

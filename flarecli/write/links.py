@@ -13,7 +13,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TypeAlias
 
@@ -62,6 +62,7 @@ class Fetched:
     failures    rows left out, in order
     until       every row before this one is in this or an earlier Fetched, as a row or a failure
     extensions  column -> extension of its first row's link in lower case, empty if there is none
+    names       column -> what each row's link is, as the index has it
     """
 
     batch: pa.RecordBatch
@@ -69,6 +70,7 @@ class Fetched:
     failures: Sequence[Failure]
     until: int
     extensions: Mapping[str, str]
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,13 +243,14 @@ class _Fetcher:
         whole = part.batch.take(pa.array(kept, pa.int64()))
         at = {link.source: i for i, link in enumerate(self._links)}
         fields, columns = [], []
-        for field, column in zip(whole.schema, whole.columns, strict=True):
-            i = at.get(field.name)
-            fields.append(field if i is None else pa.field(self._links[i].name, pa.large_binary()))
+        for old, column in zip(whole.schema, whole.columns, strict=True):
+            i = at.get(old.name)
+            fields.append(old if i is None else pa.field(self._links[i].name, pa.large_binary()))
             columns.append(column if i is None else pa.array(bodies[i], pa.large_binary()))
         first = {link.name: _extension(part.texts[i][kept[0]] or "") if kept else "" for i, link in enumerate(self._links)}
         batch = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
-        return Fetched(batch, part.first + np.array(kept, np.int64), tuple(failures), part.first + until, first)
+        names = {link.name: [part.texts[i][row] or "" for row in kept] for i, link in enumerate(self._links)}
+        return Fetched(batch, part.first + np.array(kept, np.int64), tuple(failures), part.first + until, first, names)
 
     def _value(self, part: _Slice, i: int, row: int) -> bytes | _Flaw:
         want, link, text = part.wants[i][row], self._links[i], part.texts[i][row] or ""

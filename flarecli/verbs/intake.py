@@ -1,0 +1,267 @@
+"""Pictures, video and sound on their way in: resized, measured, held against what their names promise.
+
+    fetched rows -> values to threads, some megabytes ahead -> the same rows in the same order, refused ones as failures
+
+What a value becomes depends on its bytes, its name and the options alone, so the shards are the same whatever the number
+of threads. Pillow leaves the interpreter to others while it decodes: threads use all cores.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli.errors import UsageError, ValueFitError
+from flarecli.media import INFO, Resize, contradiction, is_medium, is_picture, kind_of, measure, resized, sniff
+from flarecli.model import IntArray
+from flarecli.names import redact
+from flarecli.progress import Progress
+from flarecli.units import format_count
+from flarecli.write import Failure, key_text
+from flarecli.write.links import Fetched
+
+__all__ = ["Intake", "Medium", "info_names", "media_of", "taken_in"]
+
+_AHEAD_BYTES = 32 << 20  # values that wait for threads, or for the rows before them
+_HEAD = 512  # bytes that tell what a file is
+_TOLD = 3  # names given for each contradiction
+_PLAIN = ("bytes", "jpeg", "png", "jpeg_array", "pil", "mp4", "webm")  # encodings whose values are whole files
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What a pack asks of media.
+
+    info    width, height, frames and duration of each become columns
+    strict  content that contradicts its name is a failed row
+    """
+
+    resize: Resize = field(default_factory=Resize)
+    info: bool = False
+    strict: bool = False
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether nothing is asked for: then contradictions are counted all the same."""
+        return self == Intake()
+
+    def options(self) -> dict[str, Any]:
+        """Give what decides which bytes come out; nothing if nothing is asked for."""
+        asked = self.resize
+        return {} if self.is_nothing else {"media": {**asdict(self), "resize": {**asdict(asked), "size": asked.box and list(asked.box)}}}
+
+
+class Medium(NamedTuple):
+    """A column of files.
+
+    promised   the kind that the column's own name or encoding promises
+    has_names  each value came from a file or an address, whose name may promise a kind
+    is_medium  pictures in it are resized, and all of it is measured
+    """
+
+    name: str
+    promised: str | None
+    has_names: bool
+    is_medium: bool
+
+
+def media_of(schema: pa.Schema, names: Sequence[str], named: Sequence[str], encode: Mapping[str, str]) -> list[Medium]:
+    """Tell which columns hold files: those that came from somewhere, and those of bytes.
+
+    schema  of the rows before links are fetched; names of links are not in it
+    names   of the columns to pack; `named` are those whose values are fetched, or read from files
+    encode  encodings that were asked for: text and numbers are no files
+    """
+    found = []
+    for name in names:
+        given, said = encode.get(name), kind_of(f".{name}")
+        is_bytes = name in schema.names and _is_bytes(schema.field(name).type)
+        if name not in named and not is_bytes:
+            continue
+        is_file = given is None or given in _PLAIN
+        promised = given if is_picture(given) else said
+        found.append(Medium(name, promised, name in named, is_file and (said is None or is_medium(said))))
+    return found
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
+
+
+def info_names(media: Sequence[Medium], taken: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Name the columns of measures: medium -> measure -> column; `width` if one column is measured, else `image_width`.
+
+    raises  UsageError if there is nothing to measure, or the names are taken
+    """
+    measured = [one.name for one in media if one.is_medium]
+    if not measured:
+        raise UsageError("--media-info finds no column of files", hint="Name a column of links with --fetch.")
+    plain = len(measured) == 1 and not set(INFO) & set(taken)
+    named = {one: {name: name if plain else f"{one}_{name}" for name in INFO} for one in measured}
+    for name in (column for columns in named.values() for column in columns.values()):
+        if name in taken:
+            raise UsageError(f"two columns would be named {name!r}", hint="Rename the one of the source, or leave out --media-info.")
+    return named
+
+
+class _Taken(NamedTuple):
+    """One value: its bytes, why it is refused, what it is against its name, and its measures."""
+
+    data: bytes | None
+    refused: str | None = None
+    wrong: str | None = None
+    info: tuple[int | float, ...] = (0, 0, 0, 0.0)
+
+
+def _take(data: bytes, name: str, medium: Medium, asked: Intake) -> _Taken:
+    """Bring one value to what is asked for; whatever it is, this raises nothing."""
+    head = data[:_HEAD]
+    wrong = _contradiction(head, name, medium)
+    if wrong is not None and asked.strict:
+        return _Taken(None, f"is {wrong} as its name says", wrong)
+    if not medium.is_medium:
+        return _Taken(data, None, wrong)
+    if not asked.resize.is_nothing and _is_meant(head, name, medium):
+        try:
+            data = resized(data, asked.resize)
+        except ValueFitError as error:
+            return _Taken(None, error.message, wrong)
+    if not asked.info:
+        return _Taken(data, None, wrong)
+    found = measure(data)
+    return _Taken(data, None, wrong, (found.width or 0, found.height or 0, found.frames or 0, found.duration or 0.0))
+
+
+def _contradiction(head: bytes, name: str, medium: Medium) -> str | None:
+    if not medium.has_names:
+        return None
+    return contradiction(name if kind_of(name) else f".{medium.name}", head)
+
+
+def _is_meant(head: bytes, name: str, medium: Medium) -> bool:
+    """Say whether a value is, or should be, a picture: by its bytes, else by its name; a file of no known kind and name should."""
+    found, promised = sniff(head), kind_of(name) or medium.promised
+    return is_picture(found) or is_picture(promised) or (medium.has_names and found is None and promised is None)
+
+
+class _Contradictions:
+    """Values that are not what their names say: how many, and the first names."""
+
+    def __init__(self) -> None:
+        self._counts, self._names = Counter[tuple[str, str]](), dict[tuple[str, str], list[str]]()
+
+    def add(self, part: Fetched, media: Sequence[Medium], found: Sequence[Sequence[_Taken | None]]) -> None:
+        for medium, column in zip(media, found, strict=True):
+            for row, one in enumerate(column):
+                if one is not None and one.wrong is not None:
+                    self._counts[medium.name, one.wrong] += 1
+                    names = self._names.setdefault((medium.name, one.wrong), [])
+                    if len(names) < _TOLD:
+                        names.append(redact(_name(part, medium, row)))
+
+    def notes(self) -> Iterator[str]:
+        for (column, wrong), count in sorted(self._counts.items()):
+            names = ", ".join(name for name in self._names[column, wrong] if name) + (", …" if count > _TOLD else "")
+            yield f"column {column!r}: {format_count(count, 'value')} {'is' if count == 1 else 'are'} {wrong}: {names}"
+
+
+def taken_in(
+    parts: Iterator[Fetched], media: Sequence[Medium], asked: Intake, infos: dict[str, dict[str, str]], key: str | None, progress: Progress
+) -> Iterator[Fetched]:
+    """Bring the columns of files to what is asked for, side by side; rows come in order.
+
+    key     the column that names rows in failures
+    return  the same rows; those of refused files are failures; int64 and float64 columns of measures at the end
+    """
+    contradictions = _Contradictions()
+    is_work = asked.info or not asked.resize.is_nothing
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "media") if is_work else None
+    ahead, held = deque[tuple[Fetched, list[list[Future[_Taken] | _Taken | None]]]](), 0
+    try:
+        while (part := next(parts, None)) is not None or ahead:
+            if part is not None:
+                ahead.append((part, [_begun(part, one, asked, pool if one.is_medium else None) for one in media]))
+                held += part.batch.nbytes
+            while ahead and (part is None or held > _AHEAD_BYTES or _is_done(ahead[0][1])):
+                first, values = ahead.popleft()
+                held -= first.batch.nbytes
+                found = [[one.result() if isinstance(one, Future) else one for one in column] for column in values]
+                contradictions.add(first, media, found)
+                yield _finished(first, media, found, infos, key)
+        for note in contradictions.notes():
+            progress.note(note)
+    finally:
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
+        parts.close()  # type: ignore[attr-defined]
+
+
+def _is_done(values: list[list[Future[_Taken] | _Taken | None]]) -> bool:
+    return all(one.done() for column in values for one in column if isinstance(one, Future))
+
+
+def _name(part: Fetched, medium: Medium, row: int) -> str:
+    names = part.names.get(medium.name)
+    return names[row] if names is not None else ""
+
+
+def _begun(part: Fetched, medium: Medium, asked: Intake, pool: ThreadPoolExecutor | None) -> list[Future[_Taken] | _Taken | None]:
+    """Hand the values of a column to threads; where only contradictions count, look at their first bytes at once."""
+    begun: list[Future[_Taken] | _Taken | None] = []
+    names = part.names.get(medium.name)
+    for row, value in enumerate(part.batch.column(medium.name)):
+        name, memory = names[row] if names is not None else "", value.as_buffer()
+        if memory is None:
+            begun.append(None)
+        elif pool is not None:
+            begun.append(pool.submit(_take_buffer, memory, name, medium, asked))
+        else:
+            wrong = _contradiction(memory.slice(0, min(_HEAD, memory.size)).to_pybytes(), name, medium)
+            refused = f"is {wrong} as its name says" if wrong is not None and asked.strict else None
+            begun.append(None if wrong is None else _Taken(None, refused, wrong))
+    return begun
+
+
+def _take_buffer(memory: pa.Buffer, name: str, medium: Medium, asked: Intake) -> _Taken:
+    data = memory.to_pybytes()
+    taken = _take(data, name, medium, asked)
+    return taken._replace(data=None) if taken.data is data else taken  # None: as it came
+
+
+def _finished(part: Fetched, media: Sequence[Medium], found: list[list[_Taken | None]], infos: dict[str, dict[str, str]], key: str | None) -> Fetched:
+    """Put the values back into their rows."""
+    refused: dict[int, Failure] = {}
+    keys = part.batch.column(key) if key is not None else None
+    batch = part.batch
+    for medium, column in zip(media, found, strict=True):
+        for row, one in enumerate(column):
+            if one is not None and one.refused is not None and row not in refused:
+                name = redact(_name(part, medium, row)) or medium.name
+                refused[row] = Failure(
+                    int(part.rows[row]), "" if keys is None else key_text(keys[row]), medium.name, "value", f"{name}: {one.refused}"
+                )
+        if any(one is not None and one.data is not None for one in column):
+            at, old = batch.schema.get_field_index(medium.name), batch.column(medium.name)
+            values = [old[row].as_py() if one is None or one.data is None else one.data for row, one in enumerate(column)]
+            batch = batch.set_column(
+                at, pa.field(medium.name, pa.large_binary(), metadata=batch.schema.field(at).metadata), pa.array(values, pa.large_binary())
+            )
+        for place, (measured, name) in enumerate(infos.get(medium.name, {}).items()):
+            numbers = [0 if one is None else one.info[place] for one in column]
+            batch = batch.append_column(name, pa.array(numbers, pa.float64() if measured == "duration" else pa.int64()))
+    if not refused:
+        return Fetched(batch, part.rows, part.failures, part.until, part.extensions, part.names)
+    keep = np.ones(len(part.rows), bool)
+    keep[list(refused)] = False
+    rows: IntArray = part.rows[keep]
+    kept: list[int] = np.flatnonzero(keep).tolist()
+    names = {name: [values[row] for row in kept] for name, values in part.names.items()}
+    failures = sorted([*part.failures, *refused.values()], key=lambda one: one.row)
+    return Fetched(batch.filter(pa.array(keep)), rows, failures, part.until, part.extensions, names)
