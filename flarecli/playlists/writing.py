@@ -2,37 +2,51 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flarecli.hashes import DEFAULT, digest
+from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import File, Playlist, Stream
 from flarecli.playlists.reading import COUNTS, FLOAT
 from flarecli.storage import Location, Written
 
 __all__ = ["text", "write"]
 
+_PIECE = 4096  # lines made at once
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*", re.ASCII)
 _AMBIGUOUS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", ".nan", ".inf"}
 
 
 def text(playlist: Playlist) -> bytes:
     """Give the YAML of a playlist, ending with its sum: the same playlist gives the same bytes."""
-    out: list[str] = []
-    for stream in playlist.streams:
-        out.append(f"{_text(stream.name)}:\n  headers:")
-        out += _block(_headers(stream), 2)
-        out.append("  content:" + ("" if len(stream.urls) else " []"))
-        out += [f"    - {_text(url)}" for url in stream.urls]
-    body = ("\n".join(out) + "\n" if out else "{}\n").encode()
-    return body + f"# flare {DEFAULT} {digest(body)}\n".encode()
+    return b"".join(_pieces(playlist))
 
 
 def write(at: Location, playlist: Playlist) -> Written:
-    """Write a playlist, whole or not at all."""
-    return at.write([text(playlist)])
+    """Write a playlist, whole or not at all; its text is made as it is written."""
+    return at.write(_pieces(playlist))
+
+
+def _pieces(playlist: Playlist) -> Iterator[bytes]:
+    sums, lines = Sums([DEFAULT]), _lines(playlist)
+    while some := list(itertools.islice(lines, _PIECE)):
+        piece = ("\n".join(some) + "\n").encode()
+        sums.update(piece)
+        yield piece
+    yield f"# flare {DEFAULT} {sums.hex()[DEFAULT]}\n".encode()
+
+
+def _lines(playlist: Playlist) -> Iterator[str]:
+    if not playlist.streams:
+        yield "{}"
+    for stream in playlist.streams:
+        yield f"{_text(stream.name)}:\n  headers:"
+        yield from _block(_headers(stream), 2)
+        yield "  content:" + ("" if len(stream.urls) else " []")
+        yield from (f"    - {_text(url)}" for url in stream.urls)
 
 
 def _headers(stream: Stream) -> dict[str, Any]:
@@ -47,10 +61,34 @@ def _headers(stream: Stream) -> dict[str, Any]:
     headers |= {name: list(values) for name, values in stream.hashes.items()}
     headers |= stream.headers
     if stream.files:
-        headers["files"] = {file.name: _file(file) for file in stream.files.values()}
+        headers["files"] = _Files(stream.files)
     if any(stream.parts):
         headers["parts"] = [{file.name: _file(file) for file in one} for one in stream.parts]
     return headers
+
+
+class _Files(Mapping[str, Any]):
+    """What a playlist says of files, said one at a time: there may be millions."""
+
+    def __init__(self, files: Mapping[str, File]) -> None:
+        self._files = files
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        return _file(self._files[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return (file.name for file in self._files.values())
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def items(self) -> Any:
+        """Give names and what is said of each, as an iterator."""
+        return ((file.name, _file(file)) for file in self._files.values())
+
+    def values(self) -> Any:
+        """Give what is said of each, as an iterator."""
+        return (_file(file) for file in self._files.values())
 
 
 def _file(file: File) -> dict[str, Any]:
@@ -58,22 +96,22 @@ def _file(file: File) -> dict[str, Any]:
     return {"bytes": file.size, **raw, **file.hashes}
 
 
-def _block(value: Mapping[str, Any], depth: int) -> list[str]:
+def _block(value: Mapping[str, Any], depth: int) -> Iterator[str]:
     """Give a mapping as lines: mappings of mappings in blocks, the rest in flow style."""
-    out = []
+    if not value:
+        yield "  " * depth + "{}"
     for key, one in value.items():
         head = "  " * depth + f"{_text(key)}:"
         if isinstance(one, Mapping) and any(isinstance(item, (Mapping, list)) for item in one.values()):
-            out.append(head)
-            out += _block(one, depth + 1)
+            yield head
+            yield from _block(one, depth + 1)
         elif isinstance(one, list) and (len(one) > 8 or (one and isinstance(one[0], Mapping))):
             step = 4 if isinstance(one[0], str) else 1 if isinstance(one[0], Mapping) else 16
             lines = [", ".join(map(_flow, one[i : i + step])) for i in range(0, len(one), step)]
             pad = "  " * (depth + 1)
-            out.append(f"{head} [\n{pad}" + f",\n{pad}".join(lines) + "]")
+            yield f"{head} [\n{pad}" + f",\n{pad}".join(lines) + "]"
         else:
-            out.append(f"{head} {_flow(one)}")
-    return out or ["  " * depth + "{}"]
+            yield f"{head} {_flow(one)}"
 
 
 def _flow(value: Any) -> str:
