@@ -90,6 +90,11 @@ class Hosts:
         if host is not None and host.pace:
             host.pace = host.pace * _EASES if host.pace > _FIRST_S / 4 else 0.0
 
+    def is_crowded(self, origin: str) -> bool:
+        """Say whether a host has asked for fewer requests, and not yet shown that it can do with more; from any thread."""
+        host = self._hosts.get(origin)
+        return host is not None and host.pace > 0
+
     def _host(self, origin: str) -> _Host:
         host = self._hosts.get(origin)
         if host is None:

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from flarecli.errors import FormatError, IntegrityError, UnsafeError, UsageError
 from flarecli.names import redact
-from flarecli.storage import transfers
+from flarecli.storage import direct, transfers
 from flarecli.storage.addresses import Address, folder_of, join, parse
 from flarecli.storage.answers import changed, settled
 from flarecli.storage.location import Entry, Guard, Location, Part, Written
@@ -155,7 +155,7 @@ class HttpStore:
         if whole is not None or size <= _BLOCK:
             yield self.read(path, 0, size)
             return
-        engine, arrived, unused = transfers.shared(self._limits), SimpleQueue[bytes | Request](), 0
+        engine, arrived, unused = direct.shared(self._limits), SimpleQueue[bytes | Request](), 0
         known = self._known.get(path)
         request = self._request(path, 0, size, known.etag if known else "", arrived.put, sink=arrived.put)
         engine.submit([request])
@@ -198,8 +198,9 @@ class HttpStore:
         arrived = SimpleQueue[Request]()
         known = self._known.get(path)
         requests = [self._request(path, start, stop, known.etag if known else "", arrived.put) for start, stop in ranges]
-        engine = transfers.shared(self._limits)
-        engine.submit(requests)
+        engine = direct.shared(self._limits)
+        if len(requests) != 1 or not direct.transfer(requests[0], engine):
+            engine.submit(requests)
         try:
             for _ in requests:
                 transfers.next_of(arrived)

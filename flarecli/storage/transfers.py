@@ -33,7 +33,7 @@ from flarecli.storage.limits import Limits
 from flarecli.storage.pools import Pool, Sockets
 from flarecli.storage.slots import Request, Slot
 
-__all__ = ["Engine", "Request", "next_of", "shared"]
+__all__ = ["Engine", "Request", "next_of"]
 
 T = TypeVar("T")
 HOPS = 5
@@ -62,7 +62,7 @@ class Engine:
         self._woken = self._closing = False
         self._crash: BaseException | None = None
         self._open: set[Request] = set()
-        self._hosts = Hosts()
+        self.hosts = Hosts()
         self._later: list[tuple[float, int, Request]] = []
         self._number = itertools.count()
         self._active: set[Slot] = set()
@@ -71,6 +71,7 @@ class Engine:
         self._mean = 0.0  # bytes of an object, lately
         self._requests = self._retries = 0
         self._checked = 0.0
+        self.idle: dict[bool, list[Slot]] = {False: [], True: []}  # handles of transfers that are made elsewhere, see `direct`
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
         self._ear.setblocking(False)
@@ -93,6 +94,14 @@ class Engine:
     def used(self, request: Request, size: int) -> None:
         """Say that bytes which a sink got are used."""
         self._call(self._drained, (request, size))
+
+    def go_on(self, request: Request, fault: Fault) -> None:
+        """Take over a request whose first try failed elsewhere: it is redirected, tried again or delivered as failed."""
+        self._call(self._taken_over, (request, fault))
+
+    def too_late(self) -> Fault:
+        """Say that an object took longer than it may."""
+        return Fault("deadline", f"not whole after {self.limits.deadline_s:g} s")
 
     def cancel(self, requests: Iterable[Request]) -> None:
         """Drop requests whose outcome nobody waits for; they are not delivered."""
@@ -131,6 +140,8 @@ class Engine:
                 what, argument = self._calls.popleft()
                 if what == self._take:
                     self._open.update(argument)
+                elif what == self._taken_over:
+                    self._open.add(argument[0])
             for request in list(self._open):
                 self._deliver(request, Fault("bug", f"{type(error).__name__}: {error}", error=FlareError))
         finally:
@@ -164,7 +175,7 @@ class Engine:
             self._checked = now
             self._check(now)
         while self._later and self._later[0][0] <= now:
-            self._hosts.put(heapq.heappop(self._later)[2], again=True)
+            self.hosts.put(heapq.heappop(self._later)[2], again=True)
         self._start(now)
 
     def _timeout(self) -> float | None:
@@ -174,7 +185,7 @@ class Engine:
             dues.append(self._checked + min(_TICK_S, self.limits.timeout_s / 4))
         if self._later:
             dues.append(self._later[0][0])
-        held = self._hosts.next_due(now)
+        held = self.hosts.next_due(now)
         if held is not None:
             dues.append(held)
         return max(0.0, min(dues) - now) if dues else None
@@ -183,7 +194,12 @@ class Engine:
         self._open.update(requests)
         self._requests += len(requests)
         for request in requests:
-            self._hosts.put(request)
+            self.hosts.put(request)
+
+    def _taken_over(self, failed: tuple[Request, Fault]) -> None:
+        self._open.add(failed[0])
+        self._requests += 1
+        self._outcome(*failed, time.monotonic())
 
     def _released(self, freed: tuple[int, int]) -> None:
         self._held -= freed[0]
@@ -209,7 +225,7 @@ class Engine:
     def _start(self, now: float) -> None:
         while len(self._active) - len(self._paused) < self.limits.jobs:  # else paused ones could keep the head from starting
             full = self._ahead is not None and self._held + self._mean * len(self._active) >= self._ahead
-            request = self._hosts.pick(now, self._head if full else None)
+            request = self.hosts.pick(now, self._head if full else None)
             if request is None:
                 return
             if request.cancelled:
@@ -228,7 +244,7 @@ class Engine:
             slot.easy.close()
             self._deliver(request, answers.broken(3))
             return
-        self._hosts.count(request.address.origin, 1)
+        self.hosts.count(request.address.origin, 1)
         self._active.add(slot)
         pool.multi.add_handle(slot.easy)
 
@@ -239,7 +255,7 @@ class Engine:
         self._active.discard(slot)
         if slot.paused:
             self._paused.remove(slot)
-        self._hosts.count(slot.request.address.origin, -1)
+        self.hosts.count(slot.request.address.origin, -1)
         self._held -= slot.got
         slot.parts = []
         pool.free.append(slot)
@@ -254,15 +270,18 @@ class Engine:
                 self._ended(easy.slot, code, now)
 
     def _ended(self, slot: Slot, code: int, now: float) -> None:
-        """Find out what a transfer came to: an object, another address, another try, or a failure."""
         request = slot.request
         fault = slot.finish(code)
         self._stop(slot)
+        self._outcome(request, fault, now)
+
+    def _outcome(self, request: Request, fault: Fault | None, now: float) -> None:
+        """Find out what a transfer came to: an object, another address, another try, or a failure."""
         answer = request.answer
         if fault is not None and answer is not None and answer.status in answers.REDIRECTS and answer.get("location"):
             self._redirect(request, answer.get("location"), now)
         elif fault is None:
-            self._hosts.went_well(request.address.origin)
+            self.hosts.went_well(request.address.origin)
             self.unproven += answer is not None and not answer.proven
             self._mean += (len(request.data) - self._mean) / 16
             self._deliver(request, None)
@@ -289,7 +308,7 @@ class Engine:
         if asked is not None:
             wait = min(asked, RETRY_AFTER_S) + wait * (0.5 if asked else 0.1)
         if fault.crowded:
-            self._hosts.hold_back(request.address.origin, now, wait)
+            self.hosts.hold_back(request.address.origin, now, wait)
         allowed = max(BUDGET, BUDGET_SHARE * self._requests)
         if not fault.passing or request.attempts > self.limits.retries or now + wait >= request.deadline:
             self._deliver(request, fault)
@@ -345,7 +364,7 @@ class Engine:
         for slot in [slot for slot in self._active if not slot.paused]:
             if now >= slot.request.deadline:
                 # a retry that is cut off says what went wrong before, so that the pauses, which are random, do not show in reasons
-                self._fail(slot, slot.request.fault or Fault("deadline", f"not whole after {limits.deadline_s:g} s"), now)
+                self._fail(slot, slot.request.fault or self.too_late(), now)
             elif now - slot.marked >= limits.timeout_s:
                 if slot.got - slot.mark < SLOW * limits.timeout_s:
                     self._fail(slot, slot.too_slow(), now)
@@ -367,30 +386,14 @@ def next_of(arrived: SimpleQueue[T]) -> T:
             continue
 
 
-# -- one engine for all stores of a process
-
-_lock = threading.Lock()
 _engines: set[Engine] = set()
-_shared: dict[Limits, Engine] = {}
 _inherited: list[Engine] = []
-
-
-def shared(limits: Limits) -> Engine:
-    """Give the process's engine for stores with these limits; it lives as long as the process."""
-    with _lock:
-        engine = _shared.get(limits)
-        if engine is None:
-            engine = _shared[limits] = Engine(limits)
-        return engine
 
 
 def _forked() -> None:
     """In a child the threads are gone and the connections are the parent's: forget them, and never end them, which would say goodbye on them."""
-    global _lock
-    _lock = threading.Lock()
     _inherited.extend(_engines)
     _engines.clear()
-    _shared.clear()
 
 
 os.register_at_fork(after_in_child=_forked)
