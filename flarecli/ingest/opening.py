@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
@@ -45,9 +46,11 @@ class Part(Protocol):
 
 
 def is_index(address: str) -> bool:
-    """Say by its name whether an address is an index rather than a dataset: a table, a list of tables, or `-`."""
+    """Say by its name whether an address is an index rather than a dataset: a table, a list of tables, or `-`; a local folder is none."""
     if address == STDIN:
         return True
+    if os.path.isdir(address):
+        return False
     name = address.partition("?")[0].rpartition("/")[2].lower()
     plain, compression = bare(name)
     if _DATASET.fullmatch(name):

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -301,6 +302,13 @@ def test_an_index_without_links_named_is_refused(tmp_path):
     assert caught.value.hint == "Name the column of links with --fetch."
     with pytest.raises(UsageError, match="rows of an index cannot be named by number"):
         verbs.unpack(str(tmp_path / "i.csv"), str(tmp_path / "f"), rows="1")
+
+
+@pytest.mark.parametrize("name", ["set.json", "set.csv", "set.parquet", "set.txt"])
+def test_a_dataset_in_a_folder_that_is_called_like_an_index_is_a_dataset(plain, tmp_path, name, samples):
+    folder = shutil.copytree(plain, tmp_path / name)
+    assert verbs.unpack(str(folder), str(tmp_path / "files")).rows == len(samples)
+    assert verbs.pack(str(folder), str(tmp_path / "again")).rows == len(samples)
 
 
 def test_nothing_there_is_an_error_and_nothing_is_made(tmp_path):
