@@ -23,7 +23,7 @@ FLOORS = [
     {"write"},
     {"verbs", "torch"},
     {"ray"},
-    {"cli"},
+    {"cli", "compat"},
     {"__main__"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -37,9 +37,9 @@ DOORS = {  # `locate` opens the store that an address asks for, and data may lea
 }
 PARTS = {  # what higher floors may take from inside a room; anything else goes by the room's own file
     # writing a journal needs the local disk, a cut-off check a file in memory, links the engine below the store
-    "storage": {"addresses", "local", "memory", "transfers"},
-    "formats": {"files", "mds_index", "mds_merge", "mds_reindex", "packed_folder", "spans"},
-    "read": {"resolve"},
+    "storage": {"addresses", "local", "memory", "swaps", "transfers"},
+    "formats": {"files", "mds_config", "mds_index", "mds_merge", "mds_reindex", "packed_folder", "spans"},
+    "read": {"resolve", "windows"},
     "write": {"columns", "failures", "links", "target"},
 }
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from flarecli.errors import FormatError, IntegrityError, MissingError, UsageError
+from flarecli.errors import BusyError, FormatError, IntegrityError, MissingError, UsageError
 from flarecli.hashes import Sums
 from flarecli.storage import keys, native, refusals
 from flarecli.storage.answers import changed
@@ -22,7 +22,7 @@ from flarecli.storage.location import Entry, Guard, Location, Part, Written, sho
 from flarecli.storage.threads import ahead, alone, side_by_side
 from flarecli.storage.uploads import AHEAD, PIECE, upload
 
-__all__ = ["ObjectStore"]
+__all__ = ["ObjectStore", "Unconditional"]
 
 T = TypeVar("T")
 _NEAR = 1 << 16  # a gap that costs less to read than another request would
@@ -39,6 +39,10 @@ class _Known(NamedTuple):
 
     etag: str
     size: int
+
+
+class Unconditional(UsageError):
+    """The store cannot write on condition."""
 
 
 class ObjectStore:
@@ -355,6 +359,33 @@ class ObjectStore:
         except MissingError:
             return
         raise UsageError("something is there already", where=self.show(path))
+
+    def current(self, path: str) -> tuple[bytes, dict[str, str]]:
+        """Read a small object as it is now, and what `exchange` calls this version of it."""
+
+        def get(library: Any, client: Any) -> tuple[bytes, dict[str, str]]:
+            result = library.get(client, path)
+            return bytes(result.bytes()), {name: result.meta[name] for name in ("e_tag", "version") if result.meta.get(name)}
+
+        return alone(lambda: self._do(path, get))
+
+    def exchange(self, path: str, data: bytes, version: dict[str, str] | None) -> dict[str, str]:
+        """Write a small object if that version, or None, is there; give its new version. Raises BusyError, or Unconditional."""
+
+        def put(library: Any, client: Any) -> dict[str, str]:
+            try:
+                result = library.put(client, path, data, mode="create" if version is None else version, use_multipart=False)
+            except Exception as error:
+                if refusals.outrun(error) or (version is not None and isinstance(error, FileNotFoundError)):
+                    raise BusyError("somebody else has written there", where=self.show(path)) from None
+                if refusals.unsupported(error):
+                    raise Unconditional("it cannot write on condition", where=self.show(path)) from None
+                raise
+            return {name: result[name] for name in ("e_tag", "version") if result.get(name)}
+
+        if version == {}:
+            raise Unconditional("its versions have no names", where=self.show(path))
+        return alone(lambda: self._do(path, put))
 
     def delete(self, path: str) -> None:
         def gone(library: Any, client: Any) -> None:

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from flarecli.errors import FlareError, FormatError, MissingError, ReachError, UsageError
 from flarecli.storage.answers import changed
 
-__all__ = ["is_denied", "past_the_end", "told", "unsupported"]
+__all__ = ["is_denied", "outrun", "past_the_end", "told", "unsupported"]
 
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})\b")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,60})</Code>")
@@ -50,6 +50,12 @@ def past_the_end(error: Exception) -> bool:
     """Whether a range begins behind the object's end."""
     status, code, _ = _read(error)
     return status == 416 or code == "InvalidRange"
+
+
+def outrun(error: Exception) -> bool:
+    """Whether another writer was there first: the condition of a write does not hold."""
+    status, _, _ = _read(error)
+    return type(error).__name__ in ("AlreadyExistsError", "PreconditionError") or status in (409, 412)
 
 
 def unsupported(error: Exception) -> bool:

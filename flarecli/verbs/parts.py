@@ -17,7 +17,7 @@ from flarecli.progress import Progress
 from flarecli.verbs.packing import Packed, Request, done_before, packed
 from flarecli.verbs.reckon import reckon
 from flarecli.verbs.selection import Plan, checked, selected
-from flarecli.write import Journal, Target, engines, parts
+from flarecli.write import BucketTarget, Journal, Target, claim, engines, parts
 
 __all__ = ["packed_in_parts"]
 
@@ -45,7 +45,7 @@ def packed_in_parts(request: Request, part_rows: int, engine: str, progress: Pro
     options = {**request.options(), "part_rows": part_rows}
     about = request.about(source, options)
     head = {"flare": __version__, "format": request.format, "settings": asdict(request.settings), "source": about[DEFAULT], "options": options}
-    target = Target(request.out, resume=request.resume, overwrite=request.overwrite)
+    target = claim(request.out, resume=request.resume, overwrite=request.overwrite, guard=request.guard)
     if target.is_done:
         return done_before(target, about, request.format)
     journal, begun = None, False
@@ -118,7 +118,7 @@ def _columns(request: Request, plan: Plan, names: list[str]) -> Columns:
     return found.columns
 
 
-def _part(request: Request, target: Target, number: int, span: tuple[int, int], columns: Columns, known: str) -> Request:
+def _part(request: Request, target: Target | BucketTarget, number: int, span: tuple[int, int], columns: Columns, known: str) -> Request:
     given = {column.name: column.encoding for column in columns}
     out = str(target.at / parts.part_name(number))
     return replace(request, out=out, rows=span, limit=None, resume=True, overwrite=False, known=known, typed=given)

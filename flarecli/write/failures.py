@@ -5,9 +5,7 @@ The file is part of the output, so it holds nothing that changes from run to run
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,7 +16,7 @@ from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import File
 from flarecli.names import redact_text
 from flarecli.storage import Location
-from flarecli.storage.local import LocalStore, sync_folder
+from flarecli.write.growing import growing
 
 __all__ = ["FAILED", "Failed", "Failure", "error_of"]
 
@@ -57,14 +55,11 @@ class Failed:
     """
 
     def __init__(self, at: Location, state: Mapping[str, Any] | None = None) -> None:
-        store = at.store
-        if not isinstance(store, LocalStore):
-            raise TypeError("failed rows are listed in local folders")
-        self._at, self._store, self._path = at / FAILED, store, os.path.join(store.root, FAILED)
+        self._at = at / FAILED
+        self._list = growing(self._at)
         self.counts: Counter[str] = Counter((state or {}).get("kinds", {}))
         self._waiting: list[Failure] = []
         self._sums = Sums([DEFAULT])
-        self._fd = -1
         self._begin(int((state or {}).get("bytes", 0)))
 
     @property
@@ -74,22 +69,11 @@ class Failed:
 
     def _begin(self, size: int) -> None:
         """Cut the list back to what was noted; what came after will come again."""
-        if not size:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)
-            return
-        if not self._at.exists() or self._at.size() < size:
+        if self._list.size < size:
             raise FormatError("it is not as long as the journal says", where=self._at, hint="Give --overwrite to begin anew.")
-        self._open()
-        os.ftruncate(self._fd, size)
-        for block in self._at.blocks(size):
+        self._list.cut(size)
+        for block in self._list.blocks() if size else ():
             self._sums.update(block)
-
-    def _open(self) -> None:
-        try:
-            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise self._store.error(error, FAILED) from None
 
     def add(self, failure: Failure) -> None:
         """Take note of a row; rows come in order."""
@@ -101,28 +85,17 @@ class Failed:
         ready = [one for one in self._waiting if one.row < until]
         self._waiting = self._waiting[len(ready) :]
         if ready:
-            first = self._fd < 0
-            if first:
-                self._open()
             lines = b"".join(one.line() for one in ready)
+            self._list.append(lines)
             self._sums.update(lines)
-            try:
-                while lines:
-                    lines = lines[os.write(self._fd, lines) :]
-                os.fsync(self._fd)
-                if first:
-                    sync_folder(os.path.dirname(self._path))
-            except OSError as error:
-                raise self._store.error(error, FAILED) from None
         noted = self.counts - Counter(one.kind for one in self._waiting)
         return {"bytes": self._sums.size, "kinds": dict(sorted(noted.items()))}
 
     def files(self) -> dict[str, File]:
-        """Give the list as a file of the playlist; nothing if no row failed."""
+        """Give the list as a file of the playlist, which then lies there whole; nothing if no row failed."""
+        self._list.publish()
         return {FAILED: File(FAILED, self._sums.size, self._sums.hex())} if self._sums.size else {}
 
     def close(self) -> None:
         """Close the file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._list.close()

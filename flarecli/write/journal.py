@@ -1,4 +1,4 @@
-"""What a pack has done so far, one JSON line each, on the disk before the next step counts on it.
+"""What a pack has done so far, one JSON line each, safe before the next step counts on it.
 
     {"flare": VERSION, "format": …, "source": …, "options": …}     what is packed, and how
     {"columns": [[name, encoding], …]}                             once they are known
@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from flarecli.errors import FormatError, UsageError
 from flarecli.model import File
 from flarecli.storage import Location
-from flarecli.storage.local import SCRATCH, LocalStore, sync_folder
+from flarecli.storage.local import SCRATCH
+from flarecli.write.growing import growing
 
 __all__ = ["Journal"]
 
@@ -34,31 +34,23 @@ class Journal:
     """
 
     def __init__(self, at: Location, head: Mapping[str, Any]) -> None:
-        store = at.store
-        if not isinstance(store, LocalStore):
-            raise UsageError("only local folders are written yet", where=at)
-        self._store, self._at = store, at
-        self._path = os.path.join(store.root, SCRATCH, "journal")
+        self._at = at
+        self._log = growing(at / f"{SCRATCH}/journal")
         self.columns: list[tuple[str, str]] | None = None
         self.shards: list[dict[str, Any]] = []
         try:
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        except OSError as error:
-            raise store.error(error, f"{SCRATCH}/journal") from None
-        try:
-            self._load(json.loads(json.dumps(head)))
+            self._load(dict(head))
         except BaseException:
-            os.close(self._fd)
+            self._log.close()
             raise
 
     def _load(self, head: dict[str, Any]) -> None:
-        data = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
+        data = b"".join(self._log.blocks())
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
-            os.ftruncate(self._fd, len(whole))
+            self._log.cut(len(whole))
         if not whole:
             self._append(head)
-            sync_folder(os.path.dirname(self._path))
             return
         try:
             lines = whole.splitlines(keepends=True)
@@ -67,28 +59,21 @@ class Journal:
                 raise ValueError("not an object")
         except ValueError:
             raise FormatError("its journal cannot be read", where=self._at, hint="Give --overwrite to begin anew.") from None
-        if first != head:
+        if first != json.loads(json.dumps(head)):
             raise UsageError(
                 f"the unfinished pack there was begun with {_difference(first, head)}", where=self._at, hint="Give --overwrite to begin anew."
             )
+        there = {entry.name: entry.size for entry in self._at.list()} if rest else {}
         good = len(lines[0])
         for line, entry in zip(lines[1:], rest, strict=True):
             if "columns" in entry:
                 self.columns = [(name, encoding) for name, encoding in entry["columns"]]
-            elif self._is_there(entry):
+            elif _is_there(entry, there):
                 self.shards.append(entry)
             else:  # what follows will be noted again, and must not count twice
-                os.ftruncate(self._fd, good)
+                self._log.cut(good)
                 break
             good += len(line)
-
-    def _is_there(self, entry: dict[str, Any]) -> bool:
-        """Whether a noted shard still has its size; it was on the disk before it was noted."""
-        with contextlib.suppress(Exception):
-            files = [File(**file) for file in entry["files"]]
-            is_noted = all(isinstance(entry[name], int) for name in ("rows", "next")) and isinstance(entry["failed"], dict)
-            return is_noted and bool(files) and all((self._at / file.name).size() == file.size for file in files)
-        return False
 
     def note_columns(self, columns: list[tuple[str, str]]) -> None:
         """Note what the columns are."""
@@ -110,17 +95,20 @@ class Journal:
         self._append(entry)
 
     def _append(self, entry: Mapping[str, Any]) -> None:
-        line = (json.dumps(entry) + "\n").encode()
-        try:
-            while line:
-                line = line[os.write(self._fd, line) :]
-            os.fsync(self._fd)
-        except OSError as error:
-            raise self._store.error(error, f"{SCRATCH}/journal") from None
+        self._log.append((json.dumps(entry) + "\n").encode())
 
     def close(self) -> None:
         """Close the file; it stays until the target is finished."""
-        os.close(self._fd)
+        self._log.close()
+
+
+def _is_there(entry: dict[str, Any], there: Mapping[str, int]) -> bool:
+    """Whether a noted shard still has its size; it was safe before it was noted."""
+    with contextlib.suppress(Exception):
+        files = [File(**file) for file in entry["files"]]
+        is_noted = all(isinstance(entry[name], int) for name in ("rows", "next")) and isinstance(entry["failed"], dict)
+        return is_noted and bool(files) and all(there.get(file.name) == file.size for file in files)
+    return False
 
 
 def _difference(had: Mapping[str, Any], has: Mapping[str, Any]) -> str:

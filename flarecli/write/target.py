@@ -17,19 +17,29 @@ import os
 import shutil
 import socket
 import time
+from dataclasses import replace
 
-from flarecli import playlists
 from flarecli.errors import BusyError, FlareError, ReachError, UnfinishedError, UsageError
-from flarecli.formats import BESIDE, INDEX, SPECS, sniffed
-from flarecli.names import is_url, local_path, redact
+from flarecli.names import is_url, local_path, redact, scheme_of
 from flarecli.playlists import PLAYLIST
-from flarecli.storage import Location
+from flarecli.storage import Guard, Location, locate
 from flarecli.storage.local import SCRATCH, LocalStore, made_folder, sync_folder
-from flarecli.write.failures import FAILED
+from flarecli.write.bucket import BucketTarget
+from flarecli.write.contents import DATASET, HINT, refuse_others
 
-__all__ = ["Target"]
+__all__ = ["Target", "claim"]
 
-_DATASET = (PLAYLIST, INDEX, *SPECS)  # what --overwrite must find before it replaces a folder
+
+def claim(out: str, *, resume: bool = False, overwrite: bool = False, guard: Guard | None = None) -> Target | BucketTarget:
+    """Claim a folder, on a disk or in a bucket, for a pack.
+
+    raises  UsageError for a place that cannot be written to, else what `Target` raises
+    """
+    if not is_url(out) or scheme_of(out) == "file":
+        return Target(out, resume=resume, overwrite=overwrite)
+    if scheme_of(out) in ("http", "https"):
+        raise UsageError("a web server is read, not written to", where=redact(out), hint="Name a folder, or a bucket such as s3://bucket/folder.")
+    return BucketTarget(locate(out, replace(guard or Guard(), keeper=None)), resume=resume, overwrite=overwrite)
 
 
 class Target:
@@ -43,11 +53,11 @@ class Target:
     """
 
     what = "pack"
-    hint = "Give --resume to go on with an unfinished pack, --overwrite to replace a dataset, or name another folder."
+    hint = HINT
 
     def __init__(self, out: str, *, resume: bool = False, overwrite: bool = False) -> None:
         if is_url(out) and not out.startswith("file://"):
-            raise UsageError("only local folders are written yet", where=redact(out))
+            raise UsageError("this is written to local folders only", where=redact(out), hint="Name a folder; `flare pack` also writes to buckets.")
         if not local_path(out):  # a variable that is not set, and the root folder would be meant
             raise UsageError("the target is an empty name", hint="Name a folder.")
         self.shown = local_path(out).rstrip("/") or "/"
@@ -77,14 +87,12 @@ class Target:
 
     @staticmethod
     def _holds_dataset(folder: str) -> bool:
-        return any(os.path.isfile(os.path.join(folder, name)) for name in _DATASET)
+        return any(os.path.isfile(os.path.join(folder, name)) for name in DATASET)
 
     def _refuse_others(self) -> None:
-        """Refuse to replace a folder that holds more than a dataset: replacing removes all of it."""
-        own = {*_DATASET, FAILED, SCRATCH, *_listed(self.final)}
-        for name in sorted(os.listdir(self.final)) if os.path.isdir(self.final) else ():
-            if name not in own and not sniffed(name):
-                raise UsageError(f"it holds {name!r}, which is no part of a dataset", where=self.shown, hint="Move that elsewhere first.")
+        """Refuse to replace a folder that holds more than a dataset."""
+        if os.path.isdir(self.final):
+            refuse_others(Location(LocalStore(self.final, self.shown, maps=False)), sorted(os.listdir(self.final)), self.shown)
 
     def _claim(self, store: LocalStore, resume: bool, overwrite: bool) -> None:
         """Try once to lock the folder; nothing is claimed when it was finished or removed meanwhile."""
@@ -157,6 +165,9 @@ class Target:
             time.sleep(0.05)
         return "it has not said who it is"
 
+    def check(self) -> None:
+        """The lock is ours as long as this process lives."""
+
     def finish(self) -> None:
         """Take the scratch folder away: from here on, OUT is a dataset. Call it when everything else is on the disk."""
         try:
@@ -202,16 +213,6 @@ class Target:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-def _listed(folder: str) -> set[str]:
-    """Name what a playlist there lists, by its first folder; nothing where there is none that can be read."""
-    with contextlib.suppress(FlareError):
-        found = playlists.read(Location(LocalStore(folder, None, maps=False)) / PLAYLIST)
-        packed = (one for one in found.streams if one.format in (*BESIDE, "webdataset"))  # a playlist may also list what nobody packed
-        names = (name for one in packed for name in (*one.urls, *one.files, *(file.name for part in one.parts for file in part)))
-        return {name.partition("/")[0] for name in names}
-    return set()
 
 
 def _is_same(fd: int, path: str) -> bool:

@@ -15,9 +15,10 @@ from flarecli import __version__, compress, encodings, formats, hashes, playlist
 from flarecli.encodings import BINARY
 from flarecli.errors import FlareError, UsageError, ValueFitError
 from flarecli.model import Chunk, Columns, File, IntArray, Playlist, Settings, Stream
+from flarecli.storage import Guard
 from flarecli.write.failures import Failed, Failure
 from flarecli.write.journal import Journal
-from flarecli.write.target import Target
+from flarecli.write.target import claim
 
 __all__ = ["Writer"]
 
@@ -26,7 +27,7 @@ _HELD_ROWS, _HELD_BYTES = 1024, 1 << 24  # samples that wait to become a batch
 
 
 class Writer:
-    """Write rows as shards into a folder.
+    """Write rows as shards into a folder, on a disk or in a bucket.
 
         with Writer("out", columns={"image": "jpeg", "label": "int"}) as writer:
             writer.write({"image": data, "label": 3})
@@ -37,6 +38,7 @@ class Writer:
     columns    name -> encoding, or Columns; None: known later, with the first `write_batch`
     settings   how shards are cut, compressed and summed
     head       what else a resumed pack must have in common with the first one
+    guard      of what is written to over the network: limits of its requests
     raises     UsageError, UnfinishedError, BusyError: see `Target`; UsageError for an unknown name
     """
 
@@ -50,12 +52,13 @@ class Writer:
         head: Mapping[str, Any] | None = None,
         resume: bool = False,
         overwrite: bool = False,
+        guard: Guard | None = None,
     ) -> None:
         self._format, self.settings = formats.find(format), _checked(settings or Settings())
         is_cut = self.settings.shard_bytes is not None or self.settings.shard_rows is not None
         self._inside = formats.INSIDE.get(format, "") if is_cut else ""
         given = None if columns is None else self._arranged(columns)
-        self.target = Target(path, resume=resume, overwrite=overwrite)
+        self.target = claim(path, resume=resume, overwrite=overwrite, guard=guard)
         self.columns: Columns | None = None
         self._chunks: list[Chunk] = []
         self._held: list[pa.RecordBatch] = []
@@ -209,6 +212,7 @@ class Writer:
         self._chunks.append(chunk)
         self.rows += self._held_rows
         self._held, self._held_rows, self._held_size = [], 0, 0
+        self.target.check()
         self._journal.note_shard(chunk.rows or 0, next, chunk.files, self.failed.settle(next))
         self.next = next
 
@@ -234,8 +238,11 @@ class Writer:
         if self._held_rows:
             self._flush(1 << 62)
         self.failed.settle(1 << 62)
+        self.target.check()
         files = self._format.write_index(self.target.at, self._chunks, self.columns or (), self.settings)
-        playlists.write(self.target.at / playlists.PLAYLIST, Playlist((self._stream({**files, **self.failed.files()}, source),)))
+        failed = self.failed.files()
+        self.target.check()
+        playlists.write(self.target.at / playlists.PLAYLIST, Playlist((self._stream({**files, **failed}, source),)))
         self.failed.close()
         self._journal.close()
         self._ended = True

@@ -1,0 +1,41 @@
+"""What lies where a pack is to be written: a dataset that may be replaced, or something else that may not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+from flarecli import playlists
+from flarecli.errors import FlareError, UsageError
+from flarecli.formats import BESIDE, INDEX, SPECS, sniffed
+from flarecli.playlists import PLAYLIST
+from flarecli.storage import Location
+from flarecli.storage.local import SCRATCH
+from flarecli.write.failures import FAILED
+
+__all__ = ["DATASET", "HINT", "refuse_others"]
+
+DATASET = (PLAYLIST, INDEX, *SPECS)  # what --overwrite must find before it replaces a folder
+HINT = "Give --resume to go on with an unfinished pack, --overwrite to replace a dataset, or name another folder."
+
+
+def refuse_others(at: Location, names: Iterable[str], shown: str) -> None:
+    """Refuse to replace a folder that holds more than a dataset: replacing removes all of it.
+
+    names   what lies in the folder: its files and folders
+    raises  UsageError for the first that is no part of a dataset
+    """
+    own = {*DATASET, FAILED, SCRATCH, *_listed(at)}
+    for name in names:
+        if name not in own and not sniffed(name):
+            raise UsageError(f"it holds {name!r}, which is no part of a dataset", where=shown, hint="Move that elsewhere first.")
+
+
+def _listed(at: Location) -> set[str]:
+    """Name what a playlist there lists, by its first folder; nothing where there is none that can be read."""
+    with contextlib.suppress(FlareError):
+        found = playlists.read(at / PLAYLIST)
+        packed = (one for one in found.streams if one.format in (*BESIDE, "webdataset"))  # a playlist may also list what nobody packed
+        names = (name for one in packed for name in (*one.urls, *one.files, *(file.name for part in one.parts for file in part)))
+        return {name.partition("/")[0] for name in names}
+    return set()
