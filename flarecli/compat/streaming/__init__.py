@@ -1,0 +1,62 @@
+"""The interface of mosaicml-streaming: `import flarecli.compat.streaming as streaming`.
+
+Every name is loaded when it is first used; only `StreamingDataLoader` loads torch.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from flarecli.compat.streaming.dataset import StreamingDataset as StreamingDataset
+    from flarecli.compat.streaming.local import LocalDataset as LocalDataset
+    from flarecli.compat.streaming.reader import Reader as Reader
+    from flarecli.compat.streaming.reader import reader_from_json as reader_from_json
+    from flarecli.compat.streaming.streams import Stream as Stream
+    from flarecli.compat.streaming.torch import StreamingDataLoader as StreamingDataLoader
+    from flarecli.compat.streaming.writers import CSVWriter as CSVWriter
+    from flarecli.compat.streaming.writers import JSONWriter as JSONWriter
+    from flarecli.compat.streaming.writers import MDSWriter as MDSWriter
+    from flarecli.compat.streaming.writers import TSVWriter as TSVWriter
+    from flarecli.compat.streaming.writers import XSVWriter as XSVWriter
+
+_FILES = {
+    "CSVWriter": "writers",
+    "JSONWriter": "writers",
+    "LocalDataset": "local",
+    "MDSWriter": "writers",
+    "Reader": "reader",
+    "Stream": "streams",
+    "StreamingDataLoader": "torch",
+    "StreamingDataset": "dataset",
+    "TSVWriter": "writers",
+    "XSVWriter": "writers",
+    "reader_from_json": "reader",
+}
+
+__all__ = [
+    "CSVWriter",
+    "JSONWriter",
+    "LocalDataset",
+    "MDSWriter",
+    "Reader",
+    "Stream",
+    "StreamingDataLoader",
+    "StreamingDataset",
+    "TSVWriter",
+    "XSVWriter",
+    "reader_from_json",
+]
+
+
+def __getattr__(name: str) -> object:
+    import importlib
+
+    if name not in _FILES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

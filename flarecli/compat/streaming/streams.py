@@ -1,0 +1,147 @@
+"""A Stream: a remote dataset and the local folder that its shards are copied to, whole, checked, and by one process each."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from flarecli import compress
+from flarecli.compat.streaming.local import Shards, listed
+from flarecli.compat.streaming.reader import FileInfo, Reader
+from flarecli.errors import IntegrityError, UsageError
+from flarecli.formats import INDEX
+from flarecli.hashes import digest
+from flarecli.storage import Guard, Limits, Location, locate
+
+__all__ = ["Stream"]
+
+
+class Stream:
+    """One dataset of a StreamingDataset.
+
+    remote, local, split  where the dataset lies, where its shards are kept, and a folder below both
+    proportion, repeat, choose  how much of it an epoch has: a share, a factor, a number of samples; one of them at most
+    keep_zip              keep the compressed file beside what is made of it
+    """
+
+    def __init__(
+        self,
+        *,
+        remote: str | None = None,
+        local: str | None = None,
+        split: str | None = None,
+        proportion: float | None = None,
+        repeat: float | None = None,
+        choose: int | None = None,
+        download_retry: int | None = None,
+        download_timeout: float | None = None,
+        validate_hash: str | None = None,
+        keep_zip: bool | None = None,
+    ) -> None:
+        given = [one for one in (proportion, repeat, choose) if one is not None]
+        if len(given) > 1 or any(one < 0 for one in given):
+            raise UsageError("at most one of proportion, repeat and choose may be given, and none below 0")
+        if remote is None and local is None:
+            raise UsageError("neither remote nor local is given")
+        self.remote, self.split = remote, split or ""
+        self.local = local if local is not None else tempfile.mkdtemp(prefix="flare-stream-")
+        self.proportion, self.repeat, self.choose = proportion, repeat, choose
+        self.validate_hash, self.keep_zip = validate_hash, bool(keep_zip)
+        limits = Limits()
+        limits = replace(limits, retries=download_retry if download_retry is not None else limits.retries)
+        self._guard = Guard(limits=replace(limits, timeout_s=download_timeout if download_timeout is not None else limits.timeout_s))
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether there is another place that the local files come from, so that they may be removed."""
+        return self.remote is not None and os.path.realpath(self.remote) != os.path.realpath(self.local)
+
+    @property
+    def safe_keep_zip(self) -> bool:
+        """Whether compressed files stay: what has no other copy always does."""
+        return self.keep_zip or not self.is_copied
+
+    @property
+    def folder(self) -> str:
+        """The local folder of its split."""
+        return os.path.join(self.local, self.split).rstrip("/")
+
+    def open(self, allow_unsafe_types: bool) -> Shards:
+        """Fetch the index, where there is none yet, and give the shards.
+
+        raises  UnsafeError for pickles that are not allowed; UsageError if the sum to check by is not listed
+        """
+        os.makedirs(self.folder, exist_ok=True)
+        if self.is_copied and not os.path.exists(os.path.join(self.folder, INDEX)):
+            at = self._there(INDEX)
+            self._here(INDEX).write([at.read(0, at.size())])
+        shards = Shards(self.local, self.split, listed(self.local, self.split), allow_unsafe_types)
+        if not len(shards):
+            raise UsageError("a dataset without shards", where=self.folder)
+        first = shards[0]
+        first.validate(allow_unsafe_types)
+        if self.validate_hash and self.validate_hash not in first.hashes:
+            raise UsageError(f"no {self.validate_hash} is listed", where=self.folder, hint=f"Listed are: {', '.join(first.hashes) or 'none'}.")
+        return shards
+
+    def _here(self, name: str) -> Location:
+        return locate(f"{self.folder}/") / name
+
+    def _there(self, name: str) -> Location:
+        return locate(f"{str(self.remote).rstrip('/')}/", self._guard) / (f"{self.split}/{name}" if self.split else name)
+
+    def is_present(self, shard: Reader) -> bool:
+        """Say whether the shard can be read from the folder."""
+        return all(os.path.exists(os.path.join(self.folder, raw.basename)) for raw, _ in shard.file_pairs)
+
+    def prepare(self, shard: Reader) -> None:
+        """Bring a shard's raw files into the folder: fetched, checked, decompressed, each under its name only when it is whole.
+
+        raises  IntegrityError for bytes that are not what the index lists; ReachError
+        """
+        for raw, zipped in shard.file_pairs:
+            path = os.path.join(self.folder, raw.basename)
+            if os.path.exists(path):
+                continue
+            stored = zipped or raw
+            if zipped is not None and os.path.exists(os.path.join(self.folder, zipped.basename)):
+                data = self._here(zipped.basename).read()
+            elif self.is_copied:
+                at = self._there(stored.basename)
+                data = at.read(0, at.size() if not stored.bytes else stored.bytes)
+            else:
+                self._here(stored.basename).size()  # says what is missing
+                continue
+            _check(stored, data, self._there(stored.basename) if self.is_copied else self._here(stored.basename))
+            if zipped is not None:
+                if self.safe_keep_zip and self.is_copied:
+                    self._here(zipped.basename).write([data])
+                suffix = compress.suffix_of(shard.compression or zipped.basename.rpartition(".")[2])
+                data = bytes(compress.decompress(suffix, [data], raw.bytes, self._here(raw.basename)))
+                _check(raw, data, self._here(raw.basename))
+            self._here(raw.basename).write([data])
+            if zipped is not None and not self.safe_keep_zip and os.path.exists(os.path.join(self.folder, zipped.basename)):
+                os.unlink(os.path.join(self.folder, zipped.basename))
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for the processes that bring shards into the same folder, and keep them waiting."""
+        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+def _check(info: FileInfo, data: bytes, where: object) -> None:
+    hint = "Fetch or pack it again."
+    if len(data) != info.bytes:
+        raise IntegrityError(f"is {len(data)} bytes, {info.bytes} are listed", where=where, hint=hint)
+    for name, wanted in info.hashes.items():
+        if (found := digest(data, name)) != wanted:
+            raise IntegrityError(f"{name} is {found}, {wanted} is listed", where=where, hint=hint)
