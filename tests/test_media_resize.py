@@ -46,6 +46,28 @@ def test_pixels_are_those_of_pillow_itself(size, mode):
         assert (found.format, found.mode, found.size, found.tobytes()) == ("PNG", mode, result.size, result.tobytes())
 
 
+@pytest.mark.parametrize("size", [(90, 60), (60, 90), (333, 7), (64, 48)])
+@pytest.mark.parametrize("box", [(32, 24), (24, 32), (50, 3)])
+def test_a_box_is_filled_as_pillow_itself_fills_it(size, box):
+    image = picture(size)
+    wanted = {
+        "fit": ImageOps.contain(image, box, Image.Resampling.LANCZOS),
+        "crop": ImageOps.fit(image, box, Image.Resampling.LANCZOS),
+        "stretch": image.resize(box, Image.Resampling.LANCZOS),
+    }
+    for way, result in wanted.items():
+        found = opened(resized(saved(image), Resize(box, way)))
+        assert (found.size, found.tobytes()) == (result.size, result.tobytes())
+
+
+def test_a_box_is_that_of_a_picture_as_its_exif_turns_it():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = saved(picture((90, 60)), "jpeg", exif=exif)
+    assert resized(data, Resize((60, 90))) is data
+    assert opened(resized(data, Resize((90, 60)))).size == (40, 60)
+
+
 def test_a_jpeg_is_the_bytes_that_pillow_writes():
     data = saved(picture(), "jpeg", quality=80)
     wanted = ImageOps.contain(opened(data), (48, 48), Image.Resampling.LANCZOS)
@@ -177,6 +199,8 @@ def test_a_column_keeps_its_order_and_names_what_fails(jobs):
     [
         ({"mode": "pad"}, "--resize-mode is 'pad'"),
         ({"size": 0}, "--resize 0 is no size in pixels"),
+        ({"size": (640, 0)}, "--resize 640x0 is no size in pixels"),
+        ({"min_size": -1}, "--min-size is -1"),
         ({"quality": 101}, "--quality is 101"),
         ({"max_aspect": 0.5}, "--max-aspect is 0.5"),
     ],

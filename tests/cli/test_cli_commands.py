@@ -57,6 +57,8 @@ def test_pack_without_options_leaves_every_default_to_the_verb(flare):
         "shard_bytes": 1 << 26, "shard_rows": None, "compress": None, "hashes": (), "separator": None,
         "newline": "\n", "on_error": "fail", "on_duplicate": "error",
         "dry_run": False, "resume": False, "overwrite": False, "allow_empty": False, "allow_missing": False, "null_separated": False,
+        "resize": None, "resize_mode": "fit", "quality": None, "min_size": 0, "max_aspect": None, "media_info": False, "strict": False,
+        "part_rows": None, "engine": "local",
     }  # fmt: skip
     assert (pack.options["guard"].allow_private, pack.options["guard"].allow_local) == (False, False)
     limits = pack.options["limits"]
@@ -70,6 +72,7 @@ def test_every_option_of_pack_reaches_the_verb(flare):
         "a.csv out -f mds --fetch u:image --fetch v --key id -c id,u --encode n=int8 --encode t=str --where n>4 --limit 9 --shuffle 7 "
         "--shard-size 256KiB --shard-rows 3 -z zstd:7 --hash sha1 --hash xxh64 --separator \\t| --newline \\r\\n --on-error skip "
         "--on-duplicate first --dry-run --resume "
+        "--resize 640x480 --resize-mode crop --quality 80 --min-size 32 --max-aspect 2.5 --media-info --strict --part-rows 9 --engine ray "
         "--overwrite --allow-empty --allow-missing -0 -j 5 --retries 2 --timeout 8s --deadline 12s --max-object 1MB --allow-private --allow-local"
     )
     assert flare("pack", *line.split(), pack=pack).code == 0
@@ -78,7 +81,8 @@ def test_every_option_of_pack_reaches_the_verb(flare):
         "format": "mds", "fetch": ["u:image", "v"], "key": "id", "columns": ["id", "u"], "encode": {"n": "int8", "t": "str"}, "where": "n>4",
         "limit": 9, "shuffle": 7, "shard_bytes": 1 << 18, "shard_rows": 3, "compress": "zstd:7", "hashes": ["sha1", "xxh64"],
         "separator": "\t|", "newline": "\r\n", "on_error": "skip", "on_duplicate": "first", "dry_run": True, "resume": True, "overwrite": True,
-        "allow_empty": True, "allow_missing": True, "null_separated": True,
+        "allow_empty": True, "allow_missing": True, "null_separated": True, "resize": (640, 480), "resize_mode": "crop", "quality": 80,
+        "min_size": 32, "max_aspect": 2.5, "media_info": True, "strict": True, "part_rows": 9, "engine": "ray",
     }  # fmt: skip
     assert (pack.options["guard"].allow_private, pack.options["guard"].allow_local) == (True, True)
     limits = pack.options["limits"]
