@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
@@ -14,12 +15,13 @@ import pyarrow as pa
 from flarecli import formats
 from flarecli.errors import FormatError, UsageError
 from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream
+from flarecli.read import opened
 
 __all__ = ["Series"]
 
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 
-OPEN = 128  # shards whose tables are kept
+_all: weakref.WeakSet[Series] = weakref.WeakSet()
 _BATCH_BYTES = 16 << 20  # what a scan holds at once, roughly
 
 
@@ -35,8 +37,9 @@ class Series:
         self.streams = tuple(streams)
         self.name = self.streams[0].name
         self._firsts = np.cumsum([0, *(len(stream) for stream in self.streams)])  # position of each stream's first chunk
-        self._open: OrderedDict[int, Shard] = OrderedDict()
+        self._open: dict[int, Shard] = {}
         self._lock = threading.Lock()
+        _all.add(self)
         self.columns = self._columns()
         self.starts = self._starts()  # int64 [chunks + 1]: the row at which each chunk begins
         self._edges = memoryview(self.starts)  # the same, whose items are Python's own integers
@@ -86,7 +89,6 @@ class Series:
         """Open the shard at a position; its own columns must be the listed ones."""
         with self._lock:
             if (shard := self._open.get(i)) is not None:
-                self._open.move_to_end(i)
                 return shard
         chunk = self.chunk(i)
         k = int(np.searchsorted(self._firsts, i, "right")) - 1
@@ -94,9 +96,17 @@ class Series:
         shard = formats.find(chunk.format or "").open_shard(chunk, columns)
         with self._lock:
             self._open[i] = shard
-            while len(self._open) > OPEN:
-                self._open.popitem(last=False)
+        opened.note(self, i, shard)
         return shard
+
+    def let_go(self, i: int) -> None:
+        """Close the shard at a position, if it is open; it is opened again when it is needed."""
+        with self._lock:
+            shard = self._open.pop(i, None)
+        if shard is not None:
+            shard.memo.clear()  # a format may hold it elsewhere
+            for at in (shard.chunk.at, *shard.chunk.beside):
+                at.forget()
 
     def read_rows(self, rows: IntArray, columns: Sequence[str] | None = None, ranges: Ranges | None = None) -> list[Row]:
         """Give encoded rows in the order asked; those of one shard are read together.
@@ -144,3 +154,12 @@ class Series:
         )
         step = max(1, int(_BATCH_BYTES // max(1, weight // max(1, shard.rows))))
         return min(start + min(size, step), int(self.starts[i + 1]), stop)
+
+
+def _forked() -> None:
+    """In a child no other thread holds a lock."""
+    for one in _all:
+        one._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -161,6 +161,11 @@ class LocalStore:
                 self._maps.popitem(last=False)  # whoever still holds a view keeps its map alive
         return view
 
+    def forget(self, path: str) -> None:
+        """Keep no map of a file; whoever still holds a view keeps its map alive."""
+        with self._lock:
+            self._maps.pop(path, None)
+
     def list(self, path: str) -> Iterator[Entry]:
         folder = self._folder(path)
         try:

@@ -134,6 +134,12 @@ class Location:
         """Map a local file for reading; None where the store can't. Only for files that nobody cuts short."""
         return self.store.map(self.path)
 
+    def forget(self) -> None:
+        """Let go of the map of a local file, and of its handle, as soon as nobody looks at it."""
+        forget = getattr(self.store, "forget", None)
+        if forget is not None:
+            forget(self.path)
+
     def derived(self, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]) -> memoryview | None:
         """Map what is made of this file, such as its decompressed bytes, where a cache keeps it in the file's place.
 
