@@ -187,12 +187,16 @@ def _values(array: pa.Array, field: pa.Field, whole: bool) -> list[Any]:
     if pa.types.is_large_list(kind) and encoding.endswith("[]"):
         return _lists(array, field.with_metadata({ENCODING: encoding.removesuffix("[]").encode()}), whole)
     values: list[Any] = array.to_pylist()
+    if encoding in ("msgpack", "tree"):
+        return [None if data is None else _unpacked(data, field.name, encoding, whole) for data in values]
     if _is_binary(kind):
         return [None if data is None else _bytes(data, encoding, whole) for data in values]
     if encoding in _NUMBERS:
         return [None if text is None else _told(text, field.name, _NUMBERS[encoding]) for text in values]
     if encoding in ("json", "json_str", "json_int", "json_float"):
         return [None if text is None else _parsed(text, field.name) for text in values]
+    if encoding == "json_json":  # JSON in a text of JSON
+        return [None if text is None else _parsed(str(_parsed(text, field.name)), field.name) for text in values]
     if pa.types.is_floating(kind):
         return [value if value is None or math.isfinite(value) else None for value in values]
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -220,6 +224,26 @@ def _bytes(data: bytes, encoding: str, whole: bool) -> Any:
 
         return base64.b64encode(data).decode()
     return f"<pickle, {format_size(len(data))}, not decoded>" if encoding == "pkl" else compact(data)
+
+
+def _unpacked(data: bytes, name: str, encoding: str, whole: bool) -> Any:
+    """Give the value of MessagePack; bytes and arrays inside it as columns of bytes are given."""
+    from flarecli import encodings
+
+    def told(value: Any) -> Any:
+        if isinstance(value, (bytes, bytearray)):
+            return _bytes(bytes(value), "", whole)
+        if isinstance(value, dict):
+            return {str(key): told(one) for key, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [told(one) for one in value]
+        return told(value.tolist()) if hasattr(value, "tolist") else plain(value)
+
+    try:
+        return told(encodings.decode(encodings.lookup(encoding), data))
+    except ValueFitError as error:
+        hint = f"Give --raw {name} to see its bytes, or -c without it."
+        raise ValueFitError(f"a value of column {name!r}: {error.message}", hint=hint) from None
 
 
 def _parsed(text: str, name: str) -> Any:

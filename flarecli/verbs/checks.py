@@ -202,9 +202,8 @@ def _decoded(form: formats.Format, shard: Shard) -> Iterator[Finding]:
         rows = range(start, min(start + _ROWS, shard.rows))
         for i, row in zip(rows, form.read_rows(shard, rows, list(kinds)), strict=True):
             for name, data in row.items():
-                for reason in filter(
-                    None, (_why_not(kinds[name].item or kinds[name], part) for part in (data if isinstance(data, list) else [data or b""]))
-                ):
+                parts = data if isinstance(data, list) else [] if data is None else [data]  # None: a sample of a tar lacks it
+                for reason in filter(None, (_why_not(kinds[name].item or kinds[name], part) for part in parts)):
                     yield Finding(f"{shard.chunk.at}[{i}]", "value", f"column {name!r}: {reason}", "The value was damaged before it was packed.")
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from flarecli import formats
 from flarecli.compress import SUFFIXES
-from flarecli.errors import FlareError, MissingError, MissingLibraryError, ReachError, UsageError
+from flarecli.errors import FlareError, IntegrityError, MissingError, MissingLibraryError, ReachError, UsageError
 from flarecli.formats import INDEX
+from flarecli.formats.mds_config import agreed
 from flarecli.formats.mds_index import open_dataset
 from flarecli.model import Chunk, File, Finding, Playlist, Stream
 from flarecli.playlists import PLAYLIST
@@ -150,8 +151,17 @@ def indexes(found: Playlist, stream: Stream, claimed: dict[str, tuple[Location, 
         except FlareError as error:
             yield None, [finding(error, at)]
             continue
-        differ = stream.columns is not None and bool(index.columns) and index.columns != stream.columns
+        differ = bool(index.columns) and not _agree(index, stream)
         yield Listing(at, index, is_claimed), [Finding(str(at), "listing", f"names other columns than {found.at}", _HINT)] if differ else []
+
+
+def _agree(index: Stream, stream: Stream) -> bool:
+    """Say whether an index names the columns of a playlist, as far as it has words for them."""
+    try:
+        agreed(index.columns or (), stream.columns, index.format or "", "")
+    except IntegrityError:
+        return False
+    return True
 
 
 def chunk_tasks(found: Playlist, stream: Stream, beside: Sequence[Listing], quick: bool, decode: bool) -> Iterator[Task]:

@@ -209,7 +209,7 @@ def _held(plan: Plan, writer: Writer, part: links.Fetched, batch: pa.RecordBatch
     first = writer.unheld(batch) if batch.num_rows else None
     if first is None:
         return batch, rows, []
-    found = [first] if plan.on_error == "fail" else _unheld(writer, batch, 0)
+    found = [_earliest(writer, batch, first)] if plan.on_error == "fail" else _unheld(writer, batch, 0)
     failures = []
     for at, reason in found:
         key = plan.named_by
@@ -218,6 +218,13 @@ def _held(plan: Plan, writer: Writer, part: links.Fetched, batch: pa.RecordBatch
     keep = np.ones(len(rows), bool)
     keep[[at for at, _ in found]] = False
     return batch.filter(pa.array(keep)), rows[keep], failures
+
+
+def _earliest(writer: Writer, batch: pa.RecordBatch, found: tuple[int, str]) -> tuple[int, str]:
+    """Find the first such row: a format looks at one column after another."""
+    while found[0] and (earlier := writer.unheld(batch[: found[0]])) is not None:
+        found = earlier
+    return found
 
 
 def _unheld(writer: Writer, batch: pa.RecordBatch, first: int) -> list[tuple[int, str]]:

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flarecli import encodings
 from flarecli.cli.show import json_text, plain
 from flarecli.names import escape
 
@@ -88,6 +89,27 @@ def test_a_json_column_that_holds_none_is_an_error(flare, text):
     shown = "is nested too deeply" if len(text) > 99 else f"is not JSON: {text!r}"
     hint = "hint: Give --raw meta to see its bytes, or -c without it.\n"
     assert (ran.code, ran.out, ran.err) == (4, "", f"error: a value of column 'meta' {shown}\n{hint}")
+
+
+def test_json_within_json_and_messagepack_are_values(flare):
+    tree = encodings.encode(encodings.lookup("tree"), {"a": [1, None, b"\xff"], "x": np.arange(3), "f": float("inf")})
+    rows = batch(
+        text=(['"{\\"k\\": [1, NaN]}"', None], TEXT, "json_json"),
+        pack=([b"\x92\x01\xc4\x02\x00\xff", None], BINARY, "msgpack"),
+        tree=([tree, None], BINARY, "tree"),
+        some=([[b"\x01", b"\xa1k"], []], pa.large_list(BINARY), "msgpack[]"),
+    )
+    one, two = map(json.loads, flare("cat", "x", "--bytes", "base64", cat=cat(rows)).out.splitlines())
+    assert one == {
+        "text": {"k": [1, None]},
+        "pack": [1, base64.b64encode(b"\x00\xff").decode()],
+        "tree": {"a": [1, None, "/w=="], "x": [0, 1, 2], "f": None},
+        "some": [1, "k"],
+    }
+    assert two == {"text": None, "pack": None, "tree": None, "some": []}
+    ran = flare("cat", "x", cat=cat(batch(pack=([b"\xc1"], BINARY, "msgpack"))))
+    hint = "hint: Give --raw pack to see its bytes, or -c without it.\n"
+    assert (ran.code, ran.out, ran.err) == (4, "", f"error: a value of column 'pack': not one whole value of MessagePack\n{hint}")
 
 
 def test_a_number_longer_than_python_reads_stays_text(flare):

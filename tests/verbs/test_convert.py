@@ -123,3 +123,20 @@ def test_nulls_are_kept_or_named(tmp_path, there):
     else:
         assert there == "webdataset"
         assert [(row["a"], row["n"]) for row in flarecli.open(str(tmp_path / "out"))] == [("x", 1), (None, 2), ("z", 3)]
+
+
+@pytest.mark.parametrize("kind", ["mds", "json", "tsv", "webdataset"])
+def test_what_was_just_packed_is_whole_also_where_an_index_has_fewer_words_than_the_playlist(tmp_path, kind):
+    table = pa.table({"id": ["a", "b"], "nested": [{"k": [1, None]}, None], "day": pa.array([1, None], pa.date32()), "n": [1.5, None]})
+    if kind != "webdataset":
+        table = table.slice(0, 1)  # null is for tars
+    pq.write_table(table, tmp_path / "index.parquet")
+    flarecli.pack(str(tmp_path / "index.parquet"), str(tmp_path / "out"), format=kind)
+    assert list(flarecli.verify(str(tmp_path / "out"), decode=True)) == []
+
+
+def test_the_first_row_that_a_format_cannot_hold_is_named_whichever_column_it_is(tmp_path):
+    pq.write_table(pa.table({"a": [["x"], ["x"], [""]], "b": [["x"], [""], ["x"]]}), tmp_path / "index.parquet")
+    with pytest.raises(ValueFitError) as caught:
+        flarecli.pack(str(tmp_path / "index.parquet"), str(tmp_path / "out"), format="granular-refs")
+    assert str(caught.value) == f"{tmp_path}/index.parquet[1]: column 'b' has a record of no bytes, which granular-refs cannot hold"
