@@ -20,7 +20,7 @@ from flarecli.errors import MissingLibraryError, NoRowsError, UsageError
 from flarecli.formats import find
 from flarecli.model import Columns, Settings
 from flarecli.storage import Guard
-from flarecli.write import Journal, Target, Writer, error_of, parts
+from flarecli.write import BucketTarget, Journal, Target, Writer, claim, error_of, parts
 from flarecli.write.columns import Typed, check_names, chosen_encodings
 
 try:
@@ -96,7 +96,7 @@ class FlareSink(Datasink[Any]):
     format     of the shards
     columns    column -> encoding; one that is not named keeps what it was read as, or is inferred from the first rows
     settings   how shards are cut, compressed and summed
-    raises     what `Target` raises, before anything is written; a row that fails ends it and is named, and nothing stays
+    raises     what `claim` raises, before anything is written; a row that fails ends it and is named, and nothing stays
     """
 
     def __init__(
@@ -107,14 +107,14 @@ class FlareSink(Datasink[Any]):
         self._out, self._format, self._given = out, format, dict(columns or {})
         self._settings, self._overwrite = settings or Settings(shard_bytes=1 << 26), overwrite
         self._at = ""
-        self._open: tuple[Target, Journal] | None = None
+        self._open: tuple[Target | BucketTarget, Journal] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": None}  # the claim on the folder stays with the driver
 
     def on_write_start(self, schema: pa.Schema | None = None) -> None:
         """Claim the folder."""
-        target = Target(self._out, overwrite=self._overwrite)
+        target = claim(self._out, overwrite=self._overwrite)
         head = {"flare": __version__, "format": self._format, "settings": asdict(self._settings), "source": "ray", "options": {}}
         self._open = target, Journal(target.at, json.loads(json.dumps(head)))
         self._at = str(target.at)

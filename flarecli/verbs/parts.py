@@ -6,8 +6,10 @@ What comes out depends on N and the source alone: not on where the parts were pa
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from flarecli import __version__, encodings
 from flarecli.errors import FlareError, NoRowsError, UsageError
@@ -17,7 +19,7 @@ from flarecli.progress import Progress
 from flarecli.verbs.packing import Packed, Request, done_before, packed
 from flarecli.verbs.reckon import reckon
 from flarecli.verbs.selection import Plan, checked, selected
-from flarecli.write import BucketTarget, Journal, Target, claim, engines, parts
+from flarecli.write import Journal, claim, engines, parts
 
 __all__ = ["packed_in_parts"]
 
@@ -55,14 +57,13 @@ def packed_in_parts(request: Request, part_rows: int, engine: str, progress: Pro
         columns = tuple(encodings.column(*one) for one in journal.columns) if journal.columns else _columns(request, plan, names)
         if not journal.columns:
             journal.note_columns([(column.name, column.encoding) for column in columns])
-        spans = [parts.span(i, part_rows, rows) for i in range(-(-rows // part_rows))]
-        inner = [_part(request, target, i, span, columns, about[DEFAULT]) for i, span in enumerate(spans)]
+        given = {column.name: column.encoding for column in columns}
+        common = replace(request, limit=None, resume=True, overwrite=False, known=about[DEFAULT], typed=given)
         begun = True
-        done = _run(engine, inner, rows, progress)
-        named = [parts.part_name(i) for i, one in enumerate(done) if one is not None]
-        if not named:
+        done = _run(engine, _Requests(common, str(target.at), part_rows, rows), rows, progress)
+        if not any(done.held):
             raise NoRowsError("no rows to pack", where=source.address, hint="Look at --where." if request.where else "")
-        stream = parts.join(target.at, named, {"source": about})
+        stream = parts.join(target.at, (parts.part_name(i) for i, held in enumerate(done.held) if held), {"source": about})
     except BaseException:
         if journal is not None:
             journal.close()
@@ -72,11 +73,45 @@ def packed_in_parts(request: Request, part_rows: int, engine: str, progress: Pro
         progress.close()
     journal.close()
     target.finish()
-    held = [one for one in done if one is not None]
-    reasons = {kind: sum(one.reasons.get(kind, 0) for one in held) for kind in sorted({kind for one in held for kind in one.reasons})}
-    before = sum(one.resumed_rows for one in held)
-    failed, total = sum(one.failed for one in held), sum(one.rows for one in held)
-    return Packed(target.playlist, request.format, total, len(stream), sum(one.bytes for one in held), failed, reasons, columns, 0, before)
+    reasons = dict(sorted(done.reasons.items()))
+    return Packed(target.playlist, request.format, done.rows, len(stream), done.bytes, done.failed, reasons, columns, 0, done.resumed_rows)
+
+
+class _Requests(Sequence[Request]):
+    """The request of each part, made when asked for: there may be millions."""
+
+    def __init__(self, common: Request, out: str, part_rows: int, rows: int) -> None:
+        self._common, self._out, self._part_rows, self._rows = common, out.rstrip("/"), part_rows, rows
+
+    def __len__(self) -> int:
+        return -(-self._rows // self._part_rows)
+
+    def __getitem__(self, number: Any) -> Any:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        out = f"{self._out}/{parts.part_name(number)}"
+        return replace(self._common, out=out, rows=parts.span(number, self._part_rows, self._rows))
+
+
+@dataclass
+class _Done:
+    """What was packed so far. held: 1 for each part that has rows."""
+
+    held: bytearray
+    rows: int = 0
+    bytes: int = 0
+    failed: int = 0
+    resumed_rows: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def add(self, number: int, one: Packed | None) -> None:
+        """Count a part in; None: no row of it was selected."""
+        if one is None:
+            return
+        self.held[number] = 1
+        self.rows, self.bytes, self.failed = self.rows + one.rows, self.bytes + one.bytes, self.failed + one.failed
+        self.resumed_rows += one.resumed_rows
+        self.reasons.update(one.reasons)
 
 
 def _refuse(request: Request, part_rows: int, engine: str) -> None:
@@ -118,19 +153,13 @@ def _columns(request: Request, plan: Plan, names: list[str]) -> Columns:
     return found.columns
 
 
-def _part(request: Request, target: Target | BucketTarget, number: int, span: tuple[int, int], columns: Columns, known: str) -> Request:
-    given = {column.name: column.encoding for column in columns}
-    out = str(target.at / parts.part_name(number))
-    return replace(request, out=out, rows=span, limit=None, resume=True, overwrite=False, known=known, typed=given)
-
-
-def _run(engine: str, requests: Sequence[Request], rows: int, progress: Progress) -> list[Packed | None]:
-    """Pack all parts; None for one that no row was selected of. Raises the error of the first part that has one, by number."""
-    done: list[Packed | None] = [None] * len(requests)
+def _run(engine: str, requests: Sequence[Request], rows: int, progress: Progress) -> _Done:
+    """Pack all parts. Raises the error of the first part that has one, by number."""
+    done = _Done(bytearray(len(requests)))
     errors: dict[int, FlareError] = {}
     progress.start("pack", rows)
     for i, outcome in engines.run(engine, _outcome, requests):
-        done[i] = outcome.packed
+        done.add(i, outcome.packed)
         if outcome.error is not None:
             errors[i] = outcome.error
             if engine == "local":

@@ -5,22 +5,27 @@ A part is a dataset of its own, packed by itself, in any order and by anybody; w
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from flarecli import playlists
-from flarecli.errors import FormatError
+from flarecli.errors import FormatError, NoRowsError
 from flarecli.formats import FAMILY, mds_merge
-from flarecli.hashes import DEFAULT, Sums
-from flarecli.model import File, IntArray, Playlist, Stream
+from flarecli.hashes import DEFAULT, digest
+from flarecli.model import File, Playlist, Stream
 from flarecli.storage import Location
 from flarecli.write.failures import FAILED
 
 __all__ = ["join", "part_name", "span"]
+
+_HEX = 32  # letters of the sum that files are listed with
+_COUNTS = ("rows", "sizes", "raw_sizes")
 
 
 def part_name(number: int) -> str:
@@ -33,75 +38,147 @@ def span(number: int, part_rows: int, rows: int) -> tuple[int, int]:
     return number * part_rows, min((number + 1) * part_rows, rows)
 
 
-def join(at: Location, names: Sequence[str], headers: Mapping[str, Any]) -> Stream:
+class _Files(Mapping[str, File]):
+    """Files of many parts, as columns: one is made when asked for. A file takes 60 bytes or so; as records two million took 1.3 GB."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []  # names in a part: few
+        self._folders: list[str] = []
+        self._which, self._folder, self._sizes, self._sums = array("H"), array("q"), array("q"), bytearray()
+        self._others: dict[str, File] = {}  # with other sums, or of no part
+
+    def add(self, folder: str, file: File) -> None:
+        """Take a file of a part, named as the part names it."""
+        sum = file.hashes.get(DEFAULT, "")
+        if set(file.hashes) != {DEFAULT} or len(sum) != _HEX or file.size is None or file.raw_size is not None or len(self._names) > 1000:
+            self.put(replace(file, name=f"{folder}/{file.name}"))
+            return
+        if file.name not in self._names:
+            self._names.append(file.name)
+        if not self._folders or self._folders[-1] != folder:
+            self._folders.append(folder)
+        self._which.append(self._names.index(file.name))
+        self._folder.append(len(self._folders) - 1)
+        self._sizes.append(file.size)
+        self._sums += sum.encode("ascii")
+
+    def put(self, file: File) -> None:
+        """Take a file that belongs to no part."""
+        self._others[file.name] = file
+
+    def _at(self, i: int) -> File:
+        name = f"{self._folders[self._folder[i]]}/{self._names[self._which[i]]}"
+        return File(name, self._sizes[i], {DEFAULT: self._sums[i * _HEX : (i + 1) * _HEX].decode("ascii")})
+
+    def __getitem__(self, name: str) -> File:
+        if name in self._others:
+            return self._others[name]
+        for i in range(len(self._which)):
+            if (file := self._at(i)).name == name:
+                return file
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (file.name for file in self.values())
+
+    def __len__(self) -> int:
+        return len(self._which) + len(self._others)
+
+    def values(self) -> Any:
+        """Give the files, each made as it is given."""
+        return itertools.chain(map(self._at, range(len(self._which))), self._others.values())
+
+
+class _Shards:
+    """Shards of many parts, put behind one another as the columns of one stream."""
+
+    def __init__(self, at: Location) -> None:
+        self._at = at
+        self._first: Stream | None = None
+        self._urls: list[str] = []
+        self._counts: dict[str, array[int]] = {name: array("q") for name in _COUNTS}
+        self._hashes: dict[str, list[str]] = {}
+        self._companions: list[tuple[File, ...]] = []
+        self.format = ""
+
+    def add(self, name: str, part: Stream) -> None:
+        """Take the shards of a part. Raises FormatError if they have other columns than those before."""
+        if self._first is None or not self._urls:
+            self._first, self._hashes = part, {key: [] for key in part.hashes}
+            self.format = part.format or ""
+        elif len(part) and (part.columns, part.format, part.hashes.keys()) != (self._first.columns, self._first.format, self._hashes.keys()):
+            raise FormatError("has other columns than the parts before", where=self._at / name, hint="Give --encode for the columns that differ.")
+        self._urls += [f"{name}/{url}" for url in part.urls]
+        for key, counts in self._counts.items():
+            counts.extend((np.full(len(part), -1) if getattr(part, key) is None else getattr(part, key)).tolist())
+        for key, sums in self._hashes.items():
+            sums += part.hashes[key]
+        if self._companions or any(part.parts):
+            self._companions += [()] * (len(self._urls) - len(part) - len(self._companions))
+            self._companions += [tuple(replace(file, name=f"{name}/{file.name}") for file in one) for one in part.parts]
+
+    def stream(self, headers: Mapping[str, Any], files: Mapping[str, File]) -> Stream:
+        """Give them as one stream."""
+        first = self._first
+        if first is None:
+            raise NoRowsError("no part has a row", where=self._at)
+        rows, sizes, raw_sizes = (np.frombuffer(counts, np.int64) if len(counts) else np.zeros(0, np.int64) for counts in self._counts.values())
+        kept = {key: value for key, value in first.headers.items() if key not in headers}
+        zipped = raw_sizes if first.raw_sizes is not None else None
+        return Stream(
+            "data", self._at, first.format, self._urls, first.columns, rows, sizes, self._hashes, zipped, {}, {**kept, **headers}, files,
+            self._companions,
+        )  # fmt: skip
+
+
+def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stream:
     """Write the index and the playlist over parts below a folder, the playlist last; give what it lists.
 
-    names   folders of the parts, in the order of the rows; one without a playlist is passed over: no row of it was selected
+    names   folders of the parts, in the order of the rows
     raises  FormatError for a playlist that cannot be read, or parts of other columns
     """
-    parts = [(name, playlists.read(at / f"{name}/{playlists.PLAYLIST}").streams[0]) for name in names]
-    files = {file.name: file for name, part in parts for file in _files(at, name, part)}
-    if any(FAILED in part.files for _, part in parts):
-        written = (at / FAILED).write(_failures(at, parts), {DEFAULT})
-        files[FAILED] = File(FAILED, written.size, written.hashes)
-    format = parts[0][1].format or ""
-    if format in FAMILY:
-        files |= mds_merge.merge(at, [at / name for name, part in parts if len(part)])
-    stream = _joined(at, parts, headers, files)
+    shards, files, failures = _Shards(at), _Files(), _Failures(at)
+    held: list[str] = []
+    for name in names:
+        where = at / f"{name}/{playlists.PLAYLIST}"
+        data = where.read(0, where.size())
+        part = playlists.parse(data, where).streams[0]
+        shards.add(name, part)
+        for file in (*part.files.values(), File(playlists.PLAYLIST, len(data), {DEFAULT: digest(data)})):
+            files.add(name, file)
+        failures.add(name, part)
+        if shards.format in FAMILY and len(part):
+            held.append(name)
+    if failures.parts:
+        written = (at / FAILED).write(failures.lines(), {DEFAULT})
+        files.put(File(FAILED, written.size, written.hashes))
+    if held:
+        for file in mds_merge.merge(at, [at / name for name in held]).values():
+            files.put(file)
+    stream = shards.stream(headers, files)
     playlists.write(at / playlists.PLAYLIST, Playlist((stream,)))
     return stream
 
 
-def _files(at: Location, name: str, part: Stream) -> Iterator[File]:
-    """Give the files of a part that are no shards, as its folder's parent sees them; its playlist is one of them."""
-    for file in part.files.values():
-        yield replace(file, name=f"{name}/{file.name}")
-    listing = at / f"{name}/{playlists.PLAYLIST}"
-    sums = Sums([DEFAULT])
-    for block in listing.blocks():
-        sums.update(block)
-    yield File(f"{name}/{playlists.PLAYLIST}", sums.size, sums.hex())
+class _Failures:
+    """The failed rows of all parts, each at its place in the whole selection."""
 
+    def __init__(self, at: Location) -> None:
+        self._at, self._before = at, 0
+        self.parts: list[tuple[str, int]] = []  # those that have some, and how many rows were selected before them
 
-def _failures(at: Location, parts: Sequence[tuple[str, Stream]]) -> Iterator[bytes]:
-    """Give the failed rows of all parts, each at its place in the whole selection."""
-    before = 0
-    for name, part in parts:
-        failed = 0
+    def add(self, name: str, part: Stream) -> None:
+        """Count the rows of a part, and the failed ones."""
+        count = 0
         if FAILED in part.files:
-            where = at / f"{name}/{FAILED}"
+            self.parts.append((name, self._before))
+            count = sum(block.count(b"\n") for block in (self._at / f"{name}/{FAILED}").blocks())
+        self._before += count + (0 if part.rows is None else int(part.rows.sum()))
+
+    def lines(self) -> Iterator[bytes]:
+        """Give their lines, in order."""
+        for name, before in self.parts:
+            where = self._at / f"{name}/{FAILED}"
             for line in where.read(0, where.size()).splitlines():
                 entry = json.loads(line)
                 yield (json.dumps({**entry, "row": before + entry["row"]}) + "\n").encode()
-                failed += 1
-        before += failed + (0 if part.rows is None else int(part.rows.sum()))
-
-
-def _joined(at: Location, parts: Sequence[tuple[str, Stream]], headers: Mapping[str, Any], files: Mapping[str, File]) -> Stream:
-    held = [(name, part) for name, part in parts if len(part)] or list(parts[:1])
-    first = held[0][1]
-    for name, part in held:
-        if (part.columns, part.format) != (first.columns, first.format):
-            raise FormatError("has other columns than the parts before", where=at / name, hint="Give --encode for the columns that differ.")
-    hashes = {key: [one for _, part in held for one in part.hashes[key]] for key in first.hashes}
-    companions = [tuple(replace(file, name=f"{name}/{file.name}") for file in one) for name, part in held for one in (part.parts or [()] * len(part))]
-    kept = {key: value for key, value in first.headers.items() if key not in headers}
-    return Stream(
-        "data",
-        at,
-        first.format,
-        [f"{name}/{url}" for name, part in held for url in part.urls],
-        first.columns,
-        _counts([part.rows for _, part in held]),
-        _counts([part.sizes for _, part in held]),
-        hashes,
-        None if first.raw_sizes is None else _counts([part.raw_sizes for _, part in held]),
-        {},
-        {**kept, **headers},
-        files,
-        companions if any(companions) else (),
-    )
-
-
-def _counts(counts: Sequence[IntArray | None]) -> IntArray:
-    return np.concatenate([np.zeros(0, np.int64), *(one for one in counts if one is not None)])
