@@ -8,6 +8,7 @@ looks whole.
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -17,8 +18,9 @@ from flarecli import formats, playlists
 from flarecli.errors import FormatError, MissingError, UnfinishedError, UsageError
 from flarecli.formats import INDEX, SPECS
 from flarecli.model import Playlist, Stream
-from flarecli.names import is_url, redact
+from flarecli.names import is_url, redact, scheme_of
 from flarecli.storage import Guard, Location, locate
+from flarecli.storage.local import SCRATCH
 
 __all__ = ["expand", "resolve", "select_streams"]
 
@@ -26,27 +28,84 @@ _BEGUN = (".flare/journal", ".flare/lock")  # either is there from a pack's firs
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
 _BRACE_LIMIT = 1 << 20  # addresses
+_LIST_LIMIT = 1 << 20  # files of a listing
 
 
-def expand(address: str) -> list[str]:
-    """Expand braces (`{00000..00127}`, `{a,b}`) and, in local paths, globs, in bytewise order.
+def expand(address: str, guard: Guard | None = None) -> list[str]:
+    """Expand braces (`{00000..00127}`, `{a,b}`) and globs (`*`, `?`, `[…]`, `**`), in bytewise order; in buckets by listing what lies there.
 
-    raises  MissingError if a glob finds nothing; UsageError for a glob that cannot be listed
+    raises  MissingError if a glob finds nothing; UsageError for a glob that cannot be listed, or that finds too much
     """
+    return [one for one, _ in _expanded(address, guard)]
+
+
+def _expanded(address: str, guard: Guard | None) -> list[tuple[str, bool]]:
+    """Give each address, and whether a listing has just said that it is there."""
     if not is_url(address) and os.path.lexists(address):
-        return [address]  # a name that is there is a name, whatever signs it holds
-    out = []
+        return [(address, True)]  # a name that is there is a name, whatever signs it holds
+    out: list[tuple[str, bool]] = []
     for one in _braced(address):
-        if not any(sign in one for sign in "*?[") or (is_url(one) and "*" not in one):
-            out.append(one)
-            continue
-        if is_url(one):
+        if not any(sign in one for sign in "*?["):
+            out.append((one, False))
+        elif not is_url(one):
+            found = sorted(glob.glob(one, recursive=True), key=os.fsencode)
+            if not found:
+                raise MissingError("nothing matches", where=one)
+            out += [(name, True) for name in found]
+        elif "*" not in one and (not _lists(one) or locate(one, guard).exists()):
+            out.append((one, False))
+        elif _lists(one):
+            out += [(name, True) for name in _globbed(one, guard)]
+        else:
             raise UsageError("an http address cannot be listed", where=redact(one), hint="Name the files, or use braces such as {00000..00127}.")
-        found = sorted(glob.glob(one, recursive=True), key=os.fsencode)
-        if not found:
-            raise MissingError("nothing matches", where=one)
-        out += found
     return out
+
+
+def _lists(address: str) -> bool:
+    return scheme_of(address) not in ("http", "https")
+
+
+def _globbed(pattern: str, guard: Guard | None) -> list[str]:
+    """Find what matches in a store on the network; what lies below the last folder without a sign is listed, in pages."""
+    parts = pattern.split("/")
+    plain = next(i for i, part in enumerate(parts) if any(sign in part for sign in "*?["))
+    if plain < 3:
+        raise UsageError("a bucket is named without *, ? or [", where=redact(pattern))
+    head, wanted = "/".join(parts[:plain]), _pattern(parts[plain:])
+    found = []
+    for seen, entry in enumerate(locate(head, guard).list()):
+        if seen >= _LIST_LIMIT:
+            raise UsageError(f"more than {_LIST_LIMIT} files lie there", where=redact(head), hint="Name a folder further down.")
+        if wanted.fullmatch(entry.name):
+            found.append(f"{head}/{entry.name}")
+    if not found:
+        raise MissingError("nothing matches", where=redact(pattern))
+    return found
+
+
+def _pattern(parts: Sequence[str]) -> re.Pattern[str]:
+    """Make an expression of a glob: `**` is any number of folders, no other sign passes a slash, and only `.…` names what is hidden."""
+    out = ""
+    for i, part in enumerate(parts):
+        if part == "**":
+            out += "(?:(?!\\.)[^/]+/)*" if i < len(parts) - 1 else "(?:(?!\\.)[^/]+/)*(?!\\.)[^/]+"
+            continue
+        hidden = "" if part.startswith(".") else "(?!\\.)"
+        signs = re.split(r"(\*+|\?|\[!?\]?[^\]]*\])", part)
+        out += hidden + "".join(_sign(sign) if k % 2 else re.escape(sign) for k, sign in enumerate(signs)) + ("/" if i < len(parts) - 1 else "")
+    try:
+        return re.compile(out, re.DOTALL)
+    except re.error:
+        raise UsageError(f"{'/'.join(parts)!r:.80} is no pattern") from None
+
+
+def _sign(sign: str) -> str:
+    if sign[0] == "[":
+        inside = sign[1:-1].replace("\\", "\\\\").replace("[", "\\[")
+        not_in = inside.startswith("!")
+        inside = inside[not_in:].replace("]", "\\]").replace("^", "\\^")
+        return f"(?!/)[{'^' if not_in else ''}{inside}]"
+    return "[^/]" if sign == "?" else "[^/]*"
 
 
 def _braced(address: str) -> list[str]:
@@ -80,14 +139,17 @@ def resolve(sources: str | Sequence[str], *, format: str | None = None, guard: G
     raises  MissingError if nothing is there; UnfinishedError for an unfinished pack; FormatError, UnsafeError for
             what is there and broken
     """
-    addresses = [one for source in ([sources] if isinstance(sources, str) else sources) for one in expand(source)]
+    addresses = [one for source in ([sources] if isinstance(sources, str) else sources) for one in _expanded(source, guard)]
     if not addresses:
         raise UsageError("no source is named")
     out: list[Playlist] = []
-    for address in addresses:
-        at = locate(address, guard)
+    at: Location | None = None
+    for address, is_there in addresses:
+        before, at = at, locate(address, guard)
         at = at if maps else at.unmapped()
-        found = _resolved(at, format)
+        if before is not None and before.store == at.store:
+            at = replace(at, store=before.store)  # the same connections
+        found = _resolved(at, format, is_there)
         last = out[-1].streams[-1] if out and out[-1].at is None else None
         if last is not None and found.at is None and found.streams[0].at == last.at and found.streams[0].format == last.format:
             out[-1] = Playlist((replace(last, urls=[*last.urls, *found.streams[0].urls]),))
@@ -96,11 +158,11 @@ def resolve(sources: str | Sequence[str], *, format: str | None = None, guard: G
     return out
 
 
-def _resolved(at: Location, format: str | None) -> Playlist:
+def _resolved(at: Location, format: str | None, is_there: bool) -> Playlist:
     if at.path and at.is_local and not _is_folder(at):
-        return _of_file(at, format)
+        return _of_file(at, format, is_there)
     if (not at.is_local and at.name.endswith((".yaml", ".yml", ".json"))) or formats.sniffed(at.name):
-        return _of_file(at, format)
+        return _of_file(at, format, is_there)
     return _of_folder(at, format)
 
 
@@ -112,9 +174,10 @@ def _is_folder(at: Location) -> bool:
     return False
 
 
-def _of_file(at: Location, format: str | None) -> Playlist:
+def _of_file(at: Location, format: str | None, is_there: bool) -> Playlist:
     if at.name.endswith((".yaml", ".yml")):
-        _refuse_unfinished(at.folder)
+        if at.is_local or not at.exists():
+            _refuse_unfinished(at.folder)
         return _formatted(playlists.read(at), format)
     if at.name == INDEX:
         return _formatted(_indexed(at.folder), format)
@@ -123,26 +186,32 @@ def _of_file(at: Location, format: str | None) -> Playlist:
         kind = "files"
     if kind is None:
         raise FormatError("no format claims this name", where=at, hint=f"Name the format with -f: {', '.join(formats.names())}.")
-    at.size()  # what is not there is said now
+    if not is_there:
+        at.size()  # what is not there is said now
     url = at.path if not at.is_local and "?" in at.path else at.name  # a signed address is nothing without its query
     return Playlist((Stream("data", at.folder, kind, [url]),))
 
 
 def _of_folder(at: Location, format: str | None) -> Playlist:
-    _refuse_unfinished(at)
+    if at.is_local:
+        _refuse_unfinished(at)
     if (at / playlists.PLAYLIST).exists():
         return _formatted(playlists.read(at / playlists.PLAYLIST), format)
+    if not at.is_local:  # a playlist in a bucket is whole, even while another pack is to replace it
+        _refuse_unfinished(at)
     if (at / INDEX).exists():
         return _formatted(_indexed(at), format)
     for spec in SPECS:
         if (at / spec).exists():
             return _formatted(Playlist((formats.find("granular").open_dataset(at),)), format)
-    if not at.is_local:
+    if not _lists(str(at)):
         tried = ", ".join((playlists.PLAYLIST, INDEX, *SPECS))
         raise MissingError(f"none of {tried} is there", where=at, hint="Name a playlist, an index.json or a shard.")
-    entries = list(at.list())
+    entries = list(at.list() if at.is_local else itertools.islice(at.list(), _LIST_LIMIT + 1))
     if not entries:
         raise MissingError("an empty folder", where=at)
+    if not at.is_local and len(entries) > _LIST_LIMIT:
+        raise UsageError(f"more than {_LIST_LIMIT} files lie there", where=at, hint="Name a folder further down.")
     shards = [entry.name for entry in entries if (one := formats.sniffed(entry.name)) and one not in formats.LISTED]
     direct = {formats.sniffed(entry.name) for entry in entries if "/" not in entry.name}
     for kind in formats.LISTED:
@@ -163,8 +232,19 @@ def _indexed(at: Location) -> Playlist:
 
 
 def _refuse_unfinished(at: Location) -> None:
-    if at.is_local and any((at / name).exists() for name in _BEGUN):
+    if at.is_local:
+        is_begun = any((at / name).exists() for name in _BEGUN)
+    else:
+        is_begun = _lists(str(at)) and _holds(at / SCRATCH)
+    if is_begun:
         raise UnfinishedError("an unfinished pack", where=at, hint="Run the same `flare pack` command again with --resume.")
+
+
+def _holds(at: Location) -> bool:
+    try:
+        return next(iter(at.list()), None) is not None
+    except MissingError:
+        return False
 
 
 def _formatted(found: Playlist, format: str | None) -> Playlist:

@@ -20,7 +20,7 @@ from flarecli.errors import FlareError, UsageError
 from flarecli.model import Chunk, File, Finding, Playlist, Stream
 from flarecli.names import is_url, local_path, redact
 from flarecli.playlists import faults, parse, text
-from flarecli.read import expand, resolve, select_streams
+from flarecli.read import resolve, select_streams
 from flarecli.storage import Guard, Limits, Location, locate
 from flarecli.storage.local import LocalStore
 from flarecli.verbs.fill import filled, summed
@@ -90,7 +90,7 @@ def _grouped(sources: Sequence[str], format: str | None, guard: Guard) -> dict[s
     out: dict[str, list[Stream]] = {}
     for source in sources:
         match = None if os.path.lexists(source) else _NAMED.fullmatch(source)
-        found = resolve(expand(match[2] if match else source), format=format, guard=guard)
+        found = resolve(match[2] if match else source, format=format, guard=guard)
         parts = select_streams(found)
         if match and len(parts) > 1:
             names = ", ".join(one[0].name for one in parts)
