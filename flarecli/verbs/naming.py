@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from flarecli.encodings import encoding_of
-from flarecli.errors import FormatError, UsageError, ValueFitError
+from flarecli.errors import FlareError, FormatError, UnsafeError, UsageError, ValueFitError
 from flarecli.media import extension_of, kind_of, sniff
 from flarecli.model import IntArray
 from flarecli.names import check_name, collision_key
@@ -27,6 +28,7 @@ _KEYS = ("key", "__key__", "data_id", "id")
 _FOLDERS = 1 << 62  # what folders are counted from, among the files' numbers
 _UNKNOWN = "*"  # stands for an extension that only the bytes tell
 _OTHERWISE = "Give --name another pattern, such as '{row}.{ext}', or --key another column."
+_PADDING = re.compile(r"(?:0?[1-9][0-9]?)?d?")  # what may stand behind `row:`
 _TEXTS = {"str": "txt", "json": "json", "str_int": "txt", "str_float": "txt", "str_decimal": "txt", "pkl": "pkl"}
 
 
@@ -51,7 +53,8 @@ def pieces(array: pa.Array) -> list[memoryview | None]:
 class Naming:
     """Names for the files of rows.
 
-    pattern  None: `{key}.{ext}`, or `{row}.{ext}` without a key; with `{column}` between if a row has several files
+    pattern  None: `{key}.{ext}`, or `{row}.{ext}` without a key; with `{column}` between if a row has several files, and without
+             `.{ext}` where the column is called like it: the member `a.jpg` of a tar comes back as `a.jpg`
     files    the columns that become files
     digits   of a row's number
     raises   UsageError if the pattern names what is not there
@@ -62,19 +65,24 @@ class Naming:
         self.pattern = pattern or (f"{first}.{{column}}.{{ext}}" if len(files) > 1 else f"{first}.{{ext}}")
         self._schema, self._files, self._digits = schema, tuple(files), digits
         try:
-            parsed = [(text, field, spec or "") for text, field, spec, _ in string.Formatter().parse(self.pattern)]
+            parsed = list(string.Formatter().parse(self.pattern))
         except ValueError as error:
             raise UsageError(f"--name {self.pattern!r}: {error}", hint="Write it like '{key}.{ext}'.") from None
+        for _, field, spec, conversion in parsed:
+            if conversion or (spec and (field != "row" or not _PADDING.fullmatch(spec))):
+                hint = "Only {row:04d} does: how far it is padded."
+                raise UsageError(f"--name {self.pattern!r}: {{{field}}} takes nothing behind its name", hint=hint)
+        self._shortens = pattern is None and len(files) > 1
         others = [name for name in schema.names if name not in files and name not in (ROW,) and not name.startswith(ADDRESS)]
-        for _, field, _ in parsed:
+        for _, field, _, _ in parsed:
             if field == "key" and key is None and "key" not in others:
                 raise UsageError("--name asks for {key}, and no column is the key", hint="Name it with --key.")
             if field is not None and field not in ("key", "row", "ext", "column", *others):
                 raise UsageError(f"--name asks for {{{field}}}", hint=f"Choose from key, row, ext, column, {', '.join(others)}.")
-        fields = [field for _, field, _ in parsed]
+        fields = [field for _, field, _, _ in parsed]
         if len(files) > 1 and "column" not in fields:
             raise UsageError(f"--name gives one name to {len(files)} files of a row", hint="Put {column} into it.")
-        self._parsed = [(text, key if field == "key" and key is not None else field, spec) for text, field, spec in parsed]
+        self._parsed = [(text, key if field == "key" and key is not None else field, spec or "") for text, field, spec, _ in parsed]
         used = [field for _, field, _ in self._parsed if field is not None]
         self.columns = tuple(dict.fromkeys(name for name in used if name in others and name not in ("row", "ext", "column")))
         self.is_unique = "row" in used and set(used) <= {"row", "ext", "column"}
@@ -92,7 +100,7 @@ class Naming:
             fixed = _fixed(batch.schema if file in batch.schema.names else self._schema, file)
             extensions = [fixed or _UNKNOWN] * len(rows) if fixed or not whole else _extensions(batch, file)
             parts: list[Sequence[str]] = []
-            for text, field, spec in self._parsed:
+            for text, field, spec in self._parsed[: -1 if self._shortens and _says(file, fixed) else None]:
                 parts.append([text] * len(rows))
                 if field == "row":
                     parts.append([format(row, spec or f"0{self._digits}d") for row in rows])
@@ -101,6 +109,21 @@ class Naming:
             filled = ["".join(row) for row in zip(*parts, strict=True)]
             out.append([check_name(name, f"{where}[{row}]") for name, row in zip(filled, rows, strict=True)])
         return out
+
+    def flaws(self, batch: pa.RecordBatch, where: str) -> dict[int, FlareError]:
+        """Find the rows that no file can be named by: position in the batch -> what `names` raises for it."""
+        try:
+            self.names(batch, where, whole=False)
+        except (UnsafeError, ValueFitError):
+            return {i: error for i in range(batch.num_rows) if (error := self._flaw(batch.slice(i, 1), where)) is not None}
+        return {}
+
+    def _flaw(self, row: pa.RecordBatch, where: str) -> FlareError | None:
+        try:
+            self.names(row, where, whole=False)
+        except (UnsafeError, ValueFitError) as error:
+            return error
+        return None
 
     @staticmethod
     def _texts(batch: pa.RecordBatch, name: str, rows: Sequence[int], where: str) -> list[str]:
@@ -118,6 +141,13 @@ def _fixed(schema: pa.Schema, name: str) -> str | None:
     field = schema.field(name)
     encoding = encoding_of(field) or ("" if pa.types.is_large_binary(field.type) or pa.types.is_binary(field.type) else "str")
     return _TEXTS.get(encoding) or (extension_of(encoding) if encoding in ("jpeg", "png") else None)
+
+
+def _says(column: str, extension: str | None) -> bool:
+    """Say whether a column is called like the extension of its files, or another one of the same kind (`jpeg`, `image.jpg`)."""
+    own = column.rpartition(".")[2].lower()
+    kind = kind_of(f"x.{own}")
+    return extension is not None and extension in (own, kind and extension_of(kind))
 
 
 def _extensions(batch: pa.RecordBatch, name: str) -> list[str]:

@@ -11,11 +11,13 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from flarecli import __version__
-from flarecli.errors import FormatError, UsageError
+from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.hashes import DEFAULT
+from flarecli.model import IntArray
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.verbs.naming import ADDRESS, ROW, Naming, Taken, guessed_key, pieces
@@ -51,9 +53,10 @@ class Unpacked:
 
 
 class _Part(NamedTuple):
-    """Rows to write, rows that failed, and the row of the selection up to which that is all."""
+    """Rows to write, with the place of each in the selection, rows that failed, and the place up to which that is all."""
 
     batch: pa.RecordBatch
+    places: IntArray
     failures: Sequence[Failure]
     until: int
 
@@ -93,7 +96,8 @@ def unpack(
     index      `jsonl`, `csv`, `parquet` or `none`
     resume     go on with an unfinished unpack of the same rows; files that are there with their sizes stay
     overwrite  replace a folder that was unpacked before
-    on_error   `fail` ends with the first link that fails; `skip` leaves its row out and lists it in `failed.jsonl`
+    on_error   `fail` ends with the first link that fails, or key that names no file; `skip` leaves its row out and lists it in
+               `failed.jsonl`
     raises     UsageError, ReachError, FormatError, UnsafeError and what is below them, each with its exit code
     """
     progress, guard = progress or Progress(), bounded(guard, limits)
@@ -177,7 +181,7 @@ class _Work:
         """Go through all names before the first file, where reading twice is cheap."""
         if self.source.rereads and not self.naming.is_unique:
             for batch in self.source.batches(self.naming.columns, 0):
-                self.taken.add(batch, self.source.address)
+                self.taken.add(self._nameable(batch, {}), self.source.address)
 
     def run(self, outlet: Outlet) -> Unpacked:
         """Write everything; what is written so far stays for a resume if that ends early."""
@@ -202,8 +206,8 @@ class _Work:
         batches = self.source.batches(self.read, skip)
         if not self.links:
             for batch in batches:
-                skip += batch.num_rows
-                yield _Part(batch, (), skip)
+                first, skip = skip, skip + batch.num_rows
+                yield _Part(batch, np.arange(first, skip), (), skip)
             return
         fetched = links.fetch(
             (self._with_addresses(batch) for batch in batches),
@@ -217,7 +221,7 @@ class _Work:
         )
         try:
             for one in fetched:
-                yield _Part(one.batch, one.failures, one.until)
+                yield _Part(one.batch, one.rows, one.failures, one.until)
         finally:
             fetched.close()  # type: ignore[attr-defined]
 
@@ -227,13 +231,24 @@ class _Work:
             batch = batch.append_column(ADDRESS + link.name, batch.column(link.source).cast(pa.large_string()))
         return batch
 
+    def _nameable(self, batch: pa.RecordBatch, flaws: dict[int, FlareError]) -> pa.RecordBatch:
+        """Leave out the rows that no file can be named by, if such rows are to be skipped; `flaws` says which and why."""
+        if self.on_error == "fail" or not batch.num_rows:
+            return batch
+        flaws |= self.naming.flaws(batch, self.source.address)
+        return batch.filter(pa.array([i not in flaws for i in range(batch.num_rows)])) if flaws else batch
+
     def _write(self, part: _Part, outlet: Outlet) -> None:
-        for failure in part.failures:
+        flaws: dict[int, FlareError] = {}
+        batch = self._nameable(part.batch, flaws)
+        unnamed = [Failure(int(part.places[i]), self._key_text(part.batch, i), self.key or "", one.kind, one.message) for i, one in flaws.items()]
+        failures = sorted([*part.failures, *unnamed], key=lambda one: one.row)
+        for failure in failures:
             self.progress.failed(failure.key or f"row {failure.row}", failure.reason)
             if self.on_error == "fail":
                 raise error_of(failure, self.source.address, _SKIP)
             outlet.fail(failure)
-        batch, where = part.batch, self.source.address
+        where = self.source.address
         names = self.naming.names(batch, where) if batch.num_rows else []
         if batch.num_rows and not self.source.rereads and not self.naming.is_unique:
             self.taken.add(batch, where)
@@ -252,7 +267,11 @@ class _Work:
             outlet.bytes + size,
         )
         outlet.note(noted, part.until)
-        self.progress.advance(batch.num_rows + len(part.failures), size)
+        self.progress.advance(batch.num_rows + len(failures), size)
+
+    def _key_text(self, batch: pa.RecordBatch, i: int) -> str:
+        value = None if self.key is None or self.key not in batch.schema.names else batch.column(self.key)[i].as_py()
+        return "" if value is None else str(value)
 
     def _noted(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
         """Give what the index will say of each row, without its files."""

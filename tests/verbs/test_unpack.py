@@ -143,6 +143,29 @@ def test_a_file_with_the_name_of_a_folder_is_refused_before_the_first_file(tmp_p
     assert sorted(os.listdir(tmp_path)) == ["d"]
 
 
+def test_rows_whose_key_names_no_file_are_skipped_and_listed_where_that_is_wanted(tmp_path):
+    keys = ["a", "", "b", "../c", "d\x1b"]
+    out = dataset(tmp_path / "d", {"key": "str", "x": "bytes"}, [{"key": key, "x": b"1"} for key in keys])
+    done = verbs.unpack(out, str(tmp_path / "f"), on_error="skip")
+    assert (done.rows, done.files, done.failed, done.reasons) == (2, 2, 3, {"unsafe": 2, "value": 1})
+    files = tree(tmp_path / "f")
+    assert sorted(files) == ["a.bin", "b.bin", "failed.jsonl", "index.jsonl"]
+    failed = [json.loads(line) for line in files["failed.jsonl"].splitlines()]
+    assert [(one["row"], one["key"], one["column"], one["kind"], one["reason"].replace("*", "bin")) for one in failed] == [
+        (1, "", "key", "value", "key is empty, and names a file"),
+        (3, "../c", "key", "unsafe", "the name '../c.bin' leaves the folder"),
+        (4, "d\x1b", "key", "unsafe", "the name 'd\\x1b.bin' holds a control character"),
+    ]
+
+
+def test_members_of_a_tar_come_back_under_their_own_names(tmp_path):
+    table = pa.table({"key": ["a", "b/c"], "jpg": [b"\xff\xd8\xff1", b"\xff\xd8\xff2"], "mask.png": [b"\x89PNG\r\n\x1a\n", None], "txt": ["x", "y"]})
+    pq.write_table(table, tmp_path / "i.parquet")
+    verbs.pack(str(tmp_path / "i.parquet"), str(tmp_path / "tars"), format="webdataset", key="key")
+    verbs.unpack(str(tmp_path / "tars"), str(tmp_path / "f"), columns=["jpg", "mask.png"])
+    assert sorted(tree(tmp_path / "f")) == ["a.jpg", "a.mask.png", "b/c.jpg", "index.jsonl"]
+
+
 def test_files_share_folders_and_a_folder_of_an_earlier_batch_is_remembered():
     schema = pa.schema([(naming.ROW, pa.int64()), ("key", pa.string()), ("x", pa.string())])
     taken = naming.Taken(naming.Naming(None, "key", schema, ["x"], 1), (), 1)
@@ -281,6 +304,10 @@ def test_damage_ends_it_and_names_the_row(out, tmp_path):
     [
         ({"name": "{who}.{ext}"}, "--name asks for {who}"),
         ({"name": "{key"}, "--name '{key': expected '}' before end of string"),
+        ({"name": "{row!r}.{ext}"}, "--name '{row!r}.{ext}': {row} takes nothing behind its name"),
+        ({"name": "{row:x}.{ext}"}, "--name '{row:x}.{ext}': {row} takes nothing behind its name"),
+        ({"name": "{row:0999999999d}.{ext}"}, "--name '{row:0999999999d}.{ext}': {row} takes nothing behind its name"),
+        ({"name": "{key:9}.{ext}"}, "--name '{key:9}.{ext}': {key} takes nothing behind its name"),
         ({"key": "nope"}, "no column 'nope'"),
         ({"columns": ["nope"]}, "no column 'nope'"),
         ({"columns": ["id"]}, "no column to write as files"),
