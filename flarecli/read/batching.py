@@ -31,18 +31,27 @@ class Made(NamedTuple):
 
 
 class Work:
-    """The work itself; it goes to other processes if the transforms do."""
+    """The work itself; it goes to other processes if the transforms do. `fetches`: shards are fetched whole into a cache first."""
 
     def __init__(
-        self, data: Rows, transforms: Sequence[Callable[..., Any]], collate: Callable[[list[Any]], Any] | None, seed: int, epoch: int
+        self,
+        data: Rows,
+        transforms: Sequence[Callable[..., Any]],
+        collate: Callable[[list[Any]], Any] | None,
+        seed: int,
+        epoch: int,
+        fetches: bool = False,
     ) -> None:
-        self._data, self._collate, self._key = data, collate, (seed, epoch)
+        self._data, self._collate, self._key, self._fetches = data, collate, (seed, epoch), fetches
         self._transforms = [(one, _wants_rng(one)) for one in transforms]
 
     def __call__(self, parts: Iterable[Part]) -> list[Made]:
         return [self._made(part) for part in parts]
 
     def _made(self, part: Part) -> Made:
+        if self._fetches:  # whole shards: a piece read now would be fetched again with them
+            for row in part.rows.tolist():
+                self._data.fetch(row, row + 1)
         if not part.apart and not self._transforms and self._collate is None:
             return Made(part.rows, self._data.collated(part.rows))
         samples = self.samples(part.rows)

@@ -317,6 +317,27 @@ class Dataset:
         """Give an epoch: which row each of its steps has. Raises UsageError for an order that is none."""
         return Epoch(np.asarray(self.edges), seed, epoch, order, window)
 
+    @property
+    def room(self) -> int:
+        """Bytes that the cache before its shards may hold; 0 without one."""
+        return min(one.room for one in self._table.series)
+
+    def weight(self, start: int, stop: int) -> int:
+        """Reckon the bytes of the shards that hold rows start..stop, from what is listed."""
+        return sum(one.weight(i) for one, chunks in self._table.spans(start, stop) for i in chunks)
+
+    def fetch(self, start: int, stop: int) -> None:
+        """Fetch the shards that hold rows start..stop into the cache, whole; those that are there cost nothing."""
+        for one, chunks in self._table.spans(start, stop):
+            for i in chunks:
+                one.fetch(i)
+
+    def release(self, start: int, stop: int) -> None:
+        """Let go of those shards in memory, and of the copies in the cache that have left it since."""
+        for one, chunks in self._table.spans(start, stop):
+            for i in chunks:
+                one.let_go(i)
+
     def batches(
         self, size: int = 8192, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None, views: bool = False
     ) -> Iterator[pa.RecordBatch]:

@@ -102,3 +102,14 @@ class Joined:
             fields = {field.name: (field, array) for batch in batches for field, array in zip(batch.schema, batch.columns, strict=True)}
             yield pa.RecordBatch.from_arrays([fields[name][1] for name in names], schema=pa.schema([fields[name][0] for name in names]))
             start = end
+
+    # -- through a cache
+
+    def spans(self, start: int, stop: int) -> Iterator[tuple[Series, range]]:
+        """Give the positions of the chunks that hold rows start..stop, in each series."""
+        if start >= stop:
+            return
+        first, last = (start, stop - 1) if self._picked is None else (int(self._picked[start]), int(self._picked[stop - 1]))
+        for one in self.series:
+            a, b = np.searchsorted(one.starts, (first, last), "right").tolist()
+            yield one, range(a - 1, b)

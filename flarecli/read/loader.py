@@ -13,6 +13,7 @@ from flarecli.model import Cursor
 from flarecli.read.ahead import Ahead
 from flarecli.read.batching import Made, Part, Work
 from flarecli.read.decoding import How
+from flarecli.read.fetching import Fetching
 from flarecli.read.processes import Process, close_all
 from flarecli.read.rows import Order, Rows
 from flarecli.read.run import check_place
@@ -126,12 +127,16 @@ class Loader:
 
     def _epoch(self, loop: int) -> Iterator[Any]:
         order, place = self._order(), self._place
-        work = Work(self.data, self._transforms, self._collate, place.seed, place.epoch)
+        room = self.data.room * 9 // 10 if place.order != "shuffle" else 0
+        fetching = Fetching(self.data, order, place.step, room) if room else None
+        work = Work(self.data, self._transforms, self._collate, place.seed, place.epoch, room > 0)
         held: deque[tuple[Any, int, int]] = deque()  # samples that no batch has yet, and the place behind each: rows, and samples of the next one
         flow, close = self._flow(work, self._parts(order, place.step, self._skip, held))
         rows, skip = 0, self._skip
         try:
             for made in flow:
+                if fetching:
+                    fetching.reached(self._place.step)
                 if made.samples is None and not held and not skip:
                     rows += len(made.rows)
                     yield self._given(made.batch, place, rows, 0, order.rows)
@@ -148,6 +153,8 @@ class Loader:
             if self._loop == loop:
                 self._place, self._skip = Cursor(place.seed, place.epoch + 1, 0, place.order), 0
         finally:
+            if fetching:
+                fetching.close()
             close()
 
     def _parts(self, order: Order, first: int, skip: int, held: Sequence[Any]) -> Iterator[Part]:

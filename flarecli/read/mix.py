@@ -109,6 +109,20 @@ class Mix:
         """Give an epoch: the number of the row that each step takes."""
         return _MixOrder(self, seed, epoch, order, window)
 
+    @property
+    def room(self) -> int:
+        """Nothing is fetched ahead for a mix: every part reads through its own cache."""
+        return 0
+
+    def weight(self, start: int, stop: int) -> int:
+        return 0
+
+    def fetch(self, start: int, stop: int) -> None:
+        pass
+
+    def release(self, start: int, stop: int) -> None:
+        pass
+
 
 class _MixOrder:
     def __init__(self, whole: Mix, seed: int, epoch: int, order: str, window: int) -> None:
@@ -130,6 +144,9 @@ class _MixOrder:
                 mine = at[part[chosen] == k]
                 out[mine] = self._rows_of(int(k), own[given[mine] - block * BLOCK])
         return out
+
+    def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+        return iter(())
 
     def _block(self, block: int) -> tuple[IntArray, IntArray]:
         """Give the dataset of each step of a block, and which of its own steps it is; int64 [BLOCK]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from flarecli.model import IntArray, Sample
@@ -18,6 +18,9 @@ class Order(Protocol):
 
     def at(self, steps: IntArray) -> IntArray:
         """Give the row of each step; int64 [k] to int64 [k]."""
+
+    def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+        """Give what is read one after the other from a step on: first step, step behind, runs of rows (start, stop)."""
 
 
 class Rows(Protocol):
@@ -37,3 +40,16 @@ class Rows(Protocol):
 
     def order(self, seed: int, epoch: int, order: str, window: int) -> Order:
         """Give an epoch."""
+
+    @property
+    def room(self) -> int:
+        """Bytes of the cache before its shards; 0 without one."""
+
+    def weight(self, start: int, stop: int) -> int:
+        """Reckon the bytes of the shards that hold rows start..stop."""
+
+    def fetch(self, start: int, stop: int) -> None:
+        """Fetch the shards that hold rows start..stop into the cache, whole; those that are there cost nothing."""
+
+    def release(self, start: int, stop: int) -> None:
+        """Let go of those shards in memory."""

@@ -38,6 +38,7 @@ class Series:
         self.name = self.streams[0].name
         self._firsts = np.cumsum([0, *(len(stream) for stream in self.streams)])  # position of each stream's first chunk
         self._open: dict[int, Shard] = {}
+        self._fetched: set[int] = set()
         self._lock = threading.Lock()
         _all.add(self)
         self.columns = self._columns()
@@ -71,14 +72,16 @@ class Series:
         return out or ()
 
     def _starts(self) -> IntArray:
-        rows = [
-            self.shard(first + i).rows if stream.rows is None or stream.rows[i] < 0 else int(stream.rows[i])
-            for stream, first in zip(self.streams, self._firsts.tolist(), strict=False)
-            for i in range(len(stream))
-        ]
-        if sum(rows) >= 1 << 62:
-            raise FormatError(f"{sum(rows)} rows are listed", where=self.streams[0].at)
-        return np.cumsum([0, *rows], dtype=np.int64)
+        parts = [np.zeros(1, np.int64)]
+        for stream, first in zip(self.streams, self._firsts.tolist(), strict=False):
+            rows = np.full(len(stream), -1, np.int64) if stream.rows is None else stream.rows.astype(np.int64)
+            for i in np.flatnonzero(rows < 0).tolist():
+                rows[i] = self.shard(first + i).rows
+            parts.append(rows)
+        rows = np.concatenate(parts)
+        if rows.sum(dtype=np.float64) >= 1 << 61 and sum(rows.tolist()) >= 1 << 62:
+            raise FormatError(f"{sum(rows.tolist())} rows are listed", where=self.streams[0].at)
+        return np.cumsum(rows, dtype=np.int64)
 
     def chunk(self, i: int) -> Chunk:
         """Make the chunk at a position."""
@@ -99,10 +102,34 @@ class Series:
         opened.note(self, i, shard)
         return shard
 
+    @property
+    def room(self) -> int:
+        """Bytes that the cache before its shards may hold; 0 without one."""
+        limits = [getattr(getattr(stream.at.store, "cache", None), "limit", 0) for stream in self.streams]
+        return int(min(limits))
+
+    def weight(self, i: int) -> int:
+        """Reckon the bytes of a chunk, from what is listed; 0 where nothing is."""
+        k = int(np.searchsorted(self._firsts, i, "right")) - 1
+        stored = self.streams[k].stored
+        return 0 if stored is None else max(0, int(stored[i - int(self._firsts[k])]))
+
+    def fetch(self, i: int) -> None:
+        """Fetch a chunk whole into the cache before its store, unless it was; what the cache cannot keep is left where it is."""
+        if i in self._fetched:
+            return
+        chunk = self.chunk(i)
+        for at in (chunk.at, *chunk.beside):
+            keep = getattr(at.store, "keep", None)
+            if keep is not None:
+                keep(at.path)
+        self._fetched.add(i)
+
     def let_go(self, i: int) -> None:
         """Close the shard at a position, if it is open; it is opened again when it is needed."""
         with self._lock:
             shard = self._open.pop(i, None)
+            self._fetched.discard(i)
         if shard is not None:
             shard.memo.clear()  # a format may hold it elsewhere
             for at in (shard.chunk.at, *shard.chunk.beside):

@@ -1,0 +1,80 @@
+"""Remote shards fetched into the cache before a run reaches them: the window it is in, then as much of the next one as there is room for."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from flarecli.errors import FlareError
+from flarecli.read.rows import Order, Rows
+
+__all__ = ["Fetching"]
+
+_THREADS = 4
+_TICK_S, _END_S = 0.5, 1.0
+
+
+class Fetching:
+    """Threads that fetch what an order will read, from a step on. What cannot be fetched is left: whoever reads it says why.
+
+    room  bytes that the windows at hand may take together
+    """
+
+    def __init__(self, data: Rows, order: Order, step: int, room: int) -> None:
+        self._data, self._room, self._step = data, room, step
+        self._wake, self._closed = threading.Condition(), False
+        self._windows = order.windows(step)
+        self._first = self._before = -1  # the steps at which the window that is fetched begins, and the one before it
+        self._bytes = self._bytes_before = 0
+        self._todo: deque[tuple[int, int]] = deque()  # runs of rows of that window
+        self._end = 0
+        self._passed: deque[tuple[int, int, int]] = deque()  # the step behind a run's window, and the run
+        self._threads = [threading.Thread(target=self._work, name="flare-loader", daemon=True) for _ in range(_THREADS)]
+        for thread in self._threads:
+            thread.start()
+
+    def reached(self, step: int) -> None:
+        """Say where the run is; shards that lie behind it are let go."""
+        over = []
+        with self._wake:
+            self._step = step
+            while self._passed and self._passed[0][0] <= step:
+                over.append(self._passed.popleft())
+            self._wake.notify_all()
+        for _, start, stop in over:
+            self._data.release(start, stop)
+
+    def _next(self) -> tuple[int, int] | None:
+        """Wait until another run of rows may be fetched; None at the end."""
+        with self._wake:
+            while not self._closed:
+                if not self._todo:
+                    window = next(self._windows, None)
+                    if window is None:
+                        return None
+                    self._before, self._bytes_before = self._first, self._bytes
+                    self._first, self._end, spans = window
+                    self._bytes = 0
+                    self._todo.extend(spans)
+                size = self._data.weight(*self._todo[0])
+                if self._step >= self._first or (self._step >= self._before and self._bytes_before + self._bytes + size <= self._room):
+                    self._bytes += size
+                    self._passed.append((self._end, *self._todo[0]))
+                    return self._todo.popleft()
+                self._wake.wait(_TICK_S)
+        return None
+
+    def _work(self) -> None:
+        while (span := self._next()) is not None:
+            try:
+                self._data.fetch(*span)
+            except FlareError:
+                continue
+
+    def close(self) -> None:
+        """End the threads; a transfer under way ends by itself later."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+        for thread in self._threads:
+            thread.join(_END_S / _THREADS)
