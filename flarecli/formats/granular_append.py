@@ -8,7 +8,8 @@ column may then be ahead of the others: the next rows must be those that are the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -35,14 +36,26 @@ class Appender:
     columns     must be what its spec.json says; sorted by name they are `writer.columns`
     shard_rows  rows of a shard: shards are filled in order, the first that has room first; None: the folder is one dataset
     start, step of the shards' numbers, when several writers share a folder
+    words       what spec.json calls the types, where that is more than the encodings say: column -> type
     replay      False: what a column has ahead of the others is cut off, instead of held against the next rows
     rows        whole rows in the shards of this writer
     raises      UsageError for a folder of another kind, or one with a playlist; IntegrityError if its columns are others
     """
 
-    def __init__(self, at: Location, columns: Columns, *, shard_rows: int | None = None, start: int = 0, step: int = 1, replay: bool = True) -> None:
+    def __init__(
+        self,
+        at: Location,
+        columns: Columns,
+        *,
+        shard_rows: int | None = None,
+        start: int = 0,
+        step: int = 1,
+        replay: bool = True,
+        words: Mapping[str, str] | None = None,
+    ) -> None:
         self.columns = granular_spec.arranged(columns, "granular")
         self._at, self._shard_rows, self._replay = at.unmapped(), shard_rows, replay
+        self._spec = granular_spec.text(self.columns) if words is None else json.dumps(dict(sorted(words.items()))).encode()
         if self.columns != tuple(sorted(columns, key=lambda one: one.name)):
             changed = next(one.name for one in columns if one not in self.columns)
             raise UsageError(f"column {changed!r} is of an encoding that granular does not hold")
@@ -62,10 +75,14 @@ class Appender:
             if self._shard_rows is not None and (rows := _whole(at, self.columns)) >= self._shard_rows:
                 self.rows += rows
                 continue
-            shard = _Shard(at, self.columns, self._replay)
+            shard = _Shard(at, self.columns, self._spec, self._replay)
             self.rows += shard.rows
             if self._shard_rows is None or shard.rows < self._shard_rows:
                 yield shard
+
+    def begin(self) -> None:
+        """Make the files of the first shard that has room, where they are not there yet."""
+        self._shard.begin()
 
     def append(self, batch: pa.RecordBatch) -> None:
         """Add rows: typed columns, without nulls; all of them are on disk when this returns, or some if it fails.
@@ -103,25 +120,29 @@ def _whole(at: Location, columns: Columns) -> int:
 class _Shard:
     """One dataset, mended. `rows` are the whole ones."""
 
-    def __init__(self, at: Location, columns: Columns, replay: bool) -> None:
-        self._at, self._columns = at, columns
+    def __init__(self, at: Location, columns: Columns, spec: bytes, replay: bool) -> None:
+        self._at, self._columns, self._spec = at, columns, spec
         self._begun = any((at / name).exists() for name in (SPEC, REFS, *companions([one.name for one in columns], refs=False)))
         if not self._begun:  # its files are made with its first rows
             self.rows, self._ends = 0, {one.name: np.zeros(1, np.int64) for one in columns}
             return
-        _begin(at, columns)
+        _begin(at, columns, spec)
         tables = {one.name: _mended(at / f"{one.name}.bag", at / f"{one.name}.idx") for one in columns}
         self.rows = min(len(starts) for starts in tables.values()) - 1
         if not replay:
             tables = {name: _cut(at / f"{name}.bag", at / f"{name}.idx", starts, self.rows) for name, starts in tables.items()}
         self._ends = {name: starts[self.rows :] for name, starts in tables.items()}  # from the last whole row on: what is ahead
 
+    def begin(self) -> None:
+        """Make its files, where they are not there yet."""
+        if not self._begun:
+            _begin(self._at, self._columns, self._spec)
+            self._begun = True
+
     def append(self, batch: pa.RecordBatch) -> None:
         """Add rows, column after column; nothing is written before all that is ahead was found to be the same."""
         new = {one.name: self._new(one, batch) for one in self._columns}
-        if not self._begun:
-            _begin(self._at, self._columns)
-            self._begun = True
+        self.begin()
         for name, (parts, ends) in new.items():
             bag, idx = self._at / f"{name}.bag", self._at / f"{name}.idx"
             known = self._ends[name]
@@ -146,12 +167,11 @@ class _Shard:
         return parts, ends + int(known[-1])
 
 
-def _begin(at: Location, columns: Columns) -> None:
+def _begin(at: Location, columns: Columns, wanted: bytes) -> None:
     """Make the files of a dataset that is not there yet, its spec.json last; or hold that against the columns."""
     if (at / REFS).exists() and all(one.name != "refs" for one in columns):
         raise UsageError("a dataset by granular 0.21 or before, whose files are not added to", where=at, hint="Pack it with -f granular first.")
     spec = at / SPEC
-    wanted = granular_spec.text(columns)
     if spec.exists():
         if columns_of(spec) != granular_spec.parse(wanted, spec):
             raise IntegrityError("its columns are others than those to be appended", where=spec)

@@ -1,0 +1,42 @@
+"""The interface of granular: `import flarecli.compat.granular as granular`. Every name is loaded when it is first used."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from flarecli.compat.granular import sources as sources
+    from flarecli.compat.granular.codecs import decoders as decoders
+    from flarecli.compat.granular.codecs import encoders as encoders
+    from flarecli.compat.granular.loader import Loader as Loader
+    from flarecli.compat.granular.readers import DatasetReader as DatasetReader
+    from flarecli.compat.granular.readers import ShardedDatasetReader as ShardedDatasetReader
+    from flarecli.compat.granular.writers import DatasetWriter as DatasetWriter
+    from flarecli.compat.granular.writers import ShardedDatasetWriter as ShardedDatasetWriter
+
+_FILES = {
+    "DatasetReader": "readers",
+    "DatasetWriter": "writers",
+    "Loader": "loader",
+    "ShardedDatasetReader": "readers",
+    "ShardedDatasetWriter": "writers",
+    "decoders": "codecs",
+    "encoders": "codecs",
+}
+
+__all__ = ["DatasetReader", "DatasetWriter", "Loader", "ShardedDatasetReader", "ShardedDatasetWriter", "decoders", "encoders", "sources"]
+
+
+def __getattr__(name: str) -> object:
+    import importlib
+
+    if name == "sources":
+        return importlib.import_module(f"{__name__}.sources")
+    if name not in _FILES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
