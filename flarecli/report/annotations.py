@@ -1,0 +1,44 @@
+"""Findings as GitHub's workflow commands: a line that the runner turns into a mark beside the file.
+
+    ::error file=PATH,line=N,title=TITLE::MESSAGE
+
+In a message `%`, CR and LF are written as %25, %0D, %0A; in a property `:` and `,` too, as %3A and %2C (source: actions/toolkit).
+"""
+
+from __future__ import annotations
+
+import os
+
+from flarecli.model import Finding
+from flarecli.names import is_url
+from flarecli.report.result import place, shown
+
+__all__ = ["annotation"]
+
+_PARTS = {":": "%3A", ",": "%2C"}
+
+
+def annotation(finding: Finding) -> str:
+    """Write a finding as one annotation; a file below the current folder is named from there, as GitHub names it."""
+    file, row, line = place(finding.where)
+    marks = [f"file={_part(_relative(file))}", *([f"line={line}"] if line is not None else []), f"title={_part(f'flare verify, {finding.kind}')}"]
+    text = f"{finding.where if is_url(file) else os.path.basename(file)}{'' if row is None or is_url(file) else f'[{row}]'}: {finding.message}"
+    return f"::error {','.join(marks)}::{_text(text + (f' ({finding.hint})' if finding.hint else ''))}"
+
+
+def _relative(file: str) -> str:
+    if is_url(file):
+        return file
+    inside = os.path.relpath(file)
+    return file if inside.startswith("..") else inside
+
+
+def _text(text: str) -> str:
+    return shown(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _part(text: str) -> str:
+    text = _text(text)
+    for sign, code in _PARTS.items():
+        text = text.replace(sign, code)
+    return text

@@ -1,0 +1,57 @@
+"""A result as JUnit XML, which GitLab, Jenkins and GitHub's actions read.
+
+One suite, a test case for each file with findings, each of which fails, and one that passes for all files without. What nothing
+protects is on the suite's `system-out`. Times and hosts are left out: the same result is the same file. Source: the schema of the
+Jenkins xUnit plugin (`testsuites`, `testsuite`, `testcase`, `failure`, `system-out`), in whose order the elements stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from xml.sax.saxutils import escape, quoteattr
+
+from flarecli.model import Finding
+from flarecli.report.result import Result, place, shown
+
+__all__ = ["junit"]
+
+
+def junit(result: Result) -> str:
+    """Write the result as XML."""
+    return "".join(f"{line}\n" for line in _lines(result))
+
+
+def _lines(result: Result) -> Iterator[str]:
+    files: dict[str, list[Finding]] = {}
+    for one in result.findings:
+        files.setdefault(place(one.where)[0], []).append(one)
+    whole = max(0, result.counts["files"] - len(files))
+    counts = f'tests="{len(files) + 1}" failures="{len(files)}" errors="0"'
+    yield '<?xml version="1.0" encoding="UTF-8"?>'
+    yield f'<testsuites name="flare verify" {counts}>'
+    yield f'  <testsuite name={_attribute(" ".join(result.sources))} {counts} skipped="0" time="0">'
+    for file, findings in files.items():
+        yield f'    <testcase classname="flare.verify" name={_attribute(file)} time="0">'
+        yield f"      {_failure(findings)}"
+        yield "    </testcase>"
+    yield f'    <testcase classname="flare.verify" name={_attribute(f"{whole} files are whole")} time="0"/>'
+    if result.unprotected:
+        yield "    <system-out>" + "\n".join(escape(shown(text)) for text in result.unprotected) + "</system-out>"
+    yield "  </testsuite>"
+    yield "</testsuites>"
+
+
+def _failure(findings: list[Finding]) -> str:
+    """One element for all that is wrong with a file: readers show the first of several only."""
+    first, more = findings[0], len(findings) - 1
+    message = first.message + (f" (and {more} more)" if more else "")
+    told = "\n".join(f"{one.where}: {one.message}" + (f"\n{one.hint}" if one.hint else "") for one in findings)
+    return f"<failure type={_attribute(first.kind)} message={_attribute(message)}>{_lines_of(told)}</failure>"
+
+
+def _attribute(text: str) -> str:
+    return quoteattr(shown(text))
+
+
+def _lines_of(text: str) -> str:
+    return "\n".join(escape(shown(line)) for line in text.split("\n"))

@@ -1,0 +1,30 @@
+"""A result as JSON: one object, the same words as `verify --json`, and the file, row and line of each finding by themselves."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from flarecli.model import Finding
+from flarecli.report.result import Result, place, shown
+
+__all__ = ["listed"]
+
+
+def listed(result: Result) -> str:
+    """Write the result as JSON."""
+    told = {
+        "sources": [shown(one) for one in result.sources],
+        "whole": not result.counts["findings"],
+        **result.counts,
+        "found": [_finding(one) for one in result.findings],
+        "unprotected": [shown(one) for one in result.unprotected],
+        "extra": [shown(one) for one in result.extra],
+    }
+    return json.dumps(told, indent=1) + "\n"
+
+
+def _finding(one: Finding) -> dict[str, Any]:
+    file, row, line = place(one.where)
+    told = {"where": one.where, "file": file, "row": row, "line": line, "kind": one.kind, "message": one.message, "hint": one.hint}
+    return {name: shown(value) if isinstance(value, str) else value for name, value in told.items()}

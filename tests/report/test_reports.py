@@ -1,0 +1,126 @@
+"""Reports of findings: read back by parsers that are not ours, with texts that would like to be markup."""
+
+import html.parser
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from flarecli.errors import UsageError
+from flarecli.model import Finding
+from flarecli.report import Result, annotation, write_report
+
+HOSTILE = "<script>alert(1)</script> & \x1b[31m ]]> \u202e \"'\x00\ufffe"
+SHOWN = "<script>alert(1)</script> & \\x1b[31m ]]> \\u202e \"'\\x00?"
+RESULT = Result(
+    ["out", "more"],
+    [
+        Finding("out/shard.00000.mds[3]", "value", f"column 'image': {HOSTILE}", "Look."),
+        Finding("out/shard.00000.mds", "checksum", "fails", ""),
+        Finding("out/playlist.yaml:2:1", "format", "no YAML", "Pack again."),
+    ],
+    {"files": 7, "shards": 4, "rows": 35, "bytes": 20_000, "findings": 3},
+    ["out/<b>.ffr: carries no sum"],
+    ["notes.txt"],
+)
+WHOLE = Result(["out"], [], {"files": 7, "shards": 4, "rows": 35, "bytes": 20_000, "findings": 0})
+
+
+def written(tmp_path, name, result=RESULT):
+    write_report(str(tmp_path / name), result)
+    return (tmp_path / name).read_text(encoding="utf-8")
+
+
+def test_the_junit_file_says_what_failed_and_what_passed(tmp_path):
+    root = ElementTree.fromstring(written(tmp_path, "x.xml"))
+    (suite,) = root
+    assert (root.tag, suite.tag, suite.get("name")) == ("testsuites", "testsuite", "out more")
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "3", "failures": "2", "errors": "0", "skipped": "0",
+    }  # fmt: skip
+    cases = suite.findall("testcase")
+    assert [case.get("name") for case in cases] == ["out/shard.00000.mds", "out/playlist.yaml", "5 files are whole"]
+    failure = cases[0].find("failure")
+    assert (failure.get("type"), failure.get("message")) == ("value", f"column 'image': {SHOWN} (and 1 more)")
+    assert failure.text == f"out/shard.00000.mds[3]: column 'image': {SHOWN}\nLook.\nout/shard.00000.mds: fails"
+    assert list(cases[2]) == []
+    assert suite.find("system-out").text == "out/<b>.ffr: carries no sum"
+
+
+def test_the_junit_file_keeps_to_the_order_and_the_attributes_of_the_common_schema(tmp_path):
+    allowed = {
+        "testsuites": ({"name", "tests", "failures", "errors"}, ["testsuite"]),
+        "testsuite": ({"name", "tests", "failures", "errors", "skipped", "time"}, ["testcase", "system-out"]),
+        "testcase": ({"classname", "name", "time"}, ["failure"]),
+        "failure": ({"type", "message"}, []),
+        "system-out": (set(), []),
+    }
+    for result in (RESULT, WHOLE):
+        for element in ElementTree.fromstring(written(tmp_path, "x.xml", result)).iter():
+            attributes, children = allowed[element.tag]
+            assert set(element.keys()) == attributes
+            order = [children.index(child.tag) for child in element]
+            assert order == sorted(order)
+
+
+def test_a_whole_dataset_is_one_test_that_passes(tmp_path):
+    (suite,) = ElementTree.fromstring(written(tmp_path, "x.xml", WHOLE))
+    assert [(case.get("name"), list(case)) for case in suite] == [("7 files are whole", [])]
+
+
+def test_the_json_file_tells_file_row_and_line(tmp_path):
+    told = json.loads(written(tmp_path, "x.json"))
+    assert {name: told[name] for name in ("sources", "whole", "files", "findings", "extra")} == {
+        "sources": ["out", "more"], "whole": False, "files": 7, "findings": 3, "extra": ["notes.txt"],
+    }  # fmt: skip
+    assert told["found"][0] == {
+        "where": "out/shard.00000.mds[3]", "file": "out/shard.00000.mds", "row": 3, "line": None,
+        "kind": "value", "message": f"column 'image': {SHOWN}", "hint": "Look.",
+    }  # fmt: skip
+    assert [(one["file"], one["row"], one["line"]) for one in told["found"]][1:] == [
+        ("out/shard.00000.mds", None, None),
+        ("out/playlist.yaml", None, 2),
+    ]
+
+
+class _Page(html.parser.HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.cells, self.policy = set(), [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        if dict(attrs).get("http-equiv") == "Content-Security-Policy":
+            self.policy = dict(attrs)["content"]
+
+    def handle_data(self, data):
+        self.cells.append(data)
+
+
+def test_the_page_shows_hostile_text_as_text_and_allows_nothing(tmp_path):
+    text = written(tmp_path, "x.html")
+    page = _Page(text)
+    assert f"column 'image': {SHOWN}" in page.cells
+    assert not page.tags & {"script", "img", "iframe", "link", "a", "form", "b"}
+    assert page.policy == "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    assert "\x1b" not in text and "\u202e" not in text
+    assert "3 findings" in page.cells
+    assert "whole" in _Page(written(tmp_path, "x.html", WHOLE)).cells
+
+
+def test_a_name_that_says_no_kind_is_refused(tmp_path):
+    with pytest.raises(UsageError) as caught:
+        write_report("report.txt", RESULT)
+    assert str(caught.value) == "'report.txt' does not say which report it is"
+    assert caught.value.hint == "Name a file that ends with .xml (JUnit), .json or .html."
+
+
+def test_annotations_are_one_line_each_and_cannot_become_other_commands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one = Finding(f"{tmp_path}/a,b:c.mds[3]", "value", "100% bad\n::set-env name=x::y", "Look.")
+    assert annotation(one) == "::error file=a%2Cb%3Ac.mds,title=flare verify%2C value::a,b:c.mds[3]: 100%25 bad\\n::set-env name=x::y (Look.)"
+    line = Finding("/else/where/playlist.yaml:7:2", "format", "no YAML")
+    assert annotation(line) == "::error file=/else/where/playlist.yaml,line=7,title=flare verify%2C format::playlist.yaml: no YAML"
+    far = Finding("https://h/x.mds[1]", "value", "bad")
+    assert annotation(far) == "::error file=https%3A//h/x.mds,title=flare verify%2C value::https://h/x.mds[1]: bad"
