@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from flarecli.read import presets
 from flarecli.read.ahead import Ahead
 from flarecli.read.batching import Made, Part, Work
 from flarecli.read.dataset import Dataset, open
 from flarecli.read.loader import Loader
-from flarecli.read.mix import Mix, mix
+from flarecli.read.mixing import Mix, mix
 from flarecli.read.order import positions
 from flarecli.read.resolve import expand, resolve, select_streams
 from flarecli.read.rows import Rows
@@ -31,6 +32,7 @@ __all__ = [
     "open",
     "parse_rows",
     "positions",
+    "presets",
     "resolve",
     "select_streams",
 ]
