@@ -16,6 +16,7 @@ from flarecli.encodings import column
 from flarecli.errors import FormatError, UsageError
 from flarecli.hashes import digest, known
 from flarecli.model import Columns, File, IntArray, Playlist, Stream
+from flarecli.playlists.lifting import lift
 from flarecli.storage import Location
 
 __all__ = ["COUNTS", "FLOAT", "faults", "parse", "read"]
@@ -54,11 +55,13 @@ def parse(data: bytes, at: Location) -> Playlist:
         decoded = data.decode()
     except UnicodeDecodeError as error:
         raise FormatError(f"not UTF-8 at byte {error.start}", where=at) from None
+    match = _SUM_LINE.search(data, max(0, len(data) - 100))
+    protected = bool(match) and digest(memoryview(data)[: match.start()]) == match[1].decode()  # type: ignore[index, union-attr]
+    del data, match  # there may be a hundred megabytes of it
     root = _document(decoded, at)
+    del decoded
     if not isinstance(root, _Map):
         raise FormatError("no mapping of streams in it", where=at)
-    match = _SUM_LINE.search(data)
-    protected = bool(match) and digest(data[: match.start()]) == match[1].decode()  # type: ignore[index, union-attr]
     return Playlist(tuple(_stream(name, value, at, root.lines[name]) for name, value in root.items()), at, protected)
 
 
@@ -67,6 +70,19 @@ def _fault(at: Location, line: int, message: str) -> FormatError:
 
 
 def _document(decoded: str, at: Location) -> Any:
+    short, lifted = lift(decoded, _plain)
+    if lifted:
+        try:
+            value = _read(short, at, lifted)
+            if not lifted:
+                return value
+        except FormatError:  # what is wrong, and where, is told from the whole
+            pass
+    return _read(decoded, at, {})
+
+
+def _read(decoded: str, at: Location, lifted: dict[str, list[Any]]) -> Any:
+    """Read YAML; the items of long lists are taken from `lifted`, whose words stand for them."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -79,7 +95,7 @@ def _document(decoded: str, at: Location) -> Any:
                 if documents > 1:
                     start: Any = event.start_mark
                     raise _fault(at, start.line + 1, "a second document")
-                value = _value(next(events), events, at, 0)
+                value = _value(next(events), events, at, 0, lifted)
         return value
     except yaml.MarkedYAMLError as error:
         mark: Any = error.problem_mark
@@ -89,7 +105,7 @@ def _document(decoded: str, at: Location) -> Any:
         raise FormatError(f"not valid YAML: {str(error).splitlines()[0][:200]}", where=at) from None
 
 
-def _value(event: Any, events: Iterator[Any], at: Location, depth: int) -> Any:
+def _value(event: Any, events: Iterator[Any], at: Location, depth: int, lifted: dict[str, list[Any]]) -> Any:
     import yaml
 
     line = event.start_mark.line + 1
@@ -104,24 +120,30 @@ def _value(event: Any, events: Iterator[Any], at: Location, depth: int) -> Any:
     if isinstance(event, yaml.SequenceStartEvent):
         items = []
         while not isinstance(event := next(events), yaml.SequenceEndEvent):
-            items.append(_value(event, events, at, depth + 1))
+            run = lifted.pop(event.value, None) if lifted and isinstance(event, yaml.ScalarEvent) else None
+            if run is None:
+                items.append(_value(event, events, at, depth + 1, lifted))
+            else:
+                items += run
         return items
     out = _Map()
     while not isinstance(event := next(events), yaml.MappingEndEvent):
         line = event.start_mark.line + 1
-        key = _value(event, events, at, depth + 1)
+        key = _value(event, events, at, depth + 1, lifted)
         if not isinstance(key, str):
             raise _fault(at, line, f"the name {key!r:.60} is not text; put it in quotes")
         if key in out:
             raise _fault(at, line, f"the name {key!r:.60} was used in line {out.lines[key]}")
         out.lines[key] = line
-        out[key] = _value(next(events), events, at, depth + 1)
+        out[key] = _value(next(events), events, at, depth + 1, lifted)
     return out
 
 
 def _scalar(text: str, plain: bool) -> Any:
-    if not plain:
-        return text
+    return _plain(text) if plain else text
+
+
+def _plain(text: str) -> Any:
     if text in _WORDS:
         return _WORDS[text]
     if _INT.fullmatch(text):
@@ -185,7 +207,14 @@ def _halves(name: str, value: Any, at: Location, line: int) -> tuple[_Map, list[
     return headers, content or []
 
 
+def _all_of(kind: type, values: list[Any]) -> bool:
+    """Say whether every value is of one type and no other, however many there are."""
+    return set(map(type, values)) <= {kind}
+
+
 def _not_addresses(name: str, urls: list[Any], at: Location, value: _Map) -> Iterator[FormatError]:
+    if _all_of(str, urls) and "" not in urls:
+        return
     for i, url in enumerate(urls):
         if not isinstance(url, str) or not url:
             yield _fault(at, value.lines["content"], f"content[{i}] of {name!r:.60} is {url!r:.60}, not an address")
@@ -229,6 +258,8 @@ def _counts(headers: _Map, key: str, wanted: int, at: Location) -> IntArray:
     if not isinstance(values, list) or len(values) != wanted:
         got = f"{len(values)} values" if isinstance(values, list) else "no list"
         raise _fault(at, headers.lines[key], f"{key} has {got}, content has {wanted}")
+    if _all_of(int, values) and min(values, default=0) >= 0 and max(values, default=0) < 1 << 62:
+        return np.array(values, np.int64)
     for i, value in enumerate(values):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62):
             raise _fault(at, headers.lines[key], f"{key}[{i}] is {value!r:.60}, not a count")
@@ -240,7 +271,7 @@ def _texts(headers: _Map, key: str, wanted: int, at: Location) -> list[str]:
     if not isinstance(values, list) or len(values) != wanted:
         got = f"{len(values)} values" if isinstance(values, list) else "no list"
         raise _fault(at, headers.lines[key], f"{key} has {got}, content has {wanted}")
-    for i, value in enumerate(values):
+    for i, value in enumerate([] if _all_of(str, values) else values):
         if not isinstance(value, str):
             raise _fault(at, headers.lines[key], f"{key}[{i}] is {value!r:.60}, not text; put it in quotes")
     return values

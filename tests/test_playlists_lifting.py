@@ -1,0 +1,99 @@
+"""Long lists are taken out before the YAML library reads: what comes of it is what the library alone would give, or the same fault."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flarecli.errors import FormatError
+from flarecli.playlists import lifting, reading
+from flarecli.storage import locate
+
+AT = locate("/nowhere/playlist.yaml")
+LONG = 300
+
+
+def alone(text):
+    """What the YAML library gives of all of it."""
+    return reading._read(text, AT, {})
+
+
+def outcome(call, *args):
+    try:
+        return call(*args)
+    except FormatError as error:
+        return str(error)
+
+
+@pytest.fixture(autouse=True)
+def short_lists_too(monkeypatch):
+    monkeypatch.setattr(lifting, "_WORTH", 16)
+
+
+ITEMS = [
+    "a/b.mds", "00000/shard.0000001.mds", "https://host.example:80/a?b=c&d=%20e", "12", "0", "007", "1:30", "no", "true", "null", "~", "-1", "1.5",
+    "1e3",
+    "9223372036854775807", "99999999999999999999", "0x1F", "1_000", ".5", "...", "=", "_", "a:b", '"a b"', '"007"', '"#"', '""', '"12"', '"a, b"',
+    '"- a"',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("item", ITEMS)
+def test_items_mean_the_same_in_a_long_list(item):
+    for text in ("k:\n" + f"  - {item}\n" * LONG + "  - z\n", "k:\n" + f"- {item}\n" * LONG, "k: [\n" + f"  {item}, {item},\n" * LONG + "  1]\n"):
+        assert reading._document(text, AT) == alone(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "k: |\n" + "  - a\n" * LONG,
+        "k: >\n" + "  - a\n" * LONG,
+        "k: word\n" + "  - a\n" * LONG,
+        'k: "\n' + "  - a\n" * LONG + '"\n',
+        "k: 'x\n" + "  - a\n" * LONG + "'\n",
+        "k: word\n" + "  1, 2,\n" * LONG,
+        "k: {\n" + "  a, b,\n" * LONG + "}\n",
+        "k: {\n" + "".join(f"  a{i}, b{i},\n" for i in range(LONG)) + "  c}\n",
+        "k: [x\n" + "  1, 2,\n" * LONG + "]\n",
+        'k: ["x\n' + "  1, 2,\n" * LONG + '"]\n',
+        "k:\n" + "  - a\n" * LONG + "    b\n",
+        "k:\n" + "  - a\n" * LONG + "   - b\n",
+        "k:\n" + "  - a\n" * LONG + " - b\n",
+        "k:\n" + "  - a\n" * LONG + "  - b: 1\n    c: 2\n" + "  - d\n" * LONG,
+        "k:\n" + "  - a\n" * LONG + "  - &x b\n",
+        "k:\n" + "  - a\n" * LONG + "  - [\n",
+        "k:\n" + "  - a\n" * LONG + "k: 1\n",
+        "k:\n" + "  - a\n" * LONG + "l: *x\n",
+        "k:\n" + "  - a\n" * LONG + "--- 1\n",
+        "k:\n  - a\n  -\n" + "    - b\n" * LONG + "  - c\n",
+        "- a\n" * LONG,
+        "k:\n" + "  # - a\n" * LONG + "  - a\n",
+        "k: &x\n" + "  - a\n" * LONG,
+        "a:\n" + "  - 1\n" * LONG + "b:\n" + "  - 2\n" * LONG + "c: [\n" + "  3,\n" * LONG + "]\n",
+        "k: [[\n" + "  1, 2,\n" * LONG + "  3], [\n" + '  "1", "2",\n' * LONG + "  3]]\n",
+    ],
+)
+def test_what_only_looks_like_a_list_is_what_it_is(text):
+    assert outcome(reading._document, text, AT) == outcome(alone, text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_any_text_of_such_lines_means_the_same(seed):
+    rng = random.Random(seed)
+    lines = ["k:"]
+    for _ in range(rng.randrange(1, 8)):
+        indent, item = " " * rng.choice((0, 1, 2, 2, 2, 4)), rng.choice(ITEMS)
+        line = rng.choice((f"- {item}", f"- {item}", f"{item}, {item},", f"{item}:", "x: [", "]", "x: |", "x: {", "}", "- - a", item, "x:", "#", ""))
+        lines += [indent + line] * rng.choice((1, 1, 2, 3, 10))
+    text = "\n".join(lines) + "\n"
+    assert outcome(reading._document, text, AT) == outcome(alone, text)
+
+
+def test_long_lists_reach_the_library_as_one_item():
+    text = "k:\n" + "  - a\n" * LONG + "l: [\n" + "  1, 2,\n" * LONG + "  3]\n"
+    short, lifted = lifting.lift(text, str)
+    assert len(lifted) == 2 and sum(map(len, lifted.values())) == 3 * LONG - 1
+    assert short.count("\n") == text.count("\n") and len(short.replace("\n", "")) < 200
