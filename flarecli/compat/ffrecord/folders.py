@@ -1,0 +1,112 @@
+"""ffrecord's packed folders: a folder's files as records, and their names as the last one, which is read without running anything."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from flarecli.compat.ffrecord.files import FileReader
+from flarecli.errors import MissingError, UsageError
+from flarecli.formats import packed_folder, spans
+from flarecli.formats.ffrecord_table import open_shard
+from flarecli.model import IntArray
+from flarecli.storage import Location, locate
+
+__all__ = ["PackedFolder", "pack_folder"]
+
+
+def pack_folder(folder: str | os.PathLike[str], fname: str | os.PathLike[str]) -> None:
+    """Write a folder's files, those below it too, as one file. A link is what it leads to; a ring of links is refused.
+
+    raises  UsageError for a name that does not end in `.ffr`; MissingError for a link that leads nowhere
+    """
+    root, name = os.fspath(folder), os.fspath(fname)
+    if not name.endswith(".ffr"):
+        raise UsageError("its name does not end in .ffr", where=name)
+    contents: dict[str, bytes | Location] = {}
+    empty: list[str] = []
+    _walk(root, "", contents, empty, ())
+    at = locate(f"{os.path.dirname(os.path.abspath(name))}/")
+    packed_folder.write_folder(at, os.path.basename(name), contents, empty)
+
+
+def _walk(folder: str, above: str, contents: dict[str, bytes | Location], empty: list[str], seen: tuple[str, ...]) -> None:
+    real = os.path.realpath(folder)
+    if real in seen:
+        raise UsageError("a link leads back to a folder above it", where=folder)
+    for entry in os.scandir(folder):
+        path = above + entry.name
+        if entry.is_dir():
+            empty.append(path)
+            _walk(entry.path, f"{path}/", contents, empty, (*seen, real))
+        elif entry.is_file():
+            contents[path] = locate(entry.path)
+        else:
+            raise MissingError("a link that leads nowhere, or no file", where=entry.path)
+
+
+class PackedFolder:
+    """The files of a packed folder by name.
+
+    raises  FormatError if it is none; UnsafeError for a list of names that would run code, or a name that leaves the folder
+    """
+
+    def __init__(self, fname: str | os.PathLike[str], check_data: bool = True) -> None:
+        self.fname, self.check_data = os.fspath(fname), check_data
+        self.reader = FileReader(self.fname, check_data)
+        self._tree = packed_folder.directory(open_shard(spans.of(locate(self.fname)), None, check_data))
+
+    def _find(self, path: str | os.PathLike[str]) -> Any:
+        entry: Any = self._tree
+        for part in PurePosixPath(path).parts:
+            entry = entry.get(part) if isinstance(entry, dict) else None
+            if entry is None:
+                return None
+        return entry
+
+    def exists(self, path: str | os.PathLike[str]) -> bool:
+        """Say whether a file or a folder has that name."""
+        return self._find(path) is not None
+
+    def is_file(self, path: str | os.PathLike[str]) -> bool:
+        """Say whether a file has that name."""
+        return isinstance(self._find(path), int)
+
+    def is_dir(self, path: str | os.PathLike[str]) -> bool:
+        """Say whether a folder has that name."""
+        return isinstance(self._find(path), dict)
+
+    def read(self, paths: Sequence[str | os.PathLike[str]]) -> list[IntArray]:
+        """Give the contents of files, in the order asked: uint8 [bytes] each. Raises MissingError for a name that no file has."""
+        rows = [self._find(path) for path in paths]
+        for path, row in zip(paths, rows, strict=True):
+            if not isinstance(row, int):
+                raise MissingError(f"no file {os.fspath(path)!r:.80}", where=self.fname)
+        return self.reader.read(rows)
+
+    def read_one(self, path: str | os.PathLike[str]) -> IntArray:
+        """Give the contents of one file."""
+        return self.read([path])[0]
+
+    def list(self, path: str | os.PathLike[str] = "", list_file: bool = True, list_dir: bool = True, recursive: bool = False) -> list[str | Path]:
+        """Name what a folder holds, relative to it: text for its own entries, Paths for those below, where those are asked for.
+
+        raises  MissingError for a name that no folder has
+        """
+        tree = self._find(path)
+        if not isinstance(tree, dict):
+            raise MissingError(f"no folder {os.fspath(path)!r:.80}", where=self.fname)
+        out: list[str | Path] = []
+        for name, entry in tree.items():
+            if list_dir if isinstance(entry, dict) else list_file:
+                out.append(name)
+            if recursive and isinstance(entry, dict):
+                below = self.list(PurePosixPath(path) / name, list_file, list_dir, True)
+                out += [Path(name) / one for one in below]
+        return out
+
+    def close(self) -> None:
+        """End: nothing more is read."""
+        self.reader.close()

@@ -1,0 +1,153 @@
+"""ffrecord's datasets and loader for torch: a batch of numbers in, a batch of samples out. Loads torch."""
+
+from __future__ import annotations
+
+import multiprocessing
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, islice
+from typing import Any
+
+import torch.utils.data
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+from flarecli.compat.ffrecord.files import FileReader
+from flarecli.errors import RowsError, UsageError
+
+__all__ = ["ConcatDataset", "DataLoader", "Dataset", "Subset"]
+
+
+class Dataset(torch.utils.data.Dataset):  # type: ignore[misc, type-arg, unused-ignore]
+    """Records of FFRecord files: `data[[3, 4, 1]]` is what `process(indices, data)`, which a subclass defines, makes of their bytes."""
+
+    def __init__(self, fnames: Any, check_data: bool = True) -> None:
+        self.fnames = fnames
+        self.reader = FileReader(fnames, check_data)
+
+    def __len__(self) -> int:
+        return self.reader.n
+
+    def __getitem__(self, indices: Sequence[int]) -> Any:
+        if not isinstance(indices, (list, tuple)):
+            raise TypeError("indices are a list of numbers")
+        return self.process(list(indices), self.reader.read(indices))
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:  # what torch's own loader asks for
+        return self[list(indices)]
+
+    def process(self, indices: list[int], data: list[Any]) -> Any:
+        """Make samples of the bytes of a batch; a subclass says how."""
+        raise NotImplementedError
+
+    def ffreaders(self) -> list[FileReader]:
+        """Give the readers that this dataset holds, itself or through others."""
+        found = []
+        for value in vars(self).values():
+            for one in value if isinstance(value, list) else [value]:
+                found += [one] if isinstance(one, FileReader) else one.ffreaders() if isinstance(one, Dataset) else []
+        return found
+
+    def __add__(self, other: Any) -> ConcatDataset:
+        return ConcatDataset([self, other])
+
+
+class Subset(Dataset):
+    """Some rows of a dataset."""
+
+    def __init__(self, dataset: Dataset, indices: Sequence[int]) -> None:
+        self.dataset, self.indices = dataset, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, indices: Sequence[int]) -> Any:
+        return self.dataset[[self.indices[index] for index in indices]]
+
+
+class ConcatDataset(Dataset):
+    """Datasets behind one another; numbers below 0 count from the end."""
+
+    def __init__(self, datasets: Iterable[Dataset]) -> None:
+        self.datasets = list(datasets)
+        if not self.datasets:
+            raise UsageError("no datasets to put behind one another")
+        self.cumulative_sizes = list(accumulate(map(len, self.datasets)))
+
+    def __len__(self) -> int:
+        return self.cumulative_sizes[-1]
+
+    def __getitem__(self, indices: Sequence[int]) -> Any:
+        wanted: dict[int, list[tuple[int, int]]] = {}
+        for place, index in enumerate(indices):
+            row = index + len(self) if index < 0 else index
+            if not 0 <= row < len(self):
+                raise RowsError(f"sample {index} is outside the data, which has {len(self)}")
+            k = bisect_right(self.cumulative_sizes, row)
+            wanted.setdefault(k, []).append((place, row - (self.cumulative_sizes[k - 1] if k else 0)))
+        out: list[Any] = [None] * len(indices)
+        for k, pairs in sorted(wanted.items()):
+            for (place, _), sample in zip(pairs, self.datasets[k][[row for _, row in pairs]], strict=True):
+                out[place] = sample
+        return out
+
+
+class _Skipping:
+    """Batches of numbers behind the first `step`; a sampler draws those all the same, so that what follows stays what it was."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches, self.step = batches, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self.batches), self.step, None)
+
+    def __len__(self) -> int:
+        return len(self.batches) - self.step
+
+
+class DataLoader(torch.utils.data.DataLoader):  # type: ignore[misc, type-arg, unused-ignore]
+    """torch's own, which reads a batch at once, forks its workers, and can leave out the first batches: `set_step(k)`.
+
+    skippable  False: as torch makes it, without `set_step`
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool = False,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int = 0,
+        *args: Any,
+        drop_last: bool = False,
+        generator: Any = None,
+        skippable: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        if args:
+            raise UsageError("what comes behind num_workers is given by name")
+        if num_workers and kwargs.get("multiprocessing_context") is None:
+            kwargs["multiprocessing_context"] = multiprocessing.get_context("fork")
+        self._skipping: _Skipping | None = None
+        how = {"num_workers": num_workers, "generator": generator, **kwargs}
+        if batch_size is None and batch_sampler is None and skippable:
+            raise UsageError("batches that are not made here cannot be skipped", hint="Give skippable=False.")
+        if not skippable:
+            how |= {"sampler": sampler, "batch_sampler": batch_sampler}
+            how |= {} if batch_sampler is not None else {"batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last}
+            super().__init__(dataset, **how)
+            return
+        if batch_sampler is None:
+            chosen = sampler if sampler is not None else RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
+            batch_sampler = BatchSampler(chosen, batch_size or 1, drop_last)
+        skipping = _Skipping(batch_sampler)
+        super().__init__(dataset, batch_sampler=skipping, **how)
+        self._skipping = skipping
+
+    def set_step(self, step: int) -> None:
+        """Leave out the first `step` batches of every iteration from now on. Raises UsageError for a step that is none."""
+        if self._skipping is None:
+            raise UsageError("the loader is not skippable")
+        if not 0 <= step < len(self._skipping.batches):
+            raise UsageError(f"step {step} is none of {len(self._skipping.batches)} batches")
+        self._skipping.step = step

@@ -1,0 +1,184 @@
+"""The examples of ffrecord's README with another import line, its golden files, and the rest of what its users call."""
+
+import pickle
+import shutil
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+from flarecli.compat import ffrecord
+from flarecli.compat.ffrecord import FileReader, FileWriter, PackedFolder, pack_folder
+from flarecli.errors import IntegrityError, MissingError, RowsError, UnfinishedError, UsageError
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "ffrecord"
+
+
+def serialize(sample):
+    return pickle.dumps(sample)
+
+
+def deserialize(data):
+    return pickle.loads(data)
+
+
+@pytest.fixture
+def fname(tmp_path):
+    samples = list(range(100))
+    fname = str(tmp_path / "test.ffr")
+    n = len(samples)
+    writer = FileWriter(fname, n)
+    for i in range(n):
+        data = serialize(samples[i])
+        writer.write_one(data)
+    writer.close()
+    return fname
+
+
+def test_write_and_read(fname):
+    reader = FileReader(fname, check_data=True)
+    assert reader.n == 100
+    indices = [3, 6, 0, 10, 3]
+    assert [deserialize(one) for one in reader.read(indices)] == indices
+    assert deserialize(reader.read_one(99)) == 99
+    one = reader.read_one(0)
+    assert one.dtype == np.uint8 and one.flags.writeable
+    assert reader.read([]) == []
+    reader.validate()
+    assert len(reader.get_offsets(0)) == 101 and len(reader.get_checksums(0)) == 100
+    assert [deserialize(one) for one in pickle.loads(pickle.dumps(reader)).read(range(100))] == list(range(100))
+    for wrong in (-1, 100):
+        with pytest.raises(RowsError):
+            reader.read([wrong])
+    reader.close()
+    with pytest.raises(UsageError):
+        reader.read([0])
+
+
+@pytest.mark.parametrize("name", ["one", "many", "empties", "allempty", "zero", "multi", "multi_order", "dumped", "big", "oldversion"])
+def test_the_originals_files_are_read_and_written_again(tmp_path, name):
+    data = FIXTURES / name / "data"
+    reader = FileReader(data if data.is_dir() else str(data))
+    for file, path in enumerate(reader.fnames):
+        first = sum(len(reader.get_checksums(k)) for k in range(file))
+        records = reader.read(range(first, first + len(reader.get_checksums(file))))
+        assert [crc32(one) for one in records] == reader.get_checksums(file).tolist()
+        with FileWriter(tmp_path / "again.ffr", len(records)) as writer:
+            for one in records:
+                writer.write_one(one)
+        if name != "oldversion":
+            assert (tmp_path / "again.ffr").read_bytes() == Path(path).read_bytes()
+
+
+def test_the_whole_buffer_is_written(tmp_path):
+    values = [np.arange(5), np.zeros((2, 3), np.uint8), np.arange(10)[::2], bytearray(b"x"), b""]
+    with FileWriter(tmp_path / "a.ffr", len(values)) as writer:
+        for one in values:
+            writer.write_one(one)
+    found = FileReader(tmp_path / "a.ffr").read(range(5))
+    assert [one.tobytes() for one in found] == [bytes(np.asarray(one).tobytes()) if hasattr(one, "shape") else bytes(one) for one in values]
+
+
+def test_too_few_and_too_many_records(tmp_path):
+    writer = FileWriter(tmp_path / "a.ffr", 2)
+    writer.write_one(b"x")
+    with pytest.raises(UsageError, match="1 records were written, 2 are wanted"):
+        writer.close()
+    assert list(tmp_path.iterdir()) == []
+    writer = FileWriter(tmp_path / "a.ffr", 1)
+    writer.write_one(b"x")
+    with pytest.raises(UsageError):
+        writer.write_one(b"y")
+    writer.close()
+    assert FileReader(tmp_path / "a.ffr").n == 1
+    with pytest.raises(UsageError):
+        FileWriter(tmp_path / "a.bin", 1)
+
+
+def test_damage_is_named(fname):
+    data = bytearray(Path(fname).read_bytes())
+    data[-1] ^= 1
+    Path(fname).write_bytes(data)
+    with pytest.raises(IntegrityError, match=r"test.ffr\[99\]"):
+        FileReader(fname).read([99])
+    assert len(FileReader(fname, check_data=False).read([99])) == 1
+    with pytest.raises(UnfinishedError):
+        FileReader(FIXTURES / "bad" / "aborted_writer.ffr")
+
+
+def test_a_packed_folder_is_the_originals(tmp_path):
+    (packed,) = (FIXTURES / "packed" / "data").glob("*.ffr") if (FIXTURES / "packed" / "data").is_dir() else [FIXTURES / "packed" / "data"]
+    shutil.copy(packed, tmp_path / "their.ffr")
+    folder = PackedFolder(tmp_path / "their.ffr")
+    tree = FIXTURES / "packed" / "source_tree"
+    for path in (path for path in tree.rglob("*") if path.is_file()):
+        name = path.relative_to(tree)
+        assert folder.read_one(name).tobytes() == path.read_bytes()
+        assert folder.exists(name) and folder.is_file(name) and not folder.is_dir(name)
+
+
+def test_packing_a_folder_and_looking_into_it(tmp_path):
+    for name in ("b/x.txt", "b/c/y.txt", "a.txt"):
+        (tmp_path / "f" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "f" / name).write_text(name)
+    (tmp_path / "f" / "void").mkdir()
+    pack_folder(tmp_path / "f", tmp_path / "f.ffr")
+    folder = PackedFolder(tmp_path / "f.ffr")
+    assert folder.list() == ["a.txt", "b", "void"]
+    assert folder.list(recursive=True, list_dir=False) == ["a.txt", Path("b/c/y.txt"), Path("b/x.txt")]
+    assert folder.list("b", list_file=False) == ["c"]
+    assert [bytes(one) for one in folder.read(["b/x.txt", "a.txt"])] == [b"b/x.txt", b"a.txt"]
+    assert folder.is_dir("void") and not folder.exists("a.txt/child") and not folder.exists("../f.ffr")
+    with pytest.raises(MissingError):
+        folder.read_one("b")
+    (tmp_path / "f" / "ring").symlink_to(tmp_path / "f")
+    with pytest.raises(UsageError, match="leads back"):
+        pack_folder(tmp_path / "f", tmp_path / "g.ffr")
+    assert not (tmp_path / "g.ffr").exists()
+
+
+def test_records_in_several_files(tmp_path):
+    from flarecli.compat.ffrecord.files import dump
+
+    dump([bytes([i]) for i in range(10)], str(tmp_path / "d"), 4)
+    reader = FileReader(tmp_path / "d")
+    assert [len(reader.get_checksums(k)) for k in range(4)] == [3, 3, 3, 1]
+    assert [one[0] for one in reader.read([9, 0, 3, 9])] == [9, 0, 3, 9]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_and_a_loader_of_torch(fname, workers):
+    torch = pytest.importorskip("torch")
+
+    class CustomDataset(ffrecord.torch.Dataset):
+        def __init__(self, fname, check_data=True, transform=None):
+            super().__init__(fname, check_data)
+            self.transform = transform
+
+        def process(self, indices, data):
+            samples = [pickle.loads(b) for b in data]
+            if self.transform:
+                samples = [self.transform(s) for s in samples]
+            return samples
+
+    dataset = CustomDataset(fname)
+    assert dataset[[3, 4, 1, 0]] == [3, 4, 1, 0]
+    assert dataset.ffreaders() == [dataset.reader]
+    both = dataset + ffrecord.torch.Subset(dataset, range(50, 60))
+    assert both[[0, 100, -1, 0]] == [0, 50, 59, 0]
+    with pytest.raises(TypeError):
+        dataset[3]
+
+    def loader():
+        seeded = torch.Generator().manual_seed(5)
+        return ffrecord.torch.DataLoader(dataset, batch_size=16, shuffle=True, num_workers=workers, generator=seeded)
+
+    whole = [batch.tolist() for batch in loader()]
+    assert sorted(one for batch in whole for one in batch) == list(range(100))
+    rest = loader()
+    rest.set_step(3)
+    assert len(rest) == 4
+    assert [batch.tolist() for batch in rest] == whole[3:]
+    with pytest.raises(UsageError):
+        rest.set_step(7)
