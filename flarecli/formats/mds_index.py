@@ -37,9 +37,9 @@ def open_dataset(at: Location) -> Stream:
     where = at / INDEX
     shards, size = read_shards(where)
     there = _cached(at, shards)
-    listed = Listed()
+    listed, shown = Listed(), str(where)
     for i, shard in enumerate(shards):
-        listed.add(shard, f"{where}: shards[{i}]", there)
+        listed.add(shard, f"{shown}: shards[{i}]", there)
     return listed.stream(at, File(INDEX, size))
 
 
