@@ -88,9 +88,8 @@ def main() -> None:
             took, used = (statistics.median(one[key] for one in found) for key in ("seconds", "cpu"))
             peak = max(one["peak"] for one in found)
             verdict = "" if took <= seconds and peak <= most else "   MISSED"
-            print(
-                f"{name:24}{found[0]['rows']:12,} rows {took:8.2f} s, {used:.2f} of CPU, {peak / 1e6:8.0f} MB (at most {seconds} s, {most / 1e6:.0f} MB){verdict}"
-            )
+            wanted = f"at most {seconds} s, {most / 1e6:.0f} MB"
+            print(f"{name:24}{found[0]['rows']:14,} rows {took:8.2f} s, {used:.2f} of CPU, {peak / 1e6:8.0f} MB ({wanted}){verdict}")
 
 
 if __name__ == "__main__":
