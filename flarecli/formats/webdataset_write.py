@@ -33,7 +33,12 @@ _UNFIT = r"^/|^~|^[A-Za-z]:|//|(^|/)\.\.(/|$)|./\.(/|$)|/$|[\x00-\x1f\x7f\\]|\.[
 
 
 def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:
-    """Weigh an empty tar and each row of a batch: headers, and members filled up to whole blocks; int64 [rows]."""
+    """Weigh an empty tar and each row of a batch: headers, and members filled up to whole blocks; int64 [rows].
+
+    raises  ValueFitError, UnsafeError naming the first row, `[row]` of the batch, with a key that would not read back
+    """
+    if KEY in batch.schema.names:
+        _check_each(batch.column(KEY), "")
     heads, sizes = _weights(columns, batch, _keys(batch, 0, 0))
     return len(tar.END), (heads + np.where(sizes < 0, 0, tar.padded(sizes))).sum(0)
 
@@ -94,10 +99,14 @@ def _keys(batch: pa.RecordBatch, number: int, first: int) -> pa.Array:
     return pc.binary_join_element_wise(pa.scalar(f"{number:05d}", TEXT), pc.ascii_lpad(rows, 7, "0"), pa.scalar("-", TEXT))
 
 
-def _check_keys(keys: pa.ChunkedArray, to: Location) -> None:
+def _check_each(keys: pa.Array | pa.ChunkedArray, to: object) -> None:
     wrong = pc.or_kleene(pc.match_substring_regex(keys, _UNFIT), pc.greater(pc.binary_length(keys), 255)).fill_null(True)
     for row in pc.indices_nonzero(wrong).to_pylist():
         _check_key(keys[row].as_py(), f"{to}[{row}]")
+
+
+def _check_keys(keys: pa.ChunkedArray, to: Location) -> None:
+    _check_each(keys, to)
     if pc.count_distinct(keys).as_py() != len(keys):
         seen: dict[str, int] = {}
         for row, key in enumerate(keys.to_pylist()):

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import playlists
-from flarecli.errors import NoRowsError, UsageError
+from flarecli.errors import FlareError, NoRowsError, UsageError
 from flarecli.formats import HOLDS_NULL, KEY_COLUMN
 from flarecli.hashes import DEFAULT
 from flarecli.model import Columns, IntArray, Settings
@@ -211,23 +211,23 @@ def _held(plan: Plan, writer: Writer, part: links.Fetched, batch: pa.RecordBatch
         return batch, rows, []
     found = [_earliest(writer, batch, first)] if plan.on_error == "fail" else _unheld(writer, batch, 0)
     failures = []
-    for at, reason in found:
+    for at, error in found:
         key = plan.named_by
         named = "" if key is None else key_text(part.batch.column(key)[int(np.searchsorted(part.rows, rows[at]))])
-        failures.append(Failure(int(rows[at]), named, "", "value", reason))
+        failures.append(Failure(int(rows[at]), named, "", error.kind, error.message))
     keep = np.ones(len(rows), bool)
     keep[[at for at, _ in found]] = False
     return batch.filter(pa.array(keep)), rows[keep], failures
 
 
-def _earliest(writer: Writer, batch: pa.RecordBatch, found: tuple[int, str]) -> tuple[int, str]:
+def _earliest(writer: Writer, batch: pa.RecordBatch, found: tuple[int, FlareError]) -> tuple[int, FlareError]:
     """Find the first such row: a format looks at one column after another."""
     while found[0] and (earlier := writer.unheld(batch[: found[0]])) is not None:
         found = earlier
     return found
 
 
-def _unheld(writer: Writer, batch: pa.RecordBatch, first: int) -> list[tuple[int, str]]:
+def _unheld(writer: Writer, batch: pa.RecordBatch, first: int) -> list[tuple[int, FlareError]]:
     """Find all such rows, by halving: a few cost a few passes."""
     found = writer.unheld(batch)
     if found is None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from flarecli import __version__, compress, encodings, formats, hashes, playlists
 from flarecli.encodings import BINARY
-from flarecli.errors import FlareError, UsageError, ValueFitError
+from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 from flarecli.model import Chunk, Columns, File, IntArray, Playlist, Settings, Stream
 from flarecli.storage import Guard
 from flarecli.write.failures import Failed, Failure
@@ -165,17 +165,17 @@ class Writer:
         batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(column) for column in columns]))
         self.write_batch(batch, np.arange(first, first + len(samples)))
 
-    def unheld(self, batch: pa.RecordBatch) -> tuple[int, str] | None:
+    def unheld(self, batch: pa.RecordBatch) -> tuple[int, FlareError] | None:
         """Give the first row of a batch that the format cannot hold although its encodings can, and why."""
         if self._weighed[0] is batch:
             return None
         try:
             self._base, sizes = self._format.row_sizes(self.columns or (), batch, self.settings)
-        except ValueFitError as error:
+        except (ValueFitError, UnsafeError) as error:
             at = re.fullmatch(r"\[(\d+)\]", error.where)
             if at is None:
                 raise
-            return int(at[1]), error.message
+            return int(at[1]), error
         self._weighed = batch, sizes
         return None
 
@@ -186,7 +186,7 @@ class Writer:
         raises  ValueFitError for a row that the format cannot hold, `where` is its `[place]`; nothing of the batch is written then
         """
         if found := self.unheld(batch):
-            raise ValueFitError(found[1], where=f"[{rows[found[0]]}]")
+            raise type(found[1])(found[1].message, where=f"[{rows[found[0]]}]", hint=found[1].hint)
         sizes = self._weighed[1]
         ends = np.cumsum(sizes)
         limit = min(self.settings.shard_bytes or _SHARD_LIMIT, _SHARD_LIMIT)

@@ -140,3 +140,14 @@ def test_the_first_row_that_a_format_cannot_hold_is_named_whichever_column_it_is
     with pytest.raises(ValueFitError) as caught:
         flarecli.pack(str(tmp_path / "index.parquet"), str(tmp_path / "out"), format="granular-refs")
     assert str(caught.value) == f"{tmp_path}/index.parquet[1]: column 'b' has a record of no bytes, which granular-refs cannot hold"
+
+
+def test_a_key_that_no_member_can_have_is_named_as_a_row_of_the_source_and_may_be_skipped(tmp_path):
+    keys = ["a", "b.c", "d", "../e"]
+    pq.write_table(pa.table({"key": keys, "txt": keys}), tmp_path / "i.parquet")
+    with pytest.raises(ValueFitError) as caught:
+        flarecli.pack(str(tmp_path / "i.parquet"), str(tmp_path / "out"), format="webdataset", key="key")
+    assert str(caught.value) == f"{tmp_path}/i.parquet[1]: b.c: the key 'b.c' has a dot in its last part, where its extension would begin"
+    done = flarecli.pack(str(tmp_path / "i.parquet"), str(tmp_path / "out"), format="webdataset", key="key", on_error="skip", overwrite=True)
+    assert (done.rows, done.failed) == (2, 2)
+    assert [row["__key__"] for row in flarecli.open(str(tmp_path / "out"))] == ["a", "d"]
