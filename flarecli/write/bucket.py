@@ -135,21 +135,23 @@ class BucketTarget:
 
     def finish(self) -> None:
         """Take the scratch objects away. Call it when everything else is in the bucket."""
-        if self.at is self._new:
-            self._swap()
-        self._clear()
-        self.release()
+        try:
+            if self.at is self._new:
+                self._swap()
+            self._clear()
+        finally:
+            self.release()
 
     def abandon(self, keep: bool) -> None:
         """Let go after a failure: with `keep`, what is done stays for --resume; else nothing of it stays."""
-        with contextlib.suppress(FlareError):
+        try:
             if not keep:
                 self.check()
-                if self.at is self._new:
-                    self._clear()
-                else:
-                    self._empty()
-        self.release()
+                self._clear() if self.at is self._new else self._empty()
+        except FlareError:
+            pass
+        finally:
+            self.release()
 
     def release(self) -> None:
         """Let go of the lock."""

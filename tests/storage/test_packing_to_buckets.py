@@ -1,0 +1,340 @@
+"""Packing to S3: one pack at a time, whole objects, the playlist last, and after any kill the objects of an unbroken run."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flarecli import verbs
+from flarecli.errors import BusyError, UnfinishedError, UsageError
+from flarecli.formats import names
+from flarecli.storage import Guard, Limits, locate
+from flarecli.storage.anything import AnyStore
+from flarecli.write import Failure, Writer, lease
+
+ROWS = 400
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    rng, path = random.Random(5), tmp_path_factory.mktemp("index") / "index.parquet"
+    images = [b"\xff\xd8\xff\xe0" + rng.randbytes(rng.randrange(500, 1500)) for _ in range(ROWS)]
+    pq.write_table(pa.table({"id": list(range(ROWS)), "image": images, "bad": [None if i in (7, 250) else i for i in range(ROWS)]}), path)
+    return str(path)
+
+
+def objects(address):
+    """Name -> bytes of all objects below an address, in the bucket as it is now."""
+    at = locate(address)
+    try:
+        return {entry.name: (at / entry.name).read() for entry in at.list()}
+    except FileNotFoundError:
+        return {}
+
+
+def put(address, name, data):
+    (locate(address) / name).write([data])
+
+
+def options(**more):
+    return {"shard_bytes": 20_000, "on_error": "skip", **more}
+
+
+HOLDS = {"json": ["id"], "csv": ["id"], "tsv": ["id"], "ffrecord": ["image"], "webdataset": ["key", "image"]}
+
+
+@pytest.mark.parametrize("format", [name for name in names() if name not in ("files", "xsv")])
+def test_each_format_is_the_same_in_a_bucket_as_on_a_disk(s3, index, tmp_path, format):
+    more = {"key": "key"} if format == "webdataset" else {"columns": HOLDS.get(format, ["id", "image"])}
+    if format == "webdataset":
+        table = pq.read_table(index).append_column("key", pa.array([f"k{i}" for i in range(ROWS)]))
+        index = str(tmp_path / "keyed.parquet")
+        pq.write_table(table.select(HOLDS[format]), index)
+    local = verbs.pack(index, str(tmp_path / "out"), format=format, shard_bytes=20_000, **more)
+    packed = verbs.pack(index, f"{s3}/deep/out", format=format, shard_bytes=20_000, **more)
+    assert (packed.rows, packed.shards, packed.playlist) == (local.rows, local.shards, f"{s3}/deep/out/playlist.yaml")
+    on_disk = {str(path.relative_to(tmp_path / "out")): path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert objects(f"{s3}/deep/out") == on_disk
+    assert [*verbs.verify(f"{s3}/deep/out")] == []
+
+
+def test_failed_rows_are_one_object_in_the_end(s3, index, tmp_path):
+    verbs.pack(index, str(tmp_path / "out"), **options())
+    packed = verbs.pack(index, f"{s3}/out", **options())
+    assert packed.failed == 2
+    assert objects(f"{s3}/out")["failed.jsonl"] == (tmp_path / "out" / "failed.jsonl").read_bytes()
+
+
+def test_what_is_there_is_refused_resumed_or_replaced(s3, index):
+    out = f"{s3}/out"
+    verbs.pack(index, out, **options())
+    first = objects(out)
+    with pytest.raises(UsageError) as caught:
+        verbs.pack(index, out, **options())
+    assert str(caught.value) == f"{out}: the folder is not empty" and "--resume" in caught.value.hint and "--overwrite" in caught.value.hint
+    assert verbs.pack(index, out, **options(resume=True)).resumed_rows == ROWS - 2
+    assert objects(out) == first
+    with pytest.raises(UsageError, match="a dataset of another source or other options is there"):
+        verbs.pack(index, out, **options(resume=True, shard_rows=10))
+    verbs.pack(index, out, **options(overwrite=True, shard_rows=100))
+    second = objects(out)
+    assert second != first and not any(name.startswith(".flare/") for name in second)
+    assert [*verbs.verify(out)] == []
+    put(out, "thesis.doc", b"mine")
+    with pytest.raises(UsageError, match=r"it holds 'thesis.doc', which is no part of a dataset"):
+        verbs.pack(index, out, **options(overwrite=True))
+    assert objects(out) == {**second, "thesis.doc": b"mine"}
+
+
+def test_an_overwrite_that_fails_leaves_the_old_dataset(s3, index):
+    out = f"{s3}/out"
+    verbs.pack(index, out, **options())
+    first = objects(out)
+    with pytest.raises(ValueError):
+        verbs.pack(index, out, shard_bytes=20_000, overwrite=True)  # row 7 has no `bad`
+    assert {name: data for name, data in objects(out).items() if not name.startswith(".flare/")} == first
+    assert verbs.inspect(out).rows == ROWS - 2
+    verbs.pack(index, out, **options(overwrite=True))
+    assert objects(out) == first
+
+
+def test_a_failure_before_the_first_shard_leaves_nothing(s3, index):
+    with pytest.raises(ValueError):
+        verbs.pack(index, f"{s3}/out", shard_bytes=20_000)
+    assert objects(f"{s3}/out") == {}
+
+
+def test_an_unfinished_pack_is_named_and_begun_anew_only_when_asked(s3, index, tmp_path):
+    out = f"{s3}/out"
+    with pytest.raises(ValueError):
+        verbs.pack(index, out, shard_bytes=6_000)
+    assert ".flare/lock" not in objects(out) and ".flare/journal/00000.json" in objects(out)
+    with pytest.raises(UnfinishedError) as caught:
+        verbs.pack(index, out, shard_bytes=6_000)
+    assert str(caught.value) == f"{out}: an unfinished pack"
+    with pytest.raises(UnfinishedError):
+        verbs.inspect(out)
+    with pytest.raises(UsageError, match="the unfinished pack there was begun with on_error"):
+        verbs.pack(index, out, shard_bytes=6_000, resume=True, on_error="skip")
+    verbs.pack(index, out, **options(overwrite=True))
+    verbs.pack(index, str(tmp_path / "out"), **options())
+    assert objects(out) == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+
+
+def test_two_packs_into_one_folder_are_one_too_many(s3):
+    first = Writer(f"{s3}/out", columns={"id": "int"})
+    owner = json.loads(objects(f"{s3}/out")[".flare/lock"])
+    for more in ({}, {"resume": True}, {"overwrite": True}):
+        with pytest.raises(BusyError) as caught:
+            Writer(f"{s3}/out", columns={"id": "int"}, **more)
+        named = f"process {os.getpid()} on {owner['host']}, since {owner['start']}"
+        assert (str(caught.value), caught.value.exit_code) == (f"{s3}/out: another pack is at work there ({named})", 3)
+    first.write({"id": 1})
+    first.close()
+    assert ".flare/lock" not in objects(f"{s3}/out")
+
+
+def test_of_many_that_begin_at_once_one_wins(s3):
+    won, lost, start = [], [], threading.Barrier(6)
+
+    def begin():
+        start.wait()
+        try:
+            won.append(Writer(f"{s3}/out", columns={"id": "int"}))
+        except BusyError as error:
+            lost.append(error)
+
+    threads = [threading.Thread(target=begin) for _ in range(6)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert (len(won), len(lost)) == (1, 5)
+    won[0].abandon()
+
+
+def elsewhere(s3, **more):
+    """A lock that another machine left."""
+    lock = {"pid": 4, "host": "far", "start": "2020-01-01 00:00:00", "machine": "another", "ticks": 5, "token": "t", "beat": 3, **more}
+    put(f"{s3}/out", ".flare/lock", json.dumps(lock).encode())
+
+
+def test_a_lock_that_does_not_change_is_taken_over_and_one_that_does_is_not(s3, monkeypatch):
+    monkeypatch.setattr(lease, "DEAD_S", 1.0)
+    elsewhere(s3)
+    with pytest.raises(BusyError, match=r"another pack is at work there \(process 4 on far, since 2020-01-01 00:00:00\)"):
+        Writer(f"{s3}/out", columns={"id": "int"})
+    beats = threading.Timer(0.4, lambda: elsewhere(s3, beat=4))
+    beats.start()
+    with pytest.raises(BusyError, match="far"):
+        Writer(f"{s3}/out", columns={"id": "int"}, resume=True)
+    writer = Writer(f"{s3}/out", columns={"id": "int"}, resume=True)
+    assert json.loads(objects(f"{s3}/out")[".flare/lock"])["pid"] == os.getpid()
+    writer.abandon()
+
+
+def test_a_pack_whose_lock_was_taken_over_stops(s3, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT_S", 0.1)
+    writer = Writer(f"{s3}/out", columns={"id": "int"})
+    elsewhere(s3)
+    time.sleep(0.5)
+    writer.write({"id": 1})
+    with pytest.raises(BusyError, match="another pack has taken over"):
+        writer.close()
+    assert json.loads(objects(f"{s3}/out")[".flare/lock"])["host"] == "far"
+    assert "playlist.yaml" not in objects(f"{s3}/out")
+
+
+def test_other_stores_take_a_pack_too(index, tmp_path):
+    out = f"memory://bucket{time.monotonic_ns()}/out"
+    verbs.pack(index, out, **options())
+    verbs.pack(index, str(tmp_path / "out"), **options())
+    assert objects(out) == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    with pytest.raises(UsageError, match="the folder is not empty"):
+        verbs.pack(index, out, **options())
+
+
+def test_a_web_server_is_not_written_to(index):
+    with pytest.raises(UsageError, match="http://127.0.0.1/out: a web server is read, not written to"):
+        verbs.pack(index, "http://127.0.0.1/out")
+
+
+def test_unpack_writes_no_bucket(s3, index):
+    verbs.pack(index, f"{s3}/out", **options())
+    with pytest.raises(UsageError) as caught:
+        verbs.unpack(f"{s3}/out", f"{s3}/files")
+    assert str(caught.value) == f"{s3}/files: this is written to local folders only"
+
+
+def test_a_bucket_that_is_not_there_is_named(s3, index):
+    with pytest.raises(FileNotFoundError, match="no such bucket"):
+        verbs.pack(index, "s3://no-such-bucket-here/out", guard=Guard(limits=Limits(retries=0)))
+
+
+class Watcher(threading.Thread):
+    """Looks again and again for a playlist that is there before all that it lists."""
+
+    def __init__(self, out):
+        super().__init__(daemon=True)
+        self.out, self.over, self.wrong, self.looks = out, threading.Event(), [], 0
+
+    def run(self):
+        while not self.over.is_set():
+            self.looks += 1
+            found = objects_named(self.out)
+            if "playlist.yaml" in found and not self.all <= found:
+                self.wrong.append(sorted(found))
+            time.sleep(0.03)
+
+
+def objects_named(address):
+    try:
+        return {entry.name for entry in locate(address).list()}
+    except FileNotFoundError:
+        return set()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_killed_anywhere_and_resumed_it_is_the_same_objects(s3, index, tmp_path, overwrite):
+    verbs.pack(index, f"{s3}/whole", **options(shard_bytes=8_000))
+    wanted = objects(f"{s3}/whole")
+    out, rng = f"{s3}/out", random.Random(overwrite)
+    if overwrite:
+        verbs.pack(index, out, **options(shard_bytes=30_000))
+    watcher = Watcher(out)
+    watcher.all = set() if overwrite else set(wanted)
+    watcher.start()
+    argv = [sys.executable, "-m", "flarecli", "pack", index, out, "--shard-size", "8000", "--on-error", "skip", "--resume", "-q"]
+    argv += ["--overwrite"] if overwrite else []
+    kills = 0
+    for _ in range(12):
+        began = time.monotonic()
+        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        while process.poll() is None and not locate(f"{out}/.flare/lock").exists() and time.monotonic() - began < 5:
+            time.sleep(0.02)
+        try:
+            process.wait(rng.uniform(0, 0.5) if kills < 3 else 30)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        said = process.communicate()[1].decode()
+        if process.returncode >= 0:
+            assert process.returncode in (0, 1), said
+            break
+    watcher.over.set()
+    watcher.join()
+    assert objects(out) == wanted
+    assert watcher.wrong == [] and watcher.looks > 3
+    assert kills
+
+
+def test_stopped_at_any_step_and_resumed_it_is_the_same(index, monkeypatch):
+    """Each object that is written or deleted is once the last one, with and without an old dataset there."""
+    bucket = f"memory://bucket{time.monotonic_ns()}"
+
+    class Killed(BaseException):
+        pass
+
+    with_failures = options(shard_bytes=150_000)
+    verbs.pack(index, f"{bucket}/whole", **with_failures)
+    wanted = objects(f"{bucket}/whole")
+    real = {name: getattr(AnyStore, name) for name in ("write", "delete")}
+    for overwrite in (False, True):
+        for step in range(200):
+            out, count = f"{bucket}/out{overwrite}{step}", [0]
+            if overwrite:
+                verbs.pack(index, out, **options(shard_bytes=300_000))
+
+            def dying(name, out=out, count=count, step=step):
+                def call(self, path, *more, **named):
+                    if not path.endswith("/lock"):
+                        count[0] += 1
+                        if count[0] > step:
+                            raise Killed
+                    return real[name](self, path, *more, **named)
+
+                return call
+
+            for name in real:
+                monkeypatch.setattr(AnyStore, name, dying(name))
+            try:
+                verbs.pack(index, out, **with_failures, overwrite=overwrite)
+                ended = True
+            except Killed:
+                ended = False
+            for name in real:
+                monkeypatch.setattr(AnyStore, name, real[name])
+            if ended:
+                break
+            found = objects(out)
+            if overwrite and "playlist.yaml" not in found:
+                assert ".flare/new/playlist.yaml" in found
+            if not overwrite and "playlist.yaml" in found:
+                assert wanted.items() <= found.items()
+            verbs.pack(index, out, **with_failures, resume=True, overwrite=overwrite and (step % 2 == 0 or ".flare/new" not in "".join(found)))
+            assert objects(out) == wanted, (overwrite, step)
+        assert step > 10
+
+
+def test_failures_of_a_resumed_pack_are_listed_once(s3):
+    out = f"{s3}/out"
+    writer = Writer(out, columns={"id": "int"}, settings=None)
+    writer.fail(Failure(0, "a", "id", "null", "is null"))
+    writer.write({"id": 1})
+    writer._write_samples()
+    writer._flush(2)
+    writer.fail(Failure(2, "b", "id", "null", "is null"))
+    writer.failed.settle(3)  # noted nowhere
+    writer.target.release()
+    with Writer(out, columns={"id": "int"}, resume=True) as again:
+        assert (again.rows, again.next, again.failed.count) == (1, 2, 1)
+        again.fail(Failure(2, "b", "id", "null", "is null"))
+        again.write({"id": 3})
+    assert [json.loads(line)["row"] for line in objects(out)["failed.jsonl"].splitlines()] == [0, 2]
+    assert sorted(objects(out)) == ["failed.jsonl", "index.json", "playlist.yaml", "shard.00000.mds", "shard.00001.mds"]
