@@ -165,7 +165,7 @@ class Folder:
 
 
 def _main(mixtures: Counter[frozenset[str]], at: Location, asked: Sequence[str] | None) -> str:
-    """Give the extension that most keys have, of those asked for; of equals a medium before text, then the first by name."""
+    """Give the medium that most keys have, of those asked for, if half of them have it; else what most have, of equals the first by name."""
     counts = Counter[str]()
     for mixture, count in mixtures.items():
         for name in mixture:
@@ -174,7 +174,8 @@ def _main(mixtures: Counter[frozenset[str]], at: Location, asked: Sequence[str] 
         if name not in counts:
             raise UsageError(f"no file is {name!r}", where=at, hint=f"Choose from {', '.join(sorted(counts)[:20])}.")
     choice = list(asked) if asked else sorted(counts)
-    return min(choice, key=lambda name: (-counts[name], not is_medium(kind_of(f".{name}")), name))
+    half = mixtures.total() / 2
+    return min(choice, key=lambda name: (not (is_medium(kind_of(f".{name}")) and counts[name] >= half), -counts[name], name))
 
 
 def _notes(folder: Folder, mixtures: Counter[frozenset[str]], named: dict[frozenset[str], list[str]], left_out: LeftOut) -> Iterator[str]:

@@ -13,6 +13,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TypeAlias
@@ -38,6 +39,7 @@ _STEP = 1024  # rows of a slice
 _AHEAD_ROWS = 4096  # rows whose links are asked for before they are needed
 _BATCH_BYTES = 4 << 20  # fetched bytes of one output batch, about: each is there twice while it is made, and a shard keeps the last one whole
 _LUMP_BYTES = 1 << 20  # room is given back to the engine in lumps: each time rings a bell
+_OBJECTS = 16  # objects of buckets that are read at a time
 _NAP_S = 0.002  # after a wait: the next few answers come meanwhile, else each of them would wake this thread
 _TEXTUAL = frozenset({"html", "xml", "json", "str"})  # kinds of which a page is no surprise
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
@@ -81,7 +83,8 @@ class _Flaw:
     reason: str
 
 
-_Want: TypeAlias = "Request | Location | _Flaw"
+_Read: TypeAlias = "Future[bytes | _Flaw | None]"
+_Want: TypeAlias = "Request | Location | _Read | _Flaw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,7 @@ class _Fetcher:
         self._links, self._key, self._at, self._guard = links, key, at, guard
         self._limits, self._allow_empty = limits, allow_empty
         self._engine: Engine | None = None
+        self._pool: ThreadPoolExecutor | None = None
         self._order = 0
         self._awaited: Request | None = None
         self._arrived = SimpleQueue[None]()
@@ -166,6 +170,8 @@ class _Fetcher:
         """End all transfers."""
         if self._engine is not None:
             self._engine.close()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
 
     # -- asking
 
@@ -201,7 +207,9 @@ class _Fetcher:
         if self._at.is_local and not is_url(text) and _SCHEME.match(text) and not text.lower().startswith("file:"):
             raise UnsafeError(f"{text.partition(':')[0]}: is not an address that flare reads")
         found = self._at.join(text)
-        return found if found.is_local else self._request(parse(found.path), self._named)
+        if found.is_local or not _WEB.match(str(found)):  # a key of a bucket may look like an address
+            return found
+        return self._request(parse(found.path), self._named)
 
     @property
     def _named(self) -> frozenset[str]:
@@ -222,6 +230,7 @@ class _Fetcher:
         failures: list[Failure] = []
         size = 0
         for row in range(part.batch.num_rows):
+            self._read_ahead(part, row)
             values = [self._value(part, i, row) for i in range(len(self._links))]
             flaw = next(((link, value) for link, value in zip(self._links, values, strict=True) if isinstance(value, _Flaw)), None)
             if flaw is not None:
@@ -260,7 +269,9 @@ class _Fetcher:
         kind = ""
         try:
             if isinstance(want, Location):
-                body = self._local(want)
+                body = self._whole(want)
+            elif isinstance(want, Future):
+                body = self._object(want, text)
             else:
                 body = self._answer(want)
                 kind = want.answer.get("content-type") if want.answer is not None else ""
@@ -271,8 +282,26 @@ class _Fetcher:
         reason = self._unwanted(body, kind, text, link)
         return body if reason is None else _Flaw(reason[0], f"{redact(text)}: {reason[1]}")
 
-    def _local(self, at: Location) -> bytes | _Flaw:
+    def _read_ahead(self, part: _Slice, row: int) -> None:
+        """Begin to read the objects of buckets that the next rows name."""
+        for wants in part.wants:
+            for at in range(row, min(row + max(1, _OBJECTS // len(self._links)), len(wants))):
+                want = wants[at]
+                if isinstance(want, Location) and not want.is_local:
+                    self._pool = self._pool or ThreadPoolExecutor(_OBJECTS, "objects")
+                    wants[at] = self._pool.submit(self._small, want)
+
+    def _small(self, at: Location) -> bytes | _Flaw | None:
+        """Read an object unless it is large: then its row reads it when it comes."""
         size = at.size()
+        return None if self._limits.ahead_bytes // _OBJECTS < size <= self._limits.max_bytes else self._whole(at, size)
+
+    def _object(self, read: _Read, text: str) -> bytes | _Flaw:
+        found = read.result()
+        return self._whole(self._at.join(text)) if found is None else found
+
+    def _whole(self, at: Location, size: int | None = None) -> bytes | _Flaw:
+        size = at.size() if size is None else size
         if size > self._limits.max_bytes:
             return _Flaw("large", f"{at}: larger than the limit of {self._limits.max_bytes} bytes")
         return at.read(0, size)

@@ -102,7 +102,7 @@ def test_files_beside_a_local_index_are_read_and_others_are_not(at, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://bucket/key", "ftp://127.0.0.1/x", "gopher://127.0.0.1/", "data:text/plain,x", "simplecache::http://127.0.0.1/", "zip://x.zip"]
+    "url", ["ftp://127.0.0.1/x", "gopher://127.0.0.1/", "data:text/plain,x", "simplecache::http://127.0.0.1/", "zip://x.zip"]
 )
 def test_other_schemes_fail_their_row(at, url):
     kind, reason = outcome(url, at)
