@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flarecli.read import Mix as Mix
     from flarecli.read import mix as mix
     from flarecli.read import open as open
+    from flarecli.read import presets as presets
     from flarecli.verbs import cat as cat
     from flarecli.verbs import inspect as inspect
     from flarecli.verbs import merge_index as merge_index
@@ -51,6 +52,7 @@ _ROOMS = {
     "open": "flarecli.read",
     "pack": "flarecli.verbs",
     "playlist": "flarecli.verbs",
+    "presets": "flarecli.read",
     "reindex": "flarecli.verbs",
     "unpack": "flarecli.verbs",
     "verify": "flarecli.verbs",
@@ -74,6 +76,7 @@ __all__ = [
     "open",
     "pack",
     "playlist",
+    "presets",
     "reindex",
     "unpack",
     "verify",

@@ -19,6 +19,7 @@ __all__ = ["positions"]
 _ROUNDS = 6
 _BLOCK = 1 << 14
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # splitmix64's
+_HALF = np.uint64(32)
 _GOLDEN, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
 
@@ -50,22 +51,33 @@ def positions(steps: IntArray, rows: int, seed: int, epoch: int = 0) -> IntArray
 
 def _keys(seed: int, epoch: int) -> list[np.uint64]:
     state = (seed * 0xD1342543DE82EF95 + epoch * 0xAF251AF3B0F025B5 + 1) & _MASK
-    return [np.uint64((state + (i + 1) * _GOLDEN) & _MASK) for i in range(_ROUNDS)]
-
-
-def _mixed(half: IntArray, key: np.uint64) -> IntArray:
-    mixed = half + key  # uint64 wraps, as it should
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX1
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX2
-    return mixed ^ (mixed >> np.uint64(31))
+    keys = []
+    for i in range(_ROUNDS):
+        mixed = (state + (i + 1) * _GOLDEN) & _MASK  # splitmix64: keys of neighbouring seeds have nothing in common
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+        keys.append(np.uint64(mixed ^ (mixed >> 31)))
+    return keys
 
 
 def _permuted(numbers: IntArray, a: int, b: int, keys: list[np.uint64]) -> IntArray:
-    high, low = np.uint64(a), np.uint64(b)
-    left, right = numbers // low, numbers % low
+    """Permute pairs; each step writes over what the one before left, so a block stays in the cache."""
+    low = np.uint64(b)
+    left = numbers // low
+    right = numbers - left * low
+    mixed, spare = np.empty_like(left), np.empty_like(left)
     for i, key in enumerate(keys):
-        if i % 2:
-            right = (right + _mixed(left, key) % low) % low
-        else:
-            left = (left + _mixed(right, key) % high) % high
-    return left * low + right
+        half, other, size = (left, right, low) if i % 2 else (right, left, np.uint64(a))
+        np.add(half, key, out=mixed)  # uint64 wraps, as it should
+        np.multiply(mixed, _MIX1, out=mixed)
+        np.right_shift(mixed, _HALF, out=spare)
+        np.bitwise_xor(mixed, spare, out=mixed)
+        np.multiply(mixed, _MIX2, out=mixed)
+        np.right_shift(mixed, _HALF, out=mixed)  # 32 bits, times the size, over 2^32: below the size, and no division
+        np.multiply(mixed, size, out=mixed)
+        np.right_shift(mixed, _HALF, out=mixed)
+        np.add(other, mixed, out=other)
+        np.subtract(other, size, out=spare)  # wraps to something huge where nothing is to be taken away
+        np.minimum(other, spare, out=other)
+    np.multiply(left, low, out=left)
+    return np.add(left, right, out=left)

@@ -1,0 +1,152 @@
+"""Decoders to give as `decode=`: stored bytes to arrays that batch. Picklable, so worker processes take them."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flarecli.errors import MissingLibraryError, UsageError, ValueFitError
+
+__all__ = ["Audio", "Image", "Text", "Video", "audio", "image", "text", "video"]
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A picture file -> uint8 [height, width, channels], or [height, width] of mode L."""
+
+    size: tuple[int, int] | None
+    mode: str
+    crop: bool
+
+    def __call__(self, data: bytes) -> Any:
+        from PIL import Image as pillow
+
+        try:
+            with pillow.open(io.BytesIO(data)) as picture:
+                if self.size is None:
+                    return np.asarray(picture.convert(self.mode))
+                width, height = self.size
+                if picture.format == "JPEG":
+                    picture.draft(self.mode, self._least(picture.size))  # decodes no more than is kept
+                box = self._box(picture.size) if self.crop else None
+                return np.asarray(picture.convert(self.mode).resize((width, height), pillow.Resampling.BILINEAR, box, reducing_gap=2.0))
+        except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+            raise ValueFitError(f"no picture: {error}") from error
+
+    def _least(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Give the size that a picture may be decoded at, in its own proportions."""
+        width, height = self.size or size
+        scale = max(width / size[0], height / size[1])
+        return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+    def _box(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
+        """Give the largest part in the middle with the proportions wanted: left, top, right, bottom."""
+        width, height = self.size or size
+        scale = min(size[0] / width, size[1] / height)
+        left, top = (size[0] - width * scale) / 2, (size[1] - height * scale) / 2
+        return left, top, left + width * scale, top + height * scale
+
+
+def image(size: int | tuple[int, int] | None = None, mode: str = "RGB", crop: bool = True) -> Image:
+    """Decode pictures to uint8 [height, width, channels].
+
+    size  pixels: one number, or (width, height); None leaves each as large as it is
+    mode  of Pillow: `RGB`, `L`, …
+    crop  the middle part with the proportions wanted; False changes the proportions
+    """
+    pair = (size, size) if isinstance(size, int) else size
+    if pair is not None and min(pair) < 1:
+        raise UsageError(f"{pair[0]} x {pair[1]} is no size of a picture")
+    return Image(pair, mode, crop)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """UTF-8 -> uint8 [size]: its bytes, cut or filled up with zeros."""
+
+    size: int
+
+    def __call__(self, data: bytes) -> Any:
+        out = np.zeros(self.size, np.uint8)
+        part = np.frombuffer(data[: self.size], np.uint8)
+        out[: len(part)] = part
+        return out
+
+
+def text(size: int) -> Text:
+    """Give text as its first `size` bytes, uint8 [size], zeros behind its end."""
+    return Text(size)
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """A sound file -> float32 [channels, samples]."""
+
+    rate: int | None
+    seconds: float
+
+    def __call__(self, data: bytes) -> Any:
+        av = _av()
+        try:
+            with av.open(io.BytesIO(data)) as file:
+                stream = file.streams.audio[0]
+                rate = self.rate or stream.rate
+                resampler, parts, left = av.AudioResampler("fltp", rate=rate), [], int(self.seconds * rate)
+                for frame in file.decode(stream):
+                    for one in resampler.resample(frame):
+                        parts.append(one.to_ndarray()[:, :left])
+                        left -= parts[-1].shape[1]
+                    if left <= 0:
+                        break
+                return np.concatenate(parts, axis=1)
+        except (av.error.FFmpegError, IndexError, ValueError) as error:
+            raise ValueFitError(f"no sound: {error}") from error
+
+
+def audio(rate: int | None = None, seconds: float = 600.0) -> Audio:
+    """Decode sound to float32 [channels, samples], by PyAV.
+
+    rate     samples a second to convert to; None keeps its own
+    seconds  the most that is decoded
+    """
+    return Audio(rate, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """A video file -> uint8 [frames, height, width, 3]."""
+
+    frames: int
+    step: int
+    size: tuple[int, int] | None
+
+    def __call__(self, data: bytes) -> Any:
+        av = _av()
+        width, height = self.size or (None, None)
+        out: list[Any] = []
+        try:
+            with av.open(io.BytesIO(data)) as file:
+                for k, frame in enumerate(file.decode(file.streams.video[0])):
+                    if len(out) == self.frames:
+                        break
+                    if k % self.step == 0:
+                        out.append(frame.reformat(width, height, "rgb24").to_ndarray())
+                return np.stack(out)
+        except (av.error.FFmpegError, IndexError, ValueError) as error:
+            raise ValueFitError(f"no video: {error}") from error
+
+
+def video(frames: int, step: int = 1, size: int | tuple[int, int] | None = None) -> Video:
+    """Decode the first `frames` frames of a video, every `step`-th, to uint8 [frames, height, width, 3], by PyAV; size is (width, height)."""
+    return Video(frames, step, (size, size) if isinstance(size, int) else size)
+
+
+def _av() -> Any:
+    try:
+        import av
+    except ImportError:
+        raise MissingLibraryError("PyAV is not installed", hint="Install it: pip install av.") from None
+    return av

@@ -1,0 +1,65 @@
+"""Presets: pictures as arrays of one shape, text as bytes of one length; truth from Pillow itself."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import flarecli as flare
+from flarecli.errors import MissingLibraryError, UsageError, ValueFitError
+
+
+def picture(size, kind="PNG", mode="RGB"):
+    width, height = size
+    rows, columns = np.mgrid[0:height, 0:width]
+    out = io.BytesIO()
+    pixels = np.stack([columns * 255 // width, rows * 255 // height, np.full_like(rows, 90)], 2).astype(np.uint8)
+    Image.fromarray(pixels).convert(mode).save(out, kind)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("size", [(640, 480), (48, 90), (1000, 20)])
+def test_pictures_become_arrays_of_one_shape(kind, size):
+    data = picture(size, kind)
+    whole = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert (flare.presets.image()(data) == whole).all()
+    out = flare.presets.image(32)(data)
+    assert (out.shape, out.dtype) == ((32, 32, 3), np.uint8)
+    edge = min(size)
+    left, top = (size[0] - edge) // 2, (size[1] - edge) // 2
+    middle = Image.open(io.BytesIO(data)).convert("RGB").crop((left, top, left + edge, top + edge)).resize((32, 32), Image.Resampling.BILINEAR)
+    assert np.abs(out.astype(int) - np.asarray(middle)).mean() < 6
+    wide = flare.presets.image((20, 10), "L", crop=False)(data)
+    assert wide.shape == (10, 20)
+
+
+def test_what_is_no_picture_is_refused():
+    for data in (b"", b"no picture", picture((64, 64), "JPEG")[:200]):
+        with pytest.raises(ValueFitError, match="^no picture: "):
+            flare.presets.image(8)(data)
+    with pytest.raises(UsageError, match="^0 x 0 is no size of a picture$"):
+        flare.presets.image(0)
+
+
+def test_text_becomes_bytes_of_one_length():
+    assert flare.presets.text(6)("héllo".encode()).tolist() == [104, 195, 169, 108, 108, 111]
+    assert flare.presets.text(8)(b"ab").tolist() == [97, 98, 0, 0, 0, 0, 0, 0]
+
+
+def test_moving_pictures_need_a_library(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "av", None)
+    for preset in (flare.presets.video(4), flare.presets.audio()):
+        with pytest.raises(MissingLibraryError, match="^PyAV is not installed$"):
+            preset(b"")
+
+
+def test_a_loader_batches_what_presets_make(tmp_path):
+    with flare.Writer(str(tmp_path / "d"), columns={"image": "jpeg", "text": "str"}) as writer:
+        for n in range(10):
+            writer.write({"image": picture((40 + n, 30), "JPEG"), "text": "x" * n})
+    data = flare.open(str(tmp_path / "d"))
+    for options in ({}, {"processes": True, "workers": 1}):
+        (batch,) = flare.Loader(data, 10, decode={"image": flare.presets.image(16), "text": flare.presets.text(4)}, **options)
+        assert (batch["image"].shape, batch["text"].shape) == ((10, 16, 16, 3), (10, 4))
