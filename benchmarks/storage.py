@@ -77,24 +77,19 @@ def flare_http(task: str, url: str) -> int:
 
 
 def flare_http_links(task: str, url: str) -> int:
-    """The engine below: what the links of an index go through."""
-    from queue import SimpleQueue
+    """The links of an index, as a pack fetches them: every check on, bytes in Arrow's hands."""
+    import pyarrow as pa
 
-    from flarecli.storage import Limits
-    from flarecli.storage.addresses import parse
-    from flarecli.storage.transfers import Engine, Request
+    from flarecli.progress import Progress
+    from flarecli.storage import Guard, Limits, locate
+    from flarecli.write.links import Link, fetch
 
-    engine, arrived, got = Engine(Limits(jobs=32), 64 << 20), SimpleQueue[Request](), 0
-    named = frozenset({parse(url).origin})
-    wanted = [Request(parse(f"{url}/files/{name}"), arrived.put, named=named, order=i) for i, name in enumerate(names(task))]
-    engine.submit(wanted)
-    for done in range(len(wanted)):
-        request = arrived.get()
-        if request.fault is not None:
-            sys.exit(str(request.fault))
-        got += len(request.data)
-        engine.release(len(request.data), done + 1)
-    engine.close()
+    links = pa.record_batch({"url": [f"{url}/files/{name}" for name in names(task)]})
+    got = 0
+    for some in fetch([links], [Link("url", "data")], key=None, at=locate("."), guard=Guard(), limits=Limits(jobs=32), progress=Progress()):
+        if some.failures:
+            sys.exit(str(some.failures[0]))
+        got += some.batch.column("data").nbytes
     return got
 
 

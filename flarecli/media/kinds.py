@@ -95,7 +95,10 @@ def _container(kind: str, head: bytes) -> str:
 
 
 def _markup(head: bytes) -> str | None:
-    text = _COMMENT.sub(b"", head.removeprefix(b"\xef\xbb\xbf").lstrip(), count=1)
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not text.startswith(b"<"):
+        return None
+    text = _COMMENT.sub(b"", text, count=1)
     if _HTML.match(text):
         return "html"
     if _XML.match(text):

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from flarecli.errors import FormatError, IntegrityError, UnsafeError, UsageError
 from flarecli.names import redact
-from flarecli.storage import direct, transfers
+from flarecli.storage import direct, plan, transfers
 from flarecli.storage.addresses import Address, folder_of, join, parse
 from flarecli.storage.answers import changed, settled
 from flarecli.storage.location import Entry, Guard, Location, Part, Written
@@ -24,7 +24,6 @@ from flarecli.storage.transfers import Request
 
 __all__ = ["HttpStore"]
 
-_NEAR = 1 << 16  # a gap that costs less to read than another request would
 _BLOCK = 1 << 20  # a file up to this size is read at once
 _WINDOW = 8 << 20  # bytes of a larger one that may be read before they are used
 _KEPT = 64 << 20  # bytes of files from servers that ignore ranges; one larger than that is kept alone
@@ -135,19 +134,8 @@ class HttpStore:
         return b"" if start == stop else self._read_pieces(path, [(start, stop)])[0]
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        pieces: list[list[int]] = []
-        piece_of = [0] * len(ranges)
-        for i in sorted(range(len(ranges)), key=ranges.__getitem__):
-            start, stop = ranges[i]
-            if start == stop:
-                continue
-            if pieces and start <= pieces[-1][1] + _NEAR:
-                pieces[-1][1] = max(pieces[-1][1], stop)
-            else:
-                pieces.append([start, stop])
-            piece_of[i] = len(pieces) - 1
-        data = self._read_pieces(path, [(start, stop) for start, stop in pieces])
-        return [data[k][a - pieces[k][0] : b - pieces[k][0]] if a != b else b"" for k, (a, b) in zip(piece_of, ranges, strict=True)]
+        pieces, piece_of = plan.joined(ranges)
+        return plan.cut(self._read_pieces(path, pieces), pieces, piece_of, ranges)
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
         """Read bytes 0..size in order, in pieces of any size, by one request that goes on where it breaks off."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from flarecli.errors import BusyError, FormatError, IntegrityError, MissingError, UsageError
 from flarecli.hashes import Sums
-from flarecli.storage import keys, native, refusals
+from flarecli.storage import keys, native, plan, refusals
 from flarecli.storage.answers import changed
 from flarecli.storage.credentials import Way, ways
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, short_read
@@ -25,7 +25,6 @@ from flarecli.storage.uploads import AHEAD, PIECE, upload
 __all__ = ["ObjectStore", "Unconditional"]
 
 T = TypeVar("T")
-_NEAR = 1 << 16  # a gap that costs less to read than another request would
 _FEW = 8  # ranges up to so many go out one by one, each on condition
 _GROUP = 256  # ranges that one call of the library gets
 _READ = 4 << 20  # what one request reads of an object that is read through: four of them ahead for each reader
@@ -246,19 +245,9 @@ class ObjectStore:
         return bytes(self._of_one_version(path, lambda: alone(partial(self._get, path, (start, stop)))))
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        pieces: list[list[int]] = []
-        piece_of = [0] * len(ranges)
-        for i in sorted(range(len(ranges)), key=ranges.__getitem__):
-            start, stop = ranges[i]
-            if start == stop:
-                continue
-            if pieces and start <= pieces[-1][1] + _NEAR:
-                pieces[-1][1] = max(pieces[-1][1], stop)
-            else:
-                pieces.append([start, stop])
-            piece_of[i] = len(pieces) - 1
-        data = self._of_one_version(path, lambda: self._many(path, [(start, stop) for start, stop in pieces]))
-        return [bytes(data[k][a - pieces[k][0] : b - pieces[k][0]]) if a != b else b"" for k, (a, b) in zip(piece_of, ranges, strict=True)]
+        pieces, piece_of = plan.joined(ranges)
+        data = self._of_one_version(path, lambda: self._many(path, pieces))
+        return plan.cut(data, pieces, piece_of, ranges)
 
     def _many(self, path: str, pieces: Sequence[tuple[int, int]]) -> list[memoryview]:
         jobs = self.guard.limits.jobs
