@@ -105,7 +105,7 @@ def keeper(printer: Printer, folder: str | None, limit: int) -> Keeper | None:
     return Cache(folder, limit)
 
 
-def share(text: str | None) -> int | float | None:
+def share(text: str | None, what: str = "rows") -> int | float | None:
     """Read `10` as so many rows, `1%` as a share: 0.01. Raises UsageError for anything else."""
     if text is None:
         return None
@@ -115,7 +115,7 @@ def share(text: str | None) -> int | float | None:
     except ValueError:
         found = -1
     if not 0 <= found < (1.0000001 if percent else 1 << 63):
-        raise UsageError(f"{text!r} is neither a number of rows nor a share", hint="Write it like 100 or 1%.")
+        raise UsageError(f"{text!r} is neither a number of {what} nor a share", hint="Write it like 100 or 1%.")
     return found
 
 
@@ -127,6 +127,16 @@ def rank(text: str | None) -> tuple[int, int] | None:
     if not (one.isdecimal() and of.isdecimal() and int(one) < int(of)):
         raise UsageError(f"{text!r} is no rank", hint="Write it like 0/8: the first of eight.")
     return int(one), int(of)
+
+
+def part(text: str | None) -> tuple[int, int] | None:
+    """Read `3/7` as the third of seven: (2, 7). Raises UsageError for anything else."""
+    if text is None:
+        return None
+    one, _, of = text.partition("/")
+    if not (one.isdecimal() and of.isdecimal() and 1 <= int(one) <= int(of)):
+        raise UsageError(f"{text!r} is no part", hint="Write it like 3/7: the third of seven.")
+    return int(one) - 1, int(of)
 
 
 def completes(*values: str) -> Callable[[str], list[str]]:

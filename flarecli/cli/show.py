@@ -174,6 +174,10 @@ class Printer:
         if not (self.as_json or self.quiet) and (self.verbose or not verbose):
             _tell(_clean(text) + "\n")
 
+    def told(self, text: str) -> None:
+        """Say on stderr what was asked for by name, however quiet it is to be."""
+        _tell(_clean(text) + "\n")
+
     def json(self, value: Any) -> None:
         """Print one JSON value as one line."""
         write_text(json_text(plain(value)) + "\n")

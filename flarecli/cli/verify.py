@@ -21,7 +21,15 @@ def command(
     stream: params.Streams = None,
     quick: Annotated[bool, option("--quick", help="Check sizes and headers only.")] = False,
     decode: Annotated[bool, option("--decode", help="Also decode every value.")] = False,
-    max_findings: Annotated[int, option("--max-findings", metavar="N", min=1, help="Stop after so many findings.")] = 100,
+    sample: Annotated[str | None, option("--sample", metavar="N|P%", help="Only so many shards, or that share, by chance.")] = None,
+    part: Annotated[str | None, option("--part", metavar="K/N", help="Only the K-th of N parts of the shards; 1/N to N/N are all.")] = None,
+    seed: Annotated[int, option("--seed", metavar="N", min=0, help="Another chance for --sample.")] = 0,
+    state: Annotated[str | None, option("--state", metavar="FILE", help="Keep what was checked there; go on with it if interrupted.")] = None,
+    against: Annotated[str | None, option("--against", metavar="PLAYLIST", help="Hold it against another playlist: shards, sizes, sums.")] = None,
+    duplicates: Annotated[bool, option("--duplicates", help="Also find rows that hold the same bytes.")] = False,
+    report: Annotated[list[str] | None, option("--report", metavar="FILE", help="Write .xml (JUnit), .json or .html too; repeatable.")] = None,
+    github: Annotated[bool, option("--github", help="Also print findings as GitHub's annotations, on stderr.")] = False,
+    max_findings: Annotated[int, option("--max-findings", metavar="N", min=1, help="Print so many findings; the rest is counted.")] = 100,
     jobs: params.Jobs = None,
     retries: params.Retries = 4,
     timeout: params.Timeout = 30.0,
@@ -40,7 +48,10 @@ def command(
     Example: flare verify out/ && echo whole
     """
     from flarecli import verbs
+    from flarecli.report import Result, annotation, check_report, write_report
 
+    for path in report or ():
+        check_report(path)
     printer = Printer(as_json, quiet, verbose)
     guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline)
     bar = Bar(printer)
@@ -51,25 +62,37 @@ def command(
             streams=stream or (),
             quick=quick,
             decode=decode,
+            sample=params.share(sample, "shards"),
+            part=params.part(part),
+            seed=seed,
+            against=against,
+            state=state,
+            duplicates=duplicates,
             max_findings=max_findings,
             jobs=jobs,
             guard=guard,
             limits=guard.limits,
             progress=bar,
         )
+        kept = []
         for finding in found:
             bar.hide()
+            kept += [finding] if report else []
             if as_json:
                 printer.json({"where": finding.where, "kind": finding.kind, "message": finding.message, "hint": finding.hint})
             elif not quiet:
                 hint = f" ({finding.hint})" if verbose and finding.hint else ""
                 printer.line(f"{finding.where}: {finding.message}{hint}")
+            if github:
+                printer.told(annotation(finding))
             finish()
     finally:
         bar.close()
+    counts = {"files": found.files, "shards": found.shards, "rows": found.rows, "bytes": found.bytes, "findings": found.findings}
+    for path in report or ():
+        write_report(path, Result(sources, kept, counts, found.unprotected, found.extra))
     if as_json:
-        counts = {"files": found.files, "shards": found.shards, "rows": found.rows, "bytes": found.bytes, "findings": found.findings}
-        printer.json({**counts, "unprotected": found.unprotected, "extra": found.extra})
+        printer.json({**counts, "unprotected": found.unprotected, "extra": found.extra, "left": found.left})
     else:
         for text in found.unprotected[:NOTES_SHOWN]:
             printer.note(text)
@@ -79,5 +102,6 @@ def command(
             printer.note(f"{name}: not listed, not checked", verbose=True)
         verdict = format_count(found.findings, "finding") if found.findings else "whole"
         checked = f"{format_count(found.files, 'file')}, {format_count(found.shards, 'shard')}, {format_count(found.rows, 'row')}"
-        printer.line(f"{verdict}: {checked}, {format_size(found.bytes)}{', sizes and headers only' if quick else ''}")
+        less = ", sizes and headers only" * quick + (f", {format_count(found.left, 'shard')} left out" if found.left else "")
+        printer.line(f"{verdict}: {checked}, {format_size(found.bytes)}{less}")
     raise typer.Exit(1 if found.findings else 0)

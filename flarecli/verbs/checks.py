@@ -12,14 +12,15 @@ from itertools import islice
 
 from flarecli import compress, encodings, formats
 from flarecli.encodings import Encoding
-from flarecli.errors import FlareError, MissingLibraryError, UnsafeError
+from flarecli.errors import FlareError, MissingError, MissingLibraryError, UnsafeError
 from flarecli.formats import spans
 from flarecli.hashes import Sums, known
 from flarecli.model import Chunk, Columns, File, Finding, Shard
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
+from flarecli.verbs.duplicates import contents
 
-__all__ = ["HELD", "Checked", "Claim", "check_chunk", "check_file", "finding"]
+__all__ = ["HELD", "Checked", "Claim", "Depth", "check_chunk", "check_file", "finding"]
 
 HELD = 256 << 20  # bytes of a shard that are held in memory at once
 _MANY = 10_000  # findings of one shard that are kept
@@ -35,14 +36,44 @@ class Claim:
     file: File
 
 
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How closely to look.
+
+    quick     sizes, and headers of local shards
+    decode    also decode every value, except pickles
+    contents  also sum up each row, to find equal ones
+    sizes     address -> bytes of every file below `below`, as the store lists them; None: ask for each file
+    """
+
+    quick: bool = False
+    decode: bool = False
+    contents: bool = False
+    sizes: Mapping[str, int] | None = None
+    below: str = ""
+
+    def size(self, at: Location) -> int:
+        """Give the size of a file. Raises MissingError if there is none."""
+        name = str(at)
+        if self.sizes is None or not name.startswith(self.below):
+            return at.size()
+        if name not in self.sizes:
+            raise MissingError("no such file", where=name)
+        return self.sizes[name]
+
+
 @dataclass(slots=True)
 class Checked:
-    """What checking one file came to; `rows` and `size` are what was looked at, `unprotected` what of it carries no sum."""
+    """What checking one file came to; `rows` and `size` are what was looked at, `unprotected` what of it carries no sum.
+
+    contents  16 bytes a row, if they were asked for
+    """
 
     findings: list[Finding] = field(default_factory=list)
     rows: int = 0
     size: int = 0
     unprotected: list[str] = field(default_factory=list)
+    contents: bytes = b""
 
 
 def finding(error: FlareError, where: object = "") -> Finding:
@@ -50,12 +81,12 @@ def finding(error: FlareError, where: object = "") -> Finding:
     return Finding(error.where or str(where), error.kind, error.message, error.hint)
 
 
-def check_file(at: Location, claims: Sequence[Claim], quick: bool) -> Checked:
+def check_file(at: Location, claims: Sequence[Claim], depth: Depth) -> Checked:
     """Check a file that is no shard, such as `index.json`: its size, and its sums unless `quick`."""
     out = Checked()
     try:
-        size = out.size = at.size()
-        if not _fits(at, size, claims, out) or quick:
+        size = out.size = depth.size(at)
+        if not _fits(at, size, claims, out) or depth.quick:
             return out
         sums = Sums(_names(claims, at, out))
         for block in at.blocks(size):
@@ -68,20 +99,22 @@ def check_file(at: Location, claims: Sequence[Claim], quick: bool) -> Checked:
     return out
 
 
-def check_chunk(chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, first_row: int, quick: bool, decode: bool) -> Checked:
+def check_chunk(chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, first_row: int, depth: Depth) -> Checked:
     """Check one shard against what is listed, then against its own structure.
 
     first_row  the row of the stream at which it begins; -1: not known
-    decode     also decode every value, except pickles
     """
     out, at = Checked(), chunk.at
     try:
         form = formats.find(chunk.format or "")
-        size = out.size = at.size()
+        size = out.size = depth.size(at)
         if not _fits(at, size, claims, out):
             return out
+        if depth.quick and not at.is_local:  # a header is one more request for each shard
+            out.rows = chunk.rows or 0
+            return out
         kind = spans.suffix(chunk) if form.SUFFIXES else ""
-        if not quick:
+        if not depth.quick:
             held = _summed(chunk, size, claims, kind, first_row, out)
         elif kind:
             out.rows = chunk.rows or 0
@@ -94,10 +127,12 @@ def check_chunk(chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, 
             own = getattr(form, "unprotected", None)  # of a format with sums of its own, what those leave out
             if own is not None and not any(claim.file.hashes for claim in claims) and (said := own(shard)):
                 out.unprotected.append(f"{at}: {said}")
-            if not quick:
-                out.findings += islice(form.verify_shard(shard, decode), _MANY)
-            if decode and not out.findings:
+            if not depth.quick:
+                out.findings += islice(form.verify_shard(shard, depth.decode), _MANY)
+            if depth.decode and not out.findings:
                 out.findings += islice(_decoded(form, shard), _MANY)
+            if depth.contents and not out.findings:
+                out.contents = contents(form, shard)
     except MissingLibraryError:
         raise
     except FlareError as error:

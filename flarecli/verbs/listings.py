@@ -5,7 +5,7 @@ A dataset may be listed twice, by a playlist and by the `index.json` beside it; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,17 +16,34 @@ from flarecli.errors import FlareError, IntegrityError, MissingError, MissingLib
 from flarecli.formats import INDEX
 from flarecli.formats.mds_config import agreed
 from flarecli.formats.mds_index import open_dataset
+from flarecli.hashes import digest
 from flarecli.model import Chunk, File, Finding, Playlist, Stream
+from flarecli.names import is_url
 from flarecli.playlists import PLAYLIST
 from flarecli.read import resolve, select_streams
 from flarecli.storage import Guard, Location
-from flarecli.verbs.checks import HELD, Checked, Claim, check_chunk, check_file, finding
+from flarecli.verbs.checks import HELD, Checked, Claim, Depth, check_chunk, check_file, finding
 
-__all__ = ["Listing", "Plan", "Task", "chunk_tasks", "file_tasks", "indexes", "is_index", "own_sum", "planned", "unlisted"]
+__all__ = [
+    "CHANGED",
+    "Listing",
+    "Plan",
+    "Task",
+    "chunk_tasks",
+    "file_tasks",
+    "held_against",
+    "indexes",
+    "is_index",
+    "own_sum",
+    "planned",
+    "sizes_below",
+    "uneven",
+    "unlisted",
+]
 
 _SUM_LINE = b"# flare "
 _TAIL = 4096  # bytes that hold a playlist's last line, whatever became of it
-_HINT = "Find out which of the two was changed."
+CHANGED = "Find out which of the two was changed."
 
 
 @dataclass(frozen=True)
@@ -42,26 +59,41 @@ class Plan:
 
 @dataclass(frozen=True)
 class Task:
-    """One file to check; `weight` is the memory that takes, `findings` what its listings say already."""
+    """One file to check; `weight` is the memory that takes, `findings` what its listings say already.
+
+    at   the address of a shard or its companion
+    key  the sum of that and of all that is listed of it; empty: the file is checked each time
+    """
 
     check: Callable[[], Checked]
     weight: int = 0
     is_shard: bool = False
     findings: tuple[Finding, ...] = ()
+    at: str = ""
+    key: str = ""
+    is_file: bool = True
 
 
 @dataclass
 class Listing:
-    """The `index.json` beside a playlist. `is_claimed`: the playlist names it, so the two list the same shards."""
+    """Another list of the same shards: the `index.json` beside a playlist, or a playlist that the dataset is held against.
+
+    is_claimed  the two must list the same shards: the playlist names the index, or the user named the other playlist
+    is_against  the user named it: it may lie elsewhere, and then its shards are known by their names
+    """
 
     at: Location
     stream: Stream
     is_claimed: bool
+    is_against: bool = False
     places: dict[str, int] = field(default_factory=dict)
     used: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.places = {str(self.stream.at.join(url)): i for i, url in enumerate(self.stream.urls)}
+        if self.is_against:
+            names = [url.partition("?")[0].rpartition("/")[2] if is_url(url) else url for url in self.stream.urls]
+            self.places |= {name: i for i, name in enumerate(names) if name not in self.places}
 
     @property
     def has_sums(self) -> bool:
@@ -70,7 +102,7 @@ class Listing:
 
     def find(self, chunk: Chunk) -> Chunk | None:
         """Give what it says of a shard."""
-        i = self.places.get(str(chunk.at))
+        i = self.places.get(str(chunk.at), self.places.get(chunk.files[0].name) if self.is_against else None)
         if i is None:
             return None
         self.used.add(i)
@@ -78,7 +110,7 @@ class Listing:
 
     def covers(self, chunk: Chunk) -> bool:
         """Say whether a shard lies below the folder that it lists."""
-        return str(chunk.at).startswith(f"{self.at.folder}/")
+        return self.is_against or str(chunk.at).startswith(f"{self.at.folder}/")
 
     def rest(self) -> list[str]:
         """Name the shards that nobody asked about."""
@@ -119,7 +151,7 @@ def own_sum(found: Playlist) -> tuple[int, list[Finding], bool]:
     return size, [Finding(str(found.at), "checksum", what, "It was changed after it was written; what it lists cannot be trusted.")], True
 
 
-def file_tasks(found: Playlist, stream: Stream, claimed: dict[str, tuple[Location, Checked]], quick: bool) -> Iterator[Task]:
+def file_tasks(found: Playlist, stream: Stream, claimed: dict[str, tuple[Location, Checked]], depth: Depth) -> Iterator[Task]:
     """Plan the files that belong to no shard; `claimed` takes in what came of each."""
 
     def check(name: str, file: File) -> Checked:
@@ -127,7 +159,7 @@ def file_tasks(found: Playlist, stream: Stream, claimed: dict[str, tuple[Locatio
             at = stream.at.join(name)
         except FlareError as error:
             return Checked([finding(error, found.at or "")])
-        done = check_file(at, [Claim(str(found.at), file)], quick)
+        done = check_file(at, [Claim(str(found.at), file)], depth)
         claimed[name] = at, done
         return done
 
@@ -152,7 +184,7 @@ def indexes(found: Playlist, stream: Stream, claimed: dict[str, tuple[Location, 
             yield None, [finding(error, at)]
             continue
         differ = bool(index.columns) and not _agree(index, stream)
-        yield Listing(at, index, is_claimed), [Finding(str(at), "listing", f"names other columns than {found.at}", _HINT)] if differ else []
+        yield Listing(at, index, is_claimed), [Finding(str(at), "listing", f"names other columns than {found.at}", CHANGED)] if differ else []
 
 
 def _agree(index: Stream, stream: Stream) -> bool:
@@ -164,9 +196,10 @@ def _agree(index: Stream, stream: Stream) -> bool:
     return True
 
 
-def chunk_tasks(found: Playlist, stream: Stream, beside: Sequence[Listing], quick: bool, decode: bool) -> Iterator[Task]:
-    """Plan the shards of a stream, each with what every listing claims of it."""
+def chunk_tasks(found: Playlist, stream: Stream, beside: Sequence[Listing], depth: Depth, chosen: Collection[int]) -> Iterator[Task]:
+    """Plan the chosen shards of a stream, each with what every listing claims of it; the lists are compared whole."""
     first = 0
+    mine = str(found.at or stream.at)
     for i in range(len(stream)):
         try:
             chunk = stream.chunk(i)
@@ -179,23 +212,31 @@ def chunk_tasks(found: Playlist, stream: Stream, beside: Sequence[Listing], quic
         for listing, other in others:
             if other is not None:
                 claims.append(Claim(str(listing.at), other.files[0]))
-                problems += _differences(found, listing, chunk, other)
-            elif listing.is_claimed and listing.covers(chunk) and not any(one for _, one in others):
-                problems.append(Finding(str(listing.at), "listing", f"does not list {chunk.at}, {found.at} does", _HINT))
+                problems += _differences(mine, listing, chunk, other)
+            elif listing.is_claimed and listing.covers(chunk) and (listing.is_against or not any(one for _, one in others)):
+                problems.append(Finding(str(listing.at), "listing", f"does not list {chunk.at}, {mine} does", CHANGED))
         raw = max((claim.file.raw_size or 0 for claim in claims), default=0)
         size = chunk.files[0].size
         weight = min(HELD // 4 if size is None else size, HELD) + raw
-        yield Task(partial(check_chunk, chunk, claims, stream.columns, first, quick, decode), weight, True, tuple(problems))
-        for k, at in enumerate(chunk.beside, 1):
+        check: Callable[[], Checked] = partial(check_chunk, chunk, claims, stream.columns, first, depth)
+        if i in chosen:
+            yield Task(check, weight, True, tuple(problems), str(chunk.at), _key(chunk.at, claims))
+        elif problems:
+            yield Task(Checked, findings=tuple(problems), is_file=False)
+        for k, at in enumerate(chunk.beside if i in chosen else (), 1):
             said = [Claim(str(found.at), chunk.files[k])] if found.at is not None else []
             said += [
                 Claim(str(one.at), file) for one, other in others if other is not None for file in other.files[1:] if file.name == chunk.files[k].name
             ]
-            yield Task(partial(check_file, at, said, quick))
+            yield Task(partial(check_file, at, said, depth), at=str(at), key=_key(at, said))
         first = first + chunk.rows if first >= 0 and chunk.rows is not None else -1
 
 
-def _differences(found: Playlist, listing: Listing, chunk: Chunk, other: Chunk) -> Iterator[Finding]:
+def _key(at: Location, claims: Sequence[Claim]) -> str:
+    return digest(repr((str(at), list(claims))).encode())
+
+
+def _differences(mine_is: str, listing: Listing, chunk: Chunk, other: Chunk) -> Iterator[Finding]:
     """Compare what two listings say of one shard."""
     ours, theirs = chunk.files[0], other.files[0]
     pairs: list[tuple[str, Any, Any]] = [
@@ -206,7 +247,39 @@ def _differences(found: Playlist, listing: Listing, chunk: Chunk, other: Chunk) 
     ]
     for what, mine, its in pairs:
         if mine is not None and its is not None and mine != its:
-            yield Finding(str(listing.at), "listing", f"lists {its} {what} for {chunk.at}, {found.at} lists {mine}", _HINT)
+            yield Finding(str(listing.at), "listing", f"lists {its} {what} for {chunk.at}, {mine_is} lists {mine}", CHANGED)
+
+
+def held_against(truth: Playlist, stream: Stream, streams: Sequence[Stream], where: str) -> tuple[Listing | None, list[Finding]]:
+    """Give what another playlist says of a stream: that of its name, or the only one where both have but one."""
+    others = [one for one in truth.streams if one.name == stream.name] or ([*truth.streams] if len(truth) == len(streams) == 1 else [])
+    if not others:
+        return None, [Finding(str(truth.at), "listing", f"has no stream {stream.name!r}, {where} has", CHANGED)]
+    return Listing(truth.at or others[0].at, others[0], True, True), []
+
+
+def uneven(found: Playlist, counted: Sequence[tuple[Stream, int | None]]) -> Iterator[Finding]:
+    """Name the streams whose columns stand beside those of the first, with another number of rows; streams of the same columns are apart."""
+    known = [(stream, rows) for stream, rows in counted if rows is not None and stream.columns]
+    for i, (stream, rows) in enumerate(known[1:], 1):
+        names = {column.name for column in stream.columns or ()}
+        if any(names & {column.name for column in one.columns or ()} for one, _ in known[:i]):
+            return
+        first, wanted = known[0]
+        if rows != wanted:
+            message = f"stream {stream.name!r} has {rows} rows, {first.name!r} has {wanted}: they cannot be read side by side"
+            yield Finding(str(found.at or stream.at), "streams", message, "Pack the two again from the same rows, or read them one by one.")
+
+
+def sizes_below(stream: Stream) -> tuple[Mapping[str, int] | None, str]:
+    """Ask a bucket once for the sizes of all that lies below a stream; None where that cannot be asked."""
+    if stream.at.is_local or not len(stream):
+        return None, ""
+    top = stream.at
+    try:
+        return {top.store.show(top.store.child(top.path, entry.name)): entry.size for entry in top.list()}, f"{top}/"
+    except (UsageError, ReachError):
+        return None, ""
 
 
 def unlisted(found: Playlist) -> Iterator[tuple[str, Finding | None]]:

@@ -9,17 +9,35 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flarecli import formats
 from flarecli.errors import UsageError
 from flarecli.model import Finding, Playlist, Stream
 from flarecli.progress import Progress
-from flarecli.read import expand
+from flarecli.read import expand, resolve
 from flarecli.storage import Guard, Limits, Location
-from flarecli.verbs.checks import Checked
-from flarecli.verbs.listings import Listing, Plan, Task, chunk_tasks, file_tasks, indexes, is_index, own_sum, planned, unlisted
+from flarecli.verbs.checks import Checked, Depth
+from flarecli.verbs.choice import Choice
+from flarecli.verbs.duplicates import duplicates as equal_rows
+from flarecli.verbs.listings import (
+    CHANGED,
+    Listing,
+    Plan,
+    Task,
+    chunk_tasks,
+    file_tasks,
+    held_against,
+    indexes,
+    is_index,
+    own_sum,
+    planned,
+    sizes_below,
+    uneven,
+    unlisted,
+)
+from flarecli.verbs.remembered import Remembered
 from flarecli.verbs.rows import bounded
 
 __all__ = ["Verification", "verify"]
@@ -30,8 +48,10 @@ _REMOTE_JOBS = 8  # waiting for a network takes no core
 
 @dataclass(frozen=True)
 class _Options:
-    quick: bool
-    decode: bool
+    depth: Depth
+    choice: Choice
+    against: Playlist | None
+    state: Remembered | None
     most: int
     jobs: int
     progress: Progress
@@ -44,10 +64,11 @@ class Verification:
     findings                    how many there are in all, also of those that were not given
     unprotected                 what carries no sum, and what was done about it
     extra                       files in the folder that no list names
+    left                        shards that the sample or the part leaves out
     """
 
     def __init__(self, plans: Sequence[Plan], options: _Options) -> None:
-        self.files = self.shards = self.rows = self.bytes = self.findings = 0
+        self.files = self.shards = self.rows = self.bytes = self.findings = self.left = 0
         self.unprotected: list[str] = []
         self.extra: list[str] = []
         self._found = self._given(plans, options)
@@ -66,46 +87,85 @@ class Verification:
             yield Finding(plans[-1].address, "more", f"{more} more finding{'s' * (more > 1)}", "Give a larger --max-findings to see them.")
 
     def _walk(self, plans: Sequence[Plan], options: _Options) -> Iterator[Finding]:
-        known = [stream for plan in plans for stream in plan.streams]
-        options.progress.start("verify", _total([stream.rows for stream in known]), _total([stream.sizes for stream in known]))
+        known, all_of_it = [stream for plan in plans for stream in plan.streams], options.choice.is_all
+        rows, sizes = [stream.rows for stream in known], [stream.sizes for stream in known]
+        options.progress.start("verify", _total(rows) if all_of_it else None, _total(sizes) if all_of_it else None)
+        is_done = False
         try:
+            if options.against is not None:
+                yield from self._of_list(options.against)
             for plan in plans:
                 yield from plan.findings
                 if plan.found is not None:
                     yield from self._of_plan(plan.found, plan, options)
+            is_done = True
         finally:
             options.progress.close()
+            if options.state is not None:
+                options.state.close(is_done)
 
-    def _of_plan(self, found: Playlist, plan: Plan, options: _Options) -> Iterator[Finding]:
-        if not is_index(found) and found.at is not None:
+    def _of_list(self, found: Playlist) -> Iterator[Finding]:
+        """Check the list itself, as far as it has a sum."""
+        if found.at is None:
+            return
+        if is_index(found):
+            self.bytes += found.at.size()
+            self.unprotected.append(f"{found.at}: carries no sum, cross-checked with the shards' own headers")
+        else:
             size, findings, has_sums = own_sum(found)
-            self.files, self.bytes = self.files + 1, self.bytes + size
+            self.bytes += size
             yield from findings
             if not has_sums:
                 self.unprotected.append(f"{found.at}: carries no sums")
-        elif found.at is not None:
-            self.files, self.bytes = self.files + 1, self.bytes + found.at.size()
-            self.unprotected.append(f"{found.at}: carries no sum, cross-checked with the shards' own headers")
+        self.files += 1
+
+    def _of_plan(self, found: Playlist, plan: Plan, options: _Options) -> Iterator[Finding]:
+        yield from self._of_list(found)
+        counted: list[tuple[Stream, int | None]] = []
         for stream in plan.streams:
-            claimed: dict[str, tuple[Location, Checked]] = {}
-            yield from self._run(file_tasks(found, stream, claimed, options.quick), options)
-            beside: list[Listing] = []
-            for listing, findings in indexes(found, stream, claimed):
-                yield from findings
-                beside += [listing] if listing is not None else []
-            yield from self._run(chunk_tasks(found, stream, beside, options.quick, options.decode), options)
-            for listing in beside:
-                if listing.is_claimed and (rest := listing.rest()):
-                    message = f"lists {rest[0]}{f' and {len(rest) - 1} others' * (len(rest) > 1)}, {found.at} does not"
-                    yield Finding(str(listing.at), "listing", message, "Find out which of the two was changed.")
-            if not any(listing.has_sums for listing in beside):
-                self._say_bare(stream)
+            rows, findings = self.rows, self.findings
+            yield from self._of_stream(found, stream, plan, options)
+            listed = _total([stream.rows])
+            is_counted = options.choice.is_all and not options.depth.quick and self.findings == findings
+            counted.append((stream, self.rows - rows if is_counted else listed))
+        yield from uneven(found, counted)
+        if options.against is not None:
+            theirs = [one.name for one in options.against if len(plan.streams) > 1 and one.name not in {stream.name for stream in plan.streams}]
+            for name in theirs:
+                yield Finding(str(options.against.at), "listing", f"has a stream {name!r}, {plan.address} has not", CHANGED)
         if plan.is_whole:
             for name, one in unlisted(found):
                 if one is not None:
                     yield one
                 else:
                     self.extra.append(name)
+
+    def _of_stream(self, found: Playlist, stream: Stream, plan: Plan, options: _Options) -> Iterator[Finding]:
+        depth, claimed = options.depth, dict[str, tuple[Location, Checked]]()
+        if depth.quick:
+            sizes, below = sizes_below(stream)
+            depth = replace(depth, sizes=sizes, below=below)
+        yield from self._run(file_tasks(found, stream, claimed, depth), options)
+        beside: list[Listing] = []
+        for listing, findings in indexes(found, stream, claimed):
+            yield from findings
+            beside += [listing] if listing is not None else []
+        if options.against is not None:
+            other, findings = held_against(options.against, stream, plan.streams, plan.address)
+            yield from findings
+            beside += [other] if other is not None else []
+        chosen = options.choice.of(len(stream))
+        self.left += len(stream) - len(chosen)
+        sums: list[tuple[str, bytes]] = []
+        yield from self._run(chunk_tasks(found, stream, beside, depth, chosen), options, sums)
+        for listing in beside:
+            if listing.is_claimed and (rest := listing.rest()):
+                message = f"lists {rest[0]}{f' and {len(rest) - 1} others' * (len(rest) > 1)}, {found.at or plan.address} does not"
+                yield Finding(str(listing.at), "listing", message, CHANGED)
+        if sums:
+            yield from equal_rows(sums)
+        if not any(listing.has_sums for listing in beside):
+            self._say_bare(stream)
 
     def _say_bare(self, stream: Stream) -> None:
         if stream.format in formats.OWN_SUMS:
@@ -115,29 +175,40 @@ class Verification:
         if bare:
             self.unprotected.append(f"{bare} of {len(stream)} files of stream {stream.name!r}: carry no sums, only sizes and structure were checked")
 
-    def _run(self, tasks: Iterator[Task], options: _Options) -> Iterator[Finding]:
-        """Check in parallel, a bounded number of bytes ahead; findings come in the order of the tasks."""
+    def _run(self, tasks: Iterator[Task], options: _Options, sums: list[tuple[str, bytes]] | None = None) -> Iterator[Finding]:
+        """Check in parallel, a bounded number of bytes ahead; findings come in the order of the tasks. `sums` takes in those of rows."""
         waiting: deque[tuple[Task, Future[Checked]]] = deque()
         pool = ThreadPoolExecutor(options.jobs, "verify")
         try:
             for task in tasks:
                 while waiting and (len(waiting) >= 2 * options.jobs or sum(one.weight for one, _ in waiting) + task.weight > _AHEAD_BYTES):
-                    yield from self._took(*waiting.popleft(), options)
-                waiting.append((task, pool.submit(task.check)))
+                    yield from self._took(*waiting.popleft(), options, sums)
+                known = options.state.find(task.key) if options.state is not None and task.key else None
+                waiting.append((task, pool.submit(task.check) if known is None else _done(known)))
             while waiting:
-                yield from self._took(*waiting.popleft(), options)
+                yield from self._took(*waiting.popleft(), options, sums)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _took(self, task: Task, future: Future[Checked], options: _Options) -> list[Finding]:
+    def _took(self, task: Task, future: Future[Checked], options: _Options, sums: list[tuple[str, bytes]] | None) -> list[Finding]:
         done = future.result()
-        self.files += 1
+        if options.state is not None and task.key and options.state.find(task.key) is None:
+            options.state.keep(task.key, done)
+        if sums is not None and done.contents:
+            sums.append((task.at, done.contents))
+        self.files += task.is_file
         self.shards += task.is_shard
         self.rows += done.rows
         self.unprotected += done.unprotected
         self.bytes += done.size
         options.progress.advance(done.rows, done.size)
         return [*task.findings, *done.findings]
+
+
+def _done(known: Checked) -> Future[Checked]:
+    future: Future[Checked] = Future()
+    future.set_result(known)
+    return future
 
 
 def verify(
@@ -147,6 +218,12 @@ def verify(
     streams: Sequence[str] = (),
     quick: bool = False,
     decode: bool = False,
+    sample: int | float | None = None,
+    part: tuple[int, int] | None = None,
+    seed: int = 0,
+    against: str | None = None,
+    state: str | None = None,
+    duplicates: bool = False,
     max_findings: int = 100,
     jobs: int | None = None,
     guard: Guard | None = None,
@@ -158,21 +235,34 @@ def verify(
     Whatever is wrong below an address is a finding, never an exception: an index that cannot be read, an unfinished
     pack, a name that leaves the folder, a missing shard, damage.
 
-    quick    compare sizes and read headers only
-    decode   also decode every value, except pickles
-    jobs     files checked at once; None: as many as there are cores
-    return   iterate it for the findings; its counts are whole after that
-    raises   MissingError if nothing is at an address; ReachError if it cannot be reached; UsageError
+    quick       compare sizes, and read the headers of local shards, only
+    decode      also decode every value, except pickles
+    sample      look at so many shards of each stream, or at that share of them, chosen by chance and `seed`
+    part        (k, n): look at the k-th of n parts of each stream's shards, k from 0; n runs see each shard once
+    against     a playlist that the dataset is held against: the same shards by name, sizes and sums
+    state       a local file that keeps what was checked until all is: an interrupted check goes on with it
+    duplicates  also find rows whose stored bytes are the same as those of an earlier row of their stream
+    jobs        files checked at once; None: as many as there are cores
+    return      iterate it for the findings; its counts are whole after that
+    raises      MissingError if nothing is at an address; ReachError if it cannot be reached; UsageError
     """
     addresses = [one for source in ([sources] if isinstance(sources, str) else sources) for one in expand(source)]
     if not addresses:
         raise UsageError("no source is named")
     if format is not None:
         formats.find(format)
-    plans = [planned(address, format, streams, bounded(guard, limits)) for address in addresses]
+    if duplicates and (quick or state is not None):
+        raise UsageError(f"--duplicates needs every row, {'--quick reads' if quick else '--state keeps'} none")
+    choice, guard = Choice(part, sample, seed), bounded(guard, limits)
+    plans = [planned(address, format, streams, guard) for address in addresses]
+    truth = None if against is None else resolve([against], guard=guard, maps=False)[0]
+    asked = {"sources": addresses, "quick": quick, "decode": decode, "sample": sample, "part": part, "seed": seed, "against": against}
+    remembered = None if state is None else Remembered(state, {**asked, "streams": list(streams), "format": format})
     cores = os.cpu_count() or 1
     local = all(stream.at.is_local for plan in plans for stream in plan.streams)
-    return Verification(plans, _Options(quick, decode, max_findings, jobs or (cores if local else max(_REMOTE_JOBS, cores)), progress or Progress()))
+    most = jobs or (cores if local else max(_REMOTE_JOBS, cores))
+    depth = Depth(quick, decode, duplicates)
+    return Verification(plans, _Options(depth, choice, truth, remembered, max_findings, most, progress or Progress()))
 
 
 def _total(counts: Sequence[Any]) -> int | None:

@@ -159,7 +159,7 @@ class Verification:
     def __init__(self, *findings, unprotected=()):
         self._findings, self.unprotected = findings, unprotected
         self.extra = ["x"]
-        self.files = self.shards = self.rows = self.bytes = self.findings = 0
+        self.files = self.shards = self.rows = self.bytes = self.findings = self.left = 0
 
     def __iter__(self):
         for finding in self._findings:
@@ -185,7 +185,7 @@ def test_verify_prints_findings_as_they_come_and_exits_1(flare):
     assert flare("verify", "out", "-q", verify=Recorder(Verification(*findings))).out == summary
     lines = [json.loads(line) for line in flare("verify", "out", "--json", verify=Recorder(Verification(*findings))).out.splitlines()]
     assert lines[0] == {"where": "out/a.mds[3]", "kind": "checksum", "message": "fails its \x1bsum", "hint": "Fetch it."}
-    assert lines[2] == {"files": 3, "shards": 2, "rows": 500, "bytes": 12_300_000, "findings": 2, "unprotected": [], "extra": ["x"]}
+    assert lines[2] == {"files": 3, "shards": 2, "rows": 500, "bytes": 12_300_000, "findings": 2, "unprotected": [], "extra": ["x"], "left": 0}
 
 
 def test_every_option_of_verify_reaches_the_verb(flare):
@@ -193,7 +193,31 @@ def test_every_option_of_verify_reaches_the_verb(flare):
     flare("verify", "a", "b", "-f", "mds", "-s", "x", "-s", "y", "--quick", "--decode", "--max-findings", "7", "-j", "3", verify=verify)
     options = {name: value for name, value in verify.options.items() if name not in ("guard", "limits", "progress")}
     assert verify.args == (["a", "b"],)
-    assert options == {"format": "mds", "streams": ["x", "y"], "quick": True, "decode": True, "max_findings": 7, "jobs": 3}
+    assert options == {
+        "format": "mds", "streams": ["x", "y"], "quick": True, "decode": True, "max_findings": 7, "jobs": 3,
+        "sample": None, "part": None, "seed": 0, "against": None, "state": None, "duplicates": False,
+    }  # fmt: skip
+    more = ["--sample", "5%", "--part", "3/7", "--seed", "9", "--against", "p.yaml", "--state", "s", "--duplicates"]
+    flare("verify", "a", *more, verify=verify)
+    names = ("sample", "part", "seed", "against", "state", "duplicates")
+    assert [verify.options[name] for name in names] == [0.05, (2, 7), 9, "p.yaml", "s", True]
+
+
+def test_verify_refuses_parts_samples_and_reports_that_are_none(flare):
+    assert flare("verify", "a", "--part", "8/7").err == "error: '8/7' is no part\nhint: Write it like 3/7: the third of seven.\n"
+    ran = flare("verify", "a", "--sample", "x")
+    assert (ran.code, ran.err) == (2, "error: 'x' is neither a number of shards nor a share\nhint: Write it like 100 or 1%.\n")
+    hint = "hint: Name a file that ends with .xml (JUnit), .json or .html.\n"
+    assert flare("verify", "a", "--report", "x.txt").err == f"error: 'x.txt' does not say which report it is\n{hint}"
+
+
+def test_verify_writes_reports_and_annotations(flare, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    finding = Finding("out/a.mds[3]", "checksum", "fails its \x1bsum", "Fetch it.")
+    ran = flare("verify", "out", "--report", "x.json", "--report", "x.xml", "--github", "-q", verify=Recorder(Verification(finding)))
+    assert ran.err == "::error file=out/a.mds,title=flare verify%2C checksum::a.mds[3]: fails its \\x1bsum (Fetch it.)\n"
+    assert json.loads((tmp_path / "x.json").read_text())["found"][0]["row"] == 3
+    assert (tmp_path / "x.xml").read_text().startswith("<?xml")
 
 
 def test_every_option_of_cat_reaches_the_verb(flare):

@@ -1,0 +1,57 @@
+"""Rows that hold the same bytes: 16 bytes a row are kept, and sorted at the end."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import xxhash
+
+from flarecli import formats
+from flarecli.model import Finding, Row, Shard
+
+__all__ = ["contents", "duplicates"]
+
+_ROWS = 64  # rows in memory at once
+_HINT = "Pack again without one of the two."
+
+
+def contents(form: formats.Format, shard: Shard) -> bytes:
+    """Give the xxh3_128 of each row of a shard, over all columns as they are stored: 16 bytes a row."""
+    names = [column.name for column in shard.columns]
+    out = bytearray()
+    for start in range(0, shard.rows, _ROWS):
+        for row in form.read_rows(shard, range(start, min(start + _ROWS, shard.rows)), names):
+            out += _sum(row)
+    return bytes(out)
+
+
+def _sum(row: Row) -> bytes:
+    """Sum a row; each value comes after its length, so that no two rows of other values feed the same bytes."""
+    one = xxhash.xxh3_128()
+    for value in row.values():
+        parts = value if isinstance(value, list) else [] if value is None else [value]
+        one.update(struct.pack("<q", len(parts) if isinstance(value, list) else -1 - len(parts)))
+        for part in parts:
+            one.update(struct.pack("<q", len(part)))
+            one.update(part)
+    return one.digest()
+
+
+def duplicates(shards: Sequence[tuple[str, bytes]]) -> Iterator[Finding]:
+    """Name each row whose content an earlier row has. `shards`: address, and 16 bytes a row."""
+    sums = np.frombuffer(b"".join(data for _, data in shards), "<u8").reshape(-1, 2)
+    ends = np.cumsum([len(data) // 16 for _, data in shards])
+    order = np.lexsort((sums[:, 1], sums[:, 0]))  # stable: of equal rows the first comes first
+    is_same = np.zeros(len(order), bool)
+    is_same[1:] = (sums[order[1:]] == sums[order[:-1]]).all(axis=1)
+    firsts = order[np.maximum.accumulate(np.where(is_same, 0, np.arange(len(order))))]
+    again, first = order[is_same], firsts[is_same]
+    for i in np.argsort(again):
+        yield Finding(_named(shards, ends, int(again[i])), "duplicate", f"holds the same as {_named(shards, ends, int(first[i]))}", _HINT)
+
+
+def _named(shards: Sequence[tuple[str, bytes]], ends: np.ndarray, row: int) -> str:
+    k = int(np.searchsorted(ends, row, "right"))
+    return f"{shards[k][0]}[{row - (int(ends[k - 1]) if k else 0)}]"
