@@ -18,7 +18,7 @@ from flarecli import formats
 from flarecli import hashes as sums
 from flarecli.errors import FlareError, UsageError
 from flarecli.model import Chunk, File, Finding, Playlist, Stream
-from flarecli.names import is_url, local_path, redact
+from flarecli.names import is_url, local_path, redact, scheme_of
 from flarecli.playlists import faults, parse, text
 from flarecli.read import resolve, select_streams
 from flarecli.storage import Guard, Limits, Location, locate
@@ -104,13 +104,16 @@ class _Place:
     """Where the playlist will be, and how it calls what it lists."""
 
     def __init__(self, out: str | None, base: str | None, rebase: Sequence[tuple[str, str]], guard: Guard) -> None:
-        if out is not None and is_url(out) and not out.startswith("file://"):
-            raise UsageError("only local files are written yet", where=redact(out))
-        if out is not None and os.path.isdir(local_path(out)):
+        self._is_far = out is not None and is_url(out) and scheme_of(out) != "file"
+        if out is not None and scheme_of(out) in ("http", "https"):
+            raise UsageError("a web server is read, not written to", where=redact(out))
+        if out is not None and not self._is_far and os.path.isdir(local_path(out)):
             raise UsageError("a folder is there, a file is wanted", where=out)
-        self.at = locate(out, guard) if out is not None else None
-        self._path = os.path.realpath(local_path(out)) if out is not None else ""
+        self.at = locate(out, replace(guard, keeper=None)) if out is not None else None
+        self._path = str(self.at) if self._is_far else os.path.realpath(local_path(out)) if out is not None else ""
         self._folder = os.path.dirname(self._path) if out is not None else os.path.realpath(".")
+        if base is None and self._is_far:
+            base = self._folder
         self._base = None if base is None else base.rstrip("/") + "/"
         self._rebase, self._guard = rebase, guard
 
@@ -123,10 +126,14 @@ class _Place:
             real = os.path.join(at.store.root, at.path)
             if real == self._path:
                 return None
+            if self._is_far:
+                raise UsageError(f"it lies on this machine, so a playlist in {self._folder} cannot name it", where=at)
             here = os.path.relpath(real, self._folder).replace(os.sep, "/")
             names = [str(at), here, real]
         else:
-            here = _without_user(at.path)
+            here = _without_user(at.path) if is_url(at.path) else str(at)  # the path in a web server's store is the whole address
+            if self._is_far and here == self._path:
+                return None
             names = [here]
         for old, new in self._rebase:
             if fit := next((name for name in names if name.startswith(old)), None):
@@ -134,7 +141,7 @@ class _Place:
                 break
         if self._base is not None and here.startswith(self._base):
             here = here[len(self._base) :]
-        if is_url(here) and redact(here) != here.partition("#")[0]:
+        if scheme_of(here) in ("http", "https") and redact(here) != here.partition("#")[0]:
             raise UsageError(
                 "its address carries a secret, which a playlist would keep", where=at, hint="Give --rebase OLD=NEW, or an address without."
             )

@@ -111,7 +111,21 @@ def test_shards_by_glob_are_one_dataset_and_are_not_asked_for_twice(counted, tmp
     assert (len(found.streams[0]), [one.method for one in asked]) == (4, ["GET"])
     assert verbs.inspect(f"{s3}/train/*.mds").rows == 40
     verbs.playlist(f"{s3}/train/*.mds", out=str(tmp_path / "train.yaml"))
-    assert verbs.inspect(str(tmp_path / "train.yaml")).rows == 40
+    assert resolve(str(tmp_path / "train.yaml"))[0].streams[0].urls == [f"{s3}/train/shard.{i:05d}.mds" for i in range(4)]
+    assert [row["id"] for batch in verbs.cat(str(tmp_path / "train.yaml")) for row in batch.to_pylist()] == list(range(40))
+
+
+def test_a_playlist_in_a_bucket_names_what_lies_below_it(s3, tmp_path):
+    pq.write_table(pa.table({"id": list(range(40))}), tmp_path / "index.parquet")
+    verbs.pack(str(tmp_path / "index.parquet"), f"{s3}/a/train", shard_rows=10)
+    verbs.playlist(f"{s3}/a/train/*.mds", out=f"{s3}/a/all.yaml")
+    assert resolve(f"{s3}/a/all.yaml")[0].streams[0].urls == [f"train/shard.{i:05d}.mds" for i in range(4)]
+    assert [row["id"] for batch in verbs.cat(f"{s3}/a/all.yaml") for row in batch.to_pylist()] == list(range(40))
+    verbs.pack(str(tmp_path / "index.parquet"), str(tmp_path / "local"))
+    with pytest.raises(UsageError, match=f"it lies on this machine, so a playlist in {s3}/a cannot name it"):
+        verbs.playlist(str(tmp_path / "local"), out=f"{s3}/a/all.yaml")
+    with pytest.raises(UsageError, match="a web server is read, not written to"):
+        verbs.playlist(f"{s3}/a/train", out="http://127.0.0.1/all.yaml")
 
 
 def test_folders_without_an_index_are_what_their_files_say(s3, tmp_path):

@@ -100,7 +100,7 @@ def test_damage_is_not_hidden_under_a_new_sum(out):
     [
         ({"hashes": ["sha0"]}, "unknown hash 'sha0'"),
         ({"headers": [("rows", "1")]}, "the header 'rows' is flare's own"),
-        ({"out": "s3://b/x.yaml"}, "s3://b/x.yaml: only local files are written yet"),
+        ({"out": "http://b/x.yaml"}, "http://b/x.yaml: a web server is read, not written to"),
     ],
 )
 def test_wrong_wishes_are_refused(plain, options, message):
