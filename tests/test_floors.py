@@ -38,8 +38,22 @@ DOORS = {  # `locate` opens the store that an address asks for, and data may lea
 PARTS = {  # what higher floors may take from inside a room; anything else goes by the room's own file
     # writing a journal needs the local disk, a cut-off check a file in memory, links the engine below the store
     "storage": {"addresses", "local", "memory", "swaps", "transfers"},
-    "formats": {"ffrecord", "ffrecord_table", "files", "granular_append", "granular_folder", "mds_config", "mds_index", "mds_merge", "mds_reindex", "packed_folder", "spans"},
+    "formats": {
+        "ffrecord",
+        "ffrecord_table",
+        "files",
+        "granular_append",
+        "granular_folder",
+        "mds_config",
+        "mds_index",
+        "mds_merge",
+        "mds_reindex",
+        "packed_folder",
+        "spans",
+        "webdataset_stream",
+    },
     "read": {"resolve", "windows"},
+    "verbs": {"source"},
     "write": {"columns", "engines", "failures", "links", "parts", "target"},
 }
 

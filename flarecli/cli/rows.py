@@ -280,7 +280,9 @@ _NUMBERS = {"str_int": _integer, "str_float": _number}
 
 
 def cell(value: Any) -> str:
-    """Give the text of a value in a table: what JSON says, text without its quotes, nothing for null."""
+    """Give the text of a value in a table: what JSON says, text without its quotes, nothing for null, and `inf` where JSON has no word."""
     if value is None:
         return ""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return escape(value) if isinstance(value, str) else json_text(value)

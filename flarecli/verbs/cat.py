@@ -6,11 +6,13 @@ sources -> Dataset -> the rows asked, in their order -> where -> first or last o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import IO
 
 import pyarrow as pa
 
 from flarecli.errors import UsageError
 from flarecli.storage import Guard, Limits
+from flarecli.verbs import streamed
 from flarecli.verbs.rows import bounded, check_names, first_rows, kept, last_rows, needed, opened, ordered, read_rows, weight
 
 __all__ = ["cat"]
@@ -35,6 +37,7 @@ def cat(
     exact: bool = False,
     guard: Guard | None = None,
     limits: Limits | None = None,
+    stdin: IO[bytes] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Give rows as typed batches: those named, sampled, shuffled, of one rank; then where, limit, head and tail.
 
@@ -45,6 +48,7 @@ def cat(
     sample   so many rows by chance, or such a share of them as a float; `seed` says which
     shuffle  the rows in the order of a run with this seed, in `epoch`
     rank     (R, N): the rows of rank R of N of that run
+    sources  addresses; or `-`, a tar at standard input, or at `stdin`: it is read once, in order, and never held whole
     exact    numbers that a format keeps as text stay that text, byte for byte; not behind a `where`
     return   at least one batch, if only to say the schema; of a remote dataset, ranges are read and no whole shard
     raises   UsageError for an unknown column; RowsError for a row outside the data; whatever reading raises
@@ -52,6 +56,12 @@ def cat(
     for name, value in (("limit", limit), ("head", head), ("tail", tail), ("sample", sample)):
         if value is not None and value < 0:
             raise UsageError(f"{name} is {value}, below 0")
+    if streamed.is_stdin(sources):
+        if any(one is not None for one in (rows, sample, shuffle, rank)):
+            hint = "Put it into a file, or choose by --where, --limit, --head and --tail."
+            raise UsageError("a stream has no rows by number", where=streamed.STDIN, hint=hint)
+        schema, batches = streamed.samples(format, stdin, exact and where is None)
+        return _of_all(*kept(schema, batches, where, columns), limit, head, tail)
     data, parts = opened(sources, format, streams, bounded(guard, limits))
     if columns is not None and where is None:
         check_names(data.schema.names, columns)
@@ -65,11 +75,14 @@ def cat(
     schema = pa.schema([(data.exact if exact else data.schema).field(name) for name in read])
     pairs = read_rows(data, order, first, last, read, weight(parts, len(data)), exact)
     schema, batches = kept(schema, (batch for _, batch in pairs), where, columns)
-    if where is not None:
-        for most in (one for one in (limit, head) if one is not None):
-            batches = first_rows(batches, most)
-        batches = batches if tail is None else last_rows(batches, tail)
-    return _some(schema, batches)
+    return _some(schema, batches) if where is None else _of_all(schema, batches, limit, head, tail)
+
+
+def _of_all(schema: pa.Schema, batches: Iterator[pa.RecordBatch], limit: int | None, head: int | None, tail: int | None) -> Iterator[pa.RecordBatch]:
+    """Keep the first and the last rows of those that come."""
+    for most in (one for one in (limit, head) if one is not None):
+        batches = first_rows(batches, most)
+    return _some(schema, batches if tail is None else last_rows(batches, tail))
 
 
 def _some(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

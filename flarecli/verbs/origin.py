@@ -18,7 +18,8 @@ from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import Stream
 from flarecli.names import redact
 from flarecli.playlists import text
-from flarecli.storage import Guard, Location
+from flarecli.storage import Guard, Location, locate
+from flarecli.verbs import streamed
 from flarecli.verbs.naming import ROW
 from flarecli.verbs.rows import first_rows, needed, ordered, read_rows, weight
 
@@ -59,6 +60,8 @@ def open_origin(
     raises  UsageError for rows of an index; whatever opening raises
     """
     addresses = [one for source in ([sources] if isinstance(sources, str) else sources) for one in read.expand(source)]
+    if format is not None and streamed.is_stdin(addresses):
+        return _of_stdin(format, rows, where, limit, guard)
     shown = " ".join(redact(one) for one in ([sources] if isinstance(sources, str) else sources))
     if format is None and addresses and all(ingest.is_index(one) for one in addresses):
         if rows is not None:
@@ -87,6 +90,20 @@ def open_origin(
     if files is not None:  # the records of a packed folder are files, each under its own name
         return _selected(shown, at, "files", _SCHEMA, len(files), True, listing, partial(_of_files, data, files), where, limit)
     return _selected(shown, at, kind, data.schema, len(order), at.is_local, listing, batches, where, limit)
+
+
+def _of_stdin(format: str, rows: str | None, where: str | None, limit: int | None, guard: Guard) -> Origin:
+    """Take the samples of a tar at standard input: they come once, so names are checked as they come, and nothing is resumed."""
+    if rows is not None:
+        raise UsageError("a stream has no rows by number", where=streamed.STDIN, hint="Give --where or --limit.")
+    schema, samples = streamed.samples(format)
+
+    def batches(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
+        if skip:
+            raise UsageError("standard input cannot be gone on with", where=streamed.STDIN, hint="Give --overwrite to begin anew.")
+        return (batch.select([*names, ROW]) for batch in _numbered(samples))
+
+    return _selected(streamed.STDIN, locate(".", guard), format, schema, None, False, lambda: "", batches, where, limit)
 
 
 def _packed(parts: Sequence[Sequence[Stream]]) -> list[tuple[str, int]] | None:

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flarecli import encodings
+from flarecli.cli.rows import cell
 from flarecli.cli.show import json_text, plain
 from flarecli.names import escape
 
@@ -215,3 +216,8 @@ def test_a_table_is_ruled_on_a_terminal_only(flare):
     assert flare("cat", "x", "--to", "table", cat=cat(rows)).out == "id\tn\na\t1\nb\t2\n"
     lines = flare("cat", "x", "--to", "table", terminal=True, cat=cat(rows)).out.splitlines()
     assert any("─" in line or "━" in line for line in lines)
+
+
+@pytest.mark.parametrize(("value", "text"), [(float("inf"), "inf"), (float("nan"), "nan"), (1.5, "1.5"), (None, ""), ("a\x1b", "a\\x1b")])
+def test_a_cell_says_what_json_has_no_word_for(value, text):
+    assert cell(value) == text

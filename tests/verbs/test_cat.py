@@ -1,14 +1,20 @@
 """cat: which rows come, in which order, with which columns."""
 
+import gzip
+import io
+import tarfile
 from collections import Counter
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli import verbs
-from flarecli.errors import RowsError, UsageError
+from flarecli.errors import FormatError, RowsError, UsageError
+from flarecli.verbs import cat, unpack
 from flarecli.verbs import rows as rows_of
+from flarecli.write import Writer
 
 
 def ids(address, **options) -> list[int]:
@@ -116,4 +122,49 @@ def test_neighbours_are_scanned_and_the_rest_is_taken_in_small_blocks(plain, mon
 def test_wrong_wishes_are_refused_before_anything_is_read(plain, options, error, message):
     with pytest.raises(error) as caught:
         verbs.cat(str(plain), **options)
+    assert str(caught.value) == message
+
+
+def test_a_tar_at_standard_input_is_read_once_and_in_order(tmp_path, monkeypatch):
+    with Writer(str(tmp_path / "tars"), format="webdataset", columns={"__key__": "str", "cls": "str_int", "bin": "bytes"}) as writer:
+        for i in range(20):
+            writer.write({"__key__": f"k{i:02}", "cls": i, "bin": bytes(1000)})
+    plain = (tmp_path / "tars" / "00000.tar").read_bytes()
+    for data in (plain, gzip.compress(plain)):
+        table = pa.Table.from_batches(cat("-", stdin=io.BytesIO(data), where="cls >= 5", head=4, tail=2, columns=["__key__"]))
+        assert table.to_pydict() == {"__key__": ["k07", "k08"]}
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(plain)))
+    assert unpack("-", str(tmp_path / "files"), format="webdataset", limit=3, columns=["bin"]).rows == 3
+    assert sorted(path.name for path in (tmp_path / "files").iterdir()) == ["index.jsonl", "k00.bin", "k01.bin", "k02.bin"]
+
+
+class Endless:
+    """A tar that has no end: whoever reads ahead never comes back."""
+
+    given = 0
+
+    def read(self, size: int = -1) -> bytes:
+        self.given += 1
+        assert self.given < 100, "more was read than a batch takes"
+        return b"".join(tarfile.TarInfo(f"{self.given:04}-{i:03}.txt").tobuf() for i in range(size // 512))
+
+
+def test_of_a_stream_no_more_is_read_than_is_wanted():
+    (batch,) = cat("-", stdin=Endless(), head=2)
+    assert batch.to_pydict() == {"__key__": ["0001-000", "0001-001"], "txt": ["", ""]}
+
+
+@pytest.mark.parametrize(
+    ("options", "data", "error", "message"),
+    [
+        ({"rows": "3"}, b"", UsageError, "-: a stream has no rows by number"),
+        ({"shuffle": 1}, b"", UsageError, "-: a stream has no rows by number"),
+        ({"format": "mds"}, b"", UsageError, "-: standard input is read as a tar, and mds is none"),
+        ({}, bytes(1024), FormatError, "-: no samples in it"),
+        ({}, b"", FormatError, "-[0]: ends at byte 0, without an end marker"),
+    ],
+)
+def test_a_stream_that_cannot_be_read_so_is_refused(options, data, error, message):
+    with pytest.raises(error) as caught:
+        list(cat("-", stdin=io.BytesIO(data), **options))
     assert str(caught.value) == message

@@ -1,0 +1,66 @@
+"""Standard input as a dataset: a tar of samples, compressed or not, read once, from its beginning, in bounded memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import IO
+
+import pyarrow as pa
+
+from flarecli import encodings
+from flarecli.errors import FormatError, ReachError, UsageError, ValueFitError
+from flarecli.formats.webdataset_stream import scan
+
+__all__ = ["STDIN", "is_stdin", "samples"]
+
+STDIN, _TAR = "-", "webdataset"
+_STEP = 1 << 20  # bytes read at once
+
+
+def is_stdin(sources: str | Sequence[str]) -> bool:
+    """Say whether standard input is what is named. Raises UsageError if it is named with something else."""
+    named = [sources] if isinstance(sources, str) else list(sources)
+    if STDIN in named and len(named) > 1:
+        raise UsageError("standard input is read alone", hint="Name - and nothing else.")
+    return named == [STDIN]
+
+
+def samples(format: str | None, stream: IO[bytes] | None = None, exact: bool = False) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Give the columns of the samples at standard input, those of the first batch, and all batches.
+
+    exact   numbers that are kept as text stay that text, byte for byte
+    raises  UsageError for another format; FormatError for what is no tar, or holds no sample; ReachError if the stream breaks
+    """
+    if format not in (None, _TAR):
+        raise UsageError(f"standard input is read as a tar, and {format} is none", where=STDIN, hint="Put it into a file, and name that.")
+    batches = scan(_blocks(sys.stdin.buffer if stream is None else stream), where=STDIN)
+    batches = batches if exact else _plain(batches)
+    first = next(batches, None)
+    if first is None:
+        raise FormatError("no samples in it", where=STDIN)
+    return first.schema, chain([first], batches)
+
+
+def _plain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    first = 0
+    for batch in batches:
+        arrays, fields = [], []
+        for field, array in zip(batch.schema, batch.columns, strict=True):
+            try:
+                array, encoding = encodings.plain(array, encodings.lookup(encodings.encoding_of(field) or "bytes"))
+            except ValueFitError as error:
+                raise ValueFitError(f"column {field.name!r}: {error.message}", where=f"{STDIN}[{first + int(error.where[1:-1])}]") from None
+            arrays.append(array)
+            fields.append(encodings.field(encodings.column(field.name, encoding.name)))
+        first += batch.num_rows
+        yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
+    try:
+        while data := stream.read(_STEP):
+            yield data
+    except OSError as error:
+        raise ReachError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=STDIN) from None
