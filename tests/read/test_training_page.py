@@ -1,0 +1,19 @@
+"""What docs/training.md shows is so."""
+
+import doctest
+from pathlib import Path
+
+from flarecli.encodings import own
+
+PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+
+
+def test_the_examples_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = PAGE.read_text().replace("\n```\n", "\n")  # a fence is no output
+    test = doctest.DocTestParser().get_doctest(text, {}, "training.md", str(PAGE), 0)
+    told = []
+    failed = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=told.append)
+    own.OWN.pop("point", None)
+    assert (failed.failed, "".join(told)) == (0, "")
+    assert failed.attempted > 20
