@@ -14,7 +14,9 @@ from flarecli.errors import UsageError
 from flarecli.units import format_count, format_size, format_time
 
 if TYPE_CHECKING:
-    from flarecli.verbs import StreamInfo
+    from flarecli.verbs import Inspection, StreamInfo
+
+_GALLERY = 60  # rows on a page, where nobody says how many
 
 
 def command(
@@ -27,6 +29,9 @@ def command(
     field: Annotated[str | None, option("--field", metavar="NAME", help="Print one field of what --json prints, such as rows.")] = None,
     stats: Annotated[bool, option("--stats", help="Read the small columns: least, most, nulls, lengths.")] = False,
     sample: Annotated[str | None, option("--sample", metavar="N|P%", help="Show a few rows.")] = None,
+    html: Annotated[
+        str | None, option("--html", metavar="FILE", help="Write one page with plots and a gallery of rows; --sample says how many.")
+    ] = None,
     retries: params.Retries = 4,
     timeout: params.Timeout = 30.0,
     deadline: params.Deadline = 600.0,
@@ -59,13 +64,15 @@ def command(
         sources,
         format=format,
         streams=stream or (),
-        shards=shards,
-        sample=params.share(sample),
+        shards=shards or html is not None,
+        sample=_GALLERY if html is not None and sample is None else params.share(sample),
         stats=stats,
         guard=guard,
         limits=guard.limits,
     )
-    if field is not None:
+    if html is not None:
+        _write_page(printer, found, html)
+    elif field is not None:
         _print_field(printer, found.as_json(), field)
     elif as_json:
         printer.json(found.as_json())
@@ -79,6 +86,19 @@ def command(
                 printer.line("")
                 output.write(found.sample, printer, "table")
     raise typer.Exit
+
+
+def _write_page(printer: Printer, found: Inspection, address: str) -> None:
+    """Write the page, and print where it is."""
+    from flarecli.report import dataset_page
+    from flarecli.storage import locate
+
+    data = dataset_page(found).encode()
+    locate(address).write([data])
+    if printer.as_json:
+        printer.json({"html": address, "bytes": len(data)})
+    else:
+        printer.line(address)
 
 
 def _print_kept(printer: Printer, folder: str | None) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from flarecli.report.annotations import annotation
+from flarecli.report.page import dataset_page
 from flarecli.report.result import Result
 from flarecli.report.written import KINDS, check_report, write_report
 
-__all__ = ["KINDS", "Result", "annotation", "check_report", "write_report"]
+__all__ = ["KINDS", "Result", "annotation", "check_report", "dataset_page", "write_report"]

@@ -1,0 +1,174 @@
+"""A dataset as one page that opens from a disk: what it is, how its values lie, and some of its rows to look at.
+
+Nothing is fetched. Every text of the data is escaped, and what acts in a text is shown as text. What pictures and sounds
+may take is bounded, and what did not fit is said where it would stand.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from flarecli.errors import ValueFitError
+from flarecli.media import is_picture, sniff, thumbnail
+from flarecli.report.page_look import POLICY, SCRIPT, STYLE
+from flarecli.report.page_plots import plot, plots
+from flarecli.report.result import shown
+from flarecli.units import format_count, format_size
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from flarecli.verbs import Inspection, StreamInfo
+
+__all__ = ["PAGE_BYTES", "dataset_page"]
+
+PAGE_BYTES = 4_500_000  # of a page, pictures and sounds as base64 with it
+_SIDE, _TEXT, _SHARDS, _CELLS = 320, 2000, 500, 40  # pixels; characters; shards plotted; columns of a row that are shown
+_SOUNDS = {"wav": "audio/wav", "mp3": "audio/mpeg", "flac": "audio/flac", "ogg": "audio/ogg", "m4a": "audio/mp4"}
+
+
+def dataset_page(found: Inspection, page_bytes: int = PAGE_BYTES) -> str:
+    """Write what `inspect` found as HTML; the gallery is its sample.
+
+    page_bytes  the page stays below it: later pictures, sounds, then rows are left out, and it says so
+    """
+    counts = [("format", found.format), ("rows", f"{found.rows:,}"), ("shards", f"{found.shards:,}"), ("stored", format_size(found.bytes))]
+    head = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{_text(found.address)}</title><style>{STYLE}</style></head><body><main>",
+        f"<h1>{_text(found.address)}</h1>",
+        _facts(counts),
+        *(part for one in found.streams for part in _stream(one, len(found.streams) > 1)),
+    ]
+    if found.sample:
+        head += plots(found.sample)
+    left = page_bytes - sum(len(part.encode()) for part in head) - len(SCRIPT) - 2000
+    tail = ["<footer>Made by flare inspect. This page fetches nothing.</footer>", f"</main><script>{SCRIPT}</script></body></html>", ""]
+    return "\n".join([*head, *_gallery(found, left), *tail])
+
+
+def _text(text: str) -> str:
+    return escape(shown(text))
+
+
+def _facts(pairs: Sequence[tuple[str, str]]) -> str:
+    return '<dl class="facts">' + "".join(f"<div><dt>{name}</dt><dd>{_text(text)}</dd></div>" for name, text in pairs) + "</dl>"
+
+
+def _stream(one: StreamInfo, several: bool) -> Iterator[str]:
+    """Give the columns and shards of one stream."""
+    yield f"<h2>{_text(one.name) if several else 'Columns'}</h2>"
+    if several:
+        yield _facts([("format", one.format), ("rows", f"{one.rows:,}"), ("shards", f"{one.shards:,}"), ("stored", format_size(one.bytes))])
+    stats = one.stats or {}
+    names = list(dict.fromkeys(name for facts in stats.values() for name in facts))
+    heads = "".join(f'<th class="n" scope="col">{escape(name.replace("_", " "))}</th>' for name in names)
+    yield f'<div class="wide"><table><tr><th scope="col">column</th><th scope="col">encoding</th>{heads}</tr>'
+    for column in one.columns or ():
+        facts = stats.get(column.name, {})
+        cells = "".join(f'<td class="n">{_text(_told(facts.get(name)))}</td>' for name in names)
+        yield f"<tr><td>{_text(column.name)}</td><td><code>{_text(column.encoding)}</code></td>{cells}</tr>"
+    yield "</table></div>"
+    sizes = [size for size in (one.smallest, one.median, one.largest) if size is not None]
+    yield "<h2>Shards</h2>"
+    told = [("compression", one.compression or "none"), ("sums", ", ".join(one.hashes) or "none")]
+    names_of = ("smallest", "median", "largest")
+    yield _facts([*told, *((name, format_size(size)) for name, size in zip(names_of, sizes, strict=False))])
+    if one.shard_list and len(one.shard_list) > 1:
+        yield '<div class="plots">' + _shard_sizes(one.shard_list) + "</div>"
+
+
+def _shard_sizes(shards: Sequence[tuple[str, int, int]]) -> str:
+    """Plot the sizes of shards in their order; of very many, the largest of each run of neighbours."""
+    import numpy as np
+
+    sizes = np.array([size for _, _, size in shards], np.int64)
+    if len(sizes) > _SHARDS:
+        sizes = np.maximum.reduceat(sizes, np.linspace(0, len(sizes), _SHARDS, endpoint=False).astype(np.int64))
+    labels = [format_size(size) for size in sizes.tolist()]
+    return plot("size of each shard", sizes, labels, "first", "last")
+
+
+def _told(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _gallery(found: Inspection, left: int) -> Iterator[str]:
+    """Give rows of the sample until the room on the page is used up."""
+    if not found.sample:
+        return
+    total = sum(batch.num_rows for batch in found.sample)
+    schema = found.sample[0].schema
+    cards: list[str] = []
+    for number, row in enumerate(_rows(found.sample)):
+        card = _card(number, row, left)
+        if len(card.encode()) > left:
+            break
+        left -= len(card.encode())
+        cards.append(card)
+    note = f"{format_count(len(cards), 'row')} at random" + (f"; {total - len(cards)} more did not fit on the page" if len(cards) < total else "")
+    options = "".join(f'<option value="{i}">{_text(name)}</option>' for i, name in enumerate(schema.names[:_CELLS]))
+    yield f"<h2>Rows <small>{note}</small></h2>"
+    yield (
+        '<div class="tools"><input id="find" type="search" placeholder="Search these rows" aria-label="Search these rows">'
+        f'<select id="by" aria-label="Sort by"><option value="">in order</option>{options}</select>'
+        '<button id="turn" type="button" aria-pressed="false" aria-label="Turn the order around">⇅</button>'
+        '<span id="count" class="soft" role="status"></span></div><div id="gallery">'
+    )
+    yield from cards
+    yield "</div>"
+
+
+def _rows(batches: Sequence[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+    for batch in batches:
+        for i in range(batch.num_rows):  # a few rows to look at: one by one
+            yield {name: batch.column(name)[i].as_py() for name in batch.schema.names[:_CELLS]}
+
+
+def _card(number: int, row: dict[str, Any], left: int) -> str:
+    media, cells = [], []
+    for i, (name, value) in enumerate(row.items()):
+        sort = ""
+        if isinstance(value, bytes):
+            medium, text = _medium(value, name, left // 2)
+            media.append(medium)
+            sort = f' data-value="{len(value)}"'
+        else:
+            text = "" if value is None else str(value)
+        text = text if len(text) <= _TEXT else text[:_TEXT] + "…"
+        lines = "\n".join(_text(line) for line in text.split("\n"))
+        cells.append(f'<dt>{_text(name)}</dt><dd data-column="{i}"{sort}>{lines}</dd>')
+    return f'<article class="row" data-row="{number}">{"".join(media)}<dl>{"".join(cells)}</dl></article>'
+
+
+def _medium(data: bytes, name: str, left: int) -> tuple[str, str]:
+    """Give what shows or plays a value, empty where nothing can, and what is said of it."""
+    kind, size = sniff(data[:512]), format_size(len(data))
+    if is_picture(kind):
+        try:
+            small = thumbnail(data, _SIDE, _SIDE)
+        except ValueFitError as error:
+            return "", f"{kind}, {size}: {error.message}"
+        made = io.BytesIO()
+        small.save(made, "JPEG", quality=82)
+        return _sourced(made.getvalue(), "image/jpeg", f'<img alt="{_text(name)}" src="', '">', left, f"{kind}, {size}")
+    if kind in _SOUNDS:
+        return _sourced(
+            data, _SOUNDS[kind], f'<audio controls preload="none" aria-label="{_text(name)}" src="', '"></audio>', left, f"{kind}, {size}"
+        )
+    return "", f"{kind or 'bytes'}, {size}"
+
+
+def _sourced(data: bytes, kind: str, before: str, after: str, left: int, told: str) -> tuple[str, str]:
+    if len(data) * 4 // 3 > left:
+        return "", f"{told}: left out, it does not fit on the page"
+    return f"{before}data:{kind};base64,{base64.b64encode(data).decode()}{after}", told
