@@ -12,13 +12,16 @@ from flarecli.encodings.infer import infer
 from flarecli.encodings.names import BINARY, TEXT, Encoding, column, lookup
 from flarecli.encodings.names import register as encoding
 from flarecli.encodings.natural import plain
+from flarecli.encodings.own import OWN, Own
 from flarecli.encodings.recode import coerce
 from flarecli.encodings.values import decode, encode
 
 __all__ = [
     "BINARY",
+    "OWN",
     "TEXT",
     "Encoding",
+    "Own",
     "coerce",
     "column",
     "decode",

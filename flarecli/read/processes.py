@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from flarecli.encodings.own import OWN, Own
+from flarecli.encodings import OWN, Own
 from flarecli.errors import FlareError, TransformError, UsageError
 
 __all__ = ["Process", "close_all"]
