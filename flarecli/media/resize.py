@@ -167,7 +167,7 @@ def _scaled(picture: Image, asked: Resize) -> Image:
     elif asked.mode == "crop":  # the largest part of that shape, around the middle
         across, down = min(width, height * wide / high), min(height, width * high / wide)
         box = ((width - across) / 2, (height - down) / 2, (width + across) / 2, (height + down) / 2)
-    return picture.resize((wide, high), Image.Resampling.LANCZOS, box=box)
+    return picture.resize((wide, high), Image.Resampling.BICUBIC, box=box)  # Lanczos takes a third longer
 
 
 def _saved(picture: Image, kind: str, asked: Resize, profile: bytes | None) -> bytes:
