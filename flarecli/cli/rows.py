@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from flarecli.cli.show import Printer, binary, compact, finish, json_text, plain, refuse_terminal, write_text
+from flarecli.cli.show import Printer, binary, compact, finish, json_text, plain, refuse_terminal, shows_pictures, write_text
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.model import ENCODING
 from flarecli.names import escape
@@ -105,16 +105,34 @@ class _Text:
 def _write_table(batches: Iterable[pa.RecordBatch], printer: Printer, whole: bool) -> None:
     header: Sequence[str] = ()
 
-    def cells() -> Iterator[list[str]]:
+    def cells() -> Iterator[list[Any]]:
         nonlocal header
         for batch in batches:
             header = batch.schema.names
-            for row in _rows(batch, whole):
-                yield [text if len(text) <= _CELL else text[: _CELL - 1] + "…" for text in map(cell, row)]
+            drawn = _pictures(batch) if shows_pictures() and not whole else {}
+            for i, row in enumerate(_rows(batch, whole)):
+                texts = [text if len(text) <= _CELL else text[: _CELL - 1] + "…" for text in map(cell, row)]
+                yield [drawn.get((i, k), text) for k, text in enumerate(texts)]
 
     rows = cells()
     while screen := list(islice(rows, _SCREEN)):
         printer.table(header, screen)
+
+
+def _pictures(batch: pa.RecordBatch) -> dict[tuple[int, int], Any]:
+    """Draw the pictures of a batch: (row, column) -> a drawing."""
+    from flarecli.cli.pictures import half_blocks
+    from flarecli.media import is_picture, sniff
+
+    out: dict[tuple[int, int], Any] = {}
+    for k, column in enumerate(batch.columns):
+        for i, scalar in enumerate(column if _is_binary(column.type) else ()):
+            data = scalar.as_py()
+            kind = sniff(data[:512]) if data else None
+            drawing = half_blocks(data, f"{kind}, {format_size(len(data))}") if is_picture(kind) else None
+            if drawing is not None:
+                out[i, k] = drawing
+    return out
 
 
 def _write_arrow(batches: Iterable[pa.RecordBatch]) -> None:

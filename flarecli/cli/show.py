@@ -18,7 +18,20 @@ from typing import IO, Any, TextIO, cast
 from flarecli.errors import FlareError, ReachError, UsageError
 from flarecli.names import escape, redact_text
 
-__all__ = ["Printer", "binary", "compact", "error", "finish", "json_text", "line", "plain", "reader_left", "refuse_terminal", "write_text"]
+__all__ = [
+    "Printer",
+    "binary",
+    "compact",
+    "error",
+    "finish",
+    "json_text",
+    "line",
+    "plain",
+    "reader_left",
+    "refuse_terminal",
+    "shows_pictures",
+    "write_text",
+]
 
 # What escape() of names would change, but for C0, which JSON escapes by itself; a \u escape is the same value to whoever parses it
 _ACTIVE = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -190,9 +203,12 @@ class Printer:
         """Print an answer of several lines."""
         write_text("".join(escape(part) + "\n" for part in text.removesuffix("\n").split("\n")))
 
-    def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Print rows of cells: ruled and folded on a terminal, else one line a row with tabs between."""
-        header, clean = [escape(cell) for cell in header], ([escape(str(cell)) for cell in row] for row in rows)
+    def table(self, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Print rows of cells: ruled and folded on a terminal, else one line a row with tabs between.
+
+        A cell is text; for a terminal that shows pictures it may be a drawing by `half_blocks` too.
+        """
+        header, clean = [escape(cell) for cell in header], ([_cell(cell) for cell in row] for row in rows)
         if sys.stdout is None or not sys.stdout.isatty():
             for part in ([header], clean):
                 for cells in part:
@@ -201,7 +217,17 @@ class Printer:
         _rich_table(header, clean)
 
 
-def _rich_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def shows_pictures() -> bool:
+    """Say whether stdout is a terminal with colours."""
+    return _colours(sys.stdout)
+
+
+def _cell(cell: Any) -> Any:
+    """Escape a cell, unless it was drawn here: only those have a plain text of their own."""
+    return cell if hasattr(cell, "plain") and hasattr(cell, "spans") else escape(str(cell))
+
+
+def _rich_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -211,7 +237,7 @@ def _rich_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for cell in header:
         table.add_column(Text(cell))
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     console = Console(file=sys.stdout, color_system="auto" if _colours(sys.stdout) else None, markup=False, emoji=False, highlight=False)
     with _answering():
         console.print(table)

@@ -1,0 +1,88 @@
+"""Pictures on a terminal, to the byte, and what is not shown as one."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+import threading
+
+import pytest
+from PIL import Image
+
+from flarecli.write import Writer
+
+SAYS = {"id": "int", "image": "bytes", "text": "str"}
+
+
+def png(width, height, colours):
+    picture = Image.new("RGB", (width, height))
+    picture.putdata(colours)
+    out = io.BytesIO()
+    picture.save(out, "PNG")
+    return out.getvalue()
+
+
+def terminal(*args, **environment):
+    """Run flare on a terminal of its own and give all that reaches it."""
+    master, slave = os.openpty()
+    held = []
+
+    def read():
+        try:
+            while data := os.read(master, 1 << 16):
+                held.append(data)
+        except OSError:  # the last one at the other end has left
+            return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    env = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM", "COLORTERM")}
+    env |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", "COLUMNS": "100", "LC_ALL": "C.UTF-8", **environment}
+    code = subprocess.run(
+        [sys.executable, "-m", "flarecli", *args], stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env=env, timeout=60
+    ).returncode
+    os.close(slave)
+    reader.join(20)
+    os.close(master)
+    assert code == 0, b"".join(held)
+    return b"".join(held).decode().replace("\r\n", "\n")
+
+
+def packed(folder, image, text="a"):
+    with Writer(f"{folder}/set", columns=SAYS) as writer:
+        writer.write({"id": 1, "image": image, "text": text})
+    return f"{folder}/set"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    red, green, blue, white = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
+    return packed(tmp_path_factory.mktemp("small"), png(2, 3, [red, green, blue, white, red, green]), "\x1b[31m\u202e[red]")
+
+
+def test_a_picture_is_drawn_with_half_blocks(small):
+    expected = "                                            \n \x1b[1m \x1b[0m\x1b[1mid\x1b[0m\x1b[1m \x1b[0m\n"
+    seen = terminal("cat", small, "--to", "table")
+    assert seen == expected
+
+
+@pytest.mark.parametrize("command", [("cat", "--to", "table"), ("inspect", "--sample", "1")])
+def test_all_escapes_are_colours_of_ours(small, command):
+    seen = terminal(command[0], small, *command[1:])
+    assert "▀" in seen
+    assert "\\x1b[31m\\u202e[red]" in seen
+    assert "\x1b" not in re.sub(r"\x1b\[[0-9;]*m", "", seen)
+
+
+def test_no_colours_no_pictures(small):
+    seen = terminal("cat", small, "--to", "table", NO_COLOR="1")
+    assert "▀" not in seen
+    assert '"sha256"' in seen
+
+
+def test_what_claims_too_many_pixels_or_is_damaged_stays_text(tmp_path):
+    data = bytearray(png(2, 2, [(0, 0, 0)] * 4))
+    data[16:24] = (60_000).to_bytes(4) * 2
+    assert "▀" not in terminal("cat", packed(tmp_path, bytes(data)), "--to", "table")
+    assert "▀" not in terminal("cat", packed(tmp_path / "b", png(9, 9, [(1, 2, 3)] * 81)[:50]), "--to", "table")
