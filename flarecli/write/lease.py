@@ -66,9 +66,10 @@ class Lease:
     def _is_dead(self, found: Held, waits: bool) -> bool:
         """Find out whether the owner is dead; False if the lock went away meanwhile. Raises BusyError if the owner is alive, or may be."""
         owner = _parsed(found.data)
-        if owner.get("machine") and owner["machine"] == _machine():
-            if _ticks(owner.get("pid")) != owner.get("ticks"):
-                return True
+        lives = _lives(owner.get("pid"), owner.get("ticks")) if owner.get("machine") and owner["machine"] == _machine() else None
+        if lives is False:
+            return True
+        if lives:
             raise self._busy(owner, "Wait until it ends.")
         if not waits:
             raise self._busy(owner, f"Wait until it ends; if it is dead, --resume takes over after {DEAD_S:.0f} seconds.")
@@ -142,8 +143,23 @@ def _machine() -> str:
         return ""
 
 
+def _lives(pid: object, ticks: object) -> bool | None:
+    """Say whether a process of this machine is still the one that it was; None if that cannot be seen."""
+    if not isinstance(pid, int) or pid < 1:
+        return None
+    if os.path.exists(f"/proc/{pid}"):
+        return _ticks(pid) == ticks
+    try:
+        os.kill(pid, 0)  # it may be there and hidden
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return None
+    return None
+
+
 def _ticks(pid: object) -> int | None:
-    """Give when a process began, in ticks since the machine did; None if there is none of that id, or it has ended."""
+    """Give when a process began, in ticks since the machine did; None if it has ended."""
     try:
         with open(f"/proc/{int(str(pid))}/stat", encoding="utf-8", errors="replace") as file:
             state, *rest = file.read().rpartition(")")[2].split()

@@ -18,6 +18,7 @@ from flarecli.errors import BusyError, UnfinishedError, UsageError
 from flarecli.formats import names
 from flarecli.storage import Guard, Limits, locate
 from flarecli.storage.anything import AnyStore
+from flarecli.storage.objects import ObjectStore, Unconditional
 from flarecli.write import Failure, Writer, lease
 
 ROWS = 400
@@ -179,6 +180,30 @@ def test_a_lock_that_does_not_change_is_taken_over_and_one_that_does_is_not(s3, 
     writer.abandon()
 
 
+def test_a_process_of_this_machine_is_looked_for(s3, monkeypatch):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    elsewhere(s3, machine=lease._machine(), pid=ended.pid)
+    Writer(f"{s3}/out", columns={"id": "int"}, resume=True).abandon()
+    elsewhere(s3, machine=lease._machine(), pid=os.getpid())  # the id is another process's by now
+    Writer(f"{s3}/out", columns={"id": "int"}, resume=True).abandon()
+    elsewhere(s3, machine=lease._machine(), pid=os.getpid(), ticks=lease._ticks(os.getpid()))
+    with pytest.raises(BusyError, match="far"):
+        Writer(f"{s3}/out", columns={"id": "int"}, resume=True)
+
+
+def test_a_store_without_conditions_is_looked_at_before_and_after(s3, index, monkeypatch):
+    def exchange(self, path, data, version):
+        raise Unconditional("it cannot write on condition")
+
+    monkeypatch.setattr(ObjectStore, "exchange", exchange)
+    first = Writer(f"{s3}/out", columns={"id": "int"})
+    with pytest.raises(BusyError, match="another pack is at work there"):
+        Writer(f"{s3}/out", columns={"id": "int"}, resume=True)
+    first.abandon()
+    assert verbs.pack(index, f"{s3}/out", **options()).failed == 2
+
+
 def test_a_pack_whose_lock_was_taken_over_stops(s3, monkeypatch):
     monkeypatch.setattr(lease, "BEAT_S", 0.1)
     writer = Writer(f"{s3}/out", columns={"id": "int"})
@@ -259,7 +284,7 @@ def test_killed_anywhere_and_resumed_it_is_the_same_objects(s3, index, tmp_path,
         while process.poll() is None and not locate(f"{out}/.flare/lock").exists() and time.monotonic() - began < 5:
             time.sleep(0.02)
         try:
-            process.wait(rng.uniform(0, 0.5) if kills < 3 else 30)
+            process.wait(rng.uniform(0, 0.5) if kills < 3 - overwrite else 30)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             kills += 1
