@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flarecli import formats, playlists
-from flarecli.errors import FormatError, MissingError, UnfinishedError, UsageError
+from flarecli.errors import FlareError, FormatError, MissingError, UnfinishedError, UsageError
 from flarecli.formats import INDEX, SPECS
 from flarecli.model import Playlist, Stream
 from flarecli.names import is_url, redact, scheme_of
@@ -25,6 +25,7 @@ from flarecli.storage.local import SCRATCH
 __all__ = ["expand", "resolve", "select_streams"]
 
 _BEGUN = (".flare/journal", ".flare/lock")  # either is there from a pack's first step to its last but one
+_UNPACK = b'{"verb": "unpack"'
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
 _BRACE_LIMIT = 1 << 20  # addresses
@@ -237,7 +238,16 @@ def _refuse_unfinished(at: Location) -> None:
     else:
         is_begun = _lists(str(at)) and _holds(at / SCRATCH)
     if is_begun:
-        raise UnfinishedError("an unfinished pack", where=at, hint="Run the same `flare pack` command again with --resume.")
+        verb = "unpack" if at.is_local and _is_unpack(at / _BEGUN[0]) else "pack"
+        raise UnfinishedError(f"an unfinished {verb}", where=at, hint=f"Run the same `flare {verb}` command again with --resume.")
+
+
+def _is_unpack(journal: Location) -> bool:
+    """Say whether a journal is that of an unpack, whose first line begins so."""
+    try:
+        return journal.read(0, min(len(_UNPACK), journal.size())) == _UNPACK
+    except FlareError:
+        return False
 
 
 def _holds(at: Location) -> bool:

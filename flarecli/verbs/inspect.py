@@ -189,7 +189,7 @@ def _compressions(stream: Stream) -> list[str]:
 
 
 def _stats(data: Dataset) -> dict[str, dict[str, Any]]:
-    """Read the columns of numbers and text: nulls, least and most of numbers, lengths of texts in bytes."""
+    """Read the columns of numbers and text: nulls, least and most of numbers, lengths of texts in bytes and of lists in items."""
     small = [field.name for field in data.schema if not pa.types.is_large_binary(field.type)]
     out: dict[str, dict[str, Any]] = {name: {"rows": 0, "nulls": 0} for name in small}
     for batch in data.scan(small) if small else ():
@@ -201,8 +201,10 @@ def _stats(data: Dataset) -> dict[str, dict[str, Any]]:
             is_text = pa.types.is_large_string(array.type)
             if pa.types.is_float16(array.type):  # Arrow compares none of them
                 array = array.cast(pa.float32())
-            found = pc.min_max(pc.binary_length(array) if is_text else array).as_py()
             least, most = ("min_bytes", "max_bytes") if is_text else ("min", "max")
+            if pa.types.is_large_list(array.type):
+                array, least, most = pc.list_value_length(array), "min_items", "max_items"
+            found = pc.min_max(pc.binary_length(array) if is_text else array).as_py()
             if found["min"] is not None:
                 seen[least] = min(seen.get(least, found["min"]), found["min"])
                 seen[most] = max(seen.get(most, found["max"]), found["max"])

@@ -100,13 +100,15 @@ class Naming:
             fixed = _fixed(batch.schema if file in batch.schema.names else self._schema, file)
             extensions = [fixed or _UNKNOWN] * len(rows) if fixed or not whole else _extensions(batch, file)
             parts: list[Sequence[str]] = []
-            for text, field, spec in self._parsed[: -1 if self._shortens and _says(file, fixed) else None]:
+            for text, field, spec in self._parsed:
                 parts.append([text] * len(rows))
                 if field == "row":
                     parts.append([format(row, spec or f"0{self._digits}d") for row in rows])
                 elif field is not None:
                     parts.append(extensions if field == "ext" else [file] * len(rows) if field == "column" else values[field])
             filled = ["".join(row) for row in zip(*parts, strict=True)]
+            if self._shortens:
+                filled = [name.removesuffix(f".{one}") if _says(file, one) else name for name, one in zip(filled, extensions, strict=True)]
             out.append([check_name(name, f"{where}[{row}]") for name, row in zip(filled, rows, strict=True)])
         return out
 
@@ -143,11 +145,11 @@ def _fixed(schema: pa.Schema, name: str) -> str | None:
     return _TEXTS.get(encoding) or (extension_of(encoding) if encoding in ("jpeg", "png") else None)
 
 
-def _says(column: str, extension: str | None) -> bool:
+def _says(column: str, extension: str) -> bool:
     """Say whether a column is called like the extension of its files, or another one of the same kind (`jpeg`, `image.jpg`)."""
     own = column.rpartition(".")[2].lower()
     kind = kind_of(f"x.{own}")
-    return extension is not None and extension in (own, kind and extension_of(kind))
+    return extension in (own, kind and extension_of(kind))
 
 
 def _extensions(batch: pa.RecordBatch, name: str) -> list[str]:

@@ -117,7 +117,7 @@ def unpack(
     if out == "-":
         work.check_names()
         return work.run(Tar(stream or sys.stdout.buffer))
-    head = {"flare": __version__, "source": {"address": source.address, DEFAULT: source.sum()}, "options": options}
+    head = {"verb": "unpack", "flare": __version__, "source": {"address": source.address, DEFAULT: source.sum()}, "options": options}
     folder = Folder(out, head, resume=resume, overwrite=overwrite)
     if folder.is_done:
         progress.note("nothing to resume: it is finished")

@@ -1,5 +1,7 @@
 """inspect: what a dataset is, from its lists and headers alone."""
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flarecli import verbs
@@ -98,3 +100,10 @@ def test_small_floats_have_statistics_too(tmp_path):
             writer.write({"h": value})
     (column,) = verbs.inspect(f"{tmp_path}/out", stats=True).streams[0].stats.values()
     assert (column["min"], column["max"]) == (-2.0, 1.5)
+
+
+def test_lists_are_counted_by_their_items(tmp_path):
+    pq.write_table(pa.table({"id": [1, 2], "words": [["a", "b"], []]}), tmp_path / "i.parquet")
+    verbs.pack(str(tmp_path / "i.parquet"), str(tmp_path / "out"), format="granular-refs", encode={"words": "str[]"})
+    (one,) = verbs.inspect(str(tmp_path / "out"), stats=True).streams
+    assert one.stats["words"] == {"rows": 2, "nulls": 0, "min_items": 0, "max_items": 2}

@@ -159,11 +159,19 @@ def test_rows_whose_key_names_no_file_are_skipped_and_listed_where_that_is_wante
 
 
 def test_members_of_a_tar_come_back_under_their_own_names(tmp_path):
-    table = pa.table({"key": ["a", "b/c"], "jpg": [b"\xff\xd8\xff1", b"\xff\xd8\xff2"], "mask.png": [b"\x89PNG\r\n\x1a\n", None], "txt": ["x", "y"]})
+    table = pa.table(
+        {
+            "key": ["a", "b/c"],
+            "raw.bin": [b"1", b"2"],
+            "jpg": [b"\xff\xd8\xff1", b"\xff\xd8\xff2"],
+            "mask.png": [b"\x89PNG\r\n\x1a\n", None],
+            "txt": ["x", "y"],
+        }
+    )
     pq.write_table(table, tmp_path / "i.parquet")
     verbs.pack(str(tmp_path / "i.parquet"), str(tmp_path / "tars"), format="webdataset", key="key")
-    verbs.unpack(str(tmp_path / "tars"), str(tmp_path / "f"), columns=["jpg", "mask.png"])
-    assert sorted(tree(tmp_path / "f")) == ["a.jpg", "a.mask.png", "b/c.jpg", "index.jsonl"]
+    verbs.unpack(str(tmp_path / "tars"), str(tmp_path / "f"), columns=["raw.bin", "jpg", "mask.png"])
+    assert sorted(tree(tmp_path / "f")) == ["a.jpg", "a.mask.png", "a.raw.bin", "b/c.jpg", "b/c.raw.bin", "index.jsonl"]
 
 
 def test_files_share_folders_and_a_folder_of_an_earlier_batch_is_remembered():
@@ -277,6 +285,18 @@ def test_overwrite_begins_a_half_unpack_anew(plain, tmp_path, monkeypatch):
             verbs.unpack(str(plain), str(to))
     verbs.unpack(str(plain), str(to), overwrite=True, rows="1", index="none")
     assert sorted(tree(to)) == ["1.jpg"]
+
+
+def test_a_half_unpack_is_called_one(plain, tmp_path, monkeypatch):
+    monkeypatch.setattr(outlets.Folder, "finish", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        verbs.unpack(str(plain), str(tmp_path / "f"))
+    with pytest.raises(UnfinishedError) as caught:
+        verbs.inspect(str(tmp_path / "f"))
+    assert (str(caught.value), caught.value.hint) == (
+        f"{tmp_path}/f: an unfinished unpack",
+        "Run the same `flare unpack` command again with --resume.",
+    )
 
 
 def test_two_unpacks_into_one_folder_are_not_mixed(plain, tmp_path):
