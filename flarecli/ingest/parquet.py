@@ -5,6 +5,7 @@ Memory holds one batch and a megabyte of each column, however large the file, it
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -34,7 +35,13 @@ class Parquet:
             opened = _open(file)
             self.rows: int = opened.metadata.num_rows
             schema = opened.schema_arrow
+            again = _schema_again(opened)
+            differing = [] if again is None else [pair for pair in zip(_told(schema), _told(again), strict=False) if pair[0] != pair[1]]
         check_columns(schema.names, at)
+        if differing:
+            one, other = differing[0]
+            hint = "A bit of its footer flipped, or a tool changed one place of two; write it anew."
+            raise FormatError(f"its footer says both {one} and {other}", where=at, hint=hint)
         self.schema = pa.schema([pa.field(field.name, plain(field.type)) for field in schema])  # its metadata says nothing about encodings
 
     def blocks(self) -> Iterator[bytes]:
@@ -98,3 +105,19 @@ def _rows_at_once(opened: pq.ParquetFile, names: Sequence[str], numbers: range) 
     if first is not None and first.num_rows:
         widest = max(widest, sum(converted(column, plain(column.type)).nbytes for column in first.columns) // first.num_rows)
     return int(max(1, min(_ROWS, _BATCH_BYTES // max(1, widest))))
+
+
+def _schema_again(opened: pq.ParquetFile) -> pa.Schema | None:
+    """Give Arrow's own schema in the footer, if it is there: no sum covers a footer, but it says twice what columns are."""
+    text = (opened.metadata.metadata or {}).get(b"ARROW:schema")
+    return None if text is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+
+
+def _told(schema: pa.Schema) -> list[str]:
+    """Say what both must say: names, and which of them are text."""
+    return [f"{'text' if _is_text(field.type) else 'column'} {field.name!r}" for field in schema]
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
