@@ -92,3 +92,25 @@ def test_bytes_inside_an_index_need_no_link(tmp_path):
     verbs.unpack(str(tmp_path / "i.parquet"), str(tmp_path / "f"), where="id > 1")
     assert (tmp_path / "f" / "2.jpg").read_bytes() == JPEG
     assert (tmp_path / "f" / "index.jsonl").read_text() == '{"id": 2, "image": "2.jpg", "when": "1970-01-01 00:00:01"}\n'
+
+
+def test_the_command_line_downloads_names_by_key_and_resumes(web, tmp_path, capfd):
+    from flarecli.__main__ import main
+
+    names = [f"id{i:02d}" for i in range(40)]
+    for i in range(40):
+        web.file(f"/p/{i}", JPEG + bytes([i]))
+    gone = web.pages.pop("/p/30")
+    pq.write_table(pa.table({"data_id": names, "data_url": [web.url(f"/p/{i}") for i in range(40)]}), tmp_path / "index.parquet")
+    line = ["unpack", str(tmp_path / "index.parquet"), str(tmp_path / "files"), "--fetch", "data_url", "--key", "data_id", "--jobs", "10"]
+    assert main([*line, "--retries", "0"]) == 3
+    told = capfd.readouterr()
+    assert told.err.splitlines()[-2:] == [
+        f"error: {tmp_path}/index.parquet[30]: id30: {web.url('/p/30')}: 404 Not Found",
+        "hint: Give --on-error skip to leave such rows out and list them in failed.jsonl.",
+    ]
+    web.pages["/p/30"] = gone
+    assert main([*line, "--resume"]) == 0
+    found = {name: (tmp_path / "files" / name).read_bytes() for name in os.listdir(tmp_path / "files") if name != "index.jsonl"}
+    assert found == {f"{name}.jpg": JPEG + bytes([i]) for i, name in enumerate(names)}
+    assert [json.loads(text)["data_url"] for text in (tmp_path / "files/index.jsonl").read_text().splitlines()] == [f"{name}.jpg" for name in names]
