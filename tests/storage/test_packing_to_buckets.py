@@ -267,7 +267,7 @@ def objects_named(address):
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_killed_anywhere_and_resumed_it_is_the_same_objects(s3, index, tmp_path, overwrite):
-    verbs.pack(index, f"{s3}/whole", **options(shard_bytes=8_000))
+    verbs.pack(index, f"{s3}/whole", **options(shard_bytes=16_000))
     wanted = objects(f"{s3}/whole")
     out, rng = f"{s3}/out", random.Random(overwrite)
     if overwrite:
@@ -275,7 +275,7 @@ def test_killed_anywhere_and_resumed_it_is_the_same_objects(s3, index, tmp_path,
     watcher = Watcher(out)
     watcher.all = set() if overwrite else set(wanted)
     watcher.start()
-    argv = [sys.executable, "-m", "flarecli", "pack", index, out, "--shard-size", "8000", "--on-error", "skip", "--resume", "-q"]
+    argv = [sys.executable, "-m", "flarecli", "pack", index, out, "--shard-size", "16000", "--on-error", "skip", "--resume", "-q"]
     argv += ["--overwrite"] if overwrite else []
     kills = 0
     for _ in range(12):
@@ -284,7 +284,7 @@ def test_killed_anywhere_and_resumed_it_is_the_same_objects(s3, index, tmp_path,
         while process.poll() is None and not locate(f"{out}/.flare/lock").exists() and time.monotonic() - began < 5:
             time.sleep(0.02)
         try:
-            process.wait(rng.uniform(0, 0.5) if kills < 3 - overwrite else 30)
+            process.wait(rng.uniform(0, 0.5) if kills < 2 else 30)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             kills += 1
