@@ -142,7 +142,8 @@ def _print_stream(printer: Printer, one: StreamInfo, several: bool) -> None:
     ]
     for name, text in known:
         printer.line(f"{name:12}{text}")
-    printer.table(("column", "encoding"), ((column.name, column.encoding) for column in one.columns or ()))
+    types = one.types()
+    printer.table(("column", "encoding", "type"), ((column.name, column.encoding, types[column.name]) for column in one.columns or ()))
     if one.stats:
         names = list(dict.fromkeys(name for facts in one.stats.values() for name in facts))
         printer.table(("column", *names), ([column, *(output.cell(facts.get(name)) for name in names)] for column, facts in one.stats.items()))

@@ -67,13 +67,14 @@ def _stream(one: StreamInfo, several: bool) -> Iterator[str]:
     yield f"<h2>{_text(one.name) if several else 'Columns'}</h2>"
     if several:
         yield _facts([("format", one.format), ("rows", f"{one.rows:,}"), ("shards", f"{one.shards:,}"), ("stored", format_size(one.bytes))])
-    stats = one.stats or {}
+    stats, types = one.stats or {}, one.types()
     names = list(dict.fromkeys(name for facts in stats.values() for name in facts))
     heads = "".join(f'<th class="n" scope="col">{escape(name.replace("_", " "))}</th>' for name in names)
-    yield f'<div class="wide"><table><tr><th scope="col">column</th><th scope="col">encoding</th>{heads}</tr>'
+    yield f'<div class="wide"><table><tr><th scope="col">column</th><th scope="col">encoding</th><th scope="col">Arrow type</th>{heads}</tr>'
     for column in one.columns or ():
         facts = stats.get(column.name, {})
         cells = "".join(f'<td class="n">{_text(_told(facts.get(name)))}</td>' for name in names)
+        cells = f"<td><code>{_text(types[column.name])}</code></td>{cells}"
         yield f"<tr><td>{_text(column.name)}</td><td><code>{_text(column.encoding)}</code></td>{cells}</tr>"
     yield "</table></div>"
     sizes = [size for size in (one.smallest, one.median, one.largest) if size is not None]

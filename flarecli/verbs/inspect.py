@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flarecli import formats
+from flarecli import encodings, formats
 from flarecli.compress import SUFFIXES
-from flarecli.model import Columns, IntArray, Stream
+from flarecli.errors import FlareError
+from flarecli.model import Column, Columns, IntArray, Stream
 from flarecli.names import redact
 from flarecli.read import Dataset, Series, resolve, select_streams
 from flarecli.storage import Guard, Limits
@@ -23,6 +24,8 @@ from flarecli.verbs.fill import filled
 from flarecli.verbs.rows import bounded, ordered, read_rows, weight
 
 __all__ = ["Inspection", "StreamInfo", "inspect"]
+
+_DISTINCT, _DISTINCT_BYTES = 10_000, 64 << 20  # values of a column that are told apart, and what they take
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +53,15 @@ class StreamInfo:
     shard_list: tuple[tuple[str, int, int], ...] | None = None
     stats: dict[str, dict[str, Any]] | None = None
 
+    def types(self) -> dict[str, str]:
+        """Name the Arrow type of each column; empty for an encoding that is not known here."""
+        return {column.name: _type(column) for column in self.columns or ()}
+
     def as_json(self) -> dict[str, Any]:
         """Give it as plain values, for --json."""
         out = {name: getattr(self, name) for name in self.__slots__}
         out["columns"] = {column.name: column.encoding for column in self.columns}
+        out["types"] = self.types()
         out["hashes"] = list(self.hashes)
         del out["shard_list"], out["stats"]
         if self.shard_list is not None:
@@ -144,6 +152,13 @@ def inspect(
     )
 
 
+def _type(column: Column) -> str:
+    try:
+        return str(encodings.field(column).type)
+    except FlareError:
+        return ""
+
+
 def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
     """Sum up the parts of one stream, of which everything is known by now."""
     series = Series(parts)
@@ -192,6 +207,7 @@ def _stats(data: Dataset) -> dict[str, dict[str, Any]]:
     """Read the columns of numbers and text: nulls, least and most of numbers, lengths of texts in bytes and of lists in items."""
     small = [field.name for field in data.schema if not pa.types.is_large_binary(field.type)]
     out: dict[str, dict[str, Any]] = {name: {"rows": 0, "nulls": 0} for name in small}
+    distinct: dict[str, pa.Array] = {}
     for batch in data.scan(small) if small else ():
         for name in small:
             array = batch.column(name)
@@ -208,6 +224,27 @@ def _stats(data: Dataset) -> dict[str, dict[str, Any]]:
             if found["min"] is not None:
                 seen[least] = min(seen.get(least, found["min"]), found["min"])
                 seen[most] = max(seen.get(most, found["max"]), found["max"])
+            if not pa.types.is_nested(batch.column(name).type):
+                _count(seen, distinct, name, array)
             if is_text:
+                chars = pc.min_max(pc.utf8_length(array)).as_py()
+                if chars["min"] is not None:
+                    seen["min_chars"] = min(seen.get("min_chars", chars["min"]), chars["min"])
+                    seen["max_chars"] = max(seen.get("max_chars", chars["max"]), chars["max"])
                 seen["bytes"] = seen.get("bytes", 0) + int(pc.sum(pc.binary_length(array)).as_py() or 0)
     return out
+
+
+def _count(seen: dict[str, Any], distinct: dict[str, pa.Array], name: str, array: pa.Array) -> None:
+    """Count different values, and hold no more than a few of them: beyond that, say that there are more."""
+    if "distinct_over" in seen:
+        return
+    found = pc.unique(array.drop_null())
+    if name in distinct:
+        found = pc.unique(pa.concat_arrays([distinct[name], found]))
+    if len(found) > _DISTINCT or found.nbytes > _DISTINCT_BYTES:
+        seen.pop("distinct", None)
+        distinct.pop(name, None)
+        seen["distinct_over"] = min(len(found) - 1, _DISTINCT)
+        return
+    distinct[name], seen["distinct"] = found, len(found)

@@ -25,6 +25,7 @@ def test_a_packed_folder_tells_everything_from_its_playlist(plain, monkeypatch):
         "bytes": sum(sizes),
         "raw_bytes": sum(sizes),
         "columns": {"id": "int", "image": "jpeg", "text": "str"},
+        "types": {"id": "int64", "image": "large_binary", "text": "large_string"},
         "compression": None,
         "hashes": ["sha1", "xxh3_128"],
         "smallest": sizes[0],
@@ -68,8 +69,8 @@ def test_streams_that_join_by_column_count_their_rows_once(plain, tmp_path):
 def test_statistics_read_the_small_columns(plain):
     (stream,) = verbs.inspect(str(plain), stats=True).streams
     assert stream.stats == {
-        "id": {"rows": 35, "nulls": 0, "min": 0, "max": 34},
-        "text": {"rows": 35, "nulls": 0, "min_bytes": 9, "max_bytes": 10, "bytes": 10 * 9 + 25 * 10},
+        "id": {"rows": 35, "nulls": 0, "min": 0, "max": 34, "distinct": 35},
+        "text": {"rows": 35, "nulls": 0, "min_bytes": 9, "max_bytes": 10, "distinct": 35, "min_chars": 9, "max_chars": 10, "bytes": 340},
     }
     assert stream.as_json()["stats"] == stream.stats
 
@@ -107,3 +108,15 @@ def test_lists_are_counted_by_their_items(tmp_path):
     verbs.pack(str(tmp_path / "i.parquet"), str(tmp_path / "out"), format="granular-refs", encode={"words": "str[]"})
     (one,) = verbs.inspect(str(tmp_path / "out"), stats=True).streams
     assert one.stats["words"] == {"rows": 2, "nulls": 0, "min_items": 0, "max_items": 2}
+
+
+def test_many_different_values_are_not_all_held(tmp_path, monkeypatch):
+    from flarecli.verbs.inspect import _stats
+
+    monkeypatch.setitem(_stats.__globals__, "_DISTINCT", 3)
+    with Writer(f"{tmp_path}/out", columns={"few": "int", "many": "str"}) as writer:
+        for value in range(9):
+            writer.write({"few": value % 3, "many": f"é{value}"})
+    few, many = verbs.inspect(f"{tmp_path}/out", stats=True).streams[0].stats.values()
+    assert few["distinct"] == 3
+    assert (many["distinct_over"], "distinct" in many, many["min_chars"], many["max_bytes"]) == (3, False, 2, 3)
