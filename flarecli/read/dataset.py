@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -112,8 +113,9 @@ class Dataset:
 
     def _decoded(self, indices: Sequence[int] | IntArray) -> list[Sample]:
         rows, names = self.rows(indices), list(self._decoders)
-        if len(rows) == 1:
-            return [{name: self._values(name, [rows[0][name]], indices)[0] for name in names}]
+        if len(rows) == 1:  # as little around it as there can be; what fails is done again, and says where
+            with contextlib.suppress(Exception):
+                return [{name: decoder.value(rows[0][name]) for name, decoder in self._decoders.items()}]
         values = [self._values(name, [row[name] for row in rows], indices) for name in names]
         return [dict(zip(names, one, strict=True)) for one in zip(*values, strict=True)] if names else [{} for _ in rows]
 

@@ -61,11 +61,15 @@ class Decoder:
                     pass
         return [self._value(one, at) for at, one in enumerate(data)]
 
+    def value(self, data: Any) -> Any:
+        """Give one Python value; None stays None. Raises what decoding it raises."""
+        if data is None or self.how is False:
+            return data
+        return encodings.decode(self.encoding, data, self.allow_pickle) if self.how is True else self.how(data)
+
     def _value(self, data: Any, at: int) -> Any:
-        if data is None:
-            return None
         try:
-            return self.how(data) if callable(self.how) else encodings.decode(self.encoding, data, self.allow_pickle)
+            return self.value(data)
         except FlareError as error:
             raise NotDecoded(at, error) from error.__cause__
         except Exception as error:

@@ -21,7 +21,7 @@ from flarecli.errors import FlareError, TransformError, UsageError
 __all__ = ["Process", "close_all"]
 
 _LOOK_S = 1.0  # how often a process looks whether its parent is there
-_END_S = 0.5
+_END_S = 0.3
 
 
 class Process:
@@ -68,7 +68,7 @@ class Process:
 
 
 def close_all(processes: Sequence[Process]) -> None:
-    """End processes within a second and a half: by their pipes, then by force."""
+    """End processes within a second: by their pipes, then by force."""
     for one in processes:
         one.close_pipe()
     left = list(processes)
