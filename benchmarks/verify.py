@@ -1,0 +1,64 @@
+"""verify beside the fastest that only reads and sums: `xxhsum -H3`, `cat` and `sha256sum`, over hot shards of a local folder.
+
+    verify.py [--mb N] [--rounds N]
+
+One dataset with an xxh3_128 and one with a sha256 as well, MDS of 64 MiB shards. All contenders see the same files, in turns; figures
+are medians of the rounds, ratios the median of each round's own. Start-up counts for all. xxhsum is needed (Debian: xxhash).
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+from pathlib import Path
+
+from measure import FLARE, run
+
+from flarecli.model import Settings
+from flarecli.write import Writer
+
+
+def packed(folder: Path, megabytes: int, hashes: tuple[str, ...]) -> list[str]:
+    """Write rows of 100 KB; give the shards."""
+    with Writer(str(folder), columns={"id": "int", "data": "bytes"}, settings=Settings(hashes=hashes)) as writer:
+        for i in range(megabytes * 10):
+            writer.write({"id": i, "data": os.urandom(100_000)})
+    return sorted(str(path) for path in folder.glob("*.mds"))
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--mb", type=int, default=1000)
+    asked.add_argument("--rounds", type=int, default=5)
+    given = asked.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        fast, slow = Path(folder) / "xxh3", Path(folder) / "sha256"
+        shards, strong = packed(fast, given.mb, ()), packed(slow, given.mb, ("sha256",))
+        contenders = {
+            "cat": ["sh", "-c", 'cat "$@" > /dev/null', "cat", *shards],
+            "xxhsum -H3": ["xxhsum", "-H3", *shards],
+            "flare verify": [FLARE, "verify", "-q", str(fast)],
+            "flare verify -j1": [FLARE, "verify", "-q", "-j", "1", str(fast)],
+            "sha256sum": ["sha256sum", *strong],
+            "flare verify, sha256": [FLARE, "verify", "-q", str(slow)],
+            "flare verify -j1, sha256": [FLARE, "verify", "-q", "-j", "1", str(slow)],
+        }
+        for argv in contenders.values():
+            run(argv)
+        rounds = [{name: run(argv).wall for name, argv in contenders.items()} for _ in range(given.rounds)]
+    size = given.mb
+    for name in contenders:
+        seconds = statistics.median(one[name] for one in rounds)
+        print(f"{name:26} {seconds:7.3f} s  {size / seconds:8,.0f} MB/s")
+    ratios = {
+        "of the slower of xxhsum and cat, wanted 0.8": lambda one: max(one["cat"], one["xxhsum -H3"]) / one["flare verify"],
+        "of sha256sum, wanted 2": lambda one: one["sha256sum"] / one["flare verify, sha256"],
+        "all cores over one, wanted 1.6": lambda one: one["flare verify -j1"] / one["flare verify"],
+        "all cores over one with sha256, wanted 1.6": lambda one: one["flare verify -j1, sha256"] / one["flare verify, sha256"],
+    }
+    for name, ratio in ratios.items():
+        print(f"{statistics.median(map(ratio, rounds)):5.2f}  {name}")
+
+
+if __name__ == "__main__":
+    main()
