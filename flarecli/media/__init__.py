@@ -6,7 +6,7 @@ from flarecli.media.info import INFO, info
 from flarecli.media.kinds import contradiction, extension_of, is_medium, is_picture, kind_of, sniff
 from flarecli.media.measure import Measures, measure
 from flarecli.media.resize import MODES, Resize, resize, resized
-from flarecli.media.thumbnail import thumbnail
+from flarecli.media.shrink import thumbnail
 
 __all__ = [
     "INFO", "MODES", "Measures", "Resize", "contradiction", "extension_of", "info", "is_medium", "is_picture", "kind_of", "measure", "resize",
