@@ -91,8 +91,10 @@ def main() -> None:
     began, cpu = time.monotonic(), time.process_time()
     stream = parts.join(Location(store, ""), map(parts.part_name, range(args.parts)), {})
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(f"{args.parts:,} parts, {int(stream.rows.sum()):,} rows, {len(stream):,} shards: {dict(store.asked)} requests, playlist {store.written:,} bytes")
-    print(f"{time.monotonic() - began:.1f} s, {time.process_time() - cpu:.1f} CPU s, peak {peak / 1024:.0f} MB, {(peak - before) / 1024:.0f} MB of it for the parts")
+    took, used = time.monotonic() - began, time.process_time() - cpu
+    print(f"{args.parts:,} parts, {int(stream.rows.sum()):,} rows, {len(stream):,} shards, playlist {store.written:,} bytes")
+    print(f"requests: {dict(store.asked)}")
+    print(f"{took:.1f} s, {used:.1f} CPU s, peak {peak / 1024:.0f} MB, {(peak - before) / 1024:.0f} MB of it for the parts")
 
 
 if __name__ == "__main__":

@@ -97,7 +97,8 @@ def test_a_target_that_cannot_be_made(here, capfd):
     (here / "file").write_text("")
     wrong(capfd, "pack ok.csv file", 2, "file: a file is there, a folder is wanted")
     wrong(capfd, "pack ok.csv file/out", 3, f"{here}/file: a file is there, a folder is wanted")
-    wrong(capfd, "pack ok.csv http://127.0.0.1:9/out", 2, "http://127.0.0.1:9/out: only local folders are written yet")
+    hint = "Name a folder, or a bucket such as s3://bucket/folder."
+    wrong(capfd, "pack ok.csv http://127.0.0.1:9/out", 2, "http://127.0.0.1:9/out: a web server is read, not written to", hint)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flarecli.media.info import INFO, info
 from flarecli.media.kinds import contradiction, extension_of, is_medium, is_picture, kind_of, sniff
-from flarecli.media.measure import Measures, measure
+from flarecli.media.measuring import Measures, measure
 from flarecli.media.resize import MODES, Resize, resize, resized
 from flarecli.media.shrink import thumbnail
 

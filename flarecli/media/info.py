@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flarecli.media.measure import measure
+from flarecli.media.measuring import measure
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flarecli.errors import UsageError, ValueFitError
-from flarecli.media.measure import measure
+from flarecli.media.measuring import measure
 
 if TYPE_CHECKING:
     import pyarrow as pa

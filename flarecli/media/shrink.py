@@ -6,7 +6,7 @@ import io
 from typing import TYPE_CHECKING
 
 from flarecli.errors import ValueFitError
-from flarecli.media.measure import measure
+from flarecli.media.measuring import measure
 from flarecli.media.resize import _FORMATS
 
 if TYPE_CHECKING:
