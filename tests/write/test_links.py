@@ -101,9 +101,7 @@ def test_files_beside_a_local_index_are_read_and_others_are_not(at, tmp_path):
     assert outcome("../secret", locate(str(tmp_path), guard), guard=guard) == b"secret"
 
 
-@pytest.mark.parametrize(
-    "url", ["ftp://127.0.0.1/x", "gopher://127.0.0.1/", "data:text/plain,x", "simplecache::http://127.0.0.1/", "zip://x.zip"]
-)
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1/x", "gopher://127.0.0.1/", "data:text/plain,x", "simplecache::http://127.0.0.1/", "zip://x.zip"])
 def test_other_schemes_fail_their_row(at, url):
     kind, reason = outcome(url, at)
     assert kind in ("unsafe", "usage", "format", "missing"), reason
