@@ -1,0 +1,241 @@
+"""sds's StreamingDataset: the files that an index names, fetched as they are wanted, by position or an epoch at a time.
+
+torch takes it for one of its IterableDatasets as soon as torch is loaded, and it loads no torch itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import GeneratorType
+from typing import Any
+
+import numpy as np
+
+from flarecli.compat.sds.rows import Brought, Rows
+from flarecli.compat.streaming.epochs import Clock
+from flarecli.errors import RowsError, UsageError
+from flarecli.formats import mds_config
+from flarecli.model import Sample
+from flarecli.read.windows import Epoch
+
+__all__ = ["StreamingDataset"]
+
+KEY, KIND, USAGE = "__sample_key__", "__data_type__", "__worker_disk_usage__"
+_KINDS = ("image", "video", "audio", "text")
+_TYPES = (*_KINDS, *(f"{kind}_latent" for kind in _KINDS))
+_log = logging.getLogger("flarecli.sds")
+
+
+class StreamingDataset:
+    """Samples of an index: its columns, with the paths of the fetched files in place of their addresses.
+
+    src                  an index (parquet, CSV, JSON), several by a wildcard, a list of them, or a folder of files; local or remote
+    dst                  the folder that the files come to, in one of their own for each dataset
+    data_type            image, video, audio, text, or one of those `_latent`
+    columns_to_download  columns of addresses, also called `columns_to_load`
+    index_col_name       the column that names a sample's files
+    num_downloading_workers  transfers at a time
+    shuffle_seed         what the order of an epoch depends on; None: the index's own; -1: drawn
+    cache_limit          bytes of files that stay on this machine, the oldest go first; None: no limit
+    transforms           functions of a sample, in turn, that give a sample or several
+    failed               rows that an epoch has left out, each named in the log
+    raises               UsageError, MissingError, FormatError
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> StreamingDataset:
+        loaded = sys.modules.get("torch.utils.data")
+        if loaded is not None and not issubclass(cls, loaded.IterableDataset):
+            loaded.IterableDataset.register(StreamingDataset)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        src: str,
+        dst: str,
+        data_type: Any,
+        name: str | None = None,
+        shuffle_seed: int | None = None,
+        transforms: Sequence[Callable[[Sample], Any]] | None = None,
+        columns_to_download: Sequence[str] | None = None,
+        index_col_name: str = "index",
+        num_downloading_workers: int = 4,
+        prefetch: int = 10,
+        num_downloading_retries: int = 3,
+        none_to_empty_str: bool = True,
+        cache_limit: int | str | None = "100mb",
+        max_size: int | None = None,
+        allow_missing_columns: bool = False,
+        sql_query: str | None = None,
+        index_cols_to_keep: Sequence[str] | None = None,
+        columns_to_load: Sequence[str] | None = None,
+        allow_private: bool = False,
+        **ignored: Any,
+    ) -> None:
+        unknown = set(ignored) - _IGNORED
+        if unknown:
+            raise UsageError(f"no argument {min(unknown)!r}")
+        self.data_type = str(getattr(data_type, "value", data_type)).lower()
+        if self.data_type not in _TYPES:
+            raise UsageError(f"data_type is {self.data_type!r:.60}", hint=f"Choose one of {', '.join(_TYPES)}.")
+        self.src, self.name = src, name or os.path.basename(src.rstrip("/")).partition(".")[0] or "data"
+        self.dst = os.path.join(dst, self.name)
+        self._rows = Rows(
+            src,
+            self.dst,
+            columns_to_download or columns_to_load,
+            index_col_name,
+            jobs=num_downloading_workers,
+            retries=num_downloading_retries,
+            kept=index_cols_to_keep,
+            limit=max_size,
+            sql=sql_query,
+            allow_missing=allow_missing_columns,
+            allow_private=allow_private,
+        )
+        self.shuffle_seed = _drawn() if shuffle_seed == -1 else shuffle_seed
+        if self.shuffle_seed is not None and self.shuffle_seed < 0:
+            raise UsageError(f"shuffle_seed is {shuffle_seed}", hint="Give None, -1, or a number from 0 on.")
+        self.transforms, self.none_to_empty_str = list(transforms or ()), none_to_empty_str
+        self.cache_limit = mds_config.size_limit(cache_limit, "cache_limit")
+        self._block = max(prefetch, 2 * num_downloading_workers, 1)
+        self._stored: deque[Brought] = deque()
+        self._used = self._given = self.failed = 0
+        self._clock = Clock()
+        self._turns: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def epoch_size(self) -> int:
+        """How many samples an epoch has, on all ranks."""
+        return len(self)
+
+    def __getitem__(self, idx: int) -> Any:
+        """Give one sample, fetching its files first: what its transforms make of it; of several, the first.
+
+        raises  RowsError (an IndexError) outside the data; ReachError if a file cannot be fetched: no other row is given in its place
+        """
+        if not -len(self) <= idx < len(self):
+            raise RowsError(f"sample {idx} is outside the data, which has {len(self)}")
+        (one,) = self._rows.bring([idx % len(self)])
+        if one.error is not None:
+            raise one.error
+        self._store(one, 1)
+        return next(iter(self._samples(one)), None)
+
+    def _samples(self, one: Brought) -> Iterator[Any]:
+        sample = {key: "" if value is None and self.none_to_empty_str else value for key, value in one.sample.items()}
+        sample |= {KEY: sample[self._rows.key] if self._rows.key else one.row, KIND: self.data_type, USAGE: one.size}
+        try:
+            yield from _transformed(sample, self.transforms)
+        except Exception as error:
+            error.add_note(f"in a transform of row {one.row} of {self.src}")
+            raise
+
+    def _store(self, one: Brought, sharers: int) -> None:
+        """Count the files of a sample that was given, and let go of older ones where the limit asks for it."""
+        if self.cache_limit is None:
+            return
+        self._stored.append(one)
+        self._used += one.size
+        while self._used > self.cache_limit // sharers and len(self._stored) > 1:
+            old = self._stored.popleft()
+            self._used -= old.size
+            if old.row not in {other.row for other in list(self._stored)[-self._block :]}:
+                for path in old.files.values():
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(path)
+
+    def __iter__(self) -> Iterator[Any]:
+        info = sys.modules["torch.utils.data"].get_worker_info() if "torch.utils.data" in sys.modules else None
+        seed = None if info is None else int(info.seed - info.id)
+        turn = 0 if seed is None else self._turns.get(seed, 0)
+        if seed is not None:
+            self._turns[seed] = turn + 1
+        epoch, step = self._clock.begin(seed, turn)
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        rank, ranks = _ranks()
+        total = len(self)
+        steps = (np.arange(step + rank, -(-total // ranks) * ranks, ranks) % max(1, total))[worker::workers]
+        order = "sequential" if self.shuffle_seed is None else "shuffle"
+        rows = Epoch(np.array([0, total]), self.shuffle_seed or 0, epoch, order, 1).at(steps).tolist()
+        self._given = 0
+        return self._epoch(rows, workers * int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+    def _epoch(self, rows: list[int], sharers: int) -> Iterator[Any]:
+        """Give samples in order while the files of the next ones are fetched."""
+        blocks = [rows[start : start + self._block] for start in range(0, len(rows), self._block)]
+        with ThreadPoolExecutor(1, "flare-sds") as pool:
+            ahead: Future[list[Brought]] | None = pool.submit(self._rows.bring, blocks[0]) if blocks else None
+            for k in range(len(blocks)):
+                brought = ahead.result() if ahead is not None else []
+                ahead = pool.submit(self._rows.bring, blocks[k + 1]) if k + 1 < len(blocks) else None
+                for one in brought:
+                    self._given += 1
+                    if one.error is not None:
+                        self.failed += 1
+                        _log.warning("row %d of %s is left out: %s", one.row, self.name, one.error)
+                        continue
+                    yield from self._samples(one)
+                    self._store(one, sharers)
+
+    def state_dict(self) -> dict[str, int]:
+        """Say where the epoch is, by what this process has given; a DataLoader with workers says so by `set_progress`."""
+        epoch, step = self._clock.last()
+        return {"epoch": epoch, "sample_in_epoch": step + self._given * _ranks()[1]}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Go on from there with the next iteration, on any number of ranks and workers."""
+        self.set_progress(state_dict["epoch"], state_dict["sample_in_epoch"])
+
+    def set_progress(self, epoch: int, sample_in_epoch: int | None = None) -> None:
+        """Say that the next iteration is that epoch, behind so many samples of all ranks. Raises UsageError outside the epoch."""
+        step = sample_in_epoch or 0
+        if epoch < 0 or not 0 <= step <= len(self) + _ranks()[1]:
+            raise UsageError(f"sample {step} of epoch {epoch} is outside the data, which has {len(self)}")
+        self._clock.resume(epoch, step)
+
+
+_IGNORED = {
+    "resolution",
+    "num_random_access_retries",
+    "print_exceptions",
+    "print_traceback",
+    "max_index_files_to_use",
+    "lazy_index_chunk_size",
+    "lazy_index_num_threads",
+    "lazy_index_prefetch_factor",
+    "min_num_pending_tasks_thresh",
+}
+
+
+def _ranks() -> tuple[int, int]:
+    return int(os.environ.get("RANK", 0)), max(1, int(os.environ.get("WORLD_SIZE", 1)))
+
+
+def _drawn() -> int:
+    """Draw a seed, the same on all ranks. Raises UsageError where they cannot tell each other."""
+    seed = [secrets.randbelow(1 << 31)]
+    if _ranks()[1] > 1:
+        together = getattr(sys.modules.get("torch"), "distributed", None)
+        if together is None or not together.is_initialized():
+            raise UsageError("shuffle_seed is -1, and the ranks cannot agree on one", hint="Start torch.distributed first, or give a seed.")
+        together.broadcast_object_list(seed)
+    return seed[0]
+
+
+def _transformed(sample: Any, transforms: Sequence[Callable[[Any], Any]]) -> Iterator[Any]:
+    if not transforms:
+        yield sample
+        return
+    found = transforms[0](sample)
+    for one in found if isinstance(found, (list, tuple, GeneratorType)) else [found]:
+        yield from _transformed(one, transforms[1:])

@@ -1,0 +1,170 @@
+"""An index's rows, and the files that they name brought into a folder: each whole or not at all, under a checked name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flarecli import where
+from flarecli.errors import FlareError, ReachError, UnsafeError, UsageError, ValueFitError
+from flarecli.names import check_name
+from flarecli.progress import Progress
+from flarecli.storage import Guard, Limits, Location
+from flarecli.storage.local import LocalStore
+from flarecli.verbs.source import Source, open_source
+from flarecli.write.links import Link, fetch
+
+__all__ = ["Brought", "Rows"]
+
+_EXTENSION_LIMIT = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """A row whose files are there: its columns, those of files as paths; column -> file, and their bytes. Or why they are not."""
+
+    row: int
+    sample: dict[str, Any]
+    files: Mapping[str, str]
+    size: int
+    error: FlareError | None = None
+
+
+class Rows:
+    """The rows of an index, or of a folder of files, in memory: the columns that are kept, not the files.
+
+    key      the column that names a sample's files; `index`, where there is none of that name, is the row's number
+    raises   UsageError for a column that is not there, or a key that two rows have
+    """
+
+    def __init__(
+        self,
+        src: str,
+        dst: str,
+        columns: Sequence[str] | None,
+        key: str,
+        *,
+        jobs: int,
+        retries: int,
+        kept: Sequence[str] | None,
+        limit: int | None,
+        sql: str | None,
+        allow_missing: bool,
+        allow_private: bool,
+    ) -> None:
+        self._limits = Limits(jobs=jobs, retries=retries)
+        self._guard = Guard(limits=self._limits, allow_private=allow_private)
+        source = open_source(src, text=[key], guard=self._guard, allow_missing=allow_missing)
+        self._source, self._allow_missing = source, allow_missing
+        self.columns = list(columns or source.files)
+        names = source.schema.names
+        if not self.columns:
+            raise UsageError("no column to download is named", where=src, hint=f"Choose from {', '.join(names)}.")
+        self.key = key if key in names or key != "index" else source.key or ""
+        wanted = [*self.columns, *([self.key] if self.key else [])]
+        self.table = _table(source, [name for name in names if kept is None or name in kept or name in wanted], limit, sql)
+        for name in wanted:
+            if name not in self.table.column_names:
+                raise UsageError(f"no column {name!r}", where=src, hint=f"Choose from {', '.join(names)}.")
+        if self.key in self.columns:
+            raise UsageError(f"column {self.key!r} cannot be the key and be downloaded", where=src)
+        if self.key and (counts := pc.value_counts(self.table.column(self.key))) and len(counts) < len(self.table):
+            twice = next(one["values"] for one in counts.to_pylist() if one["counts"] > 1)
+            raise UsageError(f"{twice!r:.60} is the key of more than one row", where=src, hint="Name a column that tells rows apart.")
+        os.makedirs(dst, exist_ok=True)
+        self.dst = dst
+        self._at = Location(LocalStore(os.path.realpath(dst), dst, durable=False))
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def bring(self, rows: Sequence[int]) -> list[Brought]:
+        """Bring the files of rows into the folder, side by side, those that are not there; give the rows in their order."""
+        batch = self.table.take(pa.array(rows, pa.int64()))
+        samples, found = batch.to_pylist(), []
+        missing: list[int] = []
+        for i, (row, sample) in enumerate(zip(rows, samples, strict=True)):
+            try:
+                names = self._names(row, sample)
+            except FlareError as error:
+                found.append(Brought(row, sample, {}, 0, error))
+                continue
+            found.append(Brought(row, sample, names, 0))
+            if not all(os.path.exists(os.path.join(self.dst, name)) for name in names.values()):
+                missing.append(i)
+        if missing:
+            self._fetch(batch.take(pa.array(missing, pa.int64())), missing, found)
+        return [one if one.error is not None else self._paths(one) for one in found]
+
+    def _names(self, row: int, sample: dict[str, Any]) -> dict[str, str]:
+        """Name the files of a row, `KEY-COLUMN.ext`: column -> name, of those that it has."""
+        key = str(sample[self.key] if self.key else row)
+        names = {}
+        for column in self.columns:
+            address = sample[column]
+            if address is None or address == "":
+                if not self._allow_missing:
+                    raise ValueFitError(f"column {column!r} has no address", where=f"row {row}", hint="Give allow_missing_columns=True.")
+                continue
+            path = str(address).partition("?")[0].rpartition("/")[2]
+            extension = os.path.splitext(path)[1].lower()[:_EXTENSION_LIMIT]
+            name = f"{key}-{column}{extension}"
+            if "/" in name:
+                raise UnsafeError(f"the name {name!r:.80} is a path", where=f"row {row}")
+            names[column] = check_name(name, where=f"row {row}")
+        return names
+
+    def _fetch(self, batch: pa.Table, missing: list[int], found: list[Brought]) -> None:
+        (one,) = batch.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], batch.schema)]
+        if self._source.filled is not None:
+            files = [name for name in self.columns if name in self._source.files]
+            for filled, flaws in self._source.filled([one.select(files)], files):
+                for flaw in flaws:
+                    found[missing[flaw.row]] = replace(found[missing[flaw.row]], error=flaw.error)
+                self._store(filled, missing, found)
+            return
+        for column in self.columns:  # one after the other: a row may lack one of them
+            at = [k for k, i in enumerate(missing) if found[i].error is None and found[i].sample[column] not in (None, "")]
+            some = pa.RecordBatch.from_arrays([one.column(column).take(pa.array(at, pa.int64()))], [column])
+            how: dict[str, Any] = {"key": None, "at": self._source.at, "guard": self._guard, "limits": self._limits, "progress": Progress()}
+            for part in fetch([some], [Link(column, column)], **how):
+                for failure in part.failures:
+                    i = missing[at[failure.row]]
+                    found[i] = replace(found[i], error=ReachError(f"column {column!r}: {failure.reason}", where=f"row {found[i].row}"))
+                self._store(part.batch, [missing[at[row]] for row in part.rows.tolist()], found)
+
+    def _store(self, batch: pa.RecordBatch, places: Sequence[int], found: list[Brought]) -> None:
+        for column in batch.schema.names:
+            for i, value in zip(places, batch.column(column), strict=True):
+                data = value.as_buffer() if value.is_valid else None
+                name = found[i].files.get(column)
+                if data is not None and name is not None and found[i].error is None:
+                    (self._at / name).write([memoryview(data)])
+
+    def _paths(self, one: Brought) -> Brought:
+        paths = {column: os.path.join(self.dst, name) for column, name in one.files.items()}
+        try:
+            size = sum(os.path.getsize(path) for path in paths.values())
+        except FileNotFoundError as error:
+            return replace(one, error=ReachError("it was removed while it was brought", where=error.filename))
+        return replace(one, sample={**one.sample, **paths}, files=paths, size=size)
+
+
+def _table(source: Source, names: list[str], limit: int | None, sql: str | None) -> pa.Table:
+    schema, batches = pa.schema([source.schema.field(name) for name in names]), source.batches(names)
+    if source.files:
+        schema = pa.schema([field.with_type(pa.large_string()) if field.name in source.files else field for field in schema])
+    if sql is not None:
+        schema, batches = where.select(schema, batches, sql)
+    taken, count = [], 0
+    for batch in batches:
+        taken.append(batch if limit is None else batch.slice(0, limit - count))
+        count += taken[-1].num_rows
+        if limit is not None and count >= limit:
+            break
+    return pa.Table.from_batches(taken, taken[0].schema if taken else schema)
