@@ -1,5 +1,6 @@
 """The examples of granular's README with another import line, and the rest of what its users call."""
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -7,6 +8,7 @@ import pathlib
 import pickle
 import runpy
 import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -52,12 +54,17 @@ def test_the_quickstart(directory):
         assert [one["foo"] for one in reader] == list(range(10))
 
 
+PREPROC = """
 def preproc(datapoint, seed):
-    return {"image": datapoint["abc"], "label": datapoint["foo"]}
+    return {'image': datapoint['abc'], 'label': datapoint['foo']}
+"""
 
 
 @pytest.mark.parametrize("mp", [None, "spawn"])
-def test_loading_and_resuming(directory, mp):
+def test_loading_and_resuming(directory, mp, tmp_path, monkeypatch):
+    (tmp_path / "users_own_module.py").write_text(PREPROC)  # as a worker process imports it
+    monkeypatch.syspath_prepend(tmp_path)
+    preproc = importlib.import_module("users_own_module").preproc
     reader = granular.DatasetReader(directory, granular.decoders)
 
     def loader():
@@ -84,6 +91,7 @@ def test_loading_and_resuming(directory, mp):
     other.load({"step": 80})
     assert next(iter(other))["label"].tolist() == after
     other.close()
+    sys.modules.pop("users_own_module")
 
 
 def test_epochs_are_numpys_permutations():

@@ -94,6 +94,7 @@ def test_basic_usage_against_s3(bucket, tmp_path):
     assert [Path(one["data_url"]).read_bytes() for one in dataset] == [content(i) for i in range(20)]
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 3])
 def test_a_dataloader_of_torch(index, tmp_path, workers):
     torch = pytest.importorskip("torch")

@@ -1,0 +1,44 @@
+"""The interface of mosaicml-streaming beside the library itself: the same samples give the same files, and each reads the other's."""
+
+import json
+import os
+import runpy
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flarecli.compat import streaming
+
+PEER = os.environ.get("PEER_PYTHON")
+SCRIPT = Path(__file__).with_name("peer.py")
+ours = runpy.run_path(str(SCRIPT))
+pytestmark = pytest.mark.skipif(not PEER, reason="PEER_PYTHON names no interpreter that has mosaicml-streaming")
+
+
+def peer(*args):
+    ran = subprocess.run([PEER, str(SCRIPT), *map(str, args)], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        ("rows", {"size_limit": 20_000, "hashes": ["md5", "xxh64"]}),
+        ("arrays", {"size_limit": "6kb"}),
+        ("lines", {"format": "json", "size_limit": 9_000}),
+        ("lines", {"format": "tsv", "size_limit": 9_000}),
+    ],
+)
+def test_the_same_calls_give_the_same_files_and_values(tmp_path, kind, how):
+    samples, columns = ours["KINDS"][kind]
+    rest = dict(how)
+    with getattr(streaming, rest.pop("format", "mds").upper() + "Writer")(out=str(tmp_path / "ours"), columns=columns, **rest) as writer:
+        for sample in samples():
+            writer.write(sample)
+    peer("write", tmp_path / "theirs", kind, json.dumps(how))
+    for path in (tmp_path / "theirs").iterdir():
+        assert (tmp_path / "ours" / path.name).read_bytes() == path.read_bytes(), path.name
+    read = [{name: ours["shown"](value) for name, value in one.items()} for one in streaming.LocalDataset(str(tmp_path / "theirs"))]
+    assert read == peer("read", tmp_path / "ours", "local")
