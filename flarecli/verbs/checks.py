@@ -6,6 +6,7 @@ hashed block by block and then read again where its structure needs it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -22,6 +23,7 @@ from flarecli.verbs.duplicates import contents
 
 __all__ = ["HELD", "Checked", "Claim", "Depth", "check_chunk", "check_file", "finding"]
 
+_OWN = threading.local()
 HELD = 256 << 20  # bytes of a shard that are held in memory at once
 _MANY = 10_000  # findings of one shard that are kept
 _ROWS = 64  # rows decoded at once
@@ -193,7 +195,7 @@ def _summed(chunk: Chunk, size: int, claims: Sequence[Claim], kind: str, first_r
     at = chunk.at
     rows = f" (rows {first_row} to {first_row + chunk.rows - 1})" if first_row >= 0 and chunk.rows else ""
     sums = Sums(_names(claims, at, out))
-    data: bytes | bytearray
+    data: bytes | bytearray | memoryview
     is_alone = chunk.format in formats.BESIDE and not chunk.beside  # what lies beside it is found from where it is
     if kind and not is_alone:
         data = _decompressed(chunk, size, claims, kind, sums)
@@ -208,10 +210,27 @@ def _summed(chunk: Chunk, size: int, claims: Sequence[Claim], kind: str, first_r
         _compare(at, sums, claims, rows, out)
         return replace(chunk, files=(File(chunk.files[0].name, size), *chunk.files[1:]))
     else:
-        data = at.read(0, size)
-        sums.update(data)
+        data = _read(at, size, sums) if at.is_local else at.read(0, size)
+        if not at.is_local:
+            sums.update(data)
         _compare(at, sums, claims, rows, out)
     return replace(chunk, at=Location(MemoryStore({"": data}, str(at))), files=(File(chunk.files[0].name, len(data)), *chunk.files[1:]))
+
+
+def _read(at: Location, size: int, sums: Sums) -> memoryview:
+    """Read a local file and sum it, piece by piece while it is in the cache. It lies in memory that this thread's next file takes again.
+
+    Memory never touched before costs more than reading and summing what goes there: 64 MB of it for each shard took half of the time.
+    """
+    room = getattr(_OWN, "room", None)
+    if room is None or len(room) < size:
+        room = _OWN.room = bytearray(size)
+    view, start = memoryview(room)[:size], 0
+    for block in at.blocks(size):
+        sums.update(block)
+        view[start : start + len(block)] = block
+        start += len(block)
+    return view.toreadonly()
 
 
 def _decompressed(chunk: Chunk, size: int, claims: Sequence[Claim], kind: str, sums: Sums) -> bytearray:
