@@ -210,18 +210,20 @@ def _summed(chunk: Chunk, size: int, claims: Sequence[Claim], kind: str, first_r
         _compare(at, sums, claims, rows, out)
         return replace(chunk, files=(File(chunk.files[0].name, size), *chunk.files[1:]))
     else:
-        data = _read(at, size, sums) if at.is_local else at.read(0, size)
-        if not at.is_local:
-            sums.update(data)
+        data = _read(at, size, sums)
         _compare(at, sums, claims, rows, out)
     return replace(chunk, at=Location(MemoryStore({"": data}, str(at))), files=(File(chunk.files[0].name, len(data)), *chunk.files[1:]))
 
 
 def _read(at: Location, size: int, sums: Sums) -> memoryview:
-    """Read a local file and sum it, piece by piece while it is in the cache. It lies in memory that this thread's next file takes again.
+    """Read a file and sum it; a local one piece by piece while it is in the cache, into memory that this thread's next file takes again.
 
     Memory never touched before costs more than reading and summing what goes there: 64 MB of it for each shard took half of the time.
     """
+    if not at.is_local:  # one request for all of it
+        data = at.read(0, size)
+        sums.update(data)
+        return memoryview(data)
     room = getattr(_OWN, "room", None)
     if room is None or len(room) < size:
         room = _OWN.room = bytearray(size)

@@ -40,7 +40,7 @@ def packed_in_parts(request: Request, part_rows: int, engine: str, progress: Pro
     source = request.source()
     plan = request.plan(source, progress)
     names = checked(plan)
-    _refuse(request, part_rows, engine)
+    _refuse(request, part_rows)
     if request.dry_run:
         return packed(request, progress)
     rows = _count(plan)
@@ -114,12 +114,10 @@ class _Done:
         self.reasons.update(one.reasons)
 
 
-def _refuse(request: Request, part_rows: int, engine: str) -> None:
+def _refuse(request: Request, part_rows: int) -> None:
     """Refuse what looks at rows of several parts."""
     if part_rows < 1:
         raise UsageError(f"a part of {part_rows} rows holds nothing")
-    if engine not in engines.ENGINES:
-        raise UsageError(f"engine is {engine!r}", hint=f"Choose one of {', '.join(engines.ENGINES)}.")
     if request.shuffle is not None:
         raise UsageError("--shuffle orders all rows, and a part sees its own alone", hint="Read the dataset shuffled, or leave --part-rows out.")
     if request.limit is not None and request.where is not None:

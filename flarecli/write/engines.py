@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from flarecli.errors import MissingLibraryError, ReachError, UsageError
+from flarecli.errors import MissingLibraryError, ReachError
 
 __all__ = ["ENGINES", "run"]
 
@@ -27,12 +27,10 @@ B = TypeVar("B")
 def run(engine: str, work: Callable[[A], B], items: Sequence[A]) -> Iterator[tuple[int, B]]:
     """Do the work on each item; give the place of the item and the result, in whatever order they end.
 
-    engine  `local`: here, one after another; `ray`: on the cluster that RAY_ADDRESS names, else one of this machine's own
-    raises  UsageError for another engine; MissingLibraryError without ray; ReachError if the cluster cannot be reached
+    engine  one of ENGINES; `local`: here, one after another; `ray`: on the cluster that RAY_ADDRESS names, else one of this machine's own
+    raises  MissingLibraryError without ray; ReachError if the cluster cannot be reached
             or loses the same task again and again; what the work raises
     """
-    if engine not in ENGINES:
-        raise UsageError(f"engine is {engine!r}", hint=f"Choose one of {', '.join(ENGINES)}.")
     return _on_ray(work, items) if engine == "ray" else ((i, work(item)) for i, item in enumerate(items))
 
 
