@@ -5,6 +5,8 @@ Every name is loaded when it is first used; only `ffrecord.torch` loads torch.
 
 from __future__ import annotations
 
+from flarecli.compat import named
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from flarecli.compat.ffrecord.files import FileReader as FileReader
@@ -12,20 +14,13 @@ if TYPE_CHECKING:
     from flarecli.compat.ffrecord.folders import PackedFolder as PackedFolder
     from flarecli.compat.ffrecord.folders import pack_folder as pack_folder
 
-_FILES = {"FileReader": "files", "FileWriter": "files", "PackedFolder": "folders", "pack_folder": "folders"}
+_FILES = {"FileReader": "files", "FileWriter": "files", "PackedFolder": "folders", "pack_folder": "folders", "torch": "torch"}
 
 __all__ = ["FileReader", "FileWriter", "PackedFolder", "pack_folder"]
 
 
 def __getattr__(name: str) -> object:
-    import importlib
-
-    if name == "torch":
-        return importlib.import_module(f"{__name__}.torch")
-    if name not in _FILES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
-    globals()[name] = found
+    found = globals()[name] = named(__name__, _FILES, name)
     return found
 
 

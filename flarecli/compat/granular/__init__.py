@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from flarecli.compat import named
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from flarecli.compat.granular import sources as sources
@@ -21,20 +23,14 @@ _FILES = {
     "ShardedDatasetWriter": "writers",
     "decoders": "codecs",
     "encoders": "codecs",
+    "sources": "sources",
 }
 
 __all__ = ["DatasetReader", "DatasetWriter", "Loader", "ShardedDatasetReader", "ShardedDatasetWriter", "decoders", "encoders", "sources"]
 
 
 def __getattr__(name: str) -> object:
-    import importlib
-
-    if name == "sources":
-        return importlib.import_module(f"{__name__}.sources")
-    if name not in _FILES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
-    globals()[name] = found
+    found = globals()[name] = named(__name__, _FILES, name)
     return found
 
 

@@ -5,6 +5,8 @@ Every name is loaded when it is first used; only `StreamingDataLoader` loads tor
 
 from __future__ import annotations
 
+from flarecli.compat import named
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from flarecli.compat.streaming.dataset import StreamingDataset as StreamingDataset
@@ -49,12 +51,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    import importlib
-
-    if name not in _FILES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
-    globals()[name] = found
+    found = globals()[name] = named(__name__, _FILES, name)
     return found
 
 
