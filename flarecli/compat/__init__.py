@@ -7,6 +7,7 @@ and why. None of them loads torch, except where its original is a class of torch
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 
 
@@ -19,3 +20,10 @@ def named(package: str, files: Mapping[str, str], name: str) -> object:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     module = importlib.import_module(f"{package}.{files[name]}")
     return module if files[name] == name else getattr(module, name)
+
+
+def register(kind: type, made: type) -> None:
+    """Have torch, where it is loaded, take a class for an IterableDataset of its own; not needed for one that inherits from that."""
+    loaded = sys.modules.get("torch.utils.data")
+    if loaded is not None and not issubclass(made, loaded.IterableDataset):
+        loaded.IterableDataset.register(kind)

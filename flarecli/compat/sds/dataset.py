@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from flarecli.compat import register
 from flarecli.compat.sds.rows import Brought, Rows
 from flarecli.compat.streaming.epochs import Clock
 from flarecli.errors import RowsError, UsageError
@@ -50,9 +51,7 @@ class StreamingDataset:
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> StreamingDataset:
-        loaded = sys.modules.get("torch.utils.data")
-        if loaded is not None and not issubclass(cls, loaded.IterableDataset):
-            loaded.IterableDataset.register(StreamingDataset)
+        register(StreamingDataset, cls)
         return super().__new__(cls)
 
     def __init__(

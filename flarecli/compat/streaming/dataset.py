@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from flarecli.compat import register
 from flarecli.compat.streaming.epochs import Choice, Clock
 from flarecli.compat.streaming.local import Shards
 from flarecli.compat.streaming.reader import items
@@ -45,9 +46,7 @@ class StreamingDataset:
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> StreamingDataset:
-        loaded = sys.modules.get("torch.utils.data")
-        if loaded is not None and not issubclass(cls, loaded.IterableDataset):
-            loaded.IterableDataset.register(StreamingDataset)
+        register(StreamingDataset, cls)
         return super().__new__(cls)
 
     def __init__(
