@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flarecli.media.checking import headers
 from flarecli.media.info import INFO, info
 from flarecli.media.kinds import contradiction, extension_of, is_medium, is_picture, kind_of, sniff
 from flarecli.media.measuring import Measures, measure
@@ -9,6 +10,6 @@ from flarecli.media.resize import MODES, Resize, resize, resized
 from flarecli.media.shrink import thumbnail
 
 __all__ = [
-    "INFO", "MODES", "Measures", "Resize", "contradiction", "extension_of", "info", "is_medium", "is_picture", "kind_of", "measure", "resize",
-    "resized", "sniff", "thumbnail",
+    "INFO", "MODES", "Measures", "Resize", "contradiction", "extension_of", "headers", "info", "is_medium", "is_picture", "kind_of", "measure",
+    "resize", "resized", "sniff", "thumbnail",
 ]  # fmt: skip

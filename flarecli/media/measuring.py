@@ -6,12 +6,14 @@ header does not say is None. Width and height are those of the stored pixels, be
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from flarecli.media import moving
 from flarecli.media.kinds import sniff
+from flarecli.media.sound import frames_of
 
 __all__ = ["Measures", "measure"]
 
@@ -36,7 +38,14 @@ def measure(data: bytes) -> Measures:
         width, height, frames, duration = read(data)
     except (struct.error, IndexError, ValueError, OverflowError, ZeroDivisionError):
         return Measures(kind)
-    return Measures(kind, width, height, frames, duration)
+    if duration is not None and not (math.isfinite(duration) and duration >= 0):
+        duration = None
+    return Measures(kind, _side(width), _side(height), frames, duration)
+
+
+def _side(pixels: int | None) -> int | None:
+    """Leave out what is no length of a side: no picture has 2 to the 31 pixels in a row."""
+    return pixels if pixels is not None and 0 <= pixels < 1 << 31 else None
 
 
 _Found = tuple[int | None, int | None, int | None, float | None]
@@ -135,9 +144,9 @@ def _tiff(data: bytes) -> _Found:
     while at and at not in seen and len(seen) < 10_000:
         seen.add(at)
         count = struct.unpack_from(f"{order}H", data, at)[0]
-        for entry in range(at + 2, at + 2 + 12 * count, 12):
+        for entry in range(at + 2, at + 2 + 12 * count, 12) if len(seen) == 1 else ():
             tag, kind = struct.unpack_from(f"{order}HH", data, entry)
-            if tag in (256, 257) and len(seen) == 1:
+            if tag in (256, 257):
                 size[tag] = struct.unpack_from(f"{order}{'H' if kind == 3 else 'I'}", data, entry + 8)[0]
         at = struct.unpack_from(f"{order}I", data, at + 2 + 12 * count)[0]
     return size.get(256), size.get(257), len(seen), None
@@ -151,6 +160,10 @@ def _wav(data: bytes) -> _Found:
         elif name == b"data" and rate:
             return None, None, None, min(struct.unpack_from("<I", data, at - 4)[0], len(data) - at) / rate
     return None, None, None, None
+
+
+def _mp3(data: bytes) -> _Found:
+    return None, None, None, frames_of(data).duration
 
 
 def _flac(data: bytes) -> _Found:
@@ -179,6 +192,7 @@ _READERS: dict[str, Callable[[bytes], _Found]] = {
     "tiff": _tiff,
     "wav": _wav,
     "flac": _flac,
+    "mp3": _mp3,
     "ogg": _ogg,
     "avif": moving.still,
     "heic": moving.still,

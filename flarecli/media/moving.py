@@ -11,12 +11,15 @@ from collections.abc import Iterator
 
 __all__ = ["matroska", "mp4", "still"]
 
+_PARTS = 100_000  # boxes or elements that are walked on one level
 Found = tuple[int | None, int | None, int | None, float | None]
 
 
 def _boxes(data: bytes, start: int, stop: int) -> Iterator[tuple[bytes, int, int]]:
     """Give the boxes between two places: name, where the payload begins, and where it ends."""
-    while start + 8 <= stop:
+    for _ in range(_PARTS):
+        if start + 8 > stop:
+            return
         size, name = struct.unpack_from(">I4s", data, start)
         begin = start + 8
         if size == 1:
@@ -101,7 +104,9 @@ def _below(data: bytes, wanted: int) -> Iterator[tuple[int, int, int]]:
 
 def _elements(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """Give the elements between two places: name, where the payload begins, and where it ends; one of unknown size takes the rest."""
-    while start < stop:
+    for _ in range(_PARTS):
+        if start >= stop:
+            return
         length = 9 - data[start].bit_length()
         name = int.from_bytes(data[start : start + length])
         start += length
