@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flarecli.verbs import Inspection, StreamInfo
 
 _GALLERY = 60  # rows on a page, where nobody says how many
+_HOLES = 8  # lines of what is missing
 
 
 def command(
@@ -27,7 +28,7 @@ def command(
     stream: params.Streams = None,
     shards: Annotated[bool, option("--shards", help="List the shards.")] = False,
     field: Annotated[str | None, option("--field", metavar="NAME", help="Print one field of what --json prints, such as rows.")] = None,
-    stats: Annotated[bool, option("--stats", help="Read the small columns: least, most, nulls, lengths.")] = False,
+    stats: Annotated[bool, option("--stats", help="Read the columns: least, most, nulls, lengths, sizes of pictures.")] = False,
     sample: Annotated[str | None, option("--sample", metavar="N|P%", help="Show a few rows.")] = None,
     html: Annotated[
         str | None, option("--html", metavar="FILE", help="Write one page with plots and a gallery of rows; --sample says how many.")
@@ -47,7 +48,7 @@ def command(
 ) -> None:
     """Say what a dataset is: format, rows, shards, bytes, columns, sums.
 
-    Reads headers only, unless --stats or --sample asks for more.
+    Also who wrote it, and which shards are missing. Reads headers only, unless --stats, --sample or --html asks for more.
 
     Without SOURCE, `--cache DIR` shows what is kept there.
 
@@ -138,7 +139,11 @@ def _print_stream(printer: Printer, one: StreamInfo, several: bool) -> None:
     known = [
         ("compression", one.compression or "none"),
         ("sums", ", ".join(one.hashes) or "none"),
-        ("shard sizes", " / ".join(sizes) + " (least, median, most)" if sizes else "not known"),
+        ("writer", one.writer or "not said"),
+        ("shard sizes", " / ".join(sizes) + " (smallest, median, largest)" if sizes else "not known"),
+        *(("holes" if i == 0 else "", hole) for i, hole in enumerate(one.holes[:_HOLES])),
+        *([("", f"and {len(one.holes) - _HOLES} more")] if len(one.holes) > _HOLES else []),
+        *([] if one.holes else [("holes", "none")]),
     ]
     for name, text in known:
         printer.line(f"{name:12}{text}")

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from flarecli import encodings, formats
 from flarecli.compress import SUFFIXES
@@ -21,11 +20,11 @@ from flarecli.names import redact
 from flarecli.read import Dataset, Series, resolve, select_streams
 from flarecli.storage import Guard, Limits
 from flarecli.verbs.fill import filled
+from flarecli.verbs.inspect_holes import holes, writer_of
+from flarecli.verbs.inspect_stats import statistics
 from flarecli.verbs.rows import bounded, ordered, read_rows, weight
 
 __all__ = ["Inspection", "StreamInfo", "inspect"]
-
-_DISTINCT, _DISTINCT_BYTES = 10_000, 64 << 20  # values of a column that are told apart, and what they take
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +33,8 @@ class StreamInfo:
 
     smallest, median, largest  of the stored files; None without any
     hashes      names of the sums that are listed
+    writer      what wrote it, None where nothing says
+    holes       a sentence for each run of shards that are not there, and of numbers that none has
     shard_list  (address, rows, bytes) of each shard, if asked for
     stats       column -> what was found in it, if asked for
     """
@@ -50,6 +51,8 @@ class StreamInfo:
     smallest: int | None
     median: int | None
     largest: int | None
+    writer: str | None = None
+    holes: tuple[str, ...] = ()
     shard_list: tuple[tuple[str, int, int], ...] | None = None
     stats: dict[str, dict[str, Any]] | None = None
 
@@ -62,7 +65,7 @@ class StreamInfo:
         out = {name: getattr(self, name) for name in self.__slots__}
         out["columns"] = {column.name: column.encoding for column in self.columns}
         out["types"] = self.types()
-        out["hashes"] = list(self.hashes)
+        out["hashes"], out["holes"] = list(self.hashes), list(self.holes)
         del out["shard_list"], out["stats"]
         if self.shard_list is not None:
             out["shard_list"] = [{"url": url, "rows": rows, "bytes": size} for url, rows, size in self.shard_list]
@@ -117,24 +120,29 @@ def inspect(
     guard: Guard | None = None,
     limits: Limits | None = None,
 ) -> Inspection:
-    """Say what lies at some addresses: format, streams, rows, shards, bytes, columns, compression, sums known.
+    """Say what lies at some addresses: format, rows, shards, bytes, columns, compression, sums, what wrote it, what is missing.
 
     Lists and headers are read, and no payload; of a remote dataset with a list nothing but the list. Only a
     compressed shard that no list tells about is read whole: its header is inside the frame.
 
     shards   also list the shards
     sample   also read so many rows, or such a share of them as a float; `seed` says which
-    stats    also read the small columns: numbers' least and most, texts' lengths
+    stats    also read the columns of numbers and text, and some rows of those of bytes: see `statistics`
     raises   MissingError, FormatError, UnsafeError, UnfinishedError as `resolve`; UsageError for an unknown stream
     """
     found = resolve(sources, format=format, guard=bounded(guard, limits))
-    parts = [[filled(stream) for stream in one] for one in select_streams(found, streams)]
-    infos = tuple(_info(one, shards) for one in parts)
+    chosen = select_streams(found, streams)
+    parts = [[filled(stream) for stream in one] for one in chosen]
+    by = {id(stream): writer_of(stream, one) for one in found for stream in one.streams}
+    infos = tuple(
+        replace(_info(one, shards), writer=", ".join(dict.fromkeys(name for stream in listed if (name := by[id(stream)]))) or None)
+        for listed, one in zip(chosen, parts, strict=True)
+    )
     batches: tuple[pa.RecordBatch, ...] = ()
     if stats or sample is not None:
         data = Dataset(parts, found)
         if stats:
-            seen = _stats(data)
+            seen = statistics(data, weight(parts, len(data)), seed)
             infos = tuple(replace(info, stats={column.name: seen[column.name] for column in info.columns if column.name in seen}) for info in infos)
         if sample is not None:
             order = ordered(len(data), None, sample, seed)
@@ -182,6 +190,8 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
         least,
         middle,
         most,
+        None,
+        holes(parts),
         tuple(zip(urls, rows.tolist(), size.tolist(), strict=True)) if shards else None,
     )
 
@@ -201,50 +211,3 @@ def _compressions(stream: Stream) -> list[str]:
     if stream.format == "files":
         return []
     return sorted({url.rpartition(".")[2] for url in stream.urls} & set(SUFFIXES))
-
-
-def _stats(data: Dataset) -> dict[str, dict[str, Any]]:
-    """Read the columns of numbers and text: nulls, least and most of numbers, lengths of texts in bytes and of lists in items."""
-    small = [field.name for field in data.schema if not pa.types.is_large_binary(field.type)]
-    out: dict[str, dict[str, Any]] = {name: {"rows": 0, "nulls": 0} for name in small}
-    distinct: dict[str, pa.Array] = {}
-    for batch in data.scan(small) if small else ():
-        for name in small:
-            array = batch.column(name)
-            seen = out[name]
-            seen["rows"] += len(array)
-            seen["nulls"] += array.null_count
-            is_text = pa.types.is_large_string(array.type)
-            if pa.types.is_float16(array.type):  # Arrow compares none of them
-                array = array.cast(pa.float32())
-            least, most = ("min_bytes", "max_bytes") if is_text else ("min", "max")
-            if pa.types.is_large_list(array.type):
-                array, least, most = pc.list_value_length(array), "min_items", "max_items"
-            found = pc.min_max(pc.binary_length(array) if is_text else array).as_py()
-            if found["min"] is not None:
-                seen[least] = min(seen.get(least, found["min"]), found["min"])
-                seen[most] = max(seen.get(most, found["max"]), found["max"])
-            if not pa.types.is_nested(batch.column(name).type):
-                _count(seen, distinct, name, array)
-            if is_text:
-                chars = pc.min_max(pc.utf8_length(array)).as_py()
-                if chars["min"] is not None:
-                    seen["min_chars"] = min(seen.get("min_chars", chars["min"]), chars["min"])
-                    seen["max_chars"] = max(seen.get("max_chars", chars["max"]), chars["max"])
-                seen["bytes"] = seen.get("bytes", 0) + int(pc.sum(pc.binary_length(array)).as_py() or 0)
-    return out
-
-
-def _count(seen: dict[str, Any], distinct: dict[str, pa.Array], name: str, array: pa.Array) -> None:
-    """Count different values, and hold no more than a few of them: beyond that, say that there are more."""
-    if "distinct_over" in seen:
-        return
-    found = pc.unique(array.drop_null())
-    if name in distinct:
-        found = pc.unique(pa.concat_arrays([distinct[name], found]))
-    if len(found) > _DISTINCT or found.nbytes > _DISTINCT_BYTES:
-        seen.pop("distinct", None)
-        distinct.pop(name, None)
-        seen["distinct_over"] = min(len(found) - 1, _DISTINCT)
-        return
-    distinct[name], seen["distinct"] = found, len(found)

@@ -31,6 +31,8 @@ def test_a_packed_folder_tells_everything_from_its_playlist(plain, monkeypatch):
         "smallest": sizes[0],
         "median": sizes[1],
         "largest": sizes[-1],
+        "writer": "flare",
+        "holes": [],
     }
     top = {name: stream[name] for name in ("format", "rows", "shards", "bytes", "raw_bytes", "columns")}
     assert found.as_json() == {"address": f"{plain}/playlist.yaml", **top, "streams": [stream]}
@@ -66,9 +68,10 @@ def test_streams_that_join_by_column_count_their_rows_once(plain, tmp_path):
         verbs.inspect(str(path), streams=["three"])
 
 
-def test_statistics_read_the_small_columns(plain):
+def test_statistics_are_of_every_column(plain):
     (stream,) = verbs.inspect(str(plain), stats=True).streams
     assert stream.stats == {
+        "image": {"rows": 35, "nulls": 0, "min_bytes": 504, "max_bytes": 504, "bytes": 35 * 504},
         "id": {"rows": 35, "nulls": 0, "min": 0, "max": 34, "distinct": 35},
         "text": {"rows": 35, "nulls": 0, "min_bytes": 9, "max_bytes": 10, "distinct": 35, "min_chars": 9, "max_chars": 10, "bytes": 340},
     }
@@ -111,9 +114,9 @@ def test_lists_are_counted_by_their_items(tmp_path):
 
 
 def test_many_different_values_are_not_all_held(tmp_path, monkeypatch):
-    from flarecli.verbs.inspect import _stats
+    from flarecli.verbs.inspect_stats import statistics
 
-    monkeypatch.setitem(_stats.__globals__, "_DISTINCT", 3)
+    monkeypatch.setitem(statistics.__globals__, "_DISTINCT", 3)
     with Writer(f"{tmp_path}/out", columns={"few": "int", "many": "str"}) as writer:
         for value in range(9):
             writer.write({"few": value % 3, "many": f"é{value}"})

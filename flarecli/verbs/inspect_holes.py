@@ -1,0 +1,111 @@
+"""Who wrote a dataset, and what is missing from it: as far as its lists, the names in them and its folder say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from flarecli.errors import FlareError, MissingError
+from flarecli.formats import FAMILY, INDEX
+from flarecli.model import IntArray, Playlist, Stream
+from flarecli.names import redact
+
+__all__ = ["holes", "writer_of"]
+
+_LOOKED = 100_000  # shards whose files are looked for: a second's work
+_NUMBER = re.compile(r"\d{3,18}", re.ASCII)  # of a shard; shorter ones are parts of words, longer ones are sums
+_GENERATIONS = {"granular": "granular 0.22 or later, by its layout", "granular-refs": "granular 0.21 or before, by its layout"}
+
+
+def writer_of(stream: Stream, of: Playlist) -> str | None:
+    """Say what wrote a stream, where its playlist, its index or its layout tells; None where nothing does."""
+    told = stream.headers.get("writer")
+    if isinstance(told, str):
+        return told[:200]
+    if of.protected:  # only flare ends a playlist with its sum
+        return "flare"
+    if stream.format in FAMILY and of.at is not None and of.at.name == INDEX:
+        return "MDS version 2"
+    return _GENERATIONS.get(stream.format or "")
+
+
+class _Missing(NamedTuple):
+    """Shards first..last of a stream that are listed and not there."""
+
+    first: int
+    last: int
+    why: str
+
+
+def holes(parts: Sequence[Stream]) -> tuple[str, ...]:
+    """Say which listed shards are not there and which rows those are, and which numbers no shard has.
+
+    parts  with rows known. Files are looked for on a local disk alone: a request for each would cost more than it tells.
+    """
+    first, out = 0, list[str]()
+    for stream in parts:
+        starts: IntArray = first + np.cumsum([0, *(() if stream.rows is None else stream.rows)])
+        first = int(starts[-1])
+        out += (_told(stream, one, starts) for one in _missing(stream))
+    return (*out, *_gaps([url for stream in parts if stream.format != "files" for url in stream.urls]))
+
+
+def _told(stream: Stream, one: _Missing, starts: IntArray) -> str:
+    first, last = redact(stream.urls[one.first]), redact(stream.urls[one.last])
+    begin, end = int(starts[one.first]), int(starts[one.last + 1])
+    name = first if one.first == one.last else f"{first} to {last}"
+    rows = "no row" if end == begin else f"row {begin}" if end - begin == 1 else f"rows {begin} to {end - 1}"
+    return f"{name}: {one.why}, {rows}"
+
+
+def _missing(stream: Stream) -> Iterator[_Missing]:
+    """Give runs of neighbouring shards that are not there, or that data may not name."""
+    run: _Missing | None = None
+    for i in range(min(len(stream), _LOOKED) if stream.at.is_local else 0):
+        why = _lacks(stream, i)
+        if why and run is not None and (run.last, run.why) == (i - 1, why):
+            run = run._replace(last=i)
+            continue
+        if run is not None:
+            yield run
+        run = _Missing(i, i, why) if why else None
+    if run is not None:
+        yield run
+
+
+def _lacks(stream: Stream, i: int) -> str:
+    """Say what keeps a listed shard from being read; empty if it is there, or lies on the network."""
+    try:
+        names = [stream.urls[i], *(file.name for file in (stream.parts[i] if stream.parts else ()))]
+        for at in map(stream.at.join, names):
+            if at.is_local:
+                at.size()
+    except MissingError:
+        return "not there"
+    except FlareError as error:
+        return error.message
+    return ""
+
+
+def _gaps(urls: Sequence[str]) -> list[str]:
+    """Name the numbers that are missing between the least and the greatest of shards that are called alike."""
+    found: dict[tuple[str, int, str], set[int]] = {}
+    for url in urls:
+        path = url.partition("?")[0] if "://" in url else url
+        numbers = list(_NUMBER.finditer(path))
+        if numbers:
+            at = max(numbers, key=lambda one: (len(one[0]), one.start()))
+            found.setdefault((path[: at.start()], len(at[0]), path[at.end() :]), set()).add(int(at[0]))
+    out = []
+    for (before, width, after), have in sorted(found.items()):
+        order = np.array(sorted(have), np.int64)
+        steps = np.flatnonzero(np.diff(order) > 1)
+        if order[-1] - order[0] > 4 * len(order):  # days, sums, keys: these are no counted shards
+            continue
+        for k in steps.tolist():
+            first, last = (f"{redact(before)}{number:0{width}d}{after}" for number in (order[k] + 1, order[k + 1] - 1))
+            out.append(f"{first}: not listed" if first == last else f"{first} to {last}: not listed")
+    return out
