@@ -23,7 +23,7 @@ from flarecli.hashes import Sums
 from flarecli.names import check_name, is_url, redact, scheme_of
 from flarecli.storage.ahead import ahead_of_file
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, locate, short_read
-from flarecli.storage.room import Room
+from flarecli.storage.sink import Sink, write_all
 
 __all__ = ["LocalStore", "SCRATCH", "made_folder", "sync_folder"]
 
@@ -256,14 +256,14 @@ class LocalStore:
         try:
             fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=scratch)
             try:
-                room = Room(fd)
+                sink = Sink(fd, self.durable)
                 for data in parts:
-                    for start in range(0, len(data), _PIECE):
-                        piece = data if len(data) <= _PIECE else memoryview(data)[start : start + _PIECE]
-                        room.need(len(piece))
+                    view = memoryview(data).cast("B")
+                    for start in range(0, len(view), _PIECE):
+                        piece = view[start : start + _PIECE]
                         sums.update(piece)
-                        _write_all(fd, piece)
-                room.done()
+                        sink.write(piece)
+                sink.done()
                 self._sync(fd)
             finally:
                 os.close(fd)
@@ -303,7 +303,7 @@ class LocalStore:
                 )
             try:
                 for data in parts:
-                    _write_all(fd, data)
+                    write_all(fd, memoryview(data).cast("B"))
                 self._sync(fd)
             except OSError as error:
                 raise self.error(error, path) from None
@@ -380,9 +380,3 @@ def _is_link(name: str, folder: int) -> bool:
     with contextlib.suppress(OSError):
         return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
     return False
-
-
-def _write_all(fd: int, data: Part) -> None:
-    view = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

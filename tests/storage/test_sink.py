@@ -1,0 +1,121 @@
+"""Writing past the page cache: the same bytes come out, whatever the pieces are and whatever the file system says to it."""
+
+import errno
+import fcntl
+import hashlib
+import os
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flarecli.errors import ReachError
+from flarecli.storage import locate, sink
+
+FROM, BUFFER = 8192, 16384
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Begin early and write little at once, so that small files meet every turn; no buffer of a test is left for another."""
+    monkeypatch.setattr(sink, "_FROM", FROM)
+    monkeypatch.setattr(sink, "_BUFFER", BUFFER)
+    monkeypatch.setattr(sink, "_idle", [])
+
+
+@pytest.fixture
+def writes(monkeypatch):
+    """Give (bytes, whether past the page cache) of each write there is; a file system without is taken for one with."""
+    seen, write = [], os.write
+
+    def noted(fd, data):
+        seen.append((len(data), bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)))
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", noted)
+    return seen
+
+
+def direct_is_there(folder) -> bool:
+    with open(folder / "try", "wb") as file:
+        return sink._alignment(file.fileno()) > 0
+
+
+@pytest.mark.parametrize("size", [0, 1, FROM - 1, FROM, FROM + 1, FROM + BUFFER - 1, FROM + BUFFER, FROM + BUFFER + 1, FROM + 5 * BUFFER + 4097])
+@pytest.mark.parametrize("step", [1000, 4096, BUFFER, 7 * BUFFER])
+def test_bytes_and_sums_are_those_given(tmp_path, size, step):
+    data = random.Random(size).randbytes(size)
+    written = (locate(str(tmp_path)) / "x").write([data[at : at + step] for at in range(0, size, step)], ["sha256"])
+    assert (tmp_path / "x").read_bytes() == data
+    assert written.hashes["sha256"] == hashlib.sha256(data).hexdigest()
+    assert written.size == size
+
+
+@settings(max_examples=60, deadline=None)
+@given(pieces=st.lists(st.integers(0, 40_000), max_size=12), seed=st.integers(0, 99))
+def test_pieces_of_any_size_make_one_file(tmp_path_factory, pieces, seed):
+    folder = tmp_path_factory.mktemp("pieces")
+    parts = [random.Random(seed + i).randbytes(size) for i, size in enumerate(pieces)]
+    (locate(str(folder)) / "x").write(parts)
+    assert (folder / "x").read_bytes() == b"".join(parts)
+
+
+def test_whole_buffers_go_past_the_page_cache_and_the_rest_does_not(tmp_path, writes):
+    if not direct_is_there(tmp_path):
+        pytest.skip("this file system names no alignment of direct writes")
+    (locate(str(tmp_path)) / "x").write([bytes(FROM + 2 * BUFFER + 5)])
+    assert writes == [(FROM, False), (BUFFER, True), (BUFFER, True), (5, False)]
+
+
+def test_a_buffer_is_used_again(tmp_path):
+    if not direct_is_there(tmp_path):
+        pytest.skip("this file system names no alignment of direct writes")
+    for name in "xy":
+        (locate(str(tmp_path)) / name).write([bytes(FROM + BUFFER)])
+        assert len(sink._idle) == 1
+
+
+def test_a_file_system_that_names_no_alignment_is_written_to_through_the_page_cache(tmp_path, monkeypatch, writes):
+    monkeypatch.setattr(sink, "_alignment", lambda fd: 0)
+    data = os.urandom(FROM + 3 * BUFFER)
+    (locate(str(tmp_path)) / "x").write([data])
+    assert (tmp_path / "x").read_bytes() == data
+    assert not any(direct for _, direct in writes)
+
+
+@pytest.mark.parametrize("taken", [0, 4096])
+def test_one_that_does_not_keep_to_what_it_names_gets_the_rest_through_the_page_cache(tmp_path, monkeypatch, taken):
+    write, refused = os.write, []
+
+    def refuses(fd, data):
+        if not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            return write(fd, data)
+        if taken and not refused:
+            refused.append(0)
+            return write(fd, data[:taken])
+        refused.append(len(data))
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(sink, "_alignment", lambda fd: 512)
+    monkeypatch.setattr(os, "write", refuses)
+    data = os.urandom(FROM + 3 * BUFFER + 77)
+    (locate(str(tmp_path)) / "x").write([data])
+    assert (tmp_path / "x").read_bytes() == data
+    assert refused == ([0, BUFFER - taken] if taken else [BUFFER])
+
+
+def test_a_full_disk_is_one_there_too(tmp_path, monkeypatch):
+    write = os.write
+
+    def full(fd, data):
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr(sink, "_alignment", lambda fd: 512)
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(ReachError) as caught:
+        (locate(str(tmp_path)) / "x").write([bytes(FROM + BUFFER)])
+    assert caught.value.message == "the disk is full: No space left on device"
+    assert os.listdir(tmp_path) == []
