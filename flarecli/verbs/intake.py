@@ -173,16 +173,17 @@ class _Contradictions:
 
 
 def taken_in(
-    parts: Iterator[Fetched], media: Sequence[Medium], asked: Intake, infos: dict[str, dict[str, str]], key: str | None, progress: Progress
+    parts: Iterator[Fetched], media: Sequence[Medium], asked: Intake, infos: dict[str, dict[str, str]], key: str | None, progress: Progress, jobs: int
 ) -> Iterator[Fetched]:
     """Bring the columns of files to what is asked for, side by side; rows come in order.
 
     key     the column that names rows in failures
+    jobs    threads, no more than there are cores
     return  the same rows; those of refused files are failures; int64 and float64 columns of measures at the end
     """
     contradictions = _Contradictions()
     is_work = asked.info or not asked.resize.is_nothing
-    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "media") if is_work else None
+    pool = ThreadPoolExecutor(min(jobs, len(os.sched_getaffinity(0))), "media") if is_work else None
     ahead, held = deque[tuple[Fetched, list[list[Future[_Taken] | _Taken | None]]]](), 0
     try:
         while (part := next(parts, None)) is not None or ahead:

@@ -6,13 +6,14 @@ What comes out depends on N and the source alone: not on where the parts were pa
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from flarecli import __version__, encodings
-from flarecli.errors import FlareError, NoRowsError, UsageError
+from flarecli.errors import BusyError, FlareError, NoRowsError, UsageError
 from flarecli.hashes import DEFAULT
 from flarecli.model import Columns
 from flarecli.progress import Progress
@@ -22,6 +23,9 @@ from flarecli.verbs.selection import Plan, checked, selected
 from flarecli.write import Journal, claim, engines, parts
 
 __all__ = ["packed_in_parts"]
+
+_LOST_S = 120.0  # how long a part is waited for that somebody else is at work on
+_AGAIN_S = 0.5  # between two looks at it
 
 
 @dataclass(frozen=True)
@@ -174,10 +178,19 @@ def _run(engine: str, requests: Sequence[Request], rows: int, progress: Progress
 
 
 def _outcome(request: Request) -> _Outcome:
-    """Pack one part, wherever this runs."""
-    try:
-        return _Outcome(packed(request, Progress()))
-    except NoRowsError:
-        return _Outcome(None)
-    except FlareError as error:
-        return _Outcome(None, error)
+    """Pack one part, wherever this runs.
+
+    The whole is ours, so who is at work on a part works for a driver or a node that was lost: it soon ends, done or not.
+    """
+    stop = time.monotonic() + _LOST_S
+    while True:
+        try:
+            return _Outcome(packed(request, Progress()))
+        except NoRowsError:
+            return _Outcome(None)
+        except BusyError as error:
+            if time.monotonic() > stop:
+                return _Outcome(None, error)
+            time.sleep(_AGAIN_S)
+        except FlareError as error:
+            return _Outcome(None, error)

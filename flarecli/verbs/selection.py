@@ -216,7 +216,7 @@ def fetched(plan: Plan, names: Sequence[str], skip: int = 0, most: int | None = 
     found, infos = _media(plan, names)
     if plan.intake.is_nothing:
         found = [one for one in found if one.has_names]
-    return taken_in(parts, found, plan.intake, infos, plan.named_by, plan.progress) if found else parts
+    return taken_in(parts, found, plan.intake, infos, plan.named_by, plan.progress, plan.limits.jobs) if found else parts
 
 
 def _contents(plan: Plan, rows: Iterator[pa.RecordBatch], first: int, files: Sequence[str]) -> Iterator[links.Fetched]:

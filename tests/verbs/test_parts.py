@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ import pytest
 
 import flarecli
 from flarecli.errors import BusyError, FlareError, FormatError, NoRowsError, UnfinishedError, UsageError
-from flarecli.write import engines
+from flarecli.verbs import parts
+from flarecli.write import claim, engines
 
 ROWS = 95
 
@@ -166,6 +168,31 @@ def test_a_second_pack_into_the_same_target_is_refused_by_name(index: str, tmp_p
     flarecli.pack(index, out, part_rows=20)
     assert isinstance(caught[0], BusyError)
     assert f"another pack is at work there (process {os.getpid()} on " in caught[0].message
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_part_that_a_lost_driver_left_at_work_is_waited_for(index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
+    others: list[Any] = []
+
+    def beside(engine: str, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        others.append(claim(items[1].out))
+        if ends:
+            threading.Timer(0.3, others[0].abandon, [False]).start()
+        return ((i, work(item)) for i, item in enumerate(items))
+
+    flarecli.pack(index, str(tmp_path / "a"), part_rows=20)
+    monkeypatch.setattr(engines, "run", beside)
+    monkeypatch.setattr(parts, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(parts, "_LOST_S", 60.0 if ends else 0.2)
+    if ends:
+        flarecli.pack(index, str(tmp_path / "b"), part_rows=20)
+        assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
+        return
+    with pytest.raises(BusyError) as caught:
+        flarecli.pack(index, str(tmp_path / "b"), part_rows=20)
+    others[0].abandon(False)
+    assert caught.value.where == f"part 00001: {tmp_path / 'b/00001'}"
+    assert f"another pack is at work there (process {os.getpid()} on " in caught.value.message
 
 
 def test_killed_anywhere_and_resumed_it_gives_the_bytes_of_an_unbroken_pack(index: str, tmp_path: Path) -> None:

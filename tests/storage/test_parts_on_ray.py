@@ -1,0 +1,82 @@
+"""A pack on a Ray cluster of two nodes, into a bucket: drivers and workers die, and the objects are those of an unbroken pack."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flarecli
+from flarecli.errors import BusyError
+from flarecli.storage import locate
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # what it calls the switch that keeps 127.0.0.1 what it is
+pytest.importorskip("ray", reason="needs ray: pip install 'flarecli[ray]'")
+PARTS = 16
+OPTIONS = {"part_rows": 10, "shard_bytes": 1500}
+
+
+@pytest.fixture
+def cluster(s3, monkeypatch):
+    """Two nodes of one core, whose workers reach the bucket as this process does; nothing here is connected to them."""
+    from ray.cluster_utils import Cluster
+
+    common = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 80 << 20}
+    made = Cluster(initialize_head=True, head_node_args={**common, "include_dashboard": False})
+    try:
+        made.add_node(**common)
+        monkeypatch.setenv("RAY_ADDRESS", made.address)
+        yield made
+    finally:
+        made.shutdown()
+
+
+def workers(cluster):
+    """The processes that pack parts on the nodes of a cluster, and on no other."""
+    nodes = {str(node.all_processes["raylet"][0].process.pid) for node in cluster.list_all_nodes()}
+    found = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [int(line.split()[0]) for line in found if "ray::_outcome" in line and line.split()[1] in nodes]
+
+
+def done(out):
+    return sum(entry.name.endswith("/playlist.yaml") for entry in out.list()) if (out / ".flare/journal/00000.json").exists() else 0
+
+
+def begun(index, out):
+    argv = [sys.executable, "-m", "flarecli", "pack", index, out, "--part-rows", "10", "--shard-size", "1500", "--engine", "ray", "--resume"]
+    return subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_parts(process, out, parts):
+    stop = time.monotonic() + 90
+    while done(out) < parts and process.poll() is None and time.monotonic() < stop:
+        time.sleep(0.02)
+    assert process.poll() is None, process.stderr.read()
+
+
+def test_drivers_and_workers_killed_change_no_object_and_a_second_pack_is_refused(cluster, s3, tmp_path):
+    index, out = str(tmp_path / "index.parquet"), locate(f"{s3}/out")
+    rows = range(PARTS * 10)
+    pq.write_table(pa.table({"id": [f"k{i}" for i in rows], "text": ["é" * i for i in rows]}), index, row_group_size=50)
+    flarecli.pack(index, str(tmp_path / "local"), **OPTIONS)
+    killed = []
+    for parts in (2, 7):
+        driver = begun(index, f"{s3}/out")
+        wait_for_parts(driver, out, parts)
+        with pytest.raises(BusyError) as caught:
+            flarecli.pack(index, f"{s3}/out", **OPTIONS, resume=True)
+        assert caught.value.message.startswith(f"another pack is at work there (process {driver.pid} on ")
+        killed += [os.kill(pid, signal.SIGKILL) for pid in workers(cluster)[:1]]
+        driver.kill()
+        driver.communicate()
+    driver = begun(index, f"{s3}/out")
+    assert driver.wait(120) == 0, driver.stderr.read()
+    assert killed
+    packed = {entry.name: (out / entry.name).read() for entry in out.list()}
+    folder = tmp_path / "local"
+    assert packed == {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
