@@ -43,6 +43,8 @@ def _on_ray(work: Callable[[A], B], items: Sequence[A]) -> Iterator[tuple[int, B
     if began:
         address = os.environ.get("RAY_ADDRESS")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers
+        inner: Any = importlib.import_module("ray._private.worker")
+        inner._worker_logs_enabled = False  # else each lost worker is a line on stdout, whatever `log_to_driver` is
         try:
             ray.init(**({"address": address} if address else _ALONE), log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
