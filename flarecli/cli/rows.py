@@ -121,15 +121,18 @@ def _write_table(batches: Iterable[pa.RecordBatch], printer: Printer, whole: boo
 
 def _pictures(batch: pa.RecordBatch) -> dict[tuple[int, int], Any]:
     """Draw the pictures of a batch: (row, column) -> a drawing."""
+    from flarecli.cli.graphics import graphic, protocol
     from flarecli.cli.pictures import half_blocks
     from flarecli.media import is_picture, sniff
+
+    draw: Callable[[bytes, str], Any] = half_blocks if protocol() is None else graphic
 
     out: dict[tuple[int, int], Any] = {}
     for k, column in enumerate(batch.columns):
         for i, scalar in enumerate(column if _is_binary(column.type) else ()):
             data = scalar.as_py()
             kind = sniff(data[:512]) if data else None
-            drawing = half_blocks(data, f"{kind}, {format_size(len(data))}") if is_picture(kind) else None
+            drawing = draw(data, f"{kind}, {format_size(len(data))}") if is_picture(kind) else None
             if drawing is not None:
                 out[i, k] = drawing
     return out

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, TextIO, cast
 
+from flarecli.cli.graphics import Graphic, painted, protocol
 from flarecli.errors import FlareError, ReachError, UsageError
 from flarecli.names import escape, redact_text
 
@@ -206,7 +207,7 @@ class Printer:
     def table(self, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Print rows of cells: ruled and folded on a terminal, else one line a row with tabs between.
 
-        A cell is text; for a terminal that shows pictures it may be a drawing by `half_blocks` too.
+        A cell is text; for a terminal that shows pictures it may be a drawing by `half_blocks` or a `graphic` too.
         """
         header, clean = [escape(cell) for cell in header], ([_cell(cell) for cell in row] for row in rows)
         if sys.stdout is None or not sys.stdout.isatty():
@@ -223,8 +224,8 @@ def shows_pictures() -> bool:
 
 
 def _cell(cell: Any) -> Any:
-    """Escape a cell, unless it was drawn here: only those have a plain text of their own."""
-    return cell if hasattr(cell, "plain") and hasattr(cell, "spans") else escape(str(cell))
+    """Escape a cell, unless it was drawn here: only those have a plain text of their own, or a picture."""
+    return cell if isinstance(cell, Graphic) or (hasattr(cell, "plain") and hasattr(cell, "spans")) else escape(str(cell))
 
 
 def _rich_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -236,8 +237,33 @@ def _rich_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     for cell in header:
         table.add_column(Text(cell))
+    graphics: list[Graphic] = []
     for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+        first = len(graphics)
+        graphics += (cell for cell in row if isinstance(cell, Graphic))
+        numbers = iter(range(first, len(graphics)))
+        table.add_row(*(cell.text(next(numbers)) if isinstance(cell, Graphic) else Text(cell) if isinstance(cell, str) else cell for cell in row))
     console = Console(file=sys.stdout, color_system="auto" if _colours(sys.stdout) else None, markup=False, emoji=False, highlight=False)
     with _answering():
-        console.print(table)
+        if graphics:
+            _print_painted(console, table, graphics)
+        else:
+            console.print(table)
+
+
+def _print_painted(console: Any, table: Any, graphics: Sequence[Graphic]) -> None:
+    """Print a table line by line; below the last blank line of a picture it is drawn over its blanks."""
+    from rich.segment import Segment, Segments
+
+    how = protocol() or ""
+    left = [one.lines for one in graphics]
+    for segments in console.render_lines(table, pad=False):
+        console.print(Segments([*segments, Segment.line()]), soft_wrap=True)
+        column = 0
+        for segment in segments:
+            number = segment.style.meta.get("graphic") if segment.style else None
+            if number is not None:
+                left[number] -= 1
+                if not left[number]:
+                    write_text(painted(graphics[number], how, column, segment.cell_length, graphics[number].lines))
+            column += segment.cell_length
