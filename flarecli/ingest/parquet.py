@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flarecli.errors import FormatError
-from flarecli.ingest.source import LocationFile, arrow_errors, check_columns
+from flarecli.ingest.source import LocationFile, arrow_errors, check_columns, native
 from flarecli.ingest.types import converted, plain
 from flarecli.storage import Location
 
@@ -94,7 +94,7 @@ def _check_magic(at: Location, file: LocationFile) -> None:
 
 
 def _open(file: LocationFile) -> pq.ParquetFile:
-    return pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True)
+    return pq.ParquetFile(native(file), pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True)
 
 
 def _rows_at_once(opened: pq.ParquetFile, names: Sequence[str], numbers: range) -> int:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
 
-from flarecli.errors import FlareError, FormatError
+from flarecli.errors import FlareError, FormatError, ReachError
 from flarecli.names import redact_text
 from flarecli.storage import Location
+from flarecli.storage.local import LocalStore
 
-__all__ = ["LocationFile", "arrow_errors", "check_columns"]
+__all__ = ["LocationFile", "arrow_errors", "check_columns", "native"]
 
 
 class LocationFile(io.RawIOBase):
     """Bytes of a Location, read by ranges; `error` is the first FlareError that a read met."""
 
     def __init__(self, at: Location) -> None:
-        self._at, self._size, self._position = at, at.size(), 0
+        self.at, self.size, self._position = at, at.size(), 0
         self.error: FlareError | None = None
 
     def readable(self) -> bool:
@@ -33,16 +35,16 @@ class LocationFile(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
         self._position = max(0, start + offset)
         return self._position
 
     def read(self, size: int | None = -1) -> bytes:
-        stop = self._size if size is None or size < 0 else min(self._position + size, self._size)
+        stop = self.size if size is None or size < 0 else min(self._position + size, self.size)
         if stop <= self._position:
             return b""
         try:
-            data = self._at.read(self._position, stop)
+            data = self.at.read(self._position, stop)
         except FlareError as error:
             self.error = error
             raise
@@ -55,6 +57,15 @@ class LocationFile(io.RawIOBase):
         return len(data)
 
 
+def native(file: LocationFile) -> pa.NativeFile:
+    """Give the file as Arrow's own: what lies on a disk is read without Python in between (a twentieth of what packing text takes)."""
+    store = file.at.store
+    if isinstance(store, LocalStore):
+        with store.opened(file.at.path) as fd, suppress(OSError):  # a system may have no names for open files
+            return pa.OSFile(f"/dev/fd/{fd}")
+    return pa.PythonFile(file, mode="r")
+
+
 @contextmanager
 def arrow_errors(at: Location, file: LocationFile, what: str) -> Iterator[None]:
     """Turn what Arrow says of bad bytes into a FormatError of one line."""
@@ -65,6 +76,11 @@ def arrow_errors(at: Location, file: LocationFile, what: str) -> Iterator[None]:
     except (pa.ArrowException, OSError, ValueError, RuntimeError) as error:
         if file.error is not None:
             raise file.error from None
+        if isinstance(error, OSError) and error.errno:  # of the disk, not of what lies on it
+            raise ReachError(os.strerror(error.errno).lower(), where=at) from None
+        left = at.size() if at.is_local else file.size
+        if left < file.size:
+            raise FormatError(f"ends at byte {left}, it had {file.size} when it was opened", where=at, hint="Another process cut it.") from None
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise FormatError(f"not valid {what}: {redact_text(lines[0] if lines else type(error).__name__)[:200]}", where=at) from None
 

@@ -31,6 +31,7 @@ SCRATCH = ".flare"  # lock, journal and temporary files of a pack live there
 NAMED = ("http", "https", "s3", "gs", "az", "hf")  # schemes that an index may name; others only the user types
 MAPS = 128  # mapped files kept open at once
 _PIECE = 1 << 20  # bytes summed, then written at once: they stay in the cache
+_BLOCK = 1 << 18  # bytes read at once of a whole file
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SCHEME_HINT = "Give --allow-local to follow it, if you trust this dataset."
@@ -113,17 +114,23 @@ class LocalStore:
     # -- reading
 
     def size(self, path: str) -> int:
-        with self._opened(path) as fd:
+        with self.opened(path) as fd:
             return os.fstat(fd).st_size
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         return self.read_many(path, [(start, -1 if stop is None else stop)])[0]
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        with self._opened(path) as fd:
+        with self.opened(path) as fd:
             size = os.fstat(fd).st_size
             ahead_of_file(fd, size, ranges)
             return [self._pread(fd, path, start, size if stop < 0 else stop, size) for start, stop in ranges]
+
+    def blocks(self, path: str, size: int) -> Iterator[bytes]:
+        """Read bytes 0..size in order, in pieces that whoever sums them finds in the nearest cache."""
+        with self.opened(path) as fd:
+            for start in range(0, size, _BLOCK):
+                yield self._pread(fd, path, start, min(start + _BLOCK, size), size)
 
     def _pread(self, fd: int, path: str, start: int, stop: int, size: int) -> bytes:
         if stop > size or start > size:  # checked first: a hostile length must not become an allocation
@@ -149,7 +156,7 @@ class LocalStore:
             if view is not None:
                 self._maps.move_to_end(path)
                 return view
-        with self._opened(path) as fd:
+        with self.opened(path) as fd:
             size = os.fstat(fd).st_size
             try:
                 view = memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ)) if size else memoryview(b"")
@@ -181,7 +188,7 @@ class LocalStore:
                 if entry.is_dir(follow_symlinks=False):
                     yield from (Entry(f"{entry.name}/{name}", size) for name, size in self.list(below))
                     continue
-                with self._opened(below) as fd:
+                with self.opened(below) as fd:
                     yield Entry(entry.name, os.fstat(fd).st_size)
             except MissingError:
                 continue  # it went while we looked
@@ -189,7 +196,8 @@ class LocalStore:
                 yield Entry(entry.name, -1)  # a link, a FIFO, no permission: named, so that whoever reads it says why not
 
     @contextlib.contextmanager
-    def _opened(self, path: str, flags: int = _READ) -> Iterator[int]:
+    def opened(self, path: str, flags: int = _READ) -> Iterator[int]:
+        """Give an open regular file below the root, for as long as the block lasts."""
         folder = self._folder(os.path.dirname(path), path)
         name = os.path.basename(path)
         try:
@@ -287,7 +295,7 @@ class LocalStore:
         return Written(sums.size, sums.hex())
 
     def cut(self, path: str, size: int) -> None:
-        with self._opened(path, _READ | os.O_WRONLY) as fd:
+        with self.opened(path, _READ | os.O_WRONLY) as fd:
             try:
                 os.ftruncate(fd, min(size, os.fstat(fd).st_size))
                 self._sync(fd)
@@ -295,7 +303,7 @@ class LocalStore:
                 raise self.error(error, path) from None
 
     def extend(self, path: str, size: int, parts: Iterable[Part]) -> None:
-        with self._opened(path, _READ | os.O_WRONLY) as fd:
+        with self.opened(path, _READ | os.O_WRONLY) as fd:
             there = os.lseek(fd, 0, os.SEEK_END)
             if there != size:
                 raise BusyError(

@@ -8,10 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flarecli.errors import FlareError, FormatError
+from flarecli.errors import FlareError, FormatError, ReachError
 from flarecli.ingest import open_index
 from flarecli.ingest.parquet import Parquet
-from flarecli.storage import Location
+from flarecli.ingest.source import LocationFile, arrow_errors
+from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
 
 
@@ -196,10 +197,22 @@ def test_a_file_cut_short_is_an_error(cut):
 def test_a_local_file_that_shrinks_while_it_is_read_is_an_error(tmp_path):
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"text": [f"{n:0500}" for n in range(40_000)]}), path, compression="none", use_dictionary=False, row_group_size=10_000)
+    size = path.stat().st_size
     batches = open_index(str(path)).batches()
     next(batches)
     with path.open("r+b") as file:
         file.truncate(6_000_000)
     with pytest.raises(FormatError) as caught:
         list(batches)
-    assert str(caught.value).startswith(f"{path}: ends at byte")
+    assert (str(caught.value), caught.value.hint) == (
+        f"{path}: ends at byte 6000000, it had {size} when it was opened", "Another process cut it.",
+    )  # fmt: skip
+
+
+def test_a_disk_that_fails_is_no_damaged_file(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"id": [1]}), path)
+    at = locate(str(path))
+    with pytest.raises(ReachError) as caught, arrow_errors(at, LocationFile(at), "parquet"):
+        raise OSError(5, "Error reading bytes from file")
+    assert str(caught.value) == f"{path}: input/output error"
