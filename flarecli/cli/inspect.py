@@ -71,6 +71,9 @@ def command(
         guard=guard,
         limits=guard.limits,
     )
+    shown = sum(batch.num_rows for batch in found.sample)
+    if found.asked > shown:
+        printer.note(f"the sample is {format_count(shown, 'row')} of the {found.asked} asked for: `flare cat` gives any number")
     if html is not None:
         _write_page(printer, found, html)
     elif field is not None:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["PAGE_BYTES", "dataset_page"]
 
 PAGE_BYTES = 4_500_000  # of a page, pictures and sounds as base64 with it
-_SIDE, _TEXT, _SHARDS, _CELLS = 320, 2000, 500, 40  # pixels; characters; shards plotted; columns of a row that are shown
+_SIDE, _TEXT, _SHARDS, _CELLS, _HOLES = 320, 2000, 500, 40, 20  # pixels; characters; shards plotted; columns of a row; missing shards
+_LEAST = 12_000  # bytes that must be left before a picture is decoded for them
 _SOUNDS = {"wav": "audio/wav", "mp3": "audio/mpeg", "flac": "audio/flac", "ogg": "audio/ogg", "m4a": "audio/mp4"}
 
 
@@ -79,9 +80,12 @@ def _stream(one: StreamInfo, several: bool) -> Iterator[str]:
     yield "</table></div>"
     sizes = [size for size in (one.smallest, one.median, one.largest) if size is not None]
     yield "<h2>Shards</h2>"
-    told = [("compression", one.compression or "none"), ("sums", ", ".join(one.hashes) or "none")]
+    told = [("compression", one.compression or "none"), ("sums", ", ".join(one.hashes) or "none"), ("writer", one.writer or "not said")]
     names_of = ("smallest", "median", "largest")
     yield _facts([*told, *((name, format_size(size)) for name, size in zip(names_of, sizes, strict=False))])
+    if one.holes:
+        more = f"<li>and {len(one.holes) - _HOLES} more</li>" if len(one.holes) > _HOLES else ""
+        yield '<ul class="holes">' + "".join(f"<li>{_text(hole)}</li>" for hole in one.holes[:_HOLES]) + more + "</ul>"
     if one.shard_list and len(one.shard_list) > 1:
         yield '<div class="plots">' + _shard_sizes(one.shard_list) + "</div>"
 
@@ -107,7 +111,7 @@ def _gallery(found: Inspection, left: int) -> Iterator[str]:
     """Give rows of the sample until the room on the page is used up."""
     if not found.sample:
         return
-    total = sum(batch.num_rows for batch in found.sample)
+    total = max(found.asked, sum(batch.num_rows for batch in found.sample))
     schema = found.sample[0].schema
     cards: list[str] = []
     for number, row in enumerate(_rows(found.sample)):
@@ -116,7 +120,7 @@ def _gallery(found: Inspection, left: int) -> Iterator[str]:
             break
         left -= len(card.encode())
         cards.append(card)
-    note = f"{format_count(len(cards), 'row')} at random" + (f"; {total - len(cards)} more did not fit on the page" if len(cards) < total else "")
+    note = f"{format_count(len(cards), 'row')} at random" + (f"; {total - len(cards):,} more did not fit on the page" if len(cards) < total else "")
     options = "".join(f'<option value="{i}">{_text(name)}</option>' for i, name in enumerate(schema.names[:_CELLS]))
     yield f"<h2>Rows <small>{note}</small></h2>"
     yield (
@@ -154,6 +158,8 @@ def _card(number: int, row: dict[str, Any], left: int) -> str:
 def _medium(data: bytes, name: str, left: int) -> tuple[str, str]:
     """Give what shows or plays a value, empty where nothing can, and what is said of it."""
     kind, size = sniff(data[:512]), format_size(len(data))
+    if is_picture(kind) and left < _LEAST:
+        return "", f"{kind}, {size}: left out, it does not fit on the page"
     if is_picture(kind):
         try:
             small = thumbnail(data, _SIDE, _SIDE)

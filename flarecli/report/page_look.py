@@ -8,8 +8,8 @@ import hashlib
 __all__ = ["POLICY", "SCRIPT", "STYLE"]
 
 STYLE = """
-:root{color-scheme:light dark;--ink:#1c1e21;--soft:#676d75;--line:#e3e5e8;--page:#fbfbfa;--card:#fff;--accent:#2f6f8f;--bar:#8fb6c9}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e7e9;--soft:#9aa1aa;--line:#2d3136;--page:#141618;--card:#1b1e21;--accent:#86c1dc;--bar:#3f7690}}
+:root{color-scheme:light dark;--ink:#1c1e21;--soft:#676d75;--line:#e3e5e8;--page:#fbfbfa;--card:#fff;--accent:#2f6f8f;--bar:#8fb6c9;--warn:#c98a3b}
+@media(prefers-color-scheme:dark){:root{--ink:#e6e7e9;--soft:#9aa1aa;--line:#2d3136;--page:#141618;--card:#1b1e21;--accent:#86c1dc;--bar:#3f7690;--warn:#b07a36}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);font:15px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif}
 main{max-width:76rem;margin:0 auto;padding:3rem 1.5rem 5rem}
@@ -19,6 +19,7 @@ h2 small,.soft{color:var(--soft);font-weight:400;font-size:.87rem}
 .facts{display:flex;flex-wrap:wrap;gap:1rem 2.75rem;margin:1.6rem 0 0;padding:0}
 .facts dt{color:var(--soft);font-size:.82rem}.facts dd{margin:0;font-size:1.2rem;font-variant-numeric:tabular-nums}
 .wide{overflow-x:auto}
+.holes{margin:1.1rem 0;padding:.7rem 1.1rem .7rem 2.2rem;border:1px solid var(--warn);border-radius:8px;overflow-wrap:anywhere}
 table{border-collapse:collapse;width:100%;font-size:.92rem}
 th,td{text-align:left;vertical-align:top;padding:.45rem 1.2rem .45rem 0;border-bottom:1px solid var(--line);overflow-wrap:anywhere}
 th{color:var(--soft);font-weight:500;white-space:nowrap}

@@ -26,6 +26,8 @@ from flarecli.verbs.rows import bounded, ordered, read_rows, weight
 
 __all__ = ["Inspection", "StreamInfo", "inspect"]
 
+_ROWS, _BYTES = 10_000, 256 << 20  # of a sample, which is held: more than one looks at, or a page has room for
+
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
@@ -76,7 +78,10 @@ class StreamInfo:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What lies at some addresses. `rows` are those of a dataset whose streams join by column, else of all streams in sum."""
+    """What lies at some addresses. `rows` are those of a dataset whose streams join by column, else of all streams in sum.
+
+    asked  rows that a sample was to have; it has fewer where so many are too many to look at
+    """
 
     address: str
     format: str
@@ -85,6 +90,7 @@ class Inspection:
     shards: int
     bytes: int
     sample: tuple[pa.RecordBatch, ...] = field(default=())
+    asked: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Give it as plain values, for --json: bytes in a sample become their length."""
@@ -100,6 +106,8 @@ class Inspection:
             "streams": [stream.as_json() for stream in self.streams],
         }
         if self.sample:
+            if self.asked > sum(batch.num_rows for batch in self.sample):
+                out["sample_asked"] = self.asked
             out["sample"] = [{name: _plain(value) for name, value in row.items()} for batch in self.sample for row in batch.to_pylist()]
         return out
 
@@ -126,7 +134,8 @@ def inspect(
     compressed shard that no list tells about is read whole: its header is inside the frame.
 
     shards   also list the shards
-    sample   also read so many rows, or such a share of them as a float; `seed` says which
+    sample   also read so many rows, or such a share of them as a float; `seed` says which. At most 10,000 and about
+             256 MiB are read, `asked` says how many were to be
     stats    also read the columns of numbers and text, and some rows of those of bytes: see `statistics`
     raises   MissingError, FormatError, UnsafeError, UnfinishedError as `resolve`; UsageError for an unknown stream
     """
@@ -138,16 +147,17 @@ def inspect(
         replace(_info(one, shards), writer=", ".join(dict.fromkeys(name for stream in listed if (name := by[id(stream)]))) or None)
         for listed, one in zip(chosen, parts, strict=True)
     )
-    batches: tuple[pa.RecordBatch, ...] = ()
+    batches, asked = tuple[pa.RecordBatch, ...](), 0
     if stats or sample is not None:
         data = Dataset(parts, found)
+        row_bytes = weight(parts, len(data))
         if stats:
-            seen = statistics(data, weight(parts, len(data)), seed)
+            seen = statistics(data, row_bytes, seed)
             infos = tuple(replace(info, stats={column.name: seen[column.name] for column in info.columns if column.name in seen}) for info in infos)
         if sample is not None:
-            order = ordered(len(data), None, sample, seed)
-            pairs = read_rows(data, order, 0, len(order), data.schema.names, weight(parts, len(data)))
-            batches = tuple(batch for _, batch in pairs)
+            asked = len(ordered(len(data), None, sample, seed))
+            order = ordered(len(data), None, min(asked, _ROWS, max(1, _BYTES // row_bytes)), seed)
+            batches = tuple(batch for _, batch in read_rows(data, order, 0, len(order), data.schema.names, row_bytes))
     counts = [info.rows for info in infos]
     return Inspection(
         ", ".join(dict.fromkeys(str(one.at or one.streams[0].at) for one in found)),
@@ -157,6 +167,7 @@ def inspect(
         sum(info.shards for info in infos),
         sum(info.bytes for info in infos),
         batches,
+        asked,
     )
 
 

@@ -1,0 +1,63 @@
+"""The page of a dataset: it stays small however many rows are asked for, and says what it leaves out."""
+
+import io
+import json
+
+import pytest
+from PIL import Image
+
+from flarecli import report, verbs
+from flarecli.__main__ import main
+from flarecli.write import Writer
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    folder = f"{tmp_path_factory.mktemp('pictures')}/set"
+    with Writer(folder, columns={"id": "int", "image": "png"}) as writer:
+        for i in range(40):
+            out = io.BytesIO()
+            Image.effect_noise((300, 200), 90).save(out, "PNG")
+            writer.write({"id": i, "image": out.getvalue()})
+    return folder
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setitem(verbs.inspect.__globals__, "_ROWS", 5)
+
+
+def test_a_huge_sample_is_cut_to_what_one_looks_at_and_says_so(pictures, few, tmp_path, capsys):
+    assert main(["inspect", pictures, "--sample", "1000000", "--html", f"{tmp_path}/page.html"]) == 0
+    assert capsys.readouterr().err == "the sample is 5 rows of the 40 asked for: `flare cat` gives any number\n"
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<article") == 5
+    assert "5 rows at random; 35 more did not fit on the page" in page
+    found = verbs.inspect(pictures, sample=1.0)
+    assert (found.asked, found.as_json()["sample_asked"], len(found.as_json()["sample"])) == (40, 40, 5)
+    assert main(["inspect", pictures, "--sample", "100%", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sample_asked"] == 40
+
+
+def test_a_sample_takes_no_more_bytes_than_are_held(pictures, monkeypatch):
+    monkeypatch.setitem(verbs.inspect.__globals__, "_BYTES", 300_000)
+    found = verbs.inspect(pictures, sample=40)
+    assert 0 < sum(batch.num_rows for batch in found.sample) < 10
+    assert "sample_asked" not in verbs.inspect(pictures, sample=1).as_json()
+
+
+@pytest.mark.parametrize("most", [30_000, 100_000, 400_000])
+def test_the_page_stays_below_its_size_and_what_is_left_out_is_said(pictures, most):
+    page = report.dataset_page(verbs.inspect(pictures, sample=40), most)
+    assert len(page.encode()) < most
+    assert page.count("<img") < 40
+    assert "left out, it does not fit on the page" in page or "more did not fit on the page" in page
+
+
+def test_what_is_missing_is_on_the_page(tmp_path):
+    with Writer(f"{tmp_path}/set", columns={"id": "int"}) as writer:
+        writer.write({"id": 1})
+    (tmp_path / "set" / "shard.00000.mds").unlink()
+    page = report.dataset_page(verbs.inspect(f"{tmp_path}/set"))
+    assert '<ul class="holes"><li>shard.00000.mds: not there, row 0</li></ul>' in page
+    assert "<dt>writer</dt><dd>flare</dd>" in page
