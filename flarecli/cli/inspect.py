@@ -153,7 +153,9 @@ def _print_stream(printer: Printer, one: StreamInfo, several: bool) -> None:
     types = one.types()
     printer.table(("column", "encoding", "type"), ((column.name, column.encoding, types[column.name]) for column in one.columns or ()))
     if one.stats:
-        names = list(dict.fromkeys(name for facts in one.stats.values() for name in facts))
-        printer.table(("column", *names), ([column, *(output.cell(facts.get(name)) for name in names)] for column, facts in one.stats.items()))
+        from flarecli.report import facts_table
+
+        names, told = facts_table(one.stats)
+        printer.table(("column", *names), ([column, *texts] for column, texts in zip(one.stats, told, strict=True)))
     if one.shard_list is not None:
         printer.table(("shard", "rows", "bytes"), ([str(fact) for fact in shard] for shard in one.shard_list))

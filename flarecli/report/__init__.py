@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from flarecli.report.annotations import annotation
+from flarecli.report.facts import facts_table
 from flarecli.report.page import dataset_page
-from flarecli.report.result import Result
+from flarecli.report.result import Result, bytes_of
 from flarecli.report.written import KINDS, check_report, write_report
 
-__all__ = ["KINDS", "Result", "annotation", "check_report", "dataset_page", "write_report"]
+__all__ = ["KINDS", "Result", "annotation", "bytes_of", "check_report", "dataset_page", "facts_table", "write_report"]

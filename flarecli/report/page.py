@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flarecli.errors import ValueFitError
 from flarecli.media import is_picture, sniff, thumbnail
+from flarecli.report.facts import facts_table
 from flarecli.report.page_look import POLICY, SCRIPT, STYLE
 from flarecli.report.page_plots import plot, plots
 from flarecli.report.result import shown
@@ -68,21 +69,21 @@ def _stream(one: StreamInfo, several: bool) -> Iterator[str]:
     yield f"<h2>{_text(one.name) if several else 'Columns'}</h2>"
     if several:
         yield _facts([("format", one.format), ("rows", f"{one.rows:,}"), ("shards", f"{one.shards:,}"), ("stored", format_size(one.bytes))])
-    stats, types = one.stats or {}, one.types()
-    names = list(dict.fromkeys(name for facts in stats.values() for name in facts))
-    heads = "".join(f'<th class="n" scope="col">{escape(name.replace("_", " "))}</th>' for name in names)
+    types = one.types()
+    names, told = facts_table(one.stats or {})
+    facts = dict(zip(one.stats or (), told, strict=True))
+    heads = "".join(f'<th class="n" scope="col">{name}</th>' for name in names)
     yield f'<div class="wide"><table><tr><th scope="col">column</th><th scope="col">encoding</th><th scope="col">Arrow type</th>{heads}</tr>'
     for column in one.columns or ():
-        facts = stats.get(column.name, {})
-        cells = "".join(f'<td class="n">{_text(_told(facts.get(name)))}</td>' for name in names)
+        cells = "".join(f'<td class="n">{_text(text)}</td>' for text in facts.get(column.name, [""] * len(names)))
         cells = f"<td><code>{_text(types[column.name])}</code></td>{cells}"
         yield f"<tr><td>{_text(column.name)}</td><td><code>{_text(column.encoding)}</code></td>{cells}</tr>"
     yield "</table></div>"
     sizes = [size for size in (one.smallest, one.median, one.largest) if size is not None]
     yield "<h2>Shards</h2>"
-    told = [("compression", one.compression or "none"), ("sums", ", ".join(one.hashes) or "none"), ("writer", one.writer or "not said")]
+    facts_of = [("compression", one.compression or "none"), ("sums", ", ".join(one.hashes) or "none"), ("writer", one.writer or "not said")]
     names_of = ("smallest", "median", "largest")
-    yield _facts([*told, *((name, format_size(size)) for name, size in zip(names_of, sizes, strict=False))])
+    yield _facts([*facts_of, *((name, format_size(size)) for name, size in zip(names_of, sizes, strict=False))])
     if one.holes:
         more = f"<li>and {len(one.holes) - _HOLES} more</li>" if len(one.holes) > _HOLES else ""
         yield '<ul class="holes">' + "".join(f"<li>{_text(hole)}</li>" for hole in one.holes[:_HOLES]) + more + "</ul>"
@@ -99,12 +100,6 @@ def _shard_sizes(shards: Sequence[tuple[str, int, int]]) -> str:
         sizes = np.maximum.reduceat(sizes, np.linspace(0, len(sizes), _SHARDS, endpoint=False).astype(np.int64))
     labels = [format_size(size) for size in sizes.tolist()]
     return plot("size of each shard", sizes, labels, "first", "last")
-
-
-def _told(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _gallery(found: Inspection, left: int) -> Iterator[str]:

@@ -23,6 +23,7 @@ h2 small,.soft{color:var(--soft);font-weight:400;font-size:.87rem}
 table{border-collapse:collapse;width:100%;font-size:.92rem}
 th,td{text-align:left;vertical-align:top;padding:.45rem 1.2rem .45rem 0;border-bottom:1px solid var(--line);overflow-wrap:anywhere}
 th{color:var(--soft);font-weight:500;white-space:nowrap}
+td.n,th.n,td code{white-space:nowrap}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 code,.mono{font:.86em/1.5 ui-monospace,SFMono-Regular,Menlo,"DejaVu Sans Mono",monospace}
 .facts+.plots{margin-top:1.4rem}
