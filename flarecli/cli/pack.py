@@ -55,9 +55,7 @@ def command(
     part_rows: Annotated[
         int | None, option("--part-rows", metavar="N", min=1, help="Pack parts of N rows, each a dataset in 00000/, 00001/ …, and join them.")
     ] = None,
-    engine: Annotated[
-        str, option("--engine", metavar="local|ray", help="Where the parts are packed.", autocompletion=completes("local", "ray"))
-    ] = "local",
+    engine: params.Engine = "local",
     resume: params.Resume = False,
     overwrite: params.Overwrite = False,
     allow_empty: Annotated[bool, option("--allow-empty", help="Take links to nothing at all.")] = False,

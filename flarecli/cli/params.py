@@ -161,6 +161,9 @@ Limit: TypeAlias = Annotated[int | None, option("--limit", metavar="N", min=0, h
 Key: TypeAlias = Annotated[str | None, option("--key", metavar="COLUMN", help="The column that names a row.")]
 Fetch: TypeAlias = Annotated[list[str] | None, option("--fetch", metavar="COL[:NAME]", help="Pack what the links in COL point at; repeatable.")]
 Jobs: TypeAlias = Annotated[int | None, option("--jobs", "-j", metavar="N", min=1, help="Work at once; else by cores, and 32 transfers.")]
+Engine: TypeAlias = Annotated[
+    str, option("--engine", metavar="local|ray", help="Where the parts, or shards, are worked on.", autocompletion=completes("local", "ray"))
+]
 Retries: TypeAlias = Annotated[int, option("--retries", metavar="N", min=0, help="Tries after a passing fault.")]
 Timeout: TypeAlias = Annotated[float, option("--timeout", help="Give up when no byte came for so long.", show_default="30s", **_TIME)]
 Deadline: TypeAlias = Annotated[float, option("--deadline", help="Give up when one object took so long.", show_default="10m", **_TIME)]

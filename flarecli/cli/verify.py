@@ -12,7 +12,7 @@ from flarecli.cli.params import option
 from flarecli.cli.show import Printer, finish
 from flarecli.units import format_count, format_size
 
-NOTES_SHOWN = 20
+NOTES_SHOWN, HINTS_SHOWN = 20, 10
 
 
 def command(
@@ -30,6 +30,7 @@ def command(
     report: Annotated[list[str] | None, option("--report", metavar="FILE", help="Write .xml (JUnit), .json or .html too; repeatable.")] = None,
     github: Annotated[bool, option("--github", help="Also print findings as GitHub's annotations, on stderr.")] = False,
     max_findings: Annotated[int, option("--max-findings", metavar="N", min=1, help="Print so many findings; the rest is counted.")] = 100,
+    engine: params.Engine = "local",
     jobs: params.Jobs = None,
     retries: params.Retries = 4,
     timeout: params.Timeout = 30.0,
@@ -48,7 +49,7 @@ def command(
     Example: flare verify out/ && echo whole
     """
     from flarecli import verbs
-    from flarecli.report import Result, annotation, check_report, write_report
+    from flarecli.report import Result, annotation, bytes_of, check_report, write_report
 
     for path in report or ():
         check_report(path)
@@ -70,19 +71,25 @@ def command(
             duplicates=duplicates,
             max_findings=max_findings,
             jobs=jobs,
+            engine=engine,
             guard=guard,
             limits=guard.limits,
             progress=bar,
         )
-        kept = []
+        kept, hints = [], {""}
         for finding in found:
             bar.hide()
             kept += [finding] if report else []
             if as_json:
-                printer.json({"where": finding.where, "kind": finding.kind, "message": finding.message, "hint": finding.hint})
+                told = {"where": finding.where, "kind": finding.kind, "message": finding.message, "hint": finding.hint}
+                printer.json({**told, "bytes": finding.span})
             elif not quiet:
                 hint = f" ({finding.hint})" if verbose and finding.hint else ""
-                printer.line(f"{finding.where}: {finding.message}{hint}")
+                printer.line(f"{finding.where}: {finding.message}{f' ({bytes_of(finding)})' if finding.span else ''}{hint}")
+                if not verbose and finding.hint not in hints and len(hints) < HINTS_SHOWN:  # each once, below the first that needs it
+                    finish()
+                    printer.note(f"hint: {finding.hint}")
+                    hints.add(finding.hint)
             if github:
                 printer.told(annotation(finding))
             finish()

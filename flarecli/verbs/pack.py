@@ -17,7 +17,7 @@ from flarecli.verbs.intake import Intake
 from flarecli.verbs.packing import Packed, Request, packed
 from flarecli.verbs.parts import packed_in_parts
 from flarecli.verbs.rows import bounded
-from flarecli.write.engines import ENGINES
+from flarecli.write import engines
 
 __all__ = ["Packed", "pack"]
 
@@ -98,7 +98,7 @@ def pack(
         _one_of("on_duplicate", on_duplicate, ("error", "first", "keep")), dry_run, resume, overwrite, allow_empty, allow_missing,
         null_separated, bounded(guard, limits), limits, Intake(Resize(resize, resize_mode, quality, min_size, max_aspect), media_info, strict),
     )  # fmt: skip
-    _one_of("engine", engine, ENGINES)
+    engines.check(engine)
     if part_rows is not None:
         return packed_in_parts(request, part_rows, engine, progress or Progress())
     if engine != "local":

@@ -6,14 +6,13 @@ sources -> what is listed, and by whom -> each file in parallel: size, sums, str
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 from flarecli import formats
 from flarecli.errors import UsageError
+from flarecli.media import Decoders
 from flarecli.model import Finding, Playlist, Stream
 from flarecli.progress import Progress
 from flarecli.read import expand, resolve
@@ -37,12 +36,13 @@ from flarecli.verbs.listings import (
     uneven,
     unlisted,
 )
+from flarecli.verbs.looking import on_engine, on_threads
 from flarecli.verbs.remembered import Remembered
 from flarecli.verbs.rows import bounded
+from flarecli.write import engines
 
 __all__ = ["Verification", "verify"]
 
-_AHEAD_BYTES = 1 << 30  # of shards in memory at once, however many jobs there are
 _REMOTE_JOBS = 8  # waiting for a network takes no core
 
 
@@ -54,6 +54,7 @@ class _Options:
     state: Remembered | None
     most: int
     jobs: int
+    engine: str
     progress: Progress
 
 
@@ -94,13 +95,16 @@ class Verification:
         try:
             if options.against is not None:
                 yield from self._of_list(options.against)
-            for plan in plans:
-                yield from plan.findings
-                if plan.found is not None:
-                    yield from self._of_plan(plan.found, plan, options)
+            with engines.joined(options.engine):
+                for plan in plans:
+                    yield from plan.findings
+                    if plan.found is not None:
+                        yield from self._of_plan(plan.found, plan, options)
             is_done = True
         finally:
             options.progress.close()
+            if options.depth.pictures is not None:
+                options.depth.pictures.close()
             if options.state is not None:
                 options.state.close(is_done)
 
@@ -157,7 +161,8 @@ class Verification:
         chosen = options.choice.of(len(stream))
         self.left += len(stream) - len(chosen)
         sums: list[tuple[str, bytes]] = []
-        yield from self._run(chunk_tasks(found, stream, beside, depth, chosen), options, sums)
+        engine = "local" if depth.quick else options.engine  # to compare sizes takes no cluster
+        yield from self._run(chunk_tasks(found, stream, beside, depth, chosen), options, engine, sums)
         for listing in beside:
             if listing.is_claimed and (rest := listing.rest()):
                 message = f"lists {rest[0]}{f' and {len(rest) - 1} others' * (len(rest) > 1)}, {found.at or plan.address} does not"
@@ -175,40 +180,26 @@ class Verification:
         if bare:
             self.unprotected.append(f"{bare} of {len(stream)} files of stream {stream.name!r}: carry no sums, only sizes and structure were checked")
 
-    def _run(self, tasks: Iterator[Task], options: _Options, sums: list[tuple[str, bytes]] | None = None) -> Iterator[Finding]:
-        """Check in parallel, a bounded number of bytes ahead; findings come in the order of the tasks. `sums` takes in those of rows."""
-        waiting: deque[tuple[Task, Future[Checked]]] = deque()
-        pool = ThreadPoolExecutor(options.jobs, "verify")
-        try:
-            for task in tasks:
-                while waiting and (len(waiting) >= 2 * options.jobs or sum(one.weight for one, _ in waiting) + task.weight > _AHEAD_BYTES):
-                    yield from self._took(*waiting.popleft(), options, sums)
-                known = options.state.find(task.key) if options.state is not None and task.key else None
-                waiting.append((task, pool.submit(task.check) if known is None else _done(known)))
-            while waiting:
-                yield from self._took(*waiting.popleft(), options, sums)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    def _run(self, tasks: Iterator[Task], options: _Options, engine: str = "local", sums: list[tuple[str, bytes]] | None = None) -> Iterator[Finding]:
+        """Check many files; findings come in the order of the tasks. `sums` takes in those of rows."""
+        state = options.state
 
-    def _took(self, task: Task, future: Future[Checked], options: _Options, sums: list[tuple[str, bytes]] | None) -> list[Finding]:
-        done = future.result()
-        if options.state is not None and task.key and options.state.find(task.key) is None:
-            options.state.keep(task.key, done)
-        if sums is not None and done.contents:
-            sums.append((task.at, done.contents))
-        self.files += task.is_file
-        self.shards += task.is_shard
-        self.rows += done.rows
-        self.unprotected += done.unprotected
-        self.bytes += done.size
-        options.progress.advance(done.rows, done.size)
-        return [*task.findings, *done.findings]
+        def known(task: Task) -> Checked | None:
+            return state.find(task.key) if state is not None and task.key else None
 
-
-def _done(known: Checked) -> Future[Checked]:
-    future: Future[Checked] = Future()
-    future.set_result(known)
-    return future
+        looked_at = on_threads(tasks, known, options.jobs) if engine == "local" else on_engine(tasks, known, engine)
+        for task, done in looked_at:
+            if state is not None and task.key and state.find(task.key) is None:
+                state.keep(task.key, done)
+            if sums is not None and done.contents:
+                sums.append((task.at, done.contents))
+            self.files += task.is_file
+            self.shards += task.is_shard
+            self.rows += done.rows
+            self.unprotected += done.unprotected
+            self.bytes += done.size
+            options.progress.advance(done.rows, done.size)
+            yield from (*task.findings, *done.findings)
 
 
 def verify(
@@ -226,6 +217,7 @@ def verify(
     duplicates: bool = False,
     max_findings: int = 100,
     jobs: int | None = None,
+    engine: str = "local",
     guard: Guard | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
@@ -243,6 +235,7 @@ def verify(
     state       a local file that keeps what was checked until all is: an interrupted check goes on with it
     duplicates  also find rows whose stored bytes are the same as those of an earlier row of their stream
     jobs        files checked at once; None: as many as there are cores
+    engine      where shards are looked at: `local`, in threads, or `ray`, on a cluster whose nodes all reach the dataset
     return      iterate it for the findings; its counts are whole after that
     raises      MissingError if nothing is at an address; ReachError if it cannot be reached; UsageError
     """
@@ -253,6 +246,7 @@ def verify(
         formats.find(format)
     if duplicates and (quick or state is not None):
         raise UsageError(f"--duplicates needs every row, {'--quick reads' if quick else '--state keeps'} none")
+    engines.check(engine)
     choice, guard = Choice(part, sample, seed), bounded(guard, limits)
     plans = [planned(address, format, streams, guard) for address in addresses]
     truth = None if against is None else resolve([against], guard=guard, maps=False)[0]
@@ -261,8 +255,8 @@ def verify(
     cores = os.cpu_count() or 1
     local = all(stream.at.is_local for plan in plans for stream in plan.streams)
     most = jobs or (cores if local else max(_REMOTE_JOBS, cores))
-    depth = Depth(quick, decode, duplicates)
-    return Verification(plans, _Options(depth, choice, truth, remembered, max_findings, most, progress or Progress()))
+    depth = Depth(quick, Decoders() if decode and not quick else None, duplicates)
+    return Verification(plans, _Options(depth, choice, truth, remembered, max_findings, most, engine, progress or Progress()))
 
 
 def _total(counts: Sequence[Any]) -> int | None:

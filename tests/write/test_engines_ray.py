@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import flarecli
-from flarecli.errors import FormatError
+from flarecli.__main__ import main
+from flarecli.errors import FormatError, UsageError
 from flarecli.verbs.parts import _outcome
 from flarecli.write import engines
 
@@ -85,3 +86,48 @@ def test_the_first_part_that_fails_is_named_whichever_ended_first(cluster: Any, 
     with pytest.raises(FormatError) as caught:
         flarecli.pack(source, str(tmp_path / "out"), encode={"n": "uint8"}, part_rows=10, engine="ray")
     assert caught.value.where == f"part 00002: {source}[5]"
+
+
+@pytest.mark.parametrize("options", [["--decode", "--duplicates"], ["--quick"], ["--sample", "50%", "--max-findings", "2"]])
+def test_a_check_on_the_cluster_finds_what_one_here_finds(
+    cluster: Any, index: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    out = tmp_path / "out"
+    flarecli.pack(index, str(out), part_rows=100, shard_bytes=6000, compress="zstd")
+    assert told(capsys, [str(out), *options, "--engine", "ray"]) == told(capsys, [str(out), *options])
+    shards = sorted(out.glob("*/*.zstd"))
+    damaged = bytearray(shards[1].read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    shards[1].write_bytes(damaged)
+    shards[-1].write_bytes(shards[-1].read_bytes()[:-7])
+    shards[-2].unlink()
+    (out / "00002/index.json").write_text("{}")
+    here = told(capsys, [str(out), *options])
+    assert here[0] == 1
+    assert told(capsys, [str(out), *options, "--engine", "ray"]) == here
+
+
+def told(capsys: pytest.CaptureFixture[str], argv: list[str]) -> tuple[int, str, str]:
+    code = main(["verify", *argv, "--json"])
+    return code, *capsys.readouterr()
+
+
+def test_a_check_that_was_interrupted_goes_on_on_the_cluster(cluster: Any, index: str, tmp_path: Path) -> None:
+    out, state = tmp_path / "out", tmp_path / "state"
+    flarecli.pack(index, str(out), shard_bytes=6000)
+    shard = out / "shard.00003.mds"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    wanted = list(flarecli.verify(str(out)))
+    begun = flarecli.verify(str(out), state=str(state))
+    assert next(iter(begun)) == wanted[0]
+    iter(begun).close()  # type: ignore[attr-defined]
+    assert state.exists()
+    again = flarecli.verify(str(out), state=str(state), engine="ray")
+    assert (list(again), again.rows) == (wanted, 400 - flarecli.open(str(out)).playlists[0].streams[0].rows[3])
+    assert not state.exists()
+
+
+def test_an_engine_that_there_is_not_is_refused(index: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        flarecli.verify(index, engine="slurm")
+    assert caught.value.message == "engine is 'slurm'"
