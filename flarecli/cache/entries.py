@@ -33,6 +33,7 @@ NAME = re.compile(r"([0-9a-f]{40})-([0-9a-f]{1,16})")
 _TAIL = struct.Struct("<QI16s8s")
 _MAGIC = b"flare\0\0\1"
 _NOTE_BYTES = 1 << 16
+_SMALL = 1 << 16  # bytes of a file that is read: a map would hold a handle for next to nothing
 # what signs an address for a while and says nothing about what lies there
 _SIGNING = re.compile(
     r"(?:x-amz-[a-z-]+|x-goog-[a-z-]+|signature|expires|awsaccesskeyid|googleaccessid|key-pair-id|policy"
@@ -98,7 +99,7 @@ class Summing:
 
 
 def opened(folder: int, one: Entry) -> memoryview | None:
-    """Map a copy and check all of it.
+    """Map a copy, or read a small one, and check all of it.
 
     folder  an open folder
     return  the bytes kept; None if there is no such file
@@ -114,11 +115,14 @@ def opened(folder: int, one: Entry) -> memoryview | None:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_size != one.file_bytes:
             raise ValueError("not the size in its name")
-        view = memoryview(mmap.mmap(fd, found.st_size, prot=mmap.PROT_READ))
+        size = found.st_size
+        view = memoryview(os.pread(fd, size, 0) if size <= _SMALL else mmap.mmap(fd, size, prot=mmap.PROT_READ))
     except OSError:
         return None
     finally:
         os.close(fd)
+    if len(view) < one.file_bytes:  # cut short since
+        raise ValueError("not the size in its name")
     size, note_bytes, digest, magic = _TAIL.unpack_from(view, len(view) - _TAIL.size)
     body = view[: -_TAIL.size]
     if (size, note_bytes, magic) != (one.size, len(one.note), _MAGIC) or body[size:] != one.note or xxhash.xxh3_128(body).digest() != digest:

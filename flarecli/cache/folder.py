@@ -29,10 +29,12 @@ from collections.abc import Iterator
 
 from flarecli.cache import entries
 from flarecli.cache.entries import NAME, Entry
+from flarecli.cache.views import Views
 
 __all__ = ["LAYOUT", "CacheWarning", "Folder", "Part", "shared"]
 
 LAYOUT = "flare-1"
+_TWICE, _MANY_WRONG = 2, 1 << 12  # a copy that was wrong so often is made no more; names remembered for that
 _MANY = 512  # copies from which on looking at all of them is worth saving
 _ROOM = 64 << 20  # room taken at once, at most, and
 _ROOM_SHARE = 64  # this part of the limit at most
@@ -68,6 +70,8 @@ class Folder:
         self._room, self._room_bytes = -1, 0
         self._not_before = 0.0
         self._host = _host()
+        self.views = Views(self.touch)
+        self._wrong: dict[str, int] = {}  # name -> how often that copy was found wrong
 
     # -- the folder itself
 
@@ -108,15 +112,23 @@ class Folder:
 
     # -- copies
 
-    def open(self, one: Entry) -> memoryview | None:
-        """Map a copy that is there and right. One that is wrong is removed."""
-        if self.fd < 0:
-            return None
+    def view(self, one: Entry) -> memoryview | None:
+        """Give a copy that is there and right. One that is wrong is removed."""
+        view = self.views.get(one.name)
+        if view is not None or self.fd < 0:
+            return view
         try:
-            return entries.opened(self._fd, one)
+            view = entries.opened(self._fd, one)
         except ValueError:
             self.remove(one.name)
+            if len(self._wrong) >= _MANY_WRONG:
+                self._wrong.clear()
+            self._wrong[one.name] = self._wrong.get(one.name, 0) + 1
             return None
+        if view is not None:
+            self.touch(one.name)
+            self.views.put(one.name, view)
+        return view
 
     def touch(self, name: str) -> bool:
         """Note that a copy is used; False if it is gone."""
@@ -129,15 +141,18 @@ class Folder:
         return True
 
     def remove(self, name: str) -> None:
-        """Remove a copy; whoever reads it goes on reading."""
+        """Remove a copy, or what stands in its place; whoever reads it goes on reading."""
         with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=self._fd)
+            try:
+                os.unlink(name, dir_fd=self._fd)
+            except (IsADirectoryError, PermissionError):
+                os.rmdir(name, dir_fd=self._fd)
 
     # -- room
 
     def part(self, one: Entry) -> Part | None:
         """Take room for a copy, and make the file that it is fetched into. None if it cannot be kept."""
-        if self.fd < 0 or one.file_bytes > self.limit or time.monotonic() < self._not_before:
+        if self.fd < 0 or one.file_bytes > self.limit or time.monotonic() < self._not_before or self._wrong.get(one.name, 0) >= _TWICE:
             return None
         try:
             try:
@@ -373,6 +388,8 @@ def shared(path: str, limit: int) -> Folder:
 def _forked() -> None:
     global _lock_of_folders
     _lock_of_folders = threading.Lock()
+    for folder in _folders.values():
+        folder.views.forked()
 
 
 os.register_at_fork(after_in_child=_forked)

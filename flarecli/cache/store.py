@@ -8,7 +8,6 @@ process; one that is wrong is fetched again, once.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -25,9 +24,7 @@ T = TypeVar("T")
 BLOCK = 1 << 20  # bytes of an object that are kept and fetched together
 _RUN = 8 << 20  # bytes that one request fetches
 _JOBS = 8  # requests for one read
-_OPEN, _OPEN_BYTES = 1024, 256 << 20  # copies that stay mapped
 _WORTH = 1 << 16  # a copy that is worth waiting for when somebody else fetches it
-_LOOK_S = 1.0  # how often it is noted that a copy is in use, and found out that it is gone
 _SHARE = 4  # an object larger than this part of the limit is never kept whole
 _MANY = 1 << 16  # objects whose use is remembered
 
@@ -54,9 +51,6 @@ class CachedStore:
         self._folder = folders.shared(cache.folder, cache.limit)
         self._versions: dict[str, tuple[str, int]] = {}
         self._used: dict[str, set[int]] = {}
-        self._open: dict[str, tuple[memoryview, float]] = {}  # name -> bytes, and when it was last looked at; the coldest first
-        self._open_bytes = 0
-        self._bad: set[str] = set()
 
     def __reduce__(self) -> tuple[object, ...]:
         return CachedStore, (self.store, self.cache, self._maps)
@@ -140,7 +134,7 @@ class CachedStore:
             raise FormatError(message, where=self.show(path), hint="The file was cut short; fetch or pack it again.")
         if not version or self._folder.fd < 0:
             return self.store.read_many(path, wanted)
-        whole = self._kept(self._entry(path, "whole"))
+        whole = self._folder.view(self._entry(path, "whole"))
         if whole is not None:
             return [bytes(whole[start:stop]) for start, stop in wanted]
         needed = sorted({k for start, stop in wanted if start < stop for k in range(start // BLOCK, (stop - 1) // BLOCK + 1)})
@@ -161,31 +155,12 @@ class CachedStore:
         bytes_here = min(BLOCK, size - k * BLOCK)
         return self._entry(path, f"{k * BLOCK}+{bytes_here}" if size > BLOCK else "whole", bytes_here)
 
-    def _kept(self, one: Entry) -> memoryview | None:
-        """Give a copy that is kept, from memory or the folder."""
-        held = self._open.pop(one.name, None)
-        now = time.monotonic()
-        if held is not None:
-            view, looked = held
-            if now - looked < _LOOK_S or self._folder.touch(one.name):
-                self._open[one.name] = view, looked if now - looked < _LOOK_S else now
-                return view
-            self._open_bytes -= len(view)  # it has left: its bytes are good, but they count for nobody's limit
-        found = self._folder.open(one)
-        if found is not None:
-            self._folder.touch(one.name)
-            self._open[one.name] = found, now
-            self._open_bytes += len(found)
-            while len(self._open) > _OPEN or (self._open_bytes > _OPEN_BYTES and len(self._open) > 1):
-                self._open_bytes -= len(self._open.pop(next(iter(self._open)))[0])
-        return found
-
     def _blocks(self, path: str, needed: Sequence[int]) -> dict[int, bytes | memoryview]:
         """Give blocks by their number; those that are not kept are fetched, neighbours together, and kept."""
         found: dict[int, bytes | memoryview] = {}
         names = {k: self._block(path, k) for k in needed}
         for k, one in names.items():
-            view = self._kept(one)
+            view = self._folder.view(one)
             if view is not None:
                 found[k] = view
         missing = [k for k in needed if k not in found]
@@ -195,7 +170,7 @@ class CachedStore:
             return found | self._fetched(path, missing, names)
         with self._folder.turn(names[missing[0]]):
             for k in list(missing):  # somebody may have been faster
-                view = self._kept(names[k])
+                view = self._folder.view(names[k])
                 if view is not None:
                     found[k] = view
                     missing.remove(k)
@@ -209,7 +184,7 @@ class CachedStore:
             else:
                 runs.append([k])
         size = self.version(path)[1]
-        parts = {k: self._folder.part(names[k]) if names[k].name not in self._bad else None for k in missing}
+        parts = {k: self._folder.part(names[k]) for k in missing}
         try:
             spans = [(run[0] * BLOCK, min(size, (run[-1] + 1) * BLOCK)) for run in runs]
             data = side_by_side(lambda span: self.store.read(path, *span), spans, _JOBS)
@@ -237,7 +212,7 @@ class CachedStore:
         if not version or self._folder.fd < 0:
             return None
         one = self._entry(path, "whole")
-        view = self._kept(one)
+        view = self._folder.view(one)
         if view is not None:
             return view
         if size <= BLOCK or 2 * len(self._used.get(path, ())) * BLOCK > size:
@@ -253,7 +228,7 @@ class CachedStore:
         if not self.version(path)[0] or (size > BLOCK and size * _SHARE > self.cache.limit):
             return None
         with self._folder.turn(one):
-            view = self._kept(one)
+            view = self._folder.view(one)
             if view is not None:
                 return view
             part = self._folder.part(one)
@@ -265,11 +240,11 @@ class CachedStore:
         if done and size > BLOCK:
             for k in numbers:
                 self._folder.remove(self._block(path, k).name)
-        return self._kept(one) if done else None
+        return self._folder.view(one) if done else None
 
     def _pieces(self, path: str, group: Sequence[int]) -> list[bytes | memoryview]:
         """Give neighbouring blocks: those that are kept, and the run between them that is not."""
-        kept = {k: self._kept(self._block(path, k)) for k in group}
+        kept = {k: self._folder.view(self._block(path, k)) for k in group}
         missing = [k for k in group if kept[k] is None]
         if not missing:
             return [view for view in kept.values() if view is not None]
@@ -284,7 +259,7 @@ class CachedStore:
         if not version or found != size or self._folder.fd < 0:
             yield from _streamed(self.store, path, size)
             return
-        view = self._kept(one)
+        view = self._folder.view(one)
         if view is None and size <= BLOCK:
             yield self.read(path, 0, size)
             return
@@ -323,15 +298,15 @@ class CachedStore:
         if not self.version(path)[0] or size * _SHARE > self.cache.limit:
             return None
         one = self._entry(path, kind, size)
-        view = self._kept(one)
+        view = self._folder.view(one)
         if view is not None:
             return view
         with self._folder.turn(one):
-            view = self._kept(one)
+            view = self._folder.view(one)
             part = self._folder.part(one) if view is None else None
             if part is None:
                 return view
-            return self._kept(one) if _keep(part, one, make()) else None
+            return self._folder.view(one) if _keep(part, one, make()) else None
 
     def list(self, path: str) -> Iterator[Listed]:
         return self.store.list(path)

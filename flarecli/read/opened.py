@@ -12,11 +12,12 @@ from collections import deque
 from typing import Protocol
 
 from flarecli.model import Shard
+from flarecli.storage import files_limit
 
-__all__ = ["Holder", "files_limit", "note"]
+__all__ = ["Holder", "note"]
 
 SHARDS = 512  # whose tables are kept
-_SHARE = 4  # of the handles that a process may have, one in so many
+_FILES = 1024  # of them mapped, where the system gives handles for so many
 
 
 class Holder(Protocol):
@@ -31,21 +32,11 @@ _order: deque[tuple[weakref.ref[Holder], int, int]] = deque()  # who holds it, i
 _files = 0
 
 
-def files_limit() -> int:
-    """Say how many files may be mapped at once; at least 8."""
-    try:
-        import resource
-    except ImportError:  # another system, with another limit
-        return SHARDS
-    handles, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return SHARDS if handles == resource.RLIM_INFINITY else max(8, min(2 * SHARDS, handles // _SHARE))
-
-
 def note(holder: Holder, i: int, shard: Shard) -> None:
     """Note that a shard was opened, and close others until there is room."""
     global _files
-    files = 1 + len(shard.chunk.beside) if shard.chunk.at.is_local else 0
-    limit, over = files_limit(), []
+    files = 1 + len(shard.chunk.beside) if shard.chunk.at.may_map else 0
+    limit, over = files_limit(_FILES), []
     with _lock:
         _order.append((weakref.ref(holder), i, files))
         _files += files

@@ -7,8 +7,23 @@ per scheme, chosen openly: no store ever stands in for another. A short read is 
 from __future__ import annotations
 
 from flarecli.storage.ahead import is_cold, read_ahead
+from flarecli.storage.handles import files_limit
 from flarecli.storage.limits import Limits
 from flarecli.storage.location import Entry, Guard, Keeper, Location, Part, Store, Written, locate
 from flarecli.storage.threads import side_by_side
 
-__all__ = ["Entry", "Guard", "Keeper", "Limits", "Location", "Part", "Store", "Written", "is_cold", "locate", "read_ahead", "side_by_side"]
+__all__ = [
+    "Entry",
+    "Guard",
+    "Keeper",
+    "Limits",
+    "Location",
+    "Part",
+    "Store",
+    "Written",
+    "files_limit",
+    "is_cold",
+    "locate",
+    "read_ahead",
+    "side_by_side",
+]

@@ -114,6 +114,11 @@ class Location:
         """Whether reading costs no network: then maps can serve, and nothing needs planning."""
         return self.store.is_local
 
+    @property
+    def may_map(self) -> bool:
+        """Whether reading may hold maps, and the handles that they take: of local files, and of copies that a cache keeps."""
+        return self.store.is_local or hasattr(self.store, "derived")
+
     def join(self, url: str) -> Location:
         """Resolve a URL that data gave, as RFC 3986 says, from this folder. Raises UnsafeError for what data may not name."""
         return self.store.join(self.path, url)

@@ -7,6 +7,9 @@ import os
 import pickle
 import random
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 import warnings
@@ -390,6 +393,44 @@ def test_only_what_comes_over_the_network_is_kept(tmp_path, web, home):
     assert locate(str(tmp_path), guard).join(web.url("/d/a")).read() == b"remote"
     assert locate(web.url("/d"), guard).join("a").read() == b"remote"
     assert len(files(home)) == 1
+
+
+FEW_HANDLES = """
+    import os, resource, sys
+    from flarecli.cache import Cache
+    from flarecli.storage import Guard, locate
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    guard, views = Guard(keeper=Cache(sys.argv[2])), []
+    for times in range(2):
+        for i in range(200):
+            at = locate(f"{sys.argv[1]}/{i}", guard)  # a store of its own, as each dataset has
+            assert at.read() == bytes([i]) * (100_000 if i % 2 else 1000)
+    print(len(os.listdir("/proc/self/fd")) < 40)
+"""
+
+
+def test_many_copies_at_hand_need_few_handles(web, home):
+    for i in range(200):
+        web.file(f"/d/{i}", bytes([i]) * (100_000 if i % 2 else 1000), '"one"')
+    program = [sys.executable, "-c", textwrap.dedent(FEW_HANDLES), web.url("/d"), str(home)]
+    ran = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.stdout, ran.stderr) == ("True\n", "")
+    assert len(files(home)) == 200
+
+
+def test_a_copy_that_is_wrong_again_is_not_made_again(web, home):
+    web.file("/d/a", DATA[:70_000], '"one"')
+    at = opened(web, home) / "a"
+    for times in range(3):
+        assert at.read() == DATA[:70_000]
+        assert len(files(home)) == (times < 2)
+        for path in files(home):
+            flip(path)
+        folder.shared(str(home), 100_000_000).views.__init__(lambda name: True)  # as if it had been at hand long ago
+    web.requests.clear()
+    assert at.read() == DATA[:70_000]
+    assert len(bodies(web)) == 1
 
 
 def storm(at, seed, count):

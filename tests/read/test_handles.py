@@ -9,7 +9,7 @@ import pytest
 
 import flarecli as flare
 from flarecli.model import Settings
-from flarecli.read import opened
+from flarecli.storage import files_limit
 
 PROGRAM = """
     import os, resource, sys
@@ -44,6 +44,6 @@ def test_epochs_over_many_shards_need_few_handles(folders):
 
 
 def test_as_many_files_are_mapped_as_a_share_of_the_handles(monkeypatch):
-    for handles, files in ((16, 8), (64, 16), (1024, 256), (1 << 20, 1024), (resource.RLIM_INFINITY, 512)):
+    for handles, files in ((16, 8), (64, 16), (1024, 256), (1 << 20, 1024), (resource.RLIM_INFINITY, 1024)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, handles=handles: (handles, handles))
-        assert opened.files_limit() == files
+        assert files_limit(1024) == files

@@ -1,0 +1,65 @@
+"""Copies that a process has at hand, of all its stores together, checked already: those that were used last.
+
+A map holds a handle for as long as it lives: there are no more of them than a share of what the system gives.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections.abc import Callable
+
+from flarecli.storage import files_limit
+
+__all__ = ["Views"]
+
+_COPIES, _BYTES = 1024, 256 << 20
+_LOOK_S = 1.0  # how often it is noted that a copy is in use, and found out that it is gone
+
+
+class Views:
+    """Views of copies by name. `touch` notes in the folder that a copy is used, and says whether it is still there."""
+
+    def __init__(self, touch: Callable[[str], bool]) -> None:
+        self._touch = touch
+        self._held: dict[str, tuple[memoryview, float]] = {}  # name -> bytes, and when it was last looked at; the coldest first
+        self._bytes = self._maps = 0
+        self._lock = threading.Lock()
+
+    def get(self, name: str) -> memoryview | None:
+        """Give a copy that is at hand, and not gone from the folder."""
+        now = time.monotonic()
+        with self._lock:
+            held = self._held.pop(name, None)
+            if held is None:
+                return None
+            view, looked = held
+            is_due = now - looked >= _LOOK_S
+            self._held[name] = view, now if is_due else looked
+        if is_due and not self._touch(name):
+            with self._lock:
+                self._drop(name)  # its bytes are good, but they count for nobody's limit
+            return None
+        return view
+
+    def put(self, name: str, view: memoryview) -> None:
+        """Keep a copy at hand, in place of the coldest ones."""
+        with self._lock:
+            self._drop(name)
+            self._held[name] = view, time.monotonic()
+            self._bytes += len(view)
+            self._maps += isinstance(view.obj, mmap.mmap)
+            most = files_limit(_COPIES)
+            while len(self._held) > 1 and (len(self._held) > _COPIES or self._maps > most or self._bytes > _BYTES):
+                self._drop(next(iter(self._held)))
+
+    def _drop(self, name: str) -> None:
+        view, _ = self._held.pop(name, (None, 0.0))
+        if view is not None:
+            self._bytes -= len(view)
+            self._maps -= isinstance(view.obj, mmap.mmap)
+
+    def forked(self) -> None:
+        """In a child: another thread of the parent may have had the lock."""
+        self._lock = threading.Lock()
