@@ -191,9 +191,13 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that verify found: where (file, row, bytes), a kind scripts match on, what, and the way out."""
+    """One thing that verify found: where (file and row), a kind scripts match on, what, the way out, and the bytes.
+
+    span  start and stop in the file, or in what it decompresses to; None: not known
+    """
 
     where: str
     kind: str
     message: str
     hint: str = ""
+    span: tuple[int, int] | None = None

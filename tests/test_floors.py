@@ -43,6 +43,7 @@ PARTS = {  # what higher floors may take from inside a room; anything else goes 
         "ffrecord_table",
         "files",
         "granular_append",
+        "granular_columns",
         "granular_folder",
         "mds_config",
         "mds_index",

@@ -86,7 +86,7 @@ def command(
             elif not quiet:
                 hint = f" ({finding.hint})" if verbose and finding.hint else ""
                 printer.line(f"{finding.where}: {finding.message}{f' ({bytes_of(finding)})' if finding.span else ''}{hint}")
-                if not verbose and finding.hint not in hints and len(hints) < HINTS_SHOWN:  # each once, below the first that needs it
+                if not (verbose or github) and finding.hint not in hints and len(hints) < HINTS_SHOWN:  # each once, below the first that needs it
                     finish()
                     printer.note(f"hint: {finding.hint}")
                     hints.add(finding.hint)

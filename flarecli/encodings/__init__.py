@@ -13,6 +13,7 @@ from flarecli.encodings.names import BINARY, TEXT, Encoding, column, lookup
 from flarecli.encodings.names import register as encoding
 from flarecli.encodings.natural import plain
 from flarecli.encodings.own import OWN, Own
+from flarecli.encodings.pictures import split as pictures_of
 from flarecli.encodings.recode import coerce
 from flarecli.encodings.values import decode, encode
 
@@ -33,6 +34,7 @@ __all__ = [
     "held_as",
     "infer",
     "lookup",
+    "pictures_of",
     "plain",
     "stored",
     "typed",

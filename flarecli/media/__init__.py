@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from flarecli.media.bounded import Decoders
 from flarecli.media.checking import headers
-from flarecli.media.info import INFO, info
+from flarecli.media.films import INFO, has_films, measured
 from flarecli.media.kinds import contradiction, extension_of, is_medium, is_picture, kind_of, sniff
 from flarecli.media.measuring import Measures, measure
 from flarecli.media.resize import MODES, Resize, resize, resized
 from flarecli.media.shrink import thumbnail
 
 __all__ = [
-    "INFO", "MODES", "Measures", "Resize", "contradiction", "extension_of", "headers", "info", "is_medium", "is_picture", "kind_of", "measure",
-    "resize", "resized", "sniff", "thumbnail",
+    "Decoders", "INFO", "MODES", "Measures", "Resize", "contradiction", "extension_of", "has_films", "headers", "is_medium", "is_picture", "kind_of",
+    "measure", "measured", "resize", "resized", "sniff", "thumbnail",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ import os
 
 from flarecli.model import Finding
 from flarecli.names import is_url
-from flarecli.report.result import place, shown
+from flarecli.report.result import bytes_of, place, shown
 
 __all__ = ["annotation"]
 
@@ -23,6 +23,7 @@ def annotation(finding: Finding) -> str:
     file, row, line = place(finding.where)
     marks = [f"file={_part(_relative(file))}", *([f"line={line}"] if line is not None else []), f"title={_part(f'flare verify, {finding.kind}')}"]
     text = f"{finding.where if is_url(file) else os.path.basename(file)}{'' if row is None or is_url(file) else f'[{row}]'}: {finding.message}"
+    text += f" ({bytes_of(finding)})" if finding.span else ""
     return f"::error {','.join(marks)}::{_text(text + (f' ({finding.hint})' if finding.hint else ''))}"
 
 

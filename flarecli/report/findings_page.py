@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from flarecli.report.result import Result, shown
+from flarecli.report.result import Result, bytes_of, shown
 from flarecli.units import format_count, format_size
 
 __all__ = ["findings_page"]
@@ -38,9 +38,12 @@ def findings_page(result: Result) -> str:
         f'<div class="counts">{", ".join(checked)}, {format_size(counts["bytes"])}</div>',
     ]
     if result.findings:
-        parts.append('<h2>Findings</h2><table><tr><th scope="col">where</th><th scope="col">kind</th><th scope="col">what</th></tr>')
+        parts.append(
+            '<h2>Findings</h2><table><tr><th scope="col">where</th><th scope="col">bytes</th><th scope="col">kind</th><th scope="col">what</th></tr>'
+        )
         parts += [
-            f'<tr><td class="where">{_text(one.where)}</td><td>{_text(one.kind)}</td><td>{_text(one.message)}'
+            f'<tr><td class="where">{_text(one.where)}</td><td>{bytes_of(one).rpartition(" ")[2]}</td>'
+            + f"<td>{_text(one.kind)}</td><td>{_text(one.message)}"
             + (f'<span class="hint">{_text(one.hint)}</span>' if one.hint else "")
             + "</td></tr>"
             for one in result.findings

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from xml.sax.saxutils import escape, quoteattr
 
 from flarecli.model import Finding
-from flarecli.report.result import Result, place, shown
+from flarecli.report.result import Result, bytes_of, place, shown
 
 __all__ = ["junit"]
 
@@ -45,8 +45,12 @@ def _failure(findings: list[Finding]) -> str:
     """One element for all that is wrong with a file: readers show the first of several only."""
     first, more = findings[0], len(findings) - 1
     message = first.message + (f" (and {more} more)" if more else "")
-    told = "\n".join(f"{one.where}: {one.message}" + (f"\n{one.hint}" if one.hint else "") for one in findings)
+    told = "\n".join(f"{one.where}: {one.message}{_bytes(one)}" + (f"\n{one.hint}" if one.hint else "") for one in findings)
     return f"<failure type={_attribute(first.kind)} message={_attribute(message)}>{_lines_of(told)}</failure>"
+
+
+def _bytes(one: Finding) -> str:
+    return f" ({bytes_of(one)})" if one.span else ""
 
 
 def _attribute(text: str) -> str:

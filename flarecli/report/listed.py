@@ -1,4 +1,4 @@
-"""A result as JSON: one object, the same words as `verify --json`, and the file, row and line of each finding by themselves."""
+"""A result as JSON: one object, the same words as `verify --json`, and the file, row, line and bytes (start, stop) of each finding by themselves."""
 
 from __future__ import annotations
 
@@ -27,4 +27,4 @@ def listed(result: Result) -> str:
 def _finding(one: Finding) -> dict[str, Any]:
     file, row, line = place(one.where)
     told = {"where": one.where, "file": file, "row": row, "line": line, "kind": one.kind, "message": one.message, "hint": one.hint}
-    return {name: shown(value) if isinstance(value, str) else value for name, value in told.items()}
+    return {name: shown(value) if isinstance(value, str) else value for name, value in told.items()} | {"bytes": one.span and [*one.span]}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from flarecli.model import Finding
 from flarecli.names import escape, redact_text
 
-__all__ = ["Result", "place", "shown"]
+__all__ = ["Result", "bytes_of", "place", "shown"]
 
 _PLACE = re.compile(r"(.+?)(?:\[(\d+)\]|:(\d+):\d+)", re.DOTALL)
 _NO_TEXT = re.compile("[\ufffe\uffff]")  # what XML cannot hold, beside what no terminal should see
@@ -39,6 +39,14 @@ def place(where: str) -> tuple[str, int | None, int | None]:
     if not found:
         return where, None, None
     return found[1], int(found[2]) if found[2] else None, int(found[3]) if found[3] else None
+
+
+def bytes_of(one: Finding) -> str:
+    """Say which bytes a finding is about, the last one included; empty where that is not known."""
+    if one.span is None:
+        return ""
+    start, stop = one.span
+    return f"bytes {start}-{stop - 1}" if stop - start > 1 else f"byte {start}"
 
 
 def shown(text: str) -> str:

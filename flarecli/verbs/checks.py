@@ -11,23 +11,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from flarecli import compress, encodings, formats
-from flarecli.encodings import Encoding
-from flarecli.errors import FlareError, MissingError, MissingLibraryError, UnsafeError
+from flarecli import compress, formats
+from flarecli.errors import FlareError, MissingError, MissingLibraryError
 from flarecli.formats import spans
 from flarecli.hashes import Sums, known
+from flarecli.media import Decoders
 from flarecli.model import Chunk, Columns, File, Finding, Shard
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
+from flarecli.verbs.checks_places import placed
+from flarecli.verbs.checks_repairs import AGAIN
+from flarecli.verbs.checks_values import decoded
 from flarecli.verbs.duplicates import contents
 
 __all__ = ["HELD", "Checked", "Claim", "Depth", "check_chunk", "check_file", "finding"]
 
 _OWN = threading.local()
 HELD = 256 << 20  # bytes of a shard that are held in memory at once
+_UNKNOWN = "Write the list again with sums that are known: `flare playlist … --hash xxh3_128 -o FILE`."
 _MANY = 10_000  # findings of one shard that are kept
-_ROWS = 64  # rows decoded at once
-_PIXELS = 1 << 27  # a picture of more is not decoded: 17 kB can hold 400 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +45,13 @@ class Depth:
     """How closely to look.
 
     quick     sizes, and headers of local shards
-    decode    also decode every value, except pickles
+    pictures  also decode every value, except pickles; these decode pictures
     contents  also sum up each row, to find equal ones
     sizes     address -> bytes of every file below `below`, as the store lists them; None: ask for each file
     """
 
     quick: bool = False
-    decode: bool = False
+    pictures: Decoders | None = None
     contents: bool = False
     sizes: Mapping[str, int] | None = None
     below: str = ""
@@ -130,9 +132,7 @@ def check_chunk(chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, 
             if own is not None and not any(claim.file.hashes for claim in claims) and (said := own(shard)):
                 out.unprotected.append(f"{at}: {said}")
             if not depth.quick:
-                out.findings += islice(form.verify_shard(shard, depth.decode), _MANY)
-            if depth.decode and not out.findings:
-                out.findings += islice(_decoded(form, shard), _MANY)
+                out.findings += _structure(form, shard, depth.pictures)
             if depth.contents and not out.findings:
                 out.contents = contents(form, shard)
     except MissingLibraryError:
@@ -142,10 +142,20 @@ def check_chunk(chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, 
     return out
 
 
+def _structure(form: formats.Format, shard: Shard, pictures: Decoders | None) -> list[Finding]:
+    """Check the structure of a shard, and its values if asked; what is wrong with a row is said once."""
+    found = [placed(one, shard) for one in islice(form.verify_shard(shard, pictures is not None), _MANY)]
+    if pictures is not None:
+        known = {one.where for one in found}
+        values = (placed(one, shard) for one in decoded(form, shard, pictures))
+        found += islice((one for one in values if one.where not in known), _MANY)
+    return found
+
+
 def _named(error: FlareError, at: Location, claims: Sequence[Claim]) -> Finding:
     if error.kind == "missing":
         listed = f", {claims[0].by} lists it" if claims else ""
-        return Finding(str(at), "missing", f"no such file{listed}", "Fetch it, or pack again.")
+        return Finding(str(at), "missing", f"no such file{listed}", "It is gone; " + AGAIN)
     return finding(error, at)
 
 
@@ -153,12 +163,9 @@ def _fits(at: Location, size: int, claims: Sequence[Claim], out: Checked) -> boo
     """Compare the size with what is listed: another size is one finding, and the rest of the file then says nothing."""
     for claim in claims:
         if claim.file.size is not None and claim.file.size != size:
-            hint = (
-                "It was cut short; fetch or pack it again."
-                if size < claim.file.size
-                else "It is not the file that was listed; fetch or pack it again."
-            )
-            out.findings.append(Finding(str(at), "size", f"is {size} bytes, {claim.by} lists {claim.file.size}", hint))
+            hint = f"It was cut short; {AGAIN}" if size < claim.file.size else f"It is not the file that was listed; {AGAIN}"
+            span = (min(size, claim.file.size), max(size, claim.file.size))
+            out.findings.append(Finding(str(at), "size", f"is {size} bytes, {claim.by} lists {claim.file.size}", hint, span))
             return False
     return True
 
@@ -169,7 +176,7 @@ def _names(claims: Sequence[Claim], at: Location, out: Checked, raw: bool = Fals
     for claim in claims:
         listed |= dict.fromkeys(_hashes(claim, raw), claim.by)
     for name in sorted(set(listed) - set(known())):
-        out.findings.append(Finding(str(at), "checksum", f"{listed[name]} lists a sum {name!r:.60}, which is not known here"))
+        out.findings.append(Finding(str(at), "checksum", f"{listed[name]} lists a sum {name!r:.60}, which is not known here", _UNKNOWN))
     return [name for name in listed if name in known()]
 
 
@@ -179,14 +186,12 @@ def _hashes(claim: Claim, raw: bool) -> Mapping[str, str]:
 
 def _compare(at: Location, sums: Sums, claims: Sequence[Claim], rows: str, out: Checked, raw: bool = False) -> bool:
     """Compare sums with what is listed; give whether all are right."""
-    failed = [
-        f"{name} of {claim.by}" for claim in claims for name in sums.differences({name: value.lower() for name, value in _hashes(claim, raw).items()})
-    ]
+    failed = [(name, claim) for claim in claims for name in sums.differences({name: value.lower() for name, value in _hashes(claim, raw).items()})]
     if failed:
-        what = f"{sums.size} bytes{' when decompressed' if raw else ''}{rows}"
-        out.findings.append(
-            Finding(str(at), "checksum", f"{what} fail {', '.join(failed)}", "It was changed after it was packed; fetch or pack it again.")
-        )
+        what = f"{sums.size} bytes{' when decompressed' if raw else ''}{rows} fail {', '.join(f'{name} of {claim.by}' for name, claim in failed)}"
+        name, claim = failed[0]
+        seen = f"{name} is {sums.hex()[name]}, {_hashes(claim, raw)[name]:.128} is listed"
+        out.findings.append(Finding(str(at), "checksum", f"{what}: {seen}", f"It was changed after it was packed; {AGAIN}", (0, sums.size)))
     return not failed
 
 
@@ -249,31 +254,3 @@ def _decompressed(chunk: Chunk, size: int, claims: Sequence[Claim], kind: str, s
     finally:
         for _ in blocks:  # what the decompressor left unread belongs to the sums too
             pass
-
-
-def _decoded(form: formats.Format, shard: Shard) -> Iterator[Finding]:
-    """Decode every value but pickles, pictures with their pixels."""
-    kinds = {column.name: encodings.lookup(column.encoding) for column in shard.columns if column.encoding not in ("pkl", "pkl[]")}
-    for start in range(0, shard.rows, _ROWS):
-        rows = range(start, min(start + _ROWS, shard.rows))
-        for i, row in zip(rows, form.read_rows(shard, rows, list(kinds)), strict=True):
-            for name, data in row.items():
-                parts = data if isinstance(data, list) else [] if data is None else [data]  # None: a sample of a tar lacks it
-                for reason in filter(None, (_why_not(kinds[name].item or kinds[name], part) for part in parts)):
-                    yield Finding(f"{shard.chunk.at}[{i}]", "value", f"column {name!r}: {reason}", "The value was damaged before it was packed.")
-
-
-def _why_not(encoding: Encoding, data: bytes) -> str:
-    try:
-        value = encodings.decode(encoding, data)
-        for picture in value if isinstance(value, list) else [value]:
-            if hasattr(picture, "load"):
-                width, height = picture.size
-                if width * height > _PIXELS:
-                    raise UnsafeError(f"a picture of {width} x {height} pixels, {_PIXELS} are decoded at most")
-                picture.load()
-    except FlareError as error:
-        return error.message
-    except Exception as error:  # a decoder's own word on damaged pixels
-        return f"not {encoding.name}: {str(error)[:80]}"
-    return ""

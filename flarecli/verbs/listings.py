@@ -42,8 +42,9 @@ __all__ = [
 ]
 
 _SUM_LINE = b"# flare "
+_UNTRUSTED = "What it lists cannot be trusted; fetch it again."
 _TAIL = 4096  # bytes that hold a playlist's last line, whatever became of it
-CHANGED = "Find out which of the two was changed."
+CHANGED = "Find out which of the two was changed: `flare playlist A --diff B` lists all that differs."
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def own_sum(found: Playlist) -> tuple[int, list[Finding], bool]:
     if not has_line and not any(stream.hashes or any(file.hashes for file in stream.files.values()) for stream in found.streams):
         return size, [], False
     what = "its last line is not the sum of the lines above" if has_line else "it carries sums, but no last line with its own"
-    return size, [Finding(str(found.at), "checksum", what, "It was changed after it was written; what it lists cannot be trusted.")], True
+    return size, [Finding(str(found.at), "checksum", what, _UNTRUSTED, (0, size))], True
 
 
 def file_tasks(found: Playlist, stream: Stream, claimed: dict[str, tuple[Location, Checked]], depth: Depth) -> Iterator[Task]:
@@ -302,4 +303,4 @@ def unlisted(found: Playlist) -> Iterator[tuple[str, Finding | None]]:
             continue
         is_shard = formats.sniffed(name) is not None and not any(f"{shown}.{kind}" in listed for kind in SUFFIXES)  # the original's caches hold both
         message = f"a shard that {found.at} does not list"
-        yield name, Finding(shown, "unlisted", message, "Remove it, or pack again.") if is_shard else None
+        yield name, Finding(shown, "unlisted", message, "Remove it, or list it too: `flare playlist … -o FILE`.") if is_shard else None

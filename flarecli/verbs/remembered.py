@@ -1,7 +1,7 @@
 """What a check that was interrupted had done: a file of lines, one for the whole and one for each file that was checked.
 
     {"flare": "verify", "options": {…}}
-    {"key": "9f…", "rows": 10, "size": 6041, "findings": [["a.mds[3]", "value", "…", "…"]], "unprotected": []}
+    {"key": "9f…", "rows": 10, "size": 6041, "findings": [["a.mds[3]", "value", "…", "…", [8, 72]]], "unprotected": []}
 
 A key is the sum of the file's address and of all that lists say of it: where a list changed, the file is checked again. What was
 checked is not looked at twice, so the file goes when a check came to its end.
@@ -19,6 +19,12 @@ from flarecli.model import Finding
 from flarecli.verbs.checks import Checked
 
 __all__ = ["Remembered"]
+
+
+def _finding(told: Any) -> Finding:
+    *texts, span = told
+    where, kind, message, hint = (str(text) for text in texts)
+    return Finding(where, kind, message, hint, None if span is None else (int(span[0]), int(span[1])))
 
 
 class Remembered:
@@ -53,8 +59,8 @@ class Remembered:
             try:
                 told = json.loads(line)
                 key, rows, size, unprotected = str(told["key"]), int(told["rows"]), int(told["size"]), [str(one) for one in told["unprotected"]]
-                findings = [Finding(*(str(part) for part in one)) for one in told["findings"]]
-            except (ValueError, KeyError, TypeError, RecursionError):
+                findings = [_finding(one) for one in told["findings"]]
+            except (ValueError, KeyError, TypeError, IndexError, RecursionError):
                 break
             self._known[key] = Checked(findings, rows, size, unprotected)
             whole += len(line) + 1
@@ -73,7 +79,7 @@ class Remembered:
 
     def keep(self, key: str, done: Checked) -> None:
         """Note what came of a file."""
-        findings = [[one.where, one.kind, one.message, one.hint] for one in done.findings]
+        findings = [[one.where, one.kind, one.message, one.hint, one.span] for one in done.findings]
         self._write(json.dumps({"key": key, "rows": done.rows, "size": done.size, "findings": findings, "unprotected": done.unprotected}))
 
     def close(self, is_done: bool) -> None:

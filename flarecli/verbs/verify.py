@@ -18,6 +18,7 @@ from flarecli.progress import Progress
 from flarecli.read import expand, resolve
 from flarecli.storage import Guard, Limits, Location
 from flarecli.verbs.checks import Checked, Depth
+from flarecli.verbs.checks_repairs import with_command
 from flarecli.verbs.choice import Choice
 from flarecli.verbs.duplicates import duplicates as equal_rows
 from flarecli.verbs.listings import (
@@ -79,7 +80,7 @@ class Verification:
 
     def _given(self, plans: Sequence[Plan], options: _Options) -> Iterator[Finding]:
         """Give the first `max_findings`, and one that counts the rest."""
-        for one in self._walk(plans, options):
+        for one in map(with_command, self._walk(plans, options)):
             self.findings += 1
             if self.findings <= options.most:
                 yield one

@@ -177,14 +177,16 @@ def test_verify_says_whole_in_one_line(flare):
 
 
 def test_verify_prints_findings_as_they_come_and_exits_1(flare):
-    findings = Finding("out/a.mds[3]", "checksum", "fails its \x1bsum", "Fetch it."), Finding("out/b.mds", "missing", "is not there")
+    place = "out/a.mds[3]", "checksum", "fails its \x1bsum", "Fetch it.", (120, 640)
+    findings = Finding(*place), Finding("out/b.mds", "missing", "is not there")
     ran = flare("verify", "out", verify=Recorder(Verification(*findings)))
     summary = "2 findings: 3 files, 2 shards, 500 rows, 12.3 MB\n"
-    assert (ran.code, ran.err) == (1, "")
-    assert ran.out == "out/a.mds[3]: fails its \\x1bsum\nout/b.mds: is not there\n" + summary
+    assert (ran.code, ran.err) == (1, "hint: Fetch it.\n")
+    assert ran.out == "out/a.mds[3]: fails its \\x1bsum (bytes 120-639)\nout/b.mds: is not there\n" + summary
     assert flare("verify", "out", "-q", verify=Recorder(Verification(*findings))).out == summary
     lines = [json.loads(line) for line in flare("verify", "out", "--json", verify=Recorder(Verification(*findings))).out.splitlines()]
-    assert lines[0] == {"where": "out/a.mds[3]", "kind": "checksum", "message": "fails its \x1bsum", "hint": "Fetch it."}
+    told = {"where": "out/a.mds[3]", "kind": "checksum", "message": "fails its \x1bsum", "hint": "Fetch it."}
+    assert lines[0] == {**told, "bytes": [120, 640]}
     assert lines[2] == {"files": 3, "shards": 2, "rows": 500, "bytes": 12_300_000, "findings": 2, "unprotected": [], "extra": ["x"], "left": 0}
 
 
@@ -196,6 +198,7 @@ def test_every_option_of_verify_reaches_the_verb(flare):
     assert options == {
         "format": "mds", "streams": ["x", "y"], "quick": True, "decode": True, "max_findings": 7, "jobs": 3,
         "sample": None, "part": None, "seed": 0, "against": None, "state": None, "duplicates": False,
+        "engine": "local",
     }  # fmt: skip
     more = ["--sample", "5%", "--part", "3/7", "--seed", "9", "--against", "p.yaml", "--state", "s", "--duplicates"]
     flare("verify", "a", *more, verify=verify)

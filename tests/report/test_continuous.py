@@ -13,6 +13,7 @@ import yaml
 
 from flarecli.write import Writer
 
+CUT = "It was cut short; fetch it again, or pack it again with `flare pack … --overwrite`."
 ROOT = Path(__file__).parents[2]
 BASH = shutil.which("bash")
 PATH = f"{sysconfig.get_path('scripts')}:{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
@@ -45,7 +46,7 @@ def test_the_action_passes_a_whole_dataset_and_marks_a_damaged_one(tmp_path):
     (out / "shard.00000.mds").write_bytes(b"short")
     ran = step("Verify", tmp_path, sources=f"\n{out.name}", report="found report.xml")
     size = (tmp_path / out.name / "playlist.yaml").read_text().partition("bytes: [")[2].partition("]")[0]
-    said = f"shard.00000.mds: is 5 bytes, {out.name}/playlist.yaml lists {size} (It was cut short; fetch or pack it again.)"
+    said = f"shard.00000.mds: is 5 bytes, {out.name}/playlist.yaml lists {size} (bytes 5-{int(size) - 1}) ({CUT})"
     first = f"::error file={out.name}/shard.00000.mds,title=flare verify%2C size::{said}\n"
     assert (ran.returncode, ran.stderr) == (1, first)
     assert ElementTree.parse(tmp_path / "found report.xml").getroot().get("failures") == "1"

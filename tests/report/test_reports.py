@@ -15,7 +15,7 @@ SHOWN = "<script>alert(1)</script> & \\x1b[31m ]]> \\u202e \"'\\x00?"
 RESULT = Result(
     ["out", "more"],
     [
-        Finding("out/shard.00000.mds[3]", "value", f"column 'image': {HOSTILE}", "Look."),
+        Finding("out/shard.00000.mds[3]", "value", f"column 'image': {HOSTILE}", "Look.", (120, 640)),
         Finding("out/shard.00000.mds", "checksum", "fails", ""),
         Finding("out/playlist.yaml:2:1", "format", "no YAML", "Pack again."),
     ],
@@ -42,7 +42,7 @@ def test_the_junit_file_says_what_failed_and_what_passed(tmp_path):
     assert [case.get("name") for case in cases] == ["out/shard.00000.mds", "out/playlist.yaml", "5 files are whole"]
     failure = cases[0].find("failure")
     assert (failure.get("type"), failure.get("message")) == ("value", f"column 'image': {SHOWN} (and 1 more)")
-    assert failure.text == f"out/shard.00000.mds[3]: column 'image': {SHOWN}\nLook.\nout/shard.00000.mds: fails"
+    assert failure.text == f"out/shard.00000.mds[3]: column 'image': {SHOWN} (bytes 120-639)\nLook.\nout/shard.00000.mds: fails"
     assert list(cases[2]) == []
     assert suite.find("system-out").text == "out/<b>.ffr: carries no sum"
 
@@ -75,7 +75,7 @@ def test_the_json_file_tells_file_row_and_line(tmp_path):
     }  # fmt: skip
     assert told["found"][0] == {
         "where": "out/shard.00000.mds[3]", "file": "out/shard.00000.mds", "row": 3, "line": None,
-        "kind": "value", "message": f"column 'image': {SHOWN}", "hint": "Look.",
+        "kind": "value", "message": f"column 'image': {SHOWN}", "hint": "Look.", "bytes": [120, 640],
     }  # fmt: skip
     assert [(one["file"], one["row"], one["line"]) for one in told["found"]][1:] == [
         ("out/shard.00000.mds", None, None),

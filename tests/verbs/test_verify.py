@@ -1,5 +1,6 @@
 """verify against damage of every kind: what is wrong is named, and nothing wrong passes."""
 
+import hashlib
 import json
 import random
 import shutil
@@ -9,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from flarecli import verbs
+from flarecli import formats, verbs
 from flarecli.errors import MissingError, UsageError
 from flarecli.hashes import digest
 from flarecli.model import Finding
-from flarecli.verbs import checks
+from flarecli.read import resolve
+from flarecli.verbs import checks, checks_values
+
+AGAIN = "fetch it again, or pack it again with `flare pack … --overwrite`."
+CUT = f"It was cut short; {AGAIN}"
 
 
 def found(address, **options) -> list[Finding]:
@@ -59,8 +64,10 @@ def test_a_flipped_bit_is_told_with_the_rows_and_the_sums_that_fail(out):
     data[-1] ^= 1
     path.write_bytes(data)
     playlist, index = out / "playlist.yaml", out / "index.json"
-    message = f"{len(data)} bytes (rows 10 to 19) fail sha1 of {playlist}, xxh3_128 of {playlist}, sha1 of {index}"
-    assert found(out) == [Finding(str(path), "checksum", message, "It was changed after it was packed; fetch or pack it again.")]
+    seen, wanted = (hashlib.sha1(one).hexdigest() for one in (data, data[:-1] + bytes([data[-1] ^ 1])))
+    fail = f"fail sha1 of {playlist}, xxh3_128 of {playlist}, sha1 of {index}: sha1 is {seen}, {wanted} is listed"
+    message = f"{len(data)} bytes (rows 10 to 19) {fail}"
+    assert found(out) == [Finding(str(path), "checksum", message, f"It was changed after it was packed; {AGAIN}", (0, len(data)))]
 
 
 def test_a_shard_too_large_for_memory_is_checked_from_the_file(out, monkeypatch):
@@ -77,7 +84,7 @@ def test_a_shard_cut_short_is_one_finding(out):
     path = out / "shard.00000.mds"
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-9])
-    wanted = Finding(str(path), "size", f"is {size - 9} bytes, {out}/playlist.yaml lists {size}", "It was cut short; fetch or pack it again.")
+    wanted = Finding(str(path), "size", f"is {size - 9} bytes, {out}/playlist.yaml lists {size}", CUT, (size - 9, size))
     assert found(out) == found(out, quick=True) == [wanted]
 
 
@@ -85,16 +92,17 @@ def test_bytes_after_the_end_are_damage(out):
     path = out / "shard.00000.mds"
     size = path.stat().st_size
     path.write_bytes(path.read_bytes() + b"!")
-    hint = "It is not the file that was listed; fetch or pack it again."
-    assert found(out) == [Finding(str(path), "size", f"is {size + 1} bytes, {out}/playlist.yaml lists {size}", hint)]
+    hint = f"It is not the file that was listed; {AGAIN}"
+    assert found(out) == [Finding(str(path), "size", f"is {size + 1} bytes, {out}/playlist.yaml lists {size}", hint, (size, size + 1))]
 
 
 def test_a_missing_shard_and_a_missing_index_are_findings(out):
     (out / "shard.00003.mds").unlink()
     (out / "index.json").unlink()
     listed = f"no such file, {out}/playlist.yaml lists it"
-    hint = "Fetch it, or pack again."
-    assert found(out) == [Finding(f"{out}/index.json", "missing", listed, hint), Finding(f"{out}/shard.00003.mds", "missing", listed, hint)]
+    again = f"Fetch it again, or write it again with `flare playlist {out} --reindex`, once it is removed."
+    gone = [("index.json", again), ("shard.00003.mds", f"It is gone; {AGAIN}")]
+    assert found(out) == [Finding(f"{out}/{name}", "missing", listed, hint) for name, hint in gone]
 
 
 def test_a_playlist_that_cannot_be_read_is_a_finding_though_the_index_is_whole(out):
@@ -149,7 +157,7 @@ def test_a_playlist_and_an_index_that_differ_are_a_finding_though_both_sums_are_
     size = (out / "shard.00000.mds").stat().st_size
     assert messages == [
         (str(index), "listing", f"lists {'0' * 40} sha1 for {out}/shard.00000.mds, {playlist} lists {right}"),
-        (f"{out}/shard.00000.mds", "checksum", f"{size} bytes (rows 0 to 9) fail sha1 of {index}"),
+        (f"{out}/shard.00000.mds", "checksum", f"{size} bytes (rows 0 to 9) fail sha1 of {index}: sha1 is {right}, {'0' * 40} is listed"),
         (str(index), "listing", f"does not list {out}/shard.00003.mds, {playlist} does"),
     ]
 
@@ -175,7 +183,7 @@ def test_a_shard_that_no_list_names_is_a_finding_other_files_are_only_told(out):
     shutil.copytree(out, out / "inner")  # a dataset of its own
     done = verbs.verify(str(out))
     message = f"a shard that {out}/playlist.yaml does not list"
-    assert list(done) == [Finding(f"{out}/shard.00009.mds", "unlisted", message, "Remove it, or pack again.")]
+    assert list(done) == [Finding(f"{out}/shard.00009.mds", "unlisted", message, "Remove it, or list it too: `flare playlist … -o FILE`.")]
     assert done.extra == ["README"]
 
 
@@ -203,8 +211,10 @@ def test_quick_reads_headers_only(out):
 def test_decode_finds_values_that_are_not_what_their_encoding_says(out):
     findings = found(out, decode=True)
     assert len(findings) == 35
-    assert findings[0].where == f"{out}/shard.00000.mds[0]"
-    assert findings[0].message == "column 'image': 504 B are not jpeg"
+    (chunk, *_) = resolve([str(out)])[0].streams[0]
+    first, second = formats.find("mds").open_shard(chunk).layout["starts"][:2].tolist()
+    message, hint = "column 'image': is a damaged jpeg: its header says no size", checks_values.HINT
+    assert findings[0] == Finding(f"{out}/shard.00000.mds[0]", "value", message, hint, (first, second))
 
 
 def test_findings_end_with_a_count_of_the_rest(out):

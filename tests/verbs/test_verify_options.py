@@ -58,10 +58,10 @@ def test_the_same_playlist_elsewhere_agrees_and_a_changed_one_does_not(out, tmp_
     (out / "index.json").unlink()
     found, _ = checked(f"{out}/shard.00003.mds", against=str(truth))
     size = listed_size(truth)
-    hint = "It was cut short; fetch or pack it again."
-    assert found[0] == Finding(f"{out}/shard.00003.mds", "size", f"is 5 bytes, {truth} lists {size}", hint)
+    hint = "It was cut short; fetch it again, or pack it again with `flare pack … --overwrite`."
+    assert found[0] == Finding(f"{out}/shard.00003.mds", "size", f"is 5 bytes, {truth} lists {size}", hint, (5, size))
     rest = f"lists shard.00000.mds and 2 others, {out}/shard.00003.mds does not"
-    assert found[1:] == [Finding(str(truth), "listing", rest, "Find out which of the two was changed.")]
+    assert found[1:] == [Finding(str(truth), "listing", rest, listings.CHANGED)]
 
 
 def listed_size(path):

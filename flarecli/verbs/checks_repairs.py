@@ -1,0 +1,32 @@
+"""The way out of a finding: the command that repairs it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+from flarecli.formats import INDEX
+from flarecli.model import Finding
+from flarecli.playlists import PLAYLIST
+
+__all__ = ["AGAIN", "with_command"]
+
+AGAIN = "fetch or pack it again."  # what every hint about damage ends with, whoever found it
+_COMMAND = "fetch it again, or pack it again with `flare pack … --overwrite`."
+_OTHERS = ("reach", "listing", "streams", "unsafe")  # what is wrong there is not mended by writing it again
+
+
+def with_command(found: Finding) -> Finding:
+    """Name the command in the hint of a finding: for a list of shards what writes it again, else what makes the file again."""
+    for name in (INDEX, PLAYLIST):
+        folder, is_it, place = found.where.partition(f"/{name}")
+        if is_it and (not place or (place.startswith(":") and not found.hint)) and found.kind not in _OTHERS:
+            return replace(found, hint=again(folder, name))
+    return replace(found, hint=found.hint.replace(AGAIN, _COMMAND))
+
+
+def again(folder: str, name: str) -> str:
+    """Say how a lost or damaged list of shards is written again out of the shards."""
+    out = "" if name == INDEX else f" -o {shlex.quote(f'{folder}/{name}')}"
+    command = f"flare playlist {shlex.quote(folder)}{out}{' --reindex' * (name == INDEX)}"
+    return f"Fetch it again, or write it again with `{command}`, once it is removed."

@@ -1,0 +1,106 @@
+"""What `--decode` does to a shard: every value but pickles, pictures with every pixel, video and sound by their headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+from flarecli import encodings, formats
+from flarecli.encodings import Encoding
+from flarecli.errors import FlareError
+from flarecli.media import Decoders, headers, is_medium, is_picture, kind_of, sniff
+from flarecli.model import Finding, Row, Shard
+from flarecli.units import format_size
+
+__all__ = ["HINT", "decoded"]
+
+_ROWS = 64  # read at once
+_PICTURES = ("jpeg", "png")
+_SEVERAL = ("jpeg_array", "jpegarray", "list[jpeg]", "list[png]")
+_MOVING = {"mp4": ("mp4", "mov", "m4a"), "webm": ("webm", "mkv")}
+HINT = "It was so before it was packed: mend it there and pack again, or leave its row out with `flare pack … --where`."
+
+
+def decoded(form: formats.Format, shard: Shard, pictures: Decoders) -> Iterator[Finding]:
+    """Decode every value but pickles; what cannot be read is a finding too, and the rows behind it are decoded all the same."""
+    kinds = {column.name: encodings.lookup(column.encoding) for column in shard.columns if column.encoding not in ("pkl", "pkl[]")}
+    for start in range(0, shard.rows if kinds else 0, _ROWS):
+        for i, row in _rows(form, shard, range(start, min(start + _ROWS, shard.rows)), list(kinds)):
+            if isinstance(row, FlareError):
+                yield Finding(row.where or f"{shard.chunk.at}[{i}]", row.kind, row.message, row.hint)
+                continue
+            for name, data in row.items():
+                parts = data if isinstance(data, list) else [] if data is None else [data]  # None: a sample of a tar lacks it
+                promised = kind_of(f"a.{name}") if form.NAME in formats.KEY_COLUMN else None
+                for part in parts:
+                    if said := _why_not(kinds[name].item or kinds[name], part, promised, pictures):
+                        yield Finding(f"{shard.chunk.at}[{i}]", "value", f"column {name!r}: {said}", HINT)
+
+
+def _rows(form: formats.Format, shard: Shard, rows: Sequence[int], names: list[str]) -> Iterator[tuple[int, Row | FlareError]]:
+    """Read rows together, or one by one where one of them cannot be read."""
+    try:
+        yield from zip(rows, form.read_rows(shard, rows, names), strict=True)
+        return
+    except FlareError as error:
+        if len(rows) == 1:
+            yield rows[0], error
+            return
+    for row in rows:
+        yield from _rows(form, shard, [row], names)
+
+
+def _why_not(encoding: Encoding, data: bytes, promised: str | None, pictures: Decoders) -> str:
+    """Say why a value is not what its column says; empty if it is.
+
+    promised  what the extension of its name says that it is
+    """
+    name = encoding.name
+    try:
+        if name in _PICTURES:
+            return _picture(name, data, pictures)
+        if name in _SEVERAL:
+            return next(filter(None, (_picture(name, part, pictures) for part in encodings.pictures_of(name, data))), "")
+        if name in _MOVING:
+            found = headers(data).kind
+            return "" if found in _MOVING[name] else f"{format_size(len(data))} are {found}, not {name}"
+        if name == "bytes":
+            return _medium(data, promised, pictures)
+        encodings.decode(encoding, data)
+    except FlareError as error:
+        return error.message
+    except Exception as error:  # an encoding of the user's own may raise what it likes
+        return f"not {name}: {str(error)[:80]}"
+    return ""
+
+
+def _picture(name: str, data: bytes, pictures: Decoders) -> str:
+    """Say why the bytes are no whole picture, whatever its container."""
+    kind = sniff(data[:512])
+    if kind is not None and not is_picture(kind):
+        return f"{format_size(len(data))} are {kind}, not {name}"
+    if kind is not None:
+        headers(data)
+    if kind in _without_decoder():
+        return ""
+    said = pictures.reason(data)
+    return f"{format_size(len(data))} are not {name}" if said == "no picture" else f"not {name}: {said}" if said else ""
+
+
+def _medium(data: bytes, promised: str | None, pictures: Decoders) -> str:
+    """Say why bytes that begin as a picture, video or sound are none; other bytes are what they are, unless a name promised more."""
+    kind = sniff(data[:512])
+    if not is_medium(kind) or (kind == "mp3" and promised != "mp3" and not data.startswith(b"ID3")):  # one in thousands begins like a frame of MP3
+        return f"{format_size(len(data))} are {kind or 'not'}{', not' * (kind is not None)} {promised}" if is_medium(promised) else ""
+    if is_picture(kind):
+        return _picture(str(kind), data, pictures)
+    headers(data)
+    return ""
+
+
+@cache
+def _without_decoder() -> frozenset[str]:
+    """Name the pictures that the Pillow at hand cannot decode."""
+    from PIL import features
+
+    return frozenset({"heic"} if features.check("avif") else {"heic", "avif"})
