@@ -5,13 +5,11 @@ import random
 import struct
 import wave
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from flarecli import media
 from flarecli.media import Measures, contradiction, measure
 
 NOISE = random.Random(1)
@@ -109,16 +107,6 @@ def test_matroska_says_its_size_and_how_long_it_is():
     video = element("ae", element("e0", element("b0", b"\x02\x80"), element("ba", b"\x01\x68")))
     data = element("1a45dfa3", element("4282", b"webm")) + bytes.fromhex("18538067") + b"\xff" + info + element("1654ae6b", video)
     assert measure(data) == Measures("webm", 640, 360, None, 2.5)
-
-
-def test_a_column_is_measured_at_once_and_nulls_stay():
-    found = media.info(pa.array([saved("png"), None, b"text", movie()], pa.large_binary()))
-    assert {name: array.to_pylist() for name, array in found.items()} == {
-        "width": [31, None, None, 640],
-        "height": [17, None, None, 360],
-        "frames": [1, None, None, 75],
-        "duration": [None, None, None, 2.5],
-    }
 
 
 WHOLE = [saved(kind) for kind in ("jpeg", "png", "webp", "gif", "bmp", "tiff", "avif")] + [movie(), saved("webp", lossless=True)]

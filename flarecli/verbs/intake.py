@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli.errors import UsageError, ValueFitError
-from flarecli.media import INFO, Resize, contradiction, is_medium, is_picture, kind_of, measure, resized, sniff
+from flarecli.media import INFO, Resize, contradiction, has_films, is_medium, is_picture, kind_of, measured, resized, sniff
 from flarecli.model import IntArray
 from flarecli.names import redact
 from flarecli.progress import Progress
@@ -41,11 +41,13 @@ class Intake:
 
     info    width, height, frames and duration of each become columns
     strict  content that contradicts its name is a failed row
+    films   FFmpeg is asked for what the headers of films and sounds do not say
     """
 
     resize: Resize = field(default_factory=Resize)
     info: bool = False
     strict: bool = False
+    films: bool = field(default_factory=has_films)
 
     @property
     def is_nothing(self) -> bool:
@@ -54,8 +56,10 @@ class Intake:
 
     def options(self) -> dict[str, Any]:
         """Give what decides which bytes come out; nothing if nothing is asked for."""
-        asked = self.resize
-        return {} if self.is_nothing else {"media": {**asdict(self), "resize": {**asdict(asked), "size": asked.box and list(asked.box)}}}
+        if self.is_nothing:
+            return {}
+        asked = {**asdict(self), "resize": {**asdict(self.resize), "size": self.resize.box and list(self.resize.box)}}
+        return {"media": {**asked, "films": self.info and self.films}}
 
 
 class Medium(NamedTuple):
@@ -135,7 +139,7 @@ def _take(data: bytes, name: str, medium: Medium, asked: Intake) -> _Taken:
             return _Taken(None, error.message, wrong)
     if not asked.info:
         return _Taken(data, None, wrong)
-    found = measure(data)
+    found = measured(data, asked.films)
     return _Taken(data, None, wrong, (found.width or 0, found.height or 0, found.frames or 0, found.duration or 0.0))
 
 
@@ -254,9 +258,9 @@ def _finished(part: Fetched, media: Sequence[Medium], found: list[list[_Taken | 
             batch = batch.set_column(
                 at, pa.field(medium.name, pa.large_binary(), metadata=batch.schema.field(at).metadata), pa.array(values, pa.large_binary())
             )
-        for place, (measured, name) in enumerate(infos.get(medium.name, {}).items()):
+        for place, (measure, name) in enumerate(infos.get(medium.name, {}).items()):
             numbers = [0 if one is None else one.info[place] for one in column]
-            batch = batch.append_column(name, pa.array(numbers, pa.float64() if measured == "duration" else pa.int64()))
+            batch = batch.append_column(name, pa.array(numbers, pa.float64() if measure == "duration" else pa.int64()))
     if not refused:
         return Fetched(batch, part.rows, part.failures, part.until, part.extensions, part.names)
     keep = np.ones(len(part.rows), bool)
