@@ -79,7 +79,7 @@ class _Child:
         return bytes(parts)
 
     def end(self) -> str:
-        """End the process; say what became of it, if it had ended by itself."""
+        """End the process; say how it failed, if it had ended by itself."""
         for pipe in self._pipes:
             pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -99,7 +99,7 @@ def _wait(pipe: int, event: int, end: float) -> None:
 
 def _died(code: int) -> str:
     if code >= 0:
-        return f"exit {code}"
+        return f"exit {code}" if code else ""
     try:
         return signal.Signals(-code).name
     except ValueError:
@@ -138,7 +138,8 @@ class Decoders:
             child.end()
             return f"takes more than {self.seconds:g} s to decode"
         except EOFError:
-            return f"its decoder died of it ({child.end()})"
+            how = child.end()
+            return f"its decoder died of it ({how})" if how else "its decoder gave no answer"
         except BaseException:
             child.end()
             raise
