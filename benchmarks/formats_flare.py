@@ -64,7 +64,7 @@ class Flare:
         self.data = flarecli.open(str(folder))
         self.scanned = flarecli.open(f"{folder}-scan")
         self.read = formats.find(form).read_rows
-        series = self.data._series[0]
+        series = self.data._table.series[0]
         edges = self.data.edges.tolist()
         shards = [series.shard(i) for i in range(series.chunks)]
         self.rows = picks(workload, False)
