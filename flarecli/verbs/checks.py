@@ -149,6 +149,7 @@ def _structure(form: formats.Format, shard: Shard, pictures: Decoders | None) ->
         known = {one.where for one in found}
         values = (placed(one, shard) for one in decoded(form, shard, pictures))
         found += islice((one for one in values if one.where not in known), _MANY)
+        found.sort(key=lambda one: one.span[0] if one.span is not None else -1)
     return found
 
 
