@@ -136,6 +136,37 @@ def test_other_modes_and_kinds_are_resized(data, mode):
     assert (found.size, found.mode, measure(data).kind) == ((30, 20), mode, found.format.lower())
 
 
+# what img2dataset 1.47 made of pictures of these sizes, asked for 32 pixels and min_image_size=3: the size, or that it refused;
+# keep_ratio_largest with resize_only_if_bigger and max_aspect_ratio=20, then center_crop with max_aspect_ratio=3
+ASKED = {"fit": Resize(32, "fit", min_size=3, max_aspect=20), "crop": Resize(32, "crop", min_size=3, max_aspect=3)}
+OTHERS = [
+    ((90, 60), (32, 21), (32, 32)),
+    ((60, 90), (21, 32), (32, 32)),
+    ((64, 64), (32, 32), (32, 32)),
+    ((333, 7), "aspect", "aspect"),
+    ((300, 100), (32, 11), (32, 32)),
+    ((301, 100), (32, 11), "aspect"),
+    ((99, 33), (32, 11), (32, 32)),
+    ((31, 200), (5, 32), "aspect"),
+    ((32, 32), (32, 32), (32, 32)),
+    ((33, 31), (32, 30), (32, 32)),
+    ((97, 64), (32, 21), (32, 32)),
+    ((1, 50), "small", "small"),
+    ((50, 3), (32, 2), "aspect"),
+    ((123, 77), (32, 20), (32, 32)),
+    ((40, 400), (3, 32), "aspect"),
+]
+
+
+@pytest.mark.parametrize(("size", "fit", "crop"), OTHERS)
+def test_sizes_and_refusals_are_those_of_img2dataset(size, fit, crop):
+    for way, wanted in (("fit", fit), ("crop", crop)):
+        if isinstance(wanted, str):
+            assert {"aspect": "one side is more than", "small": "its shorter side is below 3"}[wanted] in refusal(saved(picture(size)), ASKED[way])
+        else:
+            assert opened(resized(saved(picture(size)), ASKED[way])).size == wanted
+
+
 def bomb(width: int, height: int) -> bytes:
     """A PNG of one bit a pixel, all zero."""
 
