@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
 
 from flarecli import compress, formats
 from flarecli.errors import FlareError, MissingError, MissingLibraryError
@@ -21,6 +22,7 @@ from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 from flarecli.verbs.checks_places import placed
 from flarecli.verbs.checks_repairs import AGAIN
+from flarecli.verbs.checks_streams import keys
 from flarecli.verbs.checks_values import decoded
 from flarecli.verbs.duplicates import contents
 
@@ -47,12 +49,14 @@ class Depth:
     quick     sizes, and headers of local shards
     pictures  also decode every value, except pickles; these decode pictures
     contents  also sum up each row, to find equal ones
+    key       also keep this column of each row, to hold it against that of another stream; empty: none
     sizes     address -> bytes of every file below `below`, as the store lists them; None: ask for each file
     """
 
     quick: bool = False
     pictures: Decoders | None = None
     contents: bool = False
+    key: str = ""
     sizes: Mapping[str, int] | None = None
     below: str = ""
 
@@ -71,6 +75,7 @@ class Checked:
     """What checking one file came to; `rows` and `size` are what was looked at, `unprotected` what of it carries no sum.
 
     contents  16 bytes a row, if they were asked for
+    keys      large_binary [rows], if they were asked for
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -78,6 +83,7 @@ class Checked:
     size: int = 0
     unprotected: list[str] = field(default_factory=list)
     contents: bytes = b""
+    keys: Any = None
 
 
 def finding(error: FlareError, where: object = "") -> Finding:
@@ -135,6 +141,8 @@ def check_chunk(chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, 
                 out.findings += _structure(form, shard, depth.pictures)
             if depth.contents and not out.findings:
                 out.contents = contents(form, shard)
+            if depth.key and not out.findings:
+                out.keys = keys(form, shard, depth.key)
     except MissingLibraryError:
         raise
     except FlareError as error:

@@ -37,7 +37,6 @@ __all__ = [
     "own_sum",
     "planned",
     "sizes_below",
-    "uneven",
     "unlisted",
 ]
 
@@ -257,19 +256,6 @@ def held_against(truth: Playlist, stream: Stream, streams: Sequence[Stream], whe
     if not others:
         return None, [Finding(str(truth.at), "listing", f"has no stream {stream.name!r}, {where} has", CHANGED)]
     return Listing(truth.at or others[0].at, others[0], True, True), []
-
-
-def uneven(found: Playlist, counted: Sequence[tuple[Stream, int | None]]) -> Iterator[Finding]:
-    """Name the streams whose columns stand beside those of the first, with another number of rows; streams of the same columns are apart."""
-    known = [(stream, rows) for stream, rows in counted if rows is not None and stream.columns]
-    for i, (stream, rows) in enumerate(known[1:], 1):
-        names = {column.name for column in stream.columns or ()}
-        if any(names & {column.name for column in one.columns or ()} for one, _ in known[:i]):
-            return
-        first, wanted = known[0]
-        if rows != wanted:
-            message = f"stream {stream.name!r} has {rows} rows, {first.name!r} has {wanted}: they cannot be read side by side"
-            yield Finding(str(found.at or stream.at), "streams", message, "Pack the two again from the same rows, or read them one by one.")
 
 
 def sizes_below(stream: Stream) -> tuple[Mapping[str, int] | None, str]:

@@ -6,9 +6,9 @@ sources -> what is listed, and by whom -> each file in parallel: size, sums, str
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from flarecli import formats
 from flarecli.errors import UsageError
@@ -19,6 +19,7 @@ from flarecli.read import expand, resolve
 from flarecli.storage import Guard, Limits, Location
 from flarecli.verbs.checks import Checked, Depth
 from flarecli.verbs.checks_repairs import with_command
+from flarecli.verbs.checks_streams import Side, key_of, uneven
 from flarecli.verbs.choice import Choice
 from flarecli.verbs.duplicates import duplicates as equal_rows
 from flarecli.verbs.listings import (
@@ -34,7 +35,6 @@ from flarecli.verbs.listings import (
     own_sum,
     planned,
     sizes_below,
-    uneven,
     unlisted,
 )
 from flarecli.verbs.looking import on_engine, on_threads
@@ -44,6 +44,7 @@ from flarecli.write import engines
 
 __all__ = ["Verification", "verify"]
 
+_Take: TypeAlias = Callable[[Task, Checked], None]
 _REMOTE_JOBS = 8  # waiting for a network takes no core
 
 
@@ -126,14 +127,14 @@ class Verification:
 
     def _of_plan(self, found: Playlist, plan: Plan, options: _Options) -> Iterator[Finding]:
         yield from self._of_list(found)
-        counted: list[tuple[Stream, int | None]] = []
-        for stream in plan.streams:
+        is_read = options.choice.is_all and not options.depth.quick
+        has_keys = is_read and len(plan.streams) > 1 and options.state is None  # a state keeps no keys
+        sides = [Side(stream, key_of(stream) if has_keys else "") for stream in plan.streams]
+        for side in sides:
             rows, findings = self.rows, self.findings
-            yield from self._of_stream(found, stream, plan, options)
-            listed = _total([stream.rows])
-            is_counted = options.choice.is_all and not options.depth.quick and self.findings == findings
-            counted.append((stream, self.rows - rows if is_counted else listed))
-        yield from uneven(found, counted)
+            yield from self._of_stream(found, side, plan, options)
+            side.rows = self.rows - rows if is_read and self.findings == findings else _total([side.stream.rows])
+        yield from uneven(found, sides)
         if options.against is not None:
             theirs = [one.name for one in options.against if len(plan.streams) > 1 and one.name not in {stream.name for stream in plan.streams}]
             for name in theirs:
@@ -145,8 +146,8 @@ class Verification:
                 else:
                     self.extra.append(name)
 
-    def _of_stream(self, found: Playlist, stream: Stream, plan: Plan, options: _Options) -> Iterator[Finding]:
-        depth, claimed = options.depth, dict[str, tuple[Location, Checked]]()
+    def _of_stream(self, found: Playlist, side: Side, plan: Plan, options: _Options) -> Iterator[Finding]:
+        stream, depth, claimed = side.stream, replace(options.depth, key=side.key), dict[str, tuple[Location, Checked]]()
         if depth.quick:
             sizes, below = sizes_below(stream)
             depth = replace(depth, sizes=sizes, below=below)
@@ -162,8 +163,13 @@ class Verification:
         chosen = options.choice.of(len(stream))
         self.left += len(stream) - len(chosen)
         sums: list[tuple[str, bytes]] = []
+
+        def take(task: Task, done: Checked) -> None:
+            sums.extend([(task.at, done.contents)] if done.contents else [])
+            side.keys += [(task.at, done.keys)] if done.keys is not None else []
+
         engine = "local" if depth.quick else options.engine  # to compare sizes takes no cluster
-        yield from self._run(chunk_tasks(found, stream, beside, depth, chosen), options, engine, sums)
+        yield from self._run(chunk_tasks(found, stream, beside, depth, chosen), options, engine, take)
         for listing in beside:
             if listing.is_claimed and (rest := listing.rest()):
                 message = f"lists {rest[0]}{f' and {len(rest) - 1} others' * (len(rest) > 1)}, {found.at or plan.address} does not"
@@ -181,8 +187,8 @@ class Verification:
         if bare:
             self.unprotected.append(f"{bare} of {len(stream)} files of stream {stream.name!r}: carry no sums, only sizes and structure were checked")
 
-    def _run(self, tasks: Iterator[Task], options: _Options, engine: str = "local", sums: list[tuple[str, bytes]] | None = None) -> Iterator[Finding]:
-        """Check many files; findings come in the order of the tasks. `sums` takes in those of rows."""
+    def _run(self, tasks: Iterator[Task], options: _Options, engine: str = "local", take: _Take | None = None) -> Iterator[Finding]:
+        """Check many files; findings come in the order of the tasks. `take` gets what came of each."""
         state = options.state
 
         def known(task: Task) -> Checked | None:
@@ -192,8 +198,8 @@ class Verification:
         for task, done in looked_at:
             if state is not None and task.key and state.find(task.key) is None:
                 state.keep(task.key, done)
-            if sums is not None and done.contents:
-                sums.append((task.at, done.contents))
+            if take is not None:
+                take(task, done)
             self.files += task.is_file
             self.shards += task.is_shard
             self.rows += done.rows

@@ -1,0 +1,99 @@
+"""Whether streams that are read side by side belong together: as many rows, and in each row the same key.
+
+The key of a stream is the column that its header `key` names, or the one in which its format keeps the names of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flarecli import formats
+from flarecli.encodings import BINARY, TEXT
+from flarecli.errors import UsageError
+from flarecli.model import Finding, Playlist, Shard, Stream
+
+__all__ = ["Side", "key_of", "keys", "uneven"]
+
+_STEP = 65536  # rows of which the keys are read at once
+_SHOWN = 40  # characters of a key
+_HINT = "Pack the two again from the same rows, or read them one by one."
+
+
+@dataclass
+class Side:
+    """A stream beside others: its rows if they are known, and the keys of each shard as it was checked, with its address."""
+
+    stream: Stream
+    key: str = ""
+    rows: int | None = None
+    keys: list[tuple[str, pa.Array]] = field(default_factory=list)
+
+
+def key_of(stream: Stream) -> str:
+    """Name the column of a stream that holds its keys; empty if it has none."""
+    named = stream.headers.get("key") or formats.KEY_COLUMN.get(stream.format or "")
+    return named if isinstance(named, str) and any(column.name == named for column in stream.columns or ()) else ""
+
+
+def keys(form: formats.Format, shard: Shard, name: str) -> pa.Array:
+    """Give the keys of a shard as large_binary [rows]: texts and numbers as they are written. Raises FlareError."""
+    parts = [form.read_batch(shard, start, min(start + _STEP, shard.rows), [name]).column(0) for start in range(0, shard.rows, _STEP)]
+    try:
+        return pa.chunked_array([_written(part) for part in parts], BINARY).combine_chunks()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise UsageError(f"column {name!r} holds no keys: only texts, numbers and bytes can be compared", where=shard.chunk.at) from None
+
+
+def _written(column: pa.Array) -> pa.Array:
+    return column.cast(BINARY) if pa.types.is_large_binary(column.type) else column.cast(TEXT).cast(BINARY)
+
+
+def uneven(found: Playlist, sides: Sequence[Side]) -> Iterator[Finding]:
+    """Name the streams that stand beside the first with another number of rows, or other keys; streams of the same columns are apart."""
+    known = [one for one in sides if one.stream.columns]
+    for i, one in enumerate(known):
+        if any(_names(one) & _names(other) for other in known[:i]):
+            return
+    for one in known[1:]:
+        first = known[0]
+        where, both = str(found.at or one.stream.at), f"stream {one.stream.name!r}"
+        if one.rows is not None and first.rows is not None and one.rows != first.rows:
+            message = f"{both} has {one.rows} rows, {first.stream.name!r} has {first.rows}: they cannot be read side by side"
+            yield Finding(where, "streams", message, _HINT)
+        elif one.keys and first.keys:
+            yield from _other_keys(first, one)
+
+
+def _names(side: Side) -> set[str]:
+    return {column.name for column in side.stream.columns or ()} - {key_of(side.stream)}
+
+
+def _other_keys(first: Side, other: Side) -> Iterator[Finding]:
+    """Name the first row whose key differs, and say how many more do."""
+    one, its = (pa.chunked_array([part for _, part in side.keys], BINARY) for side in (first, other))
+    if len(one) != len(its):
+        return  # a shard was not read, which was said
+    differ = pc.indices_nonzero(pc.invert(pc.equal(one, its)))
+    if not len(differ):
+        return
+    row = differ[0].as_py()
+    name, mine, wanted = first.stream.name, _text(its[row].as_py()), _text(one[row].as_py())
+    more = f", and so do {len(differ) - 1} rows behind it" if len(differ) > 1 else ""
+    message = f"its key is {mine}, row {row} of stream {name!r} has {wanted}: they differ{more}"
+    yield Finding(_place(other, row), "streams", message, _HINT)
+
+
+def _text(key: bytes) -> str:
+    return repr(key.decode("utf-8", "backslashreplace")[:_SHOWN])
+
+
+def _place(side: Side, row: int) -> str:
+    for at, part in side.keys:
+        if row < len(part):
+            return f"{at}[{row}]"
+        row -= len(part)
+    return str(side.stream.at)
