@@ -16,7 +16,7 @@ LONG = 300
 
 def alone(text):
     """What the YAML library gives of all of it."""
-    return reading._read(text, AT, {})
+    return reading.read_yaml(text, AT, {})
 
 
 def outcome(call, *args):

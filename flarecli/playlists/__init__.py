@@ -10,9 +10,10 @@ Lists in the headers run parallel to `content`. The last line is the sum of all 
 
 from __future__ import annotations
 
-from flarecli.playlists.reading import faults, parse, read
+from flarecli.playlists.checking import faults, places
+from flarecli.playlists.reading import parse, read
 from flarecli.playlists.writing import text, write
 
-__all__ = ["PLAYLIST", "faults", "parse", "read", "text", "write"]
+__all__ = ["PLAYLIST", "faults", "parse", "places", "read", "text", "write"]
 
 PLAYLIST = "playlist.yaml"

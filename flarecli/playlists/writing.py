@@ -10,13 +10,15 @@ from typing import Any
 
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import File, Playlist, Stream
-from flarecli.playlists.reading import COUNTS, FLOAT
+from flarecli.playlists.reading import FLOAT
+from flarecli.playlists.wrong import COUNTS
 from flarecli.storage import Location, Written
 
 __all__ = ["text", "write"]
 
 _PIECE = 4096  # lines made at once
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*", re.ASCII)
+_NUMBER = re.compile(r"\.[\d_]", re.ASCII)  # what is plain begins with no digit, but other readers take `.5` for a number
 _AMBIGUOUS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", ".nan", ".inf"}
 
 
@@ -135,7 +137,7 @@ def _is_hex(value: str) -> bool:
 
 
 def _text(value: str) -> str:
-    plain = _PLAIN.fullmatch(value) and value.lower() not in _AMBIGUOUS and not FLOAT.fullmatch(value) and value.strip(".") and len(value) < 128
+    plain = _PLAIN.fullmatch(value) and value.lower() not in _AMBIGUOUS and not _NUMBER.match(value) and value.strip(".") and len(value) < 128
     return value if plain else _quoted(value)
 
 

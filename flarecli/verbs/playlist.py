@@ -16,10 +16,10 @@ import numpy as np
 
 from flarecli import formats
 from flarecli import hashes as sums
-from flarecli.errors import FlareError, UsageError
+from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.model import Chunk, File, Finding, Playlist, Stream
 from flarecli.names import is_url, local_path, redact, scheme_of
-from flarecli.playlists import faults, parse, text
+from flarecli.playlists import faults, parse, places, text
 from flarecli.read import resolve, select_streams
 from flarecli.storage import Guard, Limits, Location, locate
 from flarecli.storage.local import LocalStore
@@ -203,7 +203,7 @@ def _counts(listed: Sequence[tuple[Stream, int, str]], of: Callable[[Stream], An
 
 
 def check_playlist(path: str, guard: Guard | None = None) -> list[Finding]:
-    """Say what is wrong with a playlist: every fault that can be told apart, with its line and, for an address, its column.
+    """Say what is wrong with a playlist: every fault, with its line and its column.
 
     raises  MissingError, ReachError if it cannot be read
     """
@@ -213,41 +213,27 @@ def check_playlist(path: str, guard: Guard | None = None) -> list[Finding]:
     if out:
         return out
     found = parse(data, at)
-    for stream in found.streams:
-        if stream.format is not None and stream.format not in formats.names():
-            hint = f"Choose one of {', '.join(formats.names())}."
-            out.append(Finding(_line_of(data, at, stream.name, "headers", "format"), "format", f"format {stream.format!r:.60} is not read yet", hint))
-        for i, url in enumerate(stream.urls):
-            try:
-                stream.at.join(url)
-            except FlareError as error:
-                out.append(Finding(_line_of(data, at, stream.name, "content", i), error.kind, error.message, error.hint))
-        paths: list[tuple[str | int, ...]] = [("files", name) for name in stream.files]
-        paths += [("parts", i, file.name) for i, one in enumerate(stream.parts) for file in one]
-        for steps in paths:
-            try:
-                stream.at.join(str(steps[-1]))
-            except FlareError as error:
-                out.append(Finding(_line_of(data, at, stream.name, "headers", *steps), error.kind, error.message, error.hint))
+    wrong = [(path, error) for stream in found.streams for path, error in _not_read(stream)]
+    for mark, (_, error) in zip(places(data, [path for path, _ in wrong]), wrong, strict=True):
+        out.append(Finding(f"{at}:{mark >> 32}:{mark & 0xFFFFFFFF}", error.kind, error.message, error.hint))
     _, own, _ = own_sum(found)
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    return out + [replace(one, where=f"{at}:{lines}", hint="Write it again with `flare playlist`.") for one in own]
+    return out + [replace(one, where=f"{at}:{lines}:1", hint="Write it again with `flare playlist`.") for one in own]
 
 
-def _line_of(data: bytes, at: Location, *path: str | int) -> str:
-    """Find the line and the column of what lies at a path of names and positions in the YAML."""
-    import yaml
-
-    node: Any = yaml.compose(data.decode(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    mark = node.start_mark
-    for step in path:
-        if isinstance(step, int):
-            node = node.value[step]
-            mark = node.start_mark
-        else:
-            key, node = next(pair for pair in node.value if pair[0].value == step)
-            mark = key.start_mark
-    return f"{at}:{mark.line + 1}:{mark.column + 1}"
+def _not_read(stream: Stream) -> Iterator[tuple[tuple[str | int, ...], FlareError]]:
+    """Say what readers would refuse in a stream: where it stands in the YAML, and why."""
+    if stream.format is not None and stream.format not in formats.names():
+        hint = f"Choose one of {', '.join(formats.names())}."
+        yield (stream.name, "headers", "format"), FormatError(f"format {stream.format!r:.60} is not read yet", hint=hint)
+    named: list[tuple[tuple[str | int, ...], str]] = [(("content", i), url) for i, url in enumerate(stream.urls)]
+    named += [(("headers", "files", name), name) for name in stream.files]
+    named += [(("headers", "parts", i, file.name), file.name) for i, one in enumerate(stream.parts) for file in one]
+    for steps, name in named:
+        try:
+            stream.at.join(name)
+        except FlareError as error:
+            yield (stream.name, *steps), error
 
 
 def diff_playlists(a: str, b: str, guard: Guard | None = None) -> PlaylistDiff:

@@ -123,21 +123,47 @@ def test_a_right_playlist_has_no_faults(plain):
     assert verbs.check_playlist(f"{plain}/playlist.yaml") == []
 
 
-def test_every_fault_is_told_with_its_place(tmp_path):
+def test_every_fault_is_told_with_its_line_and_its_column(tmp_path):
     path = tmp_path / "p.yaml"
     path.write_text(
-        "one:\n  headers:\n    rows: [1]\n    bytes: [a, 2]\n    columns: {x: nope}\n  content: [a, 3]\n"
+        "one:\n  headers:\n    rows: [1]\n    bytes: [a, 2, -1]\n    columns: {x: nope, y: int, z: 3}\n  content: [a, 3, '']\n"
         "two: 7\n"
-        "three:\n  headers: {sha1: [12, '']}\n  content: [a, b]\n"
+        "three:\n  headers: {sha1: [12, ''], files: {a: {bytes: x}, b: {bytes: 1, sha1: 7}}}\n  content: [a, b]\n"
+        "four:\n  header: {}\n  contents: []\n  content:\n    - a\n    - [b]\n"
     )
-    assert [(one.where, one.message) for one in verbs.check_playlist(str(path))] == [
-        (f"{path}:6", "content[1] of 'one' is 3, not an address"),
-        (f"{path}:3", "rows has 1 values, content has 2"),
-        (f"{path}:4", "bytes[0] is 'a', not a count"),
-        (f"{path}:5", "column 'x': unknown encoding 'nope'"),
-        (f"{path}:7", "stream 'two' is not a mapping of headers and content"),
-        (f"{path}:9", "sha1[0] is 12, not text; put it in quotes"),
+    assert [(one.where.removeprefix(f"{path}:"), one.message) for one in verbs.check_playlist(str(path))] == [
+        ("3:5", "rows has 1 values, content has 3"),
+        ("4:13", "bytes[0] is 'a', not a count"),
+        ("4:19", "bytes[2] is -1, not a count"),
+        ("5:15", "column 'x': unknown encoding 'nope'"),
+        ("5:32", "column 'z': unknown encoding '3'"),
+        ("6:16", "content[1] of 'one' is 3, not an address"),
+        ("6:19", "content[2] of 'one' is '', not an address"),
+        ("7:1", "stream 'two' is not a mapping of headers and content"),
+        ("9:20", "sha1[0] is 12, not text; put it in quotes"),
+        ("9:37", "the file 'a' has no size in bytes"),
+        ("9:52", "a sum of the file 'b' is not text; put it in quotes"),
+        ("12:3", "stream 'four' has 'header', only headers and content are known"),
+        ("13:3", "stream 'four' has 'contents', only headers and content are known"),
+        ("16:7", "content[1] of 'four' is ['b'], not an address"),
     ]
+
+
+def test_what_yaml_knows_and_playlists_do_not_is_told_and_read_over(tmp_path):
+    path = tmp_path / "p.yaml"
+    path.write_text("one: &a\n  content: [x, !t y]\ntwo: *a\none: {}\n3: {}\nfour:\n  headers: {rows: [1], rows: [2]}\n  content: [5]\n")
+    assert [(one.where.removeprefix(f"{path}:"), one.message) for one in verbs.check_playlist(str(path))] == [
+        ("1:6", "an alias or anchor (a), which playlists do not take"),
+        ("2:16", "a tag (!t), which playlists do not take"),
+        ("3:1", "stream 'two' is not a mapping of headers and content"),
+        ("3:6", "an alias or anchor (a), which playlists do not take"),
+        ("4:1", "the name 'one' was used in line 1"),
+        ("5:1", "the name 3 is not text; put it in quotes"),
+        ("7:24", "the name 'rows' was used in line 7"),
+        ("8:3", "content[0] of 'four' is 5, not an address"),
+    ]
+    path.write_text("one: {}\none: {}\ntwo: [\n")
+    assert [one.where.removeprefix(f"{path}:") for one in verbs.check_playlist(str(path))] == ["2:1", "4:1"]
 
 
 def test_addresses_that_readers_refuse_are_told_with_line_and_column(tmp_path):
@@ -159,12 +185,15 @@ def test_broken_yaml_and_a_wrong_last_line_are_faults(out):
     text = path.read_text()
     path.write_text(text.replace("rows: [10", "rows: [11"))
     (one,) = verbs.check_playlist(str(path))
-    assert (one.where, one.message) == (f"{path}:{text.count(chr(10))}", "its last line is not the sum of the lines above")
+    assert (one.where, one.message) == (f"{path}:{text.count(chr(10))}:1", "its last line is not the sum of the lines above")
     path.write_text(text.replace("rows: [10", "rows: [[10"))
     (one,) = verbs.check_playlist(str(path))
     assert one.message.startswith("not valid YAML: ")
-    path.write_bytes(b"\xff")
-    assert [one.message for one in verbs.check_playlist(str(path))] == ["not UTF-8 at byte 0"]
+    path.write_bytes(b"a:\n  b\xff")
+    assert [(one.where, one.message) for one in verbs.check_playlist(str(path))] == [(f"{path}:2:4", "not UTF-8 at byte 6")]
+    path.write_bytes(b"a:\n  b\x1b[2J")
+    (one,) = verbs.check_playlist(str(path))
+    assert one.where.startswith(f"{path}:2:4")
     with pytest.raises(MissingError):
         verbs.check_playlist(str(out / "none.yaml"))
 
