@@ -1,4 +1,4 @@
-"""The interface of ffrecord: `import flarecli.compat.ffrecord as ffrecord`.
+"""The interface of ffrecord: `import flarecli.compat.ffrecord as ffrecord`. What was `ffrecord.utils.dump` is `dump`.
 
 Every name is loaded when it is first used; only `ffrecord.torch` loads torch.
 """
@@ -11,12 +11,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from flarecli.compat.ffrecord.files import FileReader as FileReader
     from flarecli.compat.ffrecord.files import FileWriter as FileWriter
+    from flarecli.compat.ffrecord.files import dump as dump
     from flarecli.compat.ffrecord.folders import PackedFolder as PackedFolder
     from flarecli.compat.ffrecord.folders import pack_folder as pack_folder
 
-_FILES = {"FileReader": "files", "FileWriter": "files", "PackedFolder": "folders", "pack_folder": "folders", "torch": "torch"}
+_FILES = {"FileReader": "files", "FileWriter": "files", "PackedFolder": "folders", "dump": "files", "pack_folder": "folders", "torch": "torch"}
 
-__all__ = ["FileReader", "FileWriter", "PackedFolder", "pack_folder"]
+__all__ = ["FileReader", "FileWriter", "PackedFolder", "dump", "pack_folder"]
 
 
 def __getattr__(name: str) -> object:

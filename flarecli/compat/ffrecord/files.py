@@ -17,7 +17,7 @@ from flarecli.formats import ffrecord, ffrecord_table, spans
 from flarecli.model import Chunk, IntArray, Shard
 from flarecli.storage import locate
 
-__all__ = ["FileReader", "FileWriter"]
+__all__ = ["FileReader", "FileWriter", "dump"]
 
 
 class FileWriter:
@@ -177,20 +177,21 @@ class FileReader:
         self.close()
 
 
-def dump(seq: Sequence[Any], out: str, nfiles: int = 1) -> None:
-    """Write records as one file, or as a folder of `PART_00000.ffr` and so on, as many in each but the last.
+def dump(dataset: Any, fname: str | os.PathLike[str], nfiles: int = 1, verbose: bool = False) -> None:
+    """Write what has `len` and `[i]` as one file, or as a folder of `PART_00000.ffr` and so on, as many in each but the last.
+
+    verbose  taken, and of no use here
 
     raises  FormatError if no file would have a record
     """
-    if nfiles <= 1:
-        parts = [(out, seq)]
-    else:
-        each = -(-len(seq) // nfiles)
+    rows, out = len(dataset), os.fspath(fname)
+    each = rows if nfiles <= 1 else -(-rows // nfiles)
+    if nfiles > 1:
         if not each:
             raise FormatError("no records to write", where=out)
         os.makedirs(out, exist_ok=True)
-        parts = [(os.path.join(out, f"PART_{k:05d}.ffr"), seq[k * each : (k + 1) * each]) for k in range(-(-len(seq) // each))]
-    for name, part in parts:
-        with FileWriter(name, len(part)) as writer:
-            for one in part:
-                writer.write_one(one)
+    for k, start in enumerate(range(0, max(rows, 1), max(each, 1))):
+        stop = min(rows, start + each)
+        with FileWriter(os.path.join(out, f"PART_{k:05d}.ffr") if nfiles > 1 else out, stop - start) as writer:
+            for i in range(start, stop):
+                writer.write_one(dataset[i])

@@ -118,18 +118,24 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[misc, type-arg, u
         sampler: Any = None,
         batch_sampler: Any = None,
         num_workers: int = 0,
-        *args: Any,
+        collate_fn: Any = None,
+        pin_memory: bool = False,
         drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Any = None,
         generator: Any = None,
+        *,
+        prefetch_factor: int | None = 2,
+        persistent_workers: bool = False,
         skippable: bool = True,
         **kwargs: Any,
     ) -> None:
-        if args:
-            raise UsageError("what comes behind num_workers is given by name")
-        if num_workers and kwargs.get("multiprocessing_context") is None:
-            kwargs["multiprocessing_context"] = multiprocessing.get_context("fork")
+        if num_workers:
+            kwargs.setdefault("multiprocessing_context", multiprocessing.get_context("fork"))
+            kwargs["prefetch_factor"] = prefetch_factor
         self._skipping: _Skipping | None = None
-        how = {"num_workers": num_workers, "generator": generator, **kwargs}
+        how = {"num_workers": num_workers, "collate_fn": collate_fn, "pin_memory": pin_memory, "timeout": timeout, **kwargs}
+        how |= {"worker_init_fn": worker_init_fn, "generator": generator, "persistent_workers": persistent_workers}
         if batch_size is None and batch_sampler is None and skippable:
             raise UsageError("batches that are not made here cannot be skipped", hint="Give skippable=False.")
         if not skippable:

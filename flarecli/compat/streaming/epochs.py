@@ -1,4 +1,4 @@
-"""Which samples an epoch of a StreamingDataset has, in which order, and which epoch it is: the same for all workers of one iteration."""
+"""Which epoch it is: the same for all workers of one iteration."""
 
 from __future__ import annotations
 
@@ -7,55 +7,10 @@ import json
 import os
 import tempfile
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from flarecli.model import IntArray
-from flarecli.read import positions
-from flarecli.read.windows import Epoch
-
-__all__ = ["Clock", "Choice"]
-
-
-class Choice:
-    """An epoch's samples: of each stream so many, all of it as often as it goes, then a part chosen anew for each epoch.
-
-    starts  of each stream: the sample at which each of its shards begins, and the end
-    chosen  how many samples of each stream
-    """
-
-    def __init__(self, starts: Sequence[Sequence[int]], chosen: Sequence[int], seed: int) -> None:
-        self._sizes, self._chosen, self._seed = [one[-1] for one in starts], list(chosen), seed
-        self._firsts = np.cumsum([0, *self._sizes])  # each stream's first sample
-        self._edges = np.cumsum([0, *chosen])  # each stream's first place in an epoch
-        edges = [0]
-        for own, count in zip(starts, chosen, strict=True):
-            base, size = edges[-1], own[-1]
-            for turn in range(count // size):
-                edges += [base + turn * size + end for end in own[1:] if base + turn * size + end > edges[-1]]
-            if base + count > edges[-1]:
-                edges.append(base + count)
-        self.edges = np.array(edges, np.int64)
-
-    def __len__(self) -> int:
-        return int(self._edges[-1])
-
-    def samples(self, steps: IntArray, epoch: int, shuffle: bool, order: str, window: int) -> IntArray:
-        """Give the sample of each step: int64 [k]."""
-        places = Epoch(self.edges, self._seed, epoch, order if shuffle else "sequential", window).at(steps)
-        out = np.empty(len(places), np.int64)
-        stream = np.searchsorted(self._edges, places, "right") - 1
-        for k in np.unique(stream):
-            at, size = stream == k, self._sizes[k]
-            own = places[at] - self._edges[k]
-            rest = own >= self._chosen[k] // size * size
-            own = own % size
-            if rest.any():
-                own[rest] = positions(own[rest], size, self._seed, epoch)
-            out[at] = self._firsts[k] + own
-        return out
+__all__ = ["Clock"]
 
 
 class Clock:

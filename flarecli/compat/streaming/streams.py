@@ -5,14 +5,15 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from flarecli import compress
 from flarecli.compat.streaming.local import Shards, listed
 from flarecli.compat.streaming.reader import FileInfo, Reader
-from flarecli.errors import IntegrityError, UsageError
+from flarecli.errors import IntegrityError, UnsafeError, UsageError
 from flarecli.formats import INDEX
 from flarecli.hashes import digest
 from flarecli.storage import Guard, Limits, Location, locate
@@ -47,13 +48,34 @@ class Stream:
             raise UsageError("at most one of proportion, repeat and choose may be given, and none below 0")
         if remote is None and local is None:
             raise UsageError("neither remote nor local is given")
-        self.remote, self.split = remote, split or ""
-        self.local = local if local is not None else tempfile.mkdtemp(prefix="flare-stream-")
-        self.proportion, self.repeat, self.choose = proportion, repeat, choose
-        self.validate_hash, self.keep_zip = validate_hash, bool(keep_zip)
-        limits = Limits()
-        limits = replace(limits, retries=download_retry if download_retry is not None else limits.retries)
-        self._guard = Guard(limits=replace(limits, timeout_s=download_timeout if download_timeout is not None else limits.timeout_s))
+        self.remote, self.split = remote, split
+        self._local, self.proportion, self.repeat, self.choose = local, proportion, repeat, choose
+        self.download_retry, self.download_timeout = download_retry, download_timeout
+        self.validate_hash, self.keep_zip = validate_hash, keep_zip
+
+    def apply_default(self, default: Mapping[str, Any]) -> None:
+        """Take what was not said of this stream: split, download_retry, download_timeout, validate_hash, keep_zip."""
+        for name, value in default.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+
+    @property
+    def local(self) -> str:
+        """The folder that its shards are kept in; one of this user's among the temporary files, by its address, where none was given."""
+        if self._local is None:
+            key = digest(f"{self.remote}\0{self.split or ''}".encode(), "sha256")[:24]
+            folder = os.path.join(tempfile.gettempdir(), f"flare-stream-{os.getuid()}-{key}")
+            os.makedirs(folder, 0o700, exist_ok=True)
+            if os.path.islink(folder) or os.stat(folder).st_uid != os.getuid():
+                raise UnsafeError("is another user's", where=folder, hint="Give local=, a folder of your own.")
+            self._local = folder
+        return self._local
+
+    @property
+    def _guard(self) -> Guard:
+        limits, retries, seconds = Limits(), self.download_retry, self.download_timeout
+        limits = replace(limits, retries=limits.retries if retries is None else retries)
+        return Guard(limits=replace(limits, timeout_s=limits.timeout_s if seconds is None else float(seconds)))
 
     @property
     def is_copied(self) -> bool:
@@ -63,12 +85,12 @@ class Stream:
     @property
     def safe_keep_zip(self) -> bool:
         """Whether compressed files stay: what has no other copy always does."""
-        return self.keep_zip or not self.is_copied
+        return bool(self.keep_zip) or not self.is_copied
 
     @property
     def folder(self) -> str:
         """The local folder of its split."""
-        return os.path.join(self.local, self.split).rstrip("/")
+        return os.path.join(self.local, self.split or "").rstrip("/")
 
     def open(self, allow_unsafe_types: bool) -> Shards:
         """Fetch the index, where there is none yet, and give the shards.
