@@ -11,6 +11,7 @@ from flarecli.encodings.holds import held, held_as
 from flarecli.encodings.infer import infer
 from flarecli.encodings.names import BINARY, TEXT, Encoding, column, lookup
 from flarecli.encodings.names import register as encoding
+from flarecli.encodings.natural import natural as natural_of
 from flarecli.encodings.natural import plain
 from flarecli.encodings.own import OWN, Own
 from flarecli.encodings.pictures import split as pictures_of
@@ -34,6 +35,7 @@ __all__ = [
     "held_as",
     "infer",
     "lookup",
+    "natural_of",
     "pictures_of",
     "plain",
     "stored",

@@ -9,6 +9,7 @@ from flarecli.units import format_size
 
 __all__ = ["facts_table"]
 
+_NAMES = ("rows", "nulls", "unfit", "distinct", "least", "most", "bytes in all", "pictures")
 _TEXT = 40  # characters of a number that are shown
 
 
@@ -18,12 +19,14 @@ def facts_table(stats: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list
     return  names of what is told, and texts, parallel to `stats`; what holds for no column is left out
     """
     rows = [_told(facts) for facts in stats.values()]
-    names = [name for name in ("rows", "nulls", "distinct", "least", "most", "bytes in all", "pictures") if any(row.get(name) for row in rows)]
+    names = [name for name in _NAMES if any(row.get(name) for row in rows)]
     return names, [[row.get(name, "") for name in names] for row in rows]
 
 
 def _told(facts: Mapping[str, Any]) -> dict[str, str]:
     out = {"rows": f"{facts['rows']:,}", "nulls": f"{facts['nulls']:,}"}
+    if "unfit" in facts:
+        out["unfit"] = f"{facts['unfit']:,}"
     if "distinct" in facts:
         out["distinct"] = f"{facts['distinct']:,}"
     elif "distinct_over" in facts:

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flarecli import encodings
 from flarecli.media import is_picture, measure
 from flarecli.read import Dataset
 from flarecli.verbs.rows import ordered, read_rows
@@ -28,7 +29,8 @@ def statistics(data: Dataset, row_bytes: int, seed: int = 0) -> dict[str, dict[s
     row_bytes  reckoned for one row
     seed       says which rows of columns of bytes are read
     return     rows looked at, nulls; least and most of numbers, of the bytes and characters of texts, of the bytes of bytes,
-               of the items of lists; how many values differ; of pictures how many, and width and height of the one with
+               of the items of lists; how many values differ, and how many are not the number that their text should be, or
+               too large for one (`unfit`); of pictures how many, and width and height of the one with
                the fewest, the median and the most pixels
     raises     whatever reading raises
     """
@@ -41,12 +43,16 @@ def statistics(data: Dataset, row_bytes: int, seed: int = 0) -> dict[str, dict[s
 def _of_small(data: Dataset, small: list[str]) -> dict[str, dict[str, Any]]:
     out: dict[str, dict[str, Any]] = {name: {"rows": 0, "nulls": 0} for name in small}
     distinct: dict[str, pa.Array] = {}
-    for batch in data.scan(small) if small else ():
+    encoded = {column.name: column.encoding for column in data.columns}
+    for batch in data.scan(small, exact=True) if small else ():
         for name in small:
-            array = batch.column(name)
-            seen = out[name]
+            array, seen = batch.column(name), out[name]
             seen["rows"] += len(array)
             seen["nulls"] += array.null_count
+            if not pa.types.is_large_list(array.type):
+                array, _, failed = encodings.natural_of(array, encodings.lookup(encoded[name]))
+                if failed:
+                    seen["unfit"] = seen.get("unfit", 0) + len(failed)
             is_text = pa.types.is_large_string(array.type)
             if pa.types.is_float16(array.type):  # Arrow compares none of them
                 array = array.cast(pa.float32())
@@ -54,7 +60,7 @@ def _of_small(data: Dataset, small: list[str]) -> dict[str, dict[str, Any]]:
             if pa.types.is_large_list(array.type):
                 array, least, most = pc.list_value_length(array), "min_items", "max_items"
             _spread(seen, pc.binary_length(array) if is_text else array, least, most)
-            if not pa.types.is_nested(batch.column(name).type):
+            if not pa.types.is_nested(batch.schema.field(name).type):
                 _count(seen, distinct, name, array)
             if is_text:
                 _spread(seen, pc.utf8_length(array), "min_chars", "max_chars")

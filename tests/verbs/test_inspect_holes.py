@@ -114,3 +114,14 @@ def test_of_many_rows_of_bytes_some_are_read_and_how_many_is_said(tmp_path, monk
     facts = only(out, stats=True).stats
     assert (facts["id"]["rows"], facts["blob"]["rows"]) == (12, 5)
     assert 5 <= facts["blob"]["bytes"] <= sum(range(8, 13))
+
+
+def test_numbers_that_do_not_fit_are_counted_and_the_others_told(tmp_path):
+    (tmp_path / "i.csv").write_text("id,score\n" + "".join(f"{i},{0.5 * i}\n" for i in range(9)))
+    verbs.pack(str(tmp_path / "i.csv"), str(tmp_path / "out"), format="csv")
+    shard = tmp_path / "out" / "shard.00000.csv"
+    shard.write_bytes(shard.read_bytes().replace(b"4.0", b"4,0").replace(b"3.5", b"ab5").replace(b"4,0", b"4.0"))
+    facts = only(tmp_path / "out", stats=True).stats["score"]
+    assert {name: facts[name] for name in ("rows", "nulls", "unfit", "min", "max", "distinct")} == {
+        "rows": 9, "nulls": 0, "unfit": 1, "min": 0.0, "max": 4.0, "distinct": 8,
+    }  # fmt: skip
