@@ -14,7 +14,7 @@ import numpy as np
 from flarecli import encodings, formats
 from flarecli.compat.granular.paths import located
 from flarecli.errors import RowsError, UsageError
-from flarecli.formats.granular_folder import columns_of
+from flarecli.formats.granular_folder import REFS, columns_of
 from flarecli.model import Shard
 
 __all__ = ["DatasetReader", "ShardedDatasetReader"]
@@ -45,9 +45,9 @@ class _Reader:
                 raise UsageError(f"no decoder for type {plain!r:.60}", hint="Give decoders=None for bytes.")
             self._decoders[key] = None if decoders is None else decoders[plain]
         for key in cache_keys:
-            if key not in self.spec:
+            if key not in self.spec and not (key == "refs" and self._has_refs()):  # which is in memory in any case
                 raise UsageError(f"no key {key!r:.60} to cache")
-        self.cache_keys = tuple(key for key in cache_keys if not self._is_list(key))
+        self.cache_keys = tuple(key for key in cache_keys if key in self.spec and not self._is_list(key))
         self._cached = [{key: _records(shard, key) for key in self.cache_keys} for shard in self._shards]
         self.closed = False
 
@@ -67,6 +67,9 @@ class _Reader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (type(self), self._args)
+
+    def _has_refs(self) -> bool:
+        return any(one.name == REFS for one in self._shards[0].chunk.beside)
 
     def _is_list(self, key: str) -> bool:
         return next(one for one in self._shards[0].columns if one.name == key).encoding.endswith("[]")

@@ -1,7 +1,11 @@
-"""granular's writers: datapoints in, a bag for each key out, the same bytes; what is there already is gone on with."""
+"""granular's writers: datapoints in, a bag for each key out, the same bytes; what is there already is gone on with.
+
+A type `utf8[]` is a list, as it was up to granular 0.21, if no encoder has that very name: the dataset is then one of that time.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -9,10 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from flarecli.compat.granular.lists import Gatherer
 from flarecli.compat.granular.paths import located
 from flarecli.encodings import BINARY, column
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.formats.granular_append import Appender
+from flarecli.storage.local import LocalStore
 
 __all__ = ["DatasetWriter", "ShardedDatasetWriter"]
 
@@ -25,7 +31,7 @@ class _Writer:
     """What both have in common.
 
     directory  a path, or any object that has a Path's methods
-    spec       key -> type, any word
+    spec       key -> type, any word; `TYPE[]` for lists
     encoders   type -> function from a value to bytes; None: the values are bytes
     raises     UsageError for a key or a type that cannot be one, or a type without encoder; IntegrityError if another spec is there
     """
@@ -34,17 +40,30 @@ class _Writer:
         for word in (*spec.keys(), *spec.values()):
             if not re.match(r"[a-z_]", word):
                 raise UsageError(f"{word!r:.60} begins neither with a to z nor with _")
-        missing = next((kind for kind in spec.values() if encoders is not None and kind not in encoders), None)
-        if missing is not None:
-            raise UsageError(f"no encoder for type {missing!r:.60}")
         self._spec = dict(sorted(spec.items()))
-        self._encoders = {key: None if encoders is None else encoders[kind] for key, kind in self._spec.items()}
+        self._lists = {key for key, kind in spec.items() if kind.endswith("[]") and (encoders is None or kind not in encoders)}
+        self._encoders: dict[str, Callable[[Any], bytes] | None] = {}
+        for key, kind in self._spec.items():
+            plain = kind.removesuffix("[]") if key in self._lists else kind
+            if encoders is not None and plain not in encoders:
+                raise UsageError(f"no encoder for type {plain!r:.60}")
+            self._encoders[key] = None if encoders is None else encoders[plain]
         self._at = located(directory, writing=True)
         self.directory = directory
-        self._appender = Appender(self._at, tuple(column(key, "bytes") for key in self._spec), words=self._spec, **shards)
-        self._held: list[list[bytes]] = []
+        self._appender = self._opened(shards)
+        self._held: list[list[bytes | list[bytes]]] = []
         self._held_size = self._written = 0
         self.closed = False
+
+    def _opened(self, shards: dict[str, Any]) -> Appender | Gatherer:
+        columns = tuple(column(key, "bytes[]" if key in self._lists else "bytes") for key in self._spec)
+        if not self._lists:
+            return Appender(self._at, columns, words=self._spec, **shards)
+        spool = os.fspath(self.directory) if isinstance(self._at.store, LocalStore) else None
+        if spool is not None:
+            os.makedirs(spool, exist_ok=True)
+        rows = shards.get("shard_rows")
+        return Gatherer(self._at, columns, self._spec, rows, shards.get("start", 0), shards.get("step", 1), spool)
 
     @property
     def spec(self) -> dict[str, str]:
@@ -68,34 +87,50 @@ class _Writer:
         """
         if datapoint.keys() != self._spec.keys():
             raise UsageError(f"key {min(datapoint.keys() ^ self._spec.keys())!r:.60} is missing or unknown in the datapoint")
-        row = []
-        for key, encoder in self._encoders.items():  # all of them before any is written
-            data = datapoint[key] if encoder is None else encoder(datapoint[key])
-            if not isinstance(data, bytes):
-                raise ValueFitError(f"key {key!r}: {type(data).__name__} is not bytes")
-            row.append(data)
+        row = [self._encoded(key, datapoint[key]) for key in self._spec]  # all of them before any is written
         self._held.append(row)
-        self._held_size += sum(map(len, row))
+        self._held_size += sum(len(one) if isinstance(one, bytes) else sum(map(len, one)) for one in row)
         if flush or len(self._held) >= _HELD_ROWS or self._held_size >= _HELD_BYTES:
             self.flush()
         return len(self) - 1
+
+    def _encoded(self, key: str, value: Any) -> bytes | list[bytes]:
+        """Give the bytes of a value, or of each of a list."""
+        if key in self._lists and not isinstance(value, (list, tuple)):
+            raise ValueFitError(f"key {key!r}: {type(value).__name__} is no list")
+        encoder, found = self._encoders[key], []
+        for one in value if key in self._lists else [value]:
+            data = one if encoder is None else encoder(one)
+            if not isinstance(data, bytes):
+                raise ValueFitError(f"key {key!r}: {type(data).__name__} is not bytes")
+            if self._lists and not data:
+                raise ValueFitError(f"key {key!r}: a record of no bytes, which a dataset with lists cannot hold")
+            found.append(data)
+        return found if key in self._lists else found[0]
 
     def flush(self) -> None:
         """Write what waits."""
         rows, self._held, self._held_size = self._held, [], 0
         if rows:
-            arrays = [pa.array(values, BINARY) for values in zip(*rows, strict=True)]
+            kinds = [pa.large_list(BINARY) if key in self._lists else BINARY for key in self._spec]
+            arrays = [pa.array(values, kind) for values, kind in zip(zip(*rows, strict=True), kinds, strict=True)]
             self._appender.append(pa.RecordBatch.from_arrays(arrays, names=list(self._spec)))
 
     def close(self) -> None:
-        """Write what waits, and end."""
-        self.flush()
+        """Write what waits, and end; a dataset with lists is written now."""
+        if not self.closed:
+            self.flush()
+            if isinstance(self._appender, Gatherer):
+                self._appender.close()
         self.closed = True
 
     def __enter__(self) -> Any:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None and isinstance(self._appender, Gatherer):
+            self._appender.abandon()
+            self.closed = True
         self.close()
 
 
