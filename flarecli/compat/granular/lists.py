@@ -11,14 +11,15 @@ from typing import IO
 
 import pyarrow as pa
 
+from flarecli import formats
 from flarecli.errors import UsageError
-from flarecli.formats import granular_refs
 from flarecli.formats.granular_folder import shard_folder
-from flarecli.formats.granular_spec import SPEC
 from flarecli.model import Columns, Settings
 from flarecli.storage import Location
 
 __all__ = ["Gatherer"]
+
+SPEC = "spec.json"
 
 
 class Gatherer:
@@ -37,7 +38,8 @@ class Gatherer:
     def __init__(
         self, at: Location, columns: Columns, words: Mapping[str, str], shard_rows: int | None, start: int, step: int, spool: str | None
     ) -> None:
-        self.columns = granular_refs.arrange(columns)
+        self._form = formats.find("granular-refs")
+        self.columns = self._form.arrange(columns)
         self._at, self._words, self._shard_rows, self._spool = at, dict(words), shard_rows, spool
         self._numbers = itertools.count(start, step)
         for there in (SPEC, f"{shard_folder(start)}/{SPEC}"):
@@ -88,7 +90,7 @@ class Gatherer:
             self._file.flush()
             batches = list(pa.ipc.open_stream(pa.py_buffer(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))))
         settings = Settings(shard_bytes=None, shard_rows=self._shard_rows)
-        granular_refs.write_shard(self._at, number, self.columns, batches, settings)
+        self._form.write_shard(self._at, number, self.columns, batches, settings)
         folder = "" if self._shard_rows is None else f"{shard_folder(number)}/"
         (self._at / f"{folder}{SPEC}").write([json.dumps(dict(sorted(self._words.items()))).encode()])
         self._writer = None
