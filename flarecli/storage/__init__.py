@@ -9,7 +9,7 @@ from __future__ import annotations
 from flarecli.storage.ahead import is_cold, read_ahead
 from flarecli.storage.handles import files_limit
 from flarecli.storage.limits import Limits
-from flarecli.storage.location import Entry, Guard, Keeper, Location, Part, Store, Written, locate
+from flarecli.storage.location import Entry, Guard, Keeper, Location, Part, Store, Written, locate, read_each
 from flarecli.storage.threads import side_by_side
 
 __all__ = [
@@ -25,5 +25,6 @@ __all__ = [
     "is_cold",
     "locate",
     "read_ahead",
+    "read_each",
     "side_by_side",
 ]

@@ -158,6 +158,40 @@ class HttpStore:
             engine.cancel([request])
         self._learn(path, [request], known)
 
+    def read_each(self, paths: Sequence[str]) -> list[bytes]:
+        """Read many whole files: the engine is woken, and wakes its caller, once for all of them."""
+        known = [self._known.get(path) for path in paths]
+        left, ended = len(paths), SimpleQueue[None]()
+
+        def deliver(request: Request) -> None:  # on the engine's thread alone
+            nonlocal left
+            left -= 1
+            if not left or _is_final(request):
+                ended.put(None)
+
+        requests = [self._request(path, 0, None, one.etag if one else "", deliver) for path, one in zip(paths, known, strict=True)]
+        engine = direct.shared(self._limits)
+        engine.submit(requests)
+        try:
+            if requests:
+                transfers.next_of(ended)
+            for path, request in zip(paths, requests, strict=True):
+                if _is_final(request) and request.fault is not None:
+                    raise request.fault.raised(self.show(path))
+            return [self._taken(*one) for one in zip(paths, requests, known, strict=True)]
+        finally:
+            engine.cancel(requests)
+
+    def _taken(self, path: str, request: Request, known: _Known | None) -> bytes:
+        """Give one of many; what has changed since it was first looked at is an error, what was never looked at is read again."""
+        try:
+            self._learn(path, [request], known)
+        except IntegrityError:
+            if known is not None:
+                raise
+            return self.read(path)
+        return request.data
+
     def _read_pieces(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> list[bytes]:
         fresh = path not in self._known
         try:
@@ -246,6 +280,11 @@ class HttpStore:
 
     def delete(self, path: str) -> None:
         raise UsageError("an http address is read only", where=self.show(path))
+
+
+def _is_final(request: Request) -> bool:
+    """Say whether a request has failed, and not for a file that changed."""
+    return request.fault is not None and request.fault.error is not IntegrityError
 
 
 def _written(address: Address) -> str:

@@ -10,8 +10,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 from flarecli.errors import FormatError, MissingError, UsageError
 from flarecli.names import check_name, is_url, local_path, scheme_of
 from flarecli.storage.limits import Limits
+from flarecli.storage.threads import side_by_side
 
-__all__ = ["Entry", "Guard", "Keeper", "Location", "Part", "Store", "Written", "locate"]
+__all__ = ["Entry", "Guard", "Keeper", "Location", "Part", "Store", "Written", "locate", "read_each"]
 
 Part: TypeAlias = "bytes | bytearray | memoryview"
 BLOCK = 1 << 20  # bytes a read of a whole file asks for at once: large enough to stream, small enough to stay in the cache
@@ -208,6 +209,20 @@ class Location:
         except FormatError:  # a folder
             return True
         return True
+
+
+def read_each(places: Sequence[Location]) -> list[bytes]:
+    """Read many whole files, side by side; all of them are in memory in the end. The first error is raised.
+
+    return  the bytes of each place, in the order asked
+    """
+    stores = [place.store for place in places]
+    at_once = getattr(stores[0], "read_each", None) if stores else None
+    if at_once is not None and all(store is stores[0] or store == stores[0] for store in stores):
+        found: list[bytes] = at_once([place.path for place in places])
+        return found
+    guard: Guard = getattr(stores[0], "guard", None) or Guard() if stores else Guard()
+    return side_by_side(Location.read, places, guard.limits.jobs)
 
 
 def _without_query(path: str) -> str:

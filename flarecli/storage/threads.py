@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -89,17 +90,27 @@ def side_by_side(call: Callable[[A], T], items: Sequence[A], jobs: int) -> list[
     """Call with each item, at most `jobs` at a time; give the results in order. The first error is raised, and no further call begun."""
     if len(items) == 1:
         return [alone(lambda: call(items[0]))]
-    arrived: SimpleQueue[Outcome[T]] = SimpleQueue()
-    done: dict[int, T] = {}
-    for at, item in enumerate(items):
-        if at >= jobs:
-            outcome = wait_for(arrived)
-            done[outcome.at] = outcome.get()
-        _submit(call, item, at, arrived)
-    while len(done) < len(items):
-        outcome = wait_for(arrived)
-        done[outcome.at] = outcome.get()
-    return [done[at] for at in range(len(items))]
+    done: list[Any] = [None] * len(items)
+    todo = deque(enumerate(items))
+    arrived: SimpleQueue[Outcome[None]] = SimpleQueue()
+
+    def some(_: int) -> None:  # a task for each item would cost more than a small object does
+        while todo:
+            try:
+                at, item = todo.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            done[at] = call(item)
+
+    threads = range(min(jobs, len(items)))
+    try:
+        for thread in threads:
+            _submit(some, thread, thread, arrived)
+        for _ in threads:
+            wait_for(arrived).get()
+    finally:
+        todo.clear()
+    return done
 
 
 def ahead(call: Callable[[A], T], items: Iterable[A], jobs: int) -> Iterator[T]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from flarecli.errors import BusyError, FormatError, MissingError, UsageError
-from flarecli.storage import Location, side_by_side
+from flarecli.storage import Location, read_each
 from flarecli.storage.local import SCRATCH, LocalStore, sync_folder
 
 __all__ = ["Growing", "growing"]
@@ -124,11 +124,7 @@ class _InPieces:
 
     def blocks(self) -> Iterator[bytes]:
         for start in range(0, len(self._sizes), 1024):
-            numbers = range(start, min(start + 1024, len(self._sizes)))
-            yield from side_by_side(self._read, numbers, _SIDE_BY_SIDE)
-
-    def _read(self, number: int) -> bytes:
-        return (self._folder / self._name(number)).read(0, self._sizes[number])
+            yield from read_each([self._folder / self._name(number) for number in range(start, min(start + 1024, len(self._sizes)))])
 
     def append(self, data: bytes) -> None:
         at = self._folder / self._name(len(self._sizes))

@@ -249,7 +249,8 @@ class _Fetcher:
             yield self._fetched(part, kept, bodies, failures, part.batch.num_rows)
 
     def _fetched(self, part: _Slice, kept: list[int], bodies: list[list[bytes]], failures: list[Failure], until: int) -> Fetched:
-        whole = part.batch.take(pa.array(kept, pa.int64()))
+        is_run = bool(kept) and kept[-1] - kept[0] + 1 == len(kept)
+        whole = part.batch.slice(kept[0], len(kept)) if is_run else part.batch.take(pa.array(kept, pa.int64()))
         at = {link.source: i for i, link in enumerate(self._links)}
         fields, columns = [], []
         for old, column in zip(whole.schema, whole.columns, strict=True):
