@@ -1,13 +1,16 @@
 """Checksums by the names that indexes and playlists use; one pass over the bytes feeds many sums.
 
 The names are those of hashlib, without the shake family, which has no fixed length, plus
-xxh32, xxh64, xxh128, xxh3_64 and xxh3_128 (seed 0) and crc32. Digests are lowercase hex, big-endian.
+xxh32, xxh64, xxh128, xxh3_64 and xxh3_128 (seed 0) and crc32; crc32c and crc64nvme where awscrt is installed. Digests are
+lowercase hex, big-endian.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from flarecli.errors import UsageError
@@ -16,27 +19,31 @@ __all__ = ["DEFAULT", "Sums", "known", "digest"]
 
 DEFAULT = "xxh3_128"  # what every playlist carries: as fast as memory, long enough never to collide by accident
 _XXHASH = ("xxh128", "xxh32", "xxh3_128", "xxh3_64", "xxh64")
+_AWSCRT = {"crc32c": 8, "crc64nvme": 16}  # what S3 may keep of an object, and the digits of each
 _HASHLIB = tuple(sorted(n for n in hashlib.algorithms_available if not n.startswith("shake_") and hasattr(hashlib, n)))
 
 
-class _Crc32:
-    """CRC-32 (zlib's polynomial) with the interface of hashlib."""
+class _Crc:
+    """A CRC with the interface of hashlib; `digits` of hex."""
 
-    def __init__(self) -> None:
-        from isal import isal_zlib
-
-        self._crc32, self._value = isal_zlib.crc32, 0
+    def __init__(self, function: Callable[..., int], digits: int = 8) -> None:
+        self._function, self._digits, self._value = function, digits, 0
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
-        self._value = self._crc32(data, self._value)
+        self._value = self._function(data, self._value)
 
     def hexdigest(self) -> str:
-        return f"{self._value:08x}"
+        return f"{self._value:0{self._digits}x}"
+
+
+@cache
+def _has_awscrt() -> bool:
+    return importlib.util.find_spec("awscrt") is not None
 
 
 def known() -> tuple[str, ...]:
     """Name every hash that can be computed here, sorted."""
-    return tuple(sorted((*_HASHLIB, *_XXHASH, "crc32")))
+    return tuple(sorted((*_HASHLIB, *_XXHASH, "crc32", *(_AWSCRT if _has_awscrt() else ()))))
 
 
 def _new(name: str) -> Any:
@@ -45,7 +52,13 @@ def _new(name: str) -> Any:
 
         return getattr(xxhash, name)()
     if name == "crc32":
-        return _Crc32()
+        from isal import isal_zlib
+
+        return _Crc(isal_zlib.crc32)
+    if name in _AWSCRT and _has_awscrt():
+        from awscrt import checksums
+
+        return _Crc(getattr(checksums, name), _AWSCRT[name])
     if name in _HASHLIB:
         return getattr(hashlib, name)(usedforsecurity=False)
     raise UsageError(f"unknown hash {name!r}", hint=f"Choose one of {', '.join(known())}.")

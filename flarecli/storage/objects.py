@@ -8,7 +8,7 @@ answer shorter than what was asked for is an error. A store that refuses credent
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -98,6 +98,12 @@ class ObjectStore:
 
     def map(self, path: str) -> memoryview | None:
         return None
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What the client in use was opened with: region, perhaps endpoint, and credentials as far as they are not the library's own."""
+        self._client()
+        return self._clients[1][-1][0].config
 
     # -- clients
 

@@ -24,7 +24,7 @@ from flarecli.storage.addresses import Address, reserved
 from flarecli.storage.answers import Answer, Fault
 from flarecli.storage.limits import Limits
 
-__all__ = ["Request", "Slot", "short"]
+__all__ = ["Request", "Slot", "certificates", "short"]
 
 CONNECT_S = 10.0
 WHOLE = 64 << 20  # when a server ignores a range: an object up to this size is taken whole
@@ -116,8 +116,8 @@ class Slot:
         easy.setopt(pycurl.DNS_CACHE_TIMEOUT, 300)
         easy.setopt(pycurl.WRITEFUNCTION, self._take)
         easy.setopt(pycurl.HEADERFUNCTION, self.lines.append)  # called for every line: a method in C costs least
-        if _certificates():
-            easy.setopt(pycurl.CAINFO, _certificates())
+        if certificates():
+            easy.setopt(pycurl.CAINFO, certificates())
         if not permitted:
             easy.setopt(pycurl.OPENSOCKETFUNCTION, self._open)
 
@@ -324,7 +324,7 @@ def short(end: int | None, wanted: int) -> Fault:
 
 
 @cache
-def _certificates() -> str:
+def certificates() -> str:
     """Find the file of certificates: libcurl may have been built on a machine that keeps them elsewhere."""
     named = os.environ.get("SSL_CERT_FILE") or os.environ.get("CURL_CA_BUNDLE")
     if named:

@@ -20,6 +20,7 @@ from flarecli.media import Decoders
 from flarecli.model import Chunk, Columns, File, Finding, Shard
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
+from flarecli.storage.object_sums import kept_sums
 from flarecli.verbs.checks_places import placed
 from flarecli.verbs.checks_repairs import AGAIN
 from flarecli.verbs.checks_streams import keys
@@ -29,6 +30,7 @@ from flarecli.verbs.duplicates import contents
 __all__ = ["HELD", "Checked", "Claim", "Depth", "check_chunk", "check_file", "finding"]
 
 _OWN = threading.local()
+_STORE = "the object store"
 HELD = 256 << 20  # bytes of a shard that are held in memory at once
 _UNKNOWN = "Write the list again with sums that are known: `flare playlist … --hash xxh3_128 -o FILE`."
 _MANY = 10_000  # findings of one shard that are kept
@@ -76,6 +78,7 @@ class Checked:
 
     contents  16 bytes a row, if they were asked for
     keys      large_binary [rows], if they were asked for
+    is_kept   a sum that the store keeps of the file was right, and no list has any
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -84,6 +87,7 @@ class Checked:
     unprotected: list[str] = field(default_factory=list)
     contents: bytes = b""
     keys: Any = None
+    is_kept: bool = False
 
 
 def finding(error: FlareError, where: object = "") -> Finding:
@@ -98,6 +102,7 @@ def check_file(at: Location, claims: Sequence[Claim], depth: Depth) -> Checked:
         size = out.size = depth.size(at)
         if not _fits(at, size, claims, out) or depth.quick:
             return out
+        claims = _with_kept(at, claims, out)
         sums = Sums(_names(claims, at, out))
         for block in at.blocks(size):
             sums.update(block)
@@ -125,6 +130,7 @@ def check_chunk(chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, 
             return out
         kind = spans.suffix(chunk) if form.SUFFIXES else ""
         if not depth.quick:
+            claims = _with_kept(at, claims, out)
             held = _summed(chunk, size, claims, kind, first_row, out)
         elif kind:
             out.rows = chunk.rows or 0
@@ -177,6 +183,19 @@ def _fits(at: Location, size: int, claims: Sequence[Claim], out: Checked) -> boo
             out.findings.append(Finding(str(at), "size", f"is {size} bytes, {claim.by} lists {claim.file.size}", hint, span))
             return False
     return True
+
+
+def _with_kept(at: Location, claims: Sequence[Claim], out: Checked) -> Sequence[Claim]:
+    """Add what the store itself keeps of an object to what is listed of it, as far as it can be computed here."""
+    kept = kept_sums(at)
+    strange = sorted(set(kept.hashes) - set(known()))
+    if kept.why_not:
+        out.unprotected.append(f"sums kept by {_STORE} were not looked at: {kept.why_not}")
+    elif strange:
+        out.unprotected.append(f"sums kept by {_STORE} were not looked at: {', '.join(strange)} takes awscrt (pip install 'flarecli[s3sums]')")
+    hashes = {name: value for name, value in kept.hashes.items() if name not in strange}
+    out.is_kept = bool(hashes) and not any(claim.file.hashes for claim in claims)
+    return [*claims, Claim(_STORE, File(at.name, hashes=hashes))] if hashes else claims
 
 
 def _names(claims: Sequence[Claim], at: Location, out: Checked, raw: bool = False) -> list[str]:

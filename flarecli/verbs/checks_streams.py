@@ -25,12 +25,16 @@ _HINT = "Pack the two again from the same rows, or read them one by one."
 
 @dataclass
 class Side:
-    """A stream beside others: its rows if they are known, and the keys of each shard as it was checked, with its address."""
+    """A stream beside others: its rows if they are known, and the keys of each shard as it was checked, with its address.
+
+    kept  shards of which the store alone has sums
+    """
 
     stream: Stream
     key: str = ""
     rows: int | None = None
     keys: list[tuple[str, pa.Array]] = field(default_factory=list)
+    kept: int = 0
 
 
 def key_of(stream: Stream) -> str:

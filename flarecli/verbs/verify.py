@@ -74,6 +74,7 @@ class Verification:
         self.files = self.shards = self.rows = self.bytes = self.findings = self.left = 0
         self.unprotected: list[str] = []
         self.extra: list[str] = []
+        self._said: set[str] = set()
         self._found = self._given(plans, options)
 
     def __iter__(self) -> Iterator[Finding]:
@@ -167,6 +168,7 @@ class Verification:
         def take(task: Task, done: Checked) -> None:
             sums.extend([(task.at, done.contents)] if done.contents else [])
             side.keys += [(task.at, done.keys)] if done.keys is not None else []
+            side.kept += done.is_kept
 
         engine = "local" if depth.quick else options.engine  # to compare sizes takes no cluster
         yield from self._run(chunk_tasks(found, stream, beside, depth, chosen), options, engine, take)
@@ -177,13 +179,13 @@ class Verification:
         if sums:
             yield from equal_rows(sums)
         if not any(listing.has_sums for listing in beside):
-            self._say_bare(stream)
+            self._say_bare(stream, side.kept)
 
-    def _say_bare(self, stream: Stream) -> None:
+    def _say_bare(self, stream: Stream, kept: int) -> None:
         if stream.format in formats.OWN_SUMS:
             return
         tables = (*stream.hashes.values(), *stream.raw_hashes.values())
-        bare = sum(not any(values[i] for values in tables) for i in range(len(stream)))
+        bare = sum(not any(values[i] for values in tables) for i in range(len(stream))) - kept
         if bare:
             self.unprotected.append(f"{bare} of {len(stream)} files of stream {stream.name!r}: carry no sums, only sizes and structure were checked")
 
@@ -203,7 +205,8 @@ class Verification:
             self.files += task.is_file
             self.shards += task.is_shard
             self.rows += done.rows
-            self.unprotected += done.unprotected
+            self.unprotected += [text for text in done.unprotected if text not in self._said]
+            self._said.update(done.unprotected)
             self.bytes += done.size
             options.progress.advance(done.rows, done.size)
             yield from (*task.findings, *done.findings)

@@ -1,0 +1,129 @@
+"""The checksums that S3 itself keeps of an object, beside its ETag: one HEAD request says them, to whoever asks in the right mode.
+
+    x-amz-checksum-sha256: base64      also -sha1, -crc32, -crc32c, -crc64nvme; big-endian
+    x-amz-checksum-type: FULL_OBJECT   COMPOSITE is a sum of the sums of an upload's parts: it says nothing of the bytes as they are read
+
+The library for objects does not ask for them, so the request is signed here, by AWS's Signature Version 4 (source: the
+API reference of Amazon S3, "Authenticating Requests"). Where credentials come from a role, only the library has them, and nothing is asked.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlsplit
+
+from flarecli.storage.answers import Answer
+from flarecli.storage.location import Location
+from flarecli.storage.objects import ObjectStore
+from flarecli.storage.slots import certificates
+
+__all__ = ["Kept", "kept_sums", "signed"]
+
+_PREFIX, _MODE = "x-amz-checksum-", {"x-amz-checksum-mode": "ENABLED"}
+_SIZES = {"crc32": 4, "crc32c": 4, "crc64nvme": 8, "sha1": 20, "sha256": 32}  # bytes of each sum
+_CONNECT_S = 10
+_HEAD_BYTES = 1 << 16  # of an answer's head
+_OWN = threading.local()
+
+
+class Kept(NamedTuple):
+    """Sums of a whole object, name -> lowercase hex; and what keeps them from being known, or empty."""
+
+    hashes: Mapping[str, str] = {}
+    why_not: str = ""
+
+
+def kept_sums(at: Location) -> Kept:
+    """Ask S3 for the sums that it keeps of an object; of anything else there are none. No failure is raised: the object itself is read anyway."""
+    store = at.store
+    if not isinstance(store, ObjectStore) or store.scheme != "s3":
+        return Kept()
+    config = store.settings
+    if not config.get("skip_signature") and "access_key_id" not in config:
+        return Kept(why_not="only the role of this machine may ask for them")
+    url = f"{config.get('endpoint') or 'https://s3.{}.amazonaws.com'.format(config['region'])}/{store.bucket}/{quote(at.path, safe='/-_.~')}"
+    headers = dict(_MODE) if config.get("skip_signature") else signed("HEAD", url, _MODE, config, datetime.now(UTC))
+    answer = _asked(url, headers, store.guard.limits.timeout_s)
+    if answer is None or answer.status != 200:
+        return Kept(why_not="it does not answer" if answer is None else f"it answers {answer.status}")
+    return _read(answer)
+
+
+def _read(answer: Answer) -> Kept:
+    found: dict[str, str] = {}
+    for name, size in _SIZES.items():
+        text = answer.get(_PREFIX + name)
+        try:
+            value = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            value = b""  # a composite one ends with the number of parts
+        if len(value) == size:
+            found[name] = value.hex()
+        elif text:
+            return Kept(why_not="they are sums of the parts of an upload")
+    if found and answer.get(f"{_PREFIX}type").upper() == "COMPOSITE":
+        return Kept(why_not="they are sums of the parts of an upload")
+    return Kept(found)
+
+
+def signed(method: str, url: str, headers: Mapping[str, str], config: Mapping[str, Any], now: datetime) -> dict[str, str]:
+    """Give the headers of a request without a body, with its signature.
+
+    url      escaped already, without a query
+    config   access_key_id, secret_access_key, region; session_token if there is one
+    """
+    parts, day = urlsplit(url), f"{now:%Y%m%d}"
+    payload = "UNSIGNED-PAYLOAD"
+    all_of = {**headers, "host": parts.netloc, "x-amz-content-sha256": payload, "x-amz-date": f"{now:%Y%m%dT%H%M%SZ}"}
+    all_of |= {"x-amz-security-token": config["session_token"]} if config.get("session_token") else {}
+    names = ";".join(sorted(all_of))
+    canonical = "".join(f"{name}:{all_of[name]}\n" for name in sorted(all_of))
+    scope = f"{day}/{config['region']}/s3/aws4_request"
+    request = hashlib.sha256(f"{method}\n{parts.path}\n\n{canonical}\n{names}\n{payload}".encode()).hexdigest()
+    key = f"AWS4{config['secret_access_key']}".encode()
+    for part in scope.split("/"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    proof = hmac.digest(key, f"AWS4-HMAC-SHA256\n{all_of['x-amz-date']}\n{scope}\n{request}".encode(), "sha256").hex()
+    credential = f"{config['access_key_id']}/{scope}"
+    return {**all_of, "authorization": f"AWS4-HMAC-SHA256 Credential={credential},SignedHeaders={names},Signature={proof}"}
+
+
+def _asked(url: str, headers: Mapping[str, str], timeout_s: float) -> Answer | None:
+    """Send a HEAD request, on a connection that this thread keeps; None if nothing came."""
+    import pycurl
+
+    easy = getattr(_OWN, "easy", None)
+    if easy is None:
+        easy = _OWN.easy = pycurl.Curl()
+    lines: list[bytes] = []
+
+    def take(line: bytes) -> int:
+        lines.append(line)
+        return len(line) if sum(map(len, lines)) <= _HEAD_BYTES else -1
+
+    easy.reset()
+    for option, value in (
+        (pycurl.NOSIGNAL, 1),
+        (pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS),
+        (pycurl.URL, url),
+        (pycurl.NOBODY, 1),
+        (pycurl.PATH_AS_IS, 1),
+        (pycurl.CONNECTTIMEOUT, _CONNECT_S),
+        (pycurl.TIMEOUT_MS, int(1000 * timeout_s)),
+        (pycurl.HTTPHEADER, [f"{name}: {value}" for name, value in headers.items()]),
+        (pycurl.HEADERFUNCTION, take),
+        *([(pycurl.CAINFO, certificates())] if certificates() else []),
+    ):
+        easy.setopt(option, value)
+    try:
+        easy.perform()
+    except pycurl.error:
+        return None
+    return Answer(lines)
