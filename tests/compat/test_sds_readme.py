@@ -2,11 +2,7 @@
 
 import io
 import os
-import socket
-import subprocess
-import sys
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -17,25 +13,6 @@ import pytest
 from flarecli.compat.sds.dataset import StreamingDataset
 from flarecli.errors import ReachError, UsageError
 from flarecli.storage import locate
-
-
-@pytest.fixture(scope="module")
-def server():
-    pytest.importorskip("moto.server")
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    for _ in range(400):
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/moto-api/").close()
-            break
-        except urllib.error.URLError:
-            time.sleep(0.05)
-    yield f"http://127.0.0.1:{port}"
-    process.terminate()
-    process.wait(10)
 
 
 def table(names):

@@ -39,13 +39,17 @@ class StreamingDataset:
 
     src                  an index (parquet, CSV, JSON), several by a wildcard, a list of them, or a folder of files; local or remote
     dst                  the folder that the files come to, in one of their own for each dataset
-    data_type            image, video, audio, text, or one of those `_latent`
+    data_type            image, video, audio, text, or one of those `_latent`; it comes with each sample
     columns_to_download  columns of addresses, also called `columns_to_load`
     index_col_name       the column that names a sample's files
     num_downloading_workers  transfers at a time
     shuffle_seed         what the order of an epoch depends on; None: the index's own; -1: drawn
     cache_limit          bytes of files that stay on this machine, the oldest go first; None: no limit
     transforms           functions of a sample, in turn, that give a sample or several
+    max_index_files_to_use  how many of the indexes that a wildcard names
+    unaligned_worker_index  every worker of every rank goes through all samples, each in an order of its own
+    infinite_iteration   one epoch follows the other without end
+    resolution, num_random_access_retries, print_…, lazy_index_…, min_num_pending_tasks_thresh  taken, and of no use here
     failed               rows that an epoch has left out, each named in the log
     raises               UsageError, MissingError, FormatError
     """
@@ -58,7 +62,7 @@ class StreamingDataset:
         self,
         src: str,
         dst: str,
-        data_type: Any,
+        data_type: Any = None,
         name: str | None = None,
         shuffle_seed: int | None = None,
         transforms: Sequence[Callable[[Sample], Any]] | None = None,
@@ -74,14 +78,21 @@ class StreamingDataset:
         sql_query: str | None = None,
         index_cols_to_keep: Sequence[str] | None = None,
         columns_to_load: Sequence[str] | None = None,
+        max_index_files_to_use: int | None = None,
+        unaligned_worker_index: bool = False,
+        infinite_iteration: bool = False,
         allow_private: bool = False,
-        **ignored: Any,
+        resolution: Any = None,
+        num_random_access_retries: int = 5,
+        print_exceptions: bool = False,
+        print_traceback: bool = False,
+        lazy_index_chunk_size: int | None = None,
+        lazy_index_num_threads: int = 3,
+        lazy_index_prefetch_factor: int = 3,
+        min_num_pending_tasks_thresh: int | None = None,
     ) -> None:
-        unknown = set(ignored) - _IGNORED
-        if unknown:
-            raise UsageError(f"no argument {min(unknown)!r}")
-        self.data_type = str(getattr(data_type, "value", data_type)).lower()
-        if self.data_type not in _TYPES:
+        self.data_type = None if data_type is None else str(getattr(data_type, "value", data_type)).lower()
+        if self.data_type is not None and self.data_type not in _TYPES:
             raise UsageError(f"data_type is {self.data_type!r:.60}", hint=f"Choose one of {', '.join(_TYPES)}.")
         self.src, self.name = src, name or os.path.basename(src.rstrip("/")).partition(".")[0] or "data"
         self.dst = os.path.join(dst, self.name)
@@ -94,6 +105,7 @@ class StreamingDataset:
             retries=num_downloading_retries,
             kept=index_cols_to_keep,
             limit=max_size,
+            indexes=max_index_files_to_use,
             sql=sql_query,
             allow_missing=allow_missing_columns,
             allow_private=allow_private,
@@ -103,6 +115,7 @@ class StreamingDataset:
             raise UsageError(f"shuffle_seed is {shuffle_seed}", hint="Give None, -1, or a number from 0 on.")
         self.transforms, self.none_to_empty_str = list(transforms or ()), none_to_empty_str
         self.cache_limit = mds_config.size_limit(cache_limit, "cache_limit")
+        self.unaligned_worker_index, self.infinite_iteration = unaligned_worker_index, infinite_iteration
         self._block = max(prefetch, 2 * num_downloading_workers, 1)
         self._stored: deque[Brought] = deque()
         self._used = self._given = self.failed = 0
@@ -161,22 +174,35 @@ class StreamingDataset:
             self._turns[seed] = turn + 1
         epoch, step = self._clock.begin(seed, turn)
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        rank, ranks = _ranks()
-        total = len(self)
-        steps = (np.arange(step + rank, -(-total // ranks) * ranks, ranks) % max(1, total))[worker::workers]
-        order = "sequential" if self.shuffle_seed is None else "shuffle"
-        rows = Epoch(np.array([0, total]), self.shuffle_seed or 0, epoch, order, 1).at(steps).tolist()
-        self._given = 0
-        return self._epoch(rows, workers * int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        return self._epochs(epoch, step, worker, workers)
 
-    def _epoch(self, rows: list[int], sharers: int) -> Iterator[Any]:
+    def _epochs(self, epoch: int, step: int, worker: int, workers: int) -> Iterator[Any]:
+        while len(self):
+            self._given = 0
+            yield from self._epoch(self._rows_of(epoch, step, worker, workers), workers * int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+            if not self.infinite_iteration:
+                return
+            epoch, step = epoch + 1, 0
+            if worker == 0:
+                self._clock.reach(epoch)
+
+    def _rows_of(self, epoch: int, step: int, worker: int, workers: int) -> Iterator[list[int]]:
+        """Give the rows of a worker, a block after the other."""
+        (rank, ranks), total, seed = _ranks(), len(self), self.shuffle_seed or 0
+        if self.unaligned_worker_index:
+            seed, rank, ranks, worker, workers = seed + rank * workers + worker, 0, 1, 0, 1
+        order = Epoch(np.array([0, total]), seed, epoch, "sequential" if self.shuffle_seed is None else "shuffle", 1)
+        count = max(0, -(-(total - step) // ranks))
+        for start in range(worker, count, workers * self._block):
+            turns = np.arange(start, min(count, start + workers * self._block), workers)
+            yield order.at((step + rank + turns * ranks) % total).tolist()
+
+    def _epoch(self, blocks: Iterator[list[int]], sharers: int) -> Iterator[Any]:
         """Give samples in order while the files of the next ones are fetched."""
-        blocks = [rows[start : start + self._block] for start in range(0, len(rows), self._block)]
         with ThreadPoolExecutor(1, "flare-sds") as pool:
-            ahead: Future[list[Brought]] | None = pool.submit(self._rows.bring, blocks[0]) if blocks else None
-            for k in range(len(blocks)):
-                brought = ahead.result() if ahead is not None else []
-                ahead = pool.submit(self._rows.bring, blocks[k + 1]) if k + 1 < len(blocks) else None
+            ahead = self._fetched(pool, blocks)
+            while ahead is not None:
+                brought, ahead = ahead.result(), self._fetched(pool, blocks)
                 for one in brought:
                     self._given += 1
                     if one.error is not None:
@@ -185,6 +211,10 @@ class StreamingDataset:
                         continue
                     yield from self._samples(one)
                     self._store(one, sharers)
+
+    def _fetched(self, pool: ThreadPoolExecutor, blocks: Iterator[list[int]]) -> Future[list[Brought]] | None:
+        rows = next(blocks, None)
+        return None if rows is None else pool.submit(self._rows.bring, rows)
 
     def state_dict(self) -> dict[str, int]:
         """Say where the epoch is, by what this process has given; a DataLoader with workers says so by `set_progress`."""
@@ -201,19 +231,6 @@ class StreamingDataset:
         if epoch < 0 or not 0 <= step <= len(self) + _ranks()[1]:
             raise UsageError(f"sample {step} of epoch {epoch} is outside the data, which has {len(self)}")
         self._clock.resume(epoch, step)
-
-
-_IGNORED = {
-    "resolution",
-    "num_random_access_retries",
-    "print_exceptions",
-    "print_traceback",
-    "max_index_files_to_use",
-    "lazy_index_chunk_size",
-    "lazy_index_num_threads",
-    "lazy_index_prefetch_factor",
-    "min_num_pending_tasks_thresh",
-}
 
 
 def _ranks() -> tuple[int, int]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from flarecli import where
+from flarecli.compat.sds.spooled import Spooled
 from flarecli.errors import FlareError, ReachError, UnsafeError, UsageError, ValueFitError
 from flarecli.names import check_name
 from flarecli.progress import Progress
+from flarecli.read import expand
 from flarecli.storage import Guard, Limits, Location
 from flarecli.storage.local import LocalStore
 from flarecli.verbs.source import Source, open_source
@@ -36,7 +37,7 @@ class Brought:
 
 
 class Rows:
-    """The rows of an index, or of a folder of files, in memory: the columns that are kept, not the files.
+    """The rows of an index, or of a folder of files: the columns that are kept, in a file that is mapped, not the files they name.
 
     key      the column that names a sample's files; `index`, where there is none of that name, is the row's number
     raises   UsageError for a column that is not there, or a key that two rows have
@@ -53,39 +54,47 @@ class Rows:
         retries: int,
         kept: Sequence[str] | None,
         limit: int | None,
+        indexes: int | None,
         sql: str | None,
         allow_missing: bool,
         allow_private: bool,
     ) -> None:
         self._limits = Limits(jobs=jobs, retries=retries)
         self._guard = Guard(limits=self._limits, allow_private=allow_private)
-        source = open_source(src, text=[key], guard=self._guard, allow_missing=allow_missing)
-        self._source, self._allow_missing = source, allow_missing
+        self._args: tuple[Any, ...] = (_first(src, indexes), [key], allow_missing)
+        source = self._opened()
+        self._links_at, self._files, self._allow_missing = source.at, source.files, allow_missing
         self.columns = list(columns or source.files)
         names = source.schema.names
         if not self.columns:
             raise UsageError("no column to download is named", where=src, hint=f"Choose from {', '.join(names)}.")
         self.key = key if key in names or key != "index" else source.key or ""
         wanted = [*self.columns, *([self.key] if self.key else [])]
-        self.table = _table(source, [name for name in names if kept is None or name in kept or name in wanted], limit, sql)
+        schema, batches = _batches(source, [name for name in names if kept is None or name in kept or name in wanted], limit, sql)
         for name in wanted:
-            if name not in self.table.column_names:
+            if name not in schema.names:
                 raise UsageError(f"no column {name!r}", where=src, hint=f"Choose from {', '.join(names)}.")
         if self.key in self.columns:
             raise UsageError(f"column {self.key!r} cannot be the key and be downloaded", where=src)
-        if self.key and (counts := pc.value_counts(self.table.column(self.key))) and len(counts) < len(self.table):
-            twice = next(one["values"] for one in counts.to_pylist() if one["counts"] > 1)
-            raise UsageError(f"{twice!r:.60} is the key of more than one row", where=src, hint="Name a column that tells rows apart.")
         os.makedirs(dst, exist_ok=True)
         self.dst = dst
+        self.table = Spooled(os.path.dirname(os.path.abspath(dst)), schema, batches, self.key or None, src)
         self._at = Location(LocalStore(os.path.realpath(dst), dst, durable=False))
+
+    def _opened(self) -> Source:
+        src, text, allow_missing = self._args
+        self._source: Source | None = open_source(src, text=text, guard=self._guard, allow_missing=allow_missing)
+        return self._source
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_source": None}  # another process opens it again, and only a folder of files
 
     def __len__(self) -> int:
         return len(self.table)
 
     def bring(self, rows: Sequence[int]) -> list[Brought]:
         """Bring the files of rows into the folder, side by side, those that are not there; give the rows in their order."""
-        batch = self.table.take(pa.array(rows, pa.int64()))
+        batch = self.table.take(rows)
         samples, found = batch.to_pylist(), []
         missing: list[int] = []
         for i, (row, sample) in enumerate(zip(rows, samples, strict=True)):
@@ -121,9 +130,10 @@ class Rows:
 
     def _fetch(self, batch: pa.Table, missing: list[int], found: list[Brought]) -> None:
         (one,) = batch.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], batch.schema)]
-        if self._source.filled is not None:
-            files = [name for name in self.columns if name in self._source.files]
-            for filled, flaws in self._source.filled([one.select(files)], files):
+        if self._files:
+            filling = (self._source or self._opened()).filled
+            files = [name for name in self.columns if name in self._files]
+            for filled, flaws in filling([one.select(files)], files) if filling is not None else ():
                 for flaw in flaws:
                     found[missing[flaw.row]] = replace(found[missing[flaw.row]], error=flaw.error)
                 self._store(filled, missing, found)
@@ -131,7 +141,7 @@ class Rows:
         for column in self.columns:  # one after the other: a row may lack one of them
             at = [k for k, i in enumerate(missing) if found[i].error is None and found[i].sample[column] not in (None, "")]
             some = pa.RecordBatch.from_arrays([one.column(column).take(pa.array(at, pa.int64()))], [column])
-            how: dict[str, Any] = {"key": None, "at": self._source.at, "guard": self._guard, "limits": self._limits, "progress": Progress()}
+            how: dict[str, Any] = {"key": None, "at": self._links_at, "guard": self._guard, "limits": self._limits, "progress": Progress()}
             for part in fetch([some], [Link(column, column)], **how):
                 for failure in part.failures:
                     i = missing[at[failure.row]]
@@ -155,16 +165,29 @@ class Rows:
         return replace(one, sample={**one.sample, **paths}, files=paths, size=size)
 
 
-def _table(source: Source, names: list[str], limit: int | None, sql: str | None) -> pa.Table:
+def _first(src: str, count: int | None) -> str | list[str]:
+    """Give the first indexes that a wildcard names. Raises UsageError for none of them, or where a list names them."""
+    if count is None:
+        return src
+    if count < 1 or src.endswith(".txt"):
+        raise UsageError(f"the first {count} indexes are none of these", where=src, hint="Give at least 1, of a wildcard.")
+    return expand(src)[:count]
+
+
+def _batches(source: Source, names: list[str], limit: int | None, sql: str | None) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Give the rows that are kept, and their columns."""
     schema, batches = pa.schema([source.schema.field(name) for name in names]), source.batches(names)
     if source.files:
         schema = pa.schema([field.with_type(pa.large_string()) if field.name in source.files else field for field in schema])
     if sql is not None:
         schema, batches = where.select(schema, batches, sql)
-    taken, count = [], 0
+    return schema, batches if limit is None else _cut(batches, limit)
+
+
+def _cut(batches: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
+    left = limit
     for batch in batches:
-        taken.append(batch if limit is None else batch.slice(0, limit - count))
-        count += taken[-1].num_rows
-        if limit is not None and count >= limit:
-            break
-    return pa.Table.from_batches(taken, taken[0].schema if taken else schema)
+        if left <= 0:
+            return
+        yield batch.slice(0, left)
+        left -= batch.num_rows

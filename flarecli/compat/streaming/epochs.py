@@ -62,6 +62,10 @@ class Clock:
         """Say that the next epoch is this one, from this step on."""
         self._change(lambda state: state.update(next=epoch, resume=[epoch, step], seeds=[]))
 
+    def reach(self, epoch: int) -> None:
+        """Say that an epoch has begun, if no later one has: for iterations that go on from one to the next."""
+        self._change(lambda state: state.update(next=max(state["next"], epoch + 1)))
+
     def next(self) -> int:
         """Give the epoch that comes next."""
         return int(self._change(lambda state: state["next"]))
