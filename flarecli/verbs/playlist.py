@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
@@ -30,12 +31,14 @@ from flarecli.verbs.rows import bounded
 __all__ = ["PlaylistDiff", "check_playlist", "diff_playlists", "playlist"]
 
 _NAMED = re.compile(r"([^/:?=]+)=(.+)", re.DOTALL)
+_Key: TypeAlias = tuple[str, str, int]
+_Facts: TypeAlias = Mapping[str, Sequence[Any]]
 _RESERVED = ("format", "columns", "rows", "bytes", "raw_bytes", "files", "content")
 
 
 @dataclass(frozen=True, slots=True)
 class PlaylistDiff:
-    """Chunks that the second playlist adds, and that it removes or lists with other rows, bytes or sums."""
+    """Chunks that the second playlist adds, and that it removes or lists with another format or other columns, rows, bytes or sums."""
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
@@ -243,9 +246,9 @@ def diff_playlists(a: str, b: str, guard: Guard | None = None) -> PlaylistDiff:
     raises  whatever resolving raises
     """
     one, two = (dict(_entries(resolve([address], guard=guard)[0])) for address in (a, b))
-    several = len({stream for stream, _ in (*one, *two)}) > 1
+    several = len({stream for stream, *_ in (*one, *two)}) > 1
 
-    def shown(key: tuple[str, str]) -> str:
+    def shown(key: _Key) -> str:
         return f"{key[0]}: {key[1]}" if several else key[1]
 
     return PlaylistDiff(
@@ -255,17 +258,43 @@ def diff_playlists(a: str, b: str, guard: Guard | None = None) -> PlaylistDiff:
     )
 
 
-def _entries(found: Playlist) -> Iterator[tuple[tuple[str, str], Chunk]]:
+def _entries(found: Playlist) -> Iterator[tuple[_Key, tuple[_Facts, int]]]:
+    """Give each chunk under its stream, its address, and which one of that address it is: a playlist may list one twice."""
     for stream in found.streams:
+        facts, seen = _facts(stream), Counter[str]()
         for i, url in enumerate(stream.urls):
-            yield (stream.name, url), stream.chunk(i)
+            yield (stream.name, url, seen[url]), (facts, i)
+            seen[url] += 1
 
 
-def _differ(one: Chunk, two: Chunk) -> bool:
+def _facts(stream: Stream) -> _Facts:
+    """Give what is listed of the chunks of a stream: name of a fact -> its value for each chunk, None, -1 or empty where it is not known."""
+    counts = {"rows": stream.rows, "bytes": stream.sizes, "raw_bytes": stream.raw_sizes}
+    same = {"format": stream.format, "columns": stream.columns}
+    return {
+        **{name: [value] * len(stream) for name, value in same.items() if value is not None},
+        **{name: values.tolist() for name, values in counts.items() if values is not None},
+        **stream.hashes,
+        **({"parts": stream.parts} if any(stream.parts) else {}),
+    }
+
+
+def _differ(a: tuple[_Facts, int], b: tuple[_Facts, int]) -> bool:
     """Whether two listings of a chunk contradict each other; what only one of them says does not count."""
-    pairs: list[tuple[object, object]] = [(one.rows, two.rows)]
-    beside = {file.name: file for file in two.files[1:]}
-    for mine, other in ((one.files[0], two.files[0]), *((file, beside[file.name]) for file in one.files[1:] if file.name in beside)):
-        pairs += [(mine.size, other.size), (mine.raw_size, other.raw_size)]
-        pairs += [(value, other.hashes[name]) for name, value in mine.hashes.items() if name in other.hashes]
+    (one, i), (two, j) = a, b
+    for name, values in one.items():
+        if name not in two or values[i] == two[name][j]:
+            continue
+        if name == "parts":
+            beside = {file.name: file for file in two[name][j]}
+            if any(_contradicts(file, beside[file.name]) for file in values[i] if file.name in beside):
+                return True
+        elif not {values[i], two[name][j]} & {None, -1, ""}:
+            return True
+    return False
+
+
+def _contradicts(one: File, two: File) -> bool:
+    pairs: list[tuple[object, object]] = [(one.size, two.size), (one.raw_size, two.raw_size)]
+    pairs += [(value, two.hashes[name]) for name, value in one.hashes.items() if name in two.hashes]
     return any(mine is not None and other is not None and mine != other for mine, other in pairs)

@@ -220,3 +220,13 @@ def test_chunks_of_several_streams_are_told_with_their_stream(tmp_path):
     assert found.added == ("y",)
     (tmp_path / "b.yaml").write_text("one: {headers: {format: mds}, content: [x]}\ntwo: {headers: {format: mds}, content: [x]}\n")
     assert verbs.diff_playlists(f"{tmp_path}/a.yaml", f"{tmp_path}/b.yaml").added == ("two: x",)
+
+
+def test_a_chunk_that_is_listed_twice_and_one_of_another_kind_are_told(tmp_path):
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    first.write_text("one: {headers: {format: mds, columns: {x: int}}, content: [x, y, x]}\n")
+    second.write_text("one: {headers: {format: mds, columns: {x: int}}, content: [x, y, y]}\n")
+    found = verbs.diff_playlists(str(first), str(second))
+    assert (found.added, found.removed, found.changed) == (("y",), ("x",), ())
+    second.write_text("one: {headers: {format: mds, columns: {x: str}}, content: [x, y, x]}\n")
+    assert verbs.diff_playlists(str(first), str(second)).changed == ("x", "y", "x")
