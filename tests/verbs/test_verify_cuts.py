@@ -17,11 +17,20 @@ CASES = [
     "mds/json_newline_lf", "mds/json_comp_zstd_3", "mds/csv_crlf", "mds/xsv_unicode",
     "ffrecord/many", "ffrecord/oldversion", "ffrecord/multi",
     "webdataset/plain", "webdataset/gnu", "webdataset/pax", "webdataset/gz",
+    "granular/new/alltypes", "granular/new/sharded_stride", "granular/new/zero_length", "granular/new/empty", "granular/old/alltypes",
+    "granular/old/sequences", "granular/old/sharded", "granular/v1/alltypes", "granular/v1/sequences", "granular/v1/sharded",
 ]  # fmt: skip
 
 
 def folder_of(case):
-    return next((FIXTURES / case / name for name in ("data", "out") if (FIXTURES / case / name).is_dir()), FIXTURES / case)
+    return next((FIXTURES / case / name for name in ("data/ds", "data", "out") if (FIXTURES / case / name).is_dir()), FIXTURES / case)
+
+
+def is_named(name, one):
+    """Whether a finding is about the file; an index and its bag hold each other to account, and a column may be called by its name."""
+    stem, _, kind = name.rpartition(".")
+    told = {name, f"{stem}.bag"} if kind == "idx" else {name}
+    return Path(one.where.partition("[")[0]).name in told or (kind == "idx" and f"column {stem!r}" in one.message)
 
 
 def borders(chunk, size):
@@ -43,16 +52,17 @@ def test_a_file_cut_at_a_border_is_noticed_and_named(case, tmp_path):
     (found,) = resolve([str(out)], maps=False)
     cuts, passed = 0, []
     chunk = next(iter(found.streams[0]))
-    for name in [chunk.at.name, *(at.name for at in chunk.beside)]:
-        (path,) = out.rglob(name)
-        whole = path.read_bytes()
+    for path in (Path(str(at)) for at in (chunk.at, *chunk.beside)):
+        name, whole = path.name, path.read_bytes()
         for cut in borders(chunk, len(whole)):
             if not whole[cut:].strip(b"\0") and whole[:cut].endswith(bytes(1024)):
                 continue  # blocks of zeros after the end of a tar: nothing is lost
+            if not cut and whole == bytes(8) and path.suffix == ".bag":
+                continue  # a bag of no records: one writer gives it a count of none, another no bytes at all
             path.write_bytes(whole[:cut])
             findings = list(verbs.verify(str(out)))
             cuts += 1
-            if not any(name in one.where for one in findings):
+            if not any(is_named(name, one) for one in findings):
                 passed.append((name, cut, len(whole), findings))
         path.write_bytes(whole)
     assert (passed, cuts > 3) == ([], True)
