@@ -74,9 +74,9 @@ def read_flare(folder: str, seed: int, workers: int, torch: bool) -> Iterator[Ba
     import flarecli as flare
 
     if torch:
-        from flarecli.torch import IterableDataset
+        from flarecli.torch import IterableDataset, tensors
 
-        return loaded(IterableDataset(flare.open(folder), BATCH, seed), seed, workers, batch_size=None)
+        return loaded(IterableDataset(flare.open(folder), BATCH, seed), seed, workers, batch_size=None, collate_fn=tensors)
     return iter(flare.Loader(flare.open(folder), BATCH, seed, workers=workers))
 
 
@@ -223,7 +223,7 @@ def read_webdataset(folder: str, seed: int, workers: int, torch: bool) -> Iterat
     urls = [str(path) for path in sorted(Path(folder).glob("*.tar"))]
     data = webdataset.WebDataset(urls, shardshuffle=len(urls), seed=seed).shuffle(1000)
     rows = ({"caption": one["txt"].decode(), "image": one["jpg"], "label": int(one["cls"])} for one in data)
-    return iter(lambda: collated([row for _, row in zip(range(BATCH), rows, strict=False)] or [{"image": []}]), {"image": []})
+    return iter(lambda: collated([row for _, row in zip(range(BATCH), rows, strict=False)] or [{"image": []}]), {"image": [[]]})
 
 
 def spent() -> float:

@@ -28,12 +28,43 @@ except ImportError:
 
 __all__ = ["IterableDataset", "MapDataset", "tensors"]
 
+_SMALL = 1 << 18  # bytes of a tensor
+_BLOCK = 1 << 14  # steps mapped to rows at once, about
 _KEYS = {"seed", "epoch", "order", "window", "rows", "batch", "ranks", "workers", "step", "given"}
 
 
 def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Give a batch with tensors in place of numpy arrays, over the same memory."""
-    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
+    """Give a batch with tensors in place of numpy arrays, over the same memory; one that has none but tensors as it is.
+
+    As a DataLoader's `collate_fn` it spares what torch does by default: looking at each item of each list.
+    """
+    made = {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
+    return made if torch_data.get_worker_info() is None else _Sent(made)
+
+
+class _Sent(dict[str, Any]):
+    """A batch made by a worker; it arrives as a dict of the same tensors.
+
+    Torch gives a file of shared memory to each tensor that crosses, which takes longer than copying a small one: those go with the rest.
+    """
+
+    def __copy__(self) -> _Sent:
+        return _Sent(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        small = {name: value.numpy() for name, value in self.items() if _is_small(value)}
+        return _arrived, (dict(self) | small, list(small))
+
+
+def _is_small(value: Any) -> bool:
+    """Whether this is a small tensor that numpy has a type for."""
+    if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
+        return False
+    return bool(value.nbytes <= _SMALL and not value.requires_grad and value.dtype is not torch.bfloat16)
+
+
+def _arrived(batch: dict[str, Any], small: Sequence[str]) -> dict[str, Any]:
+    return batch | {name: torch.from_numpy(batch[name]) for name in small}
 
 
 class MapDataset(torch_data.Dataset):  # type: ignore[misc]
@@ -178,18 +209,24 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         stop = order.rows
         if self._drop_last:
             stop = start + (stop - start) // whole * whole
-        for first in range(start + worker * whole, stop, workers * whole):
-            steps = np.arange(first + self._rank, min(first + whole, stop), self._ranks, dtype=np.int64)
-            if len(steps):
-                yield Part(order.at(steps), not self._collated)
+        block = max(1, _BLOCK // self._batch) * workers * whole
+        for begin in range(start + worker * whole, stop, block):
+            firsts = range(begin, min(begin + block, stop), workers * whole)
+            steps = [np.arange(first + self._rank, min(first + whole, stop), self._ranks, dtype=np.int64) for first in firsts]
+            rows = order.at(np.concatenate(steps))
+            for count in map(len, steps):
+                part, rows = rows[:count], rows[count:]
+                if count:
+                    yield Part(part, not self._collated)
 
     def _flow(self, work: Work, parts: Iterator[Part]) -> Iterator[Made]:
         if self._threads:
-            return Ahead([work] * self._threads, parts, self._threads + 2)
+            return Ahead([work] * self._threads, parts, self._threads + 2, work)
         return (made for part in parts for made in work([part]))
 
 
 def _worker() -> tuple[int, int]:
+    """Which worker this is, of how many; 0 of 1 where there are none."""
     info = torch_data.get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)
 

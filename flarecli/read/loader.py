@@ -174,7 +174,7 @@ class Loader:
         if not self.workers:
             return (made for part in parts for made in work([part])), lambda: None
         if not self._processes:
-            flow = Ahead([work] * self.workers, parts, self._ahead)
+            flow = Ahead([work] * self.workers, parts, self._ahead, work)
             return flow, flow.close
         processes: list[Process] = []
         try:

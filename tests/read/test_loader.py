@@ -29,6 +29,12 @@ def data(tmp_path_factory):
     return flare.open(str(path))
 
 
+@pytest.fixture(autouse=True)
+def always_threads(monkeypatch):
+    """What is here is so little that whoever takes a batch would make it."""
+    monkeypatch.setattr("flarecli.read.ahead._QUICK_S", 0.0)
+
+
 def numbers(batches):
     return [batch["n"].tolist() for batch in batches]
 
@@ -95,7 +101,7 @@ def test_a_loop_goes_on_where_the_last_one_was_left(data):
     assert first + [n for batch in numbers(loader) for n in batch] == [sample["n"] for sample in data.run(1)]
     assert loader.cursor == flare.Cursor(1, 1, 0, "shuffle")
     one, two = iter(loader), iter(loader)
-    next(one), next(two)
+    next(one), next(two), next(two)
     assert list(one) == []
     assert none_left() is False
     del two
@@ -279,3 +285,15 @@ def test_a_flare_error_crosses_processes(data):
     with pytest.raises(FlareError) as caught:
         list(loader)
     assert caught.value.message.startswith("column 'text': ValueError: invalid literal for int()")
+
+
+def test_quick_batches_are_made_where_they_are_taken_until_they_take_long(data, monkeypatch):
+    monkeypatch.setattr("flarecli.read.ahead._QUICK_S", 10.0)
+    loop = iter(flare.Loader(data, 1, order="sequential", workers=2))
+    assert [next(loop)["n"][0] for _ in range(4)] == [0, 1, 2, 3]
+    assert none_left()
+    monkeypatch.setattr("flarecli.read.ahead._QUICK_S", 0.0)
+    assert [next(loop)["n"][0] for _ in range(2)] == [4, 5]
+    assert not none_left()
+    assert [batch["n"][0] for batch in loop] == list(range(6, ROWS))
+    assert none_left()
