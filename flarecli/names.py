@@ -19,7 +19,7 @@ NAME_BYTES, PATH_BYTES = 255, 4096  # what Linux file systems take
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]*[^\s\"'<>.,:;)\]]")
 _DRIVE = re.compile(r"[A-Za-z]:")
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]")  # and halves of characters, but for those that stand for a byte
 # C0, DEL, C1, bidirectional controls, line and paragraph separators, byte order mark, lone surrogates
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _BROKEN = re.compile(r"https?:/?[^/]", re.IGNORECASE)  # a scheme without its slashes: who knows where the password is
@@ -52,8 +52,8 @@ def _why_not(name: str) -> str:
         return "holds a backslash"
     if _SCHEME.match(name):
         return "is an address"
-    if _CONTROL.search(name):
-        return "holds a control character"
+    if found := _CONTROL.search(name):
+        return "holds a control character" if found[0] < "\ud800" else "holds half a character"
     parts = name.split("/")
     if ".." in parts:
         return "leaves the folder"

@@ -92,3 +92,13 @@ def test_addresses_are_shown_without_secrets(address, shown):
 
 def test_secrets_inside_a_message_go_too():
     assert redact_text("cannot get 'http://u:p@h/x?token=1': no") == "cannot get 'http://h/x?redacted': no"
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a/\udfff.mds", "\udd00x"])
+def test_half_a_character_names_no_file(name):
+    with pytest.raises(UnsafeError, match="holds half a character$"):
+        check_name(name)
+
+
+def test_a_byte_that_is_no_utf8_may_stand_in_a_name():
+    assert check_name("a\udcff.mds") == "a\udcff.mds"
