@@ -214,18 +214,24 @@ class Folder:
             os.ftruncate(self._room, self._room_bytes)
         return True
 
-    def _look(self) -> tuple[int, list[tuple[str, int]]]:
-        """Give the bytes used, and each copy with its size; remove what dead processes left."""
+    def _look(self) -> tuple[int, list[tuple[float, str, int]]]:
+        """Give the bytes used, and each copy with its time of use and size; remove what dead processes left, and what only has a copy's name."""
         used, copies = 0, []
-        with os.scandir(self._fd) as found:
-            for file in found:
+        with os.scandir(self._fd) as files:
+            for file in files:
                 match = NAME.fullmatch(file.name)
-                if match:
-                    size = int(match[2], 16)
-                    copies.append((file.name, size))
+                if match is None:
+                    used += self._left(file.name)
+                    continue
+                try:
+                    found = file.stat(follow_symlinks=False)
+                except OSError:
+                    continue
+                if stat.S_ISREG(found.st_mode) and found.st_size == int(match[2], 16):
+                    copies.append((found.st_mtime, file.name, found.st_size))
+                    used += found.st_size
                 else:
-                    size = self._left(file.name)
-                used += size
+                    self.remove(file.name)
         return used, copies
 
     def _left(self, name: str) -> int:
@@ -265,15 +271,10 @@ class Folder:
             os.close(fd)
         return True
 
-    def _let_go(self, copies: list[tuple[str, int]], wanted: int) -> int:
+    def _let_go(self, copies: list[tuple[float, str, int]], wanted: int) -> int:
         """Remove the coldest copies until so many bytes are free; a time of use that lies ahead is of a clock that was wrong."""
-        now, order = time.time(), []
-        for name, size in copies:
-            with contextlib.suppress(OSError):
-                used = os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_mtime
-                order.append((used if used <= now + 1 else 0.0, name, size))
-        freed = 0
-        for _, name, size in sorted(order):
+        now, freed = time.time(), 0
+        for _, name, size in sorted((used if used <= now + 1 else 0.0, name, size) for used, name, size in copies):
             if freed >= wanted:
                 break
             with contextlib.suppress(FileNotFoundError):
