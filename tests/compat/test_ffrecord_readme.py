@@ -139,9 +139,11 @@ def test_packing_a_folder_and_looking_into_it(tmp_path):
 
 
 def test_records_in_several_files(tmp_path):
-    from flarecli.compat.ffrecord.files import dump
-
-    dump([bytes([i]) for i in range(10)], str(tmp_path / "d"), 4)
+    ffrecord.dump([bytes([i]) for i in range(10)], str(tmp_path / "d"), 4, verbose=True)
+    ffrecord.dump({0: b"x", 1: b"yz"}, tmp_path / "one.ffr", 1)  # anything with `len` and `[i]`
+    assert [one.tobytes() for one in FileReader(tmp_path / "one.ffr").read([0, 1])] == [b"x", b"yz"]
+    ffrecord.dump([], tmp_path / "none.ffr")
+    assert FileReader(tmp_path / "none.ffr").n == 0
     reader = FileReader(tmp_path / "d")
     assert [len(reader.get_checksums(k)) for k in range(4)] == [3, 3, 3, 1]
     assert [one[0] for one in reader.read([9, 0, 3, 9])] == [9, 0, 3, 9]
@@ -182,3 +184,11 @@ def test_a_dataset_and_a_loader_of_torch(fname, workers):
     assert [batch.tolist() for batch in rest] == whole[3:]
     with pytest.raises(UsageError):
         rest.set_step(7)
+    given = ffrecord.torch.DataLoader(
+        dataset, 30, False, None, None, workers, sum, False, True, 0, None, None, prefetch_factor=2, persistent_workers=False
+    )
+    assert list(given) == [sum(range(k, k + 30)) for k in (0, 30, 60)]
+    whole_batches = ffrecord.torch.DataLoader(dataset, None, False, [[1, 2], [3]], num_workers=workers, skippable=False)
+    assert [list(batch) for batch in whole_batches] == [[1, 2], [3]]
+    with pytest.raises(UsageError):
+        whole_batches.set_step(1)

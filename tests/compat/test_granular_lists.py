@@ -154,3 +154,20 @@ def test_numbers_outside_are_refused(directory):
             reader[wrong]
         with pytest.raises(RowsError):
             reader.available(wrong)
+
+
+def test_a_bag_by_itself_of_either_generation(directory, tmp_path):
+    with granular.DatasetWriter(tmp_path / "new", {"t": "utf8"}, granular.encoders) as writer:
+        for i in range(8):
+            writer.append({"t": f"film {i}"})
+    for path in (directory / "title.bag", tmp_path / "new" / "t.bag"):
+        bag = granular.BagReader(path)
+        assert len(bag) == 8 and bag[3] == b"film 3" == bag[-5] == bag.copy()[3]
+        assert bag[range(2, 4)] == [b"film 2", b"film 3"] == bag[2:4] and bag[7:99] == [b"film 7"]
+        assert list(bag) == [f"film {i}".encode() for i in range(8)]
+        assert bag.size == 8 * 8 + sum(map(len, bag))
+        for wrong in (8, -9, range(-1, 2)):
+            with pytest.raises(RowsError):
+                bag[wrong]
+    with pytest.raises(MissingError):
+        granular.BagReader(tmp_path / "nope.bag")

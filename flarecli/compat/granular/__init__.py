@@ -7,6 +7,7 @@ from flarecli.compat import named
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from flarecli.compat.granular import sources as sources
+    from flarecli.compat.granular.bags import BagReader as BagReader
     from flarecli.compat.granular.codecs import decoders as decoders
     from flarecli.compat.granular.codecs import encoders as encoders
     from flarecli.compat.granular.loader import Loader as Loader
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from flarecli.compat.granular.writers import ShardedDatasetWriter as ShardedDatasetWriter
 
 _FILES = {
+    "BagReader": "bags",
     "DatasetReader": "readers",
     "DatasetWriter": "writers",
     "Loader": "loader",
@@ -26,7 +28,7 @@ _FILES = {
     "sources": "sources",
 }
 
-__all__ = ["DatasetReader", "DatasetWriter", "Loader", "ShardedDatasetReader", "ShardedDatasetWriter", "decoders", "encoders", "sources"]
+__all__ = ["BagReader", "DatasetReader", "DatasetWriter", "Loader", "ShardedDatasetReader", "ShardedDatasetWriter", "decoders", "encoders", "sources"]
 
 
 def __getattr__(name: str) -> object:
