@@ -43,6 +43,7 @@ class Way:
         return True
 
 
+_EMULATED = '{"private_key": "", "private_key_id": "", "client_email": "", "disable_oauth": true}'  # an account that no one is asked about
 _NOBODY = Way("without credentials", {"skip_signature": True})
 
 
@@ -137,8 +138,10 @@ def _google(env: Mapping[str, str]) -> list[Way]:
     adc = os.path.join(env.get("CLOUDSDK_CONFIG") or os.path.join(home, ".config", "gcloud"), "application_default_credentials.json")
     if os.path.isfile(adc):
         return [Way("with the application default credentials", {**common, "application_credentials": adc})]
-    found = [Way(_NOBODY.words, {**common, **_NOBODY.config})]
-    if not _is_on(env, "NO_GCE_CHECK") and not common:
+    if common:  # without a signature, writing would still ask this machine's metadata service for a token
+        return [Way("without credentials, as emulators are asked", {**common, "service_account_key": _EMULATED})]
+    found = [_NOBODY]
+    if not _is_on(env, "NO_GCE_CHECK"):
         host, _, port = (env.get("GCE_METADATA_HOST") or "169.254.169.254").partition(":")
         found.append(Way("with the machine's account", common, (host, int(port) if port.isdecimal() else 80)))
     return found

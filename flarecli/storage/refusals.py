@@ -48,8 +48,8 @@ def is_denied(error: Exception) -> bool:
 
 def past_the_end(error: Exception) -> bool:
     """Whether a range begins behind the object's end."""
-    status, code, _ = _read(error)
-    return status == 416 or code == "InvalidRange"
+    status, code, text = _read(error)
+    return status == 416 or code == "InvalidRange" or "StartTooLarge" in text  # Azure gives the last byte where nothing is left
 
 
 def outrun(error: Exception) -> bool:
@@ -87,6 +87,8 @@ def told(error: Exception, where: str, tried: str, at: str) -> FlareError:
         return FormatError("holds a key with an empty part, `.`, `..` or a control character, which cannot be read", where=where)
     if "without LOCATION" in text or code in ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"):
         return ReachError(f"{_phrase(status or 301, code)}: the bucket is in another region{at}", where=where, hint=_REGION)
+    if status == 400 and not code:  # to a question without a body, also stores that do not know the one who asks answer so
+        return ReachError(f"{_phrase(status, code)}, tried {tried}{at}", where=where, hint=_ACCESS)
     if status:
         return ReachError(_phrase(status, code) + at, where=where, hint=_HINTS.get(code, ""))
     return ReachError(_cause(text) + at, where=where)

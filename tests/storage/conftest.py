@@ -1,7 +1,11 @@
-"""Servers of this machine that stand for the network's: S3 by moto, and nginx where it is installed. Each ends by its process id."""
+"""Servers of this machine that stand for the network's: moto; nginx, rclone, azurite where they are installed. Each ends by its process id."""
 
 from __future__ import annotations
 
+import base64
+import email.utils
+import hashlib
+import hmac
 import os
 import shutil
 import socket
@@ -20,6 +24,9 @@ NO_CLOUD = {  # nothing of this machine's own settings counts, and no metadata s
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     "NO_GCE_CHECK": "true",
 }
+
+
+AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # the same for everybody
 
 
 def free_port():
@@ -78,6 +85,55 @@ def s3(moto, no_cloud, monkeypatch):
     bucket = f"bucket-{time.monotonic_ns()}"
     urllib.request.urlopen(urllib.request.Request(f"{moto}/{bucket}", method="PUT")).close()
     return f"s3://{bucket}"
+
+
+@pytest.fixture(scope="session")
+def azurite():
+    """The address of Azure's own emulator, which checks signatures; npm installs it."""
+    program = shutil.which("azurite-blob")
+    if program is None:
+        pytest.skip("azurite is not installed")
+    port = free_port()
+    where = ["--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    argv = [program, *where, "--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until_it_answers(process, f"http://127.0.0.1:{port}/")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        end(process)
+
+
+@pytest.fixture
+def azure(azurite, no_cloud, monkeypatch):
+    """An empty container of its own: `az://NAME`."""
+    monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
+    monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", azurite)
+    container, dated, version = f"container-{time.monotonic_ns()}", email.utils.formatdate(usegmt=True), "2021-08-06"
+    headers = f"x-ms-date:{dated}\nx-ms-version:{version}\n"
+    text = "PUT" + 12 * "\n" + headers + f"/devstoreaccount1/devstoreaccount1/{container}\nrestype:container"
+    signature = base64.b64encode(hmac.new(base64.b64decode(AZURITE_KEY), text.encode(), hashlib.sha256).digest()).decode()
+    signed = {"x-ms-date": dated, "x-ms-version": version, "Authorization": f"SharedKey devstoreaccount1:{signature}"}
+    address = f"{azurite}/devstoreaccount1/{container}?restype=container"
+    urllib.request.urlopen(urllib.request.Request(address, method="PUT", headers=signed)).close()
+    return f"az://{container}"
+
+
+@pytest.fixture(scope="session")
+def rclone(tmp_path_factory):
+    """The address of an S3 server that checks signatures, and a folder of which each folder is a bucket: rclone's."""
+    program = shutil.which("rclone", path=f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', '')}")
+    if program is None:
+        pytest.skip("rclone is not installed")
+    folder, port = tmp_path_factory.mktemp("rclone"), free_port()
+    (folder / "bucket").mkdir()
+    argv = [program, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", "AKIDEXAMPLE,verysecret", "--config", os.devnull, str(folder)]
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until_it_answers(process, f"http://127.0.0.1:{port}/")
+        yield f"http://127.0.0.1:{port}", folder / "bucket"
+    finally:
+        end(process)
 
 
 @pytest.fixture(scope="session")
