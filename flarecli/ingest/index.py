@@ -223,7 +223,14 @@ def _of_tables(shown: str, found: Sequence[Named], text: Collection[str], allow_
     total = None if None in rows else sum(count or 0 for count in rows)
     if total == 0:
         raise FormatError("the index has no rows", where=parts[0].at)
-    return Index(shown, found[0].at.folder, schema, total, all_parts)
+    return Index(shown, found[0].at.folder, schema, total, all_parts, notes=tuple(_unsummed(all_parts)))
+
+
+def _unsummed(parts: Sequence[Part]) -> Iterator[str]:
+    names = [str(part.at) for part in parts if isinstance(part, Parquet) and not part.has_sums]
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"{names[0]}{more}: no sums in the pages; a bit that flipped there would not be seen"
 
 
 def _of_stdin(stream: IO[bytes], guard: Guard, null_separated: bool) -> Index:

@@ -6,7 +6,9 @@ Memory holds one batch and a megabyte of each column, however large the file, it
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,22 +20,29 @@ from flarecli.storage import Location
 
 __all__ = ["Parquet"]
 
-_MAGIC = b"PAR1"
+_MAGIC, _SEALED = b"PAR1", b"PARE"
+_HEAD = 64  # bytes that hold the beginning of the first page
+_UNSUMMED = re.compile(rb"PAR1(?:\x15[\x80-\xff]*[\0-\x7f]){3}[^\x15]")  # its header: kind, two sizes, and then no CRC-32
 _ROWS, _BATCH_BYTES = 8192, 16 << 20
 _BUFFER = 1 << 20  # bytes of each column chunk that are read at once
 _PROBE = 64  # rows; what a dictionary holds once may stand in every row, and only decoding tells
 
 
 class Parquet:
-    """One parquet file. `rows` is what its footer says."""
+    """One parquet file.
+
+    rows      what its footer says
+    has_sums  whether its pages have CRC-32 sums, told by the first: pages without cannot show that a bit of them flipped
+    """
 
     def __init__(self, at: Location) -> None:
         self.at = at
         file = LocationFile(at)
-        _check_magic(at, file)
-        with arrow_errors(at, file, "parquet"):
+        head = _checked_head(at, file.size)
+        with _parquet_errors(at, file):
             opened = _open(file)
             self.rows: int = opened.metadata.num_rows
+            self.has_sums = not self.rows or _UNSUMMED.match(head) is None
             schema = opened.schema_arrow
             again = _schema_again(opened)
             differing = [] if again is None else [pair for pair in zip(_told(schema), _told(again), strict=False) if pair[0] != pair[1]]
@@ -51,7 +60,7 @@ class Parquet:
     def footer(self) -> pq.FileMetaData:
         """Give the footer: row groups, and what they say of their columns."""
         file = LocationFile(self.at)
-        with arrow_errors(self.at, file, "parquet"):
+        with _parquet_errors(self.at, file):
             return _open(file).metadata
 
     def batches(self, columns: Sequence[str] | None, groups: range | None = None) -> Iterator[pa.RecordBatch]:
@@ -64,14 +73,14 @@ class Parquet:
         file = LocationFile(self.at)
         names = self.schema.names if columns is None else list(columns)
         schema = pa.schema([self.schema.field(name) for name in names])
-        with arrow_errors(self.at, file, "parquet"):
+        with _parquet_errors(self.at, file):
             opened = _open(file)
             groups = range(opened.metadata.num_row_groups) if groups is None else groups
             wanted = self.rows if len(groups) == opened.metadata.num_row_groups else sum(opened.metadata.row_group(i).num_rows for i in groups)
             batches = opened.iter_batches(_rows_at_once(opened, names, groups), row_groups=list(groups), columns=names, use_threads=False)
         row = 0
         while True:
-            with arrow_errors(self.at, file, "parquet"):
+            with _parquet_errors(self.at, file):
                 batch = next(batches, None)
                 if batch is None:
                     break
@@ -82,15 +91,33 @@ class Parquet:
             raise FormatError(f"holds {row} rows, its footer says {wanted}", where=self.at)
 
 
-def _check_magic(at: Location, file: LocationFile) -> None:
-    size = at.size()
-    if size < 12 or at.read(0, 4) != _MAGIC:
+def _checked_head(at: Location, size: int) -> bytes:
+    """Look at both ends of a file, and give its first bytes."""
+    head = at.read(0, min(size, len(_MAGIC) + _HEAD))
+    end = at.read(size - 4, size) if size >= 12 else b""
+    if _SEALED in (head[:4], end):
+        raise _encrypted(at)
+    if size < 12 or not head.startswith(_MAGIC):
         raise FormatError("not parquet: it does not begin with PAR1", where=at)
-    end = at.read(size - 4, size)
-    if end == b"PARE":
-        raise FormatError("the parquet file is encrypted", where=at, hint="Decrypt it first.")
     if end != _MAGIC:
         raise FormatError("not whole parquet: it does not end with PAR1", where=at, hint="The file was cut short; fetch it again.")
+    return head
+
+
+def _encrypted(at: Location) -> FormatError:
+    return FormatError("the parquet file is encrypted", where=at, hint="Decrypt it first.")
+
+
+@contextmanager
+def _parquet_errors(at: Location, file: LocationFile) -> Iterator[None]:
+    """Turn what Arrow says of bad bytes into a FormatError of one line; where only some columns are encrypted, that shows here."""
+    try:
+        with arrow_errors(at, file, "parquet"):
+            yield
+    except FormatError as error:
+        if "decrypt" in error.message.lower():
+            raise _encrypted(at) from None
+        raise
 
 
 def _open(file: LocationFile) -> pq.ParquetFile:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
+from flarecli.ingest.footers import sound_leaves
 from flarecli.ingest.parquet import Parquet
 from flarecli.where import Bound
 
@@ -31,6 +32,9 @@ def kept(part: Parquet, bounds: Sequence[Bound], start: int, stop: int) -> list[
         for bound in bounds
         if paths.count(bound.column) == 1 and not kinds.is_nested(part.schema.field(bound.column).type)
     ]
+    if known:
+        sound = sound_leaves(part.at, metadata)
+        known = [one for one in known if one[1] in sound]
     runs: list[tuple[int, range]] = []
     row = 0
     for number in range(metadata.num_row_groups):

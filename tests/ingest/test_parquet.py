@@ -1,11 +1,13 @@
 """Parquet as pyarrow writes it, type by type; what is read of a file, and when; damage at every byte."""
 
+import base64
 import datetime
 import decimal
 import random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as encryption
 import pytest
 
 from flarecli.errors import FlareError, FormatError, ReachError
@@ -129,7 +131,6 @@ def test_many_row_groups_keep_their_order():
         (b"", "not parquet: it does not begin with PAR1", ""),
         (b"id,url\n1,http://h/a\n", "not parquet: it does not begin with PAR1", ""),
         (b"PAR1" + bytes(96), "not whole parquet: it does not end with PAR1", "The file was cut short; fetch it again."),
-        (b"PAR1" + bytes(96) + b"PARE", "the parquet file is encrypted", "Decrypt it first."),
         (stored(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])), "duplicate column 'x'", "Rename one of them in the index."),
         (stored(pa.table({})), "the index has no columns", ""),
     ],
@@ -187,11 +188,70 @@ def test_a_column_that_the_footer_names_twice_and_differently_is_refused():
     )
 
 
-@pytest.mark.parametrize("cut", [5, 100, -1, -9, -60])
-def test_a_file_cut_short_is_an_error(cut):
+CUT = "not whole parquet: it does not end with PAR1"
+
+
+@pytest.mark.parametrize(
+    ("cut", "message", "hint"),
+    [
+        (5, "not parquet: it does not begin with PAR1", ""),
+        (100, CUT, "The file was cut short; fetch it again."),
+        (-1, CUT, "The file was cut short; fetch it again."),
+        (-9, CUT, "The file was cut short; fetch it again."),
+        (-600, CUT, "The file was cut short; fetch it again."),
+    ],
+)
+def test_a_file_cut_short_is_an_error(cut, message, hint):
     data = stored(pa.table({"id": range(100), "text": [f"text {n}" for n in range(100)]}))
-    with pytest.raises(FormatError):
-        rows_of(opened(data[:cut]))
+    assert refusal(data[:cut]) == (f"x.parquet: {message}", hint)
+
+
+class Keys(encryption.KmsClient):
+    """Keys that wrap nothing."""
+
+    def wrap_key(self, key, name):
+        return base64.b64encode(key)
+
+    def unwrap_key(self, key, name):
+        return base64.b64decode(key)
+
+
+@pytest.mark.parametrize("plaintext_footer", [True, False])
+def test_an_encrypted_file_is_told_and_so_are_encrypted_columns(plaintext_footer):
+    table, sink = pa.table({"id": range(9), "text": ["x"] * 9}), pa.BufferOutputStream()
+    asked = encryption.EncryptionConfiguration(footer_key="one", column_keys={"two": ["text"]}, plaintext_footer=plaintext_footer)
+    seal = encryption.CryptoFactory(lambda _: Keys()).file_encryption_properties(encryption.KmsConnectionConfig(), asked)
+    with pq.ParquetWriter(sink, table.schema, encryption_properties=seal) as writer:
+        writer.write_table(table)
+    data = sink.getvalue().to_pybytes()
+    assert refusal(data) == ("x.parquet: the parquet file is encrypted", "Decrypt it first.")
+    if plaintext_footer:
+        assert rows_of(opened(data), ["id"]) == [{"id": n} for n in range(9)]
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("options", [{"compression": "none"}, {"compression": "zstd", "use_dictionary": False}])
+@pytest.mark.parametrize("rows", [1, 50_000])
+def test_whether_pages_have_sums_is_known(version, options, rows):
+    table = pa.table({"text": [f"{n}" for n in range(rows)]})
+    for has_sums in (True, False):
+        assert opened(stored(table, write_page_checksum=has_sums, data_page_version=version, **options)).has_sums is has_sums
+
+
+def test_an_index_whose_pages_cannot_show_damage_is_noted(tmp_path):
+    table = pa.table({"n": [1]})
+    for number, has_sums in enumerate([True, False, False]):
+        pq.write_table(table, tmp_path / f"{number}.parquet", write_page_checksum=has_sums)
+    names = [str(tmp_path / f"{number}.parquet") for number in range(3)]
+    said = "no sums in the pages; a bit that flipped there would not be seen"
+    assert open_index(names[0]).notes == ()
+    assert open_index(names[1]).notes == (f"{names[1]}: {said}",)
+    assert open_index(names).notes == (f"{names[1]} and 1 more: {said}",)
+
+
+def test_long_cells_are_read_whole():
+    cells = ["é" * 100_000, "", "x" * 200_000, "line\n" * 40_000]
+    assert [row["text"] for row in rows_of(opened(stored(pa.table({"text": cells}))))] == cells
 
 
 def test_a_local_file_that_shrinks_while_it_is_read_is_an_error(tmp_path):

@@ -15,6 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli.ingest import open_index
+from flarecli.ingest.footers import sound_leaves
+from flarecli.ingest.parquet import Parquet
+from flarecli.ingest.statistics import kept
+from flarecli.storage import locate
 from flarecli.where import bounds, select
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=6) | st.sampled_from(
@@ -209,3 +213,31 @@ def test_only_what_a_condition_needs_is_read(tmp_path):
 )
 def test_only_comparisons_with_literals_joined_by_and_are_bounds(where, count):
     assert len(bounds(where, ["n", "m", "lang"])) == count
+
+
+def test_a_footer_that_arrow_would_end_the_process_on_is_not_looked_at(tmp_path):
+    """A type in a chunk that is not the schema's, a histogram of levels that is too long, a smallest value that is too short."""
+    table, path = pa.table({"n": range(40)}), tmp_path / "x.parquet"
+    pq.write_table(table, path, row_group_size=10, compression="none", store_schema=False)
+    data = path.read_bytes()
+    length = int.from_bytes(data[-8:-4], "little")
+    body, footer = data[: -8 - length], data[-8 - length : -8]
+    least = (39).to_bytes(8, "little")
+    assert footer.count(b"\x18\x08" + least) == 1
+    type_of_chunk = footer.index(b"\x1c\x15\x04\x19")  # the metadata of a chunk: its type, then its encodings
+    for damaged in (
+        footer[: type_of_chunk + 2] + b"\x08" + footer[type_of_chunk + 3 :],
+        footer.replace(b"\x18\x08" + least, b"\x18\x03" + least[:3]),
+    ):
+        path.write_bytes(body + damaged + len(damaged).to_bytes(4, "little") + b"PAR1")
+        part = Parquet(locate(str(path)))
+        assert sound_leaves(part.at, part.footer()) == frozenset()
+        found = kept(part, bounds("n > 30", ["n"]), 0, 40)
+        assert found == [(0, range(4))]  # all are read, and reading says what is wrong
+
+
+def test_columns_of_whole_footers_are_looked_at(tmp_path):
+    columns = {name: pa.array([None] * 3, kind) for name, (kind, _) in COLUMNS.items()}
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet", row_group_size=2)
+    part = Parquet(locate(str(tmp_path / "x.parquet")))
+    assert len(sound_leaves(part.at, part.footer())) == part.footer().num_columns

@@ -71,7 +71,7 @@ def index(folder, server, rows=120, bad=()):
         "caption": [f"é {i}" for i in range(rows)],
         "score": [i / 7 for i in range(rows)],
     }
-    pq.write_table(pa.table(table), path, row_group_size=50)
+    pq.write_table(pa.table(table), path, row_group_size=50, write_page_checksum=True)
     return str(path)
 
 

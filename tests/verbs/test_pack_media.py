@@ -45,7 +45,7 @@ def pictures(tmp_path):
     for i, data in enumerate(values):
         (folder / f"p/{i:02d}.jpg").write_bytes(data)
     names = [f"p/{i:02d}.jpg" for i in range(30)]
-    pq.write_table(pa.table({"id": [f"k{i}" for i in range(30)], "url": names}), folder / "i.parquet", row_group_size=7)
+    pq.write_table(pa.table({"id": [f"k{i}" for i in range(30)], "url": names}), folder / "i.parquet", row_group_size=7, write_page_checksum=True)
     return folder, values
 
 
