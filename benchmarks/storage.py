@@ -207,7 +207,7 @@ def contend(name: str, task: str, url: str) -> None:
 # -- the server and the rounds
 
 
-def serve(folder: Path) -> tuple[subprocess.Popen, str]:
+def serve(folder: Path, log: str = "off") -> tuple[subprocess.Popen, str]:
     nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     if nginx is None:
         sys.exit("nginx is needed: install the package nginx-light")
@@ -218,7 +218,7 @@ def serve(folder: Path) -> tuple[subprocess.Popen, str]:
     user = "user root;" if os.geteuid() == 0 else ""
     (folder / "conf").write_text(
         f"{user} daemon off; worker_processes 1; error_log {folder}/error.log crit; pid {folder}/pid; events {{ worker_connections 4096; }}"
-        f"http {{ access_log off; sendfile on; keepalive_requests 1000000; open_file_cache max=20000; {temporary}"
+        f"http {{ access_log {log}; sendfile on; keepalive_requests 1000000; open_file_cache max=20000; {temporary}"
         f"server {{ listen {HOST}:{port} backlog=4096; root {folder}; }} }}"
     )
     process = subprocess.Popen([nginx, "-c", str(folder / "conf")])

@@ -1,0 +1,177 @@
+"""Training from S3 through a cache of a tenth of the data, shuffled by windows, beside the bare download of the same bytes.
+
+    streaming.py [--rounds N]
+
+A local nginx answers path-style GETs, unsigned, as fast as it can. `obstore` gets each shard by a thread of four and drops it; `flare.Loader`
+gives batches of 64 samples of 20 KB, each looked at. Rounds are pairs, each side in a process of its own; both the clock and the CPU time of
+the process are told, since a busy machine spoils the first. Then four processes, one rank each, share one cache. The server's log says how
+often each shard was fetched.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from storage import serve
+
+ROWS, SAMPLE, SHARD, WINDOW, RANKS, LEAST = 12_000, 20_000, 2_500_000, 3, 4, 0.7
+
+
+def make(folder: Path) -> int:
+    """Pack random bytes; give the bytes of all shards."""
+    import random
+
+    import flarecli as flare
+    from flarecli.model import Settings
+
+    rng = random.Random(1)
+    with flare.Writer(str(folder), columns={"n": "int", "b": "bytes"}, settings=Settings(shard_bytes=SHARD)) as writer:
+        for n in range(ROWS):
+            writer.write({"n": n, "b": rng.randbytes(SAMPLE)})
+    return sum(path.stat().st_size for path in folder.glob("*.mds"))
+
+
+def raw(url: str, names: list[str]) -> int:
+    import obstore
+    from obstore.store import S3Store
+
+    store = S3Store("files", endpoint=url, skip_signature=True, region="us-east-1", client_options={"allow_http": True})
+    with ThreadPoolExecutor(4) as threads:
+        return sum(threads.map(lambda name: len(obstore.get(store, f"d/{name}").bytes()), names))
+
+
+def streamed(cache: str, limit: int) -> int:
+    import flarecli as flare
+
+    data = flare.open("s3://files/d/playlist.yaml", cache=cache, cache_limit=limit)
+    return sum(len(one) for batch in flare.Loader(data, 64, order="windows", window=WINDOW) for one in batch["b"])
+
+
+def ranked(cache: str, limit: int, rank: int, barrier: Any, out: Any) -> None:
+    """One rank: as in training, no rank is further than a batch ahead of another."""
+    import flarecli as flare
+
+    data, rows = flare.open("s3://files/d/playlist.yaml", cache=cache, cache_limit=limit), []
+    for batch in flare.Loader(data, 64, order="windows", window=WINDOW, rank=rank, ranks=RANKS, drop_last=True):
+        rows += batch["n"].tolist()
+        barrier.wait(120)
+    out.put(rows)
+
+
+def in_step(url: str, cache: str, limit: int) -> tuple[int, float]:
+    """Let ranks share a cache; give how many different samples they had, and seconds."""
+    os.environ.update(environment(url))
+    context, began = multiprocessing.get_context("spawn"), time.perf_counter()
+    barrier, out = context.Barrier(RANKS), context.Queue()
+    processes = [context.Process(target=ranked, args=(cache, limit, rank, barrier, out)) for rank in range(RANKS)]
+    for process in processes:
+        process.start()
+    rows = [row for _ in processes for row in out.get(timeout=240)]
+    for process in processes:
+        process.join()
+    if len(set(rows)) != len(rows):
+        sys.exit("a sample came twice")
+    return len(rows), time.perf_counter() - began
+
+
+def side(task: dict) -> None:
+    """One side, in this process: seconds, seconds of CPU, bytes, as JSON."""
+    import obstore.store  # noqa: F401  imports are not counted, nor is the first connection
+
+    import flarecli as flare
+
+    len(flare.open("s3://files/d/playlist.yaml")[0])
+    if task["kind"] == "raw":
+        raw(task["url"], task["names"][:1])
+    began, used = time.perf_counter(), time.process_time()
+    got = raw(task["url"], task["names"]) if task["kind"] == "raw" else streamed(*task["args"])
+    print(json.dumps({"seconds": time.perf_counter() - began, "cpu": time.process_time() - used, "bytes": got}), flush=True)
+
+
+def environment(url: str) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_SKIP_SIGNATURE": "true",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": os.devnull,
+    }
+
+
+def begin(url: str, task: dict) -> subprocess.Popen:
+    env = {"PATH": os.environ["PATH"]} | environment(url)
+    return subprocess.Popen([sys.executable, __file__, "--side", json.dumps(task)], stdout=subprocess.PIPE, text=True, env=env)
+
+
+def ended(process: subprocess.Popen) -> dict:
+    out, _ = process.communicate(timeout=300)
+    if process.returncode:
+        sys.exit(f"a side ended with {process.returncode}")
+    return json.loads(out)
+
+
+def fetches(log: Path, sizes: dict[str, int]) -> list[float]:
+    """How often each shard was fetched since the log was emptied, by its bytes; and empty it."""
+    sent: Counter[str] = Counter()
+    for line in log.read_text().splitlines():
+        found = re.search(r'"GET \S*/([^/ ]+\.mds)\S* HTTP/[\d.]+" 20[06] (\d+)', line)
+        if found:
+            sent[found[1]] += int(found[2])
+    os.truncate(log, 0)
+    return [sent[name] / size for name, size in sizes.items()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--side")
+    args = parser.parse_args()
+    if args.side:
+        side(json.loads(args.side))
+        return
+    with tempfile.TemporaryDirectory(prefix="flare-streaming-") as scratch:
+        folder = Path(scratch)
+        os.chmod(folder, 0o755)
+        total = make(folder / "files" / "d")
+        sizes = {path.name: path.stat().st_size for path in sorted((folder / "files" / "d").glob("*.mds"))}
+        log, cache, limit = folder / "log", str(folder / "cache"), total // 10
+        server, url = serve(folder, str(log))
+        try:
+            print(f"{len(sizes)} shards, {total / 1e6:.0f} MB, cache {limit / 1e6:.0f} MB; load {os.getloadavg()[0]:.1f}")
+            pairs, times = [], []
+            for _ in range(args.rounds):
+                one = ended(begin(url, {"kind": "raw", "url": url, "names": list(sizes)}))
+                os.truncate(log, 0)
+                two = ended(begin(url, {"kind": "flare", "args": [cache, limit]}))
+                times.append(fetches(log, sizes))
+                shutil.rmtree(cache)
+                pairs.append((one, two))
+            for name, k in (("obstore", 0), ("flare.Loader", 1)):
+                best, cpu = min(pair[k]["seconds"] for pair in pairs), min(pair[k]["cpu"] for pair in pairs)
+                print(f"{name:14}{total / best / 1e6:8,.0f} MB/s{cpu * 1e9 / total:8.2f} CPU ns/byte")
+            ratio = statistics.median(two["bytes"] / two["seconds"] / (one["bytes"] / one["seconds"]) for one, two in pairs)
+            print(f"flare over obstore: {ratio:.2f} (at least {LEAST}){'' if ratio >= LEAST else '   MISSED'}")
+            print(f"each shard fetched {min(map(min, times)):.3f} to {max(map(max, times)):.3f} times an epoch")
+            got, took = in_step(url, cache, limit)
+            shared = fetches(log, sizes)
+            print(f"{RANKS} processes in step, one cache: {got} of {ROWS} samples, {got * SAMPLE / took / 1e6:,.0f} MB/s with their start")
+            print(f"each shard fetched {min(shared):.3f} to {max(shared):.3f} times")
+        finally:
+            server.terminate()
+            server.wait()
+
+
+if __name__ == "__main__":
+    main()
