@@ -4,6 +4,7 @@ import gzip
 import os
 import pickle
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
@@ -12,10 +13,11 @@ import zlib
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
+import pycurl
 import pytest
 
 from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, ReachError, UnsafeError, UsageError
-from flarecli.storage import Guard, locate
+from flarecli.storage import Guard, Limits, locate, slots
 
 DATA = os.urandom(300_000)
 
@@ -183,6 +185,61 @@ def test_data_may_not_name_a_private_address_but_the_user_may(web, other_web):
     assert locate(other_web.url("/secret")).read() == b"secret"
     assert locate(web.url("/d/list"), Guard(allow_private=True)).folder.join(other_web.url("/secret")).read() == b"secret"
     assert at.folder.join(web.url("/d/list")).read() == b"x"  # its own origin
+
+
+@pytest.mark.parametrize(
+    ("host", "ip"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("2130706433", "127.0.0.1"),
+        ("0177.0.0.1", "127.0.0.1"),
+        ("0x7f.0.0.1", "127.0.0.1"),
+        ("0x7f000001", "127.0.0.1"),
+        ("127.1", "127.0.0.1"),
+        ("0", "0.0.0.0"),
+        ("[::ffff:127.0.0.1]", "::ffff:127.0.0.1"),
+        ("[::ffff:7f00:1]", "::ffff:127.0.0.1"),
+        ("[::1]", "::1"),
+    ],
+)
+def test_a_private_address_is_one_however_it_is_written(web, other_web, host, ip):
+    other_web.file("/secret", b"secret")
+    at = locate(web.file("/d/list", b"x")).folder
+    with pytest.raises(UnsafeError) as found:
+        at.join(f"http://{host}:{other_web.port}/secret").read()
+    assert found.value.message in (f"leads to {ip}, a loopback address", f"leads to {ip}, an unspecified address")
+    web.page("/d/moved", b"", status=302, Location=f"http://{host}:{other_web.port}/secret")
+    with pytest.raises(UnsafeError):
+        (at / "moved").read()
+    assert not other_web.asked
+
+
+@pytest.mark.parametrize(("answers", "seconds"), [("127.0.0.2,127.0.0.1", 7), ("127.0.0.1,127.0.0.2", 8), ("127.0.0.2,[::1],127.0.0.1", 9)])
+def test_of_several_addresses_of_a_name_only_public_ones_are_asked(web, other_web, monkeypatch, answers, seconds):
+    other_web.file("/a", b"public")
+    opened, open_, begin = [], slots.Slot._open, slots.Slot.begin
+
+    def resolving(slot, request, now):
+        slot.easy.setopt(pycurl.RESOLVE, [f"many.example:{other_web.port}:{answers}"])
+        begin(slot, request, now)
+
+    def opening(slot, purpose, address):
+        made = open_(slot, purpose, address)
+        opened.append((address[3][0], isinstance(made, socket.socket)))
+        return made
+
+    monkeypatch.setattr(slots, "reserved", lambda ip: "" if ip == "127.0.0.1" else "loopback")  # stands for a public one
+    monkeypatch.setattr(slots.Slot, "begin", resolving)
+    monkeypatch.setattr(slots.Slot, "_open", opening)
+    at = locate(web.file("/d/list", b"x"), Guard(limits=Limits(retries=0, timeout_s=seconds))).folder  # limits of its own: new connections
+    assert at.join(f"http://many.example:{other_web.port}/a").read() == b"public"
+    assert ("127.0.0.1", True) in opened and all(made == (ip == "127.0.0.1") for ip, made in opened)
+    monkeypatch.setattr(slots, "reserved", lambda ip: "loopback")
+    with pytest.raises(UnsafeError) as found:
+        locate(web.url("/d/list"), Guard(limits=Limits(retries=0, timeout_s=seconds + 0.5))).folder.join(
+            f"http://many.example:{other_web.port}/a"
+        ).read()
+    assert "a loopback address" in found.value.message and other_web.asked == {"/a": 1}
 
 
 def test_a_connection_opened_with_permission_is_not_lent_to_who_has_none(web, other_web):
