@@ -2,12 +2,15 @@
 
     peer.py write OUT SAMPLES SETTINGS      SETTINGS as JSON, for the writer of its `format`, MDSWriter if there is none
     peer.py read FOLDER local|streaming     prints one JSON object a sample: field -> type and SHA-256 of its value
+    peer.py verbs FOLDER                    prints what each verb of each shard's Reader gives
+    peer.py epoch FOLDER SETTINGS           prints what an epoch of a StreamingDataset has, and how it says where it is
 
 `samples` is also loaded by the tests: both sides must begin with the same values.
 """
 
 import hashlib
 import json
+import os
 import random
 import sys
 from decimal import Decimal
@@ -128,5 +131,71 @@ def read(folder, how):
         print(json.dumps({name: shown(value) for name, value in data[i].items()}))
 
 
+def told(reader, folder):
+    """Say what the verbs of a Reader give, each with its type; the last ones take its files away."""
+    listing = {os.path.join(folder, "", name) for name in os.listdir(folder)}
+    found = {
+        "size": reader.size,
+        "len": len(reader),
+        "samples": reader.samples,
+        "dirname": reader.dirname,
+        "split": reader.split,
+        "compression": reader.compression,
+        "hashes": reader.hashes,
+        "size_limit": reader.size_limit,
+        "pairs": [[one and [one.basename, one.bytes, one.hashes] for one in pair] for pair in reader.file_pairs],
+        "get_raw_size": reader.get_raw_size(),
+        "get_zip_size": reader.get_zip_size(),
+        "get_max_size": reader.get_max_size(),
+        "get_persistent_size": [reader.get_persistent_size(True), reader.get_persistent_size(False)],
+    }
+    if reader.get_zip_size() is None:
+        rows = range(min(3, len(reader)))
+        found["get_sample_data"] = [shown(reader.get_sample_data(i)) for i in rows]
+        for name, samples in (
+            ("get_item", [reader.get_item(i) for i in rows]),
+            ("decode_sample", [reader.decode_sample(reader.get_sample_data(i)) for i in rows]),
+            ("slice", reader[:2]),
+            ("last", [reader[-1]]),
+            ("list", reader[[-1, 0]]),
+        ):
+            found[name] = [{key: [type(value).__name__, shown(value)] for key, value in one.items()} for one in samples]
+    found["set_up_local"] = [reader.set_up_local(listing, keep) for keep in (True, False)]
+    found["evict"] = [reader.evict(), reader.evict()]
+    found["left"] = sorted(name for name in os.listdir(folder) if name.startswith(reader.file_pairs[-1][0].basename))
+    return found
+
+
+def verbs(folder):
+    from streaming.base.format import reader_from_json
+
+    with open(os.path.join(folder, "index.json")) as file:
+        entries = json.load(file)["shards"]
+    for entry in entries:
+        print(json.dumps(told(reader_from_json(folder, None, entry), folder)))
+
+
+def epoch(folder, settings):
+    from streaming import StreamingDataset
+
+    data = StreamingDataset(local=folder, **json.loads(settings))
+    print(json.dumps(gone_through(data)))
+
+
+def gone_through(data):
+    """Say what does not depend on the order: how many, which, and what a state holds."""
+    first = sorted(one["key"] for one in data)
+    state = data.state_dict(7, True)
+    return {
+        "keys": first,
+        "len": len(data),
+        "sizes": [data.size, data.num_samples, int(data.epoch_size)],
+        "shards": [data.num_shards, data.samples_per_shard.tolist(), data.shards_per_stream.tolist()],
+        "state": dict(sorted(state.items())),
+        "next": data.next_epoch,
+        "predownload": data.predownload,
+    }
+
+
 if __name__ == "__main__":
-    {"write": write, "read": read}[sys.argv[1]](*sys.argv[2:])
+    {"write": write, "read": read, "verbs": verbs, "epoch": epoch}[sys.argv[1]](*sys.argv[2:])

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flarecli import encodings, formats
-from flarecli.errors import FlareError, FormatError, RowsError, UnsafeError, UsageError
+from flarecli.compat.streaming.refusals import PicklesError
+from flarecli.errors import FlareError, FormatError, RowsError, UsageError
 from flarecli.formats import mds_config, spans
 from flarecli.formats.mds_index import Listed
 from flarecli.model import File, Sample, Settings, Shard
@@ -62,7 +63,7 @@ class Reader:
         self.size_limit = mds_config.size_limit(entry.get("size_limit"), self._where)
         self.file_pairs = [
             (FileInfo(**entry[f"raw_{what}"]), FileInfo(**entry[f"zip_{what}"]) if entry.get(f"zip_{what}") else None)
-            for what in ("data", "meta")[: 1 + (self.format != "mds")]
+            for what in (("data",) if self.format == "mds" else ("meta", "data"))
         ]
         self.allow_unsafe_types = False
         self._entry = dict(entry)
@@ -92,11 +93,11 @@ class Reader:
         return map(self.get_item, range(self.samples))
 
     def validate(self, allow_unsafe_types: bool) -> None:
-        """Refuse a shard with pickles unless they are allowed. Raises UnsafeError."""
+        """Refuse a shard with pickles unless they are allowed. Raises PicklesError (an UnsafeError and a ValueError)."""
         self.allow_unsafe_types = allow_unsafe_types
         for one in self.columns:
             if one.encoding == "pkl" and not allow_unsafe_types:
-                raise UnsafeError(f"column {one.name!r} holds pickles", where=self._where, hint="Give allow_unsafe_types=True if you trust them.")
+                raise PicklesError(f"column {one.name!r} holds pickles", where=self._where, hint="Give allow_unsafe_types=True if you trust them.")
 
     # -- samples
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from flarecli.compat.streaming.refusals import LacksColumnError, OccupiedError
 from flarecli.errors import UsageError
 from flarecli.formats.mds_config import size_limit as parse_size_limit
 from flarecli.model import Settings
@@ -34,7 +35,7 @@ class _Writer:
     size_limit  bytes of a shard, as a number or as `67mb`; None: no limit
     exist_ok    replace a dataset that lies in `out`
     progress_bar, max_workers, retry  taken, and of no use here
-    raises      UsageError (a ValueError) for settings that make no sense, or a folder that is not empty
+    raises      UsageError (a ValueError) for settings that make no sense; OccupiedError (a FileExistsError) for a folder that is not empty
     """
 
     format = ""
@@ -65,8 +66,10 @@ class _Writer:
         self.local, self.keep_local = local, keep_local
         self.compression, self.hashes, self.size_limit = compression or None, wanted, parse_size_limit(size_limit, "size_limit")
         settings = Settings(self.compression, tuple(wanted), self.size_limit, newline=newline, separator=separator)
-        replace = exist_ok and not is_url(local) and os.path.isdir(local) and bool(os.listdir(local))
-        self._writer = Writer(local, format=self.format, columns=self.columns, settings=settings, overwrite=replace)
+        is_full = not is_url(local) and os.path.isdir(local) and bool(os.listdir(local))
+        if is_full and not exist_ok:
+            raise OccupiedError("the folder is not empty", where=local, hint="Choose another, or give exist_ok=True to replace the dataset in it.")
+        self._writer = Writer(local, format=self.format, columns=self.columns, settings=settings, overwrite=is_full)
         self._pickled = [name for name, encoding in self.columns.items() if encoding == "pkl"]
 
     def _named(self, name: str, encoding: str) -> str:
@@ -79,11 +82,14 @@ class _Writer:
     def write(self, sample: Mapping[str, Any]) -> None:
         """Write one sample.
 
-        raises  UsageError for a missing column; ValueFitError (a ValueError) for a value that its encoding cannot hold
+        raises  LacksColumnError (a KeyError) for a missing column; ValueFitError (a ValueError) for a value that its encoding cannot hold
         """
-        row = {name: sample[name] for name in self.columns if name in sample}
+        missing = next((name for name in self.columns if name not in sample), None)
+        if missing is not None:
+            raise LacksColumnError(f"the sample has no {missing!r:.60}", where=self.local)
+        row = {name: sample[name] for name in self.columns}
         for name in self._pickled:  # the column's name says so, and to write a pickle runs nothing
-            if name in row and not isinstance(row[name], bytes):
+            if not isinstance(row[name], bytes):
                 row[name] = pickle.dumps(row[name])
         self._writer.write(row)
 
