@@ -1,5 +1,6 @@
 """What goes wrong on a command line: each with its one line, its hint and its exit code, compared whole."""
 
+import io
 import json
 import os
 import shutil
@@ -213,6 +214,23 @@ def test_duplicate_keys(here, capfd):
     assert main(["pack", "dup.csv", "out", "--key", "k", "--on-duplicate", "first", "-q"]) == 0
     assert main(["cat", "out", "-c", "n"]) == 0
     assert capfd.readouterr().out.endswith('{"n": 1}\n{"n": 2}\n')
+
+
+def test_what_is_no_tar_at_standard_input(here, capfd, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"k,n\n" + b"a,1\n" * 200)))
+    error = "-: standard input is read as a tar, and begins like none"
+    wrong(capfd, "cat -", 4, error, "Put it into a file, and name that.")
+
+
+def test_details_say_what_was_found(here, capfd):
+    dataset(here / "d", rows=3)
+    told = "d/playlist.yaml: stream 'data' is mds, 3 rows in 1 shard\n"
+    for command in ("cat d", "inspect d", "verify d", "unpack d files"):
+        assert main([*command.split(), "-v"]) == 0
+        loud = capfd.readouterr().err
+        assert told in loud, command
+        assert main([*command.replace("files", "more").split()]) == 0
+        assert told not in capfd.readouterr().err
 
 
 def test_other_options_than_the_half_pack_had(here, capfd):

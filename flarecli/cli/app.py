@@ -136,12 +136,19 @@ def run(args: list[str], as_json: bool = False, debug: bool = False, stopped: Ca
     return told.exit_code
 
 
+def _missing(error: Any, args: list[str]) -> str:
+    """Name what is missing behind commands that take SOURCE and OUT: Click would ask for SOURCE, as it gives the only one to OUT."""
+    both = bool(args) and args[0] in ("pack", "unpack") and type(error).__name__ == "MissingParameter"
+    return "missing argument: both SOURCE and OUT are wanted" if both and error.param.param_type_name == "argument" else ""
+
+
 def _told(error: BaseException, args: list[str]) -> FlareError:
     """Give what to tell the user about any exception."""
     if isinstance(error, FlareError):
         return error
     if isinstance(error, _WRONG_LINE):
-        message = error.format_message().strip().rstrip(".").replace("valid int range", "whole number").replace("valid int", "whole number")
+        message = _missing(error, args) or error.format_message().strip().rstrip(".")
+        message = message.replace("valid int range", "whole number").replace("valid int", "whole number")
         command = f"flare {args[0]}" if args and args[0] in COMMANDS else "flare"
         return UsageError(message[:1].lower() + message[1:], hint=f"Run `{command} --help`.")
     if isinstance(error, MemoryError):

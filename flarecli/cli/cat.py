@@ -8,6 +8,7 @@ import typer
 
 from flarecli.cli import params
 from flarecli.cli import rows as output
+from flarecli.cli.bar import Bar
 from flarecli.cli.params import completes, option
 from flarecli.cli.show import Printer
 
@@ -38,6 +39,7 @@ def command(
     cache: params.CacheFolder = None,
     cache_limit: params.CacheLimit = 10 * 10**9,
     jobs: params.Jobs = None,
+    allow_pickle: params.AllowPickle = False,
     allow_private: params.AllowPrivate = False,
     allow_local: params.AllowLocal = False,
     as_json: params.AsJson = False,
@@ -48,7 +50,8 @@ def command(
     """Print rows.
 
     JSON lines unless --to says otherwise: bytes as {"bytes": n, "sha256": …}, numbers that are none (NaN, infinity) as null,
-    pickles not decoded. What a terminal would act on is escaped, except by --raw, which like Arrow and Parquet refuses a terminal.
+    pickles not decoded unless --allow-pickle is given. What a terminal would act on is escaped, except by --raw, which like
+    Arrow and Parquet refuses a terminal. - is a tar at standard input.
 
     Example: flare cat out/ --where "score > 0.5" -c id,score --head 10
     """
@@ -75,6 +78,7 @@ def command(
         exact=raw is not None or to not in ("arrow", "parquet"),
         guard=guard,
         limits=guard.limits,
+        progress=Bar(printer),
     )
-    output.write(batches, printer, to, raw, whole=bytes_as == "base64")
+    output.write(batches, printer, to, raw, output.Look(bytes_as == "base64", allow_pickle))
     raise typer.Exit

@@ -8,6 +8,7 @@ import typer
 
 from flarecli.cli import params
 from flarecli.cli import rows as output
+from flarecli.cli.bar import Bar
 from flarecli.cli.params import option
 from flarecli.cli.show import Printer
 from flarecli.errors import UsageError
@@ -22,7 +23,12 @@ _HOLES = 8  # lines of what is missing
 
 def command(
     sources: Annotated[
-        list[str] | None, typer.Argument(metavar="SOURCE...", help="Addresses: paths, file://, http(s)://; none to see --cache.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="SOURCE...",
+            help=f"{params.ADDRESSES}; none to see --cache.",
+            show_default=False,
+        ),
     ] = None,
     format: params.ReadFormat = None,
     stream: params.Streams = None,
@@ -30,6 +36,7 @@ def command(
     field: Annotated[str | None, option("--field", metavar="NAME", help="Print one field of what --json prints, such as rows.")] = None,
     stats: Annotated[bool, option("--stats", help="Read the columns: least, most, nulls, lengths, sizes of pictures.")] = False,
     sample: Annotated[str | None, option("--sample", metavar="N|P%", help="Show a few rows.")] = None,
+    seed: Annotated[int, option("--seed", metavar="N", min=0, help="Another chance for --sample.")] = 0,
     html: Annotated[
         str | None, option("--html", metavar="FILE", help="Write one page with plots and a gallery of rows; --sample says how many.")
     ] = None,
@@ -68,8 +75,10 @@ def command(
         shards=shards or html is not None,
         sample=_GALLERY if html is not None and sample is None else params.share(sample),
         stats=stats,
+        seed=seed,
         guard=guard,
         limits=guard.limits,
+        progress=Bar(printer),
     )
     shown = sum(batch.num_rows for batch in found.sample)
     if found.asked > shown:

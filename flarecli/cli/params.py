@@ -144,12 +144,22 @@ def completes(*values: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [value for value in values if value.startswith(incomplete)]
 
 
+def _default(help: str, shown: str) -> dict[str, Any]:
+    """Say a default in the help as it is written; Click itself would put a text in parentheses."""
+    return {"help": f"{help}  [default: {shown}]", "show_default": False}
+
+
 PIXELS = {"parser": reading(parse_box), "metavar": "N[xM]"}
 _SIZE = {"parser": reading(parse_size), "metavar": "SIZE"}
 _TIME = {"parser": reading(parse_time), "metavar": "TIME"}
 
-Sources: TypeAlias = Annotated[list[str], typer.Argument(metavar="SOURCE...", help="Addresses: paths, file://, http(s)://.", show_default=False)]
-Target: TypeAlias = Annotated[str, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)]
+ADDRESSES = "Addresses: paths, file://, http(s)://, s3://, gs://, az://, hf://, with globs and braces"
+
+Sources: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(metavar="SOURCE...", help=f"{ADDRESSES}.", show_default=False),
+]
+Target: TypeAlias = Annotated[str, typer.Argument(metavar="OUT", help="The folder or bucket to write.", show_default=False)]
 ReadFormat: TypeAlias = Annotated[
     str | None, option("--format", "-f", metavar="NAME", help="The format; else it is told by looking.", autocompletion=completes(*READ_FORMATS))
 ]
@@ -159,23 +169,24 @@ Rows: TypeAlias = Annotated[str | None, option("--rows", "-r", metavar="SPEC", h
 Where: TypeAlias = Annotated[str | None, option("--where", metavar="SQL", help="Keep rows: a condition such as \"aes > 4 and lang = 'en'\".")]
 Limit: TypeAlias = Annotated[int | None, option("--limit", metavar="N", min=0, help="Keep the first N rows.")]
 Key: TypeAlias = Annotated[str | None, option("--key", metavar="COLUMN", help="The column that names a row.")]
-Fetch: TypeAlias = Annotated[list[str] | None, option("--fetch", metavar="COL[:NAME]", help="Pack what the links in COL point at; repeatable.")]
+Fetch: TypeAlias = Annotated[list[str] | None, option("--fetch", metavar="COL[:NAME]", help="Take what links in COL point at, as NAME; repeatable.")]
 Jobs: TypeAlias = Annotated[int | None, option("--jobs", "-j", metavar="N", min=1, help="Work at once; else by cores, and 32 transfers.")]
 Engine: TypeAlias = Annotated[
     str, option("--engine", metavar="local|ray", help="Where the parts, or shards, are worked on.", autocompletion=completes("local", "ray"))
 ]
 Retries: TypeAlias = Annotated[int, option("--retries", metavar="N", min=0, help="Tries after a passing fault.")]
-Timeout: TypeAlias = Annotated[float, option("--timeout", help="Give up when no byte came for so long.", show_default="30s", **_TIME)]
-Deadline: TypeAlias = Annotated[float, option("--deadline", help="Give up when one object took so long.", show_default="10m", **_TIME)]
-MaxObject: TypeAlias = Annotated[int, option("--max-object", help="Links to more bytes fail.", show_default="1GB", **_SIZE)]
+Timeout: TypeAlias = Annotated[float, option("--timeout", **_default("Give up when no byte came for so long.", "30s"), **_TIME)]
+Deadline: TypeAlias = Annotated[float, option("--deadline", **_default("Give up when one object took so long.", "10m"), **_TIME)]
+MaxObject: TypeAlias = Annotated[int, option("--max-object", **_default("Links to more bytes fail.", "1GB"), **_SIZE)]
 CacheFolder: TypeAlias = Annotated[str | None, option("--cache", metavar="DIR", help="Keep what is fetched in this folder, and read it from there.")]
-CacheLimit: TypeAlias = Annotated[int, option("--cache-limit", help="Bytes of that folder; the coldest leave first.", show_default="10GB", **_SIZE)]
-Size: TypeAlias = Annotated[int, option("--shard-size", help="Bytes of a shard, at most.", show_default="64MiB", **_SIZE)]
+CacheLimit: TypeAlias = Annotated[int, option("--cache-limit", **_default("Bytes of that folder; the coldest leave first.", "10GB"), **_SIZE)]
+Size: TypeAlias = Annotated[int, option("--shard-size", **_default("Bytes of a shard, at most.", "64MiB"), **_SIZE)]
 OnError: TypeAlias = Annotated[
     str, option("--on-error", metavar="fail|skip", help="What a row that fails does.", autocompletion=completes("fail", "skip"))
 ]
 Resume: TypeAlias = Annotated[bool, option("--resume", help="Go on where an interrupted run ended; the bytes are those of an unbroken one.")]
 Overwrite: TypeAlias = Annotated[bool, option("--overwrite", help="Replace what is in OUT.")]
+AllowPickle: TypeAlias = Annotated[bool, option("--allow-pickle", help="Decode pickles, which runs code that the data brings.")]
 AllowPrivate: TypeAlias = Annotated[bool, option("--allow-private", help="Data may name private and loopback addresses.")]
 AllowLocal: TypeAlias = Annotated[bool, option("--allow-local", help="Data may name file://, paths outside its folder and symbolic links.")]
 AsJson: TypeAlias = Annotated[bool, option("--json", help="Print JSON, and errors as JSON on stderr.")]

@@ -20,7 +20,7 @@ def command(
     format: params.ReadFormat = None,
     base: Annotated[str | None, option("--base", metavar="URL", help="Make addresses below URL relative.")] = None,
     rebase: Annotated[list[str] | None, option("--rebase", metavar="OLD=NEW", help="Replace the start of addresses; repeatable.")] = None,
-    hash: Annotated[list[str] | None, option("--hash", metavar="NAME", help="Sums to list; repeatable.", show_default="xxh3_128")] = None,
+    hash: Annotated[list[str] | None, option("--hash", metavar="NAME", help="Sums to list, else xxh3_128; repeatable.")] = None,
     header: Annotated[list[str] | None, option("--header", metavar="K=V", help="A header of every stream; repeatable.")] = None,
     no_open: Annotated[bool, option("--no-open", help="List addresses only: open no shard.")] = False,
     check: Annotated[str | None, option("--check", metavar="FILE", help="Say what is wrong with a playlist.")] = None,

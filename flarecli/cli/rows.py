@@ -12,11 +12,12 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from flarecli.cli.show import Printer, binary, compact, finish, json_text, plain, refuse_terminal, shows_pictures, write_text
-from flarecli.errors import UsageError, ValueFitError
+from flarecli.errors import FlareError, UsageError, ValueFitError
 from flarecli.model import ENCODING
 from flarecli.names import escape
 from flarecli.units import format_size
@@ -24,7 +25,7 @@ from flarecli.units import format_size
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BYTES", "FORMS", "cell", "check", "write"]
+__all__ = ["BYTES", "FORMS", "Look", "cell", "check", "write"]
 
 FORMS = ("jsonl", "csv", "tsv", "table", "arrow", "parquet")
 BYTES = ("sha256", "base64")
@@ -32,6 +33,18 @@ _BINARY = ("arrow", "parquet")
 _GROUP_BYTES = 64 << 20  # of a row group of Parquet, before compression
 _SCREEN, _CELL = 500, 200  # rows of one table on a terminal, characters of one cell
 _DIGITS = 4300  # what Python itself reads as an int; longer ones stay text, so that every reader can read the line
+
+
+@dataclass(frozen=True)
+class Look:
+    """How values are shown.
+
+    whole    bytes as base64, else as their size and SHA-256
+    pickles  decoded, which runs code that the data brings
+    """
+
+    whole: bool = False
+    pickles: bool = False
 
 
 def check(form: str, raw: str | None, bytes_as: str) -> None:
@@ -52,39 +65,39 @@ def check(form: str, raw: str | None, bytes_as: str) -> None:
         refuse_terminal(f"--to {form}")
 
 
-def write(batches: Iterable[pa.RecordBatch], printer: Printer, form: str = "jsonl", raw: str | None = None, whole: bool = False) -> None:
+def write(batches: Iterable[pa.RecordBatch], printer: Printer, form: str = "jsonl", raw: str | None = None, look: Look = Look()) -> None:
     """Write batches to stdout, in a form that `check` let pass.
 
-    whole   bytes as base64
+    look    how bytes and pickles are shown
     raises  ValueFitError for a `json` column that holds none
     """
     if raw is not None:
         _write_raw(batches, raw)
     elif form == "jsonl":
-        _write_json(batches, whole)
+        _write_json(batches, look)
     elif form == "arrow":
         _write_arrow(batches)
     elif form == "parquet":
         _write_parquet(batches)
     elif form == "table" and sys.stdout is not None and sys.stdout.isatty():
-        _write_table(batches, printer, whole)
+        _write_table(batches, printer, look)
     else:
-        _write_cells(batches, form, whole)
+        _write_cells(batches, form, look)
 
 
-def _write_json(batches: Iterable[pa.RecordBatch], whole: bool) -> None:
+def _write_json(batches: Iterable[pa.RecordBatch], look: Look) -> None:
     for batch in batches:
         names = batch.schema.names
-        lines = (json_text(dict(zip(names, row, strict=True))) for row in _rows(batch, whole))
+        lines = (json_text(dict(zip(names, row, strict=True))) for row in _rows(batch, look))
         write_text("".join(line + "\n" for line in lines))
 
 
-def _write_cells(batches: Iterable[pa.RecordBatch], form: str, whole: bool) -> None:
+def _write_cells(batches: Iterable[pa.RecordBatch], form: str, look: Look) -> None:
     """CSV as RFC 4180 has it, but lines end with a newline alone; else tabs, which no cell holds once it is escaped."""
     out = csv.writer(_Text(), lineterminator="\n") if form == "csv" else None
     header = False
     for batch in batches:
-        rows = [[cell(value) for value in row] for row in _rows(batch, whole)]
+        rows = [[cell(value) for value in row] for row in _rows(batch, look)]
         if not header:
             rows.insert(0, [escape(name) for name in batch.schema.names])
             header = True
@@ -102,15 +115,15 @@ class _Text:
         return len(text)
 
 
-def _write_table(batches: Iterable[pa.RecordBatch], printer: Printer, whole: bool) -> None:
+def _write_table(batches: Iterable[pa.RecordBatch], printer: Printer, look: Look) -> None:
     header: Sequence[str] = ()
 
     def cells() -> Iterator[list[Any]]:
         nonlocal header
         for batch in batches:
             header = batch.schema.names
-            drawn = _pictures(batch) if shows_pictures() and not whole else {}
-            for i, row in enumerate(_rows(batch, whole)):
+            drawn = _pictures(batch) if shows_pictures() and not look.whole else {}
+            for i, row in enumerate(_rows(batch, look)):
                 texts = [text if len(text) <= _CELL else text[: _CELL - 1] + "…" for text in map(cell, row)]
                 yield [drawn.get((i, k), text) for k, text in enumerate(texts)]
 
@@ -194,24 +207,24 @@ def _write_raw(batches: Iterable[pa.RecordBatch], name: str) -> None:
         finish()
 
 
-def _rows(batch: pa.RecordBatch, whole: bool) -> Iterator[tuple[Any, ...]]:
+def _rows(batch: pa.RecordBatch, look: Look) -> Iterator[tuple[Any, ...]]:
     """Give the rows of a batch as tuples of what JSON can say."""
     if not batch.num_columns:
         return iter([()] * batch.num_rows)
-    return zip(*(_values(batch.column(i), batch.schema.field(i), whole) for i in range(batch.num_columns)), strict=True)
+    return zip(*(_values(batch.column(i), batch.schema.field(i), look) for i in range(batch.num_columns)), strict=True)
 
 
-def _values(array: pa.Array, field: pa.Field, whole: bool) -> list[Any]:
+def _values(array: pa.Array, field: pa.Field, look: Look) -> list[Any]:
     import pyarrow as pa
 
     encoding, kind = (field.metadata or {}).get(ENCODING, b"").decode(), array.type
     if pa.types.is_large_list(kind) and encoding.endswith("[]"):
-        return _lists(array, field.with_metadata({ENCODING: encoding.removesuffix("[]").encode()}), whole)
+        return _lists(array, field.with_metadata({ENCODING: encoding.removesuffix("[]").encode()}), look)
     values: list[Any] = array.to_pylist()
     if encoding in ("msgpack", "tree"):
-        return [None if data is None else _unpacked(data, field.name, encoding, whole) for data in values]
+        return [None if data is None else _unpacked(data, field.name, encoding, look) for data in values]
     if _is_binary(kind):
-        return [None if data is None else _bytes(data, encoding, whole) for data in values]
+        return [None if data is None else _bytes(data, encoding, look) for data in values]
     if encoding in _NUMBERS:
         return [None if text is None else _told(text, field.name, _NUMBERS[encoding]) for text in values]
     if encoding in ("json", "json_str", "json_int", "json_float"):
@@ -225,9 +238,9 @@ def _values(array: pa.Array, field: pa.Field, whole: bool) -> list[Any]:
     return [plain(value) for value in values]
 
 
-def _lists(array: pa.Array, field: pa.Field, whole: bool) -> list[Any]:
+def _lists(array: pa.Array, field: pa.Field, look: Look) -> list[Any]:
     """Give lists of what JSON can say; `field` is that of one element."""
-    ends, flat = array.offsets.to_pylist(), _values(array.flatten(), field, whole)
+    ends, flat = array.offsets.to_pylist(), _values(array.flatten(), field, look)
     first = ends[0] if ends else 0
     pairs = zip(ends, ends[1:], array.is_valid().to_pylist(), strict=False)
     return [flat[start - first : stop - first] if is_valid else None for start, stop, is_valid in pairs]
@@ -239,21 +252,34 @@ def _is_binary(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind))
 
 
-def _bytes(data: bytes, encoding: str, whole: bool) -> Any:
-    if whole:
+def _bytes(data: bytes, encoding: str, look: Look) -> Any:
+    if encoding == "pkl" and look.pickles:
+        return _unpickled(data)
+    if look.whole:
         import base64
 
         return base64.b64encode(data).decode()
     return f"<pickle, {format_size(len(data))}, not decoded>" if encoding == "pkl" else compact(data)
 
 
-def _unpacked(data: bytes, name: str, encoding: str, whole: bool) -> Any:
+def _unpickled(data: bytes) -> Any:
+    """Give the value of a pickle, as far as JSON can say it. What it raises is the data's own code: any exception at all."""
+    from flarecli import encodings
+
+    try:
+        return plain(encodings.decode(encodings.lookup("pkl"), data, allow_pickle=True))
+    except Exception as error:
+        told = error.message if isinstance(error, FlareError) else f"{type(error).__name__}: {error}"
+        raise ValueFitError(f"a pickle cannot be read: {told}", hint="Leave --allow-pickle out to see its size.") from None
+
+
+def _unpacked(data: bytes, name: str, encoding: str, look: Look) -> Any:
     """Give the value of MessagePack; bytes and arrays inside it as columns of bytes are given."""
     from flarecli import encodings
 
     def told(value: Any) -> Any:
         if isinstance(value, (bytes, bytearray)):
-            return _bytes(bytes(value), "", whole)
+            return _bytes(bytes(value), "", look)
         if isinstance(value, dict):
             return {str(key): told(one) for key, one in value.items()}
         if isinstance(value, (list, tuple)):

@@ -11,6 +11,7 @@ from typing import IO
 import pyarrow as pa
 
 from flarecli.errors import UsageError
+from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.verbs import streamed
 from flarecli.verbs.rows import bounded, check_names, first_rows, kept, last_rows, needed, opened, ordered, read_rows, weight
@@ -38,6 +39,7 @@ def cat(
     guard: Guard | None = None,
     limits: Limits | None = None,
     stdin: IO[bytes] | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Give rows as typed batches: those named, sampled, shuffled, of one rank; then where, limit, head and tail.
 
@@ -62,7 +64,7 @@ def cat(
             raise UsageError("a stream has no rows by number", where=streamed.STDIN, hint=hint)
         schema, batches = streamed.samples(format, stdin, exact and where is None)
         return _of_all(*kept(schema, batches, where, columns), limit, head, tail)
-    data, parts = opened(sources, format, streams, bounded(guard, limits))
+    data, parts = opened(sources, format, streams, bounded(guard, limits), progress=progress)
     if columns is not None and where is None:
         check_names(data.schema.names, columns)
     order = ordered(len(data), rows, sample, seed, shuffle, epoch, rank)

@@ -17,12 +17,13 @@ from flarecli.compress import SUFFIXES
 from flarecli.errors import FlareError
 from flarecli.model import Column, Columns, IntArray, Stream
 from flarecli.names import redact
+from flarecli.progress import Progress
 from flarecli.read import Dataset, Series, resolve, select_streams
 from flarecli.storage import Guard, Limits
 from flarecli.verbs.fill import filled
 from flarecli.verbs.inspect_holes import holes, writer_of
 from flarecli.verbs.inspect_stats import statistics
-from flarecli.verbs.rows import bounded, ordered, read_rows, weight
+from flarecli.verbs.rows import bounded, described, ordered, read_rows, weight
 
 __all__ = ["Inspection", "StreamInfo", "inspect"]
 
@@ -127,6 +128,7 @@ def inspect(
     seed: int = 0,
     guard: Guard | None = None,
     limits: Limits | None = None,
+    progress: Progress | None = None,
 ) -> Inspection:
     """Say what lies at some addresses: format, rows, shards, bytes, columns, compression, sums, what wrote it, what is missing.
 
@@ -140,6 +142,7 @@ def inspect(
     raises   MissingError, FormatError, UnsafeError, UnfinishedError as `resolve`; UsageError for an unknown stream
     """
     found = resolve(sources, format=format, guard=bounded(guard, limits))
+    described(found, progress or Progress())
     chosen = select_streams(found, streams)
     parts = [[filled(stream) for stream in one] for one in chosen]
     by = {id(stream): writer_of(stream, one) for one in found for stream in one.streams}

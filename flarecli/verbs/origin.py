@@ -18,10 +18,11 @@ from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import Stream
 from flarecli.names import redact
 from flarecli.playlists import text
+from flarecli.progress import Progress
 from flarecli.storage import Guard, Location, locate
 from flarecli.verbs import streamed
 from flarecli.verbs.naming import ROW
-from flarecli.verbs.rows import first_rows, needed, ordered, read_rows, weight
+from flarecli.verbs.rows import described, first_rows, needed, ordered, read_rows, weight
 
 __all__ = ["Origin", "open_origin"]
 
@@ -52,6 +53,7 @@ def open_origin(
     limit: int | None,
     guard: Guard,
     texts: Collection[str],
+    progress: Progress | None = None,
 ) -> Origin:
     """Open what is at some addresses: an index if they are called like one, else a dataset.
 
@@ -71,6 +73,7 @@ def open_origin(
             shown, table.at, "index", table.schema, table.rows, True, table.sum, lambda names, _: table.batches(names, where, ROW), where, limit
         )
     found = read.resolve(addresses, format=format, guard=guard, maps=False)
+    described(found, progress or Progress())
     parts = read.select_streams(found, streams)
     data = read.Dataset(parts, found)
     order = ordered(len(data), rows)

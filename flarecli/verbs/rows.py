@@ -15,11 +15,13 @@ import pyarrow as pa
 
 from flarecli import where as sql
 from flarecli.errors import UsageError
-from flarecli.model import IntArray, Stream
+from flarecli.model import IntArray, Playlist, Stream
+from flarecli.progress import Progress
 from flarecli.read import Dataset, parse_rows, positions, resolve, select_streams
 from flarecli.storage import Guard, Limits
+from flarecli.units import format_count
 
-__all__ = ["Order", "bounded", "first_rows", "kept", "opened", "ordered", "read_rows"]
+__all__ = ["Order", "bounded", "described", "first_rows", "kept", "opened", "ordered", "read_rows"]
 
 _BLOCK = 1 << 13  # steps mapped at once
 _TAKEN, _TAKEN_BYTES = 64, 16 << 20  # rows read one by one that are held at once
@@ -100,11 +102,27 @@ def bounded(guard: Guard | None, limits: Limits | None) -> Guard:
     return guard if limits is None else replace(guard, limits=limits)
 
 
+def described(found: Sequence[Playlist], progress: Progress) -> None:
+    """Tell whoever asked for details what was found, and how: in which list, in which format, how much of it."""
+    for one in found:
+        for stream in one:
+            rows = "rows not listed" if stream.rows is None else format_count(int(stream.rows.sum()), "row")
+            listed = f"{one.at}: " if one.at is not None else f"{stream.at}: no list, "
+            told = f"{listed}stream {stream.name!r} is {stream.format or 'of no known format'}, {rows} in {format_count(len(stream), 'shard')}"
+            progress.note(told, verbose=True)
+
+
 def opened(
-    sources: str | Sequence[str], format: str | None, streams: Sequence[str], guard: Guard | None, maps: bool = True
+    sources: str | Sequence[str],
+    format: str | None,
+    streams: Sequence[str],
+    guard: Guard | None,
+    maps: bool = True,
+    progress: Progress | None = None,
 ) -> tuple[Dataset, list[list[Stream]]]:
     """Open the dataset at some addresses, and give the streams it is made of."""
     found = resolve(sources, format=format, guard=guard, maps=maps)
+    described(found, progress or Progress())
     parts = select_streams(found, streams)
     return Dataset(parts, found), parts
 

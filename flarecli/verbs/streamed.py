@@ -16,6 +16,7 @@ from flarecli.formats.webdataset_stream import scan
 __all__ = ["STDIN", "is_stdin", "samples"]
 
 STDIN, _TAR = "-", "webdataset"
+_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")  # how compressed ones begin
 _STEP = 1 << 20  # bytes read at once
 
 
@@ -35,7 +36,11 @@ def samples(format: str | None, stream: IO[bytes] | None = None, exact: bool = F
     """
     if format not in (None, _TAR):
         raise UsageError(f"standard input is read as a tar, and {format} is none", where=STDIN, hint="Put it into a file, and name that.")
-    batches = scan(_blocks(sys.stdin.buffer if stream is None else stream), where=STDIN)
+    blocks = _blocks(sys.stdin.buffer if stream is None else stream)
+    begin = next(blocks, b"")
+    if begin and not begin.startswith(_PACKED) and begin[257:262] not in (b"ustar", bytes(5)):
+        raise FormatError("standard input is read as a tar, and begins like none", where=STDIN, hint="Put it into a file, and name that.")
+    batches = scan(chain([begin], blocks), where=STDIN)
     batches = batches if exact else _plain(batches)
     first = next(batches, None)
     if first is None:

@@ -108,7 +108,8 @@ def unpack(
     if out == "-" and (resume or overwrite):
         raise UsageError("a stream cannot be resumed or overwritten", hint="Name a folder.")
     wanted = [parse_link(one, {}) for one in fetch]
-    source = open_origin(sources, format, streams, rows, where, limit, guard, {*([key] if key else []), *(link.source for link in wanted)})
+    texts = {*([key] if key else []), *(link.source for link in wanted)}
+    source = open_origin(sources, format, streams, rows, where, limit, guard, texts, progress)
     work = _Work(source, wanted, key, columns, name, on_error, guard, limits, progress, index)
     options = {
         "format": format, "streams": list(streams), "columns": columns and list(columns), "rows": rows, "where": where, "limit": limit,

@@ -39,7 +39,7 @@ from flarecli.verbs.listings import (
 )
 from flarecli.verbs.looking import on_engine, on_threads
 from flarecli.verbs.remembered import Remembered
-from flarecli.verbs.rows import bounded
+from flarecli.verbs.rows import bounded, described
 from flarecli.write import engines
 
 __all__ = ["Verification", "verify"]
@@ -127,6 +127,7 @@ class Verification:
         self.files += 1
 
     def _of_plan(self, found: Playlist, plan: Plan, options: _Options) -> Iterator[Finding]:
+        described([found], options.progress)
         yield from self._of_list(found)
         is_read = options.choice.is_all and not options.depth.quick
         has_keys = is_read and len(plan.streams) > 1 and options.state is None  # a state keeps no keys

@@ -58,7 +58,7 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
         (["pak"], "there is no command 'pak'", "Choose one of pack, unpack, inspect, verify, playlist, cat."),
         (["--nope"], "no such option: --nope", "Run `flare --help`."),
         (["cat"], "missing argument 'SOURCE...'", "Run `flare cat --help`."),
-        (["pack", "a"], "missing argument 'SOURCE...'", "Run `flare pack --help`."),
+        (["pack", "a"], "missing argument: both SOURCE and OUT are wanted", "Run `flare pack --help`."),
         (["cat", "a", "--heads", "1"], "no such option: --heads (Possible options: --head, --help)", "Run `flare cat --help`."),
         (["cat", "a", "--head"], "option '--head' requires an argument", "Run `flare cat --help`."),
         (["cat", "a", "--head", "x"], "invalid value for '--head': 'x' is not a whole number", "Run `flare cat --help`."),

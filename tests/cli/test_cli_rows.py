@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import math
+import pickle
 import re
 
 import numpy as np
@@ -209,6 +210,26 @@ def test_bytes_are_refused_by_a_terminal_before_anything_is_read(flare, args, wh
     assert ran.err.replace("\x1b[31m", "").replace("\x1b[36m", "").replace("\x1b[0m", "") == (
         f"error: {what} is not for a terminal\nhint: Send it to a file or into a pipe.\n"
     )
+
+
+class _Boom:
+    def __reduce__(self):
+        return (int, ("no number",))
+
+
+def test_pickles_are_decoded_only_by_the_switch_that_says_so(flare):
+    data = [pickle.dumps({"a": [1, float("nan")], 2: b"\xff"}), pickle.dumps(_Boom())]
+    schema = pa.schema([pa.field("p", pa.large_binary(), metadata={"encoding": "pkl"})])
+    sizes = [len(one) for one in data]
+    first = pa.record_batch([pa.array(data[:1], pa.large_binary())], schema=schema)
+    assert flare("cat", "d", cat=lambda *_, **__: iter([first])).out == f'{{"p": "<pickle, {sizes[0]} B, not decoded>"}}\n'
+    sha = "a8100ae6aa1940d0b663bb31cd466142ebbdbd5187131b92d93818987832eb89"
+    told = flare("cat", "d", "--allow-pickle", cat=lambda *_, **__: iter([first]))
+    assert (told.code, told.out, told.err) == (0, f'{{"p": {{"a": [1, null], "2": {{"bytes": 1, "sha256": "{sha}"}}}}}}\n', "")
+    second = pa.record_batch([pa.array(data[1:], pa.large_binary())], schema=schema)
+    told = flare("cat", "d", "--allow-pickle", cat=lambda *_, **__: iter([second]))
+    error = f"a pickle cannot be read: {sizes[1]} B are not pkl"
+    assert (told.code, told.out, told.err) == (4, "", f"error: {error}\nhint: Leave --allow-pickle out to see its size.\n")
 
 
 def test_a_table_is_ruled_on_a_terminal_only(flare):
