@@ -1,8 +1,10 @@
 """Links: rows come whole and in order, whatever the web does; what fails is named, and nothing leads where it may not."""
 
+import gzip
 import os
 import threading
 import time
+import zlib
 
 import numpy as np
 import pyarrow as pa
@@ -204,6 +206,41 @@ def test_a_fault_that_passes_is_tried_again(web, at, fault):
     web.pages["/a"] = lambda handler, times: fault(handler, times) if times == 1 else handler.answer(200, b"whole")
     assert outcome(web.url("/a"), at) == b"whole"
     assert web.asked["/a"] == 2
+
+
+_PACKED = gzip.compress(JPEG)
+ENCODED = {  # what is sent: status, body, headers; what becomes of the row
+    "whole": ((200, JPEG, {}), JPEG),
+    "a range that was not asked for": ((206, JPEG[:10], {"Content_Range": f"bytes 0-9/{len(JPEG)}"}), "range"),
+    "all of it as a range": ((206, JPEG, {"Content_Range": f"bytes 0-{len(JPEG) - 1}/{len(JPEG)}"}), "range"),
+    "a range without saying which": ((206, JPEG, {}), "range"),
+    "a range with 200": ((200, JPEG[:10], {"Content_Range": f"bytes 0-9/{len(JPEG)}"}), "range"),
+    "no range to be had": ((416, b"", {"Content_Range": f"bytes */{len(JPEG)}"}), "status"),
+    "not modified": ((304, b"", {}), "status"),
+    "a condition that was not set": ((412, b"no", {}), "changed"),
+    "a weak tag": ((200, JPEG, {"ETag": 'W/"1"'}), JPEG),
+    "no content": ((204, b"", {}), "status"),
+    "gzip": ((200, _PACKED, {"Content_Encoding": "gzip"}), JPEG),
+    "two members of gzip": ((200, gzip.compress(JPEG[:9]) + gzip.compress(JPEG[9:]), {"Content_Encoding": "gzip"}), JPEG),
+    "gzip cut short": ((200, _PACKED[:-9], {"Content_Encoding": "gzip"}), "encoding"),
+    "gzip and more": ((200, _PACKED + b"more", {"Content_Encoding": "gzip"}), "encoding"),
+    "gzip in name alone": ((200, JPEG, {"Content_Encoding": "gzip"}), "encoding"),
+    "gzip of gzip": ((200, gzip.compress(_PACKED), {"Content_Encoding": "gzip, gzip"}), "encoding"),
+    "gzip with a wrong sum": ((200, _PACKED[:-8] + bytes(4) + _PACKED[-4:], {"Content_Encoding": "gzip"}), "encoding"),
+    "far too much in gzip": ((200, gzip.compress(bytes(32 << 20), 1), {"Content_Encoding": "gzip"}), "encoding"),
+    "a range of gzip": ((206, _PACKED[:10], {"Content_Encoding": "gzip", "Content_Range": f"bytes 0-9/{len(_PACKED)}"}), "range"),
+    "deflate": ((200, zlib.compress(JPEG), {"Content_Encoding": "deflate"}), JPEG),
+    "br": ((200, JPEG, {"Content_Encoding": "br"}), "encoding"),
+    "identity": ((200, JPEG, {"Content_Encoding": "identity"}), JPEG),
+}
+
+
+def test_ranges_conditions_and_encodings_that_were_not_asked_for_give_the_whole_object_or_fail_the_row(web, at):
+    for i, (sent, _) in enumerate(ENCODED.values()):
+        web.page(f"/{i}", sent[1], status=sent[0], **sent[2])
+    values, failures = collected([index([web.url(f"/{i}") for i in range(len(ENCODED))])], at)
+    found = {name: values[i] if i in values else failures[i][1] for i, name in enumerate(ENCODED)}
+    assert found == {name: wanted for name, (_, wanted) in ENCODED.items()}
 
 
 def test_permanent_refusals_are_asked_once_and_passing_ones_as_often_as_allowed(web, at):
