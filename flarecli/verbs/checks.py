@@ -33,6 +33,7 @@ _OWN = threading.local()
 _STORE = "the object store"
 HELD = 256 << 20  # bytes of a shard that are held in memory at once
 _UNKNOWN = "Write the list again with sums that are known: `flare playlist … --hash xxh3_128 -o FILE`."
+_CHANGED = f"It was changed after it was packed; {AGAIN}"
 _MANY = 10_000  # findings of one shard that are kept
 
 
@@ -144,7 +145,7 @@ def check_chunk(chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, 
             if own is not None and not any(claim.file.hashes for claim in claims) and (said := own(shard)):
                 out.unprotected.append(f"{at}: {said}")
             if not depth.quick:
-                out.findings += _structure(form, shard, depth.pictures)
+                out.findings += _structure(form, shard, depth.pictures, bool(out.findings))
             if depth.contents and not out.findings:
                 out.contents = contents(form, shard)
             if depth.key and not out.findings:
@@ -156,12 +157,12 @@ def check_chunk(chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, 
     return out
 
 
-def _structure(form: formats.Format, shard: Shard, pictures: Decoders | None) -> list[Finding]:
-    """Check the structure of a shard, and its values if asked; what is wrong with a row is said once."""
+def _structure(form: formats.Format, shard: Shard, pictures: Decoders | None, is_changed: bool) -> list[Finding]:
+    """Check the structure of a shard, and its values if asked; what is wrong with a row is said once. `is_changed`: its sums say so."""
     found = [placed(one, shard) for one in islice(form.verify_shard(shard, pictures is not None), _MANY)]
     if pictures is not None:
         known = {one.where for one in found}
-        values = (placed(one, shard) for one in decoded(form, shard, pictures))
+        values = (placed(replace(one, hint=_CHANGED) if is_changed else one, shard) for one in decoded(form, shard, pictures))
         found += islice((one for one in values if one.where not in known), _MANY)
         found.sort(key=lambda one: one.span[0] if one.span is not None else -1)
     return found
@@ -219,7 +220,7 @@ def _compare(at: Location, sums: Sums, claims: Sequence[Claim], rows: str, out: 
         what = f"{sums.size} bytes{' when decompressed' if raw else ''}{rows} fail {', '.join(f'{name} of {claim.by}' for name, claim in failed)}"
         name, claim = failed[0]
         seen = f"{name} is {sums.hex()[name]}, {_hashes(claim, raw)[name]:.128} is listed"
-        out.findings.append(Finding(str(at), "checksum", f"{what}: {seen}", f"It was changed after it was packed; {AGAIN}", (0, sums.size)))
+        out.findings.append(Finding(str(at), "checksum", f"{what}: {seen}", _CHANGED, (0, sums.size)))
     return not failed
 
 

@@ -161,7 +161,7 @@ def test_values_of_every_encoding_that_cannot_be_are_found(tmp_path):
     starts = spans_of(out)
     assert (sums.kind, value) == (
         "checksum",
-        Finding(f"{path}[0]", "value", "column 'j': 8 B are not json", HINT, (starts[0], starts[1])),
+        Finding(f"{path}[0]", "value", "column 'j': 8 B are not json", sums.hint, (starts[0], starts[1])),
     )
 
 
