@@ -1,24 +1,29 @@
 """Lists of indexes, such as `split_file_paths.txt`: one address a line, in the order they are written.
 
 Blank lines, and lines that begin with `#`, say nothing. Relative addresses start at the list; what a list may name is
-what any data may name there. A list may name lists, a few deep, but none that leads back to itself.
+what any data may name there. A list may name lists, a few deep, but none that leads back to itself. Braces and wildcards
+in a line stand for what matches, in bytewise order; a name that is there is a name, whatever signs it holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
-from flarecli.errors import FlareError, FormatError
+from flarecli.errors import FlareError, FormatError, MissingError, UsageError
 from flarecli.ingest.streams import Text
 from flarecli.ingest.text import pieces
+from flarecli.names import is_url, redact, scheme_of
 from flarecli.storage import Location
+from flarecli.wildcards import braced, pattern_of
 
 __all__ = ["LIST", "Named", "listed"]
 
 LIST = ".txt"
 _DEEP = 4  # lists in lists
-_MOST = 1 << 20  # addresses, in all of them
+_MOST = 1 << 20  # addresses, in all of them; and files that are listed for a wildcard
+_SIGNS = "*?["
 
 
 class Named(NamedTuple):
@@ -73,6 +78,38 @@ def _named(at: Location) -> Iterator[Named]:
             while address.startswith("./"):
                 address = address[2:].lstrip("/")
             try:
-                yield Named(folder.join(address), at, number)
+                yield from (Named(place, at, number) for place in _places(folder, address))
             except FlareError as error:
                 raise type(error)(f"line {number}: {error.message}", where=at, hint=error.hint) from None
+
+
+def _places(folder: Location, address: str) -> Iterator[Location]:
+    """Give what a line stands for: itself, or what matches."""
+    if not any(sign in address for sign in "{" + _SIGNS) or (not is_url(address) and folder.is_local and folder.join(address).exists()):
+        yield folder.join(address)
+        return
+    for one in braced(address):
+        is_web = scheme_of(str(folder.join(one))) in ("http", "https")
+        if not any(sign in one for sign in ("*" if is_web else _SIGNS)):
+            yield folder.join(one)
+        elif is_web:
+            raise UsageError("an http address cannot be listed", hint="Name the files, or use braces such as {00000..00127}.")
+        else:
+            yield from _matching(folder, one)
+
+
+def _matching(folder: Location, address: str) -> Iterator[Location]:
+    parts = address.split("/")
+    plain = next(i for i, part in enumerate(parts) if any(sign in part for sign in _SIGNS))
+    if is_url(address) and plain < 3:
+        raise UsageError("a bucket is named without *, ? or [")
+    at, wanted, count = folder.join("/".join(parts[:plain])) if plain else folder, pattern_of(parts[plain:]), 0
+    with suppress(MissingError):  # no such folder
+        for seen, entry in enumerate(at.list()):
+            if seen >= _MOST:
+                raise UsageError(f"more than {_MOST} files lie in {at}", hint="Name a folder further down.")
+            if wanted.fullmatch(entry.name):
+                count += 1
+                yield at / entry.name
+    if not count:
+        raise MissingError(f"nothing matches {redact(address)!r}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import glob
 import itertools
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,14 +20,12 @@ from flarecli.model import Playlist, Stream
 from flarecli.names import is_url, redact, scheme_of
 from flarecli.storage import Guard, Location, locate
 from flarecli.storage.local import SCRATCH
+from flarecli.wildcards import braced, pattern_of
 
 __all__ = ["expand", "resolve", "select_streams"]
 
 _BEGUN = (".flare/journal", ".flare/lock")  # either is there from a pack's first step to its last but one
 _UNPACK = b'{"verb": "unpack"'
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
-_BRACE_LIMIT = 1 << 20  # addresses
 _LIST_LIMIT = 1 << 20  # files of a listing
 
 
@@ -45,7 +42,7 @@ def _expanded(address: str, guard: Guard | None) -> list[tuple[str, bool]]:
     if not is_url(address) and os.path.lexists(address):
         return [(address, True)]  # a name that is there is a name, whatever signs it holds
     out: list[tuple[str, bool]] = []
-    for one in _braced(address):
+    for one in braced(address):
         if not any(sign in one for sign in "*?["):
             out.append((one, False))
         elif not is_url(one):
@@ -72,7 +69,7 @@ def _globbed(pattern: str, guard: Guard | None) -> list[str]:
     plain = next(i for i, part in enumerate(parts) if any(sign in part for sign in "*?["))
     if plain < 3:
         raise UsageError("a bucket is named without *, ? or [", where=redact(pattern))
-    head, wanted = "/".join(parts[:plain]), _pattern(parts[plain:])
+    head, wanted = "/".join(parts[:plain]), pattern_of(parts[plain:])
     found = []
     for seen, entry in enumerate(locate(head, guard).list()):
         if seen >= _LIST_LIMIT:
@@ -82,53 +79,6 @@ def _globbed(pattern: str, guard: Guard | None) -> list[str]:
     if not found:
         raise MissingError("nothing matches", where=redact(pattern))
     return found
-
-
-def _pattern(parts: Sequence[str]) -> re.Pattern[str]:
-    """Make an expression of a glob: `**` is any number of folders, no other sign passes a slash, and only `.…` names what is hidden."""
-    out = ""
-    for i, part in enumerate(parts):
-        if part == "**":
-            out += "(?:(?!\\.)[^/]+/)*" if i < len(parts) - 1 else "(?:(?!\\.)[^/]+/)*(?!\\.)[^/]+"
-            continue
-        hidden = "" if part.startswith(".") else "(?!\\.)"
-        signs = re.split(r"(\*+|\?|\[!?\]?[^\]]*\])", part)
-        out += hidden + "".join(_sign(sign) if k % 2 else re.escape(sign) for k, sign in enumerate(signs)) + ("/" if i < len(parts) - 1 else "")
-    try:
-        return re.compile(out, re.DOTALL)
-    except re.error:
-        raise UsageError(f"{'/'.join(parts)!r:.80} is no pattern") from None
-
-
-def _sign(sign: str) -> str:
-    if sign[0] == "[":
-        inside = sign[1:-1].replace("\\", "\\\\").replace("[", "\\[")
-        not_in = inside.startswith("!")
-        inside = inside[not_in:].replace("]", "\\]").replace("^", "\\^")
-        return f"(?!/)[{'^' if not_in else ''}{inside}]"
-    return "[^/]" if sign == "?" else "[^/]*"
-
-
-def _braced(address: str) -> list[str]:
-    match = _BRACES.search(address)
-    if not match:
-        return [address]
-    numbers = _RANGE.fullmatch(match[1])
-    if numbers:
-        first, last = int(numbers[1]), int(numbers[2])
-        if abs(last - first) >= _BRACE_LIMIT:
-            raise UsageError(f"{match[0]} names more than {_BRACE_LIMIT} addresses")
-        width = len(numbers[1]) if numbers[1].startswith("0") else 0
-        words = [f"{n:0{width}d}" for n in range(first, last + 1 if last >= first else last - 1, 1 if last >= first else -1)]
-    elif "," in match[1]:
-        words = match[1].split(",")
-    else:
-        head, rest = address[: match.end()], address[match.end() :]
-        return [head + tail for tail in _braced(rest)]
-    tails = _braced(address[match.end() :])
-    if len(words) * len(tails) > _BRACE_LIMIT:
-        raise UsageError(f"{address!r:.80} names more than {_BRACE_LIMIT} addresses")
-    return [address[: match.start()] + word + tail for word in words for tail in tails]
 
 
 def resolve(sources: str | Sequence[str], *, format: str | None = None, guard: Guard | None = None, maps: bool = True) -> list[Playlist]:

@@ -267,6 +267,15 @@ def test_a_list_on_the_network_names_files_beside_it(web):
             "l.txt: line 1: the address '../a.csv' leaves the folder",
             "Give --allow-local to read it, if you trust this dataset.",
         ),
+        ({"l.txt": "a.csv\nx/*.csv"}, "l.txt: line 2: nothing matches 'x/*.csv'", ""),
+        (
+            {"l.txt": "../*.csv"},
+            "l.txt: line 1: the address '../*.csv' leaves the folder",
+            "Give --allow-local to read it, if you trust this dataset.",
+        ),
+        ({"l.txt": "http://h/*.csv"}, "l.txt: line 1: an http address cannot be listed", "Name the files, or use braces such as {00000..00127}."),
+        ({"l.txt": "[a-]x.csv\n[z-a].csv"}, "l.txt: line 1: nothing matches '[a-]x.csv'", ""),
+        ({"l.txt": "{1..9999999}.csv"}, "l.txt: line 1: {1..9999999} names more than 1048576 addresses", ""),
         ({"l.txt": "pipe://x"}, "l.txt: line 1: pipe:// is not an address that data may name", ""),
         ({"l.txt": "\n# nothing\n"}, "l.txt: the list names nothing", ""),
         ({"l.txt": b"caf\xe9.csv"}, "l.txt: line 1: byte 3 is not UTF-8", "Save it as UTF-8 text."),
@@ -278,6 +287,21 @@ def test_a_list_that_leads_nowhere_is_named(tmp_path, files, message, hint):
     found, said = refusal(tmp_path, lambda: rows_of(open_index(str(tmp_path / "l.txt"))))
     assert found == message
     assert hint in said or hint == "Line 1 of x/m.txt names it. Line 2 of l.txt names it."
+
+
+def test_lines_with_wildcards_and_braces_stand_for_what_matches(tmp_path):
+    made(tmp_path, {f"l/shards/{name}.csv": f"n\n{n}\n" for n, name in enumerate(["b", "a10", "a2", "deep/x", ".hidden"])})
+    made(tmp_path, {"l/shards/[odd]*.csv": "n\n7\n", "l/shards/note.md": "x"})
+    for lines, wanted in (
+        ("shards/a*.csv\nshards/b.csv", [1, 2, 0]),
+        ("./shards/{b,a2}.csv", [0, 2]),
+        ("shards/a{2..2}.csv\nshards/?.csv", [2, 0]),
+        ("**/x.csv", [3]),
+        ("shards/[[]odd*.csv", [7]),
+        ("shards/[odd]*.csv", [7]),
+    ):
+        made(tmp_path, {"l/split_file_paths.txt": lines})
+        assert [row["n"] for row in rows_of(open_index(str(tmp_path / "l/split_file_paths.txt")))] == wanted, lines
 
 
 # -- standard input

@@ -146,6 +146,22 @@ def test_a_list_names_what_lies_beside_it_and_elsewhere(places, s3):
     assert [row["n"] for row in rows_of(open_index(f"{at}/split_file_paths.txt"))] == [1, 2]
 
 
+def test_lists_name_wildcards_here_and_in_a_bucket(places, s3):
+    for put, _ in (places["local"], places["s3"]):
+        for n, name in enumerate(("b", "a10", "a2")):
+            put(f"w/shards/{name}.csv", f"n\n{n}\n".encode())
+    here, home = places["local"]
+    far, there = places["s3"]
+    here("w/split_file_paths.txt", f"shards/a*.csv\n{there}/w/shards/?.csv\n{there}/w/shards/{{a2,b}}.csv\n".encode())
+    far("w/split_file_paths.txt", b"shards/*.csv\n")
+    assert [row["n"] for row in rows_of(open_index(f"{home}/w/split_file_paths.txt"))] == [1, 2, 0, 2, 0]
+    assert [row["n"] for row in rows_of(open_index(f"{there}/w/split_file_paths.txt"))] == [1, 2, 0]
+    here("w/split_file_paths.txt", f"{there}/w/none/*.csv\n".encode())
+    with pytest.raises(MissingError) as caught:
+        open_index(f"{home}/w/split_file_paths.txt")
+    assert str(caught.value) == f"{home}/w/split_file_paths.txt: line 1: nothing matches '{there}/w/none/*.csv'"
+
+
 def test_what_a_list_in_a_bucket_names_and_is_not_there_is_named(places, s3):
     put, at = places["s3"]
     put("l.txt", b"gone.parquet\n")
