@@ -6,14 +6,20 @@ import base64
 import email.utils
 import hashlib
 import hmac
+import itertools
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qsl, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 import pytest
 
@@ -117,6 +123,110 @@ def azure(azurite, no_cloud, monkeypatch):
     address = f"{azurite}/devstoreaccount1/{container}?restype=container"
     urllib.request.urlopen(urllib.request.Request(address, method="PUT", headers=signed)).close()
     return f"az://{container}"
+
+
+class Google(BaseHTTPRequestHandler):
+    """Objects as Google's XML interface serves them, in memory: no emulator of it that a package manager installs can be written to."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, *args):
+        pass
+
+    def answer(self, status, body=b"", **headers):
+        self.send_response(status)
+        for name, value in {"Content-Length": len(body), **headers}.items():
+            self.send_header(name.replace("_", "-"), str(value))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def refuse(self, status, code):
+        self.answer(status, f"<Error><Code>{code}</Code></Error>".encode())
+
+    def body(self):
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def asked(self):
+        """The key and the query."""
+        parts = urlsplit(self.path)
+        return unquote(parts.path.removeprefix("/").partition("/")[2]), dict(parse_qsl(parts.query, keep_blank_values=True))
+
+    def put(self, key, data):
+        generation = next(self.server.generations)
+        self.server.objects[key] = (data, f'"{generation:x}"', generation)
+        return {"ETag": f'"{generation:x}"', "x-goog-generation": generation}
+
+    def do_GET(self):
+        key, query = self.asked()
+        if not key:
+            found = [(name, *self.server.objects[name]) for name in sorted(self.server.objects) if name.startswith(query.get("prefix", ""))]
+            parts = (
+                f"<Contents><Key>{escape(name)}</Key><Size>{len(data)}</Size><ETag>{escape(etag)}</ETag>"
+                "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+                for name, data, etag, _ in found
+            )
+            return self.answer(200, f"<ListBucketResult>{''.join(parts)}</ListBucketResult>".encode())
+        if key not in self.server.objects:
+            return self.refuse(404, "NoSuchKey")
+        data, etag, generation = self.server.objects[key]
+        more = {"ETag": etag, "x-goog-generation": generation, "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
+        if self.headers.get("If-Match", etag) != etag:
+            return self.refuse(412, "PreconditionFailed")
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        if asked is None:
+            return self.answer(200, data, **more)
+        start, stop = int(asked[1]), min(len(data), int(asked[2] or len(data)) + 1)
+        if start >= len(data):
+            return self.refuse(416, "InvalidRange")
+        return self.answer(206, data[start:stop], **more, **{"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"})
+
+    do_HEAD = do_GET
+
+    def do_PUT(self):
+        (key, query), data = self.asked(), self.body()
+        if "uploadId" in query:
+            self.server.uploads[query["uploadId"]][int(query["partNumber"])] = data
+            return self.answer(200, ETag='"part"')
+        wanted, there = self.headers.get("x-goog-if-generation-match"), self.server.objects.get(key)
+        if wanted is not None and int(wanted) != (there[2] if there else 0):
+            return self.refuse(412, "PreconditionFailed")
+        return self.answer(200, **self.put(key, data))
+
+    def do_POST(self):
+        key, query = self.asked()
+        self.body()
+        if "uploads" in query:
+            upload = str(next(self.server.generations))
+            self.server.uploads[upload] = {}
+            return self.answer(200, f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>".encode())
+        parts = self.server.uploads.pop(query["uploadId"])
+        made = self.put(key, b"".join(parts[number] for number in sorted(parts)))
+        result = f"<CompleteMultipartUploadResult><ETag>{escape(made['ETag'])}</ETag></CompleteMultipartUploadResult>"
+        return self.answer(200, result.encode(), **made)
+
+    def do_DELETE(self):
+        key, query = self.asked()
+        if "uploadId" in query:
+            self.server.uploads.pop(query["uploadId"], None)
+            return self.answer(204)
+        return self.answer(204) if self.server.objects.pop(key, None) is not None else self.refuse(404, "NoSuchKey")
+
+
+@pytest.fixture
+def google(no_cloud, monkeypatch):
+    """An empty bucket: `gs://bucket`."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Google)
+    server.daemon_threads = True
+    server.objects, server.uploads, server.generations = {}, {}, itertools.count(1)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"127.0.0.1:{server.server_port}")
+    yield "gs://bucket"
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from flarecli.storage.memory import MemoryStore
 
 DATA = random.Random(4).randbytes(3_000_000)
 READ_ONLY = ("http", "nginx", "cached http")
-KINDS = ("local", "memory", "http", "nginx", "s3", "azure", "fsspec memory", "s3fs", "cached s3", "cached http", "cached fsspec")
+KINDS = ("local", "memory", "http", "nginx", "s3", "azure", "google", "fsspec memory", "s3fs", "cached s3", "cached http", "cached fsspec")
 
 
 class Place:
@@ -59,7 +59,7 @@ def place(request, tmp_path, monkeypatch):
     if kind == "s3fs":
         pytest.importorskip("s3fs")
         monkeypatch.setenv("FLARE_S3", "s3fs")
-    return Place(locate(f"{request.getfixturevalue('azure' if kind == 'azure' else 's3')}/some/d", guard))
+    return Place(locate(f"{request.getfixturevalue(kind if kind in ('azure', 'google') else 's3')}/some/d", guard))
 
 
 @pytest.fixture
