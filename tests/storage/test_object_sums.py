@@ -11,7 +11,7 @@ import pytest
 
 from flarecli import hashes, verbs
 from flarecli.model import Finding
-from flarecli.storage import Guard, locate, object_sums
+from flarecli.storage import locate, object_sums
 from flarecli.storage.answers import Answer
 from flarecli.storage.object_sums import Kept, kept_sums, signed
 from flarecli.write import Writer
@@ -68,7 +68,9 @@ def test_a_request_is_signed_as_the_library_of_aws_signs_it(key, token):
 
 
 def put(moto, address, data, **headers):
-    request = urllib.request.Request(f"{moto}/{address.removeprefix('s3://')}", data=data, method="PUT", headers={"Content-Type": "application/octet-stream"})
+    request = urllib.request.Request(
+        f"{moto}/{address.removeprefix('s3://')}", data=data, method="PUT", headers={"Content-Type": "application/octet-stream"}
+    )
     for name, value in headers.items():
         request.add_header(f"x-amz-{name.replace('_', '-')}", value)
     urllib.request.urlopen(request, timeout=30).close()
@@ -102,25 +104,19 @@ def bare(done):
     return done.unprotected
 
 
-def test_what_could_not_be_looked_at_is_said_once(moto, s3, tmp_path, monkeypatch):
-    data = uploaded(moto, s3, tmp_path)
-    unsummed = "1 of 1 files of stream 'a.mds': carry no sums, only sizes and structure were checked"
-    address = f"{s3}/a.mds"
-    (unsummed,) = bare_without_sums(address, monkeypatch)
-    not_looked = "sums kept by the object store were not looked at"
-    monkeypatch.setattr(object_sums, "_read", lambda _: PARTS)
-    assert bare(verbs.verify(address)) == [f"{not_looked}: they are sums of the parts of an upload", unsummed]
-    monkeypatch.setattr(object_sums, "_asked", lambda *_: None)
-    assert bare(verbs.verify(address)) == [f"{not_looked}: it does not answer", unsummed]
-    monkeypatch.undo()
-    put(moto, f"{s3}/b.mds", data)
-    assert kept_sums(locate(f"{s3}/none.mds", Guard())).why_not in ("it answers 404", "it does not answer")
-
-
-def bare_without_sums(address, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr(object_sums, "_read", lambda _: Kept())
-        return bare(verbs.verify(address))
+def test_what_could_not_be_looked_at_is_said(moto, s3, tmp_path, monkeypatch):
+    uploaded(moto, s3, tmp_path)
+    address, not_looked = f"{s3}/a.mds", "sums kept by the object store were not looked at"
+    unsummed = "1 of 1 files of stream 'data': carry no sums, only sizes and structure were checked"
+    assert kept_sums(locate(f"{s3}/none.mds")) == Kept(why_not="it answers 404")
+    for name, instead, said in (
+        ("_read", Kept(), []),
+        ("_read", PARTS, [f"{not_looked}: they are sums of the parts of an upload"]),
+        ("_asked", None, [f"{not_looked}: it does not answer"]),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(object_sums, name, lambda *_, instead=instead: instead)
+            assert bare(verbs.verify(address)) == [*said, unsummed]
 
 
 def test_a_sum_that_takes_a_library_which_is_not_there_is_said(moto, s3, tmp_path, monkeypatch):
