@@ -18,7 +18,7 @@ import numpy as np
 
 from flarecli.errors import MissingLibraryError, UsageError
 from flarecli.model import Cursor
-from flarecli.read import Ahead, Made, Part, Rows, Work, check_place
+from flarecli.read import Ahead, Made, Part, Rows, Work, begun, check_place
 
 try:
     import torch
@@ -172,14 +172,19 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
             hint = "Use as many, or set_epoch(epoch, step)."
             raise UsageError(f"saved by {saved} workers, here are {workers}", hint=hint)
         order = self.data.order(self._seed, epoch, self._order, self._window)
-        work = Work(self.data, self._transforms, self._collate, self._seed, epoch)
         self._at = Cursor(self._seed, epoch, step, self._order), given
+        fetching = begun(self.data, order, self._at[0])
+        work = Work(self.data, self._transforms, self._collate, self._seed, epoch, fetching is not None)
         flow = self._flow(work, self._parts(order, step, worker, workers))
         try:
             for made in flow:
+                if fetching:
+                    fetching.reached(step)
                 yield from self._given(work, made, given)
                 step, given = min(self._rows, step + workers * self._batch * self._ranks), 0
         finally:
+            if fetching:
+                fetching.close()
             if isinstance(flow, Ahead):
                 flow.close()
 

@@ -6,6 +6,7 @@ from flarecli.read import presets
 from flarecli.read.ahead import Ahead
 from flarecli.read.batching import Made, Part, Work
 from flarecli.read.dataset import Dataset, open
+from flarecli.read.fetching import begun
 from flarecli.read.loader import Loader
 from flarecli.read.mixing import Mix, mix
 from flarecli.read.order import positions
@@ -26,6 +27,7 @@ __all__ = [
     "Run",
     "Series",
     "Work",
+    "begun",
     "check_place",
     "expand",
     "mix",

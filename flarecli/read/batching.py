@@ -50,8 +50,7 @@ class Work:
 
     def _made(self, part: Part) -> Made:
         if self._fetches:  # whole shards: a piece read now would be fetched again with them
-            for row in part.rows.tolist():
-                self._data.fetch(row, row + 1)
+            self._data.have(part.rows)
         if not part.apart and not self._transforms and self._collate is None:
             return Made(part.rows, self._data.collated(part.rows))
         samples = self.samples(part.rows)

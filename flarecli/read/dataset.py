@@ -334,6 +334,12 @@ class Dataset:
             for i in chunks:
                 one.fetch(i)
 
+    def have(self, rows: IntArray) -> None:
+        """Fetch the shards that hold these rows, int64 [k], as `fetch` does."""
+        for one, chunks in self._table.holding(rows):
+            for i in chunks:
+                one.fetch(i)
+
     def release(self, start: int, stop: int) -> None:
         """Let go of those shards in memory, and of the copies in the cache that have left it since."""
         for one, chunks in self._table.spans(start, stop):

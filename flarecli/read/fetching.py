@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections import deque
 
 from flarecli.errors import FlareError
+from flarecli.model import Cursor
 from flarecli.read.rows import Order, Rows
 
-__all__ = ["Fetching"]
+__all__ = ["Fetching", "begun"]
 
 _THREADS = 4
 _TICK_S, _END_S = 0.5, 1.0
+
+
+def begun(data: Rows, order: Order, place: Cursor) -> Fetching | None:
+    """Begin to fetch what a run reads from a place on; None where no cache keeps it, or all of it is read at once."""
+    room = data.room * 9 // 10 if place.order != "shuffle" else 0
+    return Fetching(data, order, place.step, room) if room else None
 
 
 class Fetching:
@@ -24,11 +32,11 @@ class Fetching:
         self._data, self._room, self._step = data, room, step
         self._wake, self._closed = threading.Condition(), False
         self._windows = order.windows(step)
-        self._first = self._before = -1  # the steps at which the window that is fetched begins, and the one before it
-        self._bytes = self._bytes_before = 0
+        self._firsts: deque[int] = deque([-1] * (order.beside + 1), order.beside + 1)  # the steps at which windows begin, that which is fetched last
         self._todo: deque[tuple[int, int]] = deque()  # runs of rows of that window
         self._end = 0
-        self._passed: deque[tuple[int, int, int]] = deque()  # the step behind a run's window, and the run
+        self._bytes = 0  # of what was fetched and is not behind the run
+        self._passed: list[tuple[int, int, int, int]] = []  # a heap: the step behind a run's window, the run, its bytes
         self._threads = [threading.Thread(target=self._work, name="flare-loader", daemon=True) for _ in range(_THREADS)]
         for thread in self._threads:
             thread.start()
@@ -39,9 +47,10 @@ class Fetching:
         with self._wake:
             self._step = step
             while self._passed and self._passed[0][0] <= step:
-                over.append(self._passed.popleft())
+                over.append(heapq.heappop(self._passed))
+                self._bytes -= over[-1][3]
             self._wake.notify_all()
-        for _, start, stop in over:
+        for _, start, stop, _ in over:
             self._data.release(start, stop)
 
     def _next(self) -> tuple[int, int] | None:
@@ -52,14 +61,14 @@ class Fetching:
                     window = next(self._windows, None)
                     if window is None:
                         return None
-                    self._before, self._bytes_before = self._first, self._bytes
-                    self._first, self._end, spans = window
-                    self._bytes = 0
+                    first, self._end, spans = window
+                    self._firsts.append(first)
                     self._todo.extend(spans)
+                    continue
                 size = self._data.weight(*self._todo[0])
-                if self._step >= self._first or (self._step >= self._before and self._bytes_before + self._bytes + size <= self._room):
+                if self._step >= self._firsts[-1] or (self._step >= self._firsts[0] and self._bytes + size <= self._room):
                     self._bytes += size
-                    self._passed.append((self._end, *self._todo[0]))
+                    heapq.heappush(self._passed, (self._end, *self._todo[0], size))
                     return self._todo.popleft()
                 self._wake.wait(_TICK_S)
         return None

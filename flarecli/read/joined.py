@@ -113,3 +113,9 @@ class Joined:
         for one in self.series:
             a, b = np.searchsorted(one.starts, (first, last), "right").tolist()
             yield one, range(a - 1, b)
+
+    def holding(self, rows: IntArray) -> Iterator[tuple[Series, list[int]]]:
+        """Give the positions of the chunks that hold these rows, int64 [k], in each series."""
+        at = self.places(rows)
+        for one in self.series:
+            yield one, np.unique(np.searchsorted(one.starts, at, "right") - 1).tolist()

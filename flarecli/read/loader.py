@@ -13,7 +13,7 @@ from flarecli.model import Cursor
 from flarecli.read.ahead import Ahead
 from flarecli.read.batching import Made, Part, Work
 from flarecli.read.decoding import How
-from flarecli.read.fetching import Fetching
+from flarecli.read.fetching import begun
 from flarecli.read.processes import Process, close_all
 from flarecli.read.rows import Order, Rows
 from flarecli.read.run import check_place
@@ -127,9 +127,8 @@ class Loader:
 
     def _epoch(self, loop: int) -> Iterator[Any]:
         order, place = self._order(), self._place
-        room = self.data.room * 9 // 10 if place.order != "shuffle" else 0
-        fetching = Fetching(self.data, order, place.step, room) if room else None
-        work = Work(self.data, self._transforms, self._collate, place.seed, place.epoch, room > 0)
+        fetching = begun(self.data, order, place)
+        work = Work(self.data, self._transforms, self._collate, place.seed, place.epoch, fetching is not None)
         held: deque[tuple[Any, int, int]] = deque()  # samples that no batch has yet, and the place behind each: rows, and samples of the next one
         flow, close = self._flow(work, self._parts(order, place.step, self._skip, held))
         rows, skip = 0, self._skip

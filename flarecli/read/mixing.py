@@ -7,6 +7,7 @@ counted through all blocks and epochs of the mix: its rows come in its own shuff
 from __future__ import annotations
 
 import copy
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -111,22 +112,37 @@ class Mix:
 
     @property
     def room(self) -> int:
-        """Nothing is fetched ahead for a mix: every part reads through its own cache."""
-        return 0
+        """Bytes that the smallest cache before a dataset may hold; 0 where no dataset has one."""
+        return min((part.room for part in self.parts if part.room), default=0)
 
     def weight(self, start: int, stop: int) -> int:
-        return 0
+        """See `Dataset.weight`; all rows of one dataset."""
+        part, first = self._part(start)
+        return part.weight(start - first, stop - first)
 
     def fetch(self, start: int, stop: int) -> None:
-        pass
+        """See `Dataset.fetch`; all rows of one dataset."""
+        part, first = self._part(start)
+        part.fetch(start - first, stop - first)
+
+    def have(self, rows: IntArray) -> None:
+        """See `Dataset.have`."""
+        for part, _, own in self._split(rows):
+            part.have(own)
 
     def release(self, start: int, stop: int) -> None:
-        pass
+        """See `Dataset.release`; all rows of one dataset."""
+        part, first = self._part(start)
+        part.release(start - first, stop - first)
+
+    def _part(self, row: int) -> tuple[Dataset, int]:
+        k = int(np.searchsorted(self._firsts, row, "right")) - 1
+        return self.parts[k], int(self._firsts[k])
 
 
 class _MixOrder:
     def __init__(self, whole: Mix, seed: int, epoch: int, order: str, window: int) -> None:
-        self.rows = whole.rows
+        self.rows, self.beside = whole.rows, len(whole.parts)
         self._mix, self._seed, self._first, self._how = whole, seed, epoch * whole.rows, (order, window)
         self._orders: dict[tuple[int, int], Order] = {}
         self._of_part(0, 0)  # says whether there is such an order
@@ -146,7 +162,29 @@ class _MixOrder:
         return out
 
     def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-        return iter(())
+        """Give the windows of all datasets, as the steps come to them."""
+        return heapq.merge(*(self._windows(k, step) for k in range(self.beside)), key=lambda window: window[0])
+
+    def _windows(self, k: int, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+        rows, row = len(self._mix.parts[k]), int(self._mix._firsts[k])
+        own, end = self._own(k, step), self._own(k, self.rows)
+        while own < end:
+            epoch, at = divmod(own, rows)
+            for first, stop, spans in self._of_part(k, epoch).windows(at):
+                if epoch * rows + first >= end:
+                    return
+                yield self._step(k, epoch * rows + first), self._step(k, epoch * rows + stop), [(row + a, row + b) for a, b in spans]
+            own = (epoch + 1) * rows
+
+    def _own(self, k: int, step: int) -> int:
+        """Give how many steps a dataset has had before a step of this epoch."""
+        block, inside = divmod(self._first + step, BLOCK)
+        return block * int(self._mix.quotas[k]) + int(np.count_nonzero(self._block(block)[0][:inside] == k))
+
+    def _step(self, k: int, own: int) -> int:
+        """Give the step of this epoch at which a dataset has a step of its own."""
+        block, which = divmod(own, int(self._mix.quotas[k]))
+        return block * BLOCK + int(np.flatnonzero(self._block(block)[0] == k)[which]) - self._first
 
     def _block(self, block: int) -> tuple[IntArray, IntArray]:
         """Give the dataset of each step of a block, and which of its own steps it is; int64 [BLOCK]."""
@@ -169,9 +207,10 @@ class _MixOrder:
     def _of_part(self, k: int, epoch: int) -> Order:
         if len(self._orders) > 4 * len(self._mix.parts):
             self._orders.clear()
-        if (k, epoch) not in self._orders:
-            self._orders[k, epoch] = self._mix.parts[k].order(self._seed + k, epoch, *self._how)
-        return self._orders[k, epoch]
+        found = self._orders.get((k, epoch))
+        if found is None:  # several threads come here
+            found = self._orders[k, epoch] = self._mix.parts[k].order(self._seed + k, epoch, *self._how)
+        return found
 
 
 def _quotas(weights: Any) -> IntArray:

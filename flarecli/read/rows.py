@@ -12,9 +12,10 @@ __all__ = ["Order", "Rows"]
 
 
 class Order(Protocol):
-    """One epoch: which row each step has."""
+    """One epoch: which row each step has. `beside`: windows that are read at the same time."""
 
     rows: int
+    beside: int
 
     def at(self, steps: IntArray) -> IntArray:
         """Give the row of each step; int64 [k] to int64 [k]."""
@@ -50,6 +51,9 @@ class Rows(Protocol):
 
     def fetch(self, start: int, stop: int) -> None:
         """Fetch the shards that hold rows start..stop into the cache, whole; those that are there cost nothing."""
+
+    def have(self, rows: IntArray) -> None:
+        """Fetch the shards that hold these rows, int64 [k], where they are not there yet."""
 
     def release(self, start: int, stop: int) -> None:
         """Let go of those shards in memory."""

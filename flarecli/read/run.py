@@ -8,7 +8,8 @@ import numpy as np
 
 from flarecli.errors import UsageError
 from flarecli.model import Cursor, Sample
-from flarecli.read.rows import Rows
+from flarecli.read.fetching import begun
+from flarecli.read.rows import Order, Rows
 
 __all__ = ["Run", "check_place"]
 
@@ -35,11 +36,11 @@ class Run:
     def __init__(self, data: Rows, cursor: Cursor, rank: int, ranks: int, window: int) -> None:
         if not 0 <= rank < ranks:
             raise UsageError(f"rank {rank} of {ranks} is no rank")
-        self._data, self._ranks = data, ranks
+        self._ranks = ranks
         self._epoch = data.order(cursor.seed, cursor.epoch, cursor.order, window)
         check_place(self._epoch.rows, cursor)
         self._begun, self._given, self._place = cursor.step + rank, 0, cursor
-        self._samples = self._read()
+        self._samples = _read(data, self._epoch, cursor, rank, ranks)
 
     @property
     def cursor(self) -> Cursor:
@@ -60,9 +61,20 @@ class Run:
         """How many samples are left on this rank."""
         return max(0, -(-(self._epoch.rows - self._begun) // self._ranks) - self._given)
 
-    def _read(self) -> Iterator[Sample]:
-        for first in range(self._begun, self._epoch.rows, _BLOCK * self._ranks):
-            steps = np.arange(first, min(first + _BLOCK * self._ranks, self._epoch.rows), self._ranks, dtype=np.int64)
-            rows = self._epoch.at(steps)
+
+def _read(data: Rows, order: Order, place: Cursor, rank: int, ranks: int) -> Iterator[Sample]:
+    """Give the samples; what fetches ahead ends with this."""
+    fetching, block = begun(data, order, place), _BLOCK * ranks
+    try:
+        for first in range(place.step + rank, order.rows, block):
+            steps = np.arange(first, min(first + block, order.rows), ranks, dtype=np.int64)
+            rows = order.at(steps)
             for start in range(0, len(rows), _READ):
-                yield from self._data.__getitems__(rows[start : start + _READ])
+                some = rows[start : start + _READ]
+                if fetching:
+                    fetching.reached(int(steps[start]))
+                    data.have(some)
+                yield from data.__getitems__(some)
+    finally:
+        if fetching:
+            fetching.close()

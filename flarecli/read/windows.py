@@ -29,6 +29,8 @@ class Epoch:
     raises  UsageError for an order that is none, or a window below 1
     """
 
+    beside = 1
+
     def __init__(self, edges: IntArray, seed: int, epoch: int, order: str, window: int) -> None:
         if order not in ORDERS:
             raise UsageError(f"order is {order!r}", hint=f"Choose one of {', '.join(ORDERS)}.")

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import flarecli as flare
@@ -55,6 +56,54 @@ def test_each_shard_is_fetched_once_in_an_epoch(served, packed, tmp_path, order,
     assert max(times.values()) < 1.001  # a byte or two tell the version
     assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file()) <= limit
     assert not [thread for thread in threading.enumerate() if thread.name == "flare-loader"]
+
+
+def of_a_mix(data):
+    half = data.where(f"n < {ROWS // 2}"), data.where(f"n >= {ROWS // 2}")
+    return [n for batch in flare.Loader(flare.mix(dict.fromkeys(half, 1.0)), 32, order="windows", window=2) for n in batch["n"].tolist()]
+
+
+def of_torch(data, workers):
+    torch_data, flare_torch = pytest.importorskip("torch.utils.data"), pytest.importorskip("flarecli.torch")
+    stream = flare_torch.IterableDataset(data, 32, order="windows", window=3)
+    return [n for batch in torch_data.DataLoader(stream, batch_size=None, num_workers=workers) for n in batch["n"].tolist()]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda data: [sample["n"] for sample in data.run(1, order="windows", window=3)],
+        of_a_mix,
+        lambda data: of_torch(data, 0),
+        lambda data: of_torch(data, 2),
+    ],
+    ids=["run", "mix", "torch", "torch's workers"],
+)
+def test_whatever_reads_by_windows_is_fetched_ahead(served, packed, tmp_path, read):
+    sizes = {name: len(body) for name, body in packed.items()}
+    data = flare.open(served.url("/d/playlist.yaml"), cache=str(tmp_path / "cache"), cache_limit=sum(sizes.values()) // 2)
+    served.requests.clear()
+    for name, body in packed.items():
+        (tmp_path / name).write_bytes(body)
+    assert read(data) == read(flare.open(str(tmp_path / "playlist.yaml")))
+    assert set(fetched(served, sizes)) == {name for name in sizes if name.endswith(".mds")}
+    if read is not of_a_mix:  # its conditions have read a part of each
+        assert max(fetched(served, sizes).values()) < 1.001
+    assert not [thread for thread in threading.enumerate() if thread.name == "flare-loader"]
+
+
+def test_the_windows_of_a_mix_come_as_its_steps_do(packed, tmp_path):
+    for name, body in packed.items():
+        (tmp_path / name).write_bytes(body)
+    data = flare.open(str(tmp_path))
+    a, b = data.where("n < 400"), data.where("n >= 400")
+    mix = flare.mix({a: 0.7, b: 0.3}, rows=3000)
+    for epoch, begin in ((0, 0), (0, 1234), (3, 0), (7, 2999)):
+        order = mix.order(5, epoch, "windows", 2)
+        rows, windows = order.at(np.arange(order.rows)), list(order.windows(begin))
+        assert [first for first, _, _ in windows] == sorted(first for first, _, _ in windows)
+        for step, row in enumerate(rows[begin:].tolist(), begin):
+            assert any(first <= step < stop and any(start <= row < end for start, end in spans) for first, stop, spans in windows)
 
 
 def test_only_the_next_window_is_fetched_ahead(served, packed, tmp_path):
