@@ -260,3 +260,8 @@ def test_stock_functions_can_be_sent_to_workers():
     assert isinstance(granular.decoders["utf8"], partial)
     assert pickle.loads(pickle.dumps(granular.decoders))["utf8"](b"x") == "x"
     assert granular.encoders["int"](200) == b"\xc8\x00" and granular.decoders["int"](b"\xc8\x00") == 200
+
+
+@pytest.mark.skipif(not PEER, reason="GRANULAR_PYTHON names no interpreter that has granular")
+def test_every_source_gives_the_same():
+    assert peer("sources") == [ours["drawn"](granular)]

@@ -2,6 +2,7 @@
 
 granular_peer.py write FOLDER FIRST STOP LISTS SHARDLEN
 granular_peer.py read FOLDER RAW SHARDED
+granular_peer.py sources
 """
 
 import hashlib
@@ -86,5 +87,27 @@ def read(folder, raw, sharded):
             print(json.dumps(shown(reader[i])))
 
 
+def drawn(granular):
+    """Say what each source gives, step by step."""
+    of, few, more = granular.sources, list(range(7)), list(range(100, 105))
+    found = {
+        "epochs": (of.Epochs(few, seed=0), 30),
+        "in order": (of.Epochs(few, shuffle=False), 10),
+        "length": (of.Epochs(lambda i: i, length=4), 9),
+        "sample": (of.Sample(few, seed=3), 30),
+        "truncate": (of.Truncate(few, 3), 9),
+        "interleave": (of.Interleave([few, more]), 8),
+        "mix": (of.Mix([lambda i: ["a", i], lambda i: ["b", i], lambda i: ["c", i]], [1, 2, 3], seed=5), 40),
+        "transform": (of.Transform(few, lambda one, seed: [one, list(seed)], seed=9), 5),
+    }
+    return {name: [source(step) for step in range(steps)] for name, (source, steps) in found.items()}
+
+
+def sources():
+    import granular
+
+    print(json.dumps(drawn(granular)))
+
+
 if __name__ == "__main__":
-    {"write": write, "read": read}[sys.argv[1]](*sys.argv[2:])
+    {"write": write, "read": read, "sources": sources}[sys.argv[1]](*sys.argv[2:])
