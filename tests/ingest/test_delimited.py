@@ -230,3 +230,11 @@ def test_all_blocks_are_read_and_no_batch_is_long(tmp_path, monkeypatch):
     batches = list(index(tmp_path, data).batches())
     assert max(batch.num_rows for batch in batches) <= 8192
     assert [row for batch in batches for row in batch.to_pylist()] == [{"id": n, "text": f"a\n{n}"} for n in range(30_000)]
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.tsv"])
+def test_cells_of_200_kilobytes_are_read_whole(tmp_path, name):
+    cells = ["x" * 200_000, "é" * 100_000, 'say ""twice""\n' * 15_000, "last"]
+    separator = "," if name == "x.csv" else "\t"
+    data = f"id{separator}text\n" + "".join(f'{n}{separator}"{cell}"\n' for n, cell in enumerate(cells))
+    assert rows_of(index(tmp_path, data, name)) == [{"id": n, "text": cell.replace('""', '"')} for n, cell in enumerate(cells)]

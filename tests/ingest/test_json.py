@@ -166,3 +166,9 @@ def test_what_another_file_holds_decides_where_a_file_leaves_a_choice(tmp_path):
     (tmp_path / "b.jsonl").write_text('{"n": 1.5, "t": ["x"]}\n')
     found = open_index([str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")])
     assert pa.Table.from_batches(found.batches()).to_pylist() == [{"n": 1.0, "t": None}, {"n": 1.5, "t": ["x"]}]
+
+
+@pytest.mark.parametrize("is_array", [True, False])
+def test_values_of_200_kilobytes_are_read_whole(is_array):
+    rows = [{"id": n, "text": cell} for n, cell in enumerate(["x" * 200_000, "é" * 100_000, 'say "x",\n' * 25_000, "last"])]
+    assert rows_of(json.dumps(rows) if is_array else "\n".join(json.dumps(row) for row in rows)) == rows

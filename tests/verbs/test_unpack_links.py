@@ -2,6 +2,10 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -114,3 +118,21 @@ def test_the_command_line_downloads_names_by_key_and_resumes(web, tmp_path, capf
     found = {name: (tmp_path / "files" / name).read_bytes() for name in os.listdir(tmp_path / "files") if name != "index.jsonl"}
     assert found == {f"{name}.jpg": JPEG + bytes([i]) for i, name in enumerate(names)}
     assert [json.loads(text)["data_url"] for text in (tmp_path / "files/index.jsonl").read_text().splitlines()] == [f"{name}.jpg" for name in names]
+
+
+def test_killed_halfway_and_resumed_it_fetches_what_is_left(web, tmp_path):
+    rows, index, to = 2000, tmp_path / "i.parquet", tmp_path / "files"
+    addresses = [web.file(f"/p/{i}", JPEG + i.to_bytes(2)) for i in range(rows)]
+    pq.write_table(pa.table({"data_id": [f"id{i:04d}" for i in range(rows)], "data_url": addresses}), index)
+    line = [sys.executable, "-m", "flarecli", "unpack", str(index), str(to), "--fetch", "data_url", "--key", "data_id", "--resume", "-q"]
+    process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not (to.is_dir() and sum(name.endswith(".jpg") for name in os.listdir(to)) > 1050):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    before = len(web.requests)
+    assert subprocess.run(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    assert len(web.requests) - before < rows
+    found = {name: (to / name).read_bytes() for name in os.listdir(to) if name != "index.jsonl"}
+    assert found == {f"id{i:04d}.jpg": JPEG + i.to_bytes(2) for i in range(rows)}
+    assert [json.loads(text)["data_url"] for text in (to / "index.jsonl").read_text().splitlines()] == sorted(found)
