@@ -130,17 +130,19 @@ def test_an_unfinished_pack_is_named_and_begun_anew_only_when_asked(s3, index, t
     assert objects(out) == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
 
 
-def test_two_packs_into_one_folder_are_one_too_many(s3):
-    first = Writer(f"{s3}/out", columns={"id": "int"})
-    owner = json.loads(objects(f"{s3}/out")[".flare/lock"])
+@pytest.mark.parametrize("kind", ["s3", "google", "azure"])
+def test_two_packs_into_one_folder_are_one_too_many(request, kind):
+    out = f"{request.getfixturevalue(kind)}/out"
+    first = Writer(out, columns={"id": "int"})
+    owner = json.loads(objects(out)[".flare/lock"])
     for more in ({}, {"resume": True}, {"overwrite": True}):
         with pytest.raises(BusyError) as caught:
-            Writer(f"{s3}/out", columns={"id": "int"}, **more)
+            Writer(out, columns={"id": "int"}, **more)
         named = f"process {os.getpid()} on {owner['host']}, since {owner['start']}"
-        assert (str(caught.value), caught.value.exit_code) == (f"{s3}/out: another pack is at work there ({named})", 3)
+        assert (str(caught.value), caught.value.exit_code) == (f"{out}: another pack is at work there ({named})", 3)
     first.write({"id": 1})
     first.close()
-    assert ".flare/lock" not in objects(f"{s3}/out")
+    assert ".flare/lock" not in objects(out)
 
 
 def test_of_many_that_begin_at_once_one_wins(s3):
@@ -216,13 +218,15 @@ def test_a_pack_whose_lock_was_taken_over_stops(s3, monkeypatch):
     assert "playlist.yaml" not in objects(f"{s3}/out")
 
 
-def test_other_stores_take_a_pack_too(index, tmp_path):
-    out = f"memory://bucket{time.monotonic_ns()}/out"
+@pytest.mark.parametrize("kind", ["memory", "google", "azure"])
+def test_other_stores_take_a_pack_too(index, tmp_path, request, kind):
+    out = f"memory://bucket{time.monotonic_ns()}/out" if kind == "memory" else f"{request.getfixturevalue(kind)}/out"
     verbs.pack(index, out, **options())
     verbs.pack(index, str(tmp_path / "out"), **options())
     assert objects(out) == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     with pytest.raises(UsageError, match="the folder is not empty"):
         verbs.pack(index, out, **options())
+    assert verbs.pack(index, out, **options(resume=True)).resumed_rows == ROWS - 2
 
 
 def test_a_web_server_is_not_written_to(index):
