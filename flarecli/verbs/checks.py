@@ -162,7 +162,7 @@ def _structure(form: formats.Format, shard: Shard, pictures: Decoders | None, is
     found = [placed(one, shard) for one in islice(form.verify_shard(shard, pictures is not None), _MANY)]
     if pictures is not None:
         known = {one.where for one in found}
-        values = (placed(replace(one, hint=_CHANGED) if is_changed else one, shard) for one in decoded(form, shard, pictures))
+        values = (placed(replace(one, hint=_CHANGED) if is_changed else one, shard) for one in decoded(form, shard, pictures, not found))
         found += islice((one for one in values if one.where not in known), _MANY)
         found.sort(key=lambda one: one.span[0] if one.span is not None else -1)
     return found

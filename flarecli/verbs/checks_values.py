@@ -15,15 +15,20 @@ from flarecli.units import format_size
 __all__ = ["HINT", "decoded"]
 
 _ROWS = 64  # read at once
+_PICKLES = ("pkl", "pkl[]")
 _PICTURES = ("jpeg", "png")
 _SEVERAL = ("jpeg_array", "jpegarray", "list[jpeg]", "list[png]")
 _MOVING = {"mp4": ("mp4", "mov", "m4a"), "webm": ("webm", "mkv")}
 HINT = "It was so before it was packed: mend it there and pack again, or leave its row out with `flare pack … --where`."
 
 
-def decoded(form: formats.Format, shard: Shard, pictures: Decoders) -> Iterator[Finding]:
-    """Decode every value but pickles; what cannot be read is a finding too, and the rows behind it are decoded all the same."""
-    kinds = {column.name: encodings.lookup(column.encoding) for column in shard.columns if column.encoding not in ("pkl", "pkl[]")}
+def decoded(form: formats.Format, shard: Shard, pictures: Decoders, is_typed: bool = False) -> Iterator[Finding]:
+    """Decode every value but pickles; what cannot be read is a finding too, and the rows behind it are decoded all the same.
+
+    is_typed  numbers and text were read as such already, every one of them
+    """
+    kinds = {column.name: encodings.lookup(column.encoding) for column in shard.columns if column.encoding not in _PICKLES}
+    kinds = {name: kind for name, kind in kinds.items() if not (is_typed and _is_plain(kind))}
     for start in range(0, shard.rows if kinds else 0, _ROWS):
         for i, row in _rows(form, shard, range(start, min(start + _ROWS, shard.rows)), list(kinds)):
             if isinstance(row, FlareError):
@@ -35,6 +40,11 @@ def decoded(form: formats.Format, shard: Shard, pictures: Decoders) -> Iterator[
                 for part in parts:
                     if said := _why_not(kinds[name].item or kinds[name], part, promised, pictures):
                         yield Finding(f"{shard.chunk.at}[{i}]", "value", f"column {name!r}: {said}", HINT)
+
+
+def _is_plain(kind: Encoding) -> bool:
+    """Whether bytes that Arrow takes for a column of this kind are whole values."""
+    return kind.name == "str" or (kind.size is not None and not kind.dtype and kind.item is None)
 
 
 def _rows(form: formats.Format, shard: Shard, rows: Sequence[int], names: list[str]) -> Iterator[tuple[int, Row | FlareError]]:

@@ -165,6 +165,17 @@ def test_values_of_every_encoding_that_cannot_be_are_found(tmp_path):
     )
 
 
+@pytest.mark.parametrize("format", ["mds", "granular", "granular-refs", "webdataset", "csv", "json"])
+def test_text_that_is_none_is_named_once_for_each_row(tmp_path, format):
+    out = packed(tmp_path / "out", [f"text number {i}" for i in range(9)], "str", format, "t")
+    for path in out.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            path.write_bytes(data.replace(b"number 3", b"numb\xffr 3").replace(b"number 5", b"numb\xffr 5"))
+    rows = [one.where.rpartition("[")[2] for one in found(out) if one.kind in ("value", "format")]
+    assert rows == ["3]", "5]"]
+
+
 def test_without_decode_no_child_is_started(tmp_path, monkeypatch):
     monkeypatch.setattr(checks_values.Decoders, "reason", None)
     assert list(verbs.verify(str(packed(tmp_path / "out", [JPEG[:-40]])))) == []
