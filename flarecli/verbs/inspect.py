@@ -104,6 +104,8 @@ class Inspection:
             "bytes": self.bytes,
             "raw_bytes": None if None in raw else sum(size or 0 for size in raw),
             "columns": {column.name: column.encoding for stream in self.streams for column in stream.columns},
+            "writer": ", ".join(dict.fromkeys(stream.writer for stream in self.streams if stream.writer)) or None,
+            "holes": [hole for stream in self.streams for hole in stream.holes],
             "streams": [stream.as_json() for stream in self.streams],
         }
         if self.sample:

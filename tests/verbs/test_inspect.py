@@ -34,7 +34,7 @@ def test_a_packed_folder_tells_everything_from_its_playlist(plain, monkeypatch):
         "writer": "flare",
         "holes": [],
     }
-    top = {name: stream[name] for name in ("format", "rows", "shards", "bytes", "raw_bytes", "columns")}
+    top = {name: stream[name] for name in ("format", "rows", "shards", "bytes", "raw_bytes", "columns", "writer", "holes")}
     assert found.as_json() == {"address": f"{plain}/playlist.yaml", **top, "streams": [stream]}
 
 
