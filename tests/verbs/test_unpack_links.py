@@ -1,15 +1,20 @@
 """unpack of an index: what its links point at becomes files, named by key, whatever else goes wrong."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import wave
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from flarecli import verbs
 from flarecli.errors import FormatError, ReachError
@@ -136,3 +141,27 @@ def test_killed_halfway_and_resumed_it_fetches_what_is_left(web, tmp_path):
     found = {name: (to / name).read_bytes() for name in os.listdir(to) if name != "index.jsonl"}
     assert found == {f"id{i:04d}.jpg": JPEG + i.to_bytes(2) for i in range(rows)}
     assert [json.loads(text)["data_url"] for text in (to / "index.jsonl").read_text().splitlines()] == sorted(found)
+
+
+def test_files_of_every_kind_get_the_extension_of_what_they_are(tmp_path):
+    media = Path(__file__).parents[2] / "fixtures" / "media"
+    values = {path.name: (path.suffix[1:], path.read_bytes()) for path in media.glob("*.*") if path.suffix != ".md"}
+    for kind, extension in {"jpeg": "jpg", "tiff": "tif", **{one: one for one in ("png", "webp", "gif", "avif", "bmp")}}.items():
+        out = io.BytesIO()
+        Image.effect_noise((31, 17), 90).convert("RGB").save(out, kind)
+        values[kind] = extension, out.getvalue()
+    for kind, save in (("npy", np.save), ("npz", lambda out, x: np.savez(out, x=x))):
+        out = io.BytesIO()
+        save(out, np.arange(4))
+        values[kind] = kind, out.getvalue()
+    with wave.open(out := io.BytesIO(), "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(bytes(80))
+    values["wav"] = "wav", out.getvalue()
+    assert {extension for extension, _ in values.values()} >= {"mp4", "webm", "mkv", "mov", "wav", "flac", "mp3", "ogg", "m4a", "avif", "npz"}
+    names = [name.replace(".", "_") for name in values]
+    table = pa.table({"id": names, "file": pa.array([data for _, data in values.values()], pa.binary())})
+    pq.write_table(table, tmp_path / "i.parquet")
+    verbs.unpack(str(tmp_path / "i.parquet"), str(tmp_path / "f"), key="id")
+    found = {name: (tmp_path / "f" / name).read_bytes() for name in os.listdir(tmp_path / "f") if name != "index.jsonl"}
+    assert found == {f"{name}.{extension}": data for name, (extension, data) in zip(names, values.values(), strict=True)}
