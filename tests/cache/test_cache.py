@@ -232,6 +232,21 @@ def test_what_dead_processes_left_is_removed_and_counts_until_then(web, home):
     assert sorted(path.suffix for path in files(home)) == ["", "", ".txt"]
 
 
+def test_what_only_has_a_copys_name_is_removed_and_does_not_count(web, home):
+    at = opened(web, home, limit=300_000)
+    web.file("/d/a", DATA[:50_000], '"one"')
+    assert (at / "a").read() == DATA[:50_000]
+    (mine,) = files(home)
+    planted = [home / folder.LAYOUT / f"{sign * 40}-{1000:x}" for sign in "cdef"]
+    planted[0].write_bytes(bytes(400_000))  # larger than its name says: the folder would be full of it
+    planted[1].mkdir()
+    planted[2].symlink_to("/etc/passwd")
+    planted[3].write_bytes(bytes(999))
+    web.file("/d/b", DATA[:200_000], '"one"')
+    assert (at / "b").read() == DATA[:200_000]
+    assert mine.exists() and len(files(home)) == 2 and not any(os.path.lexists(path) for path in planted)
+
+
 def test_a_living_process_keeps_its_part(web, home):
     (home / folder.LAYOUT).mkdir(parents=True, mode=0o700)
     part = home / folder.LAYOUT / f"{'0' * 40}.{'f' * 8}.1.0.part"
