@@ -69,6 +69,8 @@ def open_origin(
         if rows is not None:
             raise UsageError("rows of an index cannot be named by number", where=shown, hint="Give --where or --limit.")
         table = ingest.open_index(addresses, guard=guard, text=texts)
+        for note in table.notes:
+            (progress or Progress()).note(note)
         return _selected(
             shown, table.at, "index", table.schema, table.rows, True, table.sum, lambda names, _: table.batches(names, where, ROW), where, limit
         )
