@@ -18,7 +18,7 @@ CALLS = [call for line in LINES for call in re.findall(r"flare (\w+) ([^|&)>]*)"
 
 def test_the_two_commands_come_first_and_are_targets():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert README.startswith("# flare\n\n```console\nmake demo ")
+    assert README.index("make demo ") < 500
     assert [line.split()[:2] for line in BLOCKS[0][1].splitlines()] == [["make", "demo"], ["make", "test"]]
     assert {"help", "demo", "test", "check", "lint", "types", "bench"} <= targets
 
