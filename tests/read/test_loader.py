@@ -133,6 +133,26 @@ def test_a_loader_goes_on_with_other_ranks_and_workers(data, draw):
     assert seen == [sample["n"] for sample in data.run(seed, 0, order)]
 
 
+def test_a_place_crosses_processes_that_begin_in_any_way(data):
+    fork = {"workers": 2, "processes": True, "start": "fork"}
+    turns = [(1, {"workers": 2}), (2, fork), (1, {"workers": 1, "processes": True, "start": "spawn"}), (3, {"workers": 0}), (2, fork)]
+    seen, state = [], None
+    for turn, (ranks, own) in enumerate(turns):
+        loaders = [flare.Loader(data, 3, 7, rank=rank, ranks=ranks, **own) for rank in range(ranks)]
+        for loader in loaders:
+            if state is not None:
+                loader.load(state)
+        loops = [iter(loader) for loader in loaders]
+        for _ in range(100 if turn == 4 else 2):
+            rows = [batch["n"].tolist() for batch in (next(loop, None) for loop in loops) if batch]
+            seen += [own_rows[k] for k in range(3) for own_rows in rows if k < len(own_rows)]
+        for loop in loops:
+            loop.close()
+        state = json.loads(json.dumps(loaders[0].save()))
+    assert seen == [sample["n"] for sample in data.run(7)]
+    assert none_left()
+
+
 def test_transforms_make_several_samples_or_none(data):
     def several(sample):
         return [{"n": sample["n"] * 100 + k} for k in range(sample["n"] % 4)]
