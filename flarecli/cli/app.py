@@ -25,7 +25,11 @@ COMMANDS = {
     "cat": "Print rows.",
 }
 _HELP = "Pack, unpack, inspect, verify, list and print sharded datasets, local or remote, without trusting a byte of them."
-_EPILOG = """An option's default can be set in the environment: --shard-size as FLARE_SHARD_SIZE, and so on.
+_EPILOG = """Example: flare pack photos.parquet out/ --fetch data_url --key data_id && flare verify out/
+
+The options of a command: flare COMMAND --help.
+
+An option's default can be set in the environment: --shard-size as FLARE_SHARD_SIZE, and so on.
 
 Exit codes: 0 done, 1 done and the answer is no, 2 the command line is wrong, 3 cannot reach or write, 4 the bytes are not what
 the format says, 5 refused for safety, 6 a library is missing, 130 interrupted, 143 terminated."""
