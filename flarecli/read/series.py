@@ -144,12 +144,16 @@ class Series:
         if not len(rows):
             return []
         where: IntArray = np.searchsorted(self.starts, rows, "right") - 1
-        if (where == where[0]).all():
-            return self._of_shard(int(where[0]), (rows - self.starts[where[0]]).tolist(), columns, ranges)
-        out: list[Row] = [{}] * len(rows)
-        for i in np.unique(where):
-            at = np.flatnonzero(where == i)
-            for k, row in zip(at.tolist(), self._of_shard(int(i), (rows[at] - self.starts[i]).tolist(), columns, ranges), strict=True):
+        own = (rows - self.starts[where]).tolist()
+        shards: dict[int, list[int]] = {}  # and the places in `rows` of what each holds
+        for k, i in enumerate(where.tolist()):
+            shards.setdefault(i, []).append(k)
+        if len(shards) == 1:
+            return self._of_shard(next(iter(shards)), own, columns, ranges)
+        out: list[Row] = [{}] * len(own)
+        for i in sorted(shards):
+            at = shards[i]
+            for k, row in zip(at, self._of_shard(i, [own[k] for k in at], columns, ranges), strict=True):
                 out[k] = row
         return out
 
