@@ -128,6 +128,8 @@ class Decoders:
 
         raises  ReachError if no process can be started
         """
+        if len(data) > self.memory:
+            return f"takes {len(data)} bytes, decoding may have {self.memory}"
         with self._lock:
             child = self._free.pop() if self._free else None
         if child is None:
