@@ -26,6 +26,7 @@ def cluster(s3, monkeypatch):
     """Two nodes of one core, whose workers reach the bucket as this process does; nothing here is connected to them."""
     from ray.cluster_utils import Cluster
 
+    before = signal.getsignal(signal.SIGTERM)  # it sets its own, which forks of later tests would take along and not end
     common = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 80 << 20}
     made = Cluster(initialize_head=True, head_node_args={**common, "include_dashboard": False})
     try:
@@ -34,6 +35,7 @@ def cluster(s3, monkeypatch):
         yield made
     finally:
         made.shutdown()
+        signal.signal(signal.SIGTERM, before)
 
 
 def workers(cluster):
