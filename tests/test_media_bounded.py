@@ -147,3 +147,9 @@ def test_the_program_imports_nothing_of_the_package():
     code = "import runpy, sys; runpy.run_path(sys.argv[1]); print([name for name in sys.modules if name.startswith('flarecli')])"
     done = subprocess.run([sys.executable, "-P", "-c", code, pixels.__file__], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_value_larger_than_a_child_may_be_is_given_to_none():
+    decoders = Decoders(memory=1000)
+    assert decoders.reason(bytes(1001)) == "takes 1001 bytes, decoding may have 1000"
+    assert decoders.started == 0
