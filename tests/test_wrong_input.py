@@ -233,6 +233,12 @@ def test_details_say_what_was_found(here, capfd):
         assert told not in capfd.readouterr().err
 
 
+def test_a_link_that_leaves_the_folder_names_the_switch(here, capfd):
+    (here / "l.csv").write_text("u\nfile:///etc/passwd\n")
+    hint = "Give --allow-local or --allow-private if you trust what it links to, or --on-error skip to leave such rows out."
+    wrong(capfd, "pack l.csv out --fetch u", 5, "l.csv[0]: .: the address 'file:///etc/passwd' leaves the folder", hint)
+
+
 def test_other_options_than_the_half_pack_had(here, capfd):
     (here / "bad.csv").write_text("k,n\n" + "".join(f"{i},{i}\n" for i in range(100)) + "x,\n")
     assert main(["pack", "bad.csv", "out", "--shard-rows", "10"]) == 4

@@ -39,11 +39,14 @@ class Failure:
 
 
 _ERRORS: dict[str, type[FlareError]] = {"null": ValueFitError, "value": ValueFitError, "unsafe": UnsafeError}
+_TRUST = "Give --allow-local or --allow-private if you trust what it links to, or --on-error skip to leave such rows out."
 
 
 def error_of(failure: Failure, address: object, hint: str) -> FlareError:
     """Give the error that ends a run at its first failed row."""
     named = f"{failure.key}: " if failure.key else ""
+    if failure.kind == "unsafe" and any(word in failure.reason for word in ("address", "://", "redirect", "symbolic link")):
+        hint = _TRUST  # a link, not a name
     return _ERRORS.get(failure.kind, ReachError)(f"{named}{failure.reason}", where=f"{address}[{failure.row}]", hint=hint)
 
 
