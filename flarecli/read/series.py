@@ -39,6 +39,7 @@ class Series:
         self._firsts = np.cumsum([0, *(len(stream) for stream in self.streams)])  # position of each stream's first chunk
         self._open: dict[int, Shard] = {}
         self._fetched: set[int] = set()
+        self._turns: dict[int, threading.Lock] = {}  # of threads that fetch a chunk
         self._lock = threading.Lock()
         _all.add(self)
         self.columns = self._columns()
@@ -118,18 +119,24 @@ class Series:
         """Fetch a chunk whole into the cache before its store, unless it was; what the cache cannot keep is left where it is."""
         if i in self._fetched:
             return
-        chunk = self.chunk(i)
-        for at in (chunk.at, *chunk.beside):
-            keep = getattr(at.store, "keep", None)
-            if keep is not None:
-                keep(at.path)
-        self._fetched.add(i)
+        with self._lock:
+            turn = self._turns.setdefault(i, threading.Lock())
+        with turn:  # who waits here is woken at once; between processes the cache asks again and again
+            if i in self._fetched:
+                return
+            chunk = self.chunk(i)
+            for at in (chunk.at, *chunk.beside):
+                keep = getattr(at.store, "keep", None)
+                if keep is not None:
+                    keep(at.path)
+            self._fetched.add(i)
 
     def let_go(self, i: int) -> None:
         """Close the shard at a position, if it is open; it is opened again when it is needed."""
         with self._lock:
             shard = self._open.pop(i, None)
             self._fetched.discard(i)
+            self._turns.pop(i, None)
         if shard is not None:
             shard.memo.clear()  # a format may hold it elsewhere
             for at in (shard.chunk.at, *shard.chunk.beside):
@@ -191,6 +198,7 @@ def _forked() -> None:
     """In a child no other thread holds a lock."""
     for one in _all:
         one._lock = threading.Lock()
+        one._turns = {}
 
 
 os.register_at_fork(after_in_child=_forked)
