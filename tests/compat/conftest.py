@@ -1,5 +1,6 @@
 """An S3 server of this machine for the tests of this folder."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -27,3 +28,16 @@ def server():
     yield f"http://127.0.0.1:{port}"
     process.terminate()
     process.wait(10)
+
+
+@pytest.fixture
+def empty_bucket(server, monkeypatch):
+    """The name of a new bucket; the environment says where it is, and nothing of a user's own."""
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    for name, value in {"AWS_ENDPOINT_URL": server, "AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "secret"}.items():
+        monkeypatch.setenv(name, value)
+    name = f"b{time.monotonic_ns()}"
+    urllib.request.urlopen(urllib.request.Request(f"{server}/{name}", method="PUT")).close()
+    return name

@@ -1,9 +1,6 @@
 """sds's basic usage with another import line, against an S3 server of this machine, and the rest of what its users call."""
 
 import io
-import os
-import time
-import urllib.request
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,14 +24,8 @@ def content(i):
 
 
 @pytest.fixture
-def bucket(server, monkeypatch):
-    for name in list(os.environ):
-        if name.startswith("AWS_"):
-            monkeypatch.delenv(name)
-    for name, value in {"AWS_ENDPOINT_URL": server, "AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "secret"}.items():
-        monkeypatch.setenv(name, value)
-    name = f"b{time.monotonic_ns()}"
-    urllib.request.urlopen(urllib.request.Request(f"{server}/{name}", method="PUT")).close()
+def bucket(empty_bucket):
+    name = empty_bucket
     for i in range(20):
         locate(f"s3://{name}/img/{i}.BIN").write([content(i)])
     locate(f"s3://{name}/index.parquet").write([table([f"s3://{name}/img/{i}.BIN" for i in range(20)])])

@@ -5,8 +5,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import time
-import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -35,14 +33,8 @@ def parquet(columns, **how):
 
 
 @pytest.fixture
-def bucket(server, monkeypatch):
-    for name in list(os.environ):
-        if name.startswith("AWS_"):
-            monkeypatch.delenv(name)
-    for name, value in {"AWS_ENDPOINT_URL": server, "AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "secret"}.items():
-        monkeypatch.setenv(name, value)
-    name = f"b{time.monotonic_ns()}"
-    urllib.request.urlopen(urllib.request.Request(f"{server}/{name}", method="PUT")).close()
+def bucket(empty_bucket):
+    name = empty_bucket
     for i in range(12):
         locate(f"s3://{name}/img/{i}.PNG").write([picture(i)])
     columns = {"media_id": [f"m{i:02}" for i in range(12)], "path": [f"s3://{name}/img/{i}.PNG" for i in range(12)], "related": list(range(12))}

@@ -1,8 +1,6 @@
 """mosaicml-streaming's README against an S3 server: a dataset through a local folder, a DataLoader, mixed streams; two writers' places."""
 
 import os
-import time
-import urllib.request
 
 import numpy as np
 import pytest
@@ -13,15 +11,8 @@ from flarecli.errors import FormatError, RowsError, UsageError, ValueFitError
 
 
 @pytest.fixture
-def bucket(server, monkeypatch):
-    for name in list(os.environ):
-        if name.startswith("AWS_"):
-            monkeypatch.delenv(name)
-    for name, value in {"AWS_ENDPOINT_URL": server, "AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "secret"}.items():
-        monkeypatch.setenv(name, value)
-    name = f"b{time.monotonic_ns()}"
-    urllib.request.urlopen(urllib.request.Request(f"{server}/{name}", method="PUT")).close()
-    return f"s3://{name}"
+def bucket(empty_bucket):
+    return f"s3://{empty_bucket}"
 
 
 def written(out, start, count, **how):
