@@ -15,7 +15,7 @@ import pyarrow as pa
 from flarecli import encodings, formats
 from flarecli.compress import SUFFIXES
 from flarecli.errors import FlareError
-from flarecli.model import Column, Columns, IntArray, Stream
+from flarecli.model import Column, Columns, IntArray, Playlist, Stream
 from flarecli.names import redact
 from flarecli.progress import Progress
 from flarecli.read import Dataset, Series, resolve, select_streams
@@ -165,7 +165,7 @@ def inspect(
             batches = tuple(batch for _, batch in read_rows(data, order, 0, len(order), data.schema.names, row_bytes))
     counts = [info.rows for info in infos]
     return Inspection(
-        ", ".join(dict.fromkeys(str(one.at or one.streams[0].at) for one in found)),
+        ", ".join(dict.fromkeys(_address(one) for one in found)),
         ", ".join(dict.fromkeys(info.format for info in infos)),
         infos,
         counts[0] if len(set(counts)) == 1 else sum(counts),
@@ -174,6 +174,12 @@ def inspect(
         batches,
         asked,
     )
+
+
+def _address(found: Playlist) -> str:
+    """Give where a list was found, or the one shard that was named without any."""
+    first = found.streams[0]
+    return str(found.at or (first.at.join(first.urls[0]) if len(first.urls) == 1 else first.at))
 
 
 def _type(column: Column) -> str:

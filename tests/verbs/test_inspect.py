@@ -123,3 +123,10 @@ def test_many_different_values_are_not_all_held(tmp_path, monkeypatch):
     few, many = verbs.inspect(f"{tmp_path}/out", stats=True).streams[0].stats.values()
     assert few["distinct"] == 3
     assert (many["distinct_over"], "distinct" in many, many["min_chars"], many["max_bytes"]) == (3, False, 2, 3)
+
+
+def test_one_file_is_called_by_its_own_address(plain, tmp_path):
+    shard, table = next(plain.glob("*.mds")), tmp_path / "x.parquet"
+    pq.write_table(pa.table({"id": [1]}), table)
+    assert verbs.inspect(str(shard)).address == str(shard)
+    assert verbs.inspect(str(table)).address == str(table)
