@@ -1,6 +1,6 @@
 """Training from S3 through a cache of a tenth of the data, shuffled by windows, beside the bare download of the same bytes.
 
-    streaming.py [--rounds N]
+    remote.py [--rounds N]
 
 A local nginx answers path-style GETs, unsigned, as fast as it can. `obstore` gets each shard by a thread of four and drops it; `flare.Loader`
 gives batches of 64 samples of 20 KB, each looked at. Rounds are pairs, each side in a process of its own; both the clock and the CPU time of
