@@ -111,8 +111,6 @@ class LocalStore:
         """Give the same files, always read by `pread`: a map of a file that is cut short kills the process."""
         return LocalStore(self.root, self.shown, self.guard, maps=False)
 
-    # -- reading
-
     def size(self, path: str) -> int:
         with self.opened(path) as fd:
             return os.fstat(fd).st_size
@@ -131,6 +129,20 @@ class LocalStore:
         with self.opened(path) as fd:
             for start in range(0, size, _BLOCK):
                 yield self._pread(fd, path, start, min(start + _BLOCK, size), size)
+
+    def fill(self, path: str, room: memoryview) -> Iterator[memoryview]:
+        """Read the beginning of a file into memory, uint8 [n]; give each piece of it as soon as it is there."""
+        with self.opened(path) as fd:
+            start = 0
+            while start < len(room):
+                try:
+                    got = os.preadv(fd, [room[start : start + _BLOCK]], start)
+                except OSError as error:
+                    raise self.error(error, path) from None
+                if not got:
+                    raise short_read(self.show(path), 0, len(room), start)
+                yield room[start : start + got]
+                start += got
 
     def _pread(self, fd: int, path: str, start: int, stop: int, size: int) -> bytes:
         if stop > size or start > size:  # checked first: a hostile length must not become an allocation
@@ -254,8 +266,6 @@ class LocalStore:
             hint = "Make room, then run the same command with --resume."
             return ReachError(f"the disk is full: {os.strerror(error.errno or 0)}", where=where, hint=hint)
         return ReachError(os.strerror(error.errno or 0).lower() if error.errno else str(error), where=where)
-
-    # -- writing
 
     def write(self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True) -> Written:
         sums = Sums(hashes)
