@@ -22,7 +22,7 @@ from flarecli.storage import Location
 __all__ = ["sound_leaves"]
 
 _MOST = 32 << 20  # bytes of a footer that is looked at: to do so takes about 50 µs for each chunk
-_DEEP = 16
+_DEEP, _VALUES = 16, 1 << 22  # structs and lists inside each other; values in all: an empty struct is one byte there and sixty-four here
 _SIZES = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}  # bytes of a value by type: BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE
 _BYTES, _FIXED = 6, 7  # BYTE_ARRAY, FIXED_LEN_BYTE_ARRAY
 
@@ -62,15 +62,13 @@ def _is_sound(chunk: tuple[Any, dict[int, Any]], element: dict[int, Any], column
 
 
 class _Reader:
-    """Values of Thrift's compact protocol; none is larger than the bytes that are left."""
+    """Values of Thrift's compact protocol; none is larger than the bytes that are left, and there is a bound to how many there are."""
 
     def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
+        self._data, self._at, self._left = data, 0, _VALUES
 
     def struct(self, deep: int = 0) -> dict[int, Any]:
         """Give the fields of a struct by number."""
-        if deep > _DEEP:
-            raise ValueError("structs in structs")
         found: dict[int, Any] = {}
         number = 0
         while head := self._byte():
@@ -79,6 +77,9 @@ class _Reader:
         return found
 
     def _value(self, kind: int, deep: int) -> Any:
+        self._left -= 1
+        if deep > _DEEP or self._left < 0:
+            raise ValueError("too many values, or too deep")
         if kind in (1, 2, 3):
             return self._byte()
         if kind in (4, 5, 6):
@@ -92,7 +93,7 @@ class _Reader:
             count = self._varint() if head >> 4 == 15 else head >> 4
             if count > len(self._data) - self._at:
                 raise ValueError("a list longer than what is left")
-            return [self.struct(deep + 1) if head & 15 == 12 else self._value(head & 15, deep + 1) for _ in range(count)]
+            return [self._value(head & 15, deep + 1) for _ in range(count)]
         if kind == 12:
             return self.struct(deep + 1)
         raise ValueError(f"no value of parquet is of kind {kind}")

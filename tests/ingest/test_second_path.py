@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flarecli.ingest import open_index
+from flarecli.ingest import footers, open_index
 from flarecli.ingest.footers import sound_leaves
 from flarecli.ingest.parquet import Parquet
 from flarecli.ingest.statistics import kept
@@ -241,3 +241,19 @@ def test_columns_of_whole_footers_are_looked_at(tmp_path):
     pq.write_table(pa.table(columns), tmp_path / "x.parquet", row_group_size=2)
     part = Parquet(locate(str(tmp_path / "x.parquet")))
     assert len(sound_leaves(part.at, part.footer())) == part.footer().num_columns
+
+
+LISTS_IN_LISTS = b"\x19" * 100_000
+EMPTY_STRUCTS = b"\x29\xfc\xa0\x89\xab\x02" + bytes(4_900_001)  # 4,900,000 of them, a byte each
+
+
+@pytest.mark.parametrize("inside", [LISTS_IN_LISTS, EMPTY_STRUCTS], ids=["lists in lists", "empty structs"])
+def test_a_footer_of_too_much_is_not_looked_at(tmp_path, inside):
+    with pytest.raises(ValueError, match="too many values, or too deep"):
+        footers._Reader(inside).struct()
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"n": [1]}), path)
+    part = Parquet(locate(str(path)))
+    footer = part.footer()
+    path.write_bytes(b"PAR1" + inside + len(inside).to_bytes(4, "little") + b"PAR1")
+    assert sound_leaves(part.at, footer) == frozenset()
