@@ -177,9 +177,10 @@ def inspect(
 
 
 def _address(found: Playlist) -> str:
-    """Give where a list was found, or the one shard that was named without any."""
+    """Give where a list was found; else the folder, or the one file that was named itself: nothing says what its columns are."""
     first = found.streams[0]
-    return str(found.at or (first.at.join(first.urls[0]) if len(first.urls) == 1 else first.at))
+    is_named = first.columns is None and len(first.urls) == 1
+    return str(found.at or (first.at.join(first.urls[0]) if is_named else first.at))
 
 
 def _type(column: Column) -> str:

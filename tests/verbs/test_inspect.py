@@ -1,5 +1,7 @@
 """inspect: what a dataset is, from its lists and headers alone."""
 
+from pathlib import Path
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -8,6 +10,8 @@ from flarecli import verbs
 from flarecli.errors import MissingError, UsageError
 from flarecli.storage.local import LocalStore
 from flarecli.write import Writer
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
 def test_a_packed_folder_tells_everything_from_its_playlist(plain, monkeypatch):
@@ -130,3 +134,10 @@ def test_one_file_is_called_by_its_own_address(plain, tmp_path):
     pq.write_table(pa.table({"id": [1]}), table)
     assert verbs.inspect(str(shard)).address == str(shard)
     assert verbs.inspect(str(table)).address == str(table)
+
+
+def test_a_folder_of_one_file_is_called_by_the_folder(tmp_path):
+    (tmp_path / "x.bin").write_bytes(b"1")
+    assert verbs.inspect(str(tmp_path)).address == str(tmp_path)
+    bags = str(FIXTURES / "granular/new/rows300/data/ds")
+    assert verbs.inspect(bags).address == bags
