@@ -18,7 +18,7 @@ from typing import Any
 
 from flarecli.errors import MissingLibraryError
 
-__all__ = ["inherited", "library", "pid"]
+__all__ = ["inherited", "compiled", "pid"]
 
 _lock = threading.Lock()
 _loaded: list[ModuleType] = []  # the copy in use is the last; earlier ones are the ancestors', and nothing of theirs is ever finalized
@@ -31,7 +31,7 @@ def pid() -> int:
     return _pid
 
 
-def library() -> Any:
+def compiled() -> Any:
     """Give the library's compiled module. Raises MissingLibraryError if it is not installed."""
     global _pid
     if _pid == os.getpid():

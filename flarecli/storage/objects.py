@@ -109,7 +109,7 @@ class ObjectStore:
 
     def _client(self) -> tuple[Any, Any]:
         """Give the library and the client of this process."""
-        library = native.library()
+        library = native.compiled()
         pid, clients = self._clients
         if pid != native.pid():
             native.inherited.append(clients)  # ending a parent's client could wait for threads that are not here
@@ -144,7 +144,7 @@ class ObjectStore:
             return True  # another thread has
         for i in range(len(clients), len(self._ways)):
             if self._way(i).is_open:
-                clients.append(self._opened(native.library(), self._way(i)))
+                clients.append(self._opened(native.compiled(), self._way(i)))
                 return True
         return False
 

@@ -120,7 +120,6 @@ class StreamingDataset:
         self._stored: deque[Brought] = deque()
         self._used = self._given = self.failed = 0
         self._clock = Clock()
-        self._turns: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -167,14 +166,7 @@ class StreamingDataset:
                         os.unlink(path)
 
     def __iter__(self) -> Iterator[Any]:
-        info = sys.modules["torch.utils.data"].get_worker_info() if "torch.utils.data" in sys.modules else None
-        seed = None if info is None else int(info.seed - info.id)
-        turn = 0 if seed is None else self._turns.get(seed, 0)
-        if seed is not None:
-            self._turns[seed] = turn + 1
-        epoch, step = self._clock.begin(seed, turn)
-        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        return self._epochs(epoch, step, worker, workers)
+        return self._epochs(*self._clock.begin())
 
     def _epochs(self, epoch: int, step: int, worker: int, workers: int) -> Iterator[Any]:
         while len(self):

@@ -6,7 +6,6 @@ torch takes it for one of its IterableDatasets as soon as torch is loaded, and i
 from __future__ import annotations
 
 import os
-import sys
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -122,7 +121,6 @@ class StreamingDataset:
         self._counts = chosen(self.streams, self.samples_per_stream.tolist(), None if epoch_size is None else count_of(epoch_size))
         self.epoch_size = sum(self._counts)
         self._clock = Clock()
-        self._turns: dict[int, int] = {}
         self._ordered(shuffle_seed)
 
     def _ordered(self, seed: int) -> None:
@@ -210,14 +208,7 @@ class StreamingDataset:
                 yield self._choice.parted(*self._batching.at(steps, epoch, self.shuffle), epoch, order, window)
 
     def __iter__(self) -> Iterator[Any]:
-        info = sys.modules["torch.utils.data"].get_worker_info() if "torch.utils.data" in sys.modules else None
-        seed = None if info is None else int(info.seed - info.id)
-        turn = 0 if seed is None else self._turns.get(seed, 0)
-        if seed is not None:
-            self._turns[seed] = turn + 1
-        epoch, step = self._clock.begin(seed, turn)
-        ids = self._ids(epoch, step, 0 if info is None else info.id, 1 if info is None else info.num_workers)
-        return self._samples(ids)
+        return self._samples(self._ids(*self._clock.begin()))
 
     def _samples(self, blocks: Iterator[IntArray]) -> Iterator[Any]:
         """Give samples through `self[i]`, which a subclass may have changed, with the shards of those that follow on their way."""

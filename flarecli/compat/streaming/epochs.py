@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sys
 import tempfile
 import weakref
 from collections.abc import Callable
@@ -23,6 +24,7 @@ class Clock:
         fd, self._path = tempfile.mkstemp(prefix="flare-epoch-")
         with os.fdopen(fd, "w") as file:
             json.dump({"next": 0, "seeds": [], "resume": None}, file)
+        self._turns: dict[int, int] = {}  # seed of workers -> iterations that this process has begun with it
         weakref.finalize(self, _remove, self._path, os.getpid())
 
     def _change(self, change: Callable[[dict[str, Any]], Any]) -> Any:
@@ -35,12 +37,16 @@ class Clock:
             file.truncate()
         return out
 
-    def begin(self, seed: int | None, turn: int) -> tuple[int, int]:
-        """Begin an epoch; give it and the step to begin at.
+    def begin(self) -> tuple[int, int, int, int]:
+        """Begin an epoch; give it, the step to begin at, and which of how many workers of torch's this process is.
 
-        seed  what the workers of one iteration have in common; None: no workers
-        turn  how many iterations of that seed this process has begun before
+        The workers of one iteration have a seed in common, and keep it for the next ones if they live that long.
         """
+        info = sys.modules["torch.utils.data"].get_worker_info() if "torch.utils.data" in sys.modules else None
+        seed = None if info is None else int(info.seed - info.id)
+        turn = 0 if seed is None else self._turns.get(seed, 0)
+        if seed is not None:
+            self._turns[seed] = turn + 1
 
         def change(state: dict[str, Any]) -> tuple[int, int]:
             if seed is None:
@@ -55,8 +61,8 @@ class Clock:
             resume = state["resume"]
             return epoch, resume[1] if resume and resume[0] == epoch else 0
 
-        found: tuple[int, int] = self._change(change)
-        return found
+        epoch, step = self._change(change)
+        return epoch, step, *((0, 1) if info is None else (info.id, info.num_workers))
 
     def resume(self, epoch: int, step: int) -> None:
         """Say that the next epoch is this one, from this step on."""
