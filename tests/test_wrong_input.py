@@ -80,7 +80,7 @@ def test_empty_index(here, capfd):
     wrong(capfd, "pack none.csv out", 4, "none.csv: an empty file")
     wrong(capfd, "pack head.csv out", 4, "head.csv: the index has no rows")
     wrong(capfd, "pack none.parquet out", 4, "none.parquet: the index has no rows")
-    wrong(capfd, "pack ok.csv out --limit 0", 4, "ok.csv: no rows to pack", "Look at --where and --limit.")
+    wrong(capfd, "pack ok.csv out --limit 0", 4, "ok.csv: no rows to pack", "Look at --rows, --where and --limit.")
     assert not (here / "out").exists()
 
 

@@ -22,7 +22,7 @@ from flarecli.progress import Progress
 from flarecli.storage import Guard, Location, locate
 from flarecli.verbs import streamed
 from flarecli.verbs.naming import ROW
-from flarecli.verbs.rows import described, first_rows, needed, ordered, read_rows, weight
+from flarecli.verbs.rows import described, first_rows, needed, no_index, ordered, read_rows, weight
 
 __all__ = ["Origin", "open_origin"]
 
@@ -66,8 +66,7 @@ def open_origin(
         return _of_stdin(format, rows, where, limit, guard)
     shown = " ".join(redact(one) for one in ([sources] if isinstance(sources, str) else sources))
     if format is None and addresses and all(ingest.is_index(one) for one in addresses):
-        if rows is not None:
-            raise UsageError("rows of an index cannot be named by number", where=shown, hint="Give --where or --limit.")
+        no_index(shown, streams, rows)
         table = ingest.open_index(addresses, guard=guard, text=texts)
         for note in table.notes:
             (progress or Progress()).note(note)

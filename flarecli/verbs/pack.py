@@ -35,7 +35,8 @@ def pack(
     encode: Mapping[str, str] | None = None,
     where: str | None = None,
     limit: int | None = None,
-    rows: tuple[int, int] | None = None,
+    streams: Sequence[str] = (),
+    rows: str | None = None,
     shuffle: int | None = None,
     shard_bytes: int | None = 1 << 26,
     shard_rows: int | None = None,
@@ -71,7 +72,8 @@ def pack(
     columns       names of the columns to pack; None: all
     encode        column -> encoding, where the inferred one is not wanted
     where         SQL condition over the columns, or a whole `SELECT … FROM dataframe …`
-    rows          only rows from, to of the source are looked at
+    streams       names of a dataset's streams; none: all
+    rows          such as `5`, `10:20`, `-5:`, `::100`, `3,1,4`, of a dataset; where and limit then keep some of those
     limit         keep the first rows that `where` leaves; `shuffle` then orders those by its seed
     separator     between the values of a line in `csv` (`,`), `tsv` (a tab) and `xsv` shards; `newline` ends lines there and in `json`
     shard_bytes   size of a shard at most, None: 4 GiB; a row larger than that gets one of its own
@@ -94,9 +96,10 @@ def pack(
     settings = Settings(compress or None, tuple(sorted(hashes)), shard_bytes or None, shard_rows, newline, _separator(format, separator))
     request = Request(
         (sources,) if isinstance(sources, str) else tuple(sources), out, format, tuple(fetch), key, None if columns is None else tuple(columns),
-        dict(encode or {}), where, limit, rows, shuffle, settings, _one_of("on_error", on_error, ("fail", "skip")),
-        _one_of("on_duplicate", on_duplicate, ("error", "first", "keep")), dry_run, resume, overwrite, allow_empty, allow_missing,
+        dict(encode or {}), where, limit, None, shuffle, settings, _one_of("--on-error", on_error, ("fail", "skip")),
+        _one_of("--on-duplicate", on_duplicate, ("error", "first", "keep")), dry_run, resume, overwrite, allow_empty, allow_missing,
         null_separated, bounded(guard, limits), limits, Intake(Resize(resize, resize_mode, quality, min_size, max_aspect), media_info, strict),
+        streams=tuple(streams), spec=rows,
     )  # fmt: skip
     engines.check(engine)
     if part_rows is not None:

@@ -62,6 +62,8 @@ class Request:
 
     known  the sum of the source, where it was taken already
     typed  what the columns are, column -> encoding, where that was told before; else the first rows tell
+    rows   of the source's, those of one part: from, to
+    spec   rows of a dataset, as they are named; `streams` of it
     """
 
     sources: tuple[str, ...]
@@ -89,6 +91,8 @@ class Request:
     intake: Intake = field(default_factory=Intake)
     known: str | None = None
     typed: Mapping[str, str] | None = None
+    streams: tuple[str, ...] = ()
+    spec: str | None = None
 
     def source(self) -> Source:
         """Open what the rows come from. Raises what `open_source` raises."""
@@ -102,6 +106,8 @@ class Request:
             allow_missing=self.allow_missing,
             null_separated=self.null_separated,
             exact=self.where is None,
+            streams=self.streams,
+            rows=self.spec,
         )
 
     def plan(self, source: Source, progress: Progress) -> Plan:
@@ -121,6 +127,7 @@ class Request:
             "encode": dict(self.encode), "where": self.where, "limit": self.limit, "shuffle": self.shuffle, "on_error": self.on_error,
             "on_duplicate": self.on_duplicate, "allow_empty": self.allow_empty, "allow_missing": self.allow_missing,
             **({} if self.rows is None else {"rows": list(self.rows)}), **self.intake.options(),
+            **({"streams": list(self.streams)} if self.streams else {}), **({} if self.spec is None else {"spec": self.spec}),
         }  # fmt: skip
 
     def about(self, source: Source, options: Mapping[str, Any]) -> dict[str, str]:
@@ -152,9 +159,8 @@ def packed(request: Request, progress: Progress) -> Packed:
                 writer.name_columns(request.typed)
             _write(plan, writer, names)
             if writer.is_empty and not writer.failed.count:
-                raise NoRowsError(
-                    "no rows to pack", where=source.address, hint="Look at --where and --limit." if plan.where or plan.limit is not None else ""
-                )
+                is_chosen = plan.where is not None or plan.limit is not None or request.spec is not None
+                raise NoRowsError("no rows to pack", where=source.address, hint="Look at --rows, --where and --limit." if is_chosen else "")
             path = writer.close(about)
     finally:
         progress.close()

@@ -21,7 +21,7 @@ from flarecli.read import Dataset, parse_rows, positions, resolve, select_stream
 from flarecli.storage import Guard, Limits
 from flarecli.units import format_count
 
-__all__ = ["Order", "bounded", "described", "first_rows", "kept", "opened", "ordered", "read_rows"]
+__all__ = ["Order", "bounded", "described", "first_rows", "kept", "no_index", "opened", "ordered", "read_rows"]
 
 _BLOCK = 1 << 13  # steps mapped at once
 _TAKEN, _TAKEN_BYTES = 64, 16 << 20  # rows read one by one that are held at once
@@ -189,6 +189,14 @@ def check_names(names: Sequence[str], columns: Sequence[str]) -> None:
     for name in columns:
         if name not in names:
             raise UsageError(f"no column {name!r}", hint=f"Choose from {', '.join(names)}.")
+
+
+def no_index(address: str, streams: Sequence[str], rows: str | None) -> None:
+    """Refuse what chooses within a dataset, of an index or a folder. Raises UsageError."""
+    if rows is not None:
+        raise UsageError("rows of an index cannot be named by number", where=address, hint="Give --where or --limit.")
+    if streams:
+        raise UsageError("an index has no streams", where=address, hint="Leave --stream out.")
 
 
 def first_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

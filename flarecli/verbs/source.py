@@ -12,6 +12,7 @@ from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import Playlist
 from flarecli.names import redact
 from flarecli.storage import Guard, Location, locate
+from flarecli.verbs.rows import no_index, ordered, read_rows, weight
 
 __all__ = ["Source", "open_source"]
 
@@ -56,6 +57,8 @@ def open_source(
     allow_missing: bool = False,
     null_separated: bool = False,
     exact: bool = True,
+    streams: Sequence[str] = (),
+    rows: str | None = None,
 ) -> Source:
     """Open an index (parquet, CSV, JSON, lists of them, `-`), a folder of files, or a dataset.
 
@@ -64,18 +67,24 @@ def open_source(
     allow_missing   columns that some files of an index do not have are null there
     null_separated  a NUL stands behind each address at standard input
     exact           a dataset's numbers that are kept as text come as that text, so that nothing of them changes
+    streams, rows   only these of a dataset, rows such as `10:20`
+    raises          UsageError for streams or rows of an index; whatever opening raises
     """
     addresses = [sources] if isinstance(sources, str) else list(sources)
     expanded = [one for address in addresses for one in read.expand(address)]
     shown = " ".join(redact(address) for address in addresses)
     if expanded and all(ingest.is_index(address) for address in expanded):
+        no_index(shown, streams, rows)
         index = ingest.open_index(expanded, guard=guard, text=text, allow_missing=allow_missing, null_separated=null_separated)
         return _of_index(shown, index, guard)
     found = read.resolve(expanded, guard=guard, maps=False)
     if len(expanded) == 1 and is_plain_folder(expanded[0], found, guard):
+        no_index(shown, streams, rows)
         return _of_index(shown, ingest.open_folder(expanded[0], guard=guard, columns=columns), guard)
-    data = read.Dataset(read.select_streams(found), found)
-    first = data.playlists[0].streams[0].at
+    parts = read.select_streams(found, streams)
+    data = read.Dataset(parts, found)
+    first = parts[0][0].at
+    order = None if rows is None else ordered(len(data), rows)
 
     def listing() -> str:
         sums = Sums([DEFAULT])
@@ -84,10 +93,14 @@ def open_source(
         return sums.hex()[DEFAULT]
 
     def batches(columns: Sequence[str] | None = None, where: str | None = None, start: int = 0, stop: int | None = None) -> Iterator[pa.RecordBatch]:
-        return data.scan(columns, start, stop, exact=exact)
+        if order is None:
+            return data.scan(columns, start, stop, exact=exact)
+        names = data.schema.names if columns is None else columns
+        picked = read_rows(data, order, start, len(order) if stop is None else min(stop, len(order)), names, weight(parts, len(data)), exact)
+        return (batch for _, batch in picked)
 
     stored = {column.name: column.encoding for column in data.columns}
-    return Source(shown, first, data.exact if exact else data.schema, len(data), batches, listing, stored=stored)
+    return Source(shown, first, data.exact if exact else data.schema, len(data) if order is None else len(order), batches, listing, stored=stored)
 
 
 def is_plain_folder(address: str, found: Sequence[Playlist], guard: Guard) -> bool:

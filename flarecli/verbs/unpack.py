@@ -102,9 +102,9 @@ def unpack(
     """
     progress, guard = progress or Progress(), bounded(guard, limits)
     if index not in KINDS:
-        raise UsageError(f"index is {index!r}", hint=f"Choose one of {', '.join(KINDS)}.")
+        raise UsageError(f"--index is {index!r}", hint=f"Choose one of {', '.join(KINDS)}.")
     if on_error not in ("fail", "skip"):
-        raise UsageError(f"on_error is {on_error!r}", hint="Choose one of fail, skip.")
+        raise UsageError(f"--on-error is {on_error!r}", hint="Choose one of fail, skip.")
     if out == "-" and (resume or overwrite):
         raise UsageError("a stream cannot be resumed or overwritten", hint="Name a folder.")
     wanted = [parse_link(one, {}) for one in fetch]

@@ -38,7 +38,7 @@ def run(engine: str, work: Callable[[A], B], items: Iterable[A]) -> Iterator[tup
 def check(engine: str) -> None:
     """Refuse an engine that there is not. Raises UsageError."""
     if engine not in ENGINES:
-        raise UsageError(f"engine is {engine!r}", hint=f"Choose one of {', '.join(ENGINES)}.")
+        raise UsageError(f"--engine is {engine!r}", hint=f"Choose one of {', '.join(ENGINES)}.")
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ def test_pack_without_options_leaves_every_default_to_the_verb(flare):
     options = {name: value for name, value in pack.options.items() if name not in ("guard", "limits", "progress")}
     assert options == {
         "format": "mds", "fetch": (), "key": None, "columns": None, "encode": {}, "where": None, "limit": None, "shuffle": None,
-        "shard_bytes": 1 << 26, "shard_rows": None, "compress": None, "hashes": (), "separator": None,
+        "streams": (), "rows": None, "shard_bytes": 1 << 26, "shard_rows": None, "compress": None, "hashes": (), "separator": None,
         "newline": "\n", "on_error": "fail", "on_duplicate": "error",
         "dry_run": False, "resume": False, "overwrite": False, "allow_empty": False, "allow_missing": False, "null_separated": False,
         "resize": None, "resize_mode": "fit", "quality": None, "min_size": 0, "max_aspect": None, "media_info": False, "strict": False,
@@ -69,7 +69,8 @@ def test_pack_without_options_leaves_every_default_to_the_verb(flare):
 def test_every_option_of_pack_reaches_the_verb(flare):
     pack = Recorder(Packed())
     line = (
-        "a.csv out -f mds --fetch u:image --fetch v --key id -c id,u --encode n=int8 --encode t=str --where n>4 --limit 9 --shuffle 7 "
+        "a.csv out -f mds -s one --stream two -r 1:5 "
+        "--fetch u:image --fetch v --key id -c id,u --encode n=int8 --encode t=str --where n>4 --limit 9 --shuffle 7 "
         "--shard-size 256KiB --shard-rows 3 -z zstd:7 --hash sha1 --hash xxh64 --separator \\t| --newline \\r\\n --on-error skip "
         "--on-duplicate first --dry-run --resume "
         "--resize 640x480 --resize-mode crop --quality 80 --min-size 32 --max-aspect 2.5 --media-info --strict --part-rows 9 --engine ray "
@@ -83,6 +84,7 @@ def test_every_option_of_pack_reaches_the_verb(flare):
         "separator": "\t|", "newline": "\r\n", "on_error": "skip", "on_duplicate": "first", "dry_run": True, "resume": True, "overwrite": True,
         "allow_empty": True, "allow_missing": True, "null_separated": True, "resize": (640, 480), "resize_mode": "crop", "quality": 80,
         "min_size": 32, "max_aspect": 2.5, "media_info": True, "strict": True, "part_rows": 9, "engine": "ray",
+        "streams": ["one", "two"], "rows": "1:5",
     }  # fmt: skip
     assert (pack.options["guard"].allow_private, pack.options["guard"].allow_local) == (True, True)
     limits = pack.options["limits"]

@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flarecli
-from flarecli import encodings, formats
+from flarecli import encodings, formats, verbs
 from flarecli.errors import FlareError, UsageError, ValueFitError
+from flarecli.model import Settings
+from flarecli.write import Writer
 
 FORMATS = [name for name in formats.names() if name != "files"]
 SEPARATED = {"csv": ",", "tsv": "\t", "xsv": "|"}
@@ -151,3 +153,34 @@ def test_a_key_that_no_member_can_have_is_named_as_a_row_of_the_source_and_may_b
     done = flarecli.pack(str(tmp_path / "i.parquet"), str(tmp_path / "out"), format="webdataset", key="key", on_error="skip", overwrite=True)
     assert (done.rows, done.failed) == (2, 2)
     assert [row["__key__"] for row in flarecli.open(str(tmp_path / "out"))] == ["a", "d"]
+
+
+def test_a_pack_of_some_rows_of_some_streams_is_that_of_those_rows_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, columns in (("a", {"n": "int", "t": "str"}), ("b", {"x": "float32"})):
+        with Writer(name, columns=columns, settings=Settings(shard_rows=7)) as writer:
+            for i in range(40):
+                writer.write({"n": i, "t": f"t{i}"} if name == "a" else {"x": i / 4})
+    (tmp_path / "set.yaml").write_text(verbs.playlist(["one=a", "two=b"]))
+    for i, (spec, rows) in enumerate([("3,1,4", [3, 1, 4]), ("::9", [0, 9, 18, 27, 36]), ("-3:,0", [37, 38, 39, 0]), ("30:10:-7", [30, 23, 16])]):
+        assert verbs.pack("set.yaml", f"all{i}", rows=spec).rows == len(rows)
+        want = [{"n": row, "t": f"t{row}", "x": row / 4} for row in rows]
+        assert flarecli.open(f"all{i}")[:] == want
+        verbs.pack("set.yaml", f"one{i}", rows=spec, streams=["one"], part_rows=2, format="webdataset", where="n < 38")
+        assert [(one["n"], one["t"]) for one in flarecli.open(f"one{i}")[:]] == [(row, f"t{row}") for row in rows if row < 38]
+    with pytest.raises(UsageError, match="^set.yaml: no stream 'three'$"):
+        verbs.pack("set.yaml", "none", streams=["three"])
+    with pytest.raises(UsageError, match="^row 40 is outside the data, which has 40 rows$"):
+        verbs.pack("set.yaml", "none", rows="40")
+    with pytest.raises(UsageError, match="another source or other options"):
+        verbs.pack("set.yaml", "all0", rows="3,1", resume=True)
+    (tmp_path / "i.csv").write_text("a\n1\n")
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "x.txt").write_text("x")
+    for index in ("i.csv", "files"):
+        with pytest.raises(UsageError) as caught:
+            verbs.pack(index, "none", rows="0")
+        assert (str(caught.value), caught.value.hint) == (f"{index}: rows of an index cannot be named by number", "Give --where or --limit.")
+        with pytest.raises(UsageError) as caught:
+            verbs.pack(index, "none", streams=["x"])
+        assert (str(caught.value), caught.value.hint) == (f"{index}: an index has no streams", "Leave --stream out.")

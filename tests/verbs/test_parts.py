@@ -113,7 +113,7 @@ def test_a_row_that_fails_ends_the_pack_and_names_its_part(tmp_path: Path) -> No
         ({"shuffle": 1}, "--shuffle orders all rows, and a part sees its own alone"),
         ({"limit": 5, "where": "n > 1"}, "--limit counts what --where left in the parts before"),
         ({"key": "id", "on_duplicate": "first"}, "--on-duplicate first looks at keys of other parts"),
-        ({"engine": "slurm"}, "engine is 'slurm'"),
+        ({"engine": "slurm"}, "--engine is 'slurm'"),
         ({"part_rows": 0}, "a part of 0 rows holds nothing"),
     ],
 )
