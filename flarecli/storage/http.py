@@ -15,11 +15,12 @@ from urllib.parse import quote, unquote, urlsplit
 
 from flarecli.errors import FormatError, IntegrityError, UnsafeError, UsageError
 from flarecli.names import redact
-from flarecli.storage import direct, plan, transfers
+from flarecli.storage import direct, plan
 from flarecli.storage.addresses import Address, folder_of, join, parse
 from flarecli.storage.answers import changed, settled
 from flarecli.storage.location import Entry, Guard, Location, Part, Written
 from flarecli.storage.slots import short
+from flarecli.storage.threads import wait_for
 from flarecli.storage.transfers import Request
 
 __all__ = ["HttpStore"]
@@ -148,7 +149,7 @@ class HttpStore:
         request = self._request(path, 0, size, known.etag if known else "", arrived.put, sink=arrived.put)
         engine.submit([request])
         try:
-            while not isinstance(data := transfers.next_of(arrived), Request):
+            while not isinstance(data := wait_for(arrived), Request):
                 unused += len(data)
                 if unused >= _WINDOW // 8:  # telling it each time would cost more than it holds
                     engine.used(request, unused)
@@ -174,7 +175,7 @@ class HttpStore:
         engine.submit(requests)
         try:
             if requests:
-                transfers.next_of(ended)
+                wait_for(ended)
             for path, request in zip(paths, requests, strict=True):
                 if _is_final(request) and request.fault is not None:
                     raise request.fault.raised(self.show(path))
@@ -225,7 +226,7 @@ class HttpStore:
             engine.submit(requests)
         try:
             for _ in requests:
-                transfers.next_of(arrived)
+                wait_for(arrived)
         except BaseException:  # an interrupt
             engine.cancel(requests)
             raise

@@ -32,6 +32,7 @@ _PEEKED = 1 << 20  # the same, when only its size is wanted
 _ERROR_BYTES = 64 << 10  # of an error's body at most: reading it to its end keeps the connection
 _PLAIN = ("Accept-Encoding: identity", "Accept: */*")
 _GOOD = (200, 203, 206)
+_ENDED = (16, 52, 55, 56, 92)  # what libcurl says of a connection that ended before the answer
 _ABORT = -1  # a write callback that took other than all bytes ends the transfer
 
 
@@ -103,7 +104,7 @@ class Slot:
         self.permitted, self._limits, self._room = permitted, limits, room
         self.lines: list[bytes] = []
         self._headers: tuple[str, ...] = ()
-        self._user, self._direct = "", False
+        self._user, self._direct, self._fresh = "", False, False
         easy = self.easy = pycurl.Curl()
         easy.slot = self
         easy.setopt(pycurl.NOSIGNAL, 1)
@@ -121,8 +122,8 @@ class Slot:
         if not permitted:
             easy.setopt(pycurl.OPENSOCKETFUNCTION, self._open)
 
-    def begin(self, request: Request, now: float) -> None:
-        """Set the handle up for a request; the caller then adds it to its loop."""
+    def begin(self, request: Request, now: float, fresh: bool = False) -> None:
+        """Set the handle up for a request; the caller then adds it to its loop. `fresh`: on a connection of its own."""
         self.request, self.marked, self.mark = request, now, 0
         request.answer = request.total = request.whole = None  # what an earlier hop or try left
         self.lines.clear()
@@ -149,6 +150,9 @@ class Slot:
             self._set_user(request.address.user)
         if self._direct == request.private:
             self._set_proxy(request.private)
+        if fresh != self._fresh:
+            easy.setopt(pycurl.FRESH_CONNECT, fresh)
+            self._fresh = fresh
 
     def rest(self) -> None:
         """Forget the transfer: an idle slot holds nobody's bytes."""
@@ -256,6 +260,14 @@ class Slot:
             self._last = sys.maxsize if request.stop is None else request.stop
 
     # -- what became of it
+
+    def unheard(self, code: int) -> bool:
+        """Say whether a transfer only met connections that were ending when it took them: nothing came, and none was opened for it.
+
+        Such a try says nothing of the request (RFC 9112, 9.3.1). libcurl itself asks again on another connection, a few times; where many
+        end at once, all those may be ending too.
+        """
+        return code in _ENDED and not self.lines and not self._fresh and self.easy.getinfo(pycurl.NUM_CONNECTS) == 0
 
     def too_slow(self) -> Fault:
         """Say what did not come in time: in the same words for a silence at any point, since where it begins differs from run to run."""

@@ -20,8 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import pycurl
 
@@ -33,9 +32,8 @@ from flarecli.storage.limits import Limits
 from flarecli.storage.pools import Pool, Sockets
 from flarecli.storage.slots import Request, Slot
 
-__all__ = ["Engine", "Request", "next_of"]
+__all__ = ["Engine", "Request"]
 
-T = TypeVar("T")
 HOPS = 5
 SLOW = 1000  # bytes a second: a transfer that brings less for `timeout_s` has failed
 BUDGET, BUDGET_SHARE = 100, 0.1  # retries of a run: so many, or this share of its requests
@@ -235,11 +233,11 @@ class Engine:
             request.attempts += 1
             self._begin(request, now)
 
-    def _begin(self, request: Request, now: float) -> None:
+    def _begin(self, request: Request, now: float, fresh: bool = False) -> None:
         pool = self._pools[request.permitted]
         slot = pool.free.pop() if pool.free else Slot(self.limits, pool.permitted, self._room)
         try:
-            slot.begin(request, now)
+            slot.begin(request, now, fresh)
         except (pycurl.error, ValueError):  # an address of many megabytes, say
             slot.easy.close()
             self._deliver(request, answers.broken(3))
@@ -270,10 +268,13 @@ class Engine:
                 self._ended(easy.slot, code, now)
 
     def _ended(self, slot: Slot, code: int, now: float) -> None:
-        request = slot.request
+        request, unheard = slot.request, slot.unheard(code)
         fault = slot.finish(code)
         self._stop(slot)
-        self._outcome(request, fault, now)
+        if unheard:
+            self._begin(request, now, fresh=True)
+        else:
+            self._outcome(request, fault, now)
 
     def _outcome(self, request: Request, fault: Fault | None, now: float) -> None:
         """Find out what a transfer came to: an object, another address, another try, or a failure."""
@@ -375,15 +376,6 @@ class Engine:
         request = slot.request
         self._stop(slot)
         self._again(request, fault, now)
-
-
-def next_of(arrived: SimpleQueue[T]) -> T:
-    """Wait for what the engine delivers; an interrupt ends the wait, also one that another thread was given."""
-    while True:
-        try:
-            return arrived.get(timeout=_TICK_S)
-        except Empty:
-            continue
 
 
 _engines: set[Engine] = set()

@@ -28,7 +28,8 @@ from flarecli.names import is_url, redact, redact_text
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits, Location
 from flarecli.storage.addresses import Address, parse
-from flarecli.storage.transfers import Engine, Request, next_of
+from flarecli.storage.threads import wait_for
+from flarecli.storage.transfers import Engine, Request
 from flarecli.units import format_count
 from flarecli.write.failures import Failure
 from flarecli.write.keys import key_text
@@ -328,7 +329,7 @@ class _Fetcher:
             return
         self._awaited = request  # set before `done` is looked at: the engine does it the other way round
         while not request.done:
-            next_of(self._arrived)
+            wait_for(self._arrived)
         self._awaited = None
         time.sleep(_NAP_S)
 

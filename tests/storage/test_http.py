@@ -219,9 +219,9 @@ def test_of_several_addresses_of_a_name_only_public_ones_are_asked(web, other_we
     other_web.file("/a", b"public")
     opened, open_, begin = [], slots.Slot._open, slots.Slot.begin
 
-    def resolving(slot, request, now):
+    def resolving(slot, request, now, fresh):
         slot.easy.setopt(pycurl.RESOLVE, [f"many.example:{other_web.port}:{answers}"])
-        begin(slot, request, now)
+        begin(slot, request, now, fresh)
 
     def opening(slot, purpose, address):
         made = open_(slot, purpose, address)

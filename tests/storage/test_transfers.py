@@ -4,6 +4,7 @@ import _thread
 import contextlib
 import os
 import socket
+import struct
 import sys
 import threading
 import time
@@ -83,6 +84,39 @@ def test_connections_are_used_again(web, engine):
     web.pages["/a"] = serve
     fetched(engine(jobs=3), [web.url("/a")] * 60)
     assert len(ports) <= 3
+
+
+def test_connections_that_end_unannounced_cost_no_try(engine):
+    """Many idle connections, each reset when it is used again: libcurl gives up after some of them, and none says anything of the request."""
+    first, tries = 12, 0
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server, contextlib.ExitStack() as opened:
+        begun = threading.Barrier(first)
+
+        def serve(connection, waits):
+            nonlocal tries
+            with contextlib.suppress(OSError):
+                connection.recv(1 << 16)
+                if waits:
+                    begun.wait(10)  # so that each gets a connection of its own
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody")
+                connection.recv(1 << 16)
+                tries += 1
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.close()
+
+        def accept():
+            for i in range(first + 1):
+                connection = opened.enter_context(server.accept()[0])
+                threading.Thread(target=serve, args=(connection, i < first), daemon=True).start()
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        one, url = engine(retries=0, jobs=first), f"http://127.0.0.1:{server.getsockname()[1]}/"
+        assert {done.data for done in fetched(one, [url] * first)} == {b"body"}
+        (last,) = fetched(one, [url])
+        assert (last.fault, last.data, last.attempts) == (None, b"body", 1)
+        assert 1 < tries < first
+        thread.join(10)
 
 
 def test_a_slow_host_does_not_hold_up_another(web, other_web, engine):
