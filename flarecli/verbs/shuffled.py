@@ -19,7 +19,7 @@ from flarecli.read import positions
 
 __all__ = ["shuffled"]
 
-_HELD_BYTES = 256 << 20  # rows that wait in memory
+_HELD_BYTES = 128 << 20  # rows that wait in memory
 _BITS, _SPAN = 8, 62  # of a number: those that choose a file, and all
 _STEP = 8192
 _PLACE = "place in the order"  # a column that no source has by accident
@@ -45,13 +45,12 @@ def shuffled(batches: Iterable[pa.RecordBatch], seed: int, held_bytes: int = _HE
             if size > held_bytes:
                 files = files or _Files(held[0].schema)
                 files.put(_joined(held))
-                held, size = [], 0
+                size = 0
         if files is None:
             yield from _in_order(held)
             return
         if held:
             files.put(_joined(held))
-            held = []
         for part in files.parts():
             yield from _in_order(part)
     finally:
@@ -60,7 +59,10 @@ def shuffled(batches: Iterable[pa.RecordBatch], seed: int, held_bytes: int = _HE
 
 
 def _joined(held: list[pa.RecordBatch]) -> pa.Table:
-    return pa.Table.from_batches(held)
+    """Make one run of memory of some batches, and let go of them: to take rows out of many would copy all of them each time."""
+    table = pa.Table.from_batches(held)
+    held.clear()
+    return table.combine_chunks()
 
 
 def _places(table: pa.Table) -> IntArray:
@@ -97,11 +99,12 @@ class _Files:
         of = _places(table) >> (_SPAN - _BITS)
         order = np.argsort(of, kind="stable")
         ends = np.searchsorted(of[order], np.arange(1 << _BITS), "right")
+        table = table.take(pa.array(order))
         start = 0
         try:
             for writer, end in zip(self._writers, ends, strict=True):
                 if end > start:
-                    writer.write_table(table.take(pa.array(order[start:end])))
+                    writer.write_table(table.slice(start, end - start))
                 start = end
         except OSError as error:
             raise _refusal(error) from None
