@@ -245,9 +245,9 @@ class _Work:
         unnamed = [Failure(int(part.places[i]), self._key_text(part.batch, i), self.key or "", one.kind, one.message) for i, one in flaws.items()]
         failures = sorted([*part.failures, *unnamed], key=lambda one: one.row)
         for failure in failures:
-            self.progress.failed(failure.key or f"row {failure.row}", failure.reason)
             if self.on_error == "fail":
                 raise error_of(failure, self.source.address, _SKIP)
+            self.progress.failed(failure.key or f"row {failure.row}", failure.reason)
             outlet.fail(failure)
         where = self.source.address
         names = self.naming.names(batch, where) if batch.num_rows else []

@@ -198,8 +198,8 @@ class _Fetcher:
             return self._place(text)
         except UnicodeEncodeError:
             return _Flaw("value", f"{link.source} is not UTF-8")
-        except FlareError as error:
-            return _Flaw(error.kind, _redacted(error))
+        except FlareError as error:  # the folder of the index is not what is wrong
+            return _Flaw(error.kind, redact_text(error.message) if error.where == str(self._at) else _redacted(error))
 
     def _place(self, text: str) -> Request | Location:
         if _WEB.match(text):

@@ -98,7 +98,16 @@ def test_files_beside_a_local_index_are_read_and_others_are_not(at, tmp_path):
     values, failures = collected([index(["sub/a.jpg", *bad])], at)
     assert values == {0: JPEG}
     assert sorted(failures) == list(range(1, 8))
-    assert all(kind == "unsafe" for _, kind, _ in list(failures.values())[:4])
+    up = tmp_path.parent
+    assert [failures[row][1:] for row in range(1, 8)] == [
+        ("unsafe", "the address '../secret' leaves the folder"),
+        ("unsafe", f"the address '{up}/secret' leaves the folder"),
+        ("unsafe", f"the address 'file://{up}/secret' leaves the folder"),
+        ("unsafe", f"{tmp_path}/link: a symbolic link, which may lead out of the folder"),
+        ("format", f"{tmp_path}/sub: a folder where a file is needed"),
+        ("missing", f"{tmp_path}/missing.jpg: no such file or folder"),
+        ("unsafe", "pipe: is not an address that flare reads"),
+    ]
     guard = Guard(allow_local=True)
     assert outcome("../secret", locate(str(tmp_path), guard), guard=guard) == b"secret"
 
