@@ -54,6 +54,11 @@ class Views:
             while len(self._held) > 1 and (len(self._held) > _COPIES or self._maps > most or self._bytes > _BYTES):
                 self._drop(next(iter(self._held)))
 
+    def drop(self, name: str) -> None:
+        """Let go of a copy; whoever reads it goes on reading."""
+        with self._lock:
+            self._drop(name)
+
     def _drop(self, name: str) -> None:
         view, _ = self._held.pop(name, (None, 0.0))
         if view is not None:
