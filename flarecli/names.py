@@ -12,11 +12,12 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from flarecli.errors import UnsafeError
 
-__all__ = ["check_name", "collision_key", "escape", "is_url", "local_path", "redact", "redact_text", "scheme_of"]
+__all__ = ["bare", "check_name", "collision_key", "escape", "is_url", "local_path", "redact", "redact_text", "scheme_of", "without_user"]
 
 NAME_BYTES, PATH_BYTES = 255, 4096  # what Linux file systems take
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_HERE = re.compile(r"(?:\./)+(?=[^/])")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]*[^\s\"'<>.,:;)\]]")
 _DRIVE = re.compile(r"[A-Za-z]:")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]")  # and halves of characters, but for those that stand for a byte
@@ -110,6 +111,20 @@ def local_path(address: str) -> str:
 def is_url(address: str) -> bool:
     """Say whether an address names a scheme."""
     return bool(_SCHEME.match(address))
+
+
+def bare(address: str) -> str:
+    """Give a relative address without the `./` before it, which says nothing."""
+    return _HERE.sub("", address, count=1) if address.startswith("./") else address
+
+
+def without_user(url: str) -> str:
+    """Give an address without user info and fragment; as it is, if it is none."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, ""))
 
 
 def redact(address: str) -> str:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flarecli.errors import UnsafeError
-from flarecli.names import check_name, collision_key, escape, redact, redact_text
+from flarecli.names import bare, check_name, collision_key, escape, redact, redact_text
 
 
 @pytest.mark.parametrize(
@@ -102,3 +102,21 @@ def test_half_a_character_names_no_file(name):
 
 def test_a_byte_that_is_no_utf8_may_stand_in_a_name():
     assert check_name("a\udcff.mds") == "a\udcff.mds"
+
+
+@pytest.mark.parametrize(
+    ("address", "plain"),
+    [
+        ("./a", "a"),
+        ("././a/./b", "a/./b"),
+        ("a", "a"),
+        (".a", ".a"),
+        ("./", "./"),
+        (".//a", ".//a"),
+        ("././/a", ".//a"),
+        ("./../a", "../a"),
+        ("", ""),
+    ],
+)
+def test_a_dot_before_a_relative_address_says_nothing_and_never_makes_it_an_absolute_one(address, plain):
+    assert bare(address) == plain

@@ -15,6 +15,7 @@ from flarecli.encodings import column
 from flarecli.errors import FormatError
 from flarecli.hashes import digest, known
 from flarecli.model import Columns, File, IntArray, Playlist, Stream
+from flarecli.names import bare
 from flarecli.playlists.lifting import lift
 from flarecli.playlists.wrong import COUNTS, Map, all_of, halves, not_addresses, place_of, wrong_halves, wrong_headers
 from flarecli.storage import Location
@@ -189,7 +190,7 @@ def _stream(name: str, value: Any, at: Location, mark: int) -> Stream:
         name,
         at.folder,
         headers.get("format"),
-        urls,
+        [bare(url) for url in urls] if any(url.startswith("./") for url in urls) else urls,
         _columns(headers.get("columns")),
         counts["rows"],
         counts["bytes"],
@@ -197,7 +198,7 @@ def _stream(name: str, value: Any, at: Location, mark: int) -> Stream:
         counts["raw_bytes"],
         {},
         {key: one for key, one in headers.items() if key not in taken},
-        {key: _file(key, one) for key, one in (headers.get("files") or {}).items()},
+        {bare(key): _file(key, one) for key, one in (headers.get("files") or {}).items()},
         [tuple(_file(key, one) for key, one in part.items()) for part in headers.get("parts") or ()],
     )
 
@@ -213,4 +214,4 @@ def _columns(columns: Map | None) -> Columns | None:
 
 
 def _file(name: str, value: Map) -> File:
-    return File(name, value.get("bytes"), {key: one for key, one in value.items() if key in _SUMS}, value.get("raw_bytes"))
+    return File(bare(name), value.get("bytes"), {key: one for key, one in value.items() if key in _SUMS}, value.get("raw_bytes"))

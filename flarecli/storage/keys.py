@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from flarecli.errors import UnsafeError, UsageError
-from flarecli.names import check_name, is_url, local_path, redact, scheme_of
+from flarecli.names import bare, check_name, is_url, local_path, redact, scheme_of
 from flarecli.storage.http import HttpStore
 from flarecli.storage.location import Guard, Location, Store, locate
 
@@ -63,7 +63,7 @@ def join(store: Store, home: str, path: str, url: str, guard: Guard) -> Location
         return locate(local_path(url), guard) if scheme == "file" else locate(url, guard)
     if guard.allow_local and (url.startswith("/") or ".." in url.split("/")):
         return Location(store, posixpath.normpath(posixpath.join("/", path, url)).lstrip("/"))
-    return Location(store, store.child(path, check_name(url, where=where)))
+    return Location(store, store.child(path, check_name(bare(url), where=where)))
 
 
 def checked(key: str, where: str) -> str:

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from flarecli.errors import BusyError, FlareError, FormatError, MissingError, ReachError, UnsafeError, UsageError
 from flarecli.hashes import Sums
-from flarecli.names import check_name, is_url, redact, scheme_of
+from flarecli.names import bare, check_name, is_url, redact, scheme_of
 from flarecli.storage.ahead import ahead_of_file
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, locate, short_read
 from flarecli.storage.sink import Sink, write_all
@@ -105,7 +105,7 @@ class LocalStore:
             raise UnsafeError(
                 f"the address {url!r} leaves the folder", where=self.show(path), hint="Give --allow-local to read it, if you trust this dataset."
             )
-        return Location(self, self.child(path, check_name(url, where=self.show(path))))
+        return Location(self, self.child(path, check_name(bare(url), where=self.show(path))))
 
     def unmapped(self) -> LocalStore:
         """Give the same files, always read by `pread`: a map of a file that is cut short kills the process."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from flarecli.errors import MissingError, UsageError
 from flarecli.hashes import Sums
-from flarecli.names import check_name
+from flarecli.names import bare, check_name
 from flarecli.storage.location import Entry, Location, Part, Written, short_read
 
 __all__ = ["MemoryStore"]
@@ -28,7 +28,7 @@ class MemoryStore:
         return f"{path}/{name}" if path else name
 
     def join(self, path: str, url: str) -> Location:
-        return Location(self, self.child(path, check_name(url, where=self.show(path))))
+        return Location(self, self.child(path, check_name(bare(url), where=self.show(path))))
 
     def map(self, path: str) -> memoryview:
         try:

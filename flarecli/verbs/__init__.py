@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flarecli.verbs.cat import cat
+    from flarecli.verbs.differences import PlaylistDiff, diff_playlists
     from flarecli.verbs.indexes import merge_index, reindex
     from flarecli.verbs.inspect import Inspection, StreamInfo, inspect
     from flarecli.verbs.pack import Packed, pack
-    from flarecli.verbs.playlist import PlaylistDiff, check_playlist, diff_playlists, playlist
+    from flarecli.verbs.playlist import check_playlist, playlist
     from flarecli.verbs.unpack import Unpacked, unpack
     from flarecli.verbs.verify import Verification, verify
 
@@ -41,12 +42,12 @@ __all__ = [
 _MODULES = {
     "Inspection": "inspect",
     "Packed": "pack",
-    "PlaylistDiff": "playlist",
+    "PlaylistDiff": "differences",
     "StreamInfo": "inspect",
     "Unpacked": "unpack",
     "Verification": "verify",
     "check_playlist": "playlist",
-    "diff_playlists": "playlist",
+    "diff_playlists": "differences",
     "merge_index": "indexes",
     "reindex": "indexes",
 }

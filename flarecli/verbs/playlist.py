@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
-from urllib.parse import urlsplit, urlunsplit
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +17,7 @@ from flarecli import formats
 from flarecli import hashes as sums
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.model import Chunk, File, Finding, Playlist, Stream
-from flarecli.names import is_url, local_path, redact, scheme_of
+from flarecli.names import is_url, local_path, redact, scheme_of, without_user
 from flarecli.playlists import faults, parse, places, text
 from flarecli.read import resolve, select_streams
 from flarecli.storage import Guard, Limits, Location, locate
@@ -28,21 +26,10 @@ from flarecli.verbs.fill import filled, summed
 from flarecli.verbs.listings import own_sum
 from flarecli.verbs.rows import bounded
 
-__all__ = ["PlaylistDiff", "check_playlist", "diff_playlists", "playlist"]
+__all__ = ["check_playlist", "playlist"]
 
 _NAMED = re.compile(r"([^/:?=]+)=(.+)", re.DOTALL)
-_Key: TypeAlias = tuple[str, str, int]
-_Facts: TypeAlias = Mapping[str, Sequence[Any]]
 _RESERVED = ("format", "columns", "rows", "bytes", "raw_bytes", "files", "content")
-
-
-@dataclass(frozen=True, slots=True)
-class PlaylistDiff:
-    """Chunks that the second playlist adds, and that it removes or lists with another format or other columns, rows, bytes or sums."""
-
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-    changed: tuple[str, ...]
 
 
 def playlist(
@@ -134,7 +121,7 @@ class _Place:
             here = os.path.relpath(real, self._folder).replace(os.sep, "/")
             names = [str(at), here, real]
         else:
-            here = _without_user(at.path) if is_url(at.path) else str(at)  # the path in a web server's store is the whole address
+            here = without_user(at.path) if is_url(at.path) else str(at)  # the path in a web server's store is the whole address
             if self._is_far and here == self._path:
                 return None
             names = [here]
@@ -152,11 +139,6 @@ class _Place:
             hint = "Write the playlist above what it lists, or give --rebase OLD=NEW; readers would need --allow-local."
             raise UsageError(f"it does not lie below {self._folder}, so a playlist there cannot name it", where=at, hint=hint)
         return here
-
-
-def _without_user(url: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, ""))
 
 
 def _joined(name: str, parts: Sequence[Stream], place: _Place, headers: Mapping[str, Any]) -> Stream:
@@ -237,64 +219,3 @@ def _not_read(stream: Stream) -> Iterator[tuple[tuple[str | int, ...], FlareErro
             stream.at.join(name)
         except FlareError as error:
             yield (stream.name, *steps), error
-
-
-def diff_playlists(a: str, b: str, guard: Guard | None = None) -> PlaylistDiff:
-    """Compare what two addresses list, chunk by chunk, by stream and address as written.
-
-    return  chunks as `ADDRESS`, or `STREAM: ADDRESS` where there are several streams; of `b` in its order, removed ones of `a`
-    raises  whatever resolving raises
-    """
-    one, two = (dict(_entries(resolve([address], guard=guard)[0])) for address in (a, b))
-    several = len({stream for stream, *_ in (*one, *two)}) > 1
-
-    def shown(key: _Key) -> str:
-        return f"{key[0]}: {key[1]}" if several else key[1]
-
-    return PlaylistDiff(
-        tuple(shown(key) for key in two if key not in one),
-        tuple(shown(key) for key in one if key not in two),
-        tuple(shown(key) for key, value in two.items() if key in one and _differ(one[key], value)),
-    )
-
-
-def _entries(found: Playlist) -> Iterator[tuple[_Key, tuple[_Facts, int]]]:
-    """Give each chunk under its stream, its address, and which one of that address it is: a playlist may list one twice."""
-    for stream in found.streams:
-        facts, seen = _facts(stream), Counter[str]()
-        for i, url in enumerate(stream.urls):
-            yield (stream.name, url, seen[url]), (facts, i)
-            seen[url] += 1
-
-
-def _facts(stream: Stream) -> _Facts:
-    """Give what is listed of the chunks of a stream: name of a fact -> its value for each chunk, None, -1 or empty where it is not known."""
-    counts = {"rows": stream.rows, "bytes": stream.sizes, "raw_bytes": stream.raw_sizes}
-    same = {"format": stream.format, "columns": stream.columns}
-    return {
-        **{name: [value] * len(stream) for name, value in same.items() if value is not None},
-        **{name: values.tolist() for name, values in counts.items() if values is not None},
-        **stream.hashes,
-        **({"parts": stream.parts} if any(stream.parts) else {}),
-    }
-
-
-def _differ(a: tuple[_Facts, int], b: tuple[_Facts, int]) -> bool:
-    """Whether two listings of a chunk contradict each other; what only one of them says does not count."""
-    (one, i), (two, j) = a, b
-    for name, values in one.items():
-        if name not in two or values[i] == two[name][j]:
-            continue
-        if name == "parts":
-            beside = {file.name: file for file in two[name][j]}
-            if any(_contradicts(file, beside[file.name]) for file in values[i] if file.name in beside):
-                return True
-        elif not {values[i], two[name][j]} & {None, -1, ""}:
-            return True
-    return False
-
-
-def _contradicts(one: File, two: File) -> bool:
-    pairs: list[tuple[object, object]] = [(one.size, two.size), (one.raw_size, two.raw_size)]
-    pairs += [(value, two.hashes[name]) for name, value in one.hashes.items() if name in two.hashes]
-    return any(mine is not None and other is not None and mine != other for mine, other in pairs)

@@ -230,3 +230,35 @@ def test_a_chunk_that_is_listed_twice_and_one_of_another_kind_are_told(tmp_path)
     assert (found.added, found.removed, found.changed) == (("y",), ("x",), ())
     second.write_text("one: {headers: {format: mds, columns: {x: str}}, content: [x, y, x]}\n")
     assert verbs.diff_playlists(str(first), str(second)).changed == ("x", "y", "x")
+
+
+def test_chunks_are_the_same_by_their_address_or_by_their_place_below_the_playlist(out, tmp_path):
+    home, text = f"{tmp_path}/elsewhere", (out / "playlist.yaml").read_text()
+    (tmp_path / "elsewhere").mkdir()
+
+    def told(name, text, folder=tmp_path / "elsewhere"):
+        (folder / name).write_text(text.partition("# flare")[0])
+        found = verbs.diff_playlists(str(out / "playlist.yaml"), f"{folder}/{name}", Guard(allow_local=True))
+        return found.added, found.removed, found.changed
+
+    nothing = ((), (), ())
+    assert told("copied.yaml", text) == nothing
+    assert told("dotted.yaml", text.replace("- shard", "- ./shard")) == nothing
+    assert told("dotted.yaml", text.replace("- shard", "- ././shard"), out) == nothing
+    assert told("whole.yaml", text.replace("- shard", f"- {out}/shard")) == nothing
+    assert told("here.yaml", text.replace("- shard", f"- {home}/shard")) == nothing
+    assert told("as_file.yaml", text.replace("- shard", f"- file://{out}/shard")) == nothing
+    moved = tuple(f"{tmp_path}/x/shard.0000{i}.mds" for i in range(4))
+    assert told("moved.yaml", text.replace("- shard", f"- {tmp_path}/x/shard")) == (moved, tuple(f"shard.0000{i}.mds" for i in range(4)), ())
+    assert told("less.yaml", text.replace("- shard", "- ./shard").replace("rows: [10, 10", "rows: [10, 9")) == ((), (), ("shard.00001.mds",))
+
+
+def test_a_difference_tells_no_secrets(tmp_path):
+    one, two = "http://u:hunter2@127.0.0.1:9/a?X-Amz-Signature=hunter2", "http://[hunter"
+    (tmp_path / "a.yaml").write_text(f"one: {{headers: {{format: mds}}, content: ['{one}']}}\n")
+    (tmp_path / "b.yaml").write_text(f"one: {{headers: {{format: mds}}, content: ['{two}', 'http://v:hunter3@127.0.0.1:9/b']}}\n")
+    found = verbs.diff_playlists(f"{tmp_path}/a.yaml", f"{tmp_path}/b.yaml")
+    assert (found.added, found.removed, found.changed) == (("http://…", "http://127.0.0.1:9/b"), ("http://127.0.0.1:9/a?redacted",), ())
+    (tmp_path / "b.yaml").write_text("one: {headers: {format: mds}, content: ['http://w:x@127.0.0.1:9/a?X-Amz-Signature=hunter2#f']}\n")
+    found = verbs.diff_playlists(f"{tmp_path}/a.yaml", f"{tmp_path}/b.yaml")
+    assert (found.added, found.removed, found.changed) == ((), (), ())

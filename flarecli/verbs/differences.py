@@ -1,0 +1,144 @@
+"""What two playlists list differently.
+
+A chunk of one is that of the other if both name the same address, or the same place below the folder of their own playlist: so a
+copy of a dataset is held against where it came from, and `./a` is `a`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple, TypeAlias
+
+from flarecli.model import File, Playlist, Stream
+from flarecli.names import bare, local_path, redact, scheme_of, without_user
+from flarecli.read import resolve
+from flarecli.storage import Guard, Location
+from flarecli.storage.local import LocalStore
+
+__all__ = ["PlaylistDiff", "diff_playlists"]
+
+_Facts: TypeAlias = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlaylistDiff:
+    """Chunks that the second playlist adds, and that it removes or lists with another format or other columns, rows, bytes or sums."""
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+
+
+class _Listed(NamedTuple):
+    """A chunk as one playlist lists it: its whole address, and its place below that playlist, empty where it lies elsewhere."""
+
+    stream: str
+    url: str
+    whole: str
+    below: str
+    facts: _Facts
+    i: int
+
+
+def diff_playlists(a: str, b: str, guard: Guard | None = None) -> PlaylistDiff:
+    """Compare what two addresses list, chunk by chunk; none is opened.
+
+    return  chunks as `ADDRESS`, as it is listed but without secrets, or `STREAM: ADDRESS` where there are several streams; of `b` in
+            its order, removed ones of `a`
+    raises  whatever resolving raises
+    """
+    one, two = (_listed(resolve([address], guard=guard)[0]) for address in (a, b))
+    several = len({listed.stream for listed in chain(one, two)}) > 1
+    pairs = _pairs(one, two)
+    kept = set(pairs.values())
+
+    def shown(listed: _Listed) -> str:
+        return f"{listed.stream}: {redact(listed.url)}" if several else redact(listed.url)
+
+    return PlaylistDiff(
+        tuple(shown(listed) for k, listed in enumerate(two) if k not in pairs),
+        tuple(shown(listed) for k, listed in enumerate(one) if k not in kept),
+        tuple(shown(listed) for k, listed in enumerate(two) if k in pairs and _differ(one[pairs[k]], listed)),
+    )
+
+
+def _listed(found: Playlist) -> list[_Listed]:
+    out = []
+    for stream in found.streams:
+        facts, base = _facts(stream), _base(stream.at)
+        for i, url in enumerate(stream.urls):
+            whole = _whole(url, base)
+            below = whole[len(base) :] if whole.startswith(base) else ""
+            out.append(_Listed(stream.name, url, whole, below, facts, i))
+    return out
+
+
+def _base(at: Location) -> str:
+    """Give the folder where relative addresses start, with a slash at its end."""
+    if isinstance(at.store, LocalStore):
+        return os.path.join(os.path.realpath(os.path.join(at.store.root, at.path)), "")
+    return str(at).rstrip("/") + "/"
+
+
+def _whole(url: str, base: str) -> str:
+    """Give an address as a whole: of no user, and not from where it is listed."""
+    if scheme_of(url) in ("", "file"):
+        path = bare(local_path(url))
+        return path if path.startswith("/") else base + path
+    return without_user(url)
+
+
+def _pairs(one: Sequence[_Listed], two: Sequence[_Listed]) -> dict[int, int]:
+    """Find the same chunks, first by their whole addresses, then by their places; a playlist may list one twice.
+
+    return  position in `two` -> position in `one`
+    """
+    pairs: dict[int, int] = {}
+    for which in ("whole", "below"):
+        taken = set(pairs.values())
+        left: dict[tuple[str, str], deque[int]] = defaultdict(deque)
+        for k, listed in enumerate(one):
+            if k not in taken:
+                left[listed.stream, getattr(listed, which)].append(k)
+        for k, listed in enumerate(two):
+            same = left.get((listed.stream, getattr(listed, which))) if k not in pairs and getattr(listed, which) else None
+            if same:
+                pairs[k] = same.popleft()
+    return pairs
+
+
+def _facts(stream: Stream) -> _Facts:
+    """Give what is listed of the chunks of a stream: name of a fact -> its value for each chunk, None, -1 or empty where it is not known."""
+    counts = {"rows": stream.rows, "bytes": stream.sizes, "raw_bytes": stream.raw_sizes}
+    same = {"format": stream.format, "columns": stream.columns}
+    return {
+        **{name: [value] * len(stream) for name, value in same.items() if value is not None},
+        **{name: values.tolist() for name, values in counts.items() if values is not None},
+        **stream.hashes,
+        **({"parts": stream.parts} if any(stream.parts) else {}),
+    }
+
+
+def _differ(a: _Listed, b: _Listed) -> bool:
+    """Whether two listings of a chunk contradict each other; what only one of them says does not count."""
+    one, i, two, j = a.facts, a.i, b.facts, b.i
+    for name, values in one.items():
+        if name not in two or values[i] == two[name][j]:
+            continue
+        if name == "parts":
+            beside = {file.name: file for file in two[name][j]}
+            if any(_contradicts(file, beside[file.name]) for file in values[i] if file.name in beside):
+                return True
+        elif not {values[i], two[name][j]} & {None, -1, ""}:
+            return True
+    return False
+
+
+def _contradicts(one: File, two: File) -> bool:
+    pairs: list[tuple[object, object]] = [(one.size, two.size), (one.raw_size, two.raw_size)]
+    pairs += [(value, two.hashes[name]) for name, value in one.hashes.items() if name in two.hashes]
+    return any(mine is not None and other is not None and mine != other for mine, other in pairs)
