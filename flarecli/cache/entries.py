@@ -27,7 +27,7 @@ import xxhash
 
 from flarecli.names import redact
 
-__all__ = ["NAME", "Entry", "Summing", "entry", "opened", "read_note"]
+__all__ = ["NAME", "Entry", "Summing", "entry", "opened", "read_note", "viewed"]
 
 NAME = re.compile(r"([0-9a-f]{40})-([0-9a-f]{1,16})")
 _TAIL = struct.Struct("<QI16s8s")
@@ -115,19 +115,26 @@ def opened(folder: int, one: Entry) -> memoryview | None:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_size != one.file_bytes:
             raise ValueError("not the size in its name")
-        size = found.st_size
-        view = memoryview(os.pread(fd, size, 0) if size <= _SMALL else mmap.mmap(fd, size, prot=mmap.PROT_READ))
+        view, behind = viewed(fd, one), os.pread(fd, found.st_size - one.size, one.size)
     except OSError:
         return None
     finally:
         os.close(fd)
-    if len(view) < one.file_bytes:  # cut short since
+    if len(view) + len(behind) < one.file_bytes:  # cut short since
         raise ValueError("not the size in its name")
-    size, note_bytes, digest, magic = _TAIL.unpack_from(view, len(view) - _TAIL.size)
-    body = view[: -_TAIL.size]
-    if (size, note_bytes, magic) != (one.size, len(one.note), _MAGIC) or body[size:] != one.note or xxhash.xxh3_128(body).digest() != digest:
+    sums = Summing(one)
+    sums.update(view)
+    if behind != sums.end():
         raise ValueError("not what was kept")
-    return body[:size]
+    return view
+
+
+def viewed(fd: int, one: Entry) -> memoryview:
+    """Map the bytes kept in an open file, or read a few; nothing is checked. Raises OSError.
+
+    A map is of these bytes alone, without what stands behind them: so whoever reads rows may cut them out of it as out of a whole file.
+    """
+    return memoryview(mmap.mmap(fd, one.size, prot=mmap.PROT_READ) if one.file_bytes > _SMALL else os.pread(fd, one.size, 0))
 
 
 def read_note(folder: int, name: str) -> dict[str, Any]:

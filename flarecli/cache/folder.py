@@ -29,6 +29,7 @@ from collections.abc import Iterator
 
 from flarecli.cache import entries
 from flarecli.cache.entries import NAME, Entry
+from flarecli.cache.locks import locked_within
 from flarecli.cache.views import Views
 
 __all__ = ["LAYOUT", "CacheWarning", "Folder", "Part", "shared"]
@@ -71,6 +72,7 @@ class Folder:
         self._not_before = 0.0
         self._host = _host()
         self.views = Views(self.touch)
+        self._threads = threading.Lock()  # those of this process need not ask the file system again and again whose turn it is
         self._wrong: dict[str, int] = {}  # name -> how often that copy was found wrong
 
     # -- the folder itself
@@ -288,12 +290,23 @@ class Folder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder's lock, or go on without it after a while."""
-        fd = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+        threads = self._threads
+        is_mine = threads.acquire(timeout=_LOCK_S)
         try:
-            _lock(fd, _LOCK_S)
-            yield
+            fd = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+            try:
+                locked_within(fd, _LOCK_S)
+                yield
+            finally:
+                os.close(fd)
         finally:
-            os.close(fd)
+            if is_mine:
+                threads.release()
+
+    def forked(self) -> None:
+        """In a child: another thread of the parent may have had the locks."""
+        self._threads = threading.Lock()
+        self.views.forked()
 
     @contextlib.contextmanager
     def turn(self, one: Entry) -> Iterator[None]:
@@ -304,7 +317,7 @@ class Folder:
             yield
             return
         try:
-            is_mine = _lock(fd, _OTHERS_S)
+            is_mine = locked_within(fd, _OTHERS_S)
             yield
             if is_mine:
                 self.remove(f"{one.key}.lock")
@@ -331,8 +344,8 @@ class Part:
             return False
         return True
 
-    def publish(self, one: Entry) -> bool:
-        """Give the whole file its own name; False if that fails."""
+    def publish(self, one: Entry, at_hand: bool = False) -> bool:
+        """Give the whole file its own name, and have what was just summed and written at hand if asked; False if that fails."""
         folder = self._folder.fd
         try:
             with self._folder.locked():  # a listing that somebody takes room by could miss a file that changes its name meanwhile
@@ -342,6 +355,9 @@ class Part:
                 self._folder.warn(_words(error))
             self.drop()
             return False
+        if at_hand:
+            with contextlib.suppress(OSError):
+                self._folder.views.put(one.name, entries.viewed(self.fd, one))
         self._close()
         return True
 
@@ -354,22 +370,6 @@ class Part:
     def _close(self) -> None:
         os.close(self.fd)
         self.fd = -1
-
-
-def _lock(fd: int, seconds: float) -> bool:
-    """Lock a file, for which so long is waited; False if it is not locked."""
-    deadline, pause = time.monotonic() + seconds, 0.0005
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(pause)
-            pause = min(2 * pause, 0.02)
-        except OSError:
-            return False
 
 
 def _words(error: OSError) -> str:
@@ -391,7 +391,7 @@ def _forked() -> None:
     global _lock_of_folders
     _lock_of_folders = threading.Lock()
     for folder in _folders.values():
-        folder.views.forked()
+        folder.forked()
 
 
 os.register_at_fork(after_in_child=_forked)

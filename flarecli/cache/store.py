@@ -236,7 +236,7 @@ class CachedStore:
                 return None
             numbers = range(-(-size // BLOCK))
             groups = [list(numbers[i : i + _RUN // BLOCK]) for i in range(0, len(numbers), _RUN // BLOCK)]
-            done = _keep(part, one, (piece for group in groups for piece in self._pieces(path, group)))
+            done = _keep(part, one, (piece for group in groups for piece in self._pieces(path, group)), at_hand=True)
         if done and size > BLOCK:
             for k in numbers:
                 self._folder.remove(self._block(path, k).name)
@@ -248,8 +248,9 @@ class CachedStore:
         missing = [k for k in group if kept[k] is None]
         if not missing:
             return [view for view in kept.values() if view is not None]
-        read = self.store.read(path, group[0] * BLOCK, min(self.version(path)[1], (group[-1] + 1) * BLOCK))
-        return [read]
+        views = getattr(self.store, "views", None)  # not copied, where the store can
+        start, stop = group[0] * BLOCK, min(self.version(path)[1], (group[-1] + 1) * BLOCK)
+        return [self.store.read(path, start, stop)] if views is None else list(views(path, start, stop))
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
         """Read bytes 0..size in order; an object read to its end is kept whole."""
@@ -306,13 +307,13 @@ class CachedStore:
             part = self._folder.part(one) if view is None else None
             if part is None:
                 return view
-            return self._folder.view(one) if _keep(part, one, make()) else None
+            return self._folder.view(one) if _keep(part, one, make(), at_hand=True) else None
 
     def list(self, path: str) -> Iterator[Listed]:
         return self.store.list(path)
 
 
-def _keep(part: folders.Part, one: Entry, pieces: Iterable[bytes | memoryview]) -> bool:
+def _keep(part: folders.Part, one: Entry, pieces: Iterable[bytes | memoryview], at_hand: bool = False) -> bool:
     """Write a copy and give it its name; False, and nothing is left, if that fails or it has another size."""
     sums = Summing(one)
     try:
@@ -320,7 +321,7 @@ def _keep(part: folders.Part, one: Entry, pieces: Iterable[bytes | memoryview]) 
             sums.update(piece)
             if sums.size > one.size or not part.write(piece):
                 return False
-        return sums.size == one.size and part.write(sums.end()) and part.publish(one)
+        return sums.size == one.size and part.write(sums.end()) and part.publish(one, at_hand)
     finally:
         part.drop()
 

@@ -1,4 +1,7 @@
-"""Remote shards fetched into the cache before a run reaches them: the window it is in, then as much of the next one as there is room for."""
+"""Remote shards fetched into the cache before a run reaches them: the window it is in, then as much of the next two as there is room for.
+
+Two, since batches are made ahead of the run: where a window is a few batches, the next one is read while this one is still given.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from flarecli.read.rows import Order, Rows
 
 __all__ = ["Fetching", "begun"]
 
-_THREADS = 4
+_THREADS, _AHEAD = 4, 2  # windows ahead
 _TICK_S, _END_S = 0.5, 1.0
 
 
@@ -32,7 +35,8 @@ class Fetching:
         self._data, self._room, self._step = data, room, step
         self._wake, self._closed = threading.Condition(), False
         self._windows = order.windows(step)
-        self._firsts: deque[int] = deque([-1] * (order.beside + 1), order.beside + 1)  # the steps at which windows begin, that which is fetched last
+        most = order.beside + _AHEAD
+        self._firsts: deque[int] = deque([-1] * most, most)  # the steps at which windows begin, that which is fetched last
         self._todo: deque[tuple[int, int]] = deque()  # runs of rows of that window
         self._end = 0
         self._bytes = 0  # of what was fetched and is not behind the run
