@@ -136,7 +136,8 @@ def test_a_value_that_does_not_fit(here, capfd):
 def test_a_value_that_does_not_fit_is_listed_when_asked(here, capfd):
     assert main(["pack", "ok.csv", "out", "--encode", "n=uint8", "--key", "k", "--on-error", "skip", "-q"]) == 1
     (line,) = (here / "out" / "failed.jsonl").read_text().splitlines()
-    assert json.loads(line) == {"row": 2, "key": "c", "column": "n", "kind": "value", "reason": "n 300 does not fit uint8 (0 to 255)"}
+    told = {"file": "ok.csv", "row": 2, "key": "c", "column": "n", "kind": "value", "reason": "n 300 does not fit uint8 (0 to 255)"}
+    assert json.loads(line) == told
 
 
 def test_text_that_is_not_utf8(here, capfd):
@@ -236,7 +237,7 @@ def test_details_say_what_was_found(here, capfd):
 def test_a_link_that_leaves_the_folder_names_the_switch(here, capfd):
     (here / "l.csv").write_text("u\nfile:///etc/passwd\n")
     hint = "Give --allow-local or --allow-private if you trust what it links to, or --on-error skip to leave such rows out."
-    wrong(capfd, "pack l.csv out --fetch u", 5, "l.csv[0]: .: the address 'file:///etc/passwd' leaves the folder", hint)
+    wrong(capfd, "pack l.csv out --fetch u", 5, "l.csv[0]: the address 'file:///etc/passwd' leaves the folder", hint)
 
 
 def test_other_options_than_the_half_pack_had(here, capfd):

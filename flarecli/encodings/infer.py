@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from flarecli.encodings.convert import is_list, is_text
 from flarecli.errors import UsageError
-from flarecli.media import sniff
+from flarecli.media import kind_of, sniff
 
 __all__ = ["infer"]
 
@@ -30,8 +30,9 @@ _DTYPES = {kind: "int64" if name == "int" else name for kind, name in _SCALARS.i
 def infer(field: pa.Field, first: bytes | None = None, extension: str = "") -> str:
     """Choose an encoding for a column: of lists of text, numbers or bytes `X[]`, of all that is nested otherwise JSON.
 
-    first      the first value's bytes, for a binary column: pictures are told by their magic numbers
-    extension  of the first value's own address, lower case: `txt` and `json` are text when the bytes agree
+    first      the first value's bytes, for a binary column: pictures and films are told by their magic numbers
+    extension  of the first value's own address, lower case: `txt` and `json` are text when the bytes agree; where there is none, the
+               column's own name may end in one
     raises     UsageError for a type that no encoding holds (an all-null column)
     """
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
@@ -49,7 +50,7 @@ def infer(field: pa.Field, first: bytes | None = None, extension: str = "") -> s
         return "json"
     if pa.types.is_null(kind):
         raise UsageError(f"column {field.name!r} holds nothing but nulls", hint="Name the columns to pack with -c, without it.")
-    return _by_content(first or b"", extension)
+    return _by_content(first or b"", extension, field.name)
 
 
 def _extension(field: pa.Field, kind: pa.BaseExtensionType, first: bytes | None, extension: str) -> str:
@@ -73,9 +74,12 @@ def _list(item: pa.DataType) -> str:
     return "bytes[]"
 
 
-def _by_content(data: bytes, extension: str) -> str:
+def _by_content(data: bytes, extension: str, name: str) -> str:
+    """Tell what files are. What no encoding stands for, other pictures, films and sounds, and arrays as numpy saves them, is bytes: whole files."""
     found = sniff(data[:512])
     if found in ("jpeg", "png"):
+        return found
+    if found in ("mp4", "webm") and (kind_of(f".{extension}") or kind_of(f".{name}")) in (None, found):  # a sound or a mov may begin alike
         return found
     if found is None and extension in ("txt", "text", "json"):
         try:

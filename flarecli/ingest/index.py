@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import IO
 
 import numpy as np
@@ -42,6 +43,7 @@ class Index:
     links    columns of names of files, which a pack takes the contents of unless it is told otherwise
     key      the column that names the rows, of sources that have one by themselves
     notes    what to tell the user about the source: what was left out, and which
+    details  what to tell those who ask for more
     """
 
     address: str
@@ -52,6 +54,8 @@ class Index:
     links: tuple[str, ...] = ()
     key: str | None = None
     notes: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
+    _firsts: dict[int, int] = field(default_factory=dict, compare=False)  # part -> number of its first row, as far as rows were read
 
     @property
     def is_local(self) -> bool:
@@ -82,10 +86,10 @@ class Index:
         bounds = () if where is None else sql.bounds(where, self.schema.names)
         first = rows = 0
         last = sys.maxsize if stop is None else stop
-        for part in self.parts:
+        for number, part in enumerate(self.parts):
             if first >= last:
                 return
-            count = 0
+            self._firsts[number], count = first, 0
             for at, batch in _placed(part, [name for name in names if name in part.schema.names], bounds, start - first, last - first):
                 count, rows = at + batch.num_rows, rows + batch.num_rows
                 low, high = max(start - first - at, 0), min(last - first - at, batch.num_rows)
@@ -98,6 +102,11 @@ class Index:
             first += count if part.rows is None else part.rows
         if not rows and not bounds and not start:
             raise FormatError("the index has no rows", where=self.address)
+
+    def place(self, row: int) -> tuple[str, int]:
+        """Give the file, and the row in it, from 0, of a row that `batches` gave by its number."""
+        number = bisect_right(range(len(self._firsts)), row, key=self._firsts.__getitem__) - 1
+        return str(self.parts[number].at), row - self._firsts[number]
 
     def contents(
         self, columns: Sequence[str] | None = None, where: str | None = None, limits: Limits | None = None, start: int = 0, stop: int | None = None
@@ -223,7 +232,7 @@ def _of_tables(shown: str, found: Sequence[Named], text: Collection[str], allow_
     total = None if None in rows else sum(count or 0 for count in rows)
     if total == 0:
         raise FormatError("the index has no rows", where=parts[0].at)
-    return Index(shown, found[0].at.folder, schema, total, all_parts, notes=tuple(_unsummed(all_parts)))
+    return Index(shown, found[0].at.folder, schema, total, all_parts, details=tuple(_unsummed(all_parts)))
 
 
 def _unsummed(parts: Sequence[Part]) -> Iterator[str]:

@@ -50,7 +50,7 @@ _STARTS = (
     (b"MM\0*", "tiff"),
     (b"\x1aE\xdf\xa3", "mkv"),
     (b"fLaC", "flac"),
-    (b"ID3", "mp3"),
+    *((b"ID3" + bytes([version]), "mp3") for version in (2, 3, 4)),  # and not a text that begins so
     (b"OggS", "ogg"),
     (b"\x93NUMPY", "npy"),
     (b"PK\x03\x04", "zip"),

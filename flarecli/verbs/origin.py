@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -32,7 +32,10 @@ _FILES = 16  # files of a packed folder that are held at once
 
 @dataclass(frozen=True)
 class Origin:
-    """Rows to unpack. `batches(columns, skip)` gives them with a column of their numbers, `rereads` without much cost."""
+    """Rows to unpack. `batches(columns, skip)` gives them with a column of their numbers, `rereads` without much cost.
+
+    place  gives the file of an index, and the row in it, of a row by its number; None for others, and where a query makes the rows
+    """
 
     address: str
     at: Location
@@ -42,6 +45,7 @@ class Origin:
     rereads: bool
     sum: Callable[[], str]
     batches: Callable[[Sequence[str], int], Iterator[pa.RecordBatch]]
+    place: Callable[[int], tuple[str, int]] | None = None
 
 
 def open_origin(
@@ -68,11 +72,12 @@ def open_origin(
     if format is None and addresses and all(ingest.is_index(one) for one in addresses):
         no_index(shown, streams, rows)
         table = ingest.open_index(addresses, guard=guard, text=texts)
-        for note in table.notes:
-            (progress or Progress()).note(note)
-        return _selected(
+        for note in table.details:
+            (progress or Progress()).note(note, verbose=True)
+        origin = _selected(
             shown, table.at, "index", table.schema, table.rows, True, table.sum, lambda names, _: table.batches(names, where, ROW), where, limit
         )
+        return origin if where is not None and sql.is_statement(where) else replace(origin, place=table.place)
     found = read.resolve(addresses, format=format, guard=guard, maps=False)
     described(found, progress or Progress())
     parts = read.select_streams(found, streams)

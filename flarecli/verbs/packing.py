@@ -141,6 +141,8 @@ def packed(request: Request, progress: Progress) -> Packed:
     source = request.source()
     for note in source.notes:
         progress.note(note)
+    for note in source.details:
+        progress.note(note, verbose=True)
     plan = request.plan(source, progress)
     names = checked(plan)
     plan = replace(plan, links=tuple(link for link in plan.links if link.name in names))  # what is not packed is not fetched
@@ -192,9 +194,10 @@ def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
                 batch, rows, unfit = typed.convert(part.batch, part.rows)
                 batch, rows, unheld = _held(plan, writer, part, batch, rows)
                 failures = sorted([*failures, *unfit, *unheld], key=lambda one: one.row)
+            failures = [plan.places.placed(failure) for failure in failures]
             for failure in failures[: 1 if plan.on_error == "fail" else None]:
-                plan.progress.failed(failure.key or f"row {failure.row}", failure.reason)
                 if plan.on_error == "skip":
+                    plan.progress.failed(failure.key or failure.where, failure.reason)
                     writer.fail(failure)
                 elif batch is not None:  # what stands before it is kept for a resume
                     kept = int(np.searchsorted(rows, failure.row))
@@ -203,6 +206,7 @@ def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
                 writer.write_batch(batch, rows)
             if failures and plan.on_error == "fail":
                 raise error_of(failures[0], plan.source.address, _SKIP)
+            plan.places.forget(part.until)
             plan.progress.advance(part.batch.num_rows + len(part.failures), part.batch.nbytes)
     finally:
         stream.close()  # type: ignore[attr-defined]
@@ -272,9 +276,9 @@ def done_before(target: Target | BucketTarget, about: Mapping[str, Any], format:
 def _dry(plan: Plan, names: list[str], format: str, settings: Settings, out: str) -> Packed:
     """Say what would be packed; a row that fails among the first ones fails here too."""
     would = reckon(plan, names, format, settings)
-    for failure in would.failures:
-        plan.progress.failed(failure.key or f"row {failure.row}", failure.reason)
     if would.failures and plan.on_error == "fail":
         raise error_of(would.failures[0], plan.source.address, _SKIP)
+    for failure in would.failures:
+        plan.progress.failed(failure.key or failure.where, failure.reason)
     path, failed = f"{out.rstrip('/')}/{playlists.PLAYLIST}", len(would.failures)
     return Packed(path, format, would.rows, would.shards, would.bytes, failed, {}, would.columns, dry_run=True, estimated=would.estimated)

@@ -60,4 +60,6 @@ def reckon(plan: Plan, names: list[str], format: str, settings: Settings) -> Rec
     limit = settings.shard_bytes or (1 << 32) - 1
     by_rows = -(-rows // settings.shard_rows) if settings.shard_rows else 0
     shards = max(-(-body // max(limit - base, 1)), by_rows, min(body, 1))
-    return Reckoning(rows, shards, body + shards * base, columns, tuple(sorted(failures, key=lambda one: one.row)), seen < rows)
+    return Reckoning(
+        rows, shards, body + shards * base, columns, tuple(plan.places.placed(one) for one in sorted(failures, key=lambda one: one.row)), seen < rows
+    )

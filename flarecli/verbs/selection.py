@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +16,11 @@ from flarecli.errors import FormatError, UnsafeError, UsageError
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.verbs.intake import Intake, Medium, info_names, media_of, taken_in
+from flarecli.verbs.places import PLACE, Places
 from flarecli.verbs.rows import first_rows
 from flarecli.verbs.shuffled import shuffled
 from flarecli.verbs.source import Source
-from flarecli.write import Failure, Keys, key_text, links
+from flarecli.write import Failure, Keys, is_unnamed, key_text, links
 from flarecli.write.columns import check_names
 
 __all__ = ["Plan", "checked", "fetched", "parse_link", "selected"]
@@ -48,6 +50,11 @@ class Plan:
     intake: Intake = field(default_factory=Intake)
     key_as: str | None = None  # what the format calls the key, if it has a name for it
     duplicates: Counter[str] = field(default_factory=Counter)
+
+    @cached_property
+    def places(self) -> Places:
+        """Where the rows on their way come from."""
+        return Places(self.source.place)
 
     @property
     def known_rows(self) -> int | None:
@@ -130,19 +137,22 @@ def _media(plan: Plan, names: Sequence[str]) -> tuple[list[Medium], dict[str, di
 
 
 def selected(plan: Plan, skip: int = 0) -> Iterator[pa.RecordBatch]:
-    """Give the rows of the selection from `skip` on: where, limit, shuffle, then keys that were used before."""
+    """Give the rows of the selection from `skip` on: where, limit, shuffle, then keys that were used before.
+
+    return  beside the columns the number of each row in the source, as PLACE; without it where a query made the rows
+    """
     renamed = {link.name: link.source for link in plan.links}
     wanted = None
     if plan.columns is not None:
         names = {renamed.get(name, name) for name in plan.columns} | ({plan.key, plan.source.key} - {None}) | set(renamed.values())
         names |= set(sql.columns_of(plan.where, plan.source.schema.names)) if plan.where is not None else set()
         wanted = [name for name in plan.source.schema.names if name in names] or None
-    batches = plan.source.batches(wanted, plan.where, *plan.rows)
+    batches = plan.source.batches(wanted, plan.where, *plan.rows, place=PLACE)
     if plan.where is not None:
         schema = plan.source.schema if wanted is None else pa.schema([plan.source.schema.field(name) for name in wanted])
         if plan.source.files:
             batches, schema = _whole(plan, batches, plan.early), _listed(plan, schema)
-        _, batches = sql.select(schema, batches, plan.where)
+        _, batches = sql.select(schema, batches, plan.where, beside=PLACE)
     if plan.limit is not None:
         batches = first_rows(batches, plan.limit)
     if plan.shuffle is not None:
@@ -178,14 +188,19 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
     keys, row = Keys(), 0
     for batch in batches:
         column = batch.column(plan.key)
-        used = keys.seen(column, row)
+        is_placed = PLACE in batch.schema.names
+        rows = batch.column(PLACE).to_numpy() if is_placed else np.arange(row, row + batch.num_rows)
+        used = np.where(is_unnamed(column), -1, keys.seen(column, rows))
         row += batch.num_rows
         again = np.flatnonzero(used >= 0)
         if len(again) and plan.on_duplicate == "error":
             first = int(again[0])
-            where = f"{plan.source.address}[{row - batch.num_rows + first}]"
+            (file, at), (earlier, before) = (
+                plan.source.place(one) if is_placed else (plan.source.address, one) for one in (int(rows[first]), int(used[first]))
+            )
             hint = "Give --on-duplicate first to keep the first of them, or keep to keep all."
-            raise FormatError(f"key {key_text(column[first])!r} was used in row {used[first]}", where=where, hint=hint)
+            told = f"row {before}" if earlier == file else f"{earlier}[{before}]"
+            raise FormatError(f"key {key_text(column[first])!r} was used in {told}", where=f"{file}[{at}]", hint=hint)
         plan.duplicates["first"] += len(again)
         yield batch.filter(pa.array(used < 0)) if len(again) else batch
 
@@ -195,7 +210,7 @@ def fetched(plan: Plan, names: Sequence[str], skip: int = 0, most: int | None = 
 
     names  of the columns to pack
     """
-    rows = selected(plan, skip)
+    rows = plan.places.passed(selected(plan, skip), skip)
     if most is not None:
         rows = first_rows(rows, most)
     files = [name for name in plan.source.files if name not in plan.early and (plan.columns is None or name in plan.columns)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 
 from flarecli import ingest, playlists, read
 from flarecli.hashes import DEFAULT, Sums
-from flarecli.model import Playlist
+from flarecli.model import IntArray, Playlist
 from flarecli.names import redact
 from flarecli.storage import Guard, Location, locate
 from flarecli.verbs.rows import no_index, ordered, read_rows, weight
@@ -24,9 +25,11 @@ class Source:
     address  as the user typed it, without secrets
     at       where relative links in it start
     rows     how many there are, if that is known without reading
-    batches  gives the rows start..stop, only the columns named; with a condition, rows that it surely leaves out need not come
+    batches  gives the rows start..stop, only the columns named; with a condition, rows that it surely leaves out need not come;
+             `place` names one more column, int64: the number of each row in the whole source
+    place    gives the file, and the row in it, of a row that was given by its number
     sum      gives the xxh3_128 of what the rows come from: the index's own bytes, or the listing of the dataset
-    notes    what to tell the user about it
+    notes    what to tell the user about it, `details` those who ask for more
     stored   what the columns of a dataset are stored as; empty for an index
     count    counts the rows that a condition leaves, from statistics where they tell
     files    columns that hold names of files in `batches`, and what those hold in `schema`
@@ -38,9 +41,11 @@ class Source:
     at: Location
     schema: pa.Schema
     rows: int | None
-    batches: Callable[..., Iterator[pa.RecordBatch]]  # (columns=None, where=None, start=0, stop=None)
+    batches: Callable[..., Iterator[pa.RecordBatch]]  # (columns=None, where=None, start=0, stop=None, place=None)
     sum: Callable[[], str]
+    place: Callable[[int], tuple[str, int]]
     notes: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
     stored: Mapping[str, str] = field(default_factory=dict)
     count: Callable[[str], int] | None = None
     files: tuple[str, ...] = ()
@@ -92,15 +97,34 @@ def open_source(
             sums.update(playlists.text(one))
         return sums.hex()[DEFAULT]
 
-    def batches(columns: Sequence[str] | None = None, where: str | None = None, start: int = 0, stop: int | None = None) -> Iterator[pa.RecordBatch]:
-        if order is None:
-            return data.scan(columns, start, stop, exact=exact)
-        names = data.schema.names if columns is None else columns
-        picked = read_rows(data, order, start, len(order) if stop is None else min(stop, len(order)), names, weight(parts, len(data)), exact)
-        return (batch for _, batch in picked)
+    def numbered(columns: Sequence[str] | None, start: int, stop: int | None) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
+        if order is not None:
+            names = data.schema.names if columns is None else columns
+            yield from read_rows(data, order, start, len(order) if stop is None else min(stop, len(order)), names, weight(parts, len(data)), exact)
+            return
+        for batch in data.scan(columns, start, stop, exact=exact):
+            yield np.arange(start, start + batch.num_rows), batch
+            start += batch.num_rows
+
+    def batches(
+        columns: Sequence[str] | None = None, where: str | None = None, start: int = 0, stop: int | None = None, place: str | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        for rows, batch in numbered(columns, start, stop):
+            yield batch if place is None else batch.append_column(pa.field(place, pa.int64()), pa.array(rows))
+
+    def of_chunk(row: int) -> tuple[str, int]:
+        chunk = int(np.searchsorted(data.edges, row, "right")) - 1
+        first = int(data.edges[chunk])
+        for stream in parts[0]:
+            if chunk < len(stream):
+                break
+            chunk -= len(stream)
+        return str(stream.chunk(chunk).at), row - first
 
     stored = {column.name: column.encoding for column in data.columns}
-    return Source(shown, first, data.exact if exact else data.schema, len(data) if order is None else len(order), batches, listing, stored=stored)
+    return Source(
+        shown, first, data.exact if exact else data.schema, len(data) if order is None else len(order), batches, listing, of_chunk, stored=stored
+    )
 
 
 def is_plain_folder(address: str, found: Sequence[Playlist], guard: Guard) -> bool:
@@ -110,14 +134,16 @@ def is_plain_folder(address: str, found: Sequence[Playlist], guard: Guard) -> bo
 
 
 def _of_index(shown: str, index: ingest.Index, guard: Guard) -> Source:
-    def batches(columns: Sequence[str] | None = None, where: str | None = None, start: int = 0, stop: int | None = None) -> Iterator[pa.RecordBatch]:
-        return index.batches(columns, where, start=start, stop=stop)
+    def batches(
+        columns: Sequence[str] | None = None, where: str | None = None, start: int = 0, stop: int | None = None, place: str | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        return index.batches(columns, where, place, start, stop)
 
     if not index.links:
-        return Source(shown, index.at, index.schema, index.rows, batches, index.sum, index.notes, count=index.count)
+        return Source(shown, index.at, index.schema, index.rows, batches, index.sum, index.place, index.notes, index.details, count=index.count)
 
     def filled(batches: Iterable[pa.RecordBatch], columns: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, list[ingest.Flaw]]]:
         return index.filled(batches, columns, guard.limits)
 
     schema = ingest.filled(index.schema, index.links)
-    return Source(shown, index.at, schema, index.rows, batches, index.sum, index.notes, files=index.links, filled=filled, key=index.key)
+    return Source(shown, index.at, schema, index.rows, batches, index.sum, index.place, index.notes, files=index.links, filled=filled, key=index.key)

@@ -23,6 +23,7 @@ from flarecli.storage import Guard, Limits
 from flarecli.verbs.naming import ADDRESS, ROW, Naming, Taken, guessed_key, pieces
 from flarecli.verbs.origin import Origin, open_origin
 from flarecli.verbs.outlets import Folder, Outlet, Tar
+from flarecli.verbs.places import Places
 from flarecli.verbs.rows import bounded, check_names
 from flarecli.verbs.selection import parse_link
 from flarecli.verbs.tables import KINDS, plain
@@ -165,7 +166,7 @@ class _Work:
         if not self.files:
             hint = "Name the column of links with --fetch." if source.format == "index" else "Name columns of bytes or text with -c."
             raise UsageError("no column to write as files", where=source.address, hint=hint)
-        self.key = key
+        self.key, self.places = key, Places(source.place, ROW)
         digits = max(_DIGITS, len(str(max(0, (source.rows or 0) - 1))))
         is_files = pattern is None and source.format == "files"
         self.naming = Naming(
@@ -204,7 +205,7 @@ class _Work:
         return Unpacked(outlet.files, outlet.bytes, outlet.rows, sum(failed.values()), failed, path, resumed)
 
     def _parts(self, skip: int) -> Generator[_Part, None, None]:
-        batches = self.source.batches(self.read, skip)
+        batches = self.places.passed(self.source.batches(self.read, skip), skip, keep=True)
         if not self.links:
             for batch in batches:
                 first, skip = skip, skip + batch.num_rows
@@ -243,11 +244,12 @@ class _Work:
         flaws: dict[int, FlareError] = {}
         batch = self._nameable(part.batch, flaws)
         unnamed = [Failure(int(part.places[i]), self._key_text(part.batch, i), self.key or "", one.kind, one.message) for i, one in flaws.items()]
-        failures = sorted([*part.failures, *unnamed], key=lambda one: one.row)
+        failures = [self.places.placed(one) for one in sorted([*part.failures, *unnamed], key=lambda one: one.row)]
+        self.places.forget(part.until)
         for failure in failures:
             if self.on_error == "fail":
                 raise error_of(failure, self.source.address, _SKIP)
-            self.progress.failed(failure.key or f"row {failure.row}", failure.reason)
+            self.progress.failed(failure.key or failure.where, failure.reason)
             outlet.fail(failure)
         where = self.source.address
         names = self.naming.names(batch, where) if batch.num_rows else []

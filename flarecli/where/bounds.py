@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from flarecli.where.settings import SETTINGS, STATEMENT
 
-__all__ = ["Bound", "Literal", "bounds", "columns_of"]
+__all__ = ["Bound", "Literal", "bounds", "columns_of", "parsed"]
 
 Literal: TypeAlias = "int | decimal.Decimal | str | datetime.date | datetime.datetime"
 _SIGNS = {
@@ -42,7 +42,7 @@ def bounds(expression: str, names: Sequence[str]) -> tuple[Bound, ...]:
 
     names  of the columns; SQL does not tell upper case from lower
     """
-    node = _parsed(expression)
+    node = parsed(expression)
     if node is None or _kind(node.get("from_table")) != "BASE_TABLE" or node.get("sample") or node["from_table"].get("sample"):
         return ()
     table = node["from_table"]
@@ -54,7 +54,7 @@ def bounds(expression: str, names: Sequence[str]) -> tuple[Bound, ...]:
 
 def columns_of(expression: str, names: Sequence[str]) -> list[str]:
     """Give the columns that an expression may look at, in their order; all of them if that cannot be told."""
-    node = _parsed(expression)
+    node = parsed(expression)
     if node is None:
         return list(names)
     used: set[str] = set()
@@ -74,7 +74,7 @@ def columns_of(expression: str, names: Sequence[str]) -> list[str]:
     return [name for name in names if name.lower() in used]
 
 
-def _parsed(expression: str) -> dict[str, Any] | None:
+def parsed(expression: str) -> dict[str, Any] | None:
     """Take an expression apart; None if it is not one SELECT."""
     import duckdb
 

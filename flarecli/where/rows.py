@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli.errors import UsageError
+from flarecli.where.beside import with_beside
 from flarecli.where.settings import SETTINGS, STATEMENT
 
 __all__ = ["select"]
@@ -26,14 +27,16 @@ _HINT = "Write it like \"aes > 4 and lang = 'en'\"."
 
 
 def select(
-    schema: pa.Schema, batches: Iterable[pa.RecordBatch], expression: str, *, batch_rows: int = 8192
+    schema: pa.Schema, batches: Iterable[pa.RecordBatch], expression: str, *, batch_rows: int = 8192, beside: str | None = None
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Keep the rows that a condition is true for, or run a whole `SELECT … FROM dataframe …`.
 
     schema      of the batches; a condition leaves it as it is, a SELECT gives DuckDB's types
     batches     pulled as rows are wanted: one at a time, but for a SELECT that sorts, groups, counts or limits
     expression  a condition over the columns, such as `aes > 4 AND lang = 'en'`, or one SELECT
-    return      the schema of the result, and its rows in the order of the input, `batch_rows` at most in a batch
+    beside      a column that the batches have behind those of `schema`, int64, and which no expression can mean: it comes along
+                with the rows of the result, unless those are rows that a SELECT made
+    return      the schema of the result without that column, and its rows in the order of the input, `batch_rows` at most in a batch
     raises      UsageError if it is neither, if it names columns that are not there, or fails on a row
     """
     import duckdb
@@ -59,10 +62,13 @@ def select(
             raise UsageError("--where reads no rows of the source", hint="Write SELECT … FROM dataframe …, or a condition.")
         if bare:
             return schema, _kept(con, query, batches)
-        result = _result(con.sql(query).to_arrow_table().schema, schema)
+        given = result = _result(con.sql(query).to_arrow_table().schema, schema)
+        if beside is not None:
+            query, given, batches = _beside(con, query, beside, steps, schema, result, batches)
+            schema = schema if given is result else schema.append(pa.field(beside, pa.int64()))
         if all(step in _ROW_BY_ROW or step.endswith("ARROW_SCAN") for step in steps):
-            return result, _each(con, query, batches, result, batch_rows)
-        return result, _all(con, query, _Source(schema, batches), result, batch_rows)
+            return result, _each(con, query, batches, given, batch_rows)
+        return result, _all(con, query, _Source(schema, batches), given, batch_rows)
     except duckdb.Error as error:
         raise _refusal(error, schema) from None
 
@@ -84,6 +90,24 @@ def _steps(con: Any, query: str) -> list[str]:
         found.append(step["name"].strip())
         waiting.extend(step["children"])
     return found
+
+
+def _beside(
+    con: Any, query: str, name: str, steps: list[str], schema: pa.Schema, result: pa.Schema, batches: Iterable[pa.RecordBatch]
+) -> tuple[str, pa.Schema, Iterable[pa.RecordBatch]]:
+    """Give the query, the schema and the source of a SELECT with the column beside its rows; without it where they have none."""
+    import duckdb
+
+    wider = with_beside(query, schema, name, steps)
+    if wider is not None:
+        try:
+            con.register("dataframe", _table(schema.append(pa.field(name, pa.int64())).empty_table()))
+            found = _result(con.sql(wider).to_arrow_table().schema, schema)
+        except duckdb.Error:
+            found = result
+        if name in found.names and found.remove(found.get_field_index(name)).equals(result):
+            return wider, found, batches
+    return query, result, (batch.drop_columns([name]) for batch in batches)
 
 
 # -- one batch at a time

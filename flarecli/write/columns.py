@@ -12,9 +12,11 @@ from flarecli import encodings
 from flarecli.errors import UsageError
 from flarecli.model import Columns, IntArray
 from flarecli.write.failures import Failure
-from flarecli.write.keys import key_text
+from flarecli.write.keys import is_unnamed, key_text
 
 __all__ = ["Typed", "chosen_encodings"]
+
+_EMPTY = "is empty, and names the row"
 
 
 def chosen_encodings(
@@ -59,7 +61,7 @@ class Typed:
         rows    int64 [rows of the batch]: the place of each row in the selection
         return  typed columns of the rows that fit, their places, and the rows that do not, in order
         """
-        arrays, reasons = [], dict[int, tuple[str, str]]()
+        arrays, reasons = [], self._unnamed(batch)
         for column, encoding in zip(self._columns, self._encodings, strict=True):
             had = encodings.encoding_of(batch.schema.field(column.name))
             array, failures = encodings.coerce(batch.column(column.name), encoding, encodings.lookup(had) if had else None)
@@ -73,11 +75,16 @@ class Typed:
         out = []
         for at, (name, reason) in sorted(reasons.items()):
             key = "" if keys is None else key_text(keys[at])
-            kind = "null" if reason == "is null" else "value"
+            kind = "null" if reason in ("is null", _EMPTY) else "value"
             out.append(Failure(int(rows[at]), key, name, kind, f"{name} {reason}"))
         keep = np.ones(len(rows), bool)
         keep[list(reasons)] = False
         return typed.filter(pa.array(keep)), rows[keep], out
+
+    def _unnamed(self, batch: pa.RecordBatch) -> dict[int, tuple[str, str]]:
+        """Find the rows that their key does not name: position in the batch -> key and reason."""
+        wrong = () if self._key is None else np.flatnonzero(is_unnamed(batch.column(self._key))).tolist()
+        return {at: (self._key or "", "is null" if not batch.column(self._key)[at].is_valid else _EMPTY) for at in wrong}
 
 
 def looks_like_addresses(batch: pa.RecordBatch) -> list[str]:

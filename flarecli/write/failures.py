@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from flarecli.errors import FlareError, FormatError, ReachError, UnsafeError, ValueFitError
@@ -25,17 +25,29 @@ FAILED = "failed.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One row that was not packed: its place in the selection, its key, the column, a kind for scripts, and why."""
+    """One row that was not packed: its place in the selection, its key, the column, a kind for scripts, and why.
+
+    file, file_row  where it lies in the index, as users look for it: a file and the row in that, from 0; None where a query made the row
+    """
 
     row: int
     key: str
     column: str
     kind: str
     reason: str
+    file: str | None = None
+    file_row: int | None = None
+
+    @property
+    def where(self) -> str:
+        """Its place, for messages: in the index if that is known."""
+        return f"row {self.row}" if self.file is None else f"{self.file}[{self.file_row}]"
 
     def line(self) -> bytes:
         """Give its line in the list of failed rows."""
-        return (json.dumps({**asdict(self), "reason": redact_text(self.reason)}) + "\n").encode()
+        row = self.row if self.file_row is None else self.file_row
+        told = {"file": self.file, "row": row, "key": self.key, "column": self.column, "kind": self.kind, "reason": redact_text(self.reason)}
+        return (json.dumps(told) + "\n").encode()
 
 
 _ERRORS: dict[str, type[FlareError]] = {"null": ValueFitError, "value": ValueFitError, "unsafe": UnsafeError}
@@ -47,7 +59,8 @@ def error_of(failure: Failure, address: object, hint: str) -> FlareError:
     named = f"{failure.key}: " if failure.key else ""
     if failure.kind == "unsafe" and any(word in failure.reason for word in ("address", "://", "redirect", "symbolic link")):
         hint = _TRUST  # a link, not a name
-    return _ERRORS.get(failure.kind, ReachError)(f"{named}{failure.reason}", where=f"{address}[{failure.row}]", hint=hint)
+    where = f"{address}[{failure.row}]" if failure.file is None else failure.where
+    return _ERRORS.get(failure.kind, ReachError)(f"{named}{failure.reason}", where=where, hint=hint)
 
 
 class Failed:

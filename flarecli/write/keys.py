@@ -7,13 +7,15 @@ nothing loops over rows but the hashing.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from flarecli.model import IntArray
 from flarecli.names import redact_text
 
-__all__ = ["Keys", "key_text"]
+__all__ = ["Keys", "is_unnamed", "key_text"]
 
 
 class _Run:
@@ -47,19 +49,38 @@ def key_text(key: pa.Scalar) -> str:
     return str(key.as_py())
 
 
+def is_unnamed(keys: pa.Array) -> npt.NDArray[np.bool_]:
+    """Say of each key whether it is null, or empty: then it names nothing.
+
+    return  bool [rows]
+    """
+    null = keys.is_null().to_numpy(zero_copy_only=False) if keys.null_count else np.zeros(len(keys), bool)
+    plain = keys.dictionary_decode() if pa.types.is_dictionary(keys.type) else keys
+    if _is_sized(plain.type):
+        null |= pc.equal(pc.binary_length(plain), 0).fill_null(True).to_numpy(zero_copy_only=False)
+    return null
+
+
+def _is_sized(kind: pa.DataType) -> bool:
+    texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return bool(texts or pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
+
+
 class Keys:
     """Tells which rows use a key that an earlier row had."""
 
     def __init__(self) -> None:
         self._runs: list[_Run] = []
 
-    def seen(self, keys: pa.Array, first_row: int) -> IntArray:
+    def seen(self, keys: pa.Array, rows: int | IntArray) -> IntArray:
         """Take in a batch of keys; give the row that used each one before, -1 for a new one.
 
         keys    text or bytes or numbers [rows]; nulls count as new
+        rows    int64 [rows]: the number of each row, or that of the first one where they follow one another
         return  int64 [rows]
         """
-        rows = np.arange(first_row, first_row + len(keys), dtype=np.int64)
+        if isinstance(rows, int):
+            rows = np.arange(rows, rows + len(keys), dtype=np.int64)
         values = (keys.cast(pa.large_binary()) if pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type) else keys).to_pylist()
         hashes = b"".join(xxhash.xxh3_128_digest(value if isinstance(value, bytes) else str(value).encode()) for value in values)
         pairs = np.frombuffer(hashes, "<u8").reshape(-1, 2)

@@ -161,7 +161,7 @@ def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stre
 
 
 class _Failures:
-    """The failed rows of all parts, each at its place in the whole selection."""
+    """The failed rows of all parts: each at its place in the index, or in the whole selection where a query made it."""
 
     def __init__(self, at: Location) -> None:
         self._at, self._before = at, 0
@@ -181,4 +181,4 @@ class _Failures:
             where = self._at / f"{name}/{FAILED}"
             for line in where.read(0, where.size()).splitlines():
                 entry = json.loads(line)
-                yield (json.dumps({**entry, "row": before + entry["row"]}) + "\n").encode()
+                yield (json.dumps(entry if entry["file"] is not None else {**entry, "row": before + entry["row"]}) + "\n").encode()

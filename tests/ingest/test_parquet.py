@@ -244,9 +244,9 @@ def test_an_index_whose_pages_cannot_show_damage_is_noted(tmp_path):
         pq.write_table(table, tmp_path / f"{number}.parquet", write_page_checksum=has_sums)
     names = [str(tmp_path / f"{number}.parquet") for number in range(3)]
     said = "no sums in the pages; a bit that flipped there would not be seen"
-    assert open_index(names[0]).notes == ()
-    assert open_index(names[1]).notes == (f"{names[1]}: {said}",)
-    assert open_index(names).notes == (f"{names[1]} and 1 more: {said}",)
+    assert open_index(names[0]).details == ()
+    assert open_index(names[1]).details == (f"{names[1]}: {said}",)
+    assert open_index(names).details == (f"{names[1]} and 1 more: {said}",)
 
 
 def test_long_cells_are_read_whole():

@@ -109,7 +109,8 @@ def test_a_file_that_vanishes_is_a_failed_row(tmp_path, monkeypatch):
     done = verbs.pack(folder, str(tmp_path / "out"), on_error="skip")
     assert (done.rows, done.failed, [row["key"] for row in rows_of(tmp_path / "out")]) == (5, 1, ["0", "1", "2", "4", "5"])
     (line,) = (tmp_path / "out/failed.jsonl").read_text().splitlines()
-    assert json.loads(line) == {"row": 3, "key": "3", "column": "txt", "kind": "missing", "reason": f"{folder}/3.txt: no such file or folder"}
+    told = {"file": str(folder), "row": 3, "key": "3", "column": "txt", "kind": "missing", "reason": f"{folder}/3.txt: no such file or folder"}
+    assert json.loads(line) == told
     with pytest.raises(ReachError) as caught:
         verbs.pack(folder, str(tmp_path / "all"))
     assert str(caught.value) == f"{folder}[3]: 3: {folder}/3.txt: no such file or folder"
@@ -189,5 +190,12 @@ def test_one_address_of_standard_input_that_leads_nowhere_is_a_failed_row(tmp_pa
     assert (done.rows, done.failed) == (2, 1)
     assert [(row["name"], row["data"]) for row in rows_of(tmp_path / "out")] == [(f"{folder}/x.bin", b"x.bin!"), (f"{folder}/y.bin", b"y.bin!")]
     (line,) = (tmp_path / "out/failed.jsonl").read_text().splitlines()
-    told = {"row": 1, "key": f"{folder}/gone.bin", "column": "data", "kind": "missing", "reason": f"{folder}/gone.bin: no such file or folder"}
+    told = {
+        "file": "-",
+        "row": 1,
+        "key": f"{folder}/gone.bin",
+        "column": "data",
+        "kind": "missing",
+        "reason": f"{folder}/gone.bin: no such file or folder",
+    }
     assert json.loads(line) == told

@@ -97,7 +97,7 @@ def test_a_row_that_fails_ends_the_pack_and_names_its_part(tmp_path: Path) -> No
     pq.write_table(pa.table({"n": [*range(25), 300, *range(14)]}), source)
     with pytest.raises(FormatError) as caught:
         flarecli.pack(source, out, encode={"n": "uint8"}, part_rows=10)
-    assert caught.value.where == f"part 00002: {source}[5]"
+    assert caught.value.where == f"part 00002: {source}[25]"
     with pytest.raises(UnfinishedError):
         flarecli.open(out)
     with pytest.raises(UsageError) as other:

@@ -85,7 +85,7 @@ def test_the_first_part_that_fails_is_named_whichever_ended_first(cluster: Any, 
     pq.write_table(pa.table({"n": [*range(25), 300, *range(24), 400]}), source)
     with pytest.raises(FormatError) as caught:
         flarecli.pack(source, str(tmp_path / "out"), encode={"n": "uint8"}, part_rows=10, engine="ray")
-    assert caught.value.where == f"part 00002: {source}[5]"
+    assert caught.value.where == f"part 00002: {source}[25]"
 
 
 @pytest.mark.parametrize("options", [["--decode", "--duplicates"], ["--quick"], ["--sample", "50%", "--max-findings", "2"]])

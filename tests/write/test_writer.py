@@ -284,8 +284,8 @@ def test_failed_rows_are_listed_in_order_and_summed_in_the_playlist(tmp_path):
         writer.fail(Failure(2, "k2", "u", "http", "http://u:p@h/x?token=1: 404"))
     lines = [json.loads(line) for line in (tmp_path / "out" / "failed.jsonl").read_text().splitlines()]
     assert lines == [
-        {"row": 0, "key": "k0", "column": "t", "kind": "null", "reason": "t is null"},
-        {"row": 2, "key": "k2", "column": "u", "kind": "http", "reason": "http://h/x?redacted: 404"},
+        {"file": None, "row": 0, "key": "k0", "column": "t", "kind": "null", "reason": "t is null"},
+        {"file": None, "row": 2, "key": "k2", "column": "u", "kind": "http", "reason": "http://h/x?redacted: 404"},
     ]
     (stream,) = playlists.read(locate(str(tmp_path / "out" / "playlist.yaml"))).streams
     assert stream.files["failed.jsonl"].size == (tmp_path / "out" / "failed.jsonl").stat().st_size

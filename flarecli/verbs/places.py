@@ -1,0 +1,55 @@
+"""Where the rows of a selection come from: which file, and which row of it.
+
+Rows are counted in the selection while they are on their way, since that is what a resume goes on from. A user looks for a
+failed row in the index, so the number of each row in the source travels beside it until its batch is handed on, and is
+remembered as long as the row may still fail.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+
+from flarecli.model import IntArray
+from flarecli.write import Failure
+
+__all__ = ["PLACE", "Places"]
+
+PLACE = "place in the source"  # a column that no source has by accident: int64, the number of each row in the whole source
+
+
+class Places:
+    """The places of the rows that are on their way.
+
+    find    gives the file, and the row in it, of a row of the whole source; None where nothing tells
+    column  of the numbers of rows
+    """
+
+    def __init__(self, find: Callable[[int], tuple[str, int]] | None, column: str = PLACE) -> None:
+        self._find, self._column = find, column
+        self._runs = deque[tuple[int, IntArray | None, int]]()  # first row in the selection, places in the source, how many
+
+    def passed(self, batches: Iterator[pa.RecordBatch], first: int, keep: bool = False) -> Iterator[pa.RecordBatch]:
+        """Take the numbers off batches of the selection, from its row `first` on, and remember them; or leave them there too."""
+        self._runs.clear()
+        for batch in batches:
+            at = batch.schema.get_field_index(self._column)
+            self._runs.append((first, None if at < 0 else batch.column(at).to_numpy(), batch.num_rows))
+            first += batch.num_rows
+            yield batch if at < 0 or keep else batch.remove_column(at)
+
+    def forget(self, until: int) -> None:
+        """Let go of rows of the selection before `until`."""
+        while self._runs and self._runs[0][0] + self._runs[0][2] <= until:
+            self._runs.popleft()
+
+    def placed(self, failure: Failure) -> Failure:
+        """Give a failure with the file and the row of its row; as it is where a query made that row."""
+        for first, places, count in self._runs:
+            if first <= failure.row < first + count and places is not None and self._find is not None:
+                file, row = self._find(int(places[failure.row - first]))
+                return replace(failure, file=file, file_row=row)
+        return failure
