@@ -36,8 +36,8 @@ DOORS = {  # `locate` opens the store that an address asks for, and data may lea
     ("flarecli.storage.location", "flarecli.storage.anything"),
 }
 PARTS = {  # what higher floors may take from inside a room; anything else goes by the room's own file
-    # writing a journal needs the local disk, a cut-off check a file in memory, links the engine below the store
-    "storage": {"addresses", "local", "memory", "object_sums", "swaps", "threads", "transfers"},
+    # writing a journal needs the local disk, a check a file in memory or in passing, links the engine below the store
+    "storage": {"addresses", "local", "memory", "object_sums", "passing", "swaps", "threads", "transfers"},
     "formats": {
         "ffrecord",
         "ffrecord_table",

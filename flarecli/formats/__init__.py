@@ -18,7 +18,9 @@ from flarecli.errors import UsageError
 from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Row, Settings, Shard, Stream
 from flarecli.storage import Location
 
-__all__ = ["BESIDE", "FAMILY", "Format", "HOLDS_NULL", "INDEX", "INSIDE", "KEY_COLUMN", "LISTED", "OWN_SUMS", "SPECS", "find", "names", "sniffed"]
+__all__ = [
+    "BESIDE", "FAMILY", "FORWARD", "Format", "HOLDS_NULL", "INDEX", "INSIDE", "KEY_COLUMN", "LISTED", "OWN_SUMS", "SPECS", "find", "names", "sniffed",
+]  # fmt: skip
 
 INDEX = "index.json"  # what the MDS family lists its shards in
 FAMILY = ("mds", "json", "csv", "tsv", "xsv")
@@ -28,6 +30,7 @@ INSIDE = {"granular": "shards", "granular-refs": "shards"}  # the original takes
 HOLDS_NULL = ("webdataset",)  # a sample may lack a member
 KEY_COLUMN = {"webdataset": "__key__"}  # what a format calls the column that names its samples
 OWN_SUMS = {"ffrecord": "crc32"}  # a sum of every record in the shard itself, whatever a listing says
+FORWARD = ("mds", "json", "csv", "tsv", "xsv", "ffrecord")  # a shard is checked from front to back, a bounded run of rows at a time
 LISTED = ("ffrecord", "webdataset")  # a folder of these shards has no index: it is listed, in the order of the names
 _ALL = {  # name -> module, or module:object
     "mds": "flarecli.formats.mds",

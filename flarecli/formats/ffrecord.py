@@ -51,7 +51,7 @@ __all__ = [
 
 SUFFIXES = (".ffr",)
 _STEP = 8192  # records checked at once
-_STEP_BYTES = 8 << 20  # and no more bytes than that, in memory that is used again: a larger record is read in pieces
+_STEP_BYTES = 4 << 20  # and no more bytes than that, in memory that is used again: a larger record is read in pieces
 _PIECE = 1 << 20  # bytes written, then summed, at once: they stay in the cache
 
 

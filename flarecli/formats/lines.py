@@ -36,7 +36,7 @@ __all__ = [
 
 LIMIT = (1 << 32) - 1  # starts are uint32
 _CONFIG_LIMIT = 1 << 24  # bytes of JSON; thousands of columns take less
-_STEP, _STEP_BYTES = 8192, 64 << 20  # rows checked or joined at once: they stay in the cache
+_STEP, _STEP_BYTES = 8192, 4 << 20  # rows checked or joined at once: they stay in the cache
 _JOINED = 1 << 20  # bytes joined at once, about
 _HINT = "It was damaged or cut short; fetch or pack it again."
 

@@ -122,29 +122,16 @@ class LocalStore:
         with self.opened(path) as fd:
             size = os.fstat(fd).st_size
             ahead_of_file(fd, size, ranges)
-            return [self._pread(fd, path, start, size if stop < 0 else stop, size) for start, stop in ranges]
+            return [self.pread(fd, path, start, size if stop < 0 else stop, size) for start, stop in ranges]
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
         """Read bytes 0..size in order, in pieces that whoever sums them finds in the nearest cache."""
         with self.opened(path) as fd:
             for start in range(0, size, _BLOCK):
-                yield self._pread(fd, path, start, min(start + _BLOCK, size), size)
+                yield self.pread(fd, path, start, min(start + _BLOCK, size), size)
 
-    def fill(self, path: str, room: memoryview) -> Iterator[memoryview]:
-        """Read the beginning of a file into memory, uint8 [n]; give each piece of it as soon as it is there."""
-        with self.opened(path) as fd:
-            start = 0
-            while start < len(room):
-                try:
-                    got = os.preadv(fd, [room[start : start + _BLOCK]], start)
-                except OSError as error:
-                    raise self.error(error, path) from None
-                if not got:
-                    raise short_read(self.show(path), 0, len(room), start)
-                yield room[start : start + got]
-                start += got
-
-    def _pread(self, fd: int, path: str, start: int, stop: int, size: int) -> bytes:
+    def pread(self, fd: int, path: str, start: int, stop: int, size: int) -> bytes:
+        """Read bytes start..stop of an open file of `size` bytes, all of them or an error."""
         if stop > size or start > size:  # checked first: a hostile length must not become an allocation
             raise short_read(self.show(path), 0, max(start, stop), size)
         try:
@@ -155,7 +142,7 @@ class LocalStore:
                     raise short_read(self.show(path), start, stop, len(data))
                 data += more
         except OSError as error:
-            raise self.error(error, path) from None
+            raise self.error(error, path, start) from None
         except MemoryError:
             raise FormatError(f"{stop - start} bytes at once are more than memory holds", where=self.show(path)) from None
         return data
@@ -253,8 +240,8 @@ class LocalStore:
         finally:
             os.close(fd)
 
-    def error(self, error: OSError, path: str) -> FlareError:
-        """Give what an error of the system means, naming the address."""
+    def error(self, error: OSError, path: str, start: int | None = None) -> FlareError:
+        """Give what an error of the system means, naming the address; `start` is the byte from which it was read."""
         where = self.show(path)
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return MissingError("no such file or folder", where=where)
@@ -265,7 +252,8 @@ class LocalStore:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             hint = "Make room, then run the same command with --resume."
             return ReachError(f"the disk is full: {os.strerror(error.errno or 0)}", where=where, hint=hint)
-        return ReachError(os.strerror(error.errno or 0).lower() if error.errno else str(error), where=where)
+        what = os.strerror(error.errno or 0).lower() if error.errno else str(error)
+        return ReachError(what if start is None else f"{what}, reading from byte {start}", where=where)
 
     def write(self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True) -> Written:
         sums = Sums(hashes)

@@ -1,14 +1,12 @@
 """What verify does to one file: size, sums, then structure, in one pass over its bytes.
 
-A shard of bounded size is read once into memory, hashed there and its structure checked there; a larger one is
-hashed block by block and then read again where its structure needs it.
+A local shard whose format goes through it from front to back is hashed as that goes on, a window at a time. Another one of
+bounded size is read once into memory, hashed there and its structure checked there; a larger one is hashed block by block and
+then read again where its structure needs it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -24,6 +22,7 @@ from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
 from flarecli.storage.memory import MemoryStore
 from flarecli.storage.object_sums import kept_sums
+from flarecli.storage.passing import in_passing
 from flarecli.verbs.checks_places import placed
 from flarecli.verbs.checks_repairs import AGAIN
 from flarecli.verbs.checks_streams import keys
@@ -32,7 +31,6 @@ from flarecli.verbs.duplicates import contents
 
 __all__ = ["HELD", "Checked", "Claim", "Depth", "check_chunk", "check_file", "finding"]
 
-_OWN = threading.local()
 _STORE = "the object store"
 HELD = 256 << 20  # bytes of a shard that are held in memory at once
 _UNKNOWN = "Write the list again with sums that are known: `flare playlist … --hash xxh3_128 -o FILE`."
@@ -65,6 +63,11 @@ class Depth:
     key: str = ""
     sizes: Mapping[str, int] | None = None
     below: str = ""
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether rows are read in any order, again after the structure was checked."""
+        return self.pictures is not None or self.contents or bool(self.key)
 
     def size(self, at: Location) -> int:
         """Give the size of a file. Raises MissingError if there is none."""
@@ -133,22 +136,20 @@ def check_chunk(chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, 
             out.rows = chunk.rows or 0
             return out
         kind = spans.suffix(chunk) if form.SUFFIXES else ""
-        if not depth.quick:
-            claims = _with_kept(at, claims, out)
-            held = _summed(chunk, size, claims, kind, first_row, out)
-        elif kind:
-            out.rows = chunk.rows or 0
-            return out  # its header is inside the frame
-        else:
-            held = replace(chunk, files=(File(chunk.files[0].name), *chunk.files[1:]))
+        if depth.quick:
+            if kind:
+                out.rows = chunk.rows or 0  # its header is inside the frame
+            else:
+                _open(form, replace(chunk, files=(File(chunk.files[0].name), *chunk.files[1:])), columns, claims, out)
+            return out
+        claims = _with_kept(at, claims, out)
+        if form.NAME in formats.FORWARD and isinstance(at.store, LocalStore) and not (kind or depth.needs_rows):
+            _once(form, chunk, size, claims, columns, first_row, out)
+            return out
+        held = _summed(chunk, size, claims, kind, first_row, out)
         if held is not None:
-            shard = form.open_shard(held, columns)
-            out.rows = len(shard)
-            own = getattr(form, "unprotected", None)  # of a format with sums of its own, what those leave out
-            if own is not None and not any(claim.file.hashes for claim in claims) and (said := own(shard)):
-                out.unprotected.append(f"{at}: {said}")
-            if not depth.quick:
-                out.findings += _structure(form, shard, depth.pictures, bool(out.findings))
+            shard = _open(form, held, columns, claims, out)
+            out.findings += _structure(form, shard, depth.pictures, bool(out.findings))
             if depth.contents and not out.findings:
                 out.contents = contents(form, shard)
             if depth.key and not out.findings:
@@ -158,6 +159,38 @@ def check_chunk(chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, 
     except FlareError as error:
         out.findings.append(_named(error, at, claims))
     return out
+
+
+def _open(form: formats.Format, held: Chunk, columns: Columns | None, claims: Sequence[Claim], out: Checked) -> Shard:
+    """Open a shard, and say what of it carries no sum. Raises FlareError."""
+    shard = form.open_shard(held, columns)
+    out.rows = len(shard)
+    own = getattr(form, "unprotected", None)  # of a format with sums of its own, what those leave out
+    if own is not None and not any(claim.file.hashes for claim in claims) and (said := own(shard)):
+        out.unprotected.append(f"{held.at}: {said}")
+    return shard
+
+
+def _once(form: formats.Format, chunk: Chunk, size: int, claims: Sequence[Claim], columns: Columns | None, first_row: int, out: Checked) -> None:
+    """Sum a shard while its structure is checked. What its sums say stands first. Raises MissingLibraryError."""
+    at, found = chunk.at, list[Finding]()
+    sums = Sums(_names(claims, at, out))
+    try:
+        with in_passing(at, size, sums) as file:
+            try:
+                shard = _open(form, replace(chunk, at=file, files=(File(chunk.files[0].name, size), *chunk.files[1:])), columns, claims, out)
+                found += _structure(form, shard, None, False)
+            except MissingLibraryError:
+                raise
+            except FlareError as error:
+                found.append(_named(error, at, claims))
+    except MissingLibraryError:
+        raise
+    except FlareError as error:  # it could not be read to its end
+        found += [one for one in [_named(error, at, claims)] if one not in found]
+    else:
+        _compare(at, sums, claims, _rows(chunk, first_row), out)
+    out.findings += found
 
 
 def _structure(form: formats.Format, shard: Shard, pictures: Decoders | None, is_changed: bool) -> list[Finding]:
@@ -229,19 +262,17 @@ def _compare(at: Location, sums: Sums, claims: Sequence[Claim], rows: str, out: 
 
 def _summed(chunk: Chunk, size: int, claims: Sequence[Claim], kind: str, first_row: int, out: Checked) -> Chunk | None:
     """Hash a shard; give it back where its structure can be read, or None when there is no sense in that."""
-    at = chunk.at
-    rows = f" (rows {first_row} to {first_row + chunk.rows - 1})" if first_row >= 0 and chunk.rows else ""
+    at, rows = chunk.at, _rows(chunk, first_row)
     sums = Sums(_names(claims, at, out))
     data: bytes | bytearray | memoryview
-    is_alone = chunk.format in formats.BESIDE and not chunk.beside  # what lies beside it is found from where it is
-    if kind and not is_alone:
+    if kind and not _is_alone(chunk):
         data = _decompressed(chunk, size, claims, kind, sums)
         whole = _compare(at, sums, claims, rows, out)
         raw = Sums(_names(claims, at, out, raw=True))
         raw.update(data)
         if not (_compare(at, raw, claims, rows, out, raw=True) and whole):
             return None
-    elif size > HELD or is_alone:
+    elif size > HELD or _is_alone(chunk):
         for block in at.blocks(size):
             sums.update(block)
         _compare(at, sums, claims, rows, out)
@@ -252,30 +283,23 @@ def _summed(chunk: Chunk, size: int, claims: Sequence[Claim], kind: str, first_r
     return replace(chunk, at=Location(MemoryStore({"": data}, str(at))), files=(File(chunk.files[0].name, len(data)), *chunk.files[1:]))
 
 
-def _read(at: Location, size: int, sums: Sums) -> memoryview:
-    """Read a file and sum it; a local one piece by piece while it is in the cache, into memory that this thread's next file takes again.
+def _is_alone(chunk: Chunk) -> bool:
+    """Say whether what lies beside a shard is not listed: it is found from where the shard is."""
+    return chunk.format in formats.BESIDE and not chunk.beside
 
-    Memory never touched before costs more than reading and summing what goes there: 64 MB of it for each shard took half of the time.
-    """
+
+def _rows(chunk: Chunk, first_row: int) -> str:
+    return f" (rows {first_row} to {first_row + chunk.rows - 1})" if first_row >= 0 and chunk.rows else ""
+
+
+def _read(at: Location, size: int, sums: Sums) -> memoryview:
+    """Read a file and sum it; a local one piece by piece, into memory that this thread's next file takes again."""
     if not isinstance(at.store, LocalStore):  # one request for all of it
         data = at.read(0, size)
         sums.update(data)
         return memoryview(data)
-    room = getattr(_OWN, "room", None)
-    if room is None or len(room) < size:
-        room = _OWN.room = _room(size)
-    view = memoryview(room)[:size]
-    for piece in at.store.fill(at.path, view):
-        sums.update(piece)
-    return view.toreadonly()
-
-
-def _room(size: int) -> mmap.mmap:
-    """Give memory that the system hands out in large pages: touching it for the first time then costs a fraction."""
-    room = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(AttributeError, OSError):  # a system without
-        room.madvise(mmap.MADV_HUGEPAGE)
-    return room
+    with in_passing(at, size, sums) as file:
+        return memoryview(file.read_many([(0, size)])[0]).toreadonly()
 
 
 def _decompressed(chunk: Chunk, size: int, claims: Sequence[Claim], kind: str, sums: Sums) -> bytearray:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import TypeAlias
 
+from flarecli.storage.threads import Outcome, wait_for
 from flarecli.verbs.checks import Checked
 from flarecli.verbs.listings import Task
 from flarecli.write import engines
@@ -15,31 +18,61 @@ __all__ = ["Known", "on_engine", "on_threads"]
 
 _AHEAD_BYTES = 1 << 30  # of shards in memory at once, however many jobs there are
 
+_Asked: TypeAlias = "tuple[Callable[[], Checked], SimpleQueue[Outcome[Checked]]]"
 Known: TypeAlias = Callable[[Task], Checked | None]  # what came of a file earlier, if it was looked at
 
 
 def on_threads(tasks: Iterable[Task], known: Known, jobs: int) -> Iterator[tuple[Task, Checked]]:
     """Check side by side, a bounded number of bytes ahead."""
-    waiting: deque[tuple[Task, Future[Checked]]] = deque()
-    pool = ThreadPoolExecutor(jobs, "verify")
+    waiting: deque[tuple[Task, SimpleQueue[Outcome[Checked]]]] = deque()
+    todo: SimpleQueue[_Asked | None] = SimpleQueue()
+    threads = 0
     try:
         for task in tasks:
             while waiting and (len(waiting) >= 2 * jobs or sum(one.weight for one, _ in waiting) + task.weight > _AHEAD_BYTES):
-                first, future = waiting.popleft()
-                yield first, future.result()
-            found = known(task)
-            waiting.append((task, pool.submit(task.check) if found is None else _done(found)))
+                first, arrived = waiting.popleft()
+                yield first, wait_for(arrived).get()
+            found, arrived = known(task), SimpleQueue()
+            waiting.append((task, arrived))
+            if found is not None:
+                arrived.put(_known(found))
+                continue
+            todo.put((task.check, arrived))
+            if threads < jobs:
+                threads += 1
+                Thread(target=_work, args=(todo,), name="verify", daemon=True).start()
         while waiting:
-            first, future = waiting.popleft()
-            yield first, future.result()
+            first, arrived = waiting.popleft()
+            yield first, wait_for(arrived).get()
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        # Nothing here waits or takes a lock that Python code holds: whoever left this half-way may have it closed by any thread that
+        # collects garbage, one of these too.
+        with contextlib.suppress(Empty):
+            while True:
+                todo.get_nowait()
+        for _ in range(threads):
+            todo.put(None)
 
 
-def _done(found: Checked) -> Future[Checked]:
-    future: Future[Checked] = Future()
-    future.set_result(found)
-    return future
+def _work(todo: SimpleQueue[_Asked | None]) -> None:
+    while (asked := todo.get()) is not None:
+        check, arrived = asked
+        arrived.put(_outcome(check))
+
+
+def _known(found: Checked) -> Outcome[Checked]:
+    outcome: Outcome[Checked] = Outcome(0)
+    outcome.value = found
+    return outcome
+
+
+def _outcome(check: Callable[[], Checked]) -> Outcome[Checked]:
+    outcome: Outcome[Checked] = Outcome(0)
+    try:
+        outcome.value = check()
+    except BaseException as error:
+        outcome.error = error
+    return outcome
 
 
 def on_engine(tasks: Iterable[Task], known: Known, engine: str) -> Iterator[tuple[Task, Checked]]:

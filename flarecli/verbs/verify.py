@@ -75,10 +75,11 @@ class Verification:
         self.unprotected: list[str] = []
         self.extra: list[str] = []
         self._said: set[str] = set()
-        self._found = self._given(plans, options)
+        self._found: Iterator[Finding] = self._given(plans, options)
 
     def __iter__(self) -> Iterator[Finding]:
-        return self._found
+        found, self._found = self._found, iter(())  # held by whoever iterates alone: left half-way, it is closed at once and there
+        return found
 
     def _given(self, plans: Sequence[Plan], options: _Options) -> Iterator[Finding]:
         """Give the first `max_findings`, and one that counts the rest."""

@@ -168,15 +168,3 @@ def test_more_maps_than_are_kept_stay_readable(tmp_path):
         (tmp_path / str(i)).write_bytes(b"%d" % i)
     views = [Location(store, str(i)).map() for i in range(300)]
     assert [bytes(view) for view in views] == [b"%d" % i for i in range(300)]
-
-
-def test_memory_is_filled_piece_by_piece_and_a_file_that_ends_before_is_an_error(tmp_path):
-    data = os.urandom(700_000)
-    (tmp_path / "x").write_bytes(data)
-    store, room = LocalStore(str(tmp_path)), memoryview(bytearray(len(data) + 1))
-    pieces = [bytes(piece) for piece in store.fill("x", room[:-1])]
-    assert (b"".join(pieces), bytes(room[:-1])) == (data, data)
-    assert len(pieces) > 1
-    with pytest.raises(FormatError) as caught:
-        list(store.fill("x", room))
-    assert caught.value.message == "ends at byte 700000, 700001 are needed"
