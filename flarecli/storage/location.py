@@ -211,15 +211,15 @@ class Location:
         return True
 
 
-def read_each(places: Sequence[Location]) -> list[bytes]:
+def read_each(places: Sequence[Location]) -> list[Part]:
     """Read many whole files, side by side; all of them are in memory in the end. The first error is raised.
 
-    return  the bytes of each place, in the order asked
+    return  the bytes of each place, in the order asked, as its store's library has them
     """
     stores = [place.store for place in places]
     at_once = getattr(stores[0], "read_each", None) if stores else None
     if at_once is not None and all(store is stores[0] or store == stores[0] for store in stores):
-        found: list[bytes] = at_once([place.path for place in places])
+        found: list[Part] = at_once([place.path for place in places])
         return found
     guard: Guard = getattr(stores[0], "guard", None) or Guard() if stores else Guard()
     return side_by_side(Location.read, places, guard.limits.jobs)

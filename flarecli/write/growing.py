@@ -124,7 +124,8 @@ class _InPieces:
 
     def blocks(self) -> Iterator[bytes]:
         for start in range(0, len(self._sizes), 1024):
-            yield from read_each([self._folder / self._name(number) for number in range(start, min(start + 1024, len(self._sizes)))])
+            pieces = range(start, min(start + 1024, len(self._sizes)))
+            yield from map(bytes, read_each([self._folder / self._name(number) for number in pieces]))
 
     def append(self, data: bytes) -> None:
         at = self._folder / self._name(len(self._sizes))
