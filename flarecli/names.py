@@ -12,9 +12,10 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from flarecli.errors import UnsafeError
 
-__all__ = ["bare", "check_name", "collision_key", "escape", "is_url", "local_path", "redact", "redact_text", "scheme_of", "without_user"]
+__all__ = ["DEVICE", "bare", "check_name", "collision_key", "escape", "is_url", "local_path", "redact", "redact_text", "scheme_of", "without_user"]
 
 NAME_BYTES, PATH_BYTES = 255, 4096  # what Linux file systems take
+DEVICE = "\0"  # stands for each name of a device in what `collision_key` gives; no name holds it
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _HERE = re.compile(r"(?:\./)+(?=[^/])")
@@ -76,12 +77,12 @@ def _short(name: str) -> str:
 def collision_key(name: str) -> str:
     """Give what two names share when some file system takes them for one: NFC, case folded, no trailing dots or spaces.
 
-    A name that Windows reserves (`con`, `aux.txt`) keeps a mark, so that it collides with the device.
+    A name that Windows reserves (`con`, `aux.txt`) becomes DEVICE: no file can have it there.
     """
     parts = []
     for part in unicodedata.normalize("NFC", name).casefold().split("/"):
         part = part.rstrip(". ")
-        parts.append("<device>" if part.split(".")[0] in _RESERVED else part)
+        parts.append(DEVICE if part.split(".")[0] in _RESERVED else part)
     return "/".join(parts)
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from flarecli import encodings, formats
 from flarecli.__main__ import main
 from flarecli.model import Settings
+from flarecli.storage import locate
 from flarecli.write import Writer
 
 _EVENTS = """
@@ -81,6 +85,167 @@ def test_names_that_are_one_on_another_file_system_are_refused_before_the_first(
     hint = "Give --name another pattern, such as '{row}.{ext}', or --key another column."
     assert capfd.readouterr().err == f"error: {error}\nhint: {hint}\n"
     assert not any(path.is_file() for path in (tmp_path / "out").rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "row", "said"),
+    [
+        (["a", "con"], 1, "'con' is that of a device on Windows"),
+        (["aux.txt"], 0, "'aux.txt' is that of a device on Windows"),
+        (["b", "x/NUL.tar.gz"], 1, "'x/NUL.tar.gz' is that of a device on Windows"),
+        (["Com1 ./x"], 0, "'Com1 ./x' is that of a device on Windows"),
+        (["con", "aux"], 0, "'con' is that of a device on Windows"),
+        (["a", "b", "a."], 2, "'a.' is the same as that of row 0 of the selection"),
+        (["A. .", "b", "a"], 2, "'a' is the same as that of row 0 of the selection"),
+        (["x/a", "X /A"], 1, "'X /A' is the same as that of row 0 of the selection"),
+        (["a", "A./b"], 1, "'A./b' lies in a folder with the name of row 0 of the selection"),
+        ([".FLARE"], 0, "'.FLARE' is taken by flare itself"),
+        (["Index.jsonl"], 0, "'Index.jsonl' is taken by flare itself"),
+    ],
+)
+@pytest.mark.parametrize("target", ["out", "-"])
+def test_names_that_another_system_has_no_file_for_are_refused_here_too(tmp_path, capfd, monkeypatch, keys, row, said, target):
+    monkeypatch.chdir(tmp_path)
+    with Writer("d", columns={"key": "str", "data": "bytes"}) as writer:
+        for key in keys:
+            writer.write({"key": key, "data": b"x"})
+    assert main(["unpack", "d", target, "--name", "{key}", "-q"]) == 4
+    hint = "Give --name another pattern, such as '{row}.{ext}', or --key another column."
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", f"error: d[{row}]: the name {said}\nhint: {hint}\n")
+    assert not any(path.is_file() for path in (tmp_path / "out").rglob("*"))
+    assert main(["unpack", "d", "files", "--name", "{row}.{ext}", "-q"]) == 0
+    assert len(list((tmp_path / "files").glob("*.bin"))) == len(keys)
+
+
+def test_names_that_only_look_like_devices_are_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keys = ["console", "com", "com10", "auxiliary.txt", "x.con", "nul_", "lpt0", ".con", "10:20:30"]
+    with Writer("d", columns={"key": "str", "data": "bytes"}) as writer:
+        for key in keys:
+            writer.write({"key": key, "data": key.encode()})
+    assert main(["unpack", "d", "out", "--name", "{key}", "-q"]) == 0
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.suffix != ".jsonl"} == {key: key.encode() for key in keys}
+
+
+@pytest.mark.parametrize("suffix", [".mds", ".mds.zstd"])
+def test_shards_come_in_the_order_of_the_index_whatever_their_numbers_sort_like(tmp_path, monkeypatch, capfd, suffix):
+    monkeypatch.chdir(tmp_path)
+    numbers = [99_998, 99_999, 100_000, 100_001]
+    with Writer("d", columns={"n": "int"}, settings=Settings(shard_rows=1, compression="zstd" if suffix.endswith("zstd") else None)) as writer:
+        for number in numbers:
+            writer.write({"n": number})
+    index = json.loads(Path("d/index.json").read_text())
+    for one, number in zip(index["shards"], numbers, strict=True):
+        for file in (one["raw_data"], *([one["zip_data"]] if one["zip_data"] else [])):
+            ending = file["basename"].split(".", 2)[2]
+            if Path("d", file["basename"]).exists():
+                Path("d", file["basename"]).rename(Path("d", f"shard.{number:05d}.{ending}"))
+            file["basename"] = f"shard.{number:05d}.{ending}"
+    Path("d/index.json").write_text(json.dumps(index))
+    Path("d/playlist.yaml").unlink()
+
+    def rows(*args):
+        assert main(["cat", *args]) == 0
+        return [json.loads(line)["n"] for line in capfd.readouterr().out.splitlines()]
+
+    assert rows("d") == rows("d/index.json") == numbers
+    bytewise = [100_000, 100_001, 99_998, 99_999]
+    assert rows(f"d/*{suffix}") == bytewise  # a pattern says nothing of an order: names come as their bytes sort
+    assert main(["playlist", "d", "-o", "set.yaml", "-q"]) == main(["playlist", f"d/*{suffix}", "-o", "other.yaml", "-q"]) == 0
+    capfd.readouterr()
+    assert (rows("set.yaml"), rows("other.yaml")) == (numbers, bytewise)
+
+
+@pytest.mark.parametrize("name", ["mds", "json", "csv", "tsv", "xsv", "ffrecord", "webdataset"])
+def test_the_hundred_thousandth_shard_has_a_name_of_its_own(tmp_path, name):
+    """The originals cut no digit off either; FFRecord's readers list a folder, so its names go on in bytewise order."""
+    module, at = formats.find(name), locate(str(tmp_path))
+    batch = pa.record_batch({"data": pa.array(['"x"'], pa.large_string())})
+    columns = module.arrange([encodings.column("data", "bytes" if name == "ffrecord" else "str")])
+    batch = batch.cast(pa.schema([("data", pa.large_binary())])) if name == "ffrecord" else batch
+    settings = Settings(separator={"xsv": "|", "tsv": "\t"}.get(name, ","))
+    numbers = (0, 9_999, 99_999, 100_000, 100_001, 1_000_000)
+    found = [module.write_shard(at, number, columns, [batch], settings).files[0].name for number in numbers]
+    assert len(set(found)) == len(found)
+    if name == "ffrecord":
+        assert sorted(found) == found
+
+
+def test_a_playlist_larger_than_any_is_not_read(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with open("set.yaml", "wb") as file:
+        file.truncate((1 << 30) + 1)
+    for args in (
+        ["cat", "set.yaml"],
+        ["verify", "set.yaml"],
+        ["unpack", "set.yaml", "out"],
+        ["pack", "set.yaml", "out"],
+        ["playlist", "--check", "set.yaml"],
+    ):
+        code = main(args)
+        said = "set.yaml: 1073741825 bytes, 1073741824 is the most that is read"
+        assert (said in "".join(capfd.readouterr()), code) == (True, 1 if args[0] == "verify" else 4), args
+
+
+def test_a_playlist_that_names_itself_is_no_shard_and_ends(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for head in ("", "  headers: {format: mds}\n"):
+        Path("set.yaml").write_text(f"one:\n{head}  content: [set.yaml, set.yaml]\n")
+        for args in (["cat", "set.yaml"], ["unpack", "set.yaml", "out"], ["inspect", "set.yaml", "--stats"], ["pack", "set.yaml", "out"]):
+            code = main(args)
+            out, err = capfd.readouterr()
+            assert (code, out, err.count("error: ")) == (4, "", 1), err
+        assert main(["verify", "set.yaml"]) == 1
+        assert "Traceback" not in "".join(capfd.readouterr())
+
+
+def test_a_file_that_may_not_grow_ends_an_unpack_with_one_line_and_it_can_go_on(links):
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3200, 3200))
+
+    line = ["unpack", "index.parquet", "out", "--fetch", "url:data", "--key", "id"]
+    done = run(line, links, before=limited)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.endswith("error: out/k29.bin: file too large\n")
+    assert "Traceback" not in done.stderr
+    assert not (links / "out" / "index.jsonl").exists()
+    assert run([*line, "--resume"], links).returncode == 0
+    assert run([*line[:2], "whole", *line[3:]], links).returncode == 0
+    assert tree(links / "out") == tree(links / "whole")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+@pytest.mark.parametrize("args", [["unpack", "d", "-"], ["cat", "d", "--raw", "data"], ["cat", "d", "--to", "parquet"], ["cat", "d", "--to", "csv"]])
+def test_a_full_disk_behind_stdout_ends_unpack_and_cat(tmp_path, args):
+    with Writer(str(tmp_path / "d"), columns={"key": "str", "data": "bytes"}) as writer:
+        for i in range(300):
+            writer.write({"key": str(i), "data": bytes(1000)})
+    command = [sys.executable, "-m", "flarecli", *args]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (3, "error: stdout: No space left on device\n")
+
+
+def test_a_clock_that_goes_backwards_or_stands_changes_nothing_and_nobody_waits(links, capfd, monkeypatch, web):
+    monkeypatch.chdir(links)
+    assert main(["pack", "index.parquet", "d", "--fetch", "url:data", "--key", "id", "--shard-size", "30K", "-q"]) == 0
+    for path in (links / "d").iterdir():
+        web.file(f"/d/{path.name}", path.read_bytes(), f'"{path.name}"')
+    capfd.readouterr()
+    assert main(["cat", "d", "--bytes", "base64"]) == 0
+    wanted, began = capfd.readouterr().out, time.monotonic()
+    for n, step in enumerate((-3600.0, 0.0, -1e8, 1e8)):
+        now = [1.7e9]
+        monkeypatch.setattr(time, "time", lambda now=now, step=step: now.append(now[-1] + step) or now[-1])
+        for _ in range(2):
+            assert main(["cat", web.url("/d/playlist.yaml"), "--bytes", "base64", "--cache", "kept", "--cache-limit", "100K"]) == 0
+            assert capfd.readouterr() == (wanted, "")
+        assert main(["unpack", web.url("/d/"), f"out{n}", "--cache", "kept", "-q"]) == 0
+        assert len(list((links / f"out{n}").glob("*.bin"))) == 60
+        assert main(["pack", web.url("/d/"), f"d{n}", "-q"]) == 0
+        capfd.readouterr()
+    assert time.monotonic() - began < 60  # no wait hangs on that clock
 
 
 def test_the_same_bytes_whatever_the_seed_of_hashes_and_the_number_of_jobs(links):

@@ -236,10 +236,13 @@ def _of_tables(shown: str, found: Sequence[Named], text: Collection[str], allow_
 
 
 def _unsummed(parts: Sequence[Part]) -> Iterator[str]:
+    """Say what these files cannot show: a flipped bit where pages have no sums, nanoseconds where a year may be any."""
     names = [str(part.at) for part in parts if isinstance(part, Parquet) and not part.has_sums]
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         yield f"{names[0]}{more}: no sums in the pages; a bit that flipped there would not be seen"
+    for name in sorted({name for part in parts if isinstance(part, Parquet) for name in part.coarse}):
+        yield f"column {name!r}: int96 timestamps are read to the microsecond"
 
 
 def _of_stdin(stream: IO[bytes], guard: Guard, null_separated: bool) -> Index:

@@ -32,6 +32,7 @@ class Parquet:
     """One parquet file.
 
     rows      what its footer says
+    coarse    columns of int96 timestamps, which are read to the microsecond: nanoseconds of 64 bits end in the year 2262, and Arrow wraps
     has_sums  whether its pages have CRC-32 sums, told by the first: pages without cannot show that a bit of them flipped
     """
 
@@ -44,6 +45,8 @@ class Parquet:
             self.rows: int = opened.metadata.num_rows
             self.has_sums = not self.rows or _UNSUMMED.match(head) is None
             schema = opened.schema_arrow
+            kinds = (opened.schema.column(i) for i in range(len(opened.schema)))
+            self.coarse = tuple(dict.fromkeys(one.path.partition(".")[0] for one in kinds if one.physical_type == "INT96"))
             again = _schema_again(opened)
             differing = [] if again is None else [pair for pair in zip(_told(schema), _told(again), strict=False) if pair[0] != pair[1]]
         check_columns(schema.names, at)
@@ -121,7 +124,7 @@ def _parquet_errors(at: Location, file: LocationFile) -> Iterator[None]:
 
 
 def _open(file: LocationFile) -> pq.ParquetFile:
-    return pq.ParquetFile(native(file), pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True)
+    return pq.ParquetFile(native(file), pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
 
 
 def _rows_at_once(opened: pq.ParquetFile, names: Sequence[str], numbers: range) -> int:

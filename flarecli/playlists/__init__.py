@@ -11,9 +11,9 @@ Lists in the headers run parallel to `content`. The last line is the sum of all 
 from __future__ import annotations
 
 from flarecli.playlists.checking import faults, places
-from flarecli.playlists.reading import parse, read
+from flarecli.playlists.reading import parse, read, stored
 from flarecli.playlists.writing import text, write
 
-__all__ = ["PLAYLIST", "faults", "parse", "places", "read", "text", "write"]
+__all__ = ["PLAYLIST", "faults", "parse", "places", "read", "stored", "text", "write"]
 
 PLAYLIST = "playlist.yaml"

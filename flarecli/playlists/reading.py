@@ -20,7 +20,7 @@ from flarecli.playlists.lifting import lift
 from flarecli.playlists.wrong import COUNTS, Map, all_of, halves, not_addresses, place_of, wrong_halves, wrong_headers
 from flarecli.storage import Location
 
-__all__ = ["FLOAT", "fault", "parse", "read", "read_yaml"]
+__all__ = ["FLOAT", "fault", "parse", "read", "read_yaml", "stored"]
 
 _SIZE_LIMIT = 1 << 30  # bytes; a million chunks take a tenth
 _DEPTH_LIMIT = 16
@@ -44,10 +44,15 @@ def _mark_in(text: str | bytes, position: int) -> int:
 
 def read(at: Location) -> Playlist:
     """Read the playlist at an address. Raises FormatError with the line if it is not one."""
+    return parse(stored(at), at)
+
+
+def stored(at: Location) -> bytes:
+    """Read the bytes of the playlist at an address. Raises FormatError if they are more than any has."""
     size = at.size()
     if size > _SIZE_LIMIT:
         raise FormatError(f"{size} bytes, {_SIZE_LIMIT} is the most that is read", where=at)
-    return parse(at.read(0, size), at)
+    return at.read(0, size)
 
 
 def parse(data: bytes, at: Location) -> Playlist:

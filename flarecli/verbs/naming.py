@@ -18,7 +18,7 @@ from flarecli.encodings import encoding_of
 from flarecli.errors import FlareError, FormatError, UnsafeError, UsageError, ValueFitError
 from flarecli.media import extension_of, kind_of, sniff
 from flarecli.model import IntArray
-from flarecli.names import check_name, collision_key
+from flarecli.names import DEVICE, check_name, collision_key
 from flarecli.write import Keys
 
 __all__ = ["ADDRESS", "ROW", "Naming", "Taken", "guessed_key", "pieces"]
@@ -168,7 +168,8 @@ def _extensions(batch: pa.RecordBatch, name: str) -> list[str]:
 class Taken:
     """Tells when two files would have one name, or a file that of a folder, on any file system.
 
-    Letter case, Unicode form and trailing dots do not count. An extension that only the bytes tell is left open.
+    Letter case, Unicode form and trailing dots do not count, and names of devices are nobody's. An extension that only the bytes
+    tell is left open.
     """
 
     def __init__(self, naming: Naming, reserved: Iterable[str], files: int) -> None:
@@ -184,9 +185,12 @@ class Taken:
         self._rows += len(names)
         self._refuse_folders(batch, where, names, keys, used)
         for i, (name, key) in enumerate(zip(names, keys, strict=True)):
-            if used[i] >= 0 or key.partition("/")[0] in self._reserved:
+            is_device = DEVICE in key
+            if used[i] >= 0 or is_device or key.partition("/")[0] in self._reserved:
                 row = batch.column(ROW)[i // self._files].as_py()
-                whose = f"the same as that of row {int(used[i]) // self._files} of the selection" if used[i] >= 0 else "taken by flare itself"
+                whose = "that of a device on Windows" if is_device else "taken by flare itself"
+                if used[i] >= 0 and not is_device:
+                    whose = f"the same as that of row {int(used[i]) // self._files} of the selection"
                 raise FormatError(f"the name {name!r} is {whose}", where=f"{where}[{row}]", hint=_OTHERWISE)
 
     def _refuse_folders(self, batch: pa.RecordBatch, where: str, names: Sequence[str], keys: Sequence[str], used: IntArray) -> None:

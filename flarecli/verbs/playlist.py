@@ -18,7 +18,7 @@ from flarecli import hashes as sums
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.model import Chunk, File, Finding, Playlist, Stream
 from flarecli.names import is_url, local_path, redact, scheme_of, without_user
-from flarecli.playlists import faults, parse, places, text
+from flarecli.playlists import faults, parse, places, stored, text
 from flarecli.read import resolve, select_streams
 from flarecli.storage import Guard, Limits, Location, locate
 from flarecli.storage.local import LocalStore
@@ -193,7 +193,7 @@ def check_playlist(path: str, guard: Guard | None = None) -> list[Finding]:
     raises  MissingError, ReachError if it cannot be read
     """
     at = locate(path, guard)
-    data = at.read()
+    data = stored(at)
     out = [Finding(error.where, error.kind, error.message, error.hint) for error in faults(data, at)]
     if out:
         return out

@@ -83,6 +83,22 @@ def test_each_type_keeps_its_values(array, kind):
     assert [row["v"] for row in rows_of(part)] == storage.to_pylist()
 
 
+def test_old_timestamps_of_any_year_keep_their_microseconds_and_the_rest_is_told(tmp_path):
+    values = [datetime.datetime(2024, 1, 2, 3, 4, 5, 678901), None, datetime.datetime(9999, 12, 31), datetime.datetime(1, 1, 1)]
+    table = pa.table(
+        {"t": pa.array(values, pa.timestamp("us")), "l": pa.array([[one] for one in values], pa.list_(pa.timestamp("us"))), "n": range(4)}
+    )
+    data = stored(table, use_deprecated_int96_timestamps=True, write_page_checksum=True)
+    assert pq.ParquetFile(pa.BufferReader(data)).schema.column(0).physical_type == "INT96"
+    part = opened(data)
+    assert (part.schema.field("t").type, part.coarse) == (pa.timestamp("us"), ("t", "l"))
+    assert rows_of(part) == table.to_pylist()
+    (tmp_path / "x.parquet").write_bytes(data)
+    told = tuple(f"column {name!r}: int96 timestamps are read to the microsecond" for name in ("l", "t"))
+    assert open_index(str(tmp_path / "x.parquet")).notes == told
+    assert opened(stored(pa.table({"t": pa.array(values, pa.timestamp("us"))}))).coarse == ()
+
+
 def test_the_footer_alone_is_read_at_first_and_then_only_the_columns_asked_for():
     table = pa.table({"a": range(50_000), "heavy": [random.Random(n).randbytes(100) for n in range(50_000)], "z": range(50_000)})
     store = Watched(stored(table, compression="none", use_dictionary=False))
