@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from flarecli.errors import ReachError
 from flarecli.storage import locate, sink
 
-FROM, BUFFER = 8192, 16384
+BUFFER = 16384
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Begin early and write little at once, so that small files meet every turn; no buffer of a test is left for another."""
-    monkeypatch.setattr(sink, "_FROM", FROM)
+    """Write little at once, so that small files meet every turn; no buffer of a test is left for another."""
     monkeypatch.setattr(sink, "_BUFFER", BUFFER)
     monkeypatch.setattr(sink, "_idle", [])
 
@@ -42,7 +41,7 @@ def direct_is_there(folder) -> bool:
         return sink._alignment(file.fileno()) > 0
 
 
-@pytest.mark.parametrize("size", [0, 1, FROM - 1, FROM, FROM + 1, FROM + BUFFER - 1, FROM + BUFFER, FROM + BUFFER + 1, FROM + 5 * BUFFER + 4097])
+@pytest.mark.parametrize("size", [0, 1, 4096, BUFFER - 1, BUFFER, BUFFER + 1, 2 * BUFFER - 1, 2 * BUFFER, 2 * BUFFER + 1, 5 * BUFFER + 4097])
 @pytest.mark.parametrize("step", [1000, 4096, BUFFER, 7 * BUFFER])
 def test_bytes_and_sums_are_those_given(tmp_path, size, step):
     data = random.Random(size).randbytes(size)
@@ -61,24 +60,29 @@ def test_pieces_of_any_size_make_one_file(tmp_path_factory, pieces, seed):
     assert (folder / "x").read_bytes() == b"".join(parts)
 
 
-def test_whole_buffers_go_past_the_page_cache_and_the_rest_does_not(tmp_path, writes):
+def test_whole_blocks_go_past_the_page_cache_and_the_rest_does_not(tmp_path, writes):
     if not direct_is_there(tmp_path):
         pytest.skip("this file system names no alignment of direct writes")
-    (locate(str(tmp_path)) / "x").write([bytes(FROM + 2 * BUFFER + 5)])
-    assert writes == [(FROM, False), (BUFFER, True), (BUFFER, True), (5, False)]
+    (locate(str(tmp_path)) / "x").write([bytes(2 * BUFFER + 8192 + 5)])
+    assert writes == [(BUFFER, True), (BUFFER, True), (8192, True), (5, False)]
+
+
+def test_a_file_of_one_buffer_stays_in_the_page_cache(tmp_path, writes):
+    (locate(str(tmp_path)) / "x").write([bytes(BUFFER - 1), b"x"])
+    assert {direct for _, direct in writes} == {False}
 
 
 def test_a_buffer_is_used_again(tmp_path):
     if not direct_is_there(tmp_path):
         pytest.skip("this file system names no alignment of direct writes")
     for name in "xy":
-        (locate(str(tmp_path)) / name).write([bytes(FROM + BUFFER)])
+        (locate(str(tmp_path)) / name).write([bytes(2 * BUFFER)])
         assert len(sink._idle) == 1
 
 
 def test_a_file_system_that_names_no_alignment_is_written_to_through_the_page_cache(tmp_path, monkeypatch, writes):
     monkeypatch.setattr(sink, "_alignment", lambda fd: 0)
-    data = os.urandom(FROM + 3 * BUFFER)
+    data = os.urandom(4 * BUFFER)
     (locate(str(tmp_path)) / "x").write([data])
     assert (tmp_path / "x").read_bytes() == data
     assert not any(direct for _, direct in writes)
@@ -99,7 +103,7 @@ def test_one_that_does_not_keep_to_what_it_names_gets_the_rest_through_the_page_
 
     monkeypatch.setattr(sink, "_alignment", lambda fd: 512)
     monkeypatch.setattr(os, "write", refuses)
-    data = os.urandom(FROM + 3 * BUFFER + 77)
+    data = os.urandom(4 * BUFFER + 77)
     (locate(str(tmp_path)) / "x").write([data])
     assert (tmp_path / "x").read_bytes() == data
     assert refused == ([0, BUFFER - taken] if taken else [BUFFER])
@@ -116,6 +120,6 @@ def test_a_full_disk_is_one_there_too(tmp_path, monkeypatch):
     monkeypatch.setattr(sink, "_alignment", lambda fd: 512)
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(ReachError) as caught:
-        (locate(str(tmp_path)) / "x").write([bytes(FROM + BUFFER)])
+        (locate(str(tmp_path)) / "x").write([bytes(2 * BUFFER)])
     assert caught.value.message == "the disk is full: No space left on device"
     assert os.listdir(tmp_path) == []
