@@ -194,12 +194,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         _set_streams(before)
 
 
+class _NoPandas:
+    """A finder that hides pandas: where it is installed, Arrow loads it for the first list it is given, which takes a quarter of a second.
+
+    No value of a command is one of pandas', and a process of our own has no other user.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, target: Any = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("a command does without pandas", name=name)
+
+
 def entry() -> NoReturn:
     """Run the process's own command line and end the process: no finalizer may block, print or change the exit code."""
     signals = _Signals(sys.argv[1:])
     code = 128 + signal.SIGINT
     try:
         signals.install()
+        sys.meta_path.insert(0, _NoPandas)
         for fd in range(3):  # a file that happened to be opened as 1 or 2 would get what is printed
             try:
                 os.fstat(fd)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +20,11 @@ from flarecli.errors import MissingLibraryError, NoRowsError, UsageError
 from flarecli.formats import find
 from flarecli.model import Columns, Settings
 from flarecli.storage import Guard
-from flarecli.write import BucketTarget, Journal, Target, Writer, claim, error_of, parts
+from flarecli.write import Journal, Target, Writer, claim, error_of, parts
 from flarecli.write.columns import Typed, check_names, chosen_encodings
+
+if TYPE_CHECKING:
+    from flarecli.write.bucket import BucketTarget
 
 try:
     from ray.data.block import BlockMetadata

@@ -55,7 +55,7 @@ PARTS = {  # what higher floors may take from inside a room; anything else goes 
     },
     "read": {"resolve", "windows"},
     "verbs": {"source"},
-    "write": {"columns", "engines", "failures", "links", "parts", "target"},
+    "write": {"bucket", "columns", "engines", "failures", "links", "parts", "target"},
 }
 
 

@@ -1,6 +1,7 @@
 """Resizing against Pillow's own results; what stays as it came; what is refused before a pixel is decoded."""
 
 import io
+import os
 import struct
 import zlib
 
@@ -89,6 +90,20 @@ def test_a_jpeg_is_the_bytes_that_pillow_writes():
 )
 def test_bytes_stay_as_they_came_when_nothing_asks_for_a_change(data, asked):
     assert resized(data, asked) is data
+
+
+def test_a_jpeg_is_the_same_bytes_where_the_system_has_no_files_in_memory(monkeypatch):
+    data = saved(picture(), "jpeg", quality=80)
+    wanted = resized(data, Resize(48))
+    monkeypatch.delattr("os.memfd_create")
+    assert resized(data, Resize(48)) == wanted
+
+
+def test_no_file_stays_open_behind_a_picture():
+    data, before = saved(picture(), "jpeg"), len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        resized(data, Resize(48))
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_quality_alone_encodes_anew():

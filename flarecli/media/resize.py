@@ -11,7 +11,7 @@ import io
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.media.measuring import measure
@@ -134,13 +134,13 @@ def _made(data: bytes, kind: str, asked: Resize, keeps: bool) -> bytes:
         with Image.open(io.BytesIO(data), formats=[_FORMATS[kind]]) as opened:
             if opened.width * opened.height > asked.max_pixels:  # a header may say two things
                 raise ValueFitError(f"is {opened.width}×{opened.height} pixels, more than the {asked.max_pixels} that are decoded")
-            turned = opened.getexif().get(_ORIENTATION, 1) in _ON_ITS_SIDE
-            if keeps and _is_right(*(opened.size[::-1] if turned else opened.size), asked):
+            orientation = opened.getexif().get(_ORIENTATION, 1)
+            is_right = _is_right(*(opened.size[::-1] if orientation in _ON_ITS_SIDE else opened.size), asked)
+            if keeps and is_right:
                 return data
             profile = opened.info.get("icc_profile")
-            picture = ImageOps.exif_transpose(opened)
-            made = _scaled(picture, asked)
-            return _saved(made, kind, asked, profile)
+            upright = opened if orientation == 1 and not is_right else ImageOps.exif_transpose(opened)  # a copy at least
+            return _saved(_scaled(upright, asked), kind, asked, profile)
     except ValueFitError:
         raise
     except (OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, OverflowError, EOFError, Image.DecompressionBombError) as error:
@@ -171,12 +171,21 @@ def _scaled(picture: Image, asked: Resize) -> Image:
 
 
 def _saved(picture: Image, kind: str, asked: Resize, profile: bytes | None) -> bytes:
-    out = io.BytesIO()
     options: dict[str, Any] = {"icc_profile": profile} if profile and kind != "bmp" else {}
     if kind in _LOSSY:
         options["quality"] = asked.quality or QUALITY
     if kind == "jpeg" and picture.mode not in ("L", "RGB", "CMYK"):
         picture = picture.convert("RGB")
     picture.info.pop("exif", None)  # it says how to turn what is turned already
-    picture.save(out, _FORMATS[kind], **options)
-    return out.getvalue()
+    with _numbered() if kind == "jpeg" else io.BytesIO() as out:
+        picture.save(out, _FORMATS[kind], **options)
+        out.seek(0)
+        return out.read()
+
+
+def _numbered() -> BinaryIO:
+    """Give a file in memory with a descriptor: into one Pillow encodes without holding the interpreter, where the system has such files."""
+    try:
+        return os.fdopen(os.memfd_create("picture"), "w+b", buffering=0)
+    except (AttributeError, OSError):
+        return io.BytesIO()

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,8 +25,11 @@ from flarecli.verbs.intake import Intake
 from flarecli.verbs.reckon import reckon
 from flarecli.verbs.selection import Plan, checked, fetched, parse_link
 from flarecli.verbs.source import Source, open_source
-from flarecli.write import BucketTarget, Failure, Target, Writer, error_of, key_text, links
+from flarecli.write import Failure, Target, Writer, error_of, key_text, links
 from flarecli.write.columns import Typed, chosen_encodings, looks_like_addresses
+
+if TYPE_CHECKING:
+    from flarecli.write.bucket import BucketTarget
 
 __all__ = ["Packed", "Request", "done_before", "packed"]
 

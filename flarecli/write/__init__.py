@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from flarecli.write.bucket import BucketTarget
 from flarecli.write.failures import FAILED, Failure, error_of
 from flarecli.write.journal import Journal
 from flarecli.write.keys import Keys, is_unnamed, key_text
 from flarecli.write.target import Target, claim
 from flarecli.write.writer import Writer
 
-__all__ = ["FAILED", "BucketTarget", "Failure", "Journal", "Keys", "Target", "Writer", "claim", "error_of", "is_unnamed", "key_text"]
+__all__ = ["FAILED", "Failure", "Journal", "Keys", "Target", "Writer", "claim", "error_of", "is_unnamed", "key_text"]

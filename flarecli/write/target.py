@@ -18,14 +18,17 @@ import shutil
 import socket
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from flarecli.errors import BusyError, FlareError, ReachError, UnfinishedError, UsageError
 from flarecli.names import is_url, local_path, redact, scheme_of
 from flarecli.playlists import PLAYLIST
 from flarecli.storage import Guard, Location, locate
 from flarecli.storage.local import SCRATCH, LocalStore, made_folder, sync_folder
-from flarecli.write.bucket import BucketTarget
 from flarecli.write.contents import DATASET, HINT, refuse_others
+
+if TYPE_CHECKING:
+    from flarecli.write.bucket import BucketTarget
 
 __all__ = ["Target", "claim"]
 
@@ -39,6 +42,8 @@ def claim(out: str, *, resume: bool = False, overwrite: bool = False, guard: Gua
         return Target(out, resume=resume, overwrite=overwrite)
     if scheme_of(out) in ("http", "https"):
         raise UsageError("a web server is read, not written to", where=redact(out), hint="Name a folder, or a bucket such as s3://bucket/folder.")
+    from flarecli.write.bucket import BucketTarget  # with it comes the client of buckets
+
     return BucketTarget(locate(out, replace(guard or Guard(), keeper=None)), resume=resume, overwrite=overwrite)
 
 

@@ -38,6 +38,14 @@ def test_the_version_is_answered_before_typer_is_loaded():
     assert done.stdout.splitlines() == ["flare 0.1.0", "False"]
 
 
+def test_a_command_loads_arrow_and_leaves_pandas_alone_where_it_is_installed(tmp_path):
+    (tmp_path / "pandas.py").write_text("raise SystemExit('pandas was loaded')")
+    (tmp_path / "index.csv").write_text("key,text\n1,one\n")
+    args = ["pack", str(tmp_path / "index.csv"), str(tmp_path / "out"), "-q"]
+    heavy, printed = loaded_by(args, {"PYTHONPATH": str(tmp_path)})
+    assert ("'pyarrow'" in heavy, "'pandas'" in heavy) == (True, False), printed
+
+
 @pytest.mark.parametrize(
     ("shell", "words", "wanted"),
     [
