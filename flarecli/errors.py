@@ -68,6 +68,10 @@ class ReachError(FlareError, OSError):
         return FlareError.__str__(self)
 
 
+class CredentialsError(ReachError):
+    """With these credentials nobody is let in, whatever is asked for: they are wrong, or their time is over."""
+
+
 class MissingError(ReachError, FileNotFoundError):
     """Nothing is at that address."""
 

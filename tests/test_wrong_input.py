@@ -48,6 +48,20 @@ def test_missing_file(here, capfd):
     assert not (here / "out").exists()
 
 
+def test_standard_input_where_no_stream_is_read(here, capfd):
+    for args in ("inspect -", "verify -", "playlist -", "playlist -o set.yaml -", "verify ok.csv -"):
+        wrong(capfd, args, 2, "standard input is read once, and this looks at files", "Write it to a file, and name that.")
+
+
+def test_an_index_where_a_dataset_is_wanted_is_a_file_and_told_so(here, capfd):
+    for args in (["cat", "ok.csv"], ["inspect", "ok.csv"], ["verify", "ok.csv"]):
+        assert main(args) == 0
+        err = capfd.readouterr().err
+        assert err.splitlines()[0] == "ok.csv: taken as a file; `flare pack` reads its rows"
+        assert main([*args, "--json"]) == 0
+        assert capfd.readouterr().err == ""
+
+
 def test_a_column_that_is_not_there(here, capfd):
     wrong(capfd, "pack ok.csv out --fetch url:image", 2, "no column 'url', which --fetch names", "Choose from k, n, t.")
     wrong(capfd, "pack ok.csv out --key id", 2, "no column 'id', which --key names", "Choose from k, n, t.")

@@ -10,7 +10,7 @@ from flarecli.cli import params
 from flarecli.cli import rows as output
 from flarecli.cli.bar import Bar
 from flarecli.cli.params import option
-from flarecli.cli.show import Printer
+from flarecli.cli.show import Printer, binary
 from flarecli.errors import UsageError
 from flarecli.units import format_count, format_size, format_time
 
@@ -38,7 +38,7 @@ def command(
     sample: Annotated[str | None, option("--sample", metavar="N|P%", help="Show a few rows.")] = None,
     seed: Annotated[int, option("--seed", metavar="N", min=0, help="Another chance for --sample.")] = 0,
     html: Annotated[
-        str | None, option("--html", metavar="FILE", help="Write one page with plots and a gallery of rows; --sample says how many.")
+        str | None, option("--html", metavar="FILE", help="Write one page with plots and a gallery of rows, - to stdout; --sample says how many.")
     ] = None,
     retries: params.Retries = 4,
     timeout: params.Timeout = 30.0,
@@ -107,6 +107,9 @@ def _write_page(printer: Printer, found: Inspection, address: str) -> None:
     from flarecli.storage import locate
 
     data = dataset_page(found).encode()
+    if address == "-":
+        binary().write(data)
+        return
     locate(address).write([data])
     if printer.as_json:
         printer.json({"html": address, "bytes": len(data)})

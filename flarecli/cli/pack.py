@@ -13,11 +13,14 @@ from flarecli.cli.params import completes, option
 from flarecli.cli.show import Printer
 from flarecli.units import format_count, format_size
 
+_FORMAT = f"The format to write: {', '.join(params.FORMATS)}."
+_COMPRESS = f"Compress shards: {', '.join(params.COMPRESSIONS)}."
+
 
 def command(
     sources: params.Sources,
     out: params.Target,
-    format: Annotated[str, option("--format", "-f", metavar="NAME", help="The format to write.", autocompletion=completes(*params.FORMATS))] = "mds",
+    format: Annotated[str, option("--format", "-f", metavar="NAME", help=_FORMAT, autocompletion=completes(*params.FORMATS))] = "mds",
     fetch: params.Fetch = None,
     key: params.Key = None,
     stream: params.Streams = None,
@@ -31,7 +34,7 @@ def command(
     shard_rows: Annotated[int | None, option("--shard-rows", metavar="N", min=1, help="Rows of a shard, at most.")] = None,
     compress: Annotated[
         str | None,
-        option("--compress", "-z", metavar="NAME[:LEVEL]", help="Compress shards.", autocompletion=completes(*params.COMPRESSIONS)),
+        option("--compress", "-z", metavar="NAME[:LEVEL]", help=_COMPRESS, autocompletion=completes(*params.COMPRESSIONS)),
     ] = None,
     hash: Annotated[
         list[str] | None, option("--hash", metavar="NAME", help="The format's own sums; repeatable. The playlist always has xxh3_128.")

@@ -160,9 +160,8 @@ Sources: TypeAlias = Annotated[
     typer.Argument(metavar="SOURCE...", help=f"{ADDRESSES}.", show_default=False),
 ]
 Target: TypeAlias = Annotated[str, typer.Argument(metavar="OUT", help="The folder or bucket to write.", show_default=False)]
-ReadFormat: TypeAlias = Annotated[
-    str | None, option("--format", "-f", metavar="NAME", help="The format; else it is told by looking.", autocompletion=completes(*READ_FORMATS))
-]
+_READ = f"One of {', '.join(READ_FORMATS)}; else it is told by looking."
+ReadFormat: TypeAlias = Annotated[str | None, option("--format", "-f", metavar="NAME", help=_READ, autocompletion=completes(*READ_FORMATS))]
 Streams: TypeAlias = Annotated[list[str] | None, option("--stream", "-s", metavar="NAME", help="Only this stream; repeatable.")]
 Columns: TypeAlias = Annotated[str | None, option("--columns", "-c", metavar="A,B", help="Only these columns are read and fetched.")]
 Rows: TypeAlias = Annotated[str | None, option("--rows", "-r", metavar="SPEC", help="Rows such as 5, 10:20, -5:, ::100 or 3,1,4.")]

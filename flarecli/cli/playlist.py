@@ -16,7 +16,7 @@ def command(
     sources: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME=]SOURCE...", help="Addresses; NAME= names the stream.", show_default=False)
     ] = None,
-    out: Annotated[str | None, option("--out", "-o", metavar="FILE", help="Write it there instead of printing it.")] = None,
+    out: Annotated[str | None, option("--out", "-o", metavar="FILE", help="Write it there instead of printing it; - prints it.")] = None,
     format: params.ReadFormat = None,
     base: Annotated[str | None, option("--base", metavar="URL", help="Make addresses below URL relative.")] = None,
     rebase: Annotated[list[str] | None, option("--rebase", metavar="OLD=NEW", help="Replace the start of addresses; repeatable.")] = None,
@@ -45,6 +45,7 @@ def command(
     """
     from flarecli import verbs
 
+    out = None if out == "-" else out
     printer = Printer(as_json, quiet, verbose)
     guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline, keeper=params.keeper(printer, cache, cache_limit))
     if check is not None:

@@ -232,15 +232,17 @@ def _of_tables(shown: str, found: Sequence[Named], text: Collection[str], allow_
     total = None if None in rows else sum(count or 0 for count in rows)
     if total == 0:
         raise FormatError("the index has no rows", where=parts[0].at)
-    return Index(shown, found[0].at.folder, schema, total, all_parts, details=tuple(_unsummed(all_parts)))
+    return Index(shown, found[0].at.folder, schema, total, all_parts, notes=tuple(_coarse(all_parts)), details=tuple(_unsummed(all_parts)))
 
 
 def _unsummed(parts: Sequence[Part]) -> Iterator[str]:
-    """Say what these files cannot show: a flipped bit where pages have no sums, nanoseconds where a year may be any."""
     names = [str(part.at) for part in parts if isinstance(part, Parquet) and not part.has_sums]
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         yield f"{names[0]}{more}: no sums in the pages; a bit that flipped there would not be seen"
+
+
+def _coarse(parts: Sequence[Part]) -> Iterator[str]:
     for name in sorted({name for part in parts if isinstance(part, Parquet) for name in part.coarse}):
         yield f"column {name!r}: int96 timestamps are read to the microsecond"
 

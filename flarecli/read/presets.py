@@ -12,6 +12,8 @@ from flarecli.errors import MissingLibraryError, UsageError, ValueFitError
 
 __all__ = ["Audio", "Image", "Text", "Video", "audio", "image", "text", "video"]
 
+_ALONE = {"protocol_whitelist": "none"}  # some containers name files and addresses, which FFmpeg would open or listen at
+
 
 @dataclass(frozen=True, slots=True)
 class Image:
@@ -91,7 +93,7 @@ class Audio:
     def __call__(self, data: bytes) -> Any:
         av = _av()
         try:
-            with av.open(io.BytesIO(data)) as file:
+            with av.open(io.BytesIO(data), options=_ALONE) as file:
                 stream = file.streams.audio[0]
                 rate = self.rate or stream.rate
                 resampler, parts, left = av.AudioResampler("fltp", rate=rate), [], int(self.seconds * rate)
@@ -128,7 +130,7 @@ class Video:
         width, height = self.size or (None, None)
         out: list[Any] = []
         try:
-            with av.open(io.BytesIO(data)) as file:
+            with av.open(io.BytesIO(data), options=_ALONE) as file:
                 for k, frame in enumerate(file.decode(file.streams.video[0])):
                     if len(out) == self.frames:
                         break

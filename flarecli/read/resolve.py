@@ -96,6 +96,8 @@ def resolve(sources: str | Sequence[str], *, format: str | None = None, guard: G
     out: list[Playlist] = []
     at: Location | None = None
     for address, is_there in addresses:
+        if address == "-" and not is_there:
+            raise UsageError("standard input is read once, and this looks at files", hint="Write it to a file, and name that.")
         before, at = at, locate(address, guard)
         at = at if maps else at.unmapped()
         if before is not None and before.store == at.store:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from http import HTTPStatus
 
-from flarecli.errors import FlareError, FormatError, MissingError, ReachError, UsageError
+from flarecli.errors import CredentialsError, FlareError, FormatError, MissingError, ReachError, UsageError
 from flarecli.storage.answers import changed
 
 __all__ = ["is_denied", "outrun", "past_the_end", "told", "unsupported"]
@@ -76,7 +76,8 @@ def told(error: Exception, where: str, tried: str, at: str) -> FlareError:
     if isinstance(error, FlareError):
         return error
     if _denied(error, status, code):
-        return ReachError(f"{_phrase(status or 403, code)}, tried {tried}{at}", where=where, hint=_HINTS.get(code, _ACCESS))
+        error_class = CredentialsError if code in _CREDENTIALS else ReachError
+        return error_class(f"{_phrase(status or 403, code)}, tried {tried}{at}", where=where, hint=_HINTS.get(code, _ACCESS))
     if kind == "PreconditionError":
         return changed().raised(where)
     if kind == "AlreadyExistsError":

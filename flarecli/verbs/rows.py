@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from flarecli import where as sql
 from flarecli.errors import UsageError
+from flarecli.ingest import is_index
 from flarecli.model import IntArray, Playlist, Stream
 from flarecli.progress import Progress
 from flarecli.read import Dataset, parse_rows, positions, resolve, select_streams
@@ -103,9 +104,14 @@ def bounded(guard: Guard | None, limits: Limits | None) -> Guard:
 
 
 def described(found: Sequence[Playlist], progress: Progress) -> None:
-    """Tell whoever asked for details what was found, and how: in which list, in which format, how much of it."""
+    """Tell whoever asked for details what was found, and how: in which list, in which format, how much of it.
+
+    An index that is named where a dataset is wanted is a file like any other, which is told whoever asked.
+    """
     for one in found:
         for stream in one:
+            if stream.format == "files" and one.at is None and len(stream) == 1 and is_index(stream.urls[0]):
+                progress.note(f"{stream.at / stream.urls[0]}: taken as a file; `flare pack` reads its rows")
             rows = "rows not listed" if stream.rows is None else format_count(int(stream.rows.sum()), "row")
             listed = f"{one.at}: " if one.at is not None else f"{stream.at}: no list, "
             told = f"{listed}stream {stream.name!r} is {stream.format or 'of no known format'}, {rows} in {format_count(len(stream), 'shard')}"

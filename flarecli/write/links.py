@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import media
-from flarecli.errors import FlareError, UnsafeError, UsageError
+from flarecli.errors import CredentialsError, FlareError, MissingError, ReachError, UnsafeError, UsageError
 from flarecli.model import IntArray
 from flarecli.names import is_url, redact, redact_text
 from flarecli.progress import Progress
@@ -30,7 +30,7 @@ from flarecli.storage import Guard, Limits, Location
 from flarecli.storage.addresses import Address, parse
 from flarecli.storage.threads import wait_for
 from flarecli.storage.transfers import Engine, Request
-from flarecli.units import format_count
+from flarecli.units import format_count, format_size
 from flarecli.write.failures import Failure
 from flarecli.write.keys import key_text
 
@@ -135,6 +135,7 @@ def fetch(
             yield from fetcher.finish(ahead.popleft())
         for note in fetcher.notes():
             progress.note(note)
+        progress.note(fetcher.told(), verbose=True)
     finally:
         fetcher.close()
 
@@ -158,6 +159,7 @@ class _Fetcher:
         self._order = 0
         self._awaited: Request | None = None
         self._arrived = SimpleQueue[None]()
+        self._got = self._bytes = 0  # values that came, and their bytes
         self._freed, self._lump = 0, min(_LUMP_BYTES, limits.ahead_bytes // 8)  # bytes taken over, not yet given back as room
 
     def notes(self) -> Iterator[str]:
@@ -166,6 +168,11 @@ class _Fetcher:
             yield "so many requests met passing faults that later ones were not tried again"
         if self._engine is not None and self._engine.unproven:
             yield f"{format_count(self._engine.unproven, 'object')} came without a length: had one been cut short, nothing would show it"
+
+    def told(self) -> str:
+        """Say what came of all links."""
+        far = f", {self._order} of them asked for over HTTP" if self._order else ""
+        return f"fetched {format_count(self._got, 'link')}, {format_size(self._bytes)}{far}"
 
     def close(self) -> None:
         """End all transfers."""
@@ -277,10 +284,13 @@ class _Fetcher:
             else:
                 body = self._answer(want)
                 kind = want.answer.get("content-type") if want.answer is not None else ""
+        except CredentialsError:  # no fault of the row's: so would end all that follow
+            raise
         except FlareError as error:
             return _Flaw(error.kind, _redacted(error))
         if isinstance(body, _Flaw):
             return body
+        self._got, self._bytes = self._got + 1, self._bytes + len(body)
         reason = self._unwanted(body, kind, text, link)
         return body if reason is None else _Flaw(reason[0], f"{redact(text)}: {reason[1]}")
 
@@ -295,7 +305,7 @@ class _Fetcher:
 
     def _small(self, at: Location) -> bytes | _Flaw | None:
         """Read an object unless it is large: then its row reads it when it comes."""
-        size = at.size()
+        size = _size(at)
         return None if self._limits.ahead_bytes // _OBJECTS < size <= self._limits.max_bytes else self._whole(at, size)
 
     def _object(self, read: _Read, text: str) -> bytes | _Flaw:
@@ -303,7 +313,7 @@ class _Fetcher:
         return self._whole(self._at.join(text)) if found is None else found
 
     def _whole(self, at: Location, size: int | None = None) -> bytes | _Flaw:
-        size = at.size() if size is None else size
+        size = _size(at) if size is None else size
         if size > self._limits.max_bytes:
             return _Flaw("large", f"{at}: larger than the limit of {self._limits.max_bytes} bytes")
         return at.read(0, size)
@@ -347,6 +357,18 @@ class _Fetcher:
         if found in ("html", "xml") or (found is None and content_type.lower().startswith(("text/html", "application/xhtml"))):
             return "media", f"{'an XML document' if found == 'xml' else 'a web page'}, not what was asked for"
         return None
+
+
+def _size(at: Location) -> int:
+    """Give the bytes of a file or an object. Where that is refused, a byte of it is asked for: only such an answer says why."""
+    try:
+        return at.size()
+    except MissingError:
+        raise
+    except ReachError:
+        if not at.is_local:
+            at.read(0, 1)
+        raise
 
 
 def _texts(batch: pa.RecordBatch, source: str) -> list[str | None]:

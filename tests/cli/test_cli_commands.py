@@ -269,6 +269,8 @@ def test_playlist_prints_yaml_or_the_file_it_wrote(flare):
         "out": None, "format": None, "base": "http://h/", "rebase": (("o", "n"),), "hashes": ["sha1"], "headers": (("k", "v"),), "open": False,
     }  # fmt: skip
     assert flare("playlist", "a", "-o", "set.yaml", playlist=playlist).out == "set.yaml\n"
+    assert flare("playlist", "a", "-o", "-", playlist=playlist).out == ran.out
+    assert playlist.options["out"] is None
     assert playlist.options["hashes"] == ("xxh3_128",)
 
 

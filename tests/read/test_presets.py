@@ -1,6 +1,7 @@
 """Presets: pictures as arrays of one shape, text as bytes of one length; truth from Pillow itself."""
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,6 +54,30 @@ def test_moving_pictures_need_a_library(monkeypatch):
     for preset in (flare.presets.video(4), flare.presets.audio()):
         with pytest.raises(MissingLibraryError, match="^PyAV is not installed$"):
             preset(b"")
+
+
+def test_what_a_film_or_a_sound_names_is_not_opened(web):
+    pytest.importorskip("av")
+    there = web.page("/canary.ts", b"canary")
+    session = f"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video {web.port} RTP/AVP 96\na=rtpmap:96 H264/90000\n"
+    lists = f"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\n{there}\n#EXT-X-ENDLIST\n", f"ffconcat version 1.0\nfile {there}\n", session
+    for data in lists:
+        with pytest.raises(ValueFitError, match="^no video: "):
+            flare.presets.video(4)(data.encode())
+        with pytest.raises(ValueFitError, match="^no sound: "):
+            flare.presets.audio()(data.encode())
+    assert web.requests == []
+
+
+def test_films_and_sounds_become_arrays():
+    pytest.importorskip("av")
+    media = Path(__file__).parents[2] / "fixtures" / "media"
+    for name in ("whole.mp4", "whole.mkv", "whole.webm", "whole.mov", "fragments.mp4"):
+        assert flare.presets.video(4)((media / name).read_bytes()).shape == (4, 32, 48, 3)
+        assert flare.presets.video(2, step=2, size=16)((media / name).read_bytes()).shape == (2, 16, 16, 3)
+    for name in ("opus.ogg", "vorbis.ogg", "plain.mp3", "whole.flac", "whole.m4a"):
+        found = flare.presets.audio(8000, seconds=0.05)((media / name).read_bytes())
+        assert (found.dtype, found.shape[1]) == (np.float32, 400)
 
 
 def test_a_loader_batches_what_presets_make(tmp_path):

@@ -31,6 +31,8 @@ def test_a_huge_sample_is_cut_to_what_one_looks_at_and_says_so(pictures, few, tm
     assert main(["inspect", pictures, "--sample", "1000000", "--html", f"{tmp_path}/page.html"]) == 0
     assert capsys.readouterr().err == "the sample is 5 rows of the 40 asked for: `flare cat` gives any number\n"
     page = (tmp_path / "page.html").read_text()
+    assert main(["inspect", pictures, "--sample", "1000000", "--html", "-", "-q"]) == 0
+    assert capsys.readouterr() == (page, "")
     assert page.count("<article") == 5
     assert "5 rows at random; 35 more did not fit on the page" in page
     found = verbs.inspect(pictures, sample=1.0)

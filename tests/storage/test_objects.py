@@ -1,5 +1,6 @@
 """Objects: who is let in, what is said of refusals, versions, what breaks off, forks; test_store_suite.py has what all stores promise."""
 
+import json
 import multiprocessing
 import os
 import pickle
@@ -9,7 +10,9 @@ import urllib.request
 
 import pytest
 
-from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, ReachError, UnsafeError, UsageError
+from flarecli import read
+from flarecli.__main__ import main
+from flarecli.errors import CredentialsError, FlareError, FormatError, IntegrityError, MissingError, ReachError, UnsafeError, UsageError
 from flarecli.storage import Guard, Limits, locate
 from flarecli.storage.credentials import ways
 
@@ -69,8 +72,51 @@ def test_wrong_credentials_end_at_once_and_say_what_was_tried(cloud, monkeypatch
         cloud.asked.clear()
         words = "Forbidden" if status == 403 else "Bad Request"
         expected = f"s3://b/a: {status} {words} ({code}), tried with the key in AWS_ACCESS_KEY_ID at http://HOST"
-        assert caught(ReachError, locate("s3://b/a").read) == expected
+        assert caught(CredentialsError, locate("s3://b/a").read) == expected
         assert cloud.asked["/b/a"] == 1
+
+
+def test_credentials_that_end_halfway_end_a_pack_and_it_goes_on_with_new_ones(cloud, monkeypatch, tmp_path, capfd):
+    for name, value in (("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE"), ("AWS_SECRET_ACCESS_KEY", "verysecret"), ("AWS_SESSION_TOKEN", "tokentoken")):
+        monkeypatch.setenv(name, value)
+    is_over = True
+
+    def served(handler, times):
+        if is_over and int(handler.path.rpartition("/")[2]) >= 50:
+            refusal("ExpiredToken", 400)(handler, times)
+        elif handler.path.endswith("/7"):
+            refusal("AccessDenied")(handler, times)
+        else:
+            thing(handler, handler.path.encode() * 9)
+
+    for i in range(5000):
+        cloud.pages[f"/b/{i}"] = served
+    (tmp_path / "index.csv").write_text("url\n" + "".join(f"s3://b/{i}\n" for i in range(5000)))
+    line = [
+        "pack",
+        str(tmp_path / "index.csv"),
+        str(tmp_path / "out"),
+        "--fetch",
+        "url",
+        "--on-error",
+        "skip",
+        "--limit",
+        "120",
+        "--shard-rows",
+        "20",
+    ]
+    assert main(line) == 3
+    out, err = capfd.readouterr()
+    assert re.sub(r"127\.0\.0\.1:\d+", "HOST", err).splitlines()[-2:] == [
+        "error: s3://b/50: 400 Bad Request (ExpiredToken), tried with the key in AWS_ACCESS_KEY_ID at http://HOST",
+        "hint: Get new credentials, then run the same command again.",
+    ]
+    assert out == "" and not any(secret in err for secret in SECRETS)
+    assert sum(cloud.asked.values()) < 400
+    is_over = False
+    assert main([*line, "--resume"]) == 1
+    assert len(read.open(str(tmp_path / "out"))) == 119
+    assert [json.loads(row)["key"] for row in (tmp_path / "out" / "failed.jsonl").read_text().splitlines()] == [""]
 
 
 def test_a_machine_with_a_role_is_asked_only_when_nobody_is_refused(cloud, monkeypatch):

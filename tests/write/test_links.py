@@ -26,7 +26,7 @@ def at(tmp_path):
 
 
 def start(batches, at, links=LINKS, limits=QUICK, guard=None, **more):
-    return fetch(batches, links, key="key", at=at, guard=guard or Guard(), limits=limits, progress=Progress(), **more)
+    return fetch(batches, links, key="key", at=at, guard=guard or Guard(), limits=limits, **{"progress": Progress(), **more})
 
 
 def index(urls, **columns):
@@ -110,6 +110,23 @@ def test_files_beside_a_local_index_are_read_and_others_are_not(at, tmp_path):
     ]
     guard = Guard(allow_local=True)
     assert outcome("../secret", locate(str(tmp_path), guard), guard=guard) == b"secret"
+
+
+def test_what_came_of_all_links_is_told_to_those_who_ask(web, at, tmp_path):
+    (tmp_path / "a.bin").write_bytes(bytes(1500))
+    web.file("/b", bytes(500))
+    told = []
+
+    class Told(Progress):
+        def note(self, text, verbose=False):
+            told.append((text, verbose))
+
+    batch = index(["a.bin", web.url("/b"), web.url("/none")])
+    list(start([batch], at, progress=Told()))
+    assert told == [("fetched 2 links, 2.0 kB, 2 of them asked for over HTTP", True)]
+    told.clear()
+    list(start([index(["a.bin"])], at, progress=Told()))
+    assert told == [("fetched 1 link, 1.5 kB", True)]
 
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1/x", "gopher://127.0.0.1/", "data:text/plain,x", "simplecache::http://127.0.0.1/", "zip://x.zip"])
