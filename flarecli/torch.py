@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
 
 from flarecli.errors import MissingLibraryError, UsageError
 from flarecli.model import Cursor
-from flarecli.read import Ahead, Made, Part, Rows, Work, begun, check_place
+from flarecli.read import Ahead, Made, Part, Passed, Rows, Work, begun, check_place, passed, taken
 
 try:
     import torch
@@ -43,17 +44,29 @@ def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Sent(dict[str, Any]):
-    """A batch made by a worker; it arrives as a dict of the same tensors.
+    """A batch made by a worker; it arrives as a dict of the same values.
 
     Torch gives a file of shared memory to each tensor that crosses, which takes longer than copying a small one: those go with the rest.
+    Lists of many bytes go through memory that both processes map.
     """
 
     def __copy__(self) -> _Sent:
         return _Sent(self)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        small = {name: value.numpy() for name, value in self.items() if _is_small(value)}
-        return _arrived, (dict(self) | small, list(small))
+
+def _sent(batch: _Sent) -> tuple[Any, ...]:
+    small = {name: value.numpy() for name, value in batch.items() if _is_small(value)}
+    pieces = {name: value for name, value in batch.items() if _is_bytes(value)}
+    place = passed(pieces)
+    left = {name: value for name, value in batch.items() if place is None or name not in pieces}
+    return _arrived, (list(batch), left | small, list(small), place)
+
+
+ForkingPickler.register(_Sent, _sent)  # between processes alone; to a file it goes as any dict
+
+
+def _is_bytes(value: Any) -> bool:
+    return type(value) is list and bool(value) and all(type(one) is bytes for one in value)
 
 
 def _is_small(value: Any) -> bool:
@@ -63,8 +76,9 @@ def _is_small(value: Any) -> bool:
     return bool(value.nbytes <= _SMALL and not value.requires_grad and value.dtype is not torch.bfloat16)
 
 
-def _arrived(batch: dict[str, Any], small: Sequence[str]) -> dict[str, Any]:
-    return batch | {name: torch.from_numpy(batch[name]) for name in small}
+def _arrived(names: Sequence[str], batch: dict[str, Any], small: Sequence[str], place: Passed | None) -> dict[str, Any]:
+    made = batch | {name: torch.from_numpy(batch[name]) for name in small} | (taken(place) if place else {})
+    return {name: made[name] for name in names}
 
 
 class MapDataset(torch_data.Dataset):  # type: ignore[misc]
@@ -173,7 +187,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
             raise UsageError(f"saved by {saved} workers, here are {workers}", hint=hint)
         order = self.data.order(self._seed, epoch, self._order, self._window)
         self._at = Cursor(self._seed, epoch, step, self._order), given
-        fetching = begun(self.data, order, self._at[0])
+        fetching = begun(self.data, order, self._at[0], self._ranks)
         work = Work(self.data, self._transforms, self._collate, self._seed, epoch, fetching is not None)
         flow = self._flow(work, self._parts(order, step, worker, workers))
         try:
@@ -214,8 +228,8 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         stop = order.rows
         if self._drop_last:
             stop = start + (stop - start) // whole * whole
-        block = max(1, _BLOCK // self._batch) * workers * whole
-        for begin in range(start + worker * whole, stop, block):
+        begin, block, most = start + worker * whole, workers * whole, max(1, _BLOCK // self._batch) * workers * whole
+        while begin < stop:  # the first batch waits for itself alone
             firsts = range(begin, min(begin + block, stop), workers * whole)
             steps = [np.arange(first + self._rank, min(first + whole, stop), self._ranks, dtype=np.int64) for first in firsts]
             rows = order.at(np.concatenate(steps))
@@ -223,6 +237,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
                 part, rows = rows[:count], rows[count:]
                 if count:
                     yield Part(part, not self._collated)
+            begin, block = begin + block, most
 
     def _flow(self, work: Work, parts: Iterator[Part]) -> Iterator[Made]:
         if self._threads:

@@ -10,6 +10,7 @@ from flarecli.read.fetching import begun
 from flarecli.read.loader import Loader
 from flarecli.read.mixing import Mix, mix
 from flarecli.read.order import positions
+from flarecli.read.passing import Passed, passed, taken
 from flarecli.read.resolve import expand, resolve, select_streams
 from flarecli.read.rows import Rows
 from flarecli.read.run import Run, check_place
@@ -23,6 +24,7 @@ __all__ = [
     "Made",
     "Mix",
     "Part",
+    "Passed",
     "Rows",
     "Run",
     "Series",
@@ -33,8 +35,10 @@ __all__ = [
     "mix",
     "open",
     "parse_rows",
+    "passed",
     "positions",
     "presets",
     "resolve",
     "select_streams",
+    "taken",
 ]

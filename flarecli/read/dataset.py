@@ -324,6 +324,18 @@ class Dataset:
         """Bytes that the cache before its shards may hold; 0 without one."""
         return min(one.room for one in self._table.series)
 
+    @property
+    def stored(self) -> int:
+        """Bytes of its shards, from what is listed; -1 where that does not say."""
+        sizes = [one.stored for one in self._table.series]
+        return -1 if min(sizes) < 0 else sum(sizes)
+
+    def expect(self, together: int) -> None:
+        """Say that most rows will be read, in whatever order, among `together` bytes: if memory has room for all, shards come in large pages."""
+        if 2 * len(self) >= self._table.series[0].rows:
+            for one in self._table.series:
+                one.expect(together)
+
     def weight(self, start: int, stop: int) -> int:
         """Reckon the bytes of the shards that hold rows start..stop, from what is listed."""
         return sum(one.weight(i) for one, chunks in self._table.spans(start, stop) for i in chunks)

@@ -16,11 +16,18 @@ from flarecli.read.rows import Order, Rows
 __all__ = ["Fetching", "begun"]
 
 _THREADS, _AHEAD = 4, 2  # windows ahead
+_BESIDE = 8
+_LITTLE = 8 << 20  # bytes that are read whatever their pages
 _TICK_S, _END_S = 0.5, 1.0
 
 
-def begun(data: Rows, order: Order, place: Cursor) -> Fetching | None:
-    """Begin to fetch what a run reads from a place on; None where no cache keeps it, or all of it is read at once."""
+def begun(data: Rows, order: Order, place: Cursor, ranks: int) -> Fetching | None:
+    """Begin to fetch what a run reads from a place on; None where no cache keeps it, or all of it is read at once.
+
+    ranks  that share the rows; a few of them are on one machine, which then reads all that is there
+    """
+    if ranks <= _BESIDE and (together := data.stored) >= _LITTLE:
+        data.expect(together)
     room = data.room * 9 // 10 if place.order != "shuffle" else 0
     return Fetching(data, order, place.step, room) if room else None
 

@@ -127,7 +127,7 @@ class Loader:
 
     def _epoch(self, loop: int) -> Iterator[Any]:
         order, place = self._order(), self._place
-        fetching = begun(self.data, order, place)
+        fetching = begun(self.data, order, place, self.ranks)
         work = Work(self.data, self._transforms, self._collate, place.seed, place.epoch, fetching is not None)
         held: deque[tuple[Any, int, int]] = deque()  # samples that no batch has yet, and the place behind each: rows, and samples of the next one
         flow, close = self._flow(work, self._parts(order, place.step, self._skip, held))
@@ -161,12 +161,13 @@ class Loader:
         stop, whole = order.rows, self.batch * self.ranks
         if self.drop_last:
             stop = first + (stop - first) // whole * whole
-        block = max(1, _BLOCK // self.batch) * whole
-        for start in range(first + self.rank, stop, block):
+        start, block, most = first + self.rank, whole, max(1, _BLOCK // self.batch) * whole  # the first batch waits for itself alone
+        while start < stop:
             rows = order.at(np.arange(start, min(start + block, stop), self.ranks, dtype=np.int64))
             for at in range(0, len(rows), self.batch):
                 yield Part(rows[at : at + self.batch], bool(held or skip))
                 skip = 0
+            start, block = start + block, most
 
     def _flow(self, work: Work, parts: Iterator[Part]) -> tuple[Iterator[Made], Callable[[], None]]:
         """Begin the work; give what comes of it in order, and what ends it."""

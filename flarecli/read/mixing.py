@@ -115,6 +115,17 @@ class Mix:
         """Bytes that the smallest cache before a dataset may hold; 0 where no dataset has one."""
         return min((part.room for part in self.parts if part.room), default=0)
 
+    @property
+    def stored(self) -> int:
+        """See `Dataset.stored`."""
+        sizes = [part.stored for part in self.parts]
+        return -1 if min(sizes) < 0 else sum(sizes)
+
+    def expect(self, together: int) -> None:
+        """See `Dataset.expect`."""
+        for part in self.parts:
+            part.expect(together)
+
     def weight(self, start: int, stop: int) -> int:
         """See `Dataset.weight`; all rows of one dataset."""
         part, first = self._part(start)

@@ -46,6 +46,13 @@ class Rows(Protocol):
     def room(self) -> int:
         """Bytes of the cache before its shards; 0 without one."""
 
+    @property
+    def stored(self) -> int:
+        """Bytes of its shards, from what is listed; -1 where that does not say."""
+
+    def expect(self, together: int) -> None:
+        """Say that most rows will be read, in whatever order, among so many bytes."""
+
     def weight(self, start: int, stop: int) -> int:
         """Reckon the bytes of the shards that hold rows start..stop."""
 

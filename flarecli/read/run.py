@@ -64,7 +64,7 @@ class Run:
 
 def _read(data: Rows, order: Order, place: Cursor, rank: int, ranks: int) -> Iterator[Sample]:
     """Give the samples; what fetches ahead ends with this."""
-    fetching, block = begun(data, order, place), _BLOCK * ranks
+    fetching, block = begun(data, order, place, ranks), _BLOCK * ranks
     try:
         for first in range(place.step + rank, order.rows, block):
             steps = np.arange(first, min(first + block, order.rows), ranks, dtype=np.int64)

@@ -16,6 +16,7 @@ from flarecli import formats
 from flarecli.errors import FormatError, UsageError
 from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream
 from flarecli.read import opened
+from flarecli.storage import expect
 
 __all__ = ["Series"]
 
@@ -38,6 +39,7 @@ class Series:
         self.name = self.streams[0].name
         self._firsts = np.cumsum([0, *(len(stream) for stream in self.streams)])  # position of each stream's first chunk
         self._open: dict[int, Shard] = {}
+        self._expected = 0  # bytes that will be read, with these
         self._fetched: set[int] = set()
         self._turns: dict[int, threading.Lock] = {}  # of threads that fetch a chunk
         self._lock = threading.Lock()
@@ -98,6 +100,8 @@ class Series:
         k = int(np.searchsorted(self._firsts, i, "right")) - 1
         columns = self.streams[k].columns or getattr(self, "columns", None) or None
         shard = formats.find(chunk.format or "").open_shard(chunk, columns)
+        if self._expected:
+            _expect(shard, self._expected)
         with self._lock:
             self._open[i] = shard
         opened.note(self, i, shard)
@@ -108,6 +112,19 @@ class Series:
         """Bytes that the cache before its shards may hold; 0 without one."""
         limits = [getattr(getattr(stream.at.store, "cache", None), "limit", 0) for stream in self.streams]
         return int(min(limits))
+
+    @property
+    def stored(self) -> int:
+        """Bytes of all chunks, from what is listed; -1 where that does not say."""
+        sizes = [stream.stored for stream in self.streams]
+        return -1 if any(one is None or (one < 0).any() for one in sizes) else sum(int(one.sum()) for one in sizes if one is not None)
+
+    def expect(self, together: int) -> None:
+        """Say that all chunks will be read, among so many bytes."""
+        with self._lock:
+            self._expected, held = together, list(self._open.values())
+        for shard in held:
+            _expect(shard, together)
 
     def weight(self, i: int) -> int:
         """Reckon the bytes of a chunk, from what is listed; 0 where nothing is."""
@@ -192,6 +209,13 @@ class Series:
         )
         step = max(1, int(_BATCH_BYTES // max(1, weight // max(1, shard.rows))))
         return min(start + min(size, step), int(self.starts[i + 1]), stop)
+
+
+def _expect(shard: Shard, together: int) -> None:
+    for at in (shard.chunk.at, *shard.chunk.beside):
+        mapped = getattr(at.store, "mapped", None)
+        if mapped is not None and (view := mapped(at.path)) is not None:
+            expect(view, together)
 
 
 def _forked() -> None:

@@ -5,16 +5,45 @@ Whether they are cold is asked at a few of them: that costs a hot batch a micros
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import mmap
 import os
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-__all__ = ["ahead_of_file", "is_cold", "read_ahead"]
+from flarecli.storage.spare import spare_memory
+
+__all__ = ["ahead_of_file", "expect", "in_large_pages", "is_cold", "read_ahead"]
 
 _WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
+_LARGE = getattr(mmap, "MADV_HUGEPAGE", None)
 _NOWAIT = getattr(os, "RWF_NOWAIT", None)
+
+
+_LOOKS = 8  # places of a file that tell whether it is in memory
+_large: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+
+
+def expect(view: memoryview, together: int) -> None:
+    """Say that all of a mapped file will be read, in whatever order, and others, so many bytes together.
+
+    If memory has room for twice that, what is missing of it comes in pages as large as there are, of 2 MB. Measured: an epoch over pages
+    of 4 KB takes 1.6 to 1.9 times as long, now and in each later process.
+    """
+    if is_cold(view, range(0, len(view), len(view) // _LOOKS + 1)) and 2 * together <= spare_memory():
+        in_large_pages(view)
+
+
+def in_large_pages(view: memoryview) -> None:
+    """Ask for what is missing of a mapped file in large pages, which come when they are touched."""
+    map_ = view.obj
+    if _LARGE is None or not isinstance(map_, mmap.mmap):
+        return
+    with contextlib.suppress(OSError):  # a system without
+        map_.madvise(_LARGE)
+        _large.add(map_)
 
 
 def is_cold(view: memoryview, places: Sequence[int]) -> bool:
@@ -53,7 +82,7 @@ def _asked() -> tuple[Callable[[Any], int], Callable[[int], bool]] | None:
 def read_ahead(view: memoryview, ranges: Iterable[tuple[int, int]]) -> None:
     """Ask the system for runs (start, stop) of a mapped file, without waiting for them."""
     map_, page = view.obj, mmap.PAGESIZE
-    if _WILLNEED is None or not isinstance(map_, mmap.mmap):
+    if _WILLNEED is None or not isinstance(map_, mmap.mmap) or map_ in _large:  # what is asked for so comes in small pages
         return
     for start, stop in ranges:
         if start < stop:

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader  # noqa: E402
 
-from flarecli.torch import IterableDataset, MapDataset  # noqa: E402
+from flarecli.torch import IterableDataset, MapDataset, tensors  # noqa: E402
 
 ROWS = 103
 
@@ -128,3 +128,29 @@ def test_places_of_another_stream_are_refused(data):
         next(iter(stream))
     with pytest.raises(UsageError, match="^batch is 0, threads 0, rank 0 of 1: that makes no stream$"):
         IterableDataset(data, 0)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("given", [{"collate_fn": tensors}, {}])
+def test_large_batches_of_bytes_are_the_same_from_workers(tmp_path, start, given):
+    with flare.Writer(str(tmp_path / "d"), columns={"body": "bytes", "n": "int", "text": "str"}) as writer:
+        for n in range(200):
+            writer.write({"body": bytes([n]) * (n * 100), "n": n, "text": str(n)})
+    stream = IterableDataset(flare.open(str(tmp_path / "d")), 16, seed=2)
+    wanted = list(stream)
+    for _ in range(2):
+        batches = list(DataLoader(stream, batch_size=None, num_workers=2, multiprocessing_context=start, **given))
+        assert [list(batch) for batch in batches] == [["body", "n", "text"]] * 13
+        assert [(one["body"], one["n"].tolist(), one["text"]) for one in batches] == [(one["body"], one["n"].tolist(), one["text"]) for one in wanted]
+
+
+def test_a_loop_that_is_left_and_begun_again_gets_its_own_batches(tmp_path):
+    with flare.Writer(str(tmp_path / "d"), columns={"body": "bytes"}) as writer:
+        for n in range(250):
+            writer.write({"body": bytes([n]) * 9000})
+    stream = IterableDataset(flare.open(str(tmp_path / "d")), 10, seed=2)
+    wanted = [batch["body"] for batch in stream]
+    loader = DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True, collate_fn=tensors)
+    for stop in (3, 1, 25, 7):
+        seen = [batch["body"] for batch, _ in zip(loader, range(stop), strict=False)]
+        assert seen[:stop] == wanted[: len(seen[:stop])]

@@ -1,0 +1,110 @@
+"""Shards that are read whole come into memory in large pages: when, and when not."""
+
+import mmap
+from pathlib import Path
+
+import pytest
+
+import flarecli as flare
+from flarecli.model import Settings
+from flarecli.read import fetching
+from flarecli.storage import ahead, spare
+
+ROWS = 300
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    with flare.Writer(str(tmp_path / "data"), columns={"n": "int", "body": "bytes"}, settings=Settings(shard_rows=100)) as writer:
+        for n in range(ROWS):
+            writer.write({"n": n, "body": bytes([n % 256]) * 2000})
+    return str(tmp_path / "data")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the files that were asked for in large pages, of data that are not in memory, however small."""
+    out: list[int] = []
+    monkeypatch.setattr(fetching, "_LITTLE", 0)
+    monkeypatch.setattr(ahead, "is_cold", lambda view, places: True)
+    monkeypatch.setattr(ahead, "in_large_pages", lambda view: out.append(len(view)))
+    return out
+
+
+def stored(folder: str) -> list[int]:
+    return sorted(path.stat().st_size for path in Path(folder).glob("*.mds"))
+
+
+@pytest.mark.parametrize("order", ["shuffle", "windows", "sequential"])
+def test_an_epoch_asks_for_each_shard_once_and_reads_the_same(folder: str, asked: list[int], order: str) -> None:
+    data = flare.open(folder)
+    seen = [n for batch in flare.Loader(data, 32, order=order) for n in batch["n"].tolist()]
+    assert sorted(asked) == stored(folder) and len(asked) > 2
+    assert sorted(seen) == list(range(ROWS))
+
+
+def test_shards_that_were_open_are_asked_for_too(folder: str, asked: list[int]) -> None:
+    data = flare.open(folder)
+    assert data[0]["n"] == 0 and not asked
+    run = data.run(order="sequential")
+    next(run)
+    assert len(asked) == 1
+
+
+def test_rows_read_one_by_one_ask_for_nothing(folder: str, asked: list[int]) -> None:
+    data = flare.open(folder)
+    assert len([data[n] for n in range(0, ROWS, 7)]) and data.to_arrow().num_rows == ROWS
+    assert asked == []
+
+
+def test_a_few_rows_of_many_do_not_bring_the_shards(folder: str, asked: list[int]) -> None:
+    some = flare.open(folder).where("n < 100")
+    assert sum(len(batch["n"]) for batch in flare.Loader(some, 32)) == 100
+    assert asked == []
+
+
+def test_many_ranks_read_their_own_rows_alone(folder: str, asked: list[int]) -> None:
+    list(flare.Loader(flare.open(folder), 4, rank=3, ranks=9))
+    assert asked == []
+    list(flare.Loader(flare.open(folder), 4, rank=3, ranks=8))
+    assert asked
+
+
+def test_data_larger_than_half_of_the_memory_to_spare_come_as_they_are_asked_for(
+    folder: str, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "spare_memory", lambda: 2 * sum(stored(folder)) - 1)
+    list(flare.Loader(flare.open(folder)))
+    assert asked == []
+    monkeypatch.setattr(ahead, "spare_memory", lambda: 2 * sum(stored(folder)))
+    list(flare.Loader(flare.open(folder)))
+    assert sorted(asked) == stored(folder)
+
+
+def test_a_mix_asks_for_what_all_its_datasets_take(folder: str, asked: list[int]) -> None:
+    data = flare.open(folder)
+    list(flare.Loader(flare.mix({data: 0.5, flare.open(folder): 0.5})))
+    assert len(asked) >= len(stored(folder))
+
+
+def test_a_map_asked_for_in_large_pages_is_not_read_ahead_in_small_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(bytes(1 << 16))
+    with (tmp_path / "file").open("rb") as file:
+        view = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+    ahead.in_large_pages(view)
+    if view.obj not in ahead._large:
+        pytest.skip("this system has no large pages")
+    monkeypatch.setattr(ahead, "_WILLNEED", -1)  # no advice at all: asking would fail
+    ahead.read_ahead(view, [(0, 5000)])
+    ahead._large.discard(view.obj)
+    with pytest.raises(OSError):
+        ahead.read_ahead(view, [(0, 5000)])
+
+
+def test_spare_memory_is_what_the_system_has_or_the_group_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    available = next(int(line.split()[1]) << 10 for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+    assert spare.spare_memory() <= 2 * available
+    for name, text in (("max", "5000000\n"), ("used", "2000000\n"), ("none", "max\n")):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(spare, "_groups", lambda: ((tmp_path / "none", tmp_path / "used"), (tmp_path / "max", tmp_path / "used")))
+    assert spare.spare_memory() == 3_000_000
