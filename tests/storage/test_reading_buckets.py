@@ -135,7 +135,7 @@ def test_folders_without_an_index_are_what_their_files_say(s3, tmp_path):
         (locate(f"{s3}/tars") / name).delete()
     assert verbs.inspect(f"{s3}/tars").rows == 2
     put(s3, "loose/shard.00000.mds")
-    with pytest.raises(FormatError, match="1 shard, and no index.json beside them"):
+    with pytest.raises(FormatError, match="1 shard, and no index.json beside it"):
         resolve(f"{s3}/loose")
     with pytest.raises(MissingError):
         resolve(f"{s3}/nothing")
