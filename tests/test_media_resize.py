@@ -244,6 +244,7 @@ def test_a_column_keeps_its_order_and_names_what_fails(jobs):
     ("options", "message"),
     [
         ({"mode": "pad"}, "--resize-mode is 'pad'"),
+        ({"mode": "crop"}, "--resize-mode crop without a size changes nothing"),
         ({"size": 0}, "--resize 0 is no size in pixels"),
         ({"size": (640, 0)}, "--resize 640x0 is no size in pixels"),
         ({"min_size": -1}, "--min-size is -1"),

@@ -11,6 +11,7 @@ from flarecli.cli import rows as output
 from flarecli.cli.bar import Bar
 from flarecli.cli.params import completes, option
 from flarecli.cli.show import Printer
+from flarecli.errors import UsageError
 
 
 def command(
@@ -60,6 +61,8 @@ def command(
     printer = Printer(as_json, quiet, verbose)
     guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline, keeper=params.keeper(printer, cache, cache_limit))
     output.check(to, raw, bytes_as)
+    if raw is not None and (columns is not None or to != "jsonl"):
+        raise UsageError("--raw prints the bytes of one column alone", hint="Leave --columns and --to out.")
     batches = verbs.cat(
         sources,
         format=format,

@@ -54,6 +54,8 @@ class Resize:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise UsageError(f"--resize-mode is {self.mode!r}", hint=f"Choose one of {', '.join(MODES)}.")
+        if self.box is None and self.mode != "fit":
+            raise UsageError(f"--resize-mode {self.mode} without a size changes nothing", hint="Give --resize too.")
         if self.box is not None and not all(0 < side <= 1 << 16 for side in self.box):
             shown = "x".join(map(str, self.box if isinstance(self.size, tuple) else self.box[:1]))
             raise UsageError(f"--resize {shown} is no size in pixels", hint="Give a number from 1 to 65536, or two as in 640x480.")

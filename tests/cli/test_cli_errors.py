@@ -80,6 +80,8 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
         (["cat", "a", "--bytes", "hex"], "unknown form of bytes 'hex'", "Choose one of sha256, base64."),
         (["cat", "a", "--rank", "8/8"], "'8/8' is no rank", "Write it like 0/8: the first of eight."),
         (["cat", "a", "--sample", "101%"], "'101%' is neither a number of rows nor a share", "Write it like 100 or 1%."),
+        (["cat", "a", "--raw", "x", "-c", "y"], "--raw prints the bytes of one column alone", "Leave --columns and --to out."),
+        (["cat", "a", "--raw", "x", "--to", "csv"], "--raw prints the bytes of one column alone", "Leave --columns and --to out."),
         (["playlist"], "no source is named", "Run `flare playlist --help`."),
         (["playlist", "a", "b", "--diff", "c"], "--diff compares one playlist with another", ""),
     ],
