@@ -57,7 +57,7 @@ def cat(
     """
     for name, value in (("limit", limit), ("head", head), ("tail", tail), ("sample", sample)):
         if value is not None and value < 0:
-            raise UsageError(f"{name} is {value}, below 0")
+            raise UsageError(f"--{name} is {value}, below 0")
     if streamed.is_stdin(sources):
         if any(one is not None for one in (rows, sample, shuffle, rank)):
             hint = "Put it into a file, or choose by --where, --limit, --head and --tail."

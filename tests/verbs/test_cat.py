@@ -115,7 +115,7 @@ def test_neighbours_are_scanned_and_the_rest_is_taken_in_small_blocks(plain, mon
         ({"rows": "x"}, UsageError, "'x' names no rows"),
         ({"columns": ["nope"]}, UsageError, "no column 'nope'"),
         ({"columns": ["nope"], "where": "id > 1"}, UsageError, "no column 'nope'"),
-        ({"head": -1}, UsageError, "head is -1, below 0"),
+        ({"head": -1}, UsageError, "--head is -1, below 0"),
         ({"epoch": 1}, UsageError, "an epoch without a shuffle changes nothing"),
     ],
 )
