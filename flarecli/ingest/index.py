@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import IO
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow as pa
 from flarecli import where as sql
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.hashes import DEFAULT, Sums
+from flarecli.ingest.ahead import Placed, in_turn
 from flarecli.ingest.contents import Flaw, contents
 from flarecli.ingest.folder import Folder
 from flarecli.ingest.jsons import Json
@@ -86,11 +88,13 @@ class Index:
         bounds = () if where is None else sql.bounds(where, self.schema.names)
         first = rows = 0
         last = sys.maxsize if stop is None else stop
+        is_ahead = start <= 0 and stop is None and any(_is_far(part) for part in self.parts)
+        turns = in_turn(partial(_placed, part, _own(part, names), bounds, 0, sys.maxsize) for part in self.parts) if is_ahead else None
         for number, part in enumerate(self.parts):
             if first >= last:
                 return
             self._firsts[number], count = first, 0
-            for at, batch in _placed(part, [name for name in names if name in part.schema.names], bounds, start - first, last - first):
+            for at, batch in next(turns) if turns is not None else _placed(part, _own(part, names), bounds, start - first, last - first):
                 count, rows = at + batch.num_rows, rows + batch.num_rows
                 low, high = max(start - first - at, 0), min(last - first - at, batch.num_rows)
                 if low < high:
@@ -158,7 +162,16 @@ def _lumps(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from pa.Table.from_batches(held).combine_chunks().to_batches()
 
 
-def _placed(part: Part, names: list[str], bounds: Sequence[sql.Bound], start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _own(part: Part, names: Sequence[str]) -> list[str]:
+    return [name for name in names if name in part.schema.names]
+
+
+def _is_far(part: Part) -> bool:
+    at = getattr(part.at, "at", part.at)
+    return isinstance(at, Location) and not at.is_local
+
+
+def _placed(part: Part, names: list[str], bounds: Sequence[sql.Bound], start: int, stop: int) -> Iterator[Placed]:
     """Give the batches of a part that may hold rows within bounds and from start to stop, and the place of each in the part."""
     if part.rows is not None and part.rows <= start:
         return

@@ -1,0 +1,103 @@
+"""Index files far away: read ahead, given in order, with errors at their place; who leaves early has read little."""
+
+import threading
+import time
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flarecli.errors import FormatError
+from flarecli.ingest import ahead as room
+from flarecli.ingest import open_index
+from flarecli.ingest.ahead import in_turn
+
+
+def batch(number, size=1):
+    return 0, pa.record_batch({"n": pa.array([number] * size)})
+
+
+def numbers(turns):
+    return [[one.column(0)[0].as_py() for _, one in found] for found in turns]
+
+
+def test_files_come_in_order_whichever_is_read_first():
+    def slow(number):
+        for i in range(5):
+            time.sleep(0.002 * (7 - number))
+            yield batch(10 * number + i)
+
+    assert numbers(in_turn((lambda n=n: slow(n)) for n in range(7))) == [[10 * n + i for i in range(5)] for n in range(7)]
+    assert numbers(in_turn([])) == []
+
+
+def test_the_next_files_are_read_while_one_is_worked_on():
+    together = threading.Barrier(room._FILES)  # all wait for all: one behind the other would never pass
+
+    def waits(number):
+        if number < room._FILES:
+            yield batch(number)
+            together.wait(20)
+        yield batch(number)
+
+    assert numbers(in_turn((lambda n=n: waits(n)) for n in range(9))) == [[n, n] if n < room._FILES else [n] for n in range(9)]
+
+
+def test_an_error_comes_behind_the_rows_before_it():
+    def breaks(number):
+        yield batch(number)
+        if number == 1:
+            raise FormatError("cut", where="b")
+
+    taken = []
+    with pytest.raises(FormatError, match="^b: cut$"):
+        for found in in_turn((lambda n=n: breaks(n)) for n in range(3)):
+            taken += [one.column(0)[0].as_py() for _, one in found]
+    assert taken == [0]
+    found = in_turn((lambda n=n: breaks(n)) for n in range(3))
+    assert numbers([next(found)]) == [[0]]
+    second = next(found)
+    assert next(second)[1].column(0)[0].as_py() == 1
+
+
+def test_who_takes_one_batch_and_leaves_has_read_one(monkeypatch):
+    read = []
+
+    def endless(number):
+        while True:
+            read.append(number)
+            yield batch(number, 1 << 17)
+
+    turns = in_turn((lambda n=n: endless(n)) for n in range(5))
+    first = next(turns)
+    next(first)
+    time.sleep(0.05)
+    assert read == [0]
+    next(first)
+    next(first)
+    deadline = time.monotonic() + 20
+    while set(read) != set(range(room._FILES)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert set(read) == set(range(room._FILES))
+    time.sleep(0.1)
+    count = len(read)
+    assert count * (1 << 20) < 3 * room._FILES * room._BYTES
+    turns.close()
+    time.sleep(0.05)
+    assert len(read) <= count + room._FILES
+
+
+def test_an_index_far_away_gives_the_rows_that_it_gives_here(tmp_path, monkeypatch):
+    names = []
+    for number in range(6):
+        table = pa.table({"id": range(1000 * number, 1000 * number + 900), "text": [f"t{i}" for i in range(900)]})
+        names.append(str(tmp_path / f"{number}.parquet"))
+        pq.write_table(table, names[-1], row_group_size=100)
+    here = pa.Table.from_batches(open_index(names).batches(row="place"))
+    index = open_index(names)
+    monkeypatch.setattr("flarecli.ingest.index._is_far", lambda part: True)
+    assert pa.Table.from_batches(index.batches(row="place")) == here
+    some = pa.Table.from_batches(index.batches(["id"], "id >= 2850 AND id < 4010", "place"))
+    assert some.num_rows == 1100  # of 12 groups out of 54
+    for id, place in zip(some.column("id").to_pylist(), some.column("place").to_pylist(), strict=True):
+        assert index.place(place) == (names[id // 1000], id % 1000)
