@@ -168,6 +168,18 @@ def test_a_window_larger_than_zstd_itself_takes_is_refused():
         decompress("zstd", [data], 1000, "a")
 
 
+def test_a_frame_that_wants_a_dictionary_or_lies_about_its_size_is_refused():
+    words = zstandard.ZstdCompressionDict(b"a word and another word " * 200)
+    with pytest.raises(FormatError, match="^a: not valid zstd: "):
+        decompress("zstd", [zstandard.ZstdCompressor(dict_data=words).compress(b"a word and another word " * 50)], None, "a")
+    data = bytearray(zstandard.compress(bytes(range(200))))
+    assert data[4:6] == b"\x20\xc8"  # one segment, its size in one byte: 200
+    for said in (199, 201):
+        data[5] = said
+        with pytest.raises(FormatError, match="^a: "):
+            decompress("zstd", [bytes(data)], None, "a")
+
+
 @pytest.mark.parametrize("cut", [1, 5, 20, -1])
 def test_a_cut_file_is_an_error(cut):
     stored = zstandard.compress(bytes(range(256)) * 100)

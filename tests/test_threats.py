@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -170,6 +171,42 @@ def test_the_hundred_thousandth_shard_has_a_name_of_its_own(tmp_path, name):
     assert len(set(found)) == len(found)
     if name == "ffrecord":
         assert sorted(found) == found
+
+
+def test_what_is_no_file_is_named_and_nobody_waits_for_it(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("d").mkdir()
+    Path("d/a.bin").write_bytes(b"a")
+    os.mkfifo("d/f.bin")
+    Path("d/l.bin").symlink_to("/dev/zero")
+    Path("d/loop").symlink_to(".")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("d/s.bin")
+        refused = "error: d/f.bin: not a regular file\nhint: Replace it by the file itself.\n"
+        for args in (
+            ["inspect", "d"],
+            ["cat", "d"],
+            ["unpack", "d", "u"],
+            ["unpack", "d", "-"],
+            ["playlist", "d"],
+            ["cat", "d/f.bin"],
+        ):
+            assert (main(args), capfd.readouterr().err) == (5, refused), args
+        link = "a symbolic link, which may lead out of the folder"
+        assert main(["verify", "d"]) == 1
+        assert [line for line in capfd.readouterr().out.splitlines() if line.startswith("d/")] == [
+            "d/f.bin: not a regular file", f"d/l.bin: {link}", f"d/loop: {link}", "d/s.bin: not a regular file",
+        ]  # fmt: skip
+        assert main(["pack", "d", "out", "--on-error", "skip", "-q"]) == 1
+        rows = [json.loads(line) for line in Path("out/failed.jsonl").read_text().splitlines()]
+        assert [(row["key"], row["kind"], row["reason"]) for row in rows] == [
+            ("f", "unsafe", "d/f.bin: not a regular file"),
+            ("l", "unsafe", f"d/l.bin: {link}"),
+            ("s", "unsafe", "d/s.bin: not a regular file"),
+        ]
+        capfd.readouterr()
+        assert main(["cat", "out"]) == 0
+        assert json.loads(capfd.readouterr().out)["bin"]["bytes"] == 1
 
 
 def test_a_playlist_larger_than_any_is_not_read(tmp_path, capfd, monkeypatch):
