@@ -10,7 +10,6 @@ the one that the first bytes say: no demuxer that follows names into other files
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import io
 import re
@@ -38,7 +37,6 @@ _COUNTS = re.compile(rb"(?:st(?:sz|z2)....|trun)....(....)|(cmov)", re.DOTALL)  
 _OPTIONS = {"analyzeduration": "0", "probesize": "32768", "protocol_whitelist": "none"}
 
 
-@functools.cache  # a search along sys.path, which a pack of few rows would feel
 def has_films() -> bool:
     """Say whether FFmpeg can be asked."""
     return importlib.util.find_spec("av") is not None
