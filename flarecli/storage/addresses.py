@@ -19,6 +19,7 @@ __all__ = ["Address", "folder_of", "join", "parse", "redirected", "reserved"]
 
 PORTS = {"http": 80, "https": 443}
 _PARTS = re.compile(r"(https?)://(?:([^@/?#]*)@)?([^/?#@]*?)(?::(\d{0,5}))?(?:([/?][^#]*))?(?:#.*)?", re.IGNORECASE | re.ASCII | re.DOTALL)
+_USUAL = re.compile(r"(https?)://([a-z0-9.-]+)(?::(\d{1,5}))?(/[!$-;=?-\[\]_a-z~]*)", re.ASCII)  # what most are: nothing to put otherwise
 _HOST = re.compile(r"[a-z0-9_](?:[a-z0-9._-]{0,252}[a-z0-9_.])?", re.ASCII)
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -83,11 +84,15 @@ def parse(url: str) -> Address:
 
     raises  UnsafeError for any other scheme; FormatError for what is no address
     """
-    url = url.strip(" ")
-    match = _PARTS.fullmatch(url)
-    if match is None or _CONTROL.search(url) or (match[2] and _CONTROL.search(unquote(match[2]))):
-        raise _refused(url)
-    scheme, user, host, port, path = match.groups()
+    url, user = url.strip(" "), ""
+    match = _USUAL.fullmatch(url)
+    if match is not None:
+        scheme, host, port, path = match.groups()
+    else:
+        match = _PARTS.fullmatch(url)
+        if match is None or _CONTROL.search(url) or (match[2] and _CONTROL.search(unquote(match[2]))):
+            raise _refused(url)
+        scheme, user, host, port, path = match.groups()
     try:
         start, origin = _server(scheme.lower(), host, port)
     except FormatError as error:

@@ -90,12 +90,13 @@ _Want: TypeAlias = "Request | Location | _Read | _Flaw"
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """Rows on their way: their columns, and for each link what becomes of each row's address."""
+    """Rows on their way: their columns, and for each link what becomes of each row's address; whether any is an object of a bucket."""
 
     batch: pa.RecordBatch
     first: int
     texts: list[list[str | None]]
     wants: list[list[_Want]]
+    has_objects: bool
 
 
 def fetch(
@@ -195,7 +196,8 @@ class _Fetcher:
             if self._engine is None:
                 self._engine = Engine(self._limits, self._limits.ahead_bytes)
             self._engine.submit(requests)
-        return _Slice(batch, first, texts, wants)
+        has_objects = any(isinstance(want, Location) and not want.is_local for row in wants for want in row)
+        return _Slice(batch, first, texts, wants, has_objects)
 
     def _want(self, text: str | None, link: Link) -> _Want:
         if not text:
@@ -238,7 +240,8 @@ class _Fetcher:
         failures: list[Failure] = []
         size = 0
         for row in range(part.batch.num_rows):
-            self._read_ahead(part, row)
+            if part.has_objects:
+                self._read_ahead(part, row)
             values = [self._value(part, i, row) for i in range(len(self._links))]
             flaw = next(((link, value) for link, value in zip(self._links, values, strict=True) if isinstance(value, _Flaw)), None)
             if flaw is not None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flarecli.errors import FlareError, FormatError, UnsafeError
+from flarecli.storage import addresses
 from flarecli.storage.addresses import join, parse, redirected, reserved
 
 
@@ -99,6 +100,25 @@ def test_the_host_that_is_checked_is_the_host_that_is_asked():
         "http://127.0.0.1?@example.org/",
     ):
         assert parse(address).url.startswith("http://127.0.0.1/")
+
+
+class _Never:
+    def fullmatch(self, text):
+        return None
+
+
+@given(st.text(alphabet='htps:/@?#[]%.-a1Z !;\\"<^`{|}~\t\x7fé', max_size=30), st.sampled_from(("", "http://", "https://a.b", "http://a:80/")))
+def test_the_short_way_of_usual_addresses_says_what_the_long_one_says(text, start):
+    def outcome():
+        try:
+            return parse(start + text)
+        except FlareError as error:
+            return str(error)
+
+    short = outcome()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(addresses, "_USUAL", _Never())
+        assert outcome() == short
 
 
 @given(st.text(max_size=60))

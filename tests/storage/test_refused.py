@@ -50,3 +50,17 @@ def test_a_wrong_key_ends_every_command_at_once_and_says_what_was_tried(bucket, 
 def test_nobody_is_let_in_without_a_key(bucket, capfd):
     assert main(["inspect", "s3://bucket/d"]) == 3
     assert "tried without credentials at http://127.0.0.1:" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("key", "secret"), [("AKIDEXAMPLE", "wrongsecret"), ("AKOTHER", "verysecret")])
+@pytest.mark.parametrize("argv", [["inspect", "s3://bucket/d"], ["pack", "INDEX", "s3://bucket/new"]])
+def test_a_wrong_key_ends_a_command_through_s3fs_too(bucket, monkeypatch, tmp_path, capfd, argv, key, secret):
+    pytest.importorskip("s3fs")
+    index = tmp_path / "index.csv"
+    index.write_text("n\n1\n")
+    monkeypatch.setenv("FLARE_S3", "s3fs")
+    let_in(monkeypatch, key, secret)
+    assert main([str(index) if word == "INDEX" else word for word in argv]) == 3
+    said = capfd.readouterr().err
+    assert ": permission denied (PermissionError)\nhint: Check the credentials, and that they may do this.\n" in said
+    assert secret not in said and key not in said
