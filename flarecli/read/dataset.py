@@ -88,6 +88,9 @@ class Dataset:
     def __len__(self) -> int:
         return self._table.rows
 
+    def __repr__(self) -> str:
+        return f"<Dataset: {len(self)} rows of {', '.join(f'{one.name!r} {one.encoding}' for one in self.columns)}>"
+
     def __iter__(self) -> Iterator[Sample]:
         for start in range(0, len(self), 64):
             yield from self[start : start + 64]

@@ -51,8 +51,12 @@ class Joined:
         return starts if self._picked is None else np.searchsorted(self._picked, starts)
 
     def places(self, indices: Sequence[int] | IntArray) -> IntArray:
-        """Give the rows of the series that rows here are: int64 [k], inside them. Raises RowsError outside the data."""
-        at = np.asarray(indices, np.int64).reshape(-1)
+        """Give the rows of the series that rows here are: int64 [k], inside them. Raises RowsError outside the data, UsageError for no positions."""
+        given = np.asarray(indices).reshape(-1)
+        if given.dtype.kind not in "iu" and len(given):  # a mask, or fractions: as numbers they would name other rows without a word
+            hint = "Give the positions where it is true: numpy.flatnonzero(mask)." if given.dtype.kind == "b" else ""
+            raise UsageError(f"{given.dtype.name} values are no positions of rows", hint=hint)
+        at = given.astype(np.int64, copy=False)
         wrong = (at < -self.rows) | (at >= self.rows)
         if wrong.any():
             raise RowsError(f"row {int(at[wrong][0])} is outside the data, which has {self.rows} rows")
@@ -62,9 +66,11 @@ class Joined:
     def read(self, indices: Sequence[int] | IntArray, names: Sequence[str] | None, ranges: Mapping[str, tuple[int, int]] | None = None) -> list[Row]:
         """Give encoded rows in the order asked; `names` None is all columns."""
         if len(self.series) == 1:
-            if len(indices) == 1 and ranges is None and -self.rows <= (row := int(indices[0])) < self.rows:
-                row %= self.rows
-                return [self.series[0].read_row(row if self._picked is None else int(self._picked[row]), names)]
+            if len(indices) == 1 and ranges is None and isinstance(indices[0], (int, np.integer)):
+                row = int(indices[0])
+                if -self.rows <= row < self.rows:
+                    row %= self.rows
+                    return [self.series[0].read_row(row if self._picked is None else int(self._picked[row]), names)]
             return self.series[0].read_rows(self.places(indices), names, ranges)
         at = self.places(indices)
         parts = [

@@ -70,6 +70,8 @@ class Loader:
             raise UsageError(f"batch is {batch}, workers {workers}, ahead {ahead}: at least 1, 0 and 1 are wanted")
         if not 0 <= rank < ranks:
             raise UsageError(f"rank {rank} of {ranks} is no rank")
+        if not hasattr(data, "order"):
+            raise UsageError(f"{data!r:.80} is no dataset", hint="Give what flare.open gives.")
         self.data = data.decoded(decode) if decode else data
         self.batch, self.workers, self.rank, self.ranks, self.drop_last = batch, workers, rank, ranks, drop_last
         self._transforms = (transform,) if callable(transform) else tuple(transform)

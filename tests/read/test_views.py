@@ -199,3 +199,28 @@ def test_names_that_no_own_encoding_can_have(name, message):
 def test_schemas_of_own_encodings(point):
     assert encodings.field(flare.Column("p", "point")).type == pa.large_binary()
     assert encodings.field(flare.Column("p", "point[]")).type == pa.large_list(pa.large_binary())
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (np.arange(200) % 100 == 0, "bool values are no positions of rows"),
+        ([True, False], "bool values are no positions of rows"),
+        ([1.5], "float64 values are no positions of rows"),
+        (np.array([0.0, 1.0], np.float32), "float32 values are no positions of rows"),
+        ("label", "str160 values are no positions of rows"),
+    ],
+)
+def test_what_is_no_position_names_no_other_row(data, rows, message):
+    for read in (data.__getitem__, data.__getitems__, data.collated, data.rows, data.take):
+        with pytest.raises(UsageError) as caught:
+            read(rows)
+        assert str(caught.value) == message or isinstance(rows, str)
+        assert bool(caught.value.hint) is message.startswith("bool")
+
+
+def test_a_dataset_and_a_loader_say_what_they_are_and_want(data):
+    assert repr(data) == "<Dataset: 200 rows of 'label' int, 'score' float32, 'text' str>"
+    with pytest.raises(UsageError) as caught:
+        flare.Loader("out")
+    assert (str(caught.value), caught.value.hint) == ("'out' is no dataset", "Give what flare.open gives.")
