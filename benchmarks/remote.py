@@ -1,11 +1,12 @@
 """Training from S3 through a cache of a tenth of the data, shuffled by windows, beside the bare download of the same bytes.
 
-    remote.py [--rounds N]
+    remote.py [--rounds N] [--rows N] [--shard BYTES]
 
-A local nginx answers path-style GETs, unsigned, as fast as it can. `obstore` gets each shard by a thread of four and drops it; `flare.Loader`
-gives batches of 64 samples of 20 KB, each looked at. Rounds are pairs, each side in a process of its own; both the clock and the CPU time of
-the process are told, since a busy machine spoils the first. Then four processes, one rank each, share one cache. The server's log says how
-often each shard was fetched.
+A local nginx answers path-style GETs, unsigned, as fast as it can, on the same cores: what it takes of them is told. Then again with at
+most RATE for each request, about what a bucket gives one: there the cores wait. `obstore` gets each shard by a thread of four and drops
+it; `flare.Loader` gives batches of 64 samples of 20 KB, each looked at. Rounds are pairs, each side in a process of its own; both the
+clock and the CPU time of the process are told, since a busy machine spoils the first. At full speed, four processes, one rank each, then
+share one cache. The server's log says how often each shard was fetched.
 """
 
 import argparse
@@ -26,10 +27,10 @@ from typing import Any
 
 from storage import serve
 
-ROWS, SAMPLE, SHARD, WINDOW, RANKS, LEAST = 12_000, 20_000, 2_500_000, 3, 4, 0.7
+ROWS, SAMPLE, SHARD, WINDOW, RANKS, LEAST, RATE = 40_000, 20_000, 2_500_000, 3, 4, 0.7, "80m"
 
 
-def make(folder: Path) -> int:
+def make(folder: Path, rows: int = ROWS, shard: int = SHARD) -> int:
     """Pack random bytes; give the bytes of all shards."""
     import random
 
@@ -37,8 +38,8 @@ def make(folder: Path) -> int:
     from flarecli.model import Settings
 
     rng = random.Random(1)
-    with flare.Writer(str(folder), columns={"n": "int", "b": "bytes"}, settings=Settings(shard_bytes=SHARD)) as writer:
-        for n in range(ROWS):
+    with flare.Writer(str(folder), columns={"n": "int", "b": "bytes"}, settings=Settings(shard_bytes=shard)) as writer:
+        for n in range(rows):
             writer.write({"n": n, "b": rng.randbytes(SAMPLE)})
     return sum(path.stat().st_size for path in folder.glob("*.mds"))
 
@@ -136,6 +137,8 @@ def fetches(log: Path, sizes: dict[str, int]) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--shard", type=int, default=SHARD)
     parser.add_argument("--side")
     args = parser.parse_args()
     if args.side:
@@ -144,33 +147,57 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="flare-streaming-") as scratch:
         folder = Path(scratch)
         os.chmod(folder, 0o755)
-        total = make(folder / "files" / "d")
+        total = make(folder / "files" / "d", args.rows, args.shard)
         sizes = {path.name: path.stat().st_size for path in sorted((folder / "files" / "d").glob("*.mds"))}
-        log, cache, limit = folder / "log", str(folder / "cache"), total // 10
-        server, url = serve(folder, str(log))
-        try:
-            print(f"{len(sizes)} shards, {total / 1e6:.0f} MB, cache {limit / 1e6:.0f} MB; load {os.getloadavg()[0]:.1f}")
-            pairs, times = [], []
-            for _ in range(args.rounds):
-                one = ended(begin(url, {"kind": "raw", "url": url, "names": list(sizes)}))
-                os.truncate(log, 0)
-                two = ended(begin(url, {"kind": "flare", "args": [cache, limit]}))
-                times.append(fetches(log, sizes))
-                shutil.rmtree(cache)
-                pairs.append((one, two))
-            for name, k in (("obstore", 0), ("flare.Loader", 1)):
-                best, cpu = min(pair[k]["seconds"] for pair in pairs), min(pair[k]["cpu"] for pair in pairs)
-                print(f"{name:14}{total / best / 1e6:8,.0f} MB/s{cpu * 1e9 / total:8.2f} CPU ns/byte")
-            ratio = statistics.median(two["bytes"] / two["seconds"] / (one["bytes"] / one["seconds"]) for one, two in pairs)
-            print(f"flare over obstore: {ratio:.2f} (at least {LEAST}){'' if ratio >= LEAST else '   MISSED'}")
-            print(f"each shard fetched {min(map(min, times)):.3f} to {max(map(max, times)):.3f} times an epoch")
-            got, took = in_step(url, cache, limit)
-            shared = fetches(log, sizes)
-            print(f"{RANKS} processes in step, one cache: {got} of {ROWS} samples, {got * SAMPLE / took / 1e6:,.0f} MB/s with their start")
-            print(f"each shard fetched {min(shared):.3f} to {max(shared):.3f} times")
-        finally:
-            server.terminate()
-            server.wait()
+        print(f"{len(sizes)} shards, {total / 1e6:.0f} MB, cache {total / 1e7:.0f} MB; load {os.getloadavg()[0]:.1f}")
+        for rate, rounds in (("0", args.rounds), (RATE, min(3, args.rounds))):
+            log = folder / f"log-{rate}"
+            server, url = serve(folder, str(log), rate)
+            try:
+                print("as fast as it can" if rate == "0" else f"{rate}B/s for each request")
+                compared(url, log, folder / "cache", total, sizes, rounds, server.pid)
+                if rate == "0":
+                    together(url, log, folder / "cache", total, sizes, args.rows)
+            finally:
+                server.terminate()
+                server.wait()
+
+
+def compared(url: str, log: Path, cache: Path, total: int, sizes: dict[str, int], rounds: int, server: int) -> None:
+    pairs, times, served = [], [], []
+    for _ in range(rounds):
+        before = cpu_of(server)
+        one = ended(begin(url, {"kind": "raw", "url": url, "names": list(sizes)}))
+        between = cpu_of(server)
+        os.truncate(log, 0)
+        two = ended(begin(url, {"kind": "flare", "args": [str(cache), total // 10]}))
+        served.append((between - before, cpu_of(server) - between))
+        times.append(fetches(log, sizes))
+        shutil.rmtree(cache)
+        pairs.append((one, two))
+    for name, k in (("obstore", 0), ("flare.Loader", 1)):
+        best, cpu, its = min(pair[k]["seconds"] for pair in pairs), min(pair[k]["cpu"] for pair in pairs), min(pair[k] for pair in served)
+        print(f"{name:14}{total / best / 1e6:8,.0f} MB/s{cpu * 1e9 / total:8.2f} CPU ns/byte, the server{its * 1e9 / total:6.2f}")
+    ratio = statistics.median(two["bytes"] / two["seconds"] / (one["bytes"] / one["seconds"]) for one, two in pairs)
+    print(f"flare over obstore: {ratio:.2f} (at least {LEAST}){'' if ratio >= LEAST else '   MISSED'}")
+    print(f"each shard fetched {min(map(min, times)):.3f} to {max(map(max, times)):.3f} times an epoch")
+
+
+def together(url: str, log: Path, cache: Path, total: int, sizes: dict[str, int], rows: int) -> None:
+    got, took = in_step(url, str(cache), total // 10)
+    shared = fetches(log, sizes)
+    shutil.rmtree(cache)
+    print(f"{RANKS} processes in step, one cache: {got} of {rows} samples, {got * SAMPLE / took / 1e6:,.0f} MB/s with their start")
+    print(f"each shard fetched {min(shared):.3f} to {max(shared):.3f} times")
+
+
+def cpu_of(server: int) -> float:
+    """Seconds of CPU that a server and its workers have taken."""
+    pids, ticks = [server, *map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split())], 0
+    for pid in pids:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(words[11]) + int(words[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

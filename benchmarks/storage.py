@@ -207,7 +207,8 @@ def contend(name: str, task: str, url: str) -> None:
 # -- the server and the rounds
 
 
-def serve(folder: Path, log: str = "off") -> tuple[subprocess.Popen, str]:
+def serve(folder: Path, log: str = "off", rate: str = "0") -> tuple[subprocess.Popen, str]:
+    """Begin a server of a folder; `rate` is what one answer gets at most, in nginx's words: `80m` is 80 MiB/s."""
     nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     if nginx is None:
         sys.exit("nginx is needed: install the package nginx-light")
@@ -218,7 +219,7 @@ def serve(folder: Path, log: str = "off") -> tuple[subprocess.Popen, str]:
     user = "user root;" if os.geteuid() == 0 else ""
     (folder / "conf").write_text(
         f"{user} daemon off; worker_processes 1; error_log {folder}/error.log crit; pid {folder}/pid; events {{ worker_connections 4096; }}"
-        f"http {{ access_log {log}; sendfile on; keepalive_requests 1000000; open_file_cache max=20000; {temporary}"
+        f"http {{ access_log {log}; limit_rate {rate}; sendfile on; keepalive_requests 1000000; open_file_cache max=20000; {temporary}"
         f"server {{ listen {HOST}:{port} backlog=4096; root {folder}; }} }}"
     )
     process = subprocess.Popen([nginx, "-c", str(folder / "conf")])
