@@ -3,7 +3,7 @@
     storage.py [--rounds N]
 
 S3 is path-style GETs of the same files, unsigned: what is compared is the reading. Flare reads many objects by `read_each`, as far as
-they fit 16 MB, the libraries by a call for each in threads; "in threads" flare does that too. Each contender runs in a process of its own,
+they fit 32 MB, the libraries by a call for each in threads; "in threads" flare does that too. Each contender runs in a process of its own,
 in turns; figures are medians of the rounds, ratios the median of each round's own. s3fs is not a dependency: PEER_PYTHON names an
 interpreter that has it, as for the other benchmarks. nginx is needed (Debian: nginx-light).
 """
@@ -27,7 +27,7 @@ from pathlib import Path
 SHAPES = {"10 KB": (10_000, 5_000, 32), "100 KB": (100_000, 2_000, 32), "64 MB": (64_000_000, 8, 4)}
 RANGES, RANGE, HOST = 2_000, 4096, "127.0.0.1"
 TASKS = (*SHAPES, "4 KB ranges")
-TOGETHER = 16_000_000  # bytes that flare is asked for by one call
+TOGETHER = 32_000_000  # bytes that flare is asked for by one call
 RATIOS = (  # this over that, for these tasks, and what it should be at least
     ("flare s3", "obstore s3", TASKS[:3], 0.85),
     ("flare s3", "obstore get_ranges", TASKS[3:], 0.85),
