@@ -126,7 +126,7 @@ def test_hostile_files_and_members_act_on_no_terminal(monkeypatch, terminal, nam
     folder = tempfile.mkdtemp()
     try:
         Path(folder, "files").mkdir()
-        Path(folder, "files", name).write_text(value)
+        Path(folder, "files", name.replace("/", "")).write_text(value)
         Path(folder, "bad.yaml").write_text(f"{name}: [{value}\n")
         Path(folder, "bad.ffr").write_bytes(value.encode() * 9)
         Path(folder, "table.csv").write_text(f'id,"{name}"\n1,"{value}"\n')

@@ -362,5 +362,5 @@ def test_google_and_azure_are_read_alike(web, no_cloud, monkeypatch):
         ranges = [(i * 100, i * 100 + 7) for i in range(0, 1900, 100)]
         assert at.read_many(ranges) == [DATA[a:b] for a, b in ranges]
         web.pages[path] = refusal("AuthenticationFailed")
-        assert caught(ReachError, locate(address).read).startswith(f"{address}: 403 Forbidden (AuthenticationFailed), tried with")
+        assert caught(CredentialsError, locate(address).read).startswith(f"{address}: 403 Forbidden (AuthenticationFailed), tried with")
         assert caught(MissingError, (at.folder / "none").read) == f"{address[:-3]}none: nothing is there"
