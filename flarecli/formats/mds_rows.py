@@ -26,7 +26,8 @@ class _Ready(NamedTuple):
     view     the whole shard, where that is in memory; `source` is the same as what gives bytes when it is sliced: a map
     head     gives what a sample begins with: the lengths, `first` of them, then the small columns before the first of variable size
              that are wanted, `lead` by name; `size` bytes in all
-    rest     name, size in bytes (None: as the lengths say) and whether it is wanted, of each column behind those
+    sizes    bytes of the columns behind those that are of one size; what is laid behind what `head` gives
+    rest     name (None: it is not wanted) and the place of its length in `head` and `sizes`, of each column behind those
     """
 
     table: memoryview
@@ -36,7 +37,8 @@ class _Ready(NamedTuple):
     size: int
     first: int
     lead: tuple[str, ...]
-    rest: tuple[tuple[str, int | None, bool], ...]
+    sizes: tuple[int, ...]
+    rest: tuple[tuple[str | None, int], ...]
 
 
 def read_rows(
@@ -48,17 +50,17 @@ def read_rows(
     """
     key = None if columns is None else tuple(columns)
     ready = shard.memo.get(key) or _made(shard, key)
-    table, view, source, head, size, first, lead, rest = ready
+    table, view, source, head, size, first, lead, sizes, rest = ready
     if source is None:
         parts = spans.read(shard.chunk, [(table[row], table[row + 1]) for row in rows])
         return [_split(part, ready, shard, row) for part, row in zip(parts, rows, strict=True)]
-    if len(rows) > 1 and view is not None and is_cold(view, [table[rows[i]] for i in (0, len(rows) // 2, -1)]):
+    if len(rows) > 1 and view is not None and is_cold(view, [table[rows[len(rows) // 2]]]):
         read_ahead(view, [(table[row], table[row + 1]) for row in rows])
     out: list[Row] = []
     for row in rows:
         start = table[row]
         try:
-            values = head(source, start)
+            values = head(source, start) + sizes
         except struct.error:
             _refuse(source[start : table[row + 1]], shard, row)
         one: Row = {}
@@ -66,13 +68,10 @@ def read_rows(
         for name in lead:
             one[name] = values[i]
             i += 1
-        at, i = start + size, 0
-        for name, length, is_wanted in rest:
-            if length is None:
-                length = values[i]
-                i += 1
-            stop = at + length
-            if is_wanted:
+        at = start + size
+        for name, i in rest:
+            stop = at + values[i]
+            if name is not None:
                 one[name] = source[at:stop]
             at = stop
         if at != table[row + 1]:
@@ -89,8 +88,11 @@ def _made(shard: Shard, columns: tuple[str, ...] | None) -> _Ready:
     view = spans.whole(shard.chunk)
     source = view.obj if view is not None and isinstance(view.obj, (bytes, mmap.mmap)) and len(view.obj) == len(view) else None
     names = tuple(column.name for column in lead if column.name in wanted)
-    rest = tuple((column.name, column.size, column.name in wanted) for column in shard.columns[len(lead) :])
-    ready = _Ready(memoryview(shard.layout["starts"]), view, source, head.unpack_from, head.size, lengths, names, rest)
+    behind = shard.columns[len(lead) :]
+    sizes = tuple(column.size for column in behind if column.size is not None)
+    of_one_size, variable = itertools.count(lengths + len(names)), itertools.count()
+    rest = tuple((column.name if column.name in wanted else None, next(variable if column.size is None else of_one_size)) for column in behind)
+    ready = _Ready(memoryview(shard.layout["starts"]), view, source, head.unpack_from, head.size, lengths, names, sizes, rest)
     if not spans.suffix(shard.chunk):  # a decompressed shard is held elsewhere, and not for ever
         shard.memo[columns] = ready
     return ready
@@ -99,12 +101,12 @@ def _made(shard: Shard, columns: tuple[str, ...] | None) -> _Ready:
 def _split(data: bytes | memoryview, ready: _Ready, shard: Shard, row: int) -> Row:
     if len(data) < ready.size:
         _refuse(data, shard, row)
-    values = ready.head(data)
-    out: Row = dict(zip(ready.lead, values[ready.first :], strict=True))
-    at, lengths = ready.size, iter(values)
-    for name, length, is_wanted in ready.rest:
-        stop = at + (next(lengths) if length is None else length)
-        if is_wanted:
+    head = ready.head(data)
+    out: Row = dict(zip(ready.lead, head[ready.first :], strict=True))
+    at, values = ready.size, head + ready.sizes
+    for name, i in ready.rest:
+        stop = at + values[i]
+        if name is not None:
             out[name] = bytes(data[at:stop])
         at = stop
     if at != len(data):

@@ -84,7 +84,7 @@ class Decoder:
             joined = bytearray().join(data)
         except TypeError:  # a null
             return None
-        if len(joined) != size * len(data) or any(len(one) != size for one in data):
+        if len(joined) != size * len(data) or set(map(len, data)) - {size}:
             return None  # one by one, which says which it is
         return np.frombuffer(joined, kind.dtype or kind.arrow.to_pandas_dtype()).reshape(len(data), *kind.shape)
 

@@ -29,14 +29,19 @@ class Image:
         try:
             with pillow.open(io.BytesIO(data)) as picture:
                 if self.size is None:
-                    return np.asarray(picture.convert(self.mode))
+                    return np.asarray(self._in_mode(picture))
                 width, height = self.size
                 if picture.format == "JPEG":
                     picture.draft(self.mode, self._least(picture.size))  # decodes no more than is kept
                 box = self._box(picture.size) if self.crop else None
-                return np.asarray(picture.convert(self.mode).resize((width, height), pillow.Resampling.BILINEAR, box, reducing_gap=2.0))
+                return np.asarray(self._in_mode(picture).resize((width, height), pillow.Resampling.BILINEAR, box, reducing_gap=2.0))
         except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
             raise ValueFitError(f"no picture: {error}") from error
+
+    def _in_mode(self, picture: Any) -> Any:
+        return (
+            picture if picture.mode == self.mode else picture.convert(self.mode)
+        )  # which copies, and holds the interpreter, also where nothing changes
 
     def _least(self, size: tuple[int, int]) -> tuple[int, int]:
         """Give the size that a picture may be decoded at, in its own proportions."""

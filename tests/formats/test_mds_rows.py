@@ -34,7 +34,7 @@ def stored(row, name):
     return value.encode() if name == "e" else value
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_every_column_is_cut_where_it_lies(tmp_path_factory, data):
     names = sorted(data.draw(st.sets(st.sampled_from(sorted(SIZES)), min_size=1)))
