@@ -1,8 +1,8 @@
 """Where the rows of a selection come from: which file, and which row of it.
 
 Rows are counted in the selection while they are on their way, since that is what a resume goes on from. A user looks for a
-failed row in the index, so the number of each row in the source travels beside it until its batch is handed on, and is
-remembered as long as the row may still fail.
+failed row in the index. Where the selection is one run of rows of the source, the one number tells the other; else the number
+of each row in the source travels beside it until its batch is handed on, and is remembered as long as the row may still fail.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ class Places:
 
     find    gives the file, and the row in it, of a row of the whole source; None where nothing tells
     column  of the numbers of rows
+    start   the number of the first row of the selection, where that is one run of rows: then no column is needed
     """
 
-    def __init__(self, find: Callable[[int], tuple[str, int]] | None, column: str = PLACE) -> None:
-        self._find, self._column = find, column
+    def __init__(self, find: Callable[[int], tuple[str, int]] | None, column: str = PLACE, start: int | None = None) -> None:
+        self._find, self._column, self._start = find, column, start
         self._runs = deque[tuple[int, IntArray | None, int]]()  # first row in the selection, places in the source, how many
 
     def passed(self, batches: Iterator[pa.RecordBatch], first: int, keep: bool = False) -> Iterator[pa.RecordBatch]:
         """Take the numbers off batches of the selection, from its row `first` on, and remember them; or leave them there too."""
+        return batches if self._start is not None else self._remembered(batches, first, keep)
+
+    def _remembered(self, batches: Iterator[pa.RecordBatch], first: int, keep: bool) -> Iterator[pa.RecordBatch]:
         self._runs.clear()
         for batch in batches:
             at = batch.schema.get_field_index(self._column)
@@ -48,8 +52,15 @@ class Places:
 
     def placed(self, failure: Failure) -> Failure:
         """Give a failure with the file and the row of its row; as it is where a query made that row."""
-        for first, places, count in self._runs:
-            if first <= failure.row < first + count and places is not None and self._find is not None:
-                file, row = self._find(int(places[failure.row - first]))
-                return replace(failure, file=file, file_row=row)
-        return failure
+        number = self._number(failure.row)
+        if number is None or self._find is None:
+            return failure
+        file, row = self._find(number)
+        return replace(failure, file=file, file_row=row)
+
+    def _number(self, row: int) -> int | None:
+        if self._start is not None:
+            return self._start + row
+        found = (places[row - first] for first, places, count in self._runs if places is not None and first <= row < first + count)
+        number = next(found, None)
+        return None if number is None else int(number)

@@ -54,7 +54,13 @@ class Plan:
     @cached_property
     def places(self) -> Places:
         """Where the rows on their way come from."""
-        return Places(self.source.place)
+        return Places(self.source.place, start=self.rows[0] if self.is_run else None)
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the rows that are packed are one run of rows of the source."""
+        leaves_out = self.where is not None or (self.key is not None and self.on_duplicate == "first")
+        return self.source.is_run and self.shuffle is None and not leaves_out
 
     @property
     def known_rows(self) -> int | None:
@@ -139,7 +145,7 @@ def _media(plan: Plan, names: Sequence[str]) -> tuple[list[Medium], dict[str, di
 def selected(plan: Plan, skip: int = 0) -> Iterator[pa.RecordBatch]:
     """Give the rows of the selection from `skip` on: where, limit, shuffle, then keys that were used before.
 
-    return  beside the columns the number of each row in the source, as PLACE; without it where a query made the rows
+    return  beside the columns the number of each row in the source, as PLACE; not where the rows are one run, or a query made them
     """
     renamed = {link.name: link.source for link in plan.links}
     wanted = None
@@ -147,7 +153,7 @@ def selected(plan: Plan, skip: int = 0) -> Iterator[pa.RecordBatch]:
         names = {renamed.get(name, name) for name in plan.columns} | ({plan.key, plan.source.key} - {None}) | set(renamed.values())
         names |= set(sql.columns_of(plan.where, plan.source.schema.names)) if plan.where is not None else set()
         wanted = [name for name in plan.source.schema.names if name in names] or None
-    batches = plan.source.batches(wanted, plan.where, *plan.rows, place=PLACE)
+    batches = plan.source.batches(wanted, plan.where, *plan.rows, place=None if plan.is_run else PLACE)
     if plan.where is not None:
         schema = plan.source.schema if wanted is None else pa.schema([plan.source.schema.field(name) for name in wanted])
         if plan.source.files:
@@ -185,18 +191,18 @@ def _whole(plan: Plan, batches: Iterator[pa.RecordBatch], columns: Sequence[str]
 
 def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.RecordBatch]:
     """Refuse a key that an earlier row used, or leave its row out."""
-    keys, row = Keys(), 0
+    keys, row = Keys(), plan.rows[0] if plan.is_run else 0
     for batch in batches:
         column = batch.column(plan.key)
-        is_placed = PLACE in batch.schema.names
-        rows = batch.column(PLACE).to_numpy() if is_placed else np.arange(row, row + batch.num_rows)
+        is_beside = PLACE in batch.schema.names
+        rows = batch.column(PLACE).to_numpy() if is_beside else np.arange(row, row + batch.num_rows)
         used = np.where(is_unnamed(column), -1, keys.seen(column, rows))
         row += batch.num_rows
         again = np.flatnonzero(used >= 0)
         if len(again) and plan.on_duplicate == "error":
             first = int(again[0])
             (file, at), (earlier, before) = (
-                plan.source.place(one) if is_placed else (plan.source.address, one) for one in (int(rows[first]), int(used[first]))
+                plan.source.place(one) if is_beside or plan.is_run else (plan.source.address, one) for one in (int(rows[first]), int(used[first]))
             )
             hint = "Give --on-duplicate first to keep the first of them, or keep to keep all."
             told = f"row {before}" if earlier == file else f"{earlier}[{before}]"

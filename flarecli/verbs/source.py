@@ -35,6 +35,7 @@ class Source:
     files    columns that hold names of files in `batches`, and what those hold in `schema`
     filled   puts the contents in place of the names, in some of those columns
     key      the column that names the rows, of sources that have one by themselves
+    is_run   whether the rows are numbered from 0 on, without gaps
     """
 
     address: str
@@ -51,6 +52,7 @@ class Source:
     files: tuple[str, ...] = ()
     filled: Callable[[Iterable[pa.RecordBatch], Sequence[str]], Iterator[tuple[pa.RecordBatch, list[ingest.Flaw]]]] | None = None
     key: str | None = None
+    is_run: bool = True
 
 
 def open_source(
@@ -122,9 +124,8 @@ def open_source(
         return str(stream.chunk(chunk).at), row - first
 
     stored = {column.name: column.encoding for column in data.columns}
-    return Source(
-        shown, first, data.exact if exact else data.schema, len(data) if order is None else len(order), batches, listing, of_chunk, stored=stored
-    )
+    rows_of, schema = len(data) if order is None else len(order), data.exact if exact else data.schema
+    return Source(shown, first, schema, rows_of, batches, listing, of_chunk, stored=stored, is_run=order is None)
 
 
 def is_plain_folder(address: str, found: Sequence[Playlist], guard: Guard) -> bool:

@@ -159,6 +159,13 @@ def test_a_row_of_a_dataset_is_named_by_its_shard(addresses, tmp_path):
     assert [(one["file"], one["row"], one["key"]) for one in told] == wanted
 
 
+def test_some_rows_of_a_dataset_are_named_by_their_shards(addresses, tmp_path):
+    verbs.pack(addresses, str(tmp_path / "in"), shard_rows=50)
+    verbs.pack(str(tmp_path / "in"), str(tmp_path / "out"), rows="100:40:-1", **SKIP)
+    wanted = [(f"{tmp_path}/in/shard.{i // 50:05d}.mds", i % 50) for i in range(100, 40, -1) if is_bad(i)]
+    assert [(one["file"], one["row"]) for one in failed(tmp_path / "out")] == wanted
+
+
 def test_a_key_that_was_used_is_named_where_it_stands_and_where_it_stood(tmp_path):
     (tmp_path / "a.csv").write_text("id\nx\ny\n")
     (tmp_path / "b.csv").write_text("id\nz\nw\nz\ny\n")
