@@ -186,17 +186,17 @@ def taken_in(
     """Bring the columns of files to what is asked for, side by side; rows come in order.
 
     key     the column that names rows in failures
-    jobs    threads, no more than there are cores
+    jobs    threads, no more than there are cores; 1: none, all is done by whoever takes the rows
     return  the same rows; those of refused files are failures; int64 and float64 columns of measures at the end
     """
     contradictions = _Contradictions()
     is_work = asked.info or not asked.resize.is_nothing
-    pool = ThreadPoolExecutor(min(jobs, len(os.sched_getaffinity(0))), "media") if is_work else None
+    pool = ThreadPoolExecutor(min(jobs, len(os.sched_getaffinity(0))), "media") if is_work and jobs > 1 else None
     ahead, held = deque[tuple[Fetched, list[list[Future[_Run]]]]](), 0
     try:
         while (part := next(parts, None)) is not None or ahead:
             if part is not None:
-                ahead.append((part, [_begun(part, one, asked, pool if one.is_medium else None) for one in media]))
+                ahead.append((part, [_begun(part, one, asked, is_work and one.is_medium, pool) for one in media]))
                 held += part.batch.nbytes
             while ahead and (part is None or held > _AHEAD_BYTES or _is_done(ahead[0][1])):
                 first, values = ahead.popleft()
@@ -221,12 +221,12 @@ def _name(part: Fetched, medium: Medium, row: int) -> str:
     return names[row] if names is not None else ""
 
 
-def _begun(part: Fetched, medium: Medium, asked: Intake, pool: ThreadPoolExecutor | None) -> list[Future[_Run]]:
+def _begun(part: Fetched, medium: Medium, asked: Intake, is_work: bool, pool: ThreadPoolExecutor | None) -> list[Future[_Run]]:
     """Hand the values of a column to threads, some at a time; where only contradictions count, look at their first bytes at once."""
     column, names = part.batch.column(medium.name), part.names.get(medium.name)
-    if pool is None:
+    if not is_work or pool is None:
         run: Future[_Run] = Future()
-        run.set_result(_looked_at(column, names, medium, asked))
+        run.set_result((_take_run if is_work else _looked_at)(column, names, medium, asked))
         return [run]
     return [
         pool.submit(_take_run, column.slice(start, _AT_ONCE), names and names[start : start + _AT_ONCE], medium, asked)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -154,7 +155,10 @@ def packed(request: Request, progress: Progress) -> Packed:
         return _dry(plan, names, format, settings, request.out)
     about = request.about(source, options)
     head = {"source": about[DEFAULT], "options": options}
-    writer = Writer(request.out, format=format, settings=settings, head=head, resume=request.resume, overwrite=request.overwrite, guard=request.guard)
+    jobs = min(request.limits.jobs, len(os.sched_getaffinity(0)))
+    writer = Writer(
+        request.out, format=format, settings=settings, head=head, resume=request.resume, overwrite=request.overwrite, guard=request.guard, jobs=jobs
+    )
     if writer.is_done:
         return done_before(writer.target, about, format)
     resumed = writer.rows

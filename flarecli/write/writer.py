@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +18,7 @@ from flarecli.encodings import BINARY
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 from flarecli.model import Chunk, Columns, File, IntArray, Playlist, Settings, Stream
 from flarecli.storage import Guard
+from flarecli.write.behind import Behind
 from flarecli.write.failures import Failed, Failure
 from flarecli.write.journal import Journal
 from flarecli.write.target import claim
@@ -39,6 +42,7 @@ class Writer:
     settings   how shards are cut, compressed and summed
     head       what else a resumed pack must have in common with the first one
     guard      of what is written to over the network: limits of its requests
+    jobs       shards that are compressed and written at once, in threads behind the rows; what goes wrong there is raised by a later call
     raises     UsageError, UnfinishedError, BusyError: see `Target`; UsageError for an unknown name
     """
 
@@ -53,6 +57,7 @@ class Writer:
         resume: bool = False,
         overwrite: bool = False,
         guard: Guard | None = None,
+        jobs: int = 1,
     ) -> None:
         self._format, self.settings = formats.find(format), _checked(settings or Settings())
         is_cut = self.settings.shard_bytes is not None or self.settings.shard_rows is not None
@@ -66,6 +71,7 @@ class Writer:
         self._weighed: tuple[pa.RecordBatch | None, IntArray] = (None, None)  # a batch and what its rows weigh, once that is known
         self._samples: list[dict[str, bytes]] = []
         self._samples_size = 0
+        self._behind = Behind(jobs if self.settings.compression else 1, self._note)  # bytes alone are quicker written than handed over
         self._ended = self.target.is_done
         self.rows = self.next = 0
         if self._ended:
@@ -114,7 +120,7 @@ class Writer:
     @property
     def is_empty(self) -> bool:
         """Whether no row was written so far, in a shard or waiting for one."""
-        return not (self._chunks or self._held_rows or self._samples)
+        return not (self._chunks or len(self._behind) or self._held_rows or self._samples)
 
     @property
     def shards(self) -> int:
@@ -207,18 +213,21 @@ class Writer:
         self._weighed = (None, None)
 
     def _flush(self, next: int) -> None:
-        """Write what is held as one shard and note it; `next` is the row at which the next one begins."""
-        chunk = self._write_shard()
-        self._chunks.append(chunk)
+        """Write what is held as one shard, to be noted once it is there; `next` is the row at which the next one begins."""
+        make, size = partial(self._write_shard, len(self._chunks) + len(self._behind), self._held), self._held_size
         self.rows += self._held_rows
         self._held, self._held_rows, self._held_size = [], 0, 0
+        self._behind.add(make, next, size)
+
+    def _note(self, chunk: Chunk, next: int) -> None:
+        self._chunks.append(chunk)
         self.target.check()
         self._journal.note_shard(chunk.rows or 0, next, chunk.files, self.failed.settle(next))
         self.next = next
 
-    def _write_shard(self) -> Chunk:
+    def _write_shard(self, number: int, held: list[pa.RecordBatch]) -> Chunk:
         at = self.target.at
-        chunk = self._format.write_shard(at / self._inside if self._inside else at, len(self._chunks), self.columns or (), self._held, self.settings)
+        chunk = self._format.write_shard(at / self._inside if self._inside else at, number, self.columns or (), held, self.settings)
         if not self._inside:
             return chunk
         return replace(chunk, files=tuple(replace(file, name=f"{self._inside}/{file.name}") for file in chunk.files))
@@ -237,6 +246,7 @@ class Writer:
         self._write_samples()
         if self._held_rows:
             self._flush(1 << 62)
+        self._behind.close()
         self.failed.settle(1 << 62)
         self.target.check()
         files = self._format.write_index(self.target.at, self._chunks, self.columns or (), self.settings)
@@ -280,6 +290,8 @@ class Writer:
         if self._ended:
             return
         self._ended = True
+        with contextlib.suppress(Exception):  # what ended the pack is told already
+            self._behind.close()
         self.failed.close()
         self._journal.close()
         self.target.abandon(keep=bool(self._chunks))

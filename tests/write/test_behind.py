@@ -1,0 +1,152 @@
+"""Shards that are compressed behind the rows: the same bytes and the same journal as one after another, whatever fails in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import flarecli
+from flarecli.errors import FlareError
+from flarecli.model import Chunk, Settings
+from flarecli.storage import Limits, locate
+from flarecli.write import Writer
+from flarecli.write.behind import Behind
+
+ROWS = 400
+COLUMNS = {"n": "int", "text": "str"}
+SMALL = Settings(shard_bytes=2000, compression="zstd")
+
+
+def chunk(number: int) -> Chunk:
+    return Chunk(locate(f"/{number}"), 1, (), "mds", ())
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def written(out: Path, jobs: int, **options) -> Writer:
+    """A dataset of many small compressed shards."""
+    with Writer(str(out), columns=COLUMNS, settings=SMALL, jobs=jobs, **options) as writer:
+        for n in range(writer.rows, ROWS):
+            writer.write({"n": n, "text": f"row {n} " * (n % 17)})
+            if n % 50 == 49:
+                writer._write_samples()  # rows come a few at a time
+    return writer
+
+
+def journal(out: Path) -> list[str]:
+    lines = (out / ".flare" / "journal").read_text().splitlines()
+    return [entry["shard"] for entry in map(json.loads, lines) if "shard" in entry]
+
+
+@pytest.mark.parametrize("jobs", [2, 5])
+def test_the_bytes_are_those_of_one_after_another(tmp_path, jobs):
+    one, many = written(tmp_path / "one", 1), written(tmp_path / "many", jobs)
+    assert one.shards == many.shards > 10
+    assert files(tmp_path / "one") == files(tmp_path / "many")
+
+
+@pytest.mark.parametrize("format", ["mds", "json", "csv", "webdataset"])
+def test_a_pack_on_two_threads_is_the_same_in_each_format_that_compresses(tmp_path, format, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    index = tmp_path / "index.csv"
+    index.write_text("key,text\n" + "".join(f"{n},text of row {n}\n" for n in range(300)))
+    for jobs in (1, 2):
+        limits = Limits(jobs=jobs)
+        flarecli.pack(str(index), str(tmp_path / f"{jobs}"), format=format, key="key", compress="gz", shard_bytes=3000, limits=limits)
+    found = files(tmp_path / "1")
+    assert len(found) > 4
+    assert found == files(tmp_path / "2")
+
+
+def test_what_fails_behind_names_its_shard_and_nothing_past_it_is_noted(tmp_path):
+    out, wanted = tmp_path / "out", tmp_path / "wanted"
+    written(wanted, 1)
+    stuck = out / "shard.00003.mds.zstd"
+    with pytest.raises(FlareError) as caught, Writer(str(out), columns=COLUMNS, settings=SMALL, jobs=2) as writer:
+        (stuck / "in the way").mkdir(parents=True)
+        for n in range(ROWS):
+            writer.write({"n": n, "text": f"row {n} " * (n % 17)})
+    assert str(caught.value) == f"{stuck}: is a directory"
+    assert journal(out) == [f"shard.{number:05d}.mds.zstd" for number in range(3)]
+    assert not list((out / ".flare").glob("*.part"))
+    (stuck / "in the way").rmdir()
+    stuck.rmdir()
+    written(out, 2, resume=True)
+    assert files(out) == files(wanted)
+
+
+def test_nothing_stays_where_the_first_shard_fails(tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(FlareError), Writer(str(out), columns={"n": "int"}, settings=Settings(shard_rows=5, compression="zstd"), jobs=4) as writer:
+        (out / "shard.00000.mds.zstd").mkdir()
+        for n in range(100):
+            writer.write({"n": n})
+    assert not out.exists()
+
+
+def test_shards_are_noted_in_order_whichever_is_there_first():
+    noted, gate = [], threading.Event()
+
+    def first() -> Chunk:
+        assert gate.wait(10)
+        return chunk(0)
+
+    def second() -> Chunk:
+        gate.set()
+        return chunk(1)
+
+    behind = Behind(2, lambda made, next: noted.append((made.at.path, next)))
+    behind.add(first, 10, 1)
+    behind.add(second, 20, 1)
+    assert (len(behind), noted) == (2, [])
+    behind.close()
+    assert (len(behind), noted) == (0, [("0", 10), ("1", 20)])
+
+
+def test_no_more_is_under_way_than_was_asked_for_and_large_shards_go_alone():
+    making, most, lock = [], [], threading.Lock()
+
+    def make() -> Chunk:
+        with lock:
+            making.append(1)
+            most.append(len(making))
+        threading.Event().wait(0.01)
+        with lock:
+            making.pop()
+        return chunk(0)
+
+    for size, wanted in ((1, 3), (200 << 20, 1)):
+        most.clear()
+        behind = Behind(3, lambda made, next: None)
+        for next in range(12):
+            behind.add(make, next, size)
+            assert len(behind) <= wanted
+        behind.close()
+        assert max(most) <= wanted
+
+
+def test_one_job_makes_each_shard_where_it_is_added():
+    threads = []
+
+    def make() -> Chunk:
+        threads.append(threading.current_thread())
+        return chunk(0)
+
+    behind = Behind(1, lambda made, next: threads.append(next))
+    behind.add(make, 7, 1)
+    assert threads == [threading.current_thread(), 7]
+    assert len(behind) == 0
+
+
+def test_shards_that_are_not_compressed_are_written_by_whoever_gives_the_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr("flarecli.write.behind.ThreadPoolExecutor", None)
+    with Writer(str(tmp_path / "out"), columns={"n": "int"}, settings=Settings(shard_rows=5), jobs=4) as writer:
+        writer.write_batch(pa.record_batch({"n": pa.array(range(50), pa.int64())}), range(50))
+    assert writer.shards == 10
