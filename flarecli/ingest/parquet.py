@@ -24,7 +24,7 @@ _MAGIC, _SEALED = b"PAR1", b"PARE"
 _HEAD = 64  # bytes that hold the beginning of the first page
 _UNSUMMED = re.compile(rb"PAR1(?:\x15[\x80-\xff]*[\0-\x7f]){3}[^\x15]")  # its header: kind, two sizes, and then no CRC-32
 _ROWS, _BATCH_BYTES = 8192, 16 << 20
-_BUFFER = 1 << 20  # bytes of each column chunk that are read at once
+_FAR, _NEAR = 1 << 20, 1 << 16  # bytes of each column chunk that are read at least: far away each read is a request, here larger pages are copied once less
 _PROBE = 64  # rows; what a dictionary holds once may stand in every row, and only decoding tells
 
 
@@ -124,7 +124,9 @@ def _parquet_errors(at: Location, file: LocationFile) -> Iterator[None]:
 
 
 def _open(file: LocationFile) -> pq.ParquetFile:
-    return pq.ParquetFile(native(file), pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
+    source = native(file)
+    buffer = _NEAR if isinstance(source, pa.OSFile) else _FAR
+    return pq.ParquetFile(source, pre_buffer=False, buffer_size=buffer, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
 
 
 def _rows_at_once(opened: pq.ParquetFile, names: Sequence[str], numbers: range) -> int:
