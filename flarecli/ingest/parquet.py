@@ -24,7 +24,7 @@ _MAGIC, _SEALED = b"PAR1", b"PARE"
 _HEAD = 64  # bytes that hold the beginning of the first page
 _UNSUMMED = re.compile(rb"PAR1(?:\x15[\x80-\xff]*[\0-\x7f]){3}[^\x15]")  # its header: kind, two sizes, and then no CRC-32
 _ROWS, _BATCH_BYTES = 8192, 16 << 20
-_FAR, _NEAR = 1 << 20, 1 << 16  # bytes of each column chunk that are read at least: far away each read is a request, here larger pages are copied once less
+_FAR, _NEAR = 1 << 20, 1 << 16  # bytes read at once, at least: far away each read is a request, here what is larger is copied once less
 _PROBE = 64  # rows; what a dictionary holds once may stand in every row, and only decoding tells
 
 
