@@ -30,7 +30,11 @@ NO_TORCH = ("array_record", "grain", "webdataset")
 
 
 def child(python: str, *arguments: str) -> str | None:
-    ran = subprocess.run([python, CHILD, *arguments], capture_output=True, text=True, check=False, timeout=300)
+    try:
+        ran = subprocess.run([python, CHILD, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    except subprocess.TimeoutExpired:
+        print(f"  {' '.join(arguments)}: not done in a minute", file=sys.stderr)
+        return None
     if ran.returncode:
         print(f"  {' '.join(arguments)}: {ran.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
         return None

@@ -139,7 +139,7 @@ def read_litdata(folder: str, seed: int, workers: int, torch: bool) -> Iterator[
     data = StreamingDataset(folder, shuffle=True, seed=seed)
     if torch:
         return iter(StreamingDataLoader(data, batch_size=BATCH, num_workers=workers, collate_fn=collated))
-    rows = iter(data)
+    rows = (row for row in data)  # which stays at its end; the dataset itself would begin again
     return iter(lambda: collated([row for _, row in zip(range(BATCH), rows, strict=False)] or [{"image": []}]), {"image": [[]]})
 
 
