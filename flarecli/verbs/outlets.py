@@ -101,14 +101,14 @@ class Folder:
     """A local folder: claimed like a pack's, so that two never mix and a half one is known for what it is.
 
     head     what is unpacked and how; an unfinished folder must say the same
-    is_done  a finished unpack lies there already, and `resume` was given
+    is_done  a finished unpack lies there already, and `resume` was given; `failed` is how many rows it left out
     raises   as Target does
     """
 
     def __init__(self, out: str, head: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
         self._target = _Claimed(out, resume=resume, overwrite=overwrite)
         self.is_done, self.shown = self._target.is_done, self._target.shown
-        self.next = self.rows = self.files = self.bytes = 0
+        self.next = self.rows = self.files = self.bytes = self.failed = 0
         self.index: str | None = None
         if self.is_done:
             self._count()
@@ -129,7 +129,9 @@ class Folder:
         self.index = f"{self.shown.rstrip('/')}/{index}"
         self.rows = sum(1 for _ in read_table(os.path.join(folder, index))) - (index == "index.csv")
         for path in _files(folder):
-            if path not in (index, FAILED):
+            if path == FAILED:
+                self.failed = sum(block.count(b"\n") for block in (self._target.at / FAILED).blocks())
+            elif path != index:
                 self.files, self.bytes = self.files + 1, self.bytes + os.path.getsize(os.path.join(folder, path))
 
     @property

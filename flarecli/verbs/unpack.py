@@ -123,7 +123,7 @@ def unpack(
     folder = Folder(out, head, resume=resume, overwrite=overwrite)
     if folder.is_done:
         progress.note("nothing to resume: it is finished")
-        return Unpacked(folder.files, folder.bytes, folder.rows, index=folder.index, resumed_rows=folder.rows)
+        return Unpacked(folder.files, folder.bytes, folder.rows, folder.failed, index=folder.index, resumed_rows=folder.rows)
     try:
         work.check_names()
     except BaseException:

@@ -200,3 +200,16 @@ def test_a_row_without_a_key_ends_a_pack_that_skips_nothing(tmp_path):
     with pytest.raises(ValueFitError) as caught:
         verbs.pack(str(tmp_path / "x.csv"), str(tmp_path / "out"), key="id")
     assert str(caught.value) == f"{tmp_path}/x.csv[1]: id is empty, and names the row"
+
+
+def test_an_unpack_names_file_and_row_and_a_finished_one_says_again_what_failed(tmp_path):
+    for i in range(12):
+        (tmp_path / f"{i}.txt").write_text(f"t{i}")
+    (tmp_path / "a.csv").write_text("id,path\n" + "".join(f"{i},{i}.txt\n" for i in range(5)) + ",5.txt\n")
+    (tmp_path / "b.csv").write_text("id,path\n" + "".join(f"{i},{i}.txt\n" for i in range(6, 12)) + "gone,gone.txt\n")
+    both = [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]
+    options = {"fetch": ["path"], "key": "id", "where": "id <> '2'", "on_error": "skip"}
+    done = verbs.unpack(both, str(tmp_path / "out"), **options)
+    assert [(one["file"], one["row"], one["key"]) for one in failed(tmp_path / "out")] == [(both[0], 5, ""), (both[1], 6, "gone")]
+    again = verbs.unpack(both, str(tmp_path / "out"), resume=True, **options)
+    assert (again.rows, again.failed) == (done.rows, done.failed) == (10, 2)
