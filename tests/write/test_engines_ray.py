@@ -119,8 +119,9 @@ def test_a_check_that_was_interrupted_goes_on_on_the_cluster(cluster: Any, index
     shard.write_bytes(shard.read_bytes()[:-1])
     wanted = list(flarecli.verify(str(out)))
     begun = flarecli.verify(str(out), state=str(state))
-    assert next(iter(begun)) == wanted[0]
-    iter(begun).close()  # type: ignore[attr-defined]
+    findings = iter(begun)
+    assert next(findings) == wanted[0]
+    findings.close()  # type: ignore[attr-defined]
     assert state.exists()
     again = flarecli.verify(str(out), state=str(state), engine="ray")
     assert (list(again), again.rows) == (wanted, 400 - flarecli.open(str(out)).playlists[0].streams[0].rows[3])
