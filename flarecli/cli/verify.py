@@ -49,9 +49,10 @@ def command(
     Example: flare verify out/ && echo whole
     """
     from flarecli import verbs
-    from flarecli.report import Result, annotation, bytes_of, check_report, write_report
 
     for path in report or ():
+        from flarecli.report import check_report
+
         check_report(path)
     printer = Printer(as_json, quiet, verbose)
     guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline)
@@ -78,6 +79,8 @@ def command(
         )
         kept, hints = [], {""}
         for finding in found:
+            from flarecli.report import annotation, bytes_of
+
             bar.hide()
             kept += [finding] if report else []
             if as_json:
@@ -97,6 +100,8 @@ def command(
         bar.close()
     counts = {"files": found.files, "shards": found.shards, "rows": found.rows, "bytes": found.bytes, "findings": found.findings}
     for path in report or ():
+        from flarecli.report import Result, write_report
+
         write_report(path, Result(sources, kept, counts, found.unprotected, found.extra))
     if as_json:
         printer.json({**counts, "unprotected": found.unprotected, "extra": found.extra, "left": found.left})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -23,9 +24,18 @@ _FLOAT = r"^-?(?:[0-9][0-9.eE+-]*|nan|inf|NaN|Infinity)$"
 _PLAIN = r'^"[^"\\\x00-\x1f]*"$'  # JSON text without an escape
 _ESCAPED = r"[^ !#-\[\]-~]"  # what json.dumps writes otherwise than it is
 _INT64 = pa.int64()
-_QUOTE, _NOTHING = pa.scalar('"', TEXT), pa.scalar("", TEXT)
 
 Failures = list[tuple[int, str]]
+
+
+@cache
+def _scalar(text: str) -> pa.Scalar:
+    """Made when it is needed: the first scalar of a process loads pandas, where that is installed."""
+    return pa.scalar(text, TEXT)
+
+
+def _quoted(text: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(_scalar('"'), text, _scalar('"'), _scalar(""))
 
 
 def patched(array: pa.Array, fits: pa.Array, fast: Callable[[pa.Array], pa.Array], one: Callable[[Any], Any]) -> tuple[pa.Array, list[int]]:
@@ -102,14 +112,12 @@ def _usual_text(array: pa.Array) -> pa.Array:
     whole = pc.invert(pc.match_substring(text, "."))
     if not pc.any(whole, min_count=0).as_py():
         return text
-    return pc.binary_join_element_wise(text, pc.if_else(whole, pa.scalar(".0", TEXT), _NOTHING), _NOTHING)
+    return pc.binary_join_element_wise(text, pc.if_else(whole, _scalar(".0"), _scalar("")), _scalar(""))
 
 
 def escaped(array: pa.Array) -> pa.Array:
     """Write text as JSON does, ASCII between quotes."""
-    out, _ = patched(
-        array, pc.invert(_matches(array, _ESCAPED)), lambda some: pc.binary_join_element_wise(_QUOTE, some, _QUOTE, _NOTHING), json.dumps
-    )
+    out, _ = patched(array, pc.invert(_matches(array, _ESCAPED)), _quoted, json.dumps)
     return out
 
 

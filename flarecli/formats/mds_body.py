@@ -20,7 +20,6 @@ from flarecli.model import Column, Columns, IntArray
 
 __all__ = ["bodies"]
 
-_NOTHING = pa.scalar(b"", BINARY)
 _Bytes = npt.NDArray[np.uint8]
 
 
@@ -49,7 +48,7 @@ def _body(columns: Columns, batch: pa.RecordBatch) -> memoryview:
             run.append(field)
     if not pieces:
         return memoryview(np.concatenate(run, axis=1).tobytes())
-    body = pc.binary_join_element_wise(*pieces, *_joined(run), _NOTHING)
+    body = pc.binary_join_element_wise(*pieces, *_joined(run), pa.scalar(b"", BINARY))
     ends = _ends(body)
     return memoryview(body.buffers()[2] or b"")[int(ends[0]) : int(ends[-1])]
 

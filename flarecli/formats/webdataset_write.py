@@ -27,7 +27,7 @@ __all__ = ["row_sizes", "write_index", "write_shard"]
 _JOINED, _STEP = 1 << 20, 8192  # bytes and rows joined at once, about: small enough to stay in the cache
 _ALONE = 1 << 16  # bytes of a row from which on its members are written as they are, not joined
 _SHARDS = "shardindex.json"  # what widsindex calls it
-_FULL, _NOTHING = 100, pa.scalar(b"", BINARY)
+_FULL = 100
 # an absolute path, a drive, an address, an empty, `.` or `..` part, a control character, a dot in the last part, `__this__/` at the top
 _UNFIT = r"^/|^~|^[A-Za-z]:|//|(^|/)\.\.(/|$)|./\.(/|$)|/$|[\x00-\x1f\x7f\\]|\.[^/]*$|^__[^/]*__/|^$"
 
@@ -215,7 +215,7 @@ def _run(data: IntArray, lengths: IntArray) -> pa.Array:
 
 
 def _joined(pieces: list[pa.Array]) -> memoryview:
-    body = pc.binary_join_element_wise(*pieces, _NOTHING, null_handling="replace", null_replacement="")
+    body = pc.binary_join_element_wise(*pieces, pa.scalar(b"", BINARY), null_handling="replace", null_replacement="")
     bounds = np.frombuffer(body.buffers()[1], np.int64, len(body) + 1, body.offset * 8)
     return memoryview(body.buffers()[2] or b"")[int(bounds[0]) : int(bounds[-1])]
 

@@ -1,21 +1,29 @@
-"""Reading: an address resolves to a Playlist, a Playlist opens as a Dataset of rows, in any order."""
+"""Reading: an address resolves to a Playlist, a Playlist opens as a Dataset of rows, in any order.
+
+What finds and names datasets is loaded at once; rows, runs and loaders are when they are first asked for.
+"""
 
 from __future__ import annotations
 
-from flarecli.read import presets
-from flarecli.read.ahead import Ahead
-from flarecli.read.batching import Made, Part, Work
-from flarecli.read.dataset import Dataset, open
-from flarecli.read.fetching import begun
-from flarecli.read.loader import Loader
-from flarecli.read.mixing import Mix, mix
-from flarecli.read.order import positions
-from flarecli.read.passing import Passed, passed, taken
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from flarecli.read.resolve import expand, resolve, select_streams
-from flarecli.read.rows import Rows
-from flarecli.read.run import Run, check_place
-from flarecli.read.selection import parse_rows
-from flarecli.read.series import Series
+
+if TYPE_CHECKING:
+    from flarecli.read import presets
+    from flarecli.read.ahead import Ahead
+    from flarecli.read.batching import Made, Part, Work
+    from flarecli.read.dataset import Dataset, open
+    from flarecli.read.fetching import begun
+    from flarecli.read.loader import Loader
+    from flarecli.read.mixing import Mix, mix
+    from flarecli.read.order import positions
+    from flarecli.read.passing import Passed, passed, taken
+    from flarecli.read.rows import Rows
+    from flarecli.read.run import Run, check_place
+    from flarecli.read.selection import parse_rows
+    from flarecli.read.series import Series
 
 __all__ = [
     "Ahead",
@@ -42,3 +50,34 @@ __all__ = [
     "select_streams",
     "taken",
 ]
+
+_MODULES = {
+    "Ahead": "ahead",
+    "Dataset": "dataset",
+    "Loader": "loader",
+    "Made": "batching",
+    "Mix": "mixing",
+    "Part": "batching",
+    "Passed": "passing",
+    "Rows": "rows",
+    "Run": "run",
+    "Series": "series",
+    "Work": "batching",
+    "begun": "fetching",
+    "check_place": "run",
+    "mix": "mixing",
+    "open": "dataset",
+    "parse_rows": "selection",
+    "passed": "passing",
+    "positions": "order",
+    "presets": "",
+    "taken": "passing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_MODULES[name] or name}")
+    found = globals()[name] = getattr(module, name) if _MODULES[name] else module
+    return found

@@ -10,24 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flarecli import compress, formats
 from flarecli.errors import FlareError, MissingError, MissingLibraryError
 from flarecli.formats import spans
 from flarecli.hashes import Sums, known
-from flarecli.media import Decoders
 from flarecli.model import Chunk, Columns, File, Finding, Shard
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
 from flarecli.storage.memory import MemoryStore
-from flarecli.storage.object_sums import kept_sums
 from flarecli.storage.passing import in_passing
 from flarecli.verbs.checks_places import placed
 from flarecli.verbs.checks_repairs import AGAIN
 from flarecli.verbs.checks_streams import keys
-from flarecli.verbs.checks_values import decoded
 from flarecli.verbs.duplicates import contents
+
+if TYPE_CHECKING:
+    from flarecli.media import Decoders
 
 __all__ = ["HELD", "Checked", "Claim", "Depth", "check_chunk", "check_file", "finding"]
 
@@ -197,6 +197,8 @@ def _structure(form: formats.Format, shard: Shard, pictures: Decoders | None, is
     """Check the structure of a shard, and its values if asked; what is wrong with a row is said once. `is_changed`: its sums say so."""
     found = [placed(one, shard) for one in islice(form.verify_shard(shard, pictures is not None), _MANY)]
     if pictures is not None:
+        from flarecli.verbs.checks_values import decoded
+
         known = {one.where for one in found}
         values = (placed(replace(one, hint=_CHANGED) if is_changed else one, shard) for one in decoded(form, shard, pictures, not found))
         found += islice((one for one in values if one.where not in known), _MANY)
@@ -224,6 +226,10 @@ def _fits(at: Location, size: int, claims: Sequence[Claim], out: Checked) -> boo
 
 def _with_kept(at: Location, claims: Sequence[Claim], out: Checked) -> Sequence[Claim]:
     """Add what the store itself keeps of an object to what is listed of it, as far as it can be computed here."""
+    if at.is_local:
+        return claims
+    from flarecli.storage.object_sums import kept_sums  # the libraries behind buckets
+
     kept = kept_sums(at)
     strange = sorted(set(kept.hashes) - set(known()))
     if kept.why_not:

@@ -12,7 +12,6 @@ from typing import TypeAlias
 from flarecli.storage.threads import Outcome, wait_for
 from flarecli.verbs.checks import Checked
 from flarecli.verbs.listings import Task
-from flarecli.write import engines
 
 __all__ = ["Known", "on_engine", "on_threads"]
 
@@ -80,6 +79,8 @@ def on_engine(tasks: Iterable[Task], known: Known, engine: str) -> Iterator[tupl
 
     raises  what `engines.run` raises
     """
+    from flarecli.write import engines
+
     waiting: dict[int, Task] = {}
     done: dict[int, Checked] = {}
     first = 0

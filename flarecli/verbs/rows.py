@@ -8,19 +8,18 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from flarecli import where as sql
 from flarecli.errors import UsageError
-from flarecli.ingest import is_index
-from flarecli.model import IntArray, Playlist, Stream
+from flarecli.model import IntArray, Stream
 from flarecli.progress import Progress
 from flarecli.read import Dataset, parse_rows, positions, resolve, select_streams
-from flarecli.storage import Guard, Limits
-from flarecli.units import format_count
+from flarecli.storage import Guard
+from flarecli.verbs.reach import bounded, described
 
 __all__ = ["Order", "bounded", "described", "first_rows", "kept", "no_index", "opened", "ordered", "read_rows"]
 
@@ -95,27 +94,6 @@ def ordered(
         None if shuffle is None else (shuffle, epoch),
         rank or (0, 1),
     )
-
-
-def bounded(guard: Guard | None, limits: Limits | None) -> Guard:
-    """Put the limits of transfers to what addresses may reach."""
-    guard = guard or Guard()
-    return guard if limits is None else replace(guard, limits=limits)
-
-
-def described(found: Sequence[Playlist], progress: Progress) -> None:
-    """Tell whoever asked for details what was found, and how: in which list, in which format, how much of it.
-
-    An index that is named where a dataset is wanted is a file like any other, which is told whoever asked.
-    """
-    for one in found:
-        for stream in one:
-            if stream.format == "files" and one.at is None and len(stream) == 1 and is_index(stream.urls[0]):
-                progress.note(f"{stream.at / stream.urls[0]}: taken as a file; `flare pack` reads its rows")
-            rows = "rows not listed" if stream.rows is None else format_count(int(stream.rows.sum()), "row")
-            listed = f"{one.at}: " if one.at is not None else f"{stream.at}: no list, "
-            told = f"{listed}stream {stream.name!r} is {stream.format or 'of no known format'}, {rows} in {format_count(len(stream), 'shard')}"
-            progress.note(told, verbose=True)
 
 
 def opened(

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flarecli import formats
 from flarecli.errors import UsageError
-from flarecli.media import Decoders
 from flarecli.model import Finding, Playlist, Stream
 from flarecli.progress import Progress
 from flarecli.read import expand, resolve
@@ -38,9 +38,11 @@ from flarecli.verbs.listings import (
     unlisted,
 )
 from flarecli.verbs.looking import on_engine, on_threads
+from flarecli.verbs.reach import bounded, described
 from flarecli.verbs.remembered import Remembered
-from flarecli.verbs.rows import bounded, described
-from flarecli.write import engines
+
+if TYPE_CHECKING:
+    from flarecli.media import Decoders
 
 __all__ = ["Verification", "verify"]
 
@@ -99,7 +101,7 @@ class Verification:
         try:
             if options.against is not None:
                 yield from self._of_list(options.against)
-            with engines.joined(options.engine):
+            with _joined(options.engine):
                 for plan in plans:
                     yield from plan.findings
                     if plan.found is not None:
@@ -258,7 +260,10 @@ def verify(
         formats.find(format)
     if duplicates and (quick or state is not None):
         raise UsageError(f"--duplicates needs every row, {'--quick reads' if quick else '--state keeps'} none")
-    engines.check(engine)
+    if engine != "local":
+        from flarecli.write import engines
+
+        engines.check(engine)
     choice, guard = Choice(part, sample, seed), bounded(guard, limits)
     plans = [planned(address, format, streams, guard) for address in addresses]
     truth = None if against is None else resolve([against], guard=guard, maps=False)[0]
@@ -267,8 +272,22 @@ def verify(
     cores = os.cpu_count() or 1
     local = all(stream.at.is_local for plan in plans for stream in plan.streams)
     most = jobs or (cores if local else max(_REMOTE_JOBS, cores))
-    depth = Depth(quick, Decoders() if decode and not quick else None, duplicates)
+    depth = Depth(quick, _decoders() if decode and not quick else None, duplicates)
     return Verification(plans, _Options(depth, choice, truth, remembered, max_findings, most, engine, progress or Progress()))
+
+
+def _joined(engine: str) -> AbstractContextManager[None]:
+    if engine == "local":
+        return nullcontext()
+    from flarecli.write import engines
+
+    return engines.joined(engine)
+
+
+def _decoders() -> Decoders:
+    from flarecli.media import Decoders
+
+    return Decoders()
 
 
 def _total(counts: Sequence[Any]) -> int | None:
