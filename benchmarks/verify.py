@@ -37,7 +37,14 @@ def main() -> None:
         contenders = {
             "cat": ["sh", "-c", 'cat "$@" > /dev/null', "cat", *shards],
             "xxhsum -H3": ["xxhsum", "-H3", *shards],
+            "two xxhsum side by side": [
+                "sh",
+                "-c",
+                "xxhsum -H3 $0 > /dev/null & xxhsum -H3 $1 > /dev/null & wait",
+                *map(" ".join, (shards[::2], shards[1::2])),
+            ],
             "flare verify": [FLARE, "verify", "-q", str(fast)],
+            "flare verify, one core": ["taskset", "-c", "0", FLARE, "verify", "-q", str(fast)],
             "flare verify -j1": [FLARE, "verify", "-q", "-j", "1", str(fast)],
             "sha256sum": ["sha256sum", *strong],
             "flare verify, sha256": [FLARE, "verify", "-q", str(slow)],
@@ -51,9 +58,11 @@ def main() -> None:
         seconds = statistics.median(one[name] for one in rounds)
         print(f"{name:26} {seconds:7.3f} s  {size / seconds:8,.0f} MB/s")
     ratios = {
+        "two xxhsum over one, the control": lambda one: one["xxhsum -H3"] / one["two xxhsum side by side"],
         "of the slower of xxhsum and cat, wanted 0.8": lambda one: max(one["cat"], one["xxhsum -H3"]) / one["flare verify"],
         "of sha256sum, wanted 2": lambda one: one["sha256sum"] / one["flare verify, sha256"],
         "all cores over one, wanted 1.6": lambda one: one["flare verify -j1"] / one["flare verify"],
+        "all cores over one core": lambda one: one["flare verify, one core"] / one["flare verify"],
         "all cores over one with sha256, wanted 1.6": lambda one: one["flare verify -j1, sha256"] / one["flare verify, sha256"],
     }
     for name, ratio in ratios.items():
