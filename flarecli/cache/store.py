@@ -190,11 +190,11 @@ class CachedStore:
             data = side_by_side(lambda span: self.store.read(path, *span), spans, _JOBS)
             out: dict[int, bytes | memoryview] = {}
             for run, read in zip(runs, data, strict=True):
-                for i, k in enumerate(run):
-                    out[k] = memoryview(read)[i * BLOCK : (i + 1) * BLOCK]
-                    part = parts.pop(k)
-                    if part is not None:
-                        _keep(part, names[k], [out[k]])
+                out.update((k, memoryview(read)[i * BLOCK : (i + 1) * BLOCK]) for i, k in enumerate(run))
+            for k in reversed(missing):  # the first comes last: who comes meanwhile finds it missing, and waits for the turn that is its own
+                part = parts.pop(k)
+                if part is not None:
+                    _keep(part, names[k], [out[k]])
             return out
         finally:
             for part in parts.values():

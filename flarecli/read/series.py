@@ -100,10 +100,11 @@ class Series:
         k = int(np.searchsorted(self._firsts, i, "right")) - 1
         columns = self.streams[k].columns or getattr(self, "columns", None) or None
         shard = formats.find(chunk.format or "").open_shard(chunk, columns)
-        if self._expected:
-            _expect(shard, self._expected)
         with self._lock:
+            expected = 0 if i in self._open else self._expected
             self._open[i] = shard
+        if expected:
+            _expect(shard, expected)
         opened.note(self, i, shard)
         return shard
 

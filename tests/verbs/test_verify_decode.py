@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from flarecli import formats, verbs
+from flarecli import formats, media, verbs
 from flarecli.model import Finding, Settings
 from flarecli.read import resolve
 from flarecli.verbs import checks_values
@@ -80,7 +80,7 @@ def test_what_ends_its_decoder_is_one_finding_and_no_end(tmp_path, monkeypatch):
             closed.append(1)
 
     closed = []
-    monkeypatch.setitem(verbs.verify.__globals__, "Decoders", Odd)
+    monkeypatch.setattr(media, "Decoders", Odd)
     out = packed(tmp_path / "out", [JPEG, JPEG + b"\0", JPEG])
     assert [(one.where, one.message) for one in found(out)] == [
         (f"{out}/shard.00000.mds[1]", "column 'image': not jpeg: its decoder died of it (SIGSEGV)")
