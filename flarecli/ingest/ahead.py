@@ -48,7 +48,7 @@ class _Reader:
                     self._held += found[1].nbytes
                     self._is_reading = self._held < self._most and not self._is_over
                     is_enough = not self._is_reading
-                self._arrived.put(found)
+                    self._arrived.put(found)  # before anybody else may read on, and overtake it
                 if is_enough:
                     return
         except BaseException as error:

@@ -1,5 +1,6 @@
 """Index files far away: read ahead, given in order, with errors at their place; who leaves early has read little."""
 
+import queue
 import threading
 import time
 
@@ -101,3 +102,24 @@ def test_an_index_far_away_gives_the_rows_that_it_gives_here(tmp_path, monkeypat
     assert some.num_rows == 1100  # of 12 groups out of 54
     for id, place in zip(some.column("id").to_pylist(), some.column("place").to_pylist(), strict=True):
         assert index.place(place) == (names[id // 1000], id % 1000)
+
+
+def test_a_batch_that_is_handed_over_slowly_is_not_overtaken(monkeypatch):
+    overtaken = threading.Event()
+
+    class Slow(queue.SimpleQueue):
+        def put(self, item):
+            number = item[1].column(0)[0].as_py() if isinstance(item, tuple) else 0
+            if number == 3:  # the last of those that may wait: with it the reading stops
+                overtaken.wait(0.4)
+            elif number > 3:
+                overtaken.set()
+            super().put(item)
+
+    monkeypatch.setattr(room, "SimpleQueue", Slow)
+    monkeypatch.setattr(room, "_MORE", 3 * batch(0)[1].nbytes)
+    turns, taken = in_turn([lambda: (batch(i) for i in range(9))]), []
+    for _, one in next(turns):
+        taken.append(one.column(0)[0].as_py())
+        time.sleep(0.05)
+    assert taken == list(range(9))
