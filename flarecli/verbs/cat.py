@@ -14,7 +14,8 @@ from flarecli.errors import UsageError
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.verbs import streamed
-from flarecli.verbs.rows import bounded, check_names, first_rows, kept, last_rows, needed, opened, ordered, read_rows, weight
+from flarecli.verbs.reach import bounded
+from flarecli.verbs.rows import check_names, first_rows, kept, last_rows, needed, opened, ordered, read_rows, weight
 
 __all__ = ["cat"]
 

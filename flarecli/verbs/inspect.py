@@ -23,7 +23,8 @@ from flarecli.storage import Guard, Limits
 from flarecli.verbs.fill import filled
 from flarecli.verbs.inspect_holes import holes, writer_of
 from flarecli.verbs.inspect_stats import statistics
-from flarecli.verbs.rows import bounded, described, ordered, read_rows, weight
+from flarecli.verbs.reach import bounded, described
+from flarecli.verbs.rows import ordered, read_rows, weight
 
 __all__ = ["Inspection", "StreamInfo", "inspect"]
 

@@ -22,7 +22,8 @@ from flarecli.progress import Progress
 from flarecli.storage import Guard, Location, locate
 from flarecli.verbs import streamed
 from flarecli.verbs.naming import ROW
-from flarecli.verbs.rows import described, first_rows, needed, no_index, ordered, read_rows, weight
+from flarecli.verbs.reach import described
+from flarecli.verbs.rows import first_rows, needed, no_index, ordered, read_rows, weight
 
 __all__ = ["Origin", "open_origin"]
 

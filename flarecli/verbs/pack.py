@@ -16,7 +16,7 @@ from flarecli.storage import Guard, Limits
 from flarecli.verbs.intake import Intake
 from flarecli.verbs.packing import Packed, Request, packed
 from flarecli.verbs.parts import packed_in_parts
-from flarecli.verbs.rows import bounded
+from flarecli.verbs.reach import bounded
 from flarecli.write import engines
 
 __all__ = ["Packed", "pack"]

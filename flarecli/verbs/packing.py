@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Packed", "Request", "done_before", "packed"]
 
-_SEPARATORS = {"csv": ",", "tsv": "\t"}
 _SKIP = "Give --on-error skip to leave such rows out and list them in failed.jsonl."
 
 

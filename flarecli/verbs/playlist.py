@@ -24,7 +24,7 @@ from flarecli.storage import Guard, Limits, Location, locate
 from flarecli.storage.local import LocalStore
 from flarecli.verbs.fill import filled, summed
 from flarecli.verbs.listings import own_sum
-from flarecli.verbs.rows import bounded
+from flarecli.verbs.reach import bounded
 
 __all__ = ["check_playlist", "playlist"]
 

@@ -19,9 +19,9 @@ from flarecli.model import IntArray, Stream
 from flarecli.progress import Progress
 from flarecli.read import Dataset, parse_rows, positions, resolve, select_streams
 from flarecli.storage import Guard
-from flarecli.verbs.reach import bounded, described
+from flarecli.verbs.reach import described
 
-__all__ = ["Order", "bounded", "described", "first_rows", "kept", "no_index", "opened", "ordered", "read_rows"]
+__all__ = ["Order", "first_rows", "kept", "no_index", "opened", "ordered", "read_rows"]
 
 _BLOCK = 1 << 13  # steps mapped at once
 _TAKEN, _TAKEN_BYTES = 64, 16 << 20  # rows read one by one that are held at once

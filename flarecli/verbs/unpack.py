@@ -24,7 +24,8 @@ from flarecli.verbs.naming import ADDRESS, ROW, Naming, Taken, guessed_key, piec
 from flarecli.verbs.origin import Origin, open_origin
 from flarecli.verbs.outlets import Folder, Outlet, Tar
 from flarecli.verbs.places import Places
-from flarecli.verbs.rows import bounded, check_names
+from flarecli.verbs.reach import bounded
+from flarecli.verbs.rows import check_names
 from flarecli.verbs.selection import parse_link
 from flarecli.verbs.tables import KINDS, plain
 from flarecli.write import FAILED, Failure, links
