@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from flarecli.read.repeats import refuse_repeats
 from flarecli.read.resolve import expand, resolve, select_streams
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ __all__ = [
     "passed",
     "positions",
     "presets",
+    "refuse_repeats",
     "resolve",
     "select_streams",
     "taken",

@@ -18,6 +18,7 @@ from flarecli.errors import FlareError, FormatError, MissingError, UnfinishedErr
 from flarecli.formats import INDEX, SPECS
 from flarecli.model import Playlist, Stream
 from flarecli.names import is_url, redact, scheme_of
+from flarecli.read.repeats import refuse_repeats
 from flarecli.storage import Guard, Location, locate
 from flarecli.storage.local import SCRATCH
 from flarecli.wildcards import braced, pattern_of
@@ -230,7 +231,7 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
     """Choose streams by name and put those of several sources behind one another.
 
     return  one list for each stream, its parts in the order of the sources
-    raises  UsageError for a name that no source has, or sources whose streams do not pair up
+    raises  UsageError for a name that no source has, sources whose streams do not pair up, or that share shards
     """
     chosen = []
     for one in found:
@@ -241,6 +242,7 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
         chosen.append([stream for stream in one.streams if not names or stream.name in names])
     if len(chosen) == 1:
         return [[stream] for stream in chosen[0]]
+    refuse_repeats(found, chosen)
     if all(len(streams) == 1 for streams in chosen):  # one stream each: their names do not matter
         return [[streams[0] for streams in chosen]]
     first = [stream.name for stream in chosen[0]]

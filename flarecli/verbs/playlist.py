@@ -19,7 +19,7 @@ from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.model import Chunk, File, Finding, Playlist, Stream
 from flarecli.names import is_url, local_path, redact, scheme_of, without_user
 from flarecli.playlists import faults, parse, places, stored, text
-from flarecli.read import resolve, select_streams
+from flarecli.read import refuse_repeats, resolve, select_streams
 from flarecli.storage import Guard, Limits, Location, locate
 from flarecli.storage.local import LocalStore
 from flarecli.verbs.fill import filled, summed
@@ -56,7 +56,7 @@ def playlist(
     headers  (name, value): more headers for every stream
     open     False: list what is listed, open no shard and read no bytes
     return   the YAML
-    raises   UsageError for what makes no playlist, such as a file that lies above it; whatever resolving and reading raise
+    raises   UsageError for what makes no playlist: a file that lies above it, shards that two lists name; whatever resolving and reading raise
     """
     guard = bounded(guard, limits)
     for name, _ in headers:
@@ -78,6 +78,7 @@ def playlist(
 def _grouped(sources: Sequence[str], format: str | None, guard: Guard) -> dict[str, list[Stream]]:
     """Resolve the sources: stream name -> its parts, in order."""
     out: dict[str, list[Stream]] = {}
+    unnamed: dict[str, list[tuple[Playlist, list[Stream]]]] = {}
     for source in sources:
         match = None if os.path.lexists(source) else _NAMED.fullmatch(source)
         found = resolve(match[2] if match else source, format=format, guard=guard)
@@ -87,6 +88,10 @@ def _grouped(sources: Sequence[str], format: str | None, guard: Guard) -> dict[s
             raise UsageError(f"{match[1]!r} is one name for the streams {names}", where=redact(match[2]), hint="Leave the name out.")
         for one in parts:
             out.setdefault(match[1] if match else one[0].name, []).extend(one)
+            if not match:  # who names a stream may put some of its shards into it twice
+                unnamed.setdefault(one[0].name, []).append((found[0], one))
+    for pairs in unnamed.values():
+        refuse_repeats([listed for listed, _ in pairs], [one for _, one in pairs])
     return out
 
 

@@ -1,0 +1,71 @@
+"""The same shards named twice, as a shell does with `out/*`: an error that names a shard and both lists, in every command that reads rows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import flarecli
+from flarecli.__main__ import main
+from flarecli.errors import UsageError
+from flarecli.model import Settings
+from flarecli.write import Writer
+
+HINT = "hint: Name the folder alone, or its playlist.\n"
+
+
+@pytest.fixture(autouse=True)
+def two(tmp_path, monkeypatch):
+    """Two datasets of two shards, beside each other."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("d", "e"):
+        with Writer(name, columns={"n": "int"}, settings=Settings(shard_rows=2)) as writer:
+            for i in range(4):
+                writer.write({"n": i})
+
+
+@pytest.mark.parametrize("command", [["cat"], ["inspect"], ["playlist"], ["unpack", "u"], ["pack", "o"]], ids=lambda one: one[0])
+def test_what_a_shell_makes_of_a_packed_folder_is_an_error_that_names_both_lists(command, capfd):
+    names = sorted(f"d/{name}" for name in os.listdir("d"))
+    assert main([command[0], *names, *command[1:]]) == 2
+    told = "error: d/shard.00000.mds: it is named by d/index.json and by d/playlist.yaml: its rows would come twice\n"
+    assert capfd.readouterr() == ("", told + HINT)
+    assert sorted(os.listdir()) == ["d", "e"]
+
+
+@pytest.mark.parametrize("format", ["json", "csv", "ffrecord", "granular", "granular-refs", "webdataset"])
+def test_of_every_format(format, tmp_path, capfd):
+    column = {"ffrecord": "data", "webdataset": "txt"}.get(format, "n")
+    with Writer("x", format=format, columns={column: "bytes" if format == "ffrecord" else "str"}) as writer:
+        writer.write({column: b"a" if format == "ffrecord" else "a"})
+    with pytest.raises(UsageError) as caught:
+        flarecli.open([str(path) for path in sorted(Path("x").iterdir())])
+    assert caught.value.message.endswith(": its rows would come twice")
+
+
+def test_a_shard_beside_its_list_is_one_too(capfd):
+    assert main(["cat", "d", "./d/shard.00001.mds"]) == 2
+    told = "error: d/shard.00001.mds: it is named by d/playlist.yaml and by d: its rows would come twice\n"
+    assert capfd.readouterr() == ("", told + HINT)
+
+
+def test_whoever_names_the_same_address_again_gets_its_rows_again():
+    assert len(flarecli.open(["d", "d"])) == len(flarecli.open(["d", str(Path("d").absolute()), "d/playlist.yaml"])) * 2 // 3 == 8
+    assert len(flarecli.open(["d", "e"])) == len(flarecli.open(["d/*.mds", "e/*.mds"])) == 8
+
+
+def test_streams_that_are_not_read_may_share_shards():
+    Path("p.yaml").write_text("a:\n  content: [d/shard.00000.mds]\nb:\n  content: [d/shard.00001.mds]\n")
+    Path("q.yaml").write_text("a:\n  content: [d/shard.00000.mds]\nb:\n  content: [e/shard.00001.mds]\n")
+    assert [row["n"] for row in flarecli.open(["p.yaml", "q.yaml"], streams=["b"])] == [2, 3, 2, 3]
+    with pytest.raises(UsageError) as caught:
+        flarecli.open(["p.yaml", "q.yaml"], streams=["a"])
+    assert str(caught.value) == "d/shard.00000.mds: it is named by p.yaml and by q.yaml: its rows would come twice"
+
+
+def test_streams_of_two_names_in_a_playlist_may_list_the_same_shards(capfd):
+    assert main(["playlist", "a=d", "b=d"]) == 0
+    out = capfd.readouterr().out
+    assert out.count("d/shard.00000.mds") == 2
