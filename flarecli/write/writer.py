@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import __version__, compress, encodings, formats, hashes, playlists
-from flarecli.encodings import BINARY
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 from flarecli.model import Chunk, Columns, File, IntArray, Playlist, Settings, Stream
 from flarecli.storage import Guard
@@ -155,7 +154,7 @@ class Writer:
                 where = f"row {self.rows + self._held_rows + len(self._samples)}"
                 raise type(error)(f"column {column.name!r}: {error.message}", where=where, hint=error.hint) from None
         self._samples.append(row)
-        self._samples_size += sum(map(len, row.values()))
+        self._samples_size += sum(sum(map(len, stored)) if isinstance(stored, list) else len(stored) for stored in row.values())
         if len(self._samples) >= _HELD_ROWS or self._samples_size >= _HELD_BYTES:
             self._write_samples()
 
@@ -164,8 +163,10 @@ class Writer:
         if not samples:
             return
         columns = self.columns or ()
+        found = [encodings.lookup(column.encoding) for column in columns]
         arrays = [
-            encodings.typed(pa.array([sample[column.name] for sample in samples], BINARY), encodings.lookup(column.encoding)) for column in columns
+            encodings.typed(pa.array([sample[column.name] for sample in samples], encoding.raw), encoding)
+            for column, encoding in zip(columns, found, strict=True)
         ]
         first = self.rows + self._held_rows
         batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(column) for column in columns]))

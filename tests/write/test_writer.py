@@ -369,3 +369,21 @@ def test_a_journal_that_is_none_is_a_format_error(tmp_path, line):
     with pytest.raises(FormatError) as caught:
         Writer(str(tmp_path / "out"), columns=COLUMNS, resume=True)
     assert str(caught.value) == f"{tmp_path}/out: its journal cannot be read"
+
+
+LISTS = {"bytes[]": [b"c", b"ab"], "float64[]": [0.5, -1.0], "int[]": [1, -(2**62)], "json[]": [{"a": 1}, None], "str[]": ["x", "é"]}
+
+
+def test_samples_hold_lists_where_the_format_does(tmp_path):
+    rows = [LISTS, {name: [] for name in LISTS}, {name: values[:1] for name, values in LISTS.items()}]
+    with Writer(str(tmp_path / "d"), format="granular-refs", columns={name: name for name in LISTS}) as writer:
+        for row in rows:
+            writer.write(row)
+    assert list(read.open(str(tmp_path / "d"))) == rows
+
+
+def test_lists_wait_for_a_shard_by_their_bytes_and_not_by_their_items(tmp_path, monkeypatch):
+    monkeypatch.setattr("flarecli.write.writer._HELD_BYTES", 5000)
+    with Writer(str(tmp_path / "d"), format="granular-refs", columns={"a": "bytes[]"}) as writer:
+        writer.write({"a": [b"x" * 6000]})
+        assert not writer._samples
