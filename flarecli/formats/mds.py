@@ -105,7 +105,7 @@ def _table_fault(starts: IntArray, end: int, size: int) -> str:
 def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False) -> pa.RecordBatch:
     """Give rows start..stop as typed columns, in the order of `columns`.
 
-    raises  FormatError naming the first row whose lengths do not add up; ValueFitError for text that is not UTF-8
+    raises  FormatError naming a row whose lengths do not add up, one that is too short before others; ValueFitError for text that is not UTF-8
     """
     data, places = _fields(shard, start, stop)
     by_name = {column.name: column for column in shard.columns}
@@ -131,6 +131,8 @@ def _fields(shard: Shard, start: int, stop: int) -> tuple[IntArray, dict[str, tu
     variable = sum(column.size is None for column in shard.columns)
     at = starts[:-1] + 4 * variable
     _refuse(shard, start, at > ends, "bytes cannot hold its lengths")
+    fixed = sum(column.size or 0 for column in shard.columns)  # a config may name a million columns: a place for each of them is made below
+    _refuse(shard, start, at + fixed > ends, "bytes are not what its lengths say")
     words = (
         data[starts[:-1, None] + np.arange(4 * variable)].view("<u4").astype(np.int64) if variable and rows else np.zeros((rows, variable), np.int64)
     )

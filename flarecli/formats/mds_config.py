@@ -71,10 +71,11 @@ def parse(data: bytes, where: object) -> Any:
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out = dict(pairs)
-    if len(out) != len(pairs):
-        name = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
-        raise ValueError(f"two keys are named {name!r:.60}")
+    out: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in out:
+            raise ValueError(f"two keys are named {key!r:.60}")
+        out[key] = value
     return out
 
 

@@ -20,11 +20,12 @@ import re
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from flarecli.errors import FormatError, ReachError, UnsafeError
 from flarecli.formats import tar
 from flarecli.formats.webdataset_names import KEY
-from flarecli.formats.webdataset_table import Table
+from flarecli.formats.webdataset_table import Table, key_text
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import Chunk, IntArray
 from flarecli.storage import Location
@@ -98,7 +99,7 @@ def parse(data: bytes, size: int) -> Table | None:
         table = Table(tuple(columns), keys, ends, starts.reshape(len(columns), rows), sizes.reshape(len(columns), rows))
     except (KeyError, TypeError, ValueError, RecursionError, binascii.Error):
         return None
-    return table if _is_possible(table, rows, size) else None
+    return table if _is_possible(table, rows, size) and _are_texts(table) else None
 
 
 def _is_possible(table: Table, rows: int, size: int) -> bool:
@@ -111,6 +112,8 @@ def _is_possible(table: Table, rows: int, size: int) -> bool:
     if ((table.starts < 0) != (table.sizes < 0)).any() or (rows and (table.starts < 0).all(0).any()):
         return False
     there = table.starts >= 0
+    if rows and (np.where(there, table.starts, size).min(0)[1:] <= table.starts.max(0)[:-1]).any():  # a batch takes rows to lie in their order
+        return False
     starts, sizes = table.starts[there], table.sizes[there]
     if not len(starts):
         return True
@@ -119,3 +122,11 @@ def _is_possible(table: Table, rows: int, size: int) -> bool:
     order = np.argsort(starts, kind="stable")
     stops = starts[order] + tar.padded(sizes[order])
     return bool((stops[:-1] + tar.BLOCK <= starts[order][1:]).all())
+
+
+def _are_texts(table: Table) -> bool:
+    try:
+        key_text(table.keys, table.ends).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True

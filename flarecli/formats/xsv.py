@@ -149,14 +149,12 @@ def _places(shard: Shard, first: int, data: IntArray, starts: IntArray) -> lines
     if rows and (ends >= starts[:-1]).all() and (data[ends[:, None] + np.arange(len(newline))] == np.frombuffer(newline, np.uint8)).all():
         cuts = _cuts(data, starts, ends, separator, each)
     if cuts is None:
-        cuts = np.zeros((rows, each), np.int64)
         edges, whole = memoryview(starts), data.tobytes()
-        for row in range(rows):
-            at = edges[row]
-            for k, part in enumerate(_split(shard, first + row, whole[at : edges[row + 1]])[:-1]):
-                at += len(part)
-                cuts[row, k] = at
-                at += len(separator)
+        lengths = [
+            [*map(len, _split(shard, first + row, whole[edges[row] : edges[row + 1]])[:-1])] for row in range(rows)
+        ]  # no room before they are there
+        steps = np.array(lengths, np.int64).reshape(rows, each)
+        cuts = starts[:-1, None] + np.cumsum(steps + len(separator), axis=1) - len(separator)
     before = np.concatenate((starts[:-1, None], cuts + len(separator)), axis=1)
     behind = np.concatenate((cuts, ends[:, None]), axis=1)
     return {one.name: (before[:, k], behind[:, k] - before[:, k]) for k, one in enumerate(shard.columns)}

@@ -5,6 +5,7 @@ import json
 import pickle
 import shutil
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -208,6 +209,21 @@ def test_a_length_that_does_not_add_up_names_the_row(shard_bytes):
     assert (finding.where, finding.kind) == ("s.mds[1]", "format")
 
 
+def test_rows_too_short_for_their_columns_are_refused_before_a_place_is_made_for_each():
+    names = [str(i) for i in range(20_000)]
+    config = json.dumps({"column_names": names, "column_encodings": ["int8"] * len(names), "column_sizes": [1] * len(names)}).encode()
+    start = 8 + 4 * 1000 + len(config)
+    shard = opened(struct.pack("<I", 1000) + struct.pack("<I", start) * 1001 + config)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError) as caught:
+            mds.read_batch(shard, 0, 1000)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20  # it was 320 MB
+    finally:
+        tracemalloc.stop()
+    assert str(caught.value) == "s.mds[0]: 0 bytes are not what its lengths say"
+
+
 def test_text_that_is_not_utf8_names_the_row(shard_bytes):
     start = struct.unpack_from("<5I", shard_bytes)[3]
     data = shard_bytes[: start + 4] + b"\xff" + shard_bytes[start + 5 :]
@@ -286,6 +302,7 @@ def test_a_forged_index_is_refused(edit, message, code, tmp_path):
         ("", "not valid JSON: Expecting value: line 1 column 1 (char 0)"),
         ("[" * 100_000 + "]" * 100_000, "JSON nested too deep"),
         ('{"shards": [], "shards": [], "version": 2}', "not valid JSON: two keys are named 'shards'"),
+        pytest.param(json.dumps(dict.fromkeys(range(100_000)))[:-1] + ', "99999": 0}', "not valid JSON: two keys are named '99999'", id="many keys"),
         ('{"shards": NaN}', "not valid JSON: NaN is not JSON"),
         ("[]", "no list of shards in it"),
     ],

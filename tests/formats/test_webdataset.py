@@ -532,6 +532,9 @@ def test_an_index_with_a_right_sum_is_held_against_the_tars_size():
     assert bad(bytes=size + 1)
     assert bad(keys="?")
     assert bad(ends=packed(table.ends[::-1]))
+    assert bad(starts=packed(table.starts[:, ::-1]), sizes=packed(table.sizes[:, ::-1]))  # rows of a batch would be read past the end
+    assert bad(keys=packed(np.frombuffer(b"k0k1k2k\xff", np.uint8)))
+    assert bad(keys=packed(np.frombuffer("k0\u00e9k2k3".encode(), np.uint8)), ends=packed(np.array([2, 3, 6, 8])))  # half a character ends one
     swapped = resigned(index, sizes=packed(np.where(table.sizes > 1, table.sizes - 1, table.sizes)))
     (finding,) = webdataset.verify_shard(opened({**files, "00000.idx.json": swapped}))
     assert (finding.kind, finding.message) == ("index", "says other members than the tar has")
