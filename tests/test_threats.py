@@ -82,7 +82,7 @@ def test_names_that_are_one_on_another_file_system_are_refused_before_the_first(
         for key in keys:
             writer.write({"key": key, "data": b"x"})
     assert main(["unpack", str(tmp_path / "d"), str(tmp_path / "out")]) == 4
-    error = f"{tmp_path}/d[1]: the name '{second}' is the same as that of row 0 of the selection"
+    error = f"{tmp_path}/d/shard.00000.mds[1]: the name '{second}' is the same as that of row 0 of the selection"
     hint = "Give --name another pattern, such as '{row}.{ext}', or --key another column."
     assert capfd.readouterr().err == f"error: {error}\nhint: {hint}\n"
     assert not any(path.is_file() for path in (tmp_path / "out").rglob("*"))
@@ -113,7 +113,7 @@ def test_names_that_another_system_has_no_file_for_are_refused_here_too(tmp_path
     assert main(["unpack", "d", target, "--name", "{key}", "-q"]) == 4
     hint = "Give --name another pattern, such as '{row}.{ext}', or --key another column."
     out, err = capfd.readouterr()
-    assert (out, err) == ("", f"error: d[{row}]: the name {said}\nhint: {hint}\n")
+    assert (out, err) == ("", f"error: d/shard.00000.mds[{row}]: the name {said}\nhint: {hint}\n")
     assert not any(path.is_file() for path in (tmp_path / "out").rglob("*"))
     assert main(["unpack", "d", "files", "--name", "{row}.{ext}", "-q"]) == 0
     assert len(list((tmp_path / "files").glob("*.bin"))) == len(keys)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -21,7 +21,9 @@ from flarecli.model import IntArray
 from flarecli.names import DEVICE, check_name, collision_key
 from flarecli.write import Keys
 
-__all__ = ["ADDRESS", "ROW", "Naming", "Taken", "guessed_key", "pieces"]
+__all__ = ["ADDRESS", "ROW", "Naming", "Taken", "Where", "guessed_key", "pieces"]
+
+Where: TypeAlias = Callable[[int], object]  # number of a row -> its address, which is made into a text when it is needed
 
 ROW, ADDRESS = "__flare_row__", "__flare_address__"  # columns that travel with a row and are no part of it
 _KEYS = ("key", "__key__", "data_id", "id")
@@ -87,7 +89,7 @@ class Naming:
         self.columns = tuple(dict.fromkeys(name for name in used if name in others and name not in ("row", "ext", "column")))
         self.is_unique = "row" in used and set(used) <= {"row", "ext", "column"}
 
-    def names(self, batch: pa.RecordBatch, where: str, whole: bool = True) -> list[list[str]]:
+    def names(self, batch: pa.RecordBatch, where: Where, whole: bool = True) -> list[list[str]]:
         """Give the names of each row's files, checked: one list for each file column.
 
         whole   False before the bytes are known: what only they tell is left open
@@ -109,10 +111,10 @@ class Naming:
             filled = ["".join(row) for row in zip(*parts, strict=True)]
             if self._shortens:
                 filled = [name.removesuffix(f".{one}") if _says(file, one) else name for name, one in zip(filled, extensions, strict=True)]
-            out.append([check_name(name, f"{where}[{row}]") for name, row in zip(filled, rows, strict=True)])
+            out.append([check_name(name, where(row)) for name, row in zip(filled, rows, strict=True)])
         return out
 
-    def flaws(self, batch: pa.RecordBatch, where: str) -> dict[int, FlareError]:
+    def flaws(self, batch: pa.RecordBatch, where: Where) -> dict[int, FlareError]:
         """Find the rows that no file can be named by: position in the batch -> what `names` raises for it."""
         try:
             self.names(batch, where, whole=False)
@@ -120,7 +122,7 @@ class Naming:
             return {i: error for i in range(batch.num_rows) if (error := self._flaw(batch.slice(i, 1), where)) is not None}
         return {}
 
-    def _flaw(self, row: pa.RecordBatch, where: str) -> FlareError | None:
+    def _flaw(self, row: pa.RecordBatch, where: Where) -> FlareError | None:
         try:
             self.names(row, where, whole=False)
         except (UnsafeError, ValueFitError) as error:
@@ -128,11 +130,11 @@ class Naming:
         return None
 
     @staticmethod
-    def _texts(batch: pa.RecordBatch, name: str, rows: Sequence[int], where: str) -> list[str]:
+    def _texts(batch: pa.RecordBatch, name: str, rows: Sequence[int], where: Where) -> list[str]:
         values = batch.column(name).to_pylist()
         for value, row in zip(values, rows, strict=True):
             if value is None or value == "":
-                raise ValueFitError(f"{name} is {'null' if value is None else 'empty'}, and names a file", where=f"{where}[{row}]")
+                raise ValueFitError(f"{name} is {'null' if value is None else 'empty'}, and names a file", where=where(row))
         return [str(value) for value in values]
 
 
@@ -176,7 +178,7 @@ class Taken:
         self._naming, self._files, self._keys, self._rows = naming, files, Keys(), 0
         self._reserved = {collision_key(name) for name in reserved}
 
-    def add(self, batch: pa.RecordBatch, where: str) -> None:
+    def add(self, batch: pa.RecordBatch, where: Where) -> None:
         """Take in the names of a batch of rows. Raises FormatError naming the row whose name is taken."""
         columns = self._naming.names(batch, where, whole=False)
         names = [name for row in zip(*columns, strict=True) for name in row]
@@ -191,9 +193,9 @@ class Taken:
                 whose = "that of a device on Windows" if is_device else "taken by flare itself"
                 if used[i] >= 0 and not is_device:
                     whose = f"the same as that of row {int(used[i]) // self._files} of the selection"
-                raise FormatError(f"the name {name!r} is {whose}", where=f"{where}[{row}]", hint=_OTHERWISE)
+                raise FormatError(f"the name {name!r} is {whose}", where=where(row), hint=_OTHERWISE)
 
-    def _refuse_folders(self, batch: pa.RecordBatch, where: str, names: Sequence[str], keys: Sequence[str], used: IntArray) -> None:
+    def _refuse_folders(self, batch: pa.RecordBatch, where: Where, names: Sequence[str], keys: Sequence[str], used: IntArray) -> None:
         """Raise FormatError for a file with the name of a folder that another one lies in, whichever comes first."""
         below: list[tuple[int, str]] = []
         for i, key in enumerate(keys):
@@ -207,4 +209,4 @@ class Taken:
         if wrong:
             at, what = min(wrong)
             row = batch.column(ROW)[at // self._files].as_py()
-            raise FormatError(f"the name {names[at]!r} {what}", where=f"{where}[{row}]", hint=_OTHERWISE)
+            raise FormatError(f"the name {names[at]!r} {what}", where=where(row), hint=_OTHERWISE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,10 +23,11 @@ from flarecli.progress import Progress
 from flarecli.storage import Guard, Location, locate
 from flarecli.verbs import streamed
 from flarecli.verbs.naming import ROW
+from flarecli.verbs.places import shard_of
 from flarecli.verbs.reach import described
 from flarecli.verbs.rows import first_rows, needed, no_index, ordered, read_rows, weight
 
-__all__ = ["Origin", "open_origin"]
+__all__ = ["At", "Origin", "open_origin"]
 
 _SCHEMA = pa.schema([encodings.field(column) for column in COLUMNS])
 _FILES = 16  # files of a packed folder that are held at once
@@ -35,7 +37,7 @@ _FILES = 16  # files of a packed folder that are held at once
 class Origin:
     """Rows to unpack. `batches(columns, skip)` gives them with a column of their numbers, `rereads` without much cost.
 
-    place  gives the file of an index, and the row in it, of a row by its number; None for others, and where a query makes the rows
+    place  gives the file of an index or a shard, and the row in it, of a row by its number; None where a query makes the rows
     """
 
     address: str
@@ -47,6 +49,17 @@ class Origin:
     sum: Callable[[], str]
     batches: Callable[[Sequence[str], int], Iterator[pa.RecordBatch]]
     place: Callable[[int], tuple[str, int]] | None = None
+
+
+class At(NamedTuple):
+    """The address of a row, in the file that holds it where that is known."""
+
+    origin: Origin
+    row: int
+
+    def __str__(self) -> str:
+        file, row = (self.origin.address, self.row) if self.origin.place is None else self.origin.place(self.row)
+        return f"{file}[{row}]"
 
 
 def open_origin(
@@ -69,6 +82,7 @@ def open_origin(
     addresses = [one for source in ([sources] if isinstance(sources, str) else sources) for one in read.expand(source)]
     if format is not None and streamed.is_stdin(addresses):
         return _of_stdin(format, rows, where, limit, guard)
+    is_made = where is not None and sql.is_statement(where)
     shown = " ".join(redact(one) for one in ([sources] if isinstance(sources, str) else sources))
     if format is None and addresses and all(ingest.is_index(one) for one in addresses):
         no_index(shown, streams, rows)
@@ -78,7 +92,7 @@ def open_origin(
         origin = _selected(
             shown, table.at, "index", table.schema, table.rows, True, table.sum, lambda names, _: table.batches(names, where, ROW), where, limit
         )
-        return origin if where is not None and sql.is_statement(where) else replace(origin, place=table.place)
+        return origin if is_made else replace(origin, place=table.place)
     found = read.resolve(addresses, format=format, guard=guard, maps=False)
     described(found, progress or Progress())
     parts = read.select_streams(found, streams)
@@ -99,7 +113,8 @@ def open_origin(
 
     if files is not None:  # the records of a packed folder are files, each under its own name
         return _selected(shown, at, "files", _SCHEMA, len(files), True, listing, partial(_of_files, data, files), where, limit)
-    return _selected(shown, at, kind, data.schema, len(order), at.is_local, listing, batches, where, limit)
+    origin = _selected(shown, at, kind, data.schema, len(order), at.is_local, listing, batches, where, limit)
+    return origin if is_made else replace(origin, place=partial(shard_of, data, parts[0]))
 
 
 def _of_stdin(format: str, rows: str | None, where: str | None, limit: int | None, guard: Guard) -> Origin:

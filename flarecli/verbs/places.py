@@ -8,15 +8,17 @@ of each row in the source travels beside it until its batch is handed on, and is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 
-from flarecli.model import IntArray
+from flarecli.model import IntArray, Stream
+from flarecli.read import Dataset
 from flarecli.write import Failure
 
-__all__ = ["PLACE", "Places"]
+__all__ = ["PLACE", "Places", "shard_of"]
 
 PLACE = "place in the source"  # a column that no source has by accident: int64, the number of each row in the whole source
 
@@ -64,3 +66,14 @@ class Places:
         found = (places[row - first] for first, places, count in self._runs if places is not None and first <= row < first + count)
         number = next(found, None)
         return None if number is None else int(number)
+
+
+def shard_of(data: Dataset, streams: Sequence[Stream], row: int) -> tuple[str, int]:
+    """Give the shard that holds a row of a dataset, and the row in it; `streams` are the parts of its first stream."""
+    chunk = int(np.searchsorted(data.edges, row, "right")) - 1
+    first = int(data.edges[chunk])
+    for stream in streams:
+        if chunk < len(stream):
+            break
+        chunk -= len(stream)
+    return str(stream.chunk(chunk).at), row - first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import IntArray, Playlist
 from flarecli.names import redact
 from flarecli.storage import Guard, Location, locate
+from flarecli.verbs.places import shard_of
 from flarecli.verbs.rows import no_index, ordered, read_rows, weight
 
 __all__ = ["Source", "open_source"]
@@ -114,18 +116,9 @@ def open_source(
         for rows, batch in numbered(columns, start, stop):
             yield batch if place is None else batch.append_column(pa.field(place, pa.int64()), pa.array(rows))
 
-    def of_chunk(row: int) -> tuple[str, int]:
-        chunk = int(np.searchsorted(data.edges, row, "right")) - 1
-        first = int(data.edges[chunk])
-        for stream in parts[0]:
-            if chunk < len(stream):
-                break
-            chunk -= len(stream)
-        return str(stream.chunk(chunk).at), row - first
-
     stored = {column.name: column.encoding for column in data.columns}
     rows_of, schema = len(data) if order is None else len(order), data.exact if exact else data.schema
-    return Source(shown, first, schema, rows_of, batches, listing, of_chunk, stored=stored, is_run=order is None)
+    return Source(shown, first, schema, rows_of, batches, listing, partial(shard_of, data, parts[0]), stored=stored, is_run=order is None)
 
 
 def is_plain_folder(address: str, found: Sequence[Playlist], guard: Guard) -> bool:

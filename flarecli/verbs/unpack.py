@@ -9,6 +9,7 @@ import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from flarecli.model import IntArray
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.verbs.naming import ADDRESS, ROW, Naming, Taken, guessed_key, pieces
-from flarecli.verbs.origin import Origin, open_origin
+from flarecli.verbs.origin import At, Origin, open_origin
 from flarecli.verbs.outlets import Folder, Outlet, Tar
 from flarecli.verbs.places import Places
 from flarecli.verbs.reach import bounded
@@ -167,7 +168,7 @@ class _Work:
         if not self.files:
             hint = "Name the column of links with --fetch." if source.format == "index" else "Name columns of bytes or text with -c."
             raise UsageError("no column to write as files", where=source.address, hint=hint)
-        self.key, self.places = key, Places(source.place, ROW)
+        self.key, self.places, self.where = key, Places(source.place, ROW), partial(At, source)
         digits = max(_DIGITS, len(str(max(0, (source.rows or 0) - 1))))
         is_files = pattern is None and source.format == "files"
         self.naming = Naming(
@@ -184,7 +185,7 @@ class _Work:
         """Go through all names before the first file, where reading twice is cheap."""
         if self.source.rereads and not self.naming.is_unique:
             for batch in self.source.batches(self.naming.columns, 0):
-                self.taken.add(self._nameable(batch, {}), self.source.address)
+                self.taken.add(self._nameable(batch, {}), self.where)
 
     def run(self, outlet: Outlet) -> Unpacked:
         """Write everything; what is written so far stays for a resume if that ends early."""
@@ -238,7 +239,7 @@ class _Work:
         """Leave out the rows that no file can be named by, if such rows are to be skipped; `flaws` says which and why."""
         if self.on_error == "fail" or not batch.num_rows:
             return batch
-        flaws |= self.naming.flaws(batch, self.source.address)
+        flaws |= self.naming.flaws(batch, self.where)
         return batch.filter(pa.array([i not in flaws for i in range(batch.num_rows)])) if flaws else batch
 
     def _write(self, part: _Part, outlet: Outlet) -> None:
@@ -252,10 +253,9 @@ class _Work:
                 raise error_of(failure, self.source.address, _SKIP)
             self.progress.failed(failure.key or failure.where, failure.reason)
             outlet.fail(failure)
-        where = self.source.address
-        names = self.naming.names(batch, where) if batch.num_rows else []
+        names = self.naming.names(batch, self.where) if batch.num_rows else []
         if batch.num_rows and not self.source.rereads and not self.naming.is_unique:
-            self.taken.add(batch, where)
+            self.taken.add(batch, self.where)
         noted = self._noted(batch)
         size = 0
         for column, own in zip(self.files, names, strict=False):

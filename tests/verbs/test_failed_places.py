@@ -213,3 +213,20 @@ def test_an_unpack_names_file_and_row_and_a_finished_one_says_again_what_failed(
     assert [(one["file"], one["row"], one["key"]) for one in failed(tmp_path / "out")] == [(both[0], 5, ""), (both[1], 6, "gone")]
     again = verbs.unpack(both, str(tmp_path / "out"), resume=True, **options)
     assert (again.rows, again.failed) == (done.rows, done.failed) == (10, 2)
+
+
+@pytest.mark.parametrize("chosen", [{}, {"rows": "0:2,5:"}, {"where": "n % 2 = 0"}])
+def test_an_unpack_of_datasets_names_the_shard_and_the_row_in_it(tmp_path, chosen):
+    for name in ("a", "b"):
+        table = pa.table({"key": [f"{name}0", f"{name}1", "../x", f"{name}3", ""], "n": range(5), "data": [b"1"] * 5})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+        verbs.pack(str(tmp_path / f"{name}.parquet"), str(tmp_path / name), shard_rows=3)
+    sources = [str(tmp_path / "a"), str(tmp_path / "b")]
+    done = verbs.unpack(sources, str(tmp_path / "u"), on_error="skip", **chosen)
+    found = [(one["file"], one["row"], one["key"]) for one in failed(tmp_path / "u")]
+    of_each = [[(f"{folder}/shard.00000.mds", 2, "../x"), (f"{folder}/shard.00001.mds", 1, "")] for folder in sources]
+    assert found == ([] if "rows" in chosen else of_each[0]) + of_each[1]
+    assert done.failed == len(found)
+    with pytest.raises(ValueFitError) as caught:
+        verbs.unpack(sources, str(tmp_path / "v"), rows="9")
+    assert str(caught.value) == f"{sources[1]}/shard.00001.mds[1]: key is empty, and names a file"

@@ -109,13 +109,13 @@ def test_a_tar_holds_the_same_files_and_is_the_same_each_time(plain, tmp_path):
 @pytest.mark.parametrize(
     ("key", "error", "message"),
     [
-        ("../x", UnsafeError, "d[1]: the name '../x.bin' leaves the folder"),
-        ("/etc/x", UnsafeError, "d[1]: the name '/etc/x.bin' is not relative"),
-        ("a\x1b[2J", UnsafeError, "d[1]: the name 'a\\x1b[2J.bin' holds a control character"),
-        ("first", FormatError, "d[1]: the name 'first.bin' is the same as that of row 0 of the selection"),
-        ("FIRST", FormatError, "d[1]: the name 'FIRST.bin' is the same as that of row 0 of the selection"),
-        ("", ValueFitError, "d[1]: key is empty, and names a file"),
-        (".flare/journal", FormatError, "d[1]: the name '.flare/journal.bin' is taken by flare itself"),
+        ("../x", UnsafeError, "d/shard.00000.mds[1]: the name '../x.bin' leaves the folder"),
+        ("/etc/x", UnsafeError, "d/shard.00000.mds[1]: the name '/etc/x.bin' is not relative"),
+        ("a\x1b[2J", UnsafeError, "d/shard.00000.mds[1]: the name 'a\\x1b[2J.bin' holds a control character"),
+        ("first", FormatError, "d/shard.00000.mds[1]: the name 'first.bin' is the same as that of row 0 of the selection"),
+        ("FIRST", FormatError, "d/shard.00000.mds[1]: the name 'FIRST.bin' is the same as that of row 0 of the selection"),
+        ("", ValueFitError, "d/shard.00000.mds[1]: key is empty, and names a file"),
+        (".flare/journal", FormatError, "d/shard.00000.mds[1]: the name '.flare/journal.bin' is taken by flare itself"),
     ],
 )
 def test_names_that_may_not_be_are_refused_before_the_first_file(tmp_path, monkeypatch, key, error, message):
@@ -130,8 +130,8 @@ def test_names_that_may_not_be_are_refused_before_the_first_file(tmp_path, monke
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (["a", "b", "A.txt/c"], "d[2]: the name 'A.txt/c.txt' lies in a folder with the name of row 0 of the selection"),
-        (["a.txt/b/c", "a"], "d[0]: the name 'a.txt/b/c.txt' lies in a folder with the name of row 1 of the selection"),
+        (["a", "b", "A.txt/c"], "d/shard.00000.mds[2]: the name 'A.txt/c.txt' lies in a folder with the name of row 0 of the selection"),
+        (["a.txt/b/c", "a"], "d/shard.00000.mds[0]: the name 'a.txt/b/c.txt' lies in a folder with the name of row 1 of the selection"),
     ],
 )
 def test_a_file_with_the_name_of_a_folder_is_refused_before_the_first_file(tmp_path, monkeypatch, keys, message):
@@ -177,10 +177,10 @@ def test_members_of_a_tar_come_back_under_their_own_names(tmp_path):
 def test_files_share_folders_and_a_folder_of_an_earlier_batch_is_remembered():
     schema = pa.schema([(naming.ROW, pa.int64()), ("key", pa.string()), ("x", pa.string())])
     taken = naming.Taken(naming.Naming(None, "key", schema, ["x"], 1), (), 1)
-    taken.add(pa.record_batch([[0, 1, 2], ["a.txt/b", "a.txt/c", "a/b"], ["", "", ""]], schema=schema), "d")
-    taken.add(pa.record_batch([[3], ["a.txt/d"], [""]], schema=schema), "d")
+    taken.add(pa.record_batch([[0, 1, 2], ["a.txt/b", "a.txt/c", "a/b"], ["", "", ""]], schema=schema), "d[{}]".format)
+    taken.add(pa.record_batch([[3], ["a.txt/d"], [""]], schema=schema), "d[{}]".format)
     with pytest.raises(FormatError) as caught:
-        taken.add(pa.record_batch([[4, 5], ["e", "a"], ["", ""]], schema=schema), "d")
+        taken.add(pa.record_batch([[4, 5], ["e", "a"], ["", ""]], schema=schema), "d[{}]".format)
     assert str(caught.value) == "d[5]: the name 'a.txt' is that of a folder which another row lies in"
 
 
