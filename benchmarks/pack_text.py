@@ -1,12 +1,15 @@
 """Packing text: flare, the original MDSWriter and a bare loop, from one parquet file into MDS with xxh3_128 sums.
 
-    PEER_PYTHON=/path/to/python python benchmarks/pack_text.py [--rows 100000] [--rounds 5]
+    PEER_PYTHON=/path/to/python python benchmarks/pack_text.py [--rows 100000] [--rounds 7] [--codecs none snappy]
 
 PEER_PYTHON names an interpreter that has mosaicml-streaming, xxhash and pyarrow; without it flare and the floor run alone.
 They take turns, each in a process of its own, and all write the same bytes, which is checked. The original is fed as its users
 feed it, row after row of `to_pylist`, and once more by columns, which costs it less. What counts is CPU time, user and system,
 of all threads, of the packing alone: the lowest of a few packs in one process, and the first one, which also loads what is
 loaded on first use. Printed are medians of the rounds, and of each round's own ratio.
+
+The parquet file is made anew with each codec: decompressing takes all of them the same time, which is half of flare's with snappy, so
+the ratio says as much of the codec as of the packers.
 """
 
 import argparse
@@ -130,7 +133,7 @@ PACKERS = {"flare": flare, "peer": peer, "peer by columns": peer_by_columns, "fl
 WANTED = {"peer": 8.0}  # times what flare takes
 
 
-def make(path: str, rows: int) -> None:
+def make(path: str, rows: int, codec: str) -> None:
     """Write the parquet file: text of about 1 KB, never the same twice, an integer and a float."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -138,7 +141,7 @@ def make(path: str, rows: int) -> None:
     rng = random.Random(1)
     words = [bytes(rng.choices(b"abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 11))).decode() for _ in range(4000)]
     schema = pa.schema({"text": pa.string(), "number": pa.int64(), "score": pa.float64()})
-    with pq.ParquetWriter(path, schema) as writer:
+    with pq.ParquetWriter(path, schema, compression=codec) as writer:
         for start in range(0, rows, 10_000):
             numbers = range(start, min(start + 10_000, rows))
             texts = [" ".join(rng.choices(words, k=rng.randint(80, 190))) for _ in numbers]
@@ -160,35 +163,42 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--peer", default=os.environ.get("PEER_PYTHON"), help="interpreter that has mosaicml-streaming; default: PEER_PYTHON")
+    parser.add_argument("--codecs", nargs="+", default=["none", "snappy"], help="of the parquet file: none, snappy, zstd …")
     args = parser.parse_args()
+    for codec in args.codecs:
+        compare(codec, args.rows, args.rounds, args.peer)
+    if not args.peer:
+        print("the original MDSWriter did not run: PEER_PYTHON names no interpreter")
+
+
+def compare(codec: str, rows: int, rounds: int, python_of_peer: str | None) -> None:
+    """Let all of them pack the same parquet file, and print what each took."""
     from measure import run
 
-    pythons = {name: args.peer if name.startswith("peer") else sys.executable for name in PACKERS}
+    pythons = {name: python_of_peer if name.startswith("peer") else sys.executable for name in PACKERS}
     lowest: dict[str, list[float]] = {name: [] for name, python in pythons.items() if python}
     first: dict[str, list[float]] = {name: [] for name in lowest}
     with tempfile.TemporaryDirectory() as scratch:
         index = f"{scratch}/index.parquet"
-        make(index, args.rows)
-        for number in range(args.rounds):
+        make(index, rows, codec)
+        for number in range(rounds):
             names = list(lowest)[:: 1 if number % 2 else -1]
             for name in names:
                 cost = run([str(pythons[name]), __file__, "--child", name, index, f"{scratch}/{name}"])
                 seconds = [float(line) for line in cost.out.split()]
-                first[name].append(seconds[0] / args.rows * 1e6)
-                lowest[name].append(min(seconds) / args.rows * 1e6)
+                first[name].append(seconds[0] / rows * 1e6)
+                lowest[name].append(min(seconds) / rows * 1e6)
             for name in names:
                 check(Path(scratch, "flare"), Path(scratch, name), name)
             for name in names:  # the next round finds the machine as this one did: memory of the page cache free again
                 shutil.rmtree(Path(scratch, name))
     for what, each in ((f"lowest of {PACKS} packs in a process", lowest), ("first pack of a process", first)):
-        print(f"{what}: CPU µs a row, medians of {args.rounds} rounds, and times flare")
+        print(f"parquet of {codec}, {what}: CPU µs a row, medians of {rounds} rounds, and times flare")
         for name, values in each.items():
             ratios = [other / own for other, own in zip(values, each["flare"], strict=True)]
             ratio = statistics.median(ratios)
             goal = f", {WANTED[name]:g} wanted: {'met' if ratio >= WANTED[name] else 'not met'}" if name in WANTED and each is lowest else ""
             print(f"  {name:16}{statistics.median(values):7.2f}{ratio:8.2f} ({min(ratios):.2f} to {max(ratios):.2f}){goal}")
-    if not args.peer:
-        print("the original MDSWriter did not run: PEER_PYTHON names no interpreter")
 
 
 def check(own: Path, other: Path, name: str) -> None:
