@@ -23,7 +23,7 @@ from flarecli.model import Columns, IntArray, Settings
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.verbs.intake import Intake
-from flarecli.verbs.reckon import reckon
+from flarecli.verbs.reckon import note_addresses, reckon
 from flarecli.verbs.selection import Plan, checked, fetched, parse_link
 from flarecli.verbs.source import Source, open_source
 from flarecli.write import Failure, Target, Writer, error_of, key_text, links
@@ -32,7 +32,7 @@ from flarecli.write.columns import Typed, chosen_encodings, looks_like_addresses
 if TYPE_CHECKING:
     from flarecli.write.bucket import BucketTarget
 
-__all__ = ["Packed", "Request", "done_before", "packed"]
+__all__ = ["Packed", "Request", "done_before", "packed", "planned", "would_pack"]
 
 _SKIP = "Give --on-error skip to leave such rows out and list them in failed.jsonl."
 
@@ -139,19 +139,25 @@ class Request:
         return {"address": source.address, DEFAULT: self.known or source.sum(), "options": hashlib.sha256(how.encode()).hexdigest()[:32]}
 
 
-def packed(request: Request, progress: Progress) -> Packed:
-    """Do what a request says. Raises what `pack` raises."""
+def planned(request: Request, progress: Progress) -> tuple[Plan, list[str]]:
+    """Open the source, tell what is to be known of it, and give which rows are packed and the columns. Raises what `pack` raises."""
     source = request.source()
     for note in source.notes:
         progress.note(note)
     for note in source.details:
         progress.note(note, verbose=True)
     plan = request.plan(source, progress)
-    names = checked(plan)
+    return plan, checked(plan)
+
+
+def packed(request: Request, progress: Progress) -> Packed:
+    """Do what a request says. Raises what `pack` raises."""
+    plan, names = planned(request, progress)
+    source = plan.source
     plan = replace(plan, links=tuple(link for link in plan.links if link.name in names))  # what is not packed is not fetched
     format, settings, options = request.format, request.settings, request.options()
     if request.dry_run:
-        return _dry(plan, names, format, settings, request.out)
+        return would_pack(request, plan, names)
     about = request.about(source, options)
     head = {"source": about[DEFAULT], "options": options}
     jobs = min(request.limits.jobs, len(os.sched_getaffinity(0)))
@@ -256,9 +262,7 @@ def _unheld(writer: Writer, batch: pa.RecordBatch, first: int) -> list[tuple[int
 
 def _named(plan: Plan, writer: Writer, part: links.Fetched, names: list[str]) -> Columns:
     chosen = chosen_encodings(part.batch, names, plan.encode, part.extensions, plan.source.stored)
-    for name in looks_like_addresses(part.batch):
-        if name in names:
-            plan.progress.note(f"column {name!r} holds addresses; give --fetch {name} to pack what they point at")
+    note_addresses([name for name in looks_like_addresses(part.batch) if name in names], plan.progress)
     for name, encoding in chosen.items():
         plan.progress.note(f"column {name!r}: {encoding}", verbose=True)
     return writer.name_columns(chosen)
@@ -279,12 +283,13 @@ def done_before(target: Target | BucketTarget, about: Mapping[str, Any], format:
     return Packed(target.playlist, format, rows, len(stream), size, count, {}, stream.columns or (), 0, rows)
 
 
-def _dry(plan: Plan, names: list[str], format: str, settings: Settings, out: str) -> Packed:
+def would_pack(request: Request, plan: Plan, names: list[str], part_rows: int | None = None) -> Packed:
     """Say what would be packed; a row that fails among the first ones fails here too."""
-    would = reckon(plan, names, format, settings)
+    would = reckon(plan, names, request.format, request.settings, part_rows)
+    note_addresses(would.addresses, plan.progress)
     if would.failures and plan.on_error == "fail":
         raise error_of(would.failures[0], plan.source.address, _SKIP)
     for failure in would.failures:
         plan.progress.failed(failure.key or failure.where, failure.reason)
-    path, failed = f"{out.rstrip('/')}/{playlists.PLAYLIST}", len(would.failures)
-    return Packed(path, format, would.rows, would.shards, would.bytes, failed, {}, would.columns, dry_run=True, estimated=would.estimated)
+    path, failed = f"{request.out.rstrip('/')}/{playlists.PLAYLIST}", len(would.failures)
+    return Packed(path, request.format, would.rows, would.shards, would.bytes, failed, {}, would.columns, dry_run=True, estimated=would.estimated)

@@ -13,27 +13,42 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from flarecli import __version__, encodings
+from flarecli import where as sql
 from flarecli.errors import BusyError, FlareError, NoRowsError, UsageError
 from flarecli.hashes import DEFAULT
 from flarecli.model import Columns
 from flarecli.progress import Progress
-from flarecli.verbs.packing import Packed, Request, done_before, packed
-from flarecli.verbs.reckon import reckon
-from flarecli.verbs.selection import Plan, checked, selected
+from flarecli.units import format_count
+from flarecli.verbs.packing import Packed, Request, done_before, packed, planned, would_pack
+from flarecli.verbs.reckon import note_addresses, reckon
+from flarecli.verbs.selection import Plan, selected
 from flarecli.write import Journal, claim, engines, parts
 
 __all__ = ["packed_in_parts"]
 
 _LOST_S = 120.0  # how long a part is waited for that somebody else is at work on
 _AGAIN_S = 0.5  # between two looks at it
+_TOLD = 20  # notes of parts that are passed on
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What became of a part: what was packed, or the error that ended it; small, whatever the part weighs."""
+    """What became of a part: what was packed, or the error that ended it, and what it noted; small, whatever the part weighs."""
 
     packed: Packed | None
     error: FlareError | None = None
+    notes: tuple[str, ...] = ()
+
+
+class _Heard(Progress):
+    """What a part has to say, for whoever runs all of them."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str, verbose: bool = False) -> None:
+        if not verbose:
+            self.notes.append(text)
 
 
 def packed_in_parts(request: Request, part_rows: int, engine: str, progress: Progress) -> Packed:
@@ -41,12 +56,11 @@ def packed_in_parts(request: Request, part_rows: int, engine: str, progress: Pro
 
     raises  UsageError for options that look at rows of several parts; what `packed` raises
     """
-    source = request.source()
-    plan = request.plan(source, progress)
-    names = checked(plan)
-    _refuse(request, part_rows)
+    plan, names = planned(request, progress)
+    source = plan.source
+    _refuse(request, plan, part_rows)
     if request.dry_run:
-        return packed(request, progress)
+        return would_pack(request, plan, names, part_rows)
     rows = _count(plan)
     options = {**request.options(), "part_rows": part_rows}
     about = request.about(source, options)
@@ -54,24 +68,25 @@ def packed_in_parts(request: Request, part_rows: int, engine: str, progress: Pro
     target = claim(request.out, resume=request.resume, overwrite=request.overwrite, guard=request.guard)
     if target.is_done:
         return done_before(target, about, request.format)
-    journal, begun = None, False
+    journal, keep = None, True  # what an earlier run did is not taken away because this one is refused
     try:
         journal = Journal(target.at, json.loads(json.dumps(head)))
+        keep = journal.columns is not None
         _refuse_duplicates(plan)
         columns = tuple(encodings.column(*one) for one in journal.columns) if journal.columns else _columns(request, plan, names)
         if not journal.columns:
             journal.note_columns([(column.name, column.encoding) for column in columns])
         given = {column.name: column.encoding for column in columns}
         common = replace(request, limit=None, resume=True, overwrite=False, known=about[DEFAULT], typed=given)
-        begun = True
-        done = _run(engine, _Requests(common, str(target.at), part_rows, rows), rows, progress)
+        keep = True
+        done = _run(engine, _Requests(common, str(target.at), part_rows, rows), rows, progress, source.notes)
         if not any(done.held):
             raise NoRowsError("no rows to pack", where=source.address, hint="Look at --where." if request.where else "")
         stream = parts.join(target.at, (parts.part_name(i) for i, held in enumerate(done.held) if held), {"source": about})
     except BaseException:
         if journal is not None:
             journal.close()
-        target.abandon(keep=begun)
+        target.abandon(keep=keep)
         raise
     finally:
         progress.close()
@@ -118,12 +133,14 @@ class _Done:
         self.reasons.update(one.reasons)
 
 
-def _refuse(request: Request, part_rows: int) -> None:
+def _refuse(request: Request, plan: Plan, part_rows: int) -> None:
     """Refuse what looks at rows of several parts."""
     if part_rows < 1:
         raise UsageError(f"a part of {part_rows} rows holds nothing")
     if request.shuffle is not None:
         raise UsageError("--shuffle orders all rows, and a part sees its own alone", hint="Read the dataset shuffled, or leave --part-rows out.")
+    if request.where is not None and not sql.is_row_by_row(plan.source.schema, request.where):
+        raise UsageError("--where looks at several rows at once, and a part sees its own alone", hint="Give a condition, or leave --part-rows out.")
     if request.limit is not None and request.where is not None:
         raise UsageError("--limit counts what --where left in the parts before", hint="Leave one of them out, or --part-rows.")
     if request.on_duplicate == "first" and request.key is not None:
@@ -149,15 +166,16 @@ def _refuse_duplicates(plan: Plan) -> None:
 
 def _columns(request: Request, plan: Plan, names: list[str]) -> Columns:
     """Say what the columns are, by the first rows of all: each part would see others."""
-    found = reckon(plan, names, request.format, request.settings)
+    found = reckon(replace(plan, progress=Progress()), names, request.format, request.settings)  # the parts note what they find
+    note_addresses(found.addresses, plan.progress)
     if not found.columns:
         raise NoRowsError("no rows to pack among the first ones", where=plan.source.address, hint="Give --encode for each column.")
     return found.columns
 
 
-def _run(engine: str, requests: Sequence[Request], rows: int, progress: Progress) -> _Done:
-    """Pack all parts. Raises the error of the first part that has one, by number."""
-    done = _Done(bytearray(len(requests)))
+def _run(engine: str, requests: Sequence[Request], rows: int, progress: Progress, told: Sequence[str]) -> _Done:
+    """Pack all parts; `told` are notes that need no repeating. Raises the error of the first part that has one, by number."""
+    done, notes = _Done(bytearray(len(requests))), 0
     errors: dict[int, FlareError] = {}
     progress.start("pack", rows)
     for i, outcome in engines.run(engine, _outcome, requests):
@@ -166,10 +184,16 @@ def _run(engine: str, requests: Sequence[Request], rows: int, progress: Progress
             errors[i] = outcome.error
             if engine == "local":
                 break
+        for note in outcome.notes:
+            notes += note not in told
+            if note not in told and notes <= _TOLD:
+                progress.note(f"part {parts.part_name(i)}: {note}")
         first, stop = requests[i].rows or (0, 0)
         progress.advance(stop - first, 0 if outcome.packed is None else outcome.packed.bytes)
         if outcome.packed is not None and outcome.packed.failed:
             progress.failed(f"part {parts.part_name(i)}", f"{outcome.packed.failed} rows failed, see its failed.jsonl")
+    if notes > _TOLD:
+        progress.note(f"{format_count(notes - _TOLD, 'more note')} of parts")
     if errors:
         i = min(errors)
         error = errors[i]
@@ -185,7 +209,8 @@ def _outcome(request: Request) -> _Outcome:
     stop = time.monotonic() + _LOST_S
     while True:
         try:
-            return _Outcome(packed(request, Progress()))
+            heard = _Heard()
+            return _Outcome(packed(request, heard), notes=tuple(heard.notes[:_TOLD]))
         except NoRowsError:
             return _Outcome(None)
         except BusyError as error:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flarecli import encodings
 from flarecli.formats import find
 from flarecli.model import Columns, Settings
+from flarecli.progress import Progress
 from flarecli.verbs.selection import Plan, fetched, selected
 from flarecli.write import Failure
-from flarecli.write.columns import Typed, chosen_encodings
+from flarecli.write.columns import Typed, chosen_encodings, looks_like_addresses
 
-__all__ = ["Reckoning", "reckon"]
+__all__ = ["Reckoning", "note_addresses", "reckon"]
 
 _SAMPLE, _SAMPLE_LINKS = 1024, 32  # rows that are read, and fetched
 
 
 @dataclass(frozen=True, slots=True)
 class Reckoning:
-    """Rows, shards and bytes of a pack that was not done; `estimated` from the first rows, unless those were all."""
+    """Rows, shards and bytes of a pack that was not done; `estimated` from the first rows, unless those were all.
+
+    addresses  columns to pack that hold some, which nobody asked to fetch
+    """
 
     rows: int
     shards: int
@@ -26,10 +31,14 @@ class Reckoning:
     columns: Columns
     failures: tuple[Failure, ...]
     estimated: bool
+    addresses: tuple[str, ...]
 
 
-def reckon(plan: Plan, names: list[str], format: str, settings: Settings) -> Reckoning:
-    """Type and weigh the first rows, and reckon the rest from them."""
+def reckon(plan: Plan, names: list[str], format: str, settings: Settings, part_rows: int | None = None) -> Reckoning:
+    """Type and weigh the first rows, and reckon the rest from them.
+
+    part_rows  of the source, that would be packed by themselves; None: all together
+    """
     module, most = find(format), _SAMPLE_LINKS if plan.links else _SAMPLE
     rows = None
     if not plan.key or plan.on_duplicate == "keep":
@@ -41,6 +50,7 @@ def reckon(plan: Plan, names: list[str], format: str, settings: Settings) -> Rec
         rows = min(rows, plan.limit)
     typed: Typed | None = None
     columns: Columns = ()
+    addresses: tuple[str, ...] = ()
     base = body = seen = 0
     failures: list[Failure] = []
     for part in fetched(plan, names, most=most):
@@ -49,6 +59,7 @@ def reckon(plan: Plan, names: list[str], format: str, settings: Settings) -> Rec
         if not part.batch.num_rows:
             continue
         if typed is None:
+            addresses = tuple(name for name in looks_like_addresses(part.batch) if name in names)
             chosen = chosen_encodings(part.batch, names, plan.encode, part.extensions, plan.source.stored)
             columns = module.arrange(encodings.column(name, one) for name, one in chosen.items())
             typed = Typed(columns, plan.named_by)
@@ -57,9 +68,25 @@ def reckon(plan: Plan, names: list[str], format: str, settings: Settings) -> Rec
         body += int(sizes.sum())
         failures += unfit
     body = body * rows // seen if 0 < seen < rows else body
-    limit = settings.shard_bytes or (1 << 32) - 1
-    by_rows = -(-rows // settings.shard_rows) if settings.shard_rows else 0
-    shards = max(-(-body // max(limit - base, 1)), by_rows, min(body, 1))
-    return Reckoning(
-        rows, shards, body + shards * base, columns, tuple(plan.places.placed(one) for one in sorted(failures, key=lambda one: one.row)), seen < rows
-    )
+    limit = max((settings.shard_bytes or (1 << 32) - 1) - base, 1)
+    shards = 0
+    for parts, share in _parts(plan, rows, part_rows):
+        by_rows = -(-round(rows * share) // settings.shard_rows) if settings.shard_rows else 0
+        shards += parts * max(-(-round(body * share) // limit), by_rows, min(body, 1))
+    placed = tuple(plan.places.placed(one) for one in sorted(failures, key=lambda one: one.row))
+    return Reckoning(rows, shards, body + shards * base, columns, placed, seen < rows, addresses)
+
+
+def note_addresses(names: Sequence[str], progress: Progress) -> None:
+    """Tell of columns to pack that hold addresses, which nobody asked to fetch."""
+    for name in names:
+        progress.note(f"column {name!r} holds addresses; give --fetch {name} to pack what they point at")
+
+
+def _parts(plan: Plan, rows: int, part_rows: int | None) -> list[tuple[int, float]]:
+    """Give how many parts there are of a size, and their share of the rows; where a condition chooses, it is taken to choose evenly."""
+    whole = plan.known_rows if plan.where is not None and plan.known_rows else rows
+    if part_rows is None or whole <= part_rows:
+        return [(1, 1.0)]
+    full, rest = divmod(whole, part_rows)
+    return [(full, part_rows / whole), *([(1, rest / whole)] if rest else [])]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from flarecli.where.bounds import Bound, bounds, columns_of
-from flarecli.where.rows import select
+from flarecli.where.rows import is_row_by_row, select
 from flarecli.where.settings import STATEMENT
 
-__all__ = ["Bound", "bounds", "columns_of", "is_statement", "select"]
+__all__ = ["Bound", "bounds", "columns_of", "is_row_by_row", "is_statement", "select"]
 
 
 def is_statement(expression: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from flarecli.errors import UsageError
 from flarecli.where.beside import with_beside
 from flarecli.where.settings import SETTINGS, STATEMENT
 
-__all__ = ["select"]
+__all__ = ["is_row_by_row", "select"]
 
 _LOCAL = ("SET streaming_buffer_size = '64KB'", "SET lock_configuration = true")
 _ROW_BY_ROW = {"PROJECTION", "FILTER"}
@@ -66,11 +66,26 @@ def select(
         if beside is not None:
             query, given, batches = _beside(con, query, beside, steps, schema, result, batches)
             schema = schema if given is result else schema.append(pa.field(beside, pa.int64()))
-        if all(step in _ROW_BY_ROW or step.endswith("ARROW_SCAN") for step in steps):
+        if _are_row_by_row(steps):
             return result, _each(con, query, batches, given, batch_rows)
         return result, _all(con, query, _Source(schema, batches), given, batch_rows)
     except duckdb.Error as error:
         raise _refusal(error, schema) from None
+
+
+def is_row_by_row(schema: pa.Schema, expression: str) -> bool:
+    """Say whether an expression that `select` takes looks at one row at a time: what sorts, groups, counts or limits does not."""
+    import duckdb
+
+    if not STATEMENT.match(expression):
+        return True
+    with duckdb.connect(":memory:", config=SETTINGS) as con:
+        con.register("dataframe", _table(schema.empty_table()))
+        return _are_row_by_row(_steps(con, expression))
+
+
+def _are_row_by_row(steps: Sequence[str]) -> bool:
+    return all(step in _ROW_BY_ROW or step.endswith("ARROW_SCAN") for step in steps)
 
 
 def _check_names(schema: pa.Schema) -> None:

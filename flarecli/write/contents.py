@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable
 
 from flarecli import playlists
-from flarecli.errors import FlareError, UsageError
+from flarecli.errors import FlareError, MissingError, UsageError
 from flarecli.formats import BESIDE, INDEX, SPECS, sniffed
 from flarecli.playlists import PLAYLIST
 from flarecli.storage import Location
@@ -16,6 +17,7 @@ from flarecli.write.failures import FAILED
 __all__ = ["DATASET", "HINT", "refuse_others"]
 
 DATASET = (PLAYLIST, INDEX, *SPECS)  # what --overwrite must find before it replaces a folder
+_PART = re.compile(r"\d{5,}")  # what `parts.part_name` gives
 HINT = "Give --resume to go on with an unfinished pack, --overwrite to replace a dataset, or name another folder."
 
 
@@ -27,8 +29,21 @@ def refuse_others(at: Location, names: Iterable[str], shown: str) -> None:
     """
     own = {*DATASET, FAILED, SCRATCH, *_listed(at)}
     for name in names:
-        if name not in own and not sniffed(name):
+        if name not in own and not sniffed(name) and not _is_part(at, name, shown):
             raise UsageError(f"it holds {name!r}, which is no part of a dataset", where=shown, hint="Move that elsewhere first.")
+
+
+def _is_part(at: Location, name: str, shown: str) -> bool:
+    """Say whether a folder is a part of a pack in parts, done or not. Raises UsageError for one that holds more than a part."""
+    if not _PART.fullmatch(name):
+        return False
+    inside: dict[str, None] = {}
+    with contextlib.suppress(MissingError):
+        inside = dict.fromkeys(entry.name.partition("/")[0] for entry in (at / name).list())
+    if PLAYLIST not in inside and SCRATCH not in inside:
+        return False
+    refuse_others(at / name, inside, f"{shown.rstrip('/')}/{name}")
+    return True
 
 
 def _listed(at: Location) -> set[str]:
@@ -37,5 +52,6 @@ def _listed(at: Location) -> set[str]:
         found = playlists.read(at / PLAYLIST)
         packed = (one for one in found.streams if one.format in (*BESIDE, "webdataset"))  # a playlist may also list what nobody packed
         names = (name for one in packed for name in (*one.urls, *one.files, *(file.name for part in one.parts for file in part)))
-        return {name.partition("/")[0] for name in names}
+        parts = (name for one in found.streams for name in one.files if name.endswith(f"/{PLAYLIST}"))
+        return {name.partition("/")[0] for name in (*names, *parts)}
     return set()

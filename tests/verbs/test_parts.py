@@ -1,5 +1,6 @@
 """A pack in parts: the same rows as a pack in one, the same bytes wherever and in whatever order the parts were packed."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ import pytest
 
 import flarecli
 from flarecli.errors import BusyError, FlareError, FormatError, NoRowsError, UnfinishedError, UsageError
+from flarecli.progress import Progress
 from flarecli.verbs import parts
 from flarecli.write import claim, engines
 
@@ -216,3 +218,98 @@ def test_killed_anywhere_and_resumed_it_gives_the_bytes_of_an_unbroken_pack(inde
         assert files_of(out) == files_of(tmp_path / "whole")
         shutil.rmtree(out)
     assert kills
+
+
+def test_a_resume_with_other_options_is_refused_and_takes_nothing_away(index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        patch.setattr(parts.parts, "join", _interrupted)
+        flarecli.pack(index, str(out), part_rows=20)
+    before = files_of(out)
+    assert "00003/playlist.yaml" in before
+    with pytest.raises(UsageError) as caught:
+        flarecli.pack(index, str(out), part_rows=21, resume=True)
+    assert str(caught.value) == f"{out}: the unfinished pack there was begun with part_rows 20, not 21"
+    (out / ".flare" / "lock").write_bytes(before[".flare/lock"])  # who holds it, and since when
+    assert files_of(out) == before
+    flarecli.pack(index, str(tmp_path / "whole"), part_rows=20)
+    flarecli.pack(index, str(out), part_rows=20, resume=True)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def _interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("format", ["mds", "granular"])
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_parts_that_are_there_are_replaced_and_nothing_else(
+    index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, is_whole: bool
+) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        if not is_whole:
+            patch.setattr(parts.parts, "join", _interrupted)
+        with contextlib.suppress(KeyboardInterrupt):
+            flarecli.pack(index, str(out), format=format, part_rows=20)
+    assert (out / "playlist.yaml").exists() == is_whole
+    for name in ("notes.txt", *([] if is_whole else ["00002/notes.txt"])):  # what a playlist lists, it lists with all that is in there
+        (out / name).write_text("mine")
+        with pytest.raises(UsageError) as caught:
+            flarecli.pack(index, str(out), format=format, part_rows=30, overwrite=True)
+        assert caught.value.message == "it holds 'notes.txt', which is no part of a dataset"
+        assert (out / name).read_text() == "mine"
+        (out / name).unlink()
+    (out / "00007").mkdir()
+    with pytest.raises(UsageError, match="it holds '00007', which is no part of a dataset"):
+        flarecli.pack(index, str(out), format=format, part_rows=30, overwrite=True)
+    (out / "00007").rmdir()
+    flarecli.pack(index, str(out), format=format, part_rows=30, overwrite=True)
+    flarecli.pack(index, str(tmp_path / "fresh"), format=format, part_rows=30)
+    assert files_of(out) == files_of(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("query", ["SELECT n % 7 AS n FROM dataframe GROUP BY 1", "SELECT * FROM dataframe ORDER BY n", "FROM dataframe LIMIT 3"])
+def test_a_query_over_several_rows_is_refused(index: str, tmp_path: Path, query: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        flarecli.pack(index, str(tmp_path / "out"), part_rows=20, where=query)
+    assert caught.value.message == "--where looks at several rows at once, and a part sees its own alone"
+    packed = flarecli.pack(index, str(tmp_path / "out"), part_rows=20, where="SELECT n * 2 AS n FROM dataframe WHERE n > 50")
+    assert packed.rows == ROWS - 51
+
+
+@pytest.mark.parametrize(("options", "shards"), [({}, 5), ({"shard_rows": 7}, 15), ({"limit": 41}, 3), ({"shard_bytes": 600}, None)])
+def test_a_dry_run_counts_the_shards_of_each_part(index: str, tmp_path: Path, options: dict[str, Any], shards: int | None) -> None:
+    would = flarecli.pack(index, str(tmp_path / "out"), part_rows=20, dry_run=True, **options)
+    packed = flarecli.pack(index, str(tmp_path / "out"), part_rows=20, **options)
+    assert would.rows == packed.rows
+    if shards is None:  # rows differ in size, and the rule leaves room
+        assert abs(would.shards - packed.shards) <= packed.shards // 3
+    else:
+        assert would.shards == packed.shards == shards
+
+
+class Notes(Progress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str, verbose: bool = False) -> None:
+        if not verbose:
+            self.lines.append(text)
+
+
+def test_what_a_pack_notes_is_noted_of_parts_too(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for i in range(6):
+        (folder / f"{i}.jpg").write_bytes(b"\x89PNG\r\n\x1a\n" if i > 3 else b"\xff\xd8\xff\xe0")
+    (folder / "odd").write_bytes(b"")
+    one, many = Notes(), Notes()
+    flarecli.pack(str(folder), str(tmp_path / "one"), progress=one)
+    flarecli.pack(str(folder), str(tmp_path / "many"), part_rows=3, progress=many)
+    assert one.lines == ["left out 1 file with no extension: odd", "column 'jpg': 2 values are png, not jpeg: 4.jpg, 5.jpg"]
+    assert many.lines == [one.lines[0], f"part 00001: {one.lines[1]}"]
+    pq.write_table(pa.table({"url": ["https://example.com/a"] * 4}), tmp_path / "i.parquet")
+    told = Notes()
+    flarecli.pack(str(tmp_path / "i.parquet"), str(tmp_path / "urls"), part_rows=2, progress=told)
+    assert told.lines == ["column 'url' holds addresses; give --fetch url to pack what they point at"]
