@@ -214,7 +214,9 @@ class _Readable:
 
 def _snappy(source: _Blocks, limit: int, where: object) -> bytes | memoryview:
     """Read one block of Snappy: the size that it declares is held against the limit and against its length before anything is allocated."""
-    head = bytes(source.read(5))
+    head = b""
+    while len(head) < 5 and (part := bytes(source.read(5 - len(head)))):  # blocks may be of any length
+        head += part
     size, at = 0, 0
     for at, byte in enumerate(head):
         size |= (byte & 127) << (7 * at)

@@ -19,15 +19,13 @@ DEVICE = "\0"  # stands for each name of a device in what `collision_key` gives;
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _HERE = re.compile(r"(?:\./)+(?=[^/])")
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]*[^\s\"'<>.,:;)\]]")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s\"'<>]*[^\s\"'<>.,:;)\]]")
 _DRIVE = re.compile(r"[A-Za-z]:")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]")  # and halves of characters, but for those that stand for a byte
 # C0, DEL, C1, bidirectional controls, line and paragraph separators, byte order mark, lone surrogates
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _BROKEN = re.compile(r"https?:/?[^/]", re.IGNORECASE)  # a scheme without its slashes: who knows where the password is
-_SECRET = re.compile(
-    r"(?:^|[&;])(?:[^=&;]*(?:sig|token|secret|passw|pwd|auth|cred|key|session|policy|expires|x-amz|x-goog)[^=&;]*|s[aeikprv]|st)=", re.IGNORECASE
-)
+_SECRET = re.compile(r"sig|token|secret|passw|pwd|auth|cred|key|session|policy|expires|x-amz|x-goog|^(?:s[aeikprv]|st)$", re.IGNORECASE)
 _RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))}
 
 
@@ -140,7 +138,8 @@ def redact(address: str) -> str:
     except ValueError:
         return address.split("://")[0] + "://…"
     host = parts.netloc.rpartition("@")[2]
-    query = "redacted" if _SECRET.search(parts.query) else parts.query
+    named = (one.partition("=") for one in parts.query.replace(";", "&").split("&"))
+    query = "redacted" if any(equals and _SECRET.search(unquote(name)) for name, equals, _ in named) else parts.query
     return urlunsplit((parts.scheme, host, parts.path, query, ""))
 
 

@@ -8,7 +8,7 @@ from flarecli.errors import UsageError
 
 __all__ = ["format_count", "format_size", "parse_box", "parse_size", "parse_time"]
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgtpe]?)(i?)b?", re.ASCII | re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,99})(?:\.(\d{1,99}))? ?([kmgtpe]?)(i?)b?", re.ASCII | re.IGNORECASE)
 _TIME = re.compile(r"(\d+(?:\.\d+)?) ?(ms|s|m|min|h|d)?", re.ASCII)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
 _SECONDS = {"ms": 0.001, "s": 1, None: 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -22,13 +22,12 @@ def parse_size(text: str) -> int:
     raises  UsageError if the text is no size
     """
     match = _SIZE.fullmatch(text.strip())
-    if not match or (match[3] and not match[2]):
-        raise UsageError(f"{text!r} is not a size", hint="Write it like 512K, 64MB or 64MiB.")
-    step = 1024 if match[3] else 1000
-    number, power = match[1], step ** _POWERS[match[2].lower()]
-    size = int(number) * power if number.isdecimal() else int(float(number) * power)
+    if not match or (match[4] and not match[3]):
+        raise UsageError(f"{text!r:.60} is not a size", hint="Write it like 512K, 64MB or 64MiB.")
+    step, part = 1024 if match[4] else 1000, match[2] or ""
+    size = int(match[1] + part) * step ** _POWERS[match[3].lower()] // 10 ** len(part)  # a float would make 1000 of 1.001K
     if size >= _LIMIT:
-        raise UsageError(f"{text!r} is more than 2^63 bytes")
+        raise UsageError(f"{text!r:.60} is more than 2^63 bytes")
     return size
 
 

@@ -35,6 +35,11 @@ def test_what_is_compressed_comes_back(parts, name, step):
     assert READERS[kind](stored, len(data)) == data
 
 
+@pytest.mark.parametrize("kind", SUFFIXES)
+def test_blocks_may_be_as_short_as_a_byte(kind):
+    assert decompress(kind, [bytes([byte]) for byte in packed(kind, TEXT)], len(TEXT), "x") == TEXT
+
+
 def test_names_are_the_58_of_mds():
     assert len(NAMES) == len(set(NAMES)) == 58
     assert [suffix_of(name) for name in ("br", "br:0", "bz2:1", "gz:0", "snappy", "zstd:22")] == ["br", "br", "bz2", "gz", "snappy", "zstd"]
