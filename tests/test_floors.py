@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "flarecli"
 FLOORS = [
     {"errors"},
-    {"units", "names", "wildcards", "hashes", "compress", "progress"},
+    {"arrow", "units", "names", "wildcards", "hashes", "compress", "progress"},
     {"storage", "media"},
     {"model"},
     {"cache", "encodings", "where"},
@@ -208,6 +208,14 @@ def test_what_answers_at_once_loads_nothing_heavy(argv):
     )
     ran = subprocess.run([sys.executable, "-c", program, *argv], capture_output=True, text=True, timeout=60, check=True)
     assert ran.stderr == "[] 0\n"
+
+
+@pytest.mark.parametrize("folder", ["mds/mds_all_hashes/data", "mds/csv_plain/data", "ffrecord/allempty"])
+def test_a_check_of_sums_and_structure_loads_no_arrow(folder):
+    program = "import sys\nfrom flarecli.__main__ import main\ncode = main(sys.argv[1:])\nprint('pyarrow' in sys.modules, code, file=sys.stderr)"
+    argv = ["verify", "-q", str(ROOT / "fixtures" / folder)]
+    ran = subprocess.run([sys.executable, "-c", program, *argv], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stderr == "False 0\n"
 
 
 def test_no_file_is_long():

@@ -1,22 +1,26 @@
 """Encodings: how a value becomes bytes in a shard, by name, and back.
 
 Three forms of one value: its stored bytes (rows, shards), an Arrow column (batches), a Python value (samples).
-Unpickling is refused here, once for everything above.
+Unpickling is refused here, once for everything above. Each part is loaded when it is first asked for: names take no Arrow.
 """
 
 from __future__ import annotations
 
-from flarecli.encodings.columns import encoding_of, field, stored, typed
-from flarecli.encodings.holds import held, held_as
-from flarecli.encodings.infer import infer
-from flarecli.encodings.names import BINARY, TEXT, Encoding, column, lookup
-from flarecli.encodings.names import register as encoding
-from flarecli.encodings.natural import natural as natural_of
-from flarecli.encodings.natural import plain
-from flarecli.encodings.own import OWN, Own
-from flarecli.encodings.pictures import split as pictures_of
-from flarecli.encodings.recode import coerce
-from flarecli.encodings.values import decode, encode
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flarecli.encodings.columns import encoding_of, field, stored, typed
+    from flarecli.encodings.holds import held, held_as
+    from flarecli.encodings.inferring import infer
+    from flarecli.encodings.names import BINARY, TEXT, Encoding, column, lookup
+    from flarecli.encodings.names import register as encoding
+    from flarecli.encodings.natural import natural as natural_of
+    from flarecli.encodings.natural import plain
+    from flarecli.encodings.own import OWN, Own
+    from flarecli.encodings.pictures import split as pictures_of
+    from flarecli.encodings.recode import coerce
+    from flarecli.encodings.values import decode, encode
 
 __all__ = [
     "BINARY",
@@ -41,3 +45,35 @@ __all__ = [
     "stored",
     "typed",
 ]
+
+_MODULES = {  # name -> module, or module:name
+    "BINARY": "names",
+    "OWN": "own",
+    "TEXT": "names",
+    "Encoding": "names",
+    "Own": "own",
+    "coerce": "recode",
+    "column": "names",
+    "decode": "values",
+    "encode": "values",
+    "encoding": "names:register",
+    "encoding_of": "columns",
+    "field": "columns",
+    "held": "holds",
+    "held_as": "holds",
+    "infer": "inferring",
+    "lookup": "names",
+    "natural_of": "natural:natural",
+    "pictures_of": "pictures:split",
+    "plain": "natural",
+    "stored": "columns",
+    "typed": "columns",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, its = _MODULES[name].partition(":")
+    found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), its or name)
+    return found

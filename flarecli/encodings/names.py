@@ -12,38 +12,39 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
-import pyarrow as pa
-
+from flarecli.arrow import pa
 from flarecli.encodings.own import OWN, Own, remember
 from flarecli.errors import UsageError
 from flarecli.model import Column
 
 __all__ = ["BINARY", "Encoding", "NAMES", "NDARRAY_CODES", "NDARRAY_CODES_SIZE", "TEXT", "column", "lookup", "register"]
 
-TEXT, BINARY = pa.large_string(), pa.large_binary()
+_TEXT, _BINARY = "large_string", "large_binary"  # Arrow's names of the types, so that none is made to look up a name
+TEXT: Any  # large_string, made when it is first asked for
+BINARY: Any  # large_binary
 
-_SCALARS = {
-    "int": pa.int64(),
-    "uint8": pa.uint8(),
-    "uint16": pa.uint16(),
-    "uint32": pa.uint32(),
-    "uint64": pa.uint64(),
-    "int8": pa.int8(),
-    "int16": pa.int16(),
-    "int32": pa.int32(),
-    "int64": pa.int64(),
-    "float16": pa.float16(),
-    "float32": pa.float32(),
-    "float64": pa.float64(),
+_SCALARS = {  # bytes of each
+    "int": 8,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
 }
 _TEXTS = ("str", "json", "str_int", "str_float", "str_decimal")
 _BINARIES = ("bytes", "pil", "jpeg", "jpeg_array", "jpegarray", "png", "list[pil]", "list[jpeg]", "list[png]", "pkl", "ndarray")
 _JSON_TEXTS = ("json_str", "json_int", "json_float", "json_json")
 _RECORDS = ("msgpack", "array", "tree", "mp4", "webm")
-_NUMBERS = {"varint": pa.int64(), "msgpack_float": pa.float64()}  # of no fixed size
+_NUMBERS = {"varint": "int64", "msgpack_float": "float64"}  # of no fixed size
 NAMES = (*_SCALARS, *_TEXTS, *_BINARIES, *_NUMBERS, *_RECORDS, *_JSON_TEXTS)  # all but ndarray:… and lists
 
 NDARRAY_CODES = {
@@ -66,24 +67,41 @@ _NDARRAY_BYTES = 1 << 32  # a sample is no larger than the uint32 offsets of its
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One encoding: `size` in bytes when every value has the same, the Arrow type of its column in a batch."""
+    """One encoding: `size` in bytes when every value has the same, and what Arrow calls the type of its column in a batch."""
 
     name: str
     size: int | None
-    arrow: pa.DataType
+    kind: str  # `int64`; of a list `int64[]`
     dtype: str = ""  # ndarray only
     shape: tuple[int, ...] = ()  # ndarray of fixed shape only
     item: Encoding | None = None  # a list's only: what each of its items has
 
     @property
+    def arrow(self) -> pa.DataType:
+        """The Arrow type of its column in a batch."""
+        return _arrow(self.kind)
+
+    @property
     def is_text(self) -> bool:
         """Whether the stored bytes are UTF-8 text."""
-        return bool(self.arrow.equals(TEXT))
+        return self.kind == _TEXT
 
     @property
     def raw(self) -> pa.DataType:
         """The Arrow type of a column of stored bytes: large_binary, or lists of it."""
-        return BINARY if self.item is None else pa.large_list(BINARY)
+        return _arrow(_BINARY if self.item is None else f"{_BINARY}[]")
+
+
+@cache
+def _arrow(kind: str) -> pa.DataType:
+    return pa.large_list(_arrow(kind[:-2])) if kind.endswith("[]") else getattr(pa, kind)()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("TEXT", "BINARY"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = _arrow(_TEXT if name == "TEXT" else _BINARY)
+    return found
 
 
 @lru_cache(maxsize=1024)
@@ -93,25 +111,24 @@ def lookup(name: str) -> Encoding:
     raises  UsageError for a name that is none, an ndarray of a dtype or shape that cannot be held, or a list of lists
     """
     if name in _SCALARS:
-        arrow = _SCALARS[name]
-        return Encoding(name, arrow.bit_width // 8, arrow)
+        return Encoding(name, _SCALARS[name], "int64" if name == "int" else name)
     if name in _TEXTS or name in _JSON_TEXTS:
-        return Encoding(name, None, TEXT)
+        return Encoding(name, None, _TEXT)
     if name in _BINARIES or name in _RECORDS or name == "ndarray:":
-        return Encoding(name, None, BINARY)
+        return Encoding(name, None, _BINARY)
     if name in _NUMBERS:
         return Encoding(name, None, _NUMBERS[name])
     if name.endswith("[]") and not name.endswith("[][]"):
         item = lookup(name[:-2])
-        return Encoding(name, None, pa.large_list(item.arrow), item=item)
+        return Encoding(name, None, f"{item.kind}[]", item=item)
     match = _NDARRAY.fullmatch(name) if len(name) < 1000 else None
     if match and match[1] in NDARRAY_CODES:
         shape = tuple(int(dim) for dim in match[2].split(",")) if match[2] else ()
         size = math.prod(shape) * NDARRAY_CODES_SIZE[match[1]] if shape else None
         if len(shape) < 64 and (size is None or 0 < size < _NDARRAY_BYTES):
-            return Encoding(name, size, BINARY, match[1], shape)
+            return Encoding(name, size, _BINARY, match[1], shape)
     if name in OWN:
-        return Encoding(name, None, BINARY)
+        return Encoding(name, None, _BINARY)
     shown = name if len(name) <= 60 else name[:57] + "…"
     raise UsageError(f"unknown encoding {shown!r}", hint=f"Choose one of {', '.join(NAMES)}, ndarray:DTYPE:SHAPE, or NAME[] for a list.")
 

@@ -1,7 +1,7 @@
 """The formats. Each is a module with the same verbs in the same order; nothing above asks which one it has.
 
 A format moves batches and bytes: it touches no path, clock or screen, and no Python values. To add one, write a
-module, or an object, that satisfies `Format`, and name it in `_MODULES`.
+module, or an object, that satisfies `Format`, and name it in `_ALL`, and in `_MARKS` what its files are known by.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Protocol, cast
 
-import pyarrow as pa
-
+from flarecli.arrow import pa
 from flarecli.errors import UsageError
 from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Row, Settings, Shard, Stream
 from flarecli.storage import Location
@@ -43,6 +42,16 @@ _ALL = {  # name -> module, or module:object
     "granular-refs": "flarecli.formats.granular_refs",
     "webdataset": "flarecli.formats.webdataset",
     "files": "flarecli.formats.files",
+}
+_MARKS = {  # what the name of each shard has in it: the others are not loaded to ask
+    "mds": (".mds",),
+    "json": (".json",),
+    "csv": (".csv",),
+    "tsv": (".tsv",),
+    "xsv": (".xsv",),
+    "ffrecord": (".ffr",),
+    "granular": (".bag",),
+    "webdataset": (".tar", ".tgz", ".tbz2"),
 }
 _MODULES = {name: path for name, path in _ALL.items() if importlib.util.find_spec(path.partition(":")[0])}
 
@@ -96,4 +105,4 @@ def find(name: str) -> Format:
 
 def sniffed(name: str) -> str | None:
     """Tell the format of a single shard by its file's name; None if no format claims it."""
-    return next((one for one in _MODULES if find(one).SUFFIXES and find(one).sniff(name, b"")), None)
+    return next((one for one in _MODULES if any(mark in name for mark in _MARKS.get(one, ())) and find(one).sniff(name, b"")), None)

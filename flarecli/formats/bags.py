@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
-from flarecli.encodings import BINARY
+from flarecli import encodings
+from flarecli.arrow import pa
 from flarecli.errors import FormatError
 from flarecli.formats import spans
 from flarecli.model import Chunk, IntArray
@@ -138,7 +138,7 @@ def array(bag: Bag, start: int, stop: int) -> pa.Array:
         low, high = int(offsets[0]), int(offsets[-1])
         (part,) = spans.read(bag.chunk, [(low, high)])
         data, offsets = pa.py_buffer(part), offsets - low
-    return pa.Array.from_buffers(BINARY, stop - start, [None, pa.py_buffer(offsets), data])
+    return pa.Array.from_buffers(encodings.BINARY, stop - start, [None, pa.py_buffer(offsets), data])
 
 
 def gathered(bag: Bag, records: IntArray) -> pa.Array:
@@ -147,14 +147,14 @@ def gathered(bag: Bag, records: IntArray) -> pa.Array:
     records  int64 [k], rising, each in [0, N)
     """
     if not len(records):
-        return pa.array([], BINARY)
+        return pa.array([], encodings.BINARY)
     first, last = int(records[0]), int(records[-1])
     if last - first == len(records) - 1:
         return array(bag, first, last + 1)
     starts, ends = bag.starts[records], bag.starts[records + 1]
     if bag.held is None:
         parts = spans.read(bag.chunk, list(zip(starts.tolist(), ends.tolist(), strict=True)))
-        return pa.array([bytes(part) for part in parts], BINARY)
+        return pa.array([bytes(part) for part in parts], encodings.BINARY)
     low = int(starts[0])
     return spans.ragged(np.frombuffer(bag.held, np.uint8)[low : int(ends[-1])], starts - low, ends - starts)
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from isal.isal_zlib import crc32
 
-from flarecli.encodings import BINARY, field, held, lookup, stored, typed
+from flarecli import encodings
+from flarecli.arrow import pa, pc
+from flarecli.encodings import held, lookup
 from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, UsageError, ValueFitError
 from flarecli.formats import packed_folder, spans
 from flarecli.formats.ffrecord_rows import CHANGED, crcs, finding, read_copies, read_rows, read_views, ready, refuse
@@ -91,7 +91,7 @@ def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | Non
     if check and (wrong := np.flatnonzero(crcs(data, bounds) != shard.layout["sums"][start:stop])).size:
         refuse(shard, start + int(wrong[0]))
     encoding = lookup(one.encoding)
-    is_number = one.size is not None and not encoding.arrow.equals(BINARY)
+    is_number = one.size is not None and not encoding.arrow.equals(encodings.BINARY)
     if one.size is not None and (wrong := np.flatnonzero(np.diff(bounds) != one.size)).size:
         row = start + int(wrong[0])
         raise FormatError(
@@ -101,13 +101,13 @@ def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | Non
     if is_number:
         raw = pa.Array.from_buffers(pa.binary(one.size), rows, [None, buffer])
     else:
-        raw = pa.Array.from_buffers(BINARY, rows, [None, pa.py_buffer(bounds), buffer])
+        raw = pa.Array.from_buffers(encodings.BINARY, rows, [None, pa.py_buffer(bounds), buffer])
     try:
-        array = typed(raw, encoding)
+        array = encodings.typed(raw, encoding)
     except ValueFitError as error:
         row = start + int(error.where[1:-1])
         raise ValueFitError(f"column {one.name!r}: {error.message}", where=f"{shard.chunk.at}[{row}]") from None
-    return pa.RecordBatch.from_arrays([array], schema=pa.schema([field(one)]))
+    return pa.RecordBatch.from_arrays([array], schema=pa.schema([encodings.field(one)]))
 
 
 def arrange(columns: Iterable[Column]) -> Columns:
@@ -125,7 +125,7 @@ def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tu
     sizes = np.full(batch.num_rows, 12, np.int64)
     if one.size is not None:
         return HEAD.size, sizes + one.size
-    return HEAD.size, sizes + pc.binary_length(stored(batch.column(one.name), lookup(one.encoding))).to_numpy(zero_copy_only=False)
+    return HEAD.size, sizes + pc.binary_length(encodings.stored(batch.column(one.name), lookup(one.encoding))).to_numpy(zero_copy_only=False)
 
 
 def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[pa.RecordBatch], settings: Settings) -> Chunk:
@@ -138,7 +138,7 @@ def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[p
     if settings.compression is not None:
         raise UsageError("an FFRecord file is never compressed", hint="Leave out --compress, or choose another --format.")
     (one,) = columns
-    fields = [_field(stored(batch.column(one.name), lookup(one.encoding))) for batch in batches if batch.num_rows]
+    fields = [_field(encodings.stored(batch.column(one.name), lookup(one.encoding))) for batch in batches if batch.num_rows]
     # past 99,999 a letter keeps the order: '9' < 'a'
     name = f"{number:05d}.ffr" if number < 100_000 else f"{chr(ord('a') + len(str(number)) - 6)}{number}.ffr"
     return write_records(at, name, fields, settings.hashes)

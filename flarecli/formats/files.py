@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
-import pyarrow as pa
 
-from flarecli.encodings import BINARY, TEXT, column, field
+from flarecli import encodings
+from flarecli.arrow import pa
+from flarecli.encodings import column
 from flarecli.errors import IntegrityError, UsageError, ValueFitError
 from flarecli.model import Chunk, Column, Columns, Finding, Row, Shard, Stream
 from flarecli.storage import Location
@@ -56,9 +57,9 @@ def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | Non
     """Give the row as typed columns. Raises ValueFitError for a name that is not UTF-8."""
     arrays, fields = [], []
     for one in COLUMNS if columns is None else [_column(name) for name in columns]:
-        array = pa.array([_text(shard)], TEXT) if one.name == "name" else pa.array([_data(shard)], BINARY)
+        array = pa.array([_text(shard)], encodings.TEXT) if one.name == "name" else pa.array([_data(shard)], encodings.BINARY)
         arrays.append(array[: stop - start])
-        fields.append(field(one))
+        fields.append(encodings.field(one))
     if not arrays:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))

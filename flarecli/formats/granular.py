@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import pyarrow as pa
-
+from flarecli.arrow import pa
 from flarecli.encodings import column
 from flarecli.errors import FlareError, FormatError, IntegrityError
 from flarecli.formats import bags, granular_columns, granular_spec, granular_write, spans

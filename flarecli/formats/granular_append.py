@@ -12,8 +12,8 @@ import json
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-import pyarrow as pa
 
+from flarecli.arrow import pa
 from flarecli.errors import IntegrityError, UsageError
 from flarecli.formats import bags, granular_spec, granular_write
 from flarecli.formats.granular_folder import REFS, columns_of, companions, shard_folder

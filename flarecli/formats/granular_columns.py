@@ -7,10 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from flarecli import encodings
-from flarecli.encodings import BINARY, Encoding, lookup
+from flarecli.arrow import pa
+from flarecli.encodings import Encoding, lookup
 from flarecli.errors import FormatError, UsageError, ValueFitError
 from flarecli.formats import bag_refs, bags, spans
 from flarecli.formats.bag_refs import Taken
@@ -216,7 +216,7 @@ def _typed(raw: pa.Array, encoding: Encoding) -> pa.Array:
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueFitError(f"{lengths[row]} bytes, {encoding.name} has {encoding.size}", where=f"[{row}]")
-    if encoding.arrow.equals(BINARY):
+    if encoding.arrow.equals(encodings.BINARY):
         return raw
     data = raw.buffers()[2].slice(int(offsets[0]), len(raw) * encoding.size) if len(raw) else pa.py_buffer(b"")
     return encodings.typed(pa.Array.from_buffers(pa.binary(encoding.size), len(raw), [None, data]), encoding)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import pyarrow as pa
 
+from flarecli.arrow import pa
 from flarecli.formats import bag_refs, bags, granular_spec, granular_write
 from flarecli.formats.granular import open_dataset, open_shard, read_batch, read_rows, verify_shard, write_index
 from flarecli.formats.granular_columns import REFS_TABLE

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from flarecli.encodings import lookup, stored
+from flarecli import encodings
+from flarecli.arrow import pa, pc
+from flarecli.encodings import lookup
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.formats import granular_spec
 from flarecli.formats.granular_folder import shard_folder
@@ -38,7 +38,7 @@ def records(one: Column, batches: Sequence[pa.RecordBatch]) -> tuple[list[pa.Arr
             counts.append(np.diff(offsets))
             array = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
             _refuse_nulls(one, array, first + np.repeat(np.arange(batch.num_rows), counts[-1]))
-        arrays.append(stored(array, lookup(one.encoding.removesuffix("[]"))))
+        arrays.append(encodings.stored(array, lookup(one.encoding.removesuffix("[]"))))
         first += batch.num_rows
     return arrays, np.concatenate(counts) if one.encoding.endswith("[]") else None
 

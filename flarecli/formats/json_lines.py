@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow.compute as pc
 
+from flarecli.arrow import pc
 from flarecli.formats import spans
 from flarecli.model import Column, Columns, IntArray
 

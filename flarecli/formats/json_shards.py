@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from flarecli import compress
-from flarecli.encodings import BINARY, held
+from flarecli import compress, encodings
+from flarecli.arrow import pa, pc
+from flarecli.encodings import held
 from flarecli.errors import FormatError, UsageError, ValueFitError
 from flarecli.formats import json_lines, lines, mds_config, mds_index
 from flarecli.formats.json_lines import Plan
@@ -99,7 +98,7 @@ def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | Non
         return lines.assembled(shard, start, stop, columns, lines.cut(data, found, views))
     cuts, whole = memoryview(starts), data.tobytes()
     rows = [_values(shard, start + i, whole[cuts[i] : cuts[i + 1]], plan) for i in range(stop - start)]
-    return lines.assembled(shard, start, stop, columns, lambda name: pa.array([row[name] for row in rows], BINARY))
+    return lines.assembled(shard, start, stop, columns, lambda name: pa.array([row[name] for row in rows], encodings.BINARY))
 
 
 def arrange(columns: Iterable[Column]) -> Columns:

@@ -19,10 +19,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from flarecli.encodings import BINARY, field, lookup, stored, typed
+from flarecli import encodings
+from flarecli.arrow import pa, pc
+from flarecli.encodings import lookup
 from flarecli.errors import FlareError, FormatError, UsageError, ValueFitError
 from flarecli.formats import mds_config, spans
 from flarecli.formats.mds_files import name_of, present, raw_name, store
@@ -162,11 +162,11 @@ def assembled(shard: Shard, start: int, stop: int, names: Sequence[str] | None, 
     for name in by_name if names is None else names:
         encoding, array = lookup(by_name[name].encoding), raw(name)
         try:
-            arrays.append(spans.viewed(array, encoding) if pa.types.is_binary_view(array.type) else typed(array, encoding))
+            arrays.append(spans.viewed(array, encoding) if pa.types.is_binary_view(array.type) else encodings.typed(array, encoding))
         except ValueFitError as error:
             row = start + int(error.where[1:-1])
             raise ValueFitError(f"column {name!r}: {error.message}", where=f"{shard.chunk.at}[{row}]") from None
-        fields.append(field(by_name[name]).with_type(arrays[-1].type))
+        fields.append(encodings.field(by_name[name]).with_type(arrays[-1].type))
     if not arrays:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
@@ -246,7 +246,7 @@ def bodies(batches: Iterable[pa.RecordBatch], body: Callable[[pa.RecordBatch], m
 
 def stored_columns(columns: Columns, batch: pa.RecordBatch) -> dict[str, pa.Array]:
     """Give the stored bytes of the columns: large_binary [rows] each. Raises ValueFitError for a null."""
-    out = {one.name: stored(batch.column(one.name), lookup(one.encoding)) for one in columns}
+    out = {one.name: encodings.stored(batch.column(one.name), lookup(one.encoding)) for one in columns}
     for name, array in out.items():
         if array.null_count:  # Arrow would drop the whole line without a word
             row = pc.index(array.is_null(), True).as_py()
@@ -256,7 +256,9 @@ def stored_columns(columns: Columns, batch: pa.RecordBatch) -> dict[str, pa.Arra
 
 def joined(parts: Sequence[Any]) -> tuple[memoryview, IntArray]:
     """Join columns of bytes, and texts that stand in every row, row by row: all bytes, and where each row starts, int64 [rows + 1]."""
-    body = pc.binary_join_element_wise(*(pa.scalar(part, BINARY) if isinstance(part, bytes) else part for part in parts), pa.scalar(b"", BINARY))
+    body = pc.binary_join_element_wise(
+        *(pa.scalar(part, encodings.BINARY) if isinstance(part, bytes) else part for part in parts), pa.scalar(b"", encodings.BINARY)
+    )
     offsets = np.frombuffer(body.buffers()[1], np.int64, len(body) + 1, body.offset * 8)
     return memoryview(body.buffers()[2] or b"")[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]
 

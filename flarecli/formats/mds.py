@@ -19,10 +19,10 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-import pyarrow as pa
 
-from flarecli import compress
-from flarecli.encodings import BINARY, held, lookup
+from flarecli import compress, encodings
+from flarecli.arrow import pa
+from flarecli.encodings import held, lookup
 from flarecli.errors import FormatError, ValueFitError
 from flarecli.formats import lines, mds_config, spans
 from flarecli.formats.mds_body import bodies
@@ -113,7 +113,7 @@ def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | Non
 
     def raw(name: str) -> pa.Array:
         one = by_name[name]
-        if one.size is None or lookup(one.encoding).arrow.equals(BINARY):
+        if one.size is None or lookup(one.encoding).arrow.equals(encodings.BINARY):
             return cut(name)
         packed = data[places[name][0][:, None] + np.arange(one.size)]
         return pa.Array.from_buffers(pa.binary(one.size), stop - start, [None, pa.py_buffer(packed)])

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from flarecli.encodings import BINARY, lookup, stored
+from flarecli import encodings
+from flarecli.arrow import pa, pc
+from flarecli.encodings import lookup
 from flarecli.errors import ValueFitError
 from flarecli.formats import lines
 from flarecli.model import Column, Columns, IntArray
@@ -37,7 +37,7 @@ def _body(columns: Columns, batch: pa.RecordBatch) -> memoryview:
         array = batch.column(column.name)
         if array.null_count:  # Arrow would drop the whole row without a word
             raise ValueFitError(f"column {column.name!r}: a null reached the shard")
-        fields.append(stored(array, lookup(column.encoding)) if column.size is None else _fixed(array, column))
+        fields.append(encodings.stored(array, lookup(column.encoding)) if column.size is None else _fixed(array, column))
     run: list[_Bytes] = [_lengths([field for field in fields if isinstance(field, pa.Array)], batch.num_rows)]
     pieces: list[pa.Array] = []
     for field in fields:
@@ -48,7 +48,7 @@ def _body(columns: Columns, batch: pa.RecordBatch) -> memoryview:
             run.append(field)
     if not pieces:
         return memoryview(np.concatenate(run, axis=1).tobytes())
-    body = pc.binary_join_element_wise(*pieces, *_joined(run), pa.scalar(b"", BINARY))
+    body = pc.binary_join_element_wise(*pieces, *_joined(run), pa.scalar(b"", encodings.BINARY))
     ends = _ends(body)
     return memoryview(body.buffers()[2] or b"")[int(ends[0]) : int(ends[-1])]
 
@@ -56,8 +56,8 @@ def _body(columns: Columns, batch: pa.RecordBatch) -> memoryview:
 def _fixed(array: pa.Array, column: Column) -> _Bytes:
     """Give a column of one size as its stored bytes: uint8 [rows, size]."""
     encoding, size = lookup(column.encoding), column.size or 0
-    if encoding.arrow.equals(BINARY):
-        raw = stored(array, encoding)
+    if encoding.arrow.equals(encodings.BINARY):
+        raw = encodings.stored(array, encoding)
         ends, data = _ends(raw), raw.buffers()[2]
         if (np.diff(ends) != size).any():
             raise ValueFitError(f"column {column.name!r}: not {size} bytes")
@@ -82,7 +82,7 @@ def _joined(run: Sequence[_Bytes]) -> list[pa.Array]:
     data = np.concatenate(run, axis=1)
     rows, size = data.shape
     ends = np.arange(rows + 1, dtype=np.int64) * size
-    return [pa.Array.from_buffers(BINARY, rows, [None, pa.py_buffer(ends), pa.py_buffer(data)])]
+    return [pa.Array.from_buffers(encodings.BINARY, rows, [None, pa.py_buffer(ends), pa.py_buffer(data)])]
 
 
 def _ends(array: pa.Array) -> IntArray:

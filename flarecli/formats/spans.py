@@ -7,10 +7,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
-import pyarrow as pa
 
-from flarecli import compress
-from flarecli.encodings import BINARY, Encoding, typed
+from flarecli import compress, encodings
+from flarecli.arrow import pa
+from flarecli.encodings import Encoding
 from flarecli.errors import IntegrityError
 from flarecli.model import Chunk, File, IntArray
 from flarecli.storage import Location, is_cold, read_ahead
@@ -116,7 +116,7 @@ def ragged(data: IntArray, starts: IntArray, lengths: IntArray) -> pa.Array:
             return pa.concat_arrays(
                 [ragged(data[base : int(starts[b - 1] + lengths[b - 1])], starts[a:b] - base, lengths[a:b]) for a, b, base in parts]
             )
-    return views(data, starts, lengths).cast(BINARY)
+    return views(data, starts, lengths).cast(encodings.BINARY)
 
 
 def views(data: IntArray, starts: IntArray, lengths: IntArray) -> pa.Array:
@@ -145,5 +145,5 @@ def viewed(array: pa.Array, encoding: Encoding) -> pa.Array:
     try:
         text.validate(full=True)
     except pa.ArrowInvalid:
-        typed(array.cast(BINARY), encoding)  # says which row
+        encodings.typed(array.cast(encodings.BINARY), encoding)  # says which row
     return text

@@ -23,10 +23,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from flarecli import compress
-from flarecli.encodings import BINARY, Encoding, column, field, lookup, typed
+from flarecli import compress, encodings
+from flarecli.arrow import pa
+from flarecli.encodings import Encoding, column, lookup
 from flarecli.errors import FormatError, IntegrityError, MissingError, UsageError, ValueFitError
 from flarecli.formats import spans, tar, webdataset_index
 from flarecli.formats.webdataset_names import KEY, NAME, arrange, extensions_of, held_column, meant
@@ -183,7 +183,7 @@ def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | Non
             raise ValueFitError(f"column {name!r}: {error.message}", where=f"{shard.chunk.at}[{row}]") from None
     if not arrays:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
-    fields = [field(by_name[name]).with_type(array.type) for name, array in zip(names, arrays, strict=True)]
+    fields = [encodings.field(by_name[name]).with_type(array.type) for name, array in zip(names, arrays, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
@@ -219,11 +219,11 @@ def _array(data: IntArray, starts: IntArray, sizes: IntArray, encoding: Encoding
     if views and high - low < spans.VIEW_LIMIT:
         array = _viewed(spans.views(data, at, lengths), encoding)
     elif int(lengths.max()) < spans.VIEW_LIMIT:
-        array = typed(spans.ragged(data, at, lengths), encoding)
+        array = encodings.typed(spans.ragged(data, at, lengths), encoding)
     else:
         whole = np.concatenate([data[a : a + n] for a, n in zip(at.tolist(), lengths.tolist(), strict=True)])
         bounds = np.concatenate([[0], np.cumsum(lengths)])
-        array = typed(pa.Array.from_buffers(BINARY, len(at), [None, pa.py_buffer(bounds), pa.py_buffer(whole)]), encoding)
+        array = encodings.typed(pa.Array.from_buffers(encodings.BINARY, len(at), [None, pa.py_buffer(bounds), pa.py_buffer(whole)]), encoding)
     if there.all():
         return array
     validity = pa.py_buffer(np.packbits(there, bitorder="little"))
@@ -237,5 +237,5 @@ def _viewed(array: pa.Array, encoding: Encoding) -> pa.Array:
     try:
         text.validate(full=True)
     except pa.ArrowInvalid:
-        typed(array.cast(BINARY), encoding)  # says which row
+        encodings.typed(array.cast(encodings.BINARY), encoding)  # says which row
     return text

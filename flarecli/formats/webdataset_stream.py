@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 
-import pyarrow as pa
-
-from flarecli import compress
-from flarecli.encodings import BINARY, column, field, lookup, typed
+from flarecli import compress, encodings
+from flarecli.arrow import pa
+from flarecli.encodings import column, lookup
 from flarecli.errors import FlareError, FormatError, ValueFitError
 from flarecli.formats import tar
 from flarecli.formats.webdataset_names import KEY, extensions_of, meant
@@ -89,12 +88,12 @@ def _batch(samples: list[dict[str, bytes]], columns: Columns, first: int, where:
             hint = "Name its columns, or read it as a file, which is looked through first."
             raise FormatError(f"the first member that ends in .{name}, and no such column is known", where=f"{where}[{first + row}]", hint=hint)
     for one, name in zip(columns, names, strict=True):
-        raw = pa.array([sample.get(name) for sample in samples], BINARY)
+        raw = pa.array([sample.get(name) for sample in samples], encodings.BINARY)
         try:
-            arrays.append(typed(raw, lookup(one.encoding)))
+            arrays.append(encodings.typed(raw, lookup(one.encoding)))
         except ValueFitError as error:
             raise ValueFitError(f"column {one.name!r}: {error.message}", where=f"{where}[{first + int(error.where[1:-1])}]") from None
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([field(one) for one in columns]))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(one) for one in columns]))
 
 
 def _decompressed(blocks: Iterable[bytes], where: object) -> Iterator[bytes]:

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from flarecli.encodings import BINARY, TEXT
+from flarecli import encodings
+from flarecli.arrow import pa, pc
 from flarecli.errors import FlareError, FormatError, UnsafeError
 from flarecli.formats import tar
 from flarecli.formats.tar_runs import plain_run
@@ -78,7 +77,7 @@ def key_text(keys: IntArray, ends: IntArray, start: int = 0, stop: int | None = 
     bounds = np.zeros(stop - start + 1, np.int64)
     bounds[1:] = ends[start:stop]
     bounds[0] = ends[start - 1] if start else 0
-    return pa.Array.from_buffers(TEXT, stop - start, [None, pa.py_buffer(bounds), pa.py_buffer(keys)])
+    return pa.Array.from_buffers(encodings.TEXT, stop - start, [None, pa.py_buffer(bounds), pa.py_buffer(keys)])
 
 
 @dataclass(slots=True, eq=False)
@@ -240,7 +239,7 @@ def _check_keys(table: Table, where: object) -> None:
     try:
         keys.validate(full=True)
     except pa.ArrowInvalid:
-        row = _first(keys.view(BINARY), _is_not_utf8)
+        row = _first(keys.view(encodings.BINARY), _is_not_utf8)
         raise UnsafeError("its key is not UTF-8", where=f"{where}[{row}]") from None
     if pc.count_distinct(keys).as_py() != len(keys):
         seen: dict[str, int] = {}

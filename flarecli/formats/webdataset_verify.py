@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import pyarrow.compute as pc
 
+from flarecli.arrow import pc
 from flarecli.errors import FlareError, MissingError, UnsafeError
 from flarecli.formats import find, spans, tar, webdataset_index
 from flarecli.formats.webdataset_names import NAME

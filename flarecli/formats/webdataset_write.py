@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from flarecli import compress
-from flarecli.encodings import BINARY, TEXT, lookup, stored
+from flarecli import compress, encodings
+from flarecli.arrow import pa, pc
+from flarecli.encodings import lookup
 from flarecli.errors import ValueFitError
 from flarecli.formats import tar, webdataset_index
 from flarecli.formats.webdataset_names import KEY, NAME, extensions_of
@@ -56,7 +55,7 @@ def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[p
         keys.append(_keys(batch, number, rows))
         rows += batch.num_rows
     if any(KEY in batch.schema.names for batch in batches):
-        _check_keys(pa.chunked_array(keys, TEXT), to)
+        _check_keys(pa.chunked_array(keys, encodings.TEXT), to)
     table, raw_size = _table(columns, batches, keys, to)
     parts: Iterable[Any] = _parts(columns, batches, keys)
     wanted = {DEFAULT, *settings.hashes}
@@ -95,8 +94,8 @@ def _keys(batch: pa.RecordBatch, number: int, first: int) -> pa.Array:
     """Give the key of each row: the column's, or the shard's number and the row's, which no other row of the dataset has."""
     if KEY in batch.schema.names:
         return batch.column(KEY)
-    rows = pa.array(np.arange(first, first + batch.num_rows)).cast(TEXT)
-    return pc.binary_join_element_wise(pa.scalar(f"{number:05d}", TEXT), pc.ascii_lpad(rows, 7, "0"), pa.scalar("-", TEXT))
+    rows = pa.array(np.arange(first, first + batch.num_rows)).cast(encodings.TEXT)
+    return pc.binary_join_element_wise(pa.scalar(f"{number:05d}", encodings.TEXT), pc.ascii_lpad(rows, 7, "0"), pa.scalar("-", encodings.TEXT))
 
 
 def _check_each(keys: pa.Array | pa.ChunkedArray, to: object) -> None:
@@ -133,18 +132,18 @@ def _weights(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> tuple[I
     heads = np.empty((len(named), batch.num_rows), np.int64)
     sizes = np.empty_like(heads)
     for i, (one, extension) in enumerate(zip(named, extensions_of(columns), strict=True)):
-        array = stored(batch.column(one.name), lookup(one.encoding))
+        array = encodings.stored(batch.column(one.name), lookup(one.encoding))
         sizes[i] = pc.binary_length(array).fill_null(-1).to_numpy(zero_copy_only=False)
         names = _names(keys, extension)
         heads[i] = tar.BLOCK
         if not _is_plain(names):
-            heads[i] = [len(tar.header(name, 0)) for name in names.view(BINARY).to_pylist()]
+            heads[i] = [len(tar.header(name, 0)) for name in names.view(encodings.BINARY).to_pylist()]
         heads[i, sizes[i] < 0] = 0
     return heads, sizes
 
 
 def _names(keys: pa.Array, extension: str) -> pa.Array:
-    return pc.binary_join_element_wise(keys, pa.scalar(extension, TEXT), pa.scalar(".", TEXT))
+    return pc.binary_join_element_wise(keys, pa.scalar(extension, encodings.TEXT), pa.scalar(".", encodings.TEXT))
 
 
 def _is_plain(names: pa.Array) -> bool:
@@ -168,7 +167,7 @@ def _table(columns: Columns, batches: Sequence[pa.RecordBatch], keys: Sequence[p
         all_sizes.append(sizes)
         end += int(steps.sum())
     none = np.empty((len(extensions_of(columns)), 0), np.int64)
-    text = pa.chunked_array(keys, TEXT).combine_chunks() if keys else pa.array([], TEXT)
+    text = pa.chunked_array(keys, encodings.TEXT).combine_chunks() if keys else pa.array([], encodings.TEXT)
     text = pa.concat_arrays(text.chunks) if isinstance(text, pa.ChunkedArray) else text
     bounds = np.frombuffer(text.buffers()[1] or bytes(8), np.int64)[text.offset : text.offset + len(text) + 1]
     data = np.frombuffer(text.buffers()[2] or b"", np.uint8)[int(bounds[0]) : int(bounds[-1])]
@@ -191,7 +190,7 @@ def _pieces(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> list[pa.
     """Give header, data and padding of each column's members, large_binary [rows] each; all empty where a member is null."""
     out = []
     for one, extension in zip([one for one in columns if one.name != KEY], extensions_of(columns), strict=True):
-        data = stored(batch.column(one.name), lookup(one.encoding))
+        data = encodings.stored(batch.column(one.name), lookup(one.encoding))
         sizes = pc.binary_length(data).fill_null(-1).to_numpy(zero_copy_only=False)
         padding = np.where(sizes < 0, 0, -sizes % tar.BLOCK)
         out += [_heads(_names(keys, extension), sizes), data, _run(np.zeros(int(padding.sum()), np.uint8), padding)]
@@ -200,8 +199,8 @@ def _pieces(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> list[pa.
 
 def _heads(names: pa.Array, sizes: IntArray) -> pa.Array:
     if not _is_plain(names):
-        pairs = zip(names.view(BINARY).to_pylist(), sizes.tolist(), strict=True)
-        return pa.array([tar.header(name, size) if size >= 0 else b"" for name, size in pairs], BINARY)
+        pairs = zip(names.view(encodings.BINARY).to_pylist(), sizes.tolist(), strict=True)
+        return pa.array([tar.header(name, size) if size >= 0 else b"" for name, size in pairs], encodings.BINARY)
     text = pc.ascii_rpad(names, _FULL, "\0")
     field = np.frombuffer(text.buffers()[2] or b"", np.uint8)[: len(names) * _FULL].reshape(-1, _FULL)
     there = sizes >= 0
@@ -211,11 +210,11 @@ def _heads(names: pa.Array, sizes: IntArray) -> pa.Array:
 def _run(data: IntArray, lengths: IntArray) -> pa.Array:
     bounds = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=bounds[1:])
-    return pa.Array.from_buffers(BINARY, len(lengths), [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+    return pa.Array.from_buffers(encodings.BINARY, len(lengths), [None, pa.py_buffer(bounds), pa.py_buffer(data)])
 
 
 def _joined(pieces: list[pa.Array]) -> memoryview:
-    body = pc.binary_join_element_wise(*pieces, pa.scalar(b"", BINARY), null_handling="replace", null_replacement="")
+    body = pc.binary_join_element_wise(*pieces, pa.scalar(b"", encodings.BINARY), null_handling="replace", null_replacement="")
     bounds = np.frombuffer(body.buffers()[1], np.int64, len(body) + 1, body.offset * 8)
     return memoryview(body.buffers()[2] or b"")[int(bounds[0]) : int(bounds[-1])]
 

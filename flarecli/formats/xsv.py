@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-import pyarrow as pa
 
 from flarecli import compress
+from flarecli.arrow import pa
 from flarecli.encodings import held
 from flarecli.errors import FormatError, UsageError, ValueFitError
 from flarecli.formats import lines, mds_config, mds_index, spans

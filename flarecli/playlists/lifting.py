@@ -7,8 +7,8 @@ word as an item of a list; if one is elsewhere, in a block of text, say, nothing
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +32,7 @@ def lift(text: str, scalar: Callable[[str], Any]) -> tuple[str, dict[str, list[A
     """
     lifted: dict[str, list[Any]] = {}
     pieces: list[str] = []
-    done, secret = 0, f"lifted{secrets.token_hex(16)}x"
+    done, secret = 0, f"lifted{os.urandom(16).hex()}x"
     for match in _RUN.finditer(text):
         start, stop, indent = match.start(), match.end(), match[1]
         if stop - start < _WORTH:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flarecli.errors import FlareError
-from flarecli.formats import granular_columns
 from flarecli.model import Finding, Shard
 
 __all__ = ["Span", "placed"]
@@ -41,6 +40,8 @@ def _span(shard: Shard, row: int) -> Span | None:
 
 def _record(shard: Shard, row: int, column: str) -> Span | None:
     """Give the bytes of what a row takes of a column's bag."""
+    from flarecli.formats import granular_columns  # of no use to other formats
+
     starts = shard.layout[column]
     try:
         places = granular_columns.taken(shard, row, row + 1)

@@ -8,11 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from flarecli import formats
-from flarecli.encodings import BINARY, TEXT
+from flarecli import encodings, formats
+from flarecli.arrow import pa, pc
 from flarecli.errors import UsageError
 from flarecli.model import Finding, Playlist, Shard, Stream
 
@@ -47,13 +44,13 @@ def keys(form: formats.Format, shard: Shard, name: str) -> pa.Array:
     """Give the keys of a shard as large_binary [rows]: texts and numbers as they are written. Raises FlareError."""
     parts = [form.read_batch(shard, start, min(start + _STEP, shard.rows), [name]).column(0) for start in range(0, shard.rows, _STEP)]
     try:
-        return pa.chunked_array([_written(part) for part in parts], BINARY).combine_chunks()
+        return pa.chunked_array([_written(part) for part in parts], encodings.BINARY).combine_chunks()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise UsageError(f"column {name!r} holds no keys: only texts, numbers and bytes can be compared", where=shard.chunk.at) from None
 
 
 def _written(column: pa.Array) -> pa.Array:
-    return column.cast(BINARY) if pa.types.is_large_binary(column.type) else column.cast(TEXT).cast(BINARY)
+    return column.cast(encodings.BINARY) if pa.types.is_large_binary(column.type) else column.cast(encodings.TEXT).cast(encodings.BINARY)
 
 
 def uneven(found: Playlist, sides: Sequence[Side]) -> Iterator[Finding]:
@@ -78,7 +75,7 @@ def _names(side: Side) -> set[str]:
 
 def _other_keys(first: Side, other: Side) -> Iterator[Finding]:
     """Name the first row whose key differs, and say how many more do."""
-    one, its = (pa.chunked_array([part for _, part in side.keys], BINARY) for side in (first, other))
+    one, its = (pa.chunked_array([part for _, part in side.keys], encodings.BINARY) for side in (first, other))
     if len(one) != len(its):
         return  # a shard was not read, which was said
     differ = pc.indices_nonzero(pc.invert(pc.equal(one, its)))

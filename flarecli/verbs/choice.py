@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -41,5 +40,7 @@ class Choice:
         found = range(k, count, n)
         if self.sample is None:
             return found
+        import random  # and with it all that makes numbers, for the few that ask for them
+
         size = self.sample if isinstance(self.sample, int) else math.ceil(self.sample * len(found))
         return frozenset(random.Random(self.seed).sample(found, min(size, len(found))))
