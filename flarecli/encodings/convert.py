@@ -154,6 +154,8 @@ def _cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
         raise pa.ArrowInvalid(f"{kind} is not a number")
     if pa.types.is_temporal(kind):
         array = array.cast(pa.int64() if kind.bit_width == 64 else pa.int32())
+    if pa.types.is_floating(wanted) and (pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)):
+        array = array.cast(pa.float64(), safe=False)  # digits may go, as they do where Python makes a float
     out = array.cast(wanted)
     if pa.types.is_floating(wanted) and pa.types.is_floating(array.type) and wanted.bit_width < array.type.bit_width:
         large = pc.and_(pc.is_inf(out.cast(pa.float32())), pc.invert(pc.is_inf(array)))

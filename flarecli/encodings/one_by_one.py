@@ -66,7 +66,7 @@ def _shown(value: Any) -> str:
 
 
 def _values(array: pa.Array, encoding: Encoding) -> Iterator[Any]:
-    """Give a column's values; tensors, and lists of numbers where an array is asked for, as numpy arrays of their own dtype."""
+    """Give a column's values; tensors, and lists of numbers where an array is asked for, as numpy arrays of their own dtype where that is wanted."""
     if isinstance(array, pa.FixedShapeTensorArray):
         tensors = iter(array.drop_null().to_numpy_ndarray())
         return (next(tensors) if valid else None for valid in array.is_valid().to_pylist())
@@ -75,7 +75,8 @@ def _values(array: pa.Array, encoding: Encoding) -> Iterator[Any]:
         offsets = lists.offsets.to_pylist()
         if not lists.values.null_count and not pa.types.is_boolean(lists.values.type):
             numbers = lists.values.to_numpy()
-            return (numbers[start:stop] for start, stop in itertools.pairwise(offsets))
+            if encoding.dtype in ("", numbers.dtype.name):
+                return (numbers[start:stop] for start, stop in itertools.pairwise(offsets))
     return iter(array.to_pylist())
 
 

@@ -123,9 +123,10 @@ def _items(array: pa.Array, encoding: Encoding, item: Encoding, source: Encoding
     offsets = offsets - offsets[0]
     items, found = coerce(values, item, source)
     failures: dict[int, str] = {}
-    for row, (_, reason) in zip((np.searchsorted(offsets, [at for at, _ in found], "right") - 1).tolist(), found, strict=True):
-        failures.setdefault(row, "holds a null" if reason == "is null" else reason)
     absent = array.is_null().to_numpy(zero_copy_only=False)
+    for row, (_, reason) in zip((np.searchsorted(offsets, [at for at, _ in found], "right") - 1).tolist(), found, strict=True):
+        if not absent[row]:  # a null row may have items all the same
+            failures.setdefault(row, "holds a null" if reason == "is null" else reason)
     absent[list(failures)] = True
     out = pa.LargeListArray.from_arrays(pa.array(offsets), items, mask=pa.array(absent) if absent.any() else None)
     return out.cast(encoding.arrow), sorted(failures.items())

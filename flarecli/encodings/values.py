@@ -48,9 +48,13 @@ def encode(encoding: Encoding, value: Any) -> Any:
     """
     name = encoding.name
     if encoding.item is not None:
-        if isinstance(value, (str, bytes, bytearray, memoryview, dict)) or not hasattr(value, "__iter__"):
+        try:
+            items = None if isinstance(value, (str, bytes, bytearray, memoryview, dict)) else iter(value)
+        except TypeError:  # an array of no dimensions has a way to be gone through, and cannot be
+            items = None
+        if items is None:
             raise ValueFitError(f"{_seen(value)} does not fit {name}")
-        return [encode(encoding.item, one) for one in value]
+        return [encode(encoding.item, one) for one in items]
     if name in OWN:
         return _by_own(name, value)
     if isinstance(value, (bytes, bytearray, memoryview)) and name not in ("msgpack", "tree"):
@@ -239,7 +243,7 @@ def _packed_number(data: bytes) -> float:
 
 def _json_value(kind: type | tuple[type, ...]) -> Callable[[bytes], Any]:
     def parse(data: bytes) -> Any:
-        value = json.loads(data)
+        value = json.loads(data.decode())
         if not isinstance(value, kind):
             raise ValueError
         return value
@@ -253,9 +257,9 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "mp4": bytes,
     "webm": bytes,
     "str": bytes.decode,
-    "json": json.loads,
-    "str_int": int,
-    "str_float": float,
+    "json": lambda data: json.loads(data.decode()),  # of bytes it would take UTF-16, and halves of characters
+    "str_int": lambda data: int(data.decode()),
+    "str_float": lambda data: float(data.decode()),
     "str_decimal": lambda data: Decimal(data.decode()),
     "varint": _signed,
     "json_str": _json_text,

@@ -15,7 +15,7 @@ from PIL import Image
 
 from flarecli.encodings import coerce, decode, encode, held_as, lookup, stored, typed
 from flarecli.encodings.holds import FORMATS
-from flarecli.errors import UsageError
+from flarecli.errors import UsageError, ValueFitError
 
 ALL = [name for names in FORMATS for name in names.split()]
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -280,6 +280,42 @@ def test_arrays_of_an_index_keep_their_type():
     for encoding in ("ndarray", "array"):
         out, _ = coerce(array, lookup(encoding))
         assert [decode(lookup(encoding), data).dtype for data in out.to_pylist()] == [np.float32, np.float32]
+
+
+@pytest.mark.parametrize("values", [[[1, 2, 3]], [[1, 2, 3], None]])
+def test_numbers_of_a_list_take_the_dtype_that_is_asked_for_whether_or_not_a_list_is_null(values):
+    out, failures = coerce(pa.array(values), lookup("ndarray:float32:3"))
+    assert out[0].as_py() == np.array([1, 2, 3], "<f4").tobytes()
+    assert failures == [(1, "is null")] * (len(values) - 1)
+    assert coerce(pa.array([[1, 300]]), lookup("ndarray:uint8"))[1] == [(0, "[1, 300] does not fit ndarray:uint8")]
+
+
+def test_a_null_list_that_has_items_all_the_same_fails_once():
+    array = pa.ListArray.from_arrays([0, 2, 4], pa.array([1, None, 3, 4]), mask=pa.array([True, False]))
+    out, failures = coerce(array, lookup("int[]"))
+    assert (out.to_pylist(), failures) == ([None, [3, 4]], [(0, "is null")])
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64(), pa.int8(), pa.bool_()])
+@pytest.mark.parametrize("encoding", ["float16", "float32", "float64"])
+def test_whole_numbers_become_the_floats_that_a_single_value_becomes(kind, encoding):
+    values = [one for one in (0, 1, -128, 65504, 65520, 100_000, 2**53 + 1, 2**63 - 1, 2**64 - 1) if _holds(kind, one)]
+    out, failures = coerce(pa.array(values, kind), lookup(encoding))
+    singles = []
+    for value in values:
+        try:
+            singles.append(decode(lookup(encoding), encode(lookup(encoding), value)))
+        except ValueFitError:
+            singles.append(None)
+    assert out.to_pylist() == singles
+    assert [row for row, _ in failures] == [row for row, value in enumerate(singles) if value is None]
+
+
+def _holds(kind, value):
+    try:
+        return pa.array([value], kind)[0].as_py() == value
+    except (pa.ArrowInvalid, OverflowError):
+        return False
 
 
 def test_tensors_of_an_index_are_arrays():

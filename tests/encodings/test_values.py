@@ -9,12 +9,13 @@ import tracemalloc
 from decimal import Decimal
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from flarecli.encodings import decode, encode, lookup
+from flarecli.encodings import TEXT, decode, encode, lookup, plain
 from flarecli.encodings.names import NAMES, NDARRAY_CODES
 from flarecli.errors import FlareError, UnsafeError, ValueFitError
 
@@ -149,6 +150,32 @@ def test_numbers_as_text_come_back(whole, real, decimal):
 def test_json_of_another_kind_is_refused(name, data):
     with pytest.raises(ValueFitError, match=f"^{len(data)} B are not {name}$"):
         decode(lookup(name), data)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("json", b"1\0"),
+        ("json", b"\xef\xbb\xbf1"),
+        ("json", b'"\xed\xa0\x80"'),
+        ("json_int", b"1\0"),
+        ("json_str", b'"\0a\0"\0'),
+        ("json_float", b"\xfe"),
+    ],
+)
+def test_json_is_utf8_and_not_what_else_python_takes(name, data):
+    with pytest.raises(ValueFitError, match=f"^{len(data)} B are not {name}$"):
+        decode(lookup(name), data)
+
+
+def test_digits_of_any_script_are_a_number_in_a_row_as_they_are_in_a_batch():
+    assert decode(lookup("str_int"), "١٢".encode()) == 12 == plain(pa.array(["١٢"], TEXT), lookup("str_int"))[0][0].as_py()
+    assert decode(lookup("str_float"), "١.٥".encode()) == 1.5 == plain(pa.array(["١.٥"], TEXT), lookup("str_float"))[0][0].as_py()
+
+
+def test_an_array_without_dimensions_is_no_list():
+    with pytest.raises(ValueFitError, match=r"^ndarray array\(5\) does not fit int\[\]$"):
+        encode(lookup("int[]"), np.array(5))
 
 
 @given(
