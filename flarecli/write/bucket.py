@@ -59,9 +59,9 @@ class BucketTarget:
         with contextlib.suppress(MissingError):
             yield from (entry for entry in self._out.list() if not entry.name.startswith(f"{SCRATCH}/"))
 
-    def _refuse_others(self) -> None:
+    def _refuse_others(self, is_begun: bool = False) -> None:
         """Refuse to replace a folder that holds more than a dataset."""
-        refuse_others(self._out, dict.fromkeys(entry.name.partition("/")[0] for entry in self._others()), self.shown)
+        refuse_others(self._out, dict.fromkeys(entry.name.partition("/")[0] for entry in self._others()), self.shown, is_begun)
 
     def _refuse_what_is_there(self, resume: bool, overwrite: bool) -> None:
         """Refuse a folder that was not begun here and is not empty, unless it is a dataset and may be replaced."""
@@ -98,7 +98,7 @@ class BucketTarget:
                 return
             if not overwrite:
                 raise self._unfinished()
-            self._refuse_others()
+            self._refuse_others(is_begun=True)
             self._empty()
             return
         else:
@@ -143,11 +143,15 @@ class BucketTarget:
             self.release()
 
     def abandon(self, keep: bool) -> None:
-        """Let go after a failure: with `keep`, what is done stays for --resume; else nothing of it stays."""
+        """Let go after a failure: with `keep`, what is done stays for --resume; else nothing of it stays, unless something else came to lie there."""
         try:
             if not keep:
                 self.check()
-                self._clear() if self.at is self._new else self._empty()
+                if self.at is self._new:
+                    self._clear()
+                else:
+                    self._refuse_others(is_begun=True)
+                    self._empty()
         except FlareError:
             pass
         finally:

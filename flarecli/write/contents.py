@@ -17,19 +17,21 @@ from flarecli.write.failures import FAILED
 __all__ = ["DATASET", "HINT", "refuse_others"]
 
 DATASET = (PLAYLIST, INDEX, *SPECS)  # what --overwrite must find before it replaces a folder
+_OWN = re.compile(r"(?:shard\.)?\d{5,}\..+|shardindex\.json|shards")  # what a pack calls its shards and what lies beside them, in any format
 _PART = re.compile(r"\d{5,}")  # what `parts.part_name` gives
 HINT = "Give --resume to go on with an unfinished pack, --overwrite to replace a dataset, or name another folder."
 
 
-def refuse_others(at: Location, names: Iterable[str], shown: str) -> None:
+def refuse_others(at: Location, names: Iterable[str], shown: str, is_begun: bool) -> None:
     """Refuse to replace a folder that holds more than a dataset: replacing removes all of it.
 
-    names   what lies in the folder: its files and folders
-    raises  UsageError for the first that is no part of a dataset
+    names     what lies in the folder: its files and folders
+    is_begun  an unfinished pack lies there: nothing lists its shards yet, so their names tell
+    raises    UsageError for the first that is no part of a dataset
     """
     own = {*DATASET, FAILED, SCRATCH, *_listed(at)}
     for name in names:
-        if name not in own and not sniffed(name) and not _is_part(at, name, shown):
+        if name not in own and not sniffed(name) and not (is_begun and _OWN.fullmatch(name)) and not _is_part(at, name, shown):
             raise UsageError(f"it holds {name!r}, which is no part of a dataset", where=shown, hint="Move that elsewhere first.")
 
 
@@ -42,7 +44,7 @@ def _is_part(at: Location, name: str, shown: str) -> bool:
         inside = dict.fromkeys(entry.name.partition("/")[0] for entry in (at / name).list())
     if PLAYLIST not in inside and SCRATCH not in inside:
         return False
-    refuse_others(at / name, inside, f"{shown.rstrip('/')}/{name}")
+    refuse_others(at / name, inside, f"{shown.rstrip('/')}/{name}", SCRATCH in inside)
     return True
 
 

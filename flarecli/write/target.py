@@ -97,7 +97,8 @@ class Target:
     def _refuse_others(self) -> None:
         """Refuse to replace a folder that holds more than a dataset."""
         if os.path.isdir(self.final):
-            refuse_others(Location(LocalStore(self.final, self.shown, maps=False)), sorted(os.listdir(self.final)), self.shown)
+            at, is_begun = Location(LocalStore(self.final, self.shown, maps=False)), os.path.exists(os.path.join(self.final, SCRATCH, "journal"))
+            refuse_others(at, sorted(os.listdir(self.final)), self.shown, is_begun)
 
     def _claim(self, store: LocalStore, resume: bool, overwrite: bool) -> None:
         """Try once to lock the folder; nothing is claimed when it was finished or removed meanwhile."""
@@ -204,9 +205,11 @@ class Target:
         sync_folder(os.path.dirname(scratch))
 
     def abandon(self, keep: bool) -> None:
-        """Let go after a failure: with `keep`, what is done stays for --resume; else nothing of it stays."""
-        with contextlib.suppress(OSError):
+        """Let go after a failure: with `keep`, what is done stays for --resume; else nothing of it stays, unless something else came to lie there."""
+        with contextlib.suppress(OSError, UsageError):
             if not keep:
+                if not self._swaps:
+                    self._refuse_others()
                 self._empty()
                 os.rmdir(os.path.join(self.folder, SCRATCH))
                 if self._made:

@@ -72,8 +72,10 @@ class Writer:
         self._samples_size = 0
         self._behind = Behind(jobs if self.settings.compression else 1, self._note)  # bytes alone are quicker written than handed over
         self._ended = self.target.is_done
+        self._is_abandoned = False
         self.rows = self.next = 0
         if self._ended:
+            self.rows = self._rows_there()
             return
         try:
             self._begin({"flare": __version__, "format": format, "settings": _plain(self.settings), **(head or {})})
@@ -94,6 +96,21 @@ class Writer:
         self.failed = Failed(self.target.at, self._journal.shards[-1]["failed"] if self._chunks else None)
         if self._journal.columns is not None:
             self.columns = tuple(encodings.column(name, encoding) for name, encoding in self._journal.columns)
+
+    def _rows_there(self) -> int:
+        """Count the rows of a finished dataset; 0 where no playlist says it."""
+        with contextlib.suppress(FlareError):
+            return sum(0 if one.rows is None else int(one.rows.sum()) for one in playlists.read(self.target.at / playlists.PLAYLIST).streams)
+        return 0
+
+    def _check_open(self) -> None:
+        """Refuse rows that no shard would hold."""
+        if self._ended:
+            raise UsageError(
+                "the dataset is finished, and takes no more rows" if self.is_done or not self._is_abandoned else "the writer was given up",
+                where=self.target.shown,
+                hint="Look at `is_done` and `rows`, or give overwrite=True." if self.is_done else "Open another Writer.",
+            )
 
     def _arranged(self, columns: Mapping[str, str] | Columns) -> Columns:
         pairs = columns.items() if isinstance(columns, Mapping) else ((column.name, column.encoding) for column in columns)
@@ -139,8 +156,9 @@ class Writer:
     def write(self, sample: Mapping[str, Any]) -> None:
         """Write one sample: column -> Python value, or bytes stored as they are.
 
-        raises  UsageError for a missing or unknown column; ValueFitError for a value that its encoding cannot hold
+        raises  UsageError for a missing or unknown column, or once the dataset has ended; ValueFitError for a value that its encoding cannot hold
         """
+        self._check_open()
         if self.columns is None:
             raise UsageError("the columns are not known", hint="Give columns= to the Writer.")
         if sample.keys() != {column.name for column in self.columns}:
@@ -192,6 +210,7 @@ class Writer:
         rows    int64 [rows of the batch]: the place of each in the selection; the journal notes where a shard begins
         raises  ValueFitError for a row that the format cannot hold, `where` is its `[place]`; nothing of the batch is written then
         """
+        self._check_open()
         if found := self.unheld(batch):
             raise type(found[1])(found[1].message, where=f"[{rows[found[0]]}]", hint=found[1].hint)
         sizes = self._weighed[1]
@@ -242,6 +261,8 @@ class Writer:
 
         source  what the playlist says it was packed from
         """
+        if self._is_abandoned:
+            self._check_open()
         if self._ended:
             return self.playlist
         self._write_samples()
@@ -290,7 +311,7 @@ class Writer:
         """Stop without ending the dataset: what is done stays for a resume, or nothing stays if nothing is done."""
         if self._ended:
             return
-        self._ended = True
+        self._ended = self._is_abandoned = True
         with contextlib.suppress(Exception):  # what ended the pack is told already
             self._behind.close()
         self.failed.close()

@@ -163,6 +163,30 @@ def test_resuming_what_is_finished_changes_nothing(tmp_path):
     assert files(tmp_path / "out") == whole
 
 
+def test_no_row_is_taken_that_no_shard_would_hold(tmp_path):
+    schema = pa.schema([encodings.field(encodings.column(*one)) for one in COLUMNS.items()])
+    batch = pa.RecordBatch.from_arrays([pa.array([1]), pa.array(["a"], pa.large_string())], schema=schema)
+    with Writer(str(tmp_path / "out"), columns=COLUMNS) as writer:
+        writer.write({"n": 1, "t": "a"})
+    whole = files(tmp_path / "out")
+    again = Writer(str(tmp_path / "out"), columns=COLUMNS, resume=True)
+    assert (again.is_done, again.rows) == (True, 1)
+    for one in (writer, again):
+        for write in (lambda one=one: one.write({"n": 2, "t": "b"}), lambda one=one: one.write_batch(batch, np.arange(1))):
+            with pytest.raises(UsageError) as caught:
+                write()
+            assert str(caught.value) == f"{tmp_path}/out: the dataset is finished, and takes no more rows"
+        assert one.close() == f"{tmp_path}/out/playlist.yaml"
+    assert files(tmp_path / "out") == whole
+    given_up = Writer(str(tmp_path / "other"), columns=COLUMNS)
+    given_up.abandon()
+    for use in (given_up.close, lambda: given_up.write({"n": 2, "t": "b"})):
+        with pytest.raises(UsageError) as caught:
+            use()
+        assert str(caught.value) == f"{tmp_path}/other: the writer was given up"
+    assert not (tmp_path / "other").exists()
+
+
 def test_a_folder_with_something_in_it_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for overwrite in (False, True):
@@ -340,6 +364,52 @@ def test_beginning_anew_in_a_half_pack_removes_nothing_else(tmp_path):
         pack(tmp_path / "out", rows, overwrite=True)
     assert str(caught.value) == f"{tmp_path}/out: it holds 'notes.txt', which is no part of a dataset"
     assert (tmp_path / "out" / "notes.txt").read_text() == "precious"
+
+
+def test_a_resume_that_fails_before_its_first_shard_removes_nothing_else(tmp_path):
+    with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1)) as writer:
+        for row in samples(2):
+            writer.write(row)
+        writer._write_samples()
+        raise RuntimeError
+    (tmp_path / "out" / "shard.00000.mds").unlink()  # then nothing is done
+    (tmp_path / "out" / "notes.txt").write_text("precious")
+    with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1), resume=True):
+        raise RuntimeError
+    assert (tmp_path / "out" / "notes.txt").read_text() == "precious"
+    (tmp_path / "out" / "notes.txt").unlink()
+    with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1), resume=True):
+        raise RuntimeError
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == []
+
+
+ZIPPED = ["mds", "json", "csv", "tsv", "xsv", "webdataset"]  # the others are never compressed
+
+
+@pytest.mark.parametrize(
+    ("format", "compression"), [*((one, None) for one in (*ZIPPED, "ffrecord", "granular", "granular-refs")), *((one, "zstd") for one in ZIPPED)]
+)
+def test_a_half_pack_of_each_format_is_begun_anew(tmp_path, format, compression):
+    columns = {"t": "bytes" if format == "ffrecord" else "str"}
+
+    def write(name, rows, **options):
+        how = Settings(shard_rows=2, compression=compression, separator=";")
+        with Writer(str(tmp_path / name), format=format, columns=columns, settings=how, **options) as writer:
+            for i in range(rows):
+                writer.write({"t": b"%d" % i if format == "ffrecord" else str(i)})
+            if name == "out" and not options:
+                writer._write_samples()
+                raise RuntimeError
+        return files(tmp_path / name)
+
+    with pytest.raises(RuntimeError):
+        write("out", 5)
+    (tmp_path / "out" / "12 notes").write_text("mine")
+    with pytest.raises(UsageError, match="it holds '12 notes', which is no part of a dataset$"):
+        write("out", 7, overwrite=True)
+    (tmp_path / "out" / "12 notes").unlink()
+    assert write("out", 7, overwrite=True) == write("other", 7)
+    assert write("out", 3, overwrite=True) == write("third", 3)
 
 
 @pytest.mark.parametrize("out", ["", "file://"])
