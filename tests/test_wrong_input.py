@@ -222,6 +222,30 @@ def test_a_column_of_links_names_no_files(here, capfd):
     wrong(capfd, "unpack ok.csv files --fetch k:data --key k", 2, error, "Give --key another column.")
 
 
+def test_a_pack_goes_to_no_stream(here, capfd):
+    error, hint = "shards are written to a folder or a bucket, not to stdout", "Name a folder; `./-` is one of that name."
+    wrong(capfd, "pack ok.csv -", 2, error, hint)
+    wrong(capfd, "pack ok.csv - --part-rows 1", 2, error, hint)
+    assert main(["pack", "ok.csv", "./-", "-q"]) == 0
+    assert capfd.readouterr().out == "./-/playlist.yaml\n"
+
+
+def test_options_that_would_do_nothing_are_refused(here, capfd):
+    for option in ("--resize 8", "--quality 9", "--min-size 1", "--max-aspect 2", "--media-info"):
+        hint = "Name a column of links with --fetch."
+        wrong(capfd, f"pack ok.csv out {option}", 2, f"{option.split(' ')[0]} finds no column of files", hint)
+        wrong(capfd, f"pack ok.csv out {option} --part-rows 1", 2, f"{option.split(' ')[0]} finds no column of files", hint)
+    wrong(capfd, "pack ok.csv out --newline \\r\\n", 2, "mds shards have no lines", "Those that have are json, csv, tsv and xsv.")
+    assert not (here / "out").exists()
+    assert main(["pack", "ok.csv", "out", "-f", "csv", "--newline", "\\r\\n", "-q"]) == 0
+
+
+def test_a_name_of_nothing_lists_what_there_is(here, capfd):
+    wrong(capfd, "unpack ok.csv files --name {x}", 2, "--name asks for {x}", "Choose from key, row, ext, column, n.")
+    (here / "one.csv").write_text("t\na\n")
+    wrong(capfd, "unpack one.csv files --name {x}", 2, "--name asks for {x}", "Choose from key, row, ext, column.")
+
+
 def test_duplicate_keys(here, capfd):
     (here / "dup.csv").write_text("k,n\na,1\nb,2\na,3\n")
     hint = "Give --on-duplicate first to keep the first of them, or keep to keep all."

@@ -37,7 +37,22 @@ _BUG = "This is a bug in flare, not in your data: please report it with what --d
 _WRONG_LINE: Any = typer.BadParameter.__mro__[2]  # Click's ClickException, wherever this Typer keeps its copy of Click
 
 
-class _Commands(typer.core.TyperGroup):
+class _Helped:
+    """Says where a help text could not be printed."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        try:
+            return super().make_context(info_name, args, parent, **extra)  # type: ignore[misc]
+        except OSError as error:
+            error.filename = error.filename or "stdout"
+            raise _Carried from error
+
+
+class _Command(_Helped, typer.core.TyperCommand):
+    """One of the six."""
+
+
+class _Commands(_Helped, typer.core.TyperGroup):
     """The six commands, each loaded when it is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -47,7 +62,7 @@ class _Commands(typer.core.TyperGroup):
         if cmd_name in COMMANDS and cmd_name not in self.commands:
             one = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
             command = importlib.import_module(f"flarecli.cli.{cmd_name}").command
-            one.command(cmd_name, short_help=COMMANDS[cmd_name], context_settings={"help_option_names": ["-h", "--help"]})(command)
+            one.command(cmd_name, cls=_Command, short_help=COMMANDS[cmd_name], context_settings={"help_option_names": ["-h", "--help"]})(command)
             self.commands[cmd_name] = typer.main.get_command(one)
         return self.commands.get(cmd_name)
 
@@ -60,18 +75,12 @@ class _Commands(typer.core.TyperGroup):
             raise UsageError(f"there is no command {args[0]!r}", hint=f"Choose one of {', '.join(COMMANDS)}.")
         return super().resolve_command(ctx, args)
 
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        try:
-            return super().make_context(info_name, args, parent, **extra)
-        except OSError as error:  # help that could not be printed
-            raise _Carried from error
-
     def invoke(self, ctx: Any) -> Any:
         try:
             result = super().invoke(ctx)
             show.finish()
             return result
-        except (_WRONG_LINE, typer.Exit):
+        except (_WRONG_LINE, typer.Exit, _Carried):
             raise
         except BaseException as error:
             raise _Carried from error

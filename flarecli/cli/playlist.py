@@ -48,7 +48,12 @@ def command(
     out = None if out == "-" else out
     printer = Printer(as_json, quiet, verbose)
     guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline, keeper=params.keeper(printer, cache, cache_limit))
+    modes = [name for name, is_given in (("--check", check is not None), ("--diff", diff is not None), ("--reindex", reindex)) if is_given]
+    if others := modes[1:] or ["--out"] * bool(modes and out):
+        raise UsageError(f"{modes[0]} makes no playlist, so {others[0]} says nothing to it", hint=f"Leave {others[0]} out.")
     if check is not None:
+        if sources:
+            raise UsageError("--check looks at the one playlist that it names", hint="Leave the others out.")
         findings = verbs.check_playlist(check, guard)
         for finding in findings:
             if as_json:

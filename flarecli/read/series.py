@@ -69,7 +69,7 @@ class Series:
             if own is None:
                 own = self.shard(first).columns if len(stream) else ()
             if out is not None and own != out and len(stream):
-                hint = "Read them one by one, or name columns that both have with -c."
+                hint = "Read them one by one, or pack them again with the same columns."
                 raise UsageError(f"stream {stream.name!r} has other columns than the one before", where=stream.at, hint=hint)
             out = own if out is None or not out else out
         return out or ()

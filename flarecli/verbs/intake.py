@@ -55,6 +55,14 @@ class Intake:
         """Whether nothing is asked for: then contradictions are counted all the same."""
         return self == Intake()
 
+    @property
+    def option(self) -> str | None:
+        """The first option that wants files to look at; None if none was given."""
+        size, asked = self.resize, [("--media-info", self.info)]
+        asked += [("--resize", size.size is not None), ("--quality", size.quality is not None)]
+        asked += [("--min-size", size.min_size > 0), ("--max-aspect", size.max_aspect is not None)]
+        return next((name for name, is_given in asked if is_given), None)
+
     def options(self) -> dict[str, Any]:
         """Give what decides which bytes come out; nothing if nothing is asked for."""
         if self.is_nothing:
@@ -103,11 +111,9 @@ def _is_bytes(kind: pa.DataType) -> bool:
 def info_names(media: Sequence[Medium], taken: Sequence[str]) -> dict[str, dict[str, str]]:
     """Name the columns of measures: medium -> measure -> column; `width` if one column is measured, else `image_width`.
 
-    raises  UsageError if there is nothing to measure, or the names are taken
+    raises  UsageError if the names are taken
     """
     measured = [one.name for one in media if one.is_medium]
-    if not measured:
-        raise UsageError("--media-info finds no column of files", hint="Name a column of links with --fetch.")
     plain = len(measured) == 1 and not set(INFO) & set(taken)
     named = {one: {name: name if plain else f"{one}_{name}" for name in INFO} for one in measured}
     for name in (column for columns in named.values() for column in columns.values()):

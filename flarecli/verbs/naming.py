@@ -80,7 +80,7 @@ class Naming:
             if field == "key" and key is None and "key" not in others:
                 raise UsageError("--name asks for {key}, and no column is the key", hint="Name it with --key.")
             if field is not None and field not in ("key", "row", "ext", "column", *others):
-                raise UsageError(f"--name asks for {{{field}}}", hint=f"Choose from key, row, ext, column, {', '.join(others)}.")
+                raise UsageError(f"--name asks for {{{field}}}", hint=f"Choose from {', '.join(('key', 'row', 'ext', 'column', *others))}.")
         fields = [field for _, field, _, _ in parsed]
         if len(files) > 1 and "column" not in fields:
             raise UsageError(f"--name gives one name to {len(files)} files of a row", hint="Put {column} into it.")

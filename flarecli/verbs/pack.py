@@ -93,6 +93,10 @@ def pack(
     """
     limits = limits or Limits()
     find(format)
+    if out == "-":
+        raise UsageError("shards are written to a folder or a bucket, not to stdout", hint="Name a folder; `./-` is one of that name.")
+    if newline != "\n" and format not in (*_SEPARATORS, "xsv", "json"):
+        raise UsageError(f"{format} shards have no lines", hint=f"Those that have are json, {', '.join(_SEPARATORS)} and xsv.")
     settings = Settings(compress or None, tuple(sorted(hashes)), shard_bytes or None, shard_rows, newline, _separator(format, separator))
     request = Request(
         (sources,) if isinstance(sources, str) else tuple(sources), out, format, tuple(fetch), key, None if columns is None else tuple(columns),

@@ -139,6 +139,8 @@ def _media(plan: Plan, names: Sequence[str]) -> tuple[list[Medium], dict[str, di
     named = [*(link.name for link in plan.links), *(name for name in plan.source.files if name in names)]
     taken = [name for name in (*schema.names, *(link.name for link in plan.links)) if name not in {link.source for link in plan.links}]
     found = media_of(schema, names, named, plan.encode)
+    if plan.intake.option is not None and not any(one.is_medium for one in found):
+        raise UsageError(f"{plan.intake.option} finds no column of files", hint="Name a column of links with --fetch.")
     return found, info_names(found, taken) if plan.intake.info else {}
 
 

@@ -17,6 +17,7 @@ from flarecli.write.keys import is_unnamed, key_text
 __all__ = ["Typed", "chosen_encodings"]
 
 _EMPTY = "is empty, and names the row"
+_ADDRESS = "(?i)^(?:https?|s3|gs|az|hf|file)://"
 
 
 def chosen_encodings(
@@ -88,13 +89,13 @@ class Typed:
 
 
 def looks_like_addresses(batch: pa.RecordBatch) -> list[str]:
-    """Name the text columns whose first values are all http addresses."""
+    """Name the text columns whose first values are all addresses that an index may name."""
     out = []
     for name in batch.schema.names:
         column = batch.column(name)
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             head = column[:16].drop_null()
-            if len(head) and pc.all(pc.match_substring_regex(head, "^https?://")).as_py():
+            if len(head) and pc.all(pc.match_substring_regex(head, _ADDRESS)).as_py():
                 out.append(name)
     return out
 

@@ -84,6 +84,9 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
         (["cat", "a", "--raw", "x", "--to", "csv"], "--raw prints the bytes of one column alone", "Leave --columns and --to out."),
         (["playlist"], "no source is named", "Run `flare playlist --help`."),
         (["playlist", "a", "b", "--diff", "c"], "--diff compares one playlist with another", ""),
+        (["playlist", "a", "--check", "b"], "--check looks at the one playlist that it names", "Leave the others out."),
+        (["playlist", "a", "--diff", "b", "--out", "c"], "--diff makes no playlist, so --out says nothing to it", "Leave --out out."),
+        (["playlist", "--reindex", "a", "--check", "b"], "--check makes no playlist, so --reindex says nothing to it", "Leave --reindex out."),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_exit_2(flare, args, message, hint):

@@ -239,7 +239,16 @@ def test_a_reader_that_leaves_early_is_no_error_in_any_form(flare_process, form)
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 @pytest.mark.parametrize(
-    "args", [["cat", "x"], ["cat", "x", "--to", "csv"], ["cat", "x", "--to", "arrow"], ["cat", "x", "--to", "parquet"], ["--version"]]
+    "args",
+    [
+        ["cat", "x"],
+        ["cat", "x", "--to", "csv"],
+        ["cat", "x", "--to", "arrow"],
+        ["cat", "x", "--to", "parquet"],
+        ["--version"],
+        ["--help"],
+        ["cat", "-h"],
+    ],
 )
 def test_a_full_disk_under_stdout_is_an_error(flare_run, args):
     with open("/dev/full", "wb") as full:

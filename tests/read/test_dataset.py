@@ -97,6 +97,7 @@ def test_sources_with_other_columns_are_refused(out, tmp_path):
     with pytest.raises(UsageError) as caught:
         read.open([out, other])
     assert str(caught.value) == f"{other}: stream 'data' has other columns than the one before"
+    assert caught.value.hint == "Read them one by one, or pack them again with the same columns."
 
 
 def joined(tmp_path, left, right):

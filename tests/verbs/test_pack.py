@@ -254,6 +254,10 @@ def test_a_column_of_addresses_that_nobody_fetches_is_noted(tmp_path, server):
 
     verbs.pack(index(tmp_path, server), f"{tmp_path}/out", progress=Notes())
     assert notes == ["column 'data_url' holds addresses; give --fetch data_url to pack what they point at"]
+    notes.clear()
+    (tmp_path / "b.csv").write_text("n,s,f,g,t\n1,s3://b/x,FILE:///x,gs://b/x,see http://x\n2,https://h/x,hf://x,az://x,t\n")
+    verbs.pack(f"{tmp_path}/b.csv", f"{tmp_path}/b", progress=Notes())
+    assert notes == [f"column {name!r} holds addresses; give --fetch {name} to pack what they point at" for name in "sfg"]
 
 
 def test_an_index_whose_bits_flipped_is_noticed(tmp_path):
