@@ -7,12 +7,14 @@
     +12      bytes     XXH3-128 of the n + m bytes before, 16 of them, big-endian
     +28      bytes     "flare" and the version of this layout, 8 of them
 
-Little-endian. The name is the key, SHA-256 over the address, the version and the part, 40 hex digits of it, and the size of
-the file in hex. Nothing else is needed to say whether a copy is whole and of what, so no index can be wrong about it.
+Little-endian. The name is the key and the size of the file in hex. The key is 12 hex digits of the SHA-256 over the address, so that all
+copies of one object can be told by their names, and 28 of the SHA-256 over address, version and part. Nothing else is needed to say
+whether a copy is whole and of what, so no index can be wrong about it.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import mmap
@@ -27,12 +29,13 @@ import xxhash
 
 from flarecli.names import redact
 
-__all__ = ["NAME", "Entry", "Summing", "entry", "opened", "read_note", "viewed"]
+__all__ = ["NAME", "Entry", "Summing", "entry", "opened", "place_of", "read_note", "viewed"]
 
 NAME = re.compile(r"([0-9a-f]{40})-([0-9a-f]{1,16})")
 _TAIL = struct.Struct("<QI16s8s")
 _MAGIC = b"flare\0\0\1"
 _NOTE_BYTES = 1 << 16
+_KNOWN = 1 << 10  # names remembered
 _SMALL = 1 << 16  # bytes of a file that is read: a map would hold a handle for next to nothing
 # what signs an address for a while and says nothing about what lies there
 _SIGNING = re.compile(
@@ -60,13 +63,21 @@ class Entry(NamedTuple):
         return self.name.partition("-")[0]
 
 
+@functools.lru_cache(maxsize=_KNOWN)
+def place_of(address: str) -> str:
+    """Give what the names of all copies of one object begin with, whatever version and part of it they are."""
+    return hashlib.sha256(_unsigned(address).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+
+@functools.lru_cache(maxsize=_KNOWN)  # asked for several times on the way of each copy
 def entry(address: str, version: str, part: str, size: int) -> Entry:
     """Name a copy.
 
     address  whole; what signs it for a while does not count
     part     `whole`, `4096+1048576`, `raw`: what of the object is kept
     """
-    key = hashlib.sha256("\0".join((_unsigned(address), version, part)).encode("utf-8", "surrogateescape")).hexdigest()[:40]
+    own = hashlib.sha256("\0".join((_unsigned(address), version, part)).encode("utf-8", "surrogateescape")).hexdigest()[:28]
+    key = place_of(address) + own
     note = json.dumps({"address": redact(address)[:2000], "version": version[:500], "part": part, "key": key}).encode()
     return Entry(f"{key}-{size + len(note) + _TAIL.size:x}", size, note)
 

@@ -3,8 +3,9 @@
     FOLDER/flare-1/KEY-SIZE                  a copy: see `entries`
     FOLDER/flare-1/KEY.HOST.PID.N.part       one that is being fetched, from the first moment as large as it will be
     FOLDER/flare-1/HOST.PID.N.room           room that a process has taken for many small ones, as large as what is left of it
-    FOLDER/flare-1/KEY.lock                  somebody fetches this one: worth waiting for
     FOLDER/flare-1/lock                      held for the moment in which room is taken
+    FOLDER/flare-1/turns/NNN                 held while somebody fetches one of the copies that share it: worth waiting for. These stay:
+                                             a file made and removed for each fetch cost as much as writing 0.5 MB
 
 What is used is the sum of the sizes of these files, nothing else: parts and room are there before a byte is fetched, so that
 the sum never passes the limit. Locks make that exact and keep two processes from fetching the same; where a file system's
@@ -17,10 +18,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import itertools
 import os
-import socket
 import stat
 import threading
 import time
@@ -29,6 +28,7 @@ from collections.abc import Iterator
 
 from flarecli.cache import entries
 from flarecli.cache.entries import NAME, Entry
+from flarecli.cache.left import host, is_left
 from flarecli.cache.locks import locked_within
 from flarecli.cache.views import Views
 
@@ -41,8 +41,9 @@ _ROOM = 64 << 20  # room taken at once, at most, and
 _ROOM_SHARE = 64  # this part of the limit at most
 _BATCH_SHARE = 32  # where there are many copies, so much of the limit leaves at once
 _LOCK_S, _OTHERS_S = 2.0, 30.0  # how long the lock, and another's fetch, are waited for
-_YOUNG_S, _OLD_S = 5.0, 3600.0  # a part whose lock is free is left alone so long; one whose lock says nothing, so long
 _AGAIN_S = 30.0  # a folder that could not be written is left alone so long
+_NAMES = 1 << 12  # from so many files on, looking at all names costs more than asking a server for a version
+_TURNS, _DIGITS = "turns", 3
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _number = itertools.count()
 _warned: set[str] = set()
@@ -50,16 +51,6 @@ _warned: set[str] = set()
 
 class CacheWarning(UserWarning):
     """A cache that cannot be used; everything is read as if there were none."""
-
-
-def _host() -> str:
-    """Tell this machine, boot and process namespace from others: only here does a process id mean a process."""
-    words = [socket.gethostname()]
-    with contextlib.suppress(OSError):
-        words.append(os.readlink("/proc/self/ns/pid"))
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        words.append(file.read())
-    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
 
 
 class Folder:
@@ -70,7 +61,7 @@ class Folder:
         self._given, self._pid, self._fd = path, 0, -1
         self._room, self._room_bytes = -1, 0
         self._not_before = 0.0
-        self._host = _host()
+        self._host = host()
         self.views = Views(self.touch)
         self._threads = threading.Lock()  # those of this process need not ask the file system again and again whose turn it is
         self._wrong: dict[str, int] = {}  # name -> how often that copy was found wrong
@@ -150,6 +141,14 @@ class Folder:
             except (IsADirectoryError, PermissionError):
                 os.rmdir(name, dir_fd=self._fd)
 
+    def may_hold(self, place: str) -> bool:
+        """Say whether there may be a copy, of whatever version, whose name begins so."""
+        try:
+            names = os.listdir(self.fd) if self.fd >= 0 else []
+        except OSError:
+            return True
+        return len(names) > _NAMES or any(name.startswith(place) and NAME.fullmatch(name) for name in names)
+
     # -- room
 
     def part(self, one: Entry) -> Part | None:
@@ -167,10 +166,15 @@ class Folder:
             return None
 
     def _part(self, one: Entry) -> Part | None:
-        with self.locked():
-            if not self._take(one.file_bytes):
-                return None
-            part = self._make(f"{one.key}.", "part", one.file_bytes)
+        gone: list[str] = []
+        try:
+            with self.locked():
+                if not self._take(one.file_bytes, gone):
+                    return None
+                part = self._make(f"{one.key}.", "part", one.file_bytes)
+        finally:
+            for name in gone:  # else its memory would be held, and the next copy be written into fresh memory: 4 times as slow
+                self.views.drop(name)  # not under the lock: giving back the memory of a large one takes a while
         try:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(part.fd, 0, one.file_bytes)  # a full disk is noticed before anything is fetched
@@ -194,8 +198,8 @@ class Folder:
             raise
         return part
 
-    def _take(self, size: int) -> bool:
-        """Find room, of this process's own or by letting the coldest go."""
+    def _take(self, size: int, gone: list[str]) -> bool:
+        """Find room, of this process's own or by letting the coldest go, whose names are added to `gone`."""
         if self._room_bytes >= size:
             self._room_bytes -= size
             os.ftruncate(self._room, self._room_bytes)
@@ -206,7 +210,7 @@ class Folder:
         excess = used + size + wanted - self.limit
         if excess > 0:
             batch = self.limit // _BATCH_SHARE if len(copies) > _MANY else 0
-            excess -= self._let_go(copies, excess + batch)
+            excess -= self._let_go(copies, excess + batch, gone)
         if excess > wanted:
             return False
         if wanted and excess <= 0:
@@ -240,40 +244,14 @@ class Folder:
         """Give the size of a file that is no copy; one that its process has left behind is removed."""
         try:
             found = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
-            if name.endswith((".part", ".room", ".lock")) and stat.S_ISREG(found.st_mode) and self._is_left(name, found):
+            if name.endswith((".part", ".room")) and stat.S_ISREG(found.st_mode) and is_left(self._fd, name, found, self._host):
                 os.unlink(name, dir_fd=self._fd)
                 return 0
             return found.st_size if stat.S_ISREG(found.st_mode) else 0
         except OSError:
             return 0
 
-    def _is_left(self, name: str, found: os.stat_result) -> bool:
-        words = name.split(".")
-        if len(words) >= 4 and words[-4] == self._host and words[-3].isdecimal():
-            try:
-                os.kill(int(words[-3]), 0)
-            except ProcessLookupError:
-                return True
-            except OSError:
-                return False
-        age = abs(time.time() - found.st_mtime)  # a clock may jump
-        if age < _YOUNG_S:
-            return False
-        try:
-            fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._fd)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:  # locks say nothing here
-            return age > _OLD_S
-        finally:
-            os.close(fd)
-        return True
-
-    def _let_go(self, copies: list[tuple[float, str, int]], wanted: int) -> int:
+    def _let_go(self, copies: list[tuple[float, str, int]], wanted: int, gone: list[str]) -> int:
         """Remove the coldest copies until so many bytes are free; a time of use that lies ahead is of a clock that was wrong."""
         now, freed = time.time(), 0
         for _, name, size in sorted((used if used <= now + 1 else 0.0, name, size) for used, name, size in copies):
@@ -282,7 +260,7 @@ class Folder:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._fd)
                 freed += size
-            self.views.drop(name)  # else its memory would be held, and the next copy be written into fresh memory: 4 times as slow
+            gone.append(name)
         return freed
 
     # -- locks, which save work and never decide what is right
@@ -309,20 +287,30 @@ class Folder:
         self.views.forked()
 
     @contextlib.contextmanager
-    def turn(self, one: Entry) -> Iterator[None]:
-        """Wait while another process or thread fetches this copy, for a while."""
+    def turn(self, key: str, kind: str = "") -> Iterator[None]:
+        """Wait, for a while, while another process or thread fetches something of the same key, or by accident of one that shares its file.
+
+        kind  whoever takes a turn inside another one must do so with another kind
+        """
         try:
-            fd = os.open(f"{one.key}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
+            fd = self._turn_of(f"{_TURNS}/{kind}{key[-_DIGITS:]}")
         except (OSError, ValueError):
             yield
             return
         try:
-            is_mine = locked_within(fd, _OTHERS_S)
+            locked_within(fd, _OTHERS_S)
             yield
-            if is_mine:
-                self.remove(f"{one.key}.lock")
         finally:
             os.close(fd)
+
+    def _turn_of(self, name: str) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            return os.open(name, flags, 0o600, dir_fd=self.fd)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(_TURNS, 0o700, dir_fd=self._fd)
+            return os.open(name, flags, 0o600, dir_fd=self._fd)
 
 
 class Part:

@@ -8,12 +8,14 @@ process; one that is wrong is fetched again, once.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TypeVar
 
 from flarecli.cache import folder as folders
-from flarecli.cache.entries import Entry, Summing, entry
+from flarecli.cache.entries import Entry, Summing, entry, place_of
 from flarecli.errors import FormatError, IntegrityError
 from flarecli.storage import Entry as Listed
 from flarecli.storage import Guard, Location, Part, Store, Written, side_by_side
@@ -50,6 +52,7 @@ class CachedStore:
         self.store, self.cache, self._maps = store, cache, maps
         self._folder = folders.shared(cache.folder, cache.limit)
         self._versions: dict[str, tuple[str, int]] = {}
+        self._tells = True  # until an object turned out to have no version
         self._used: dict[str, set[int]] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -101,6 +104,7 @@ class CachedStore:
                 self._versions.clear()
             ask = getattr(self.store, "version", None)
             known = self._versions[path] = ask(path) if ask is not None else ("", self.store.size(path))
+            self._tells = self._tells and bool(known[0])
         return known
 
     def size(self, path: str) -> int:
@@ -144,9 +148,12 @@ class CachedStore:
         blocks = self._blocks(path, needed)
         return [_cut(blocks, start, stop) for start, stop in wanted]
 
+    def _address(self, path: str) -> str:
+        return path if "://" in path else self.store.show(path)
+
     def _entry(self, path: str, part: str, size: int | None = None) -> Entry:
         version, whole = self.version(path)
-        address = path if "://" in path else self.store.show(path)
+        address = self._address(path)
         origin = getattr(self.store, "origin", "")
         return entry(address, f"{version} {origin}" if origin else version, part, whole if size is None else size)
 
@@ -168,7 +175,7 @@ class CachedStore:
             return found
         if len(missing) * BLOCK < _WORTH:
             return found | self._fetched(path, missing, names)
-        with self._folder.turn(names[missing[0]]):
+        with self._folder.turn(names[missing[0]].key):
             for k in list(missing):  # somebody may have been faster
                 view = self._folder.view(names[k])
                 if view is not None:
@@ -216,18 +223,24 @@ class CachedStore:
         if view is not None:
             return view
         if size <= BLOCK or 2 * len(self._used.get(path, ())) * BLOCK > size:
-            return self._whole(path, one)
+            return self._whole(path)
         return None
 
-    def keep(self, path: str) -> bool:
-        """Fetch an object whole, so that it can be mapped; False if it cannot be kept."""
-        return self._of_one_version(path, lambda: self._whole(path, self._entry(path, "whole")) is not None)
+    def keep(self, path: str, listed: int | None = None) -> bool:
+        """Fetch an object whole, so that it can be mapped; False if it cannot be kept.
 
-    def _whole(self, path: str, one: Entry) -> memoryview | None:
-        size = one.size
-        if not self.version(path)[0] or (size > BLOCK and size * _SHARE > self.cache.limit):
-            return None
-        with self._folder.turn(one):
+        listed  its bytes, as far as a listing says: what was never kept is then asked for at once, without asking for its version before
+        """
+        return self._of_one_version(path, lambda: self._whole(path, listed) is not None)
+
+    def _whole(self, path: str, listed: int | None = None) -> memoryview | None:
+        place = place_of(self._address(path))
+        with self._folder.turn(place, "w"):
+            head = self._head(path, place, listed)
+            version, size = self.version(path)
+            if not version or (size > BLOCK and size * _SHARE > self.cache.limit):
+                return None
+            one = self._entry(path, "whole")
             view = self._folder.view(one)
             if view is not None:
                 return view
@@ -236,11 +249,25 @@ class CachedStore:
                 return None
             numbers = range(-(-size // BLOCK))
             groups = [list(numbers[i : i + _RUN // BLOCK]) for i in range(0, len(numbers), _RUN // BLOCK)]
-            done = _keep(part, one, (piece for group in groups for piece in self._pieces(path, group)), at_hand=True)
-        if done and size > BLOCK:
+            if sum(map(len, head)) != min(size, _RUN):  # it is not as large as listed
+                head = []
+            rest = (piece for group in groups[bool(head) :] for piece in self._pieces(path, group))
+            done = _keep(part, one, chain(head, rest), at_hand=True)
+        if done and size > BLOCK and not head:
             for k in numbers:
                 self._folder.remove(self._block(path, k).name)
         return self._folder.view(one) if done else None
+
+    def _head(self, path: str, place: str, listed: int | None) -> list[memoryview]:
+        """Give the first bytes, up to _RUN, of an object of which nothing is kept: that answer says its version too. Nothing of others."""
+        views = getattr(self.store, "views", None)
+        if not listed or views is None or path in self._versions or not self._tells or listed * _SHARE > self.cache.limit:
+            return []
+        if self._folder.fd < 0 or self._folder.may_hold(place):
+            return []
+        with contextlib.suppress(FormatError):  # shorter than listed: whoever reads it says so
+            return list(views(path, 0, min(listed, _RUN)))
+        return []
 
     def _pieces(self, path: str, group: Sequence[int]) -> list[bytes | memoryview]:
         """Give neighbouring blocks: those that are kept, and the run between them that is not."""
@@ -302,7 +329,7 @@ class CachedStore:
         view = self._folder.view(one)
         if view is not None:
             return view
-        with self._folder.turn(one):
+        with self._folder.turn(one.key, "d"):
             view = self._folder.view(one)
             part = self._folder.part(one) if view is None else None
             if part is None:

@@ -7,6 +7,7 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import TypeAlias
 
 import numpy as np
@@ -143,10 +144,10 @@ class Series:
             if i in self._fetched:
                 return
             chunk = self.chunk(i)
-            for at in (chunk.at, *chunk.beside):
+            for at, file in zip_longest((chunk.at, *chunk.beside), chunk.files):
                 keep = getattr(at.store, "keep", None)
                 if keep is not None:
-                    keep(at.path)
+                    keep(at.path, file.size if file else None)
             self._fetched.add(i)
 
     def let_go(self, i: int) -> None:

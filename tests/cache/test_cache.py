@@ -41,7 +41,7 @@ def opened(web, home, limit=100_000_000, path="/d"):
 
 
 def files(home):
-    return sorted(path for path in home.rglob("*") if path.is_file() and path.name != "lock")
+    return sorted(path for path in home.rglob("*") if path.is_file() and path.name != "lock" and path.parent.name != "turns")
 
 
 def used(home):
@@ -224,7 +224,7 @@ def test_what_dead_processes_left_is_removed_and_counts_until_then(web, home):
     child.start()
     child.join()
     for end in ("part", "room"):
-        (home / folder.LAYOUT / f"{'0' * 40}.{folder._host()}.{child.pid}.0.{end}").write_bytes(bytes(120_000))
+        (home / folder.LAYOUT / f"{'0' * 40}.{folder.host()}.{child.pid}.0.{end}").write_bytes(bytes(120_000))
     strange = home / folder.LAYOUT / "notes.txt"
     strange.write_bytes(bytes(10_000))
     web.file("/d/b", DATA[:200_000], '"one"')
