@@ -81,6 +81,8 @@ class _Signals:
     def _watch(self) -> None:
         time.sleep(GRACE_S)
         if not self.over:  # stuck, or the interrupt was swallowed
+            if target := sys.modules.get("flarecli.write.target"):
+                target.sweep()
             os.write(2, self._line().encode())
             os._exit(128 + self.number)
 

@@ -30,7 +30,9 @@ from flarecli.write.contents import DATASET, HINT, refuse_others
 if TYPE_CHECKING:
     from flarecli.write.bucket import BucketTarget
 
-__all__ = ["Target", "claim"]
+__all__ = ["Target", "claim", "sweep"]
+
+_claimed: set[str] = set()  # scratch folders of this process
 
 
 def claim(out: str, *, resume: bool = False, overwrite: bool = False, guard: Guard | None = None) -> Target | BucketTarget:
@@ -71,6 +73,7 @@ class Target:
             raise UsageError("a file is there, a folder is wanted", where=self.shown)
         begun = os.path.exists(os.path.join(self.final, SCRATCH, "journal"))  # a half pack is emptied where it is, under its lock
         self._swaps = overwrite and not begun and (self._holds_dataset(self.final) or os.path.isdir(self._beside("new")))
+        self._is_swapped = begun and os.path.isfile(os.path.join(self.final, PLAYLIST))  # whole, and killed before all was put away
         if self._swaps or (begun and overwrite and not resume):
             self._refuse_others()
         self.folder = self._beside("new") if self._swaps else self.final
@@ -141,6 +144,7 @@ class Target:
                 self._empty()
             self._sign(scratch, store)
             self._fd, fd = fd, -1
+            _claimed.add(scratch)
         finally:
             if fd >= 0:
                 os.close(fd)
@@ -179,12 +183,15 @@ class Target:
         try:
             if self._swaps:
                 self._swap()
+            elif self._is_swapped:
+                shutil.rmtree(self._beside("old"), ignore_errors=True)
             self._clear(os.path.join(self.final, SCRATCH))
         except OSError as error:
             if isinstance(error, FlareError):
                 raise
             raise ReachError(os.strerror(error.errno or 0), where=self.shown) from None
-        self.release()
+        finally:
+            self.release()
 
     def _swap(self) -> None:
         """Put the new folder in the place of the old one; a kill in between is finished by the next --overwrite --resume."""
@@ -219,8 +226,18 @@ class Target:
     def release(self) -> None:
         """Let go of the lock."""
         if self._fd >= 0:
+            _claimed.discard(os.path.join(self.folder, SCRATCH))
             os.close(self._fd)
             self._fd = -1
+
+
+def sweep() -> None:
+    """Remove what is half written, for a process that ends at once: a thread in the middle of a shard cannot be asked to stop."""
+    for scratch in list(_claimed):
+        with contextlib.suppress(OSError):
+            for name in os.listdir(scratch):
+                if name.endswith(".part"):
+                    os.unlink(os.path.join(scratch, name))
 
 
 def _is_same(fd: int, path: str) -> bool:

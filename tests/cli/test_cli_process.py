@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -173,6 +174,33 @@ def pack(*args, **options):
     with flare_process(["pack", "index.csv", "out"], source) as process:
         assert signalled(process, signal.SIGINT)[:3] == (130, "", "error: interrupted; give --resume to go on from here\n")
     assert GRACE_S < 5
+
+
+def test_a_pack_that_cannot_stop_in_time_leaves_no_half_file(tmp_path):
+    (tmp_path / "index.csv").write_text("text\n" + "".join(f"{i}\n" for i in range(9)))
+    code = """
+import sys, threading, time
+import flarecli.__main__, flarecli.compress
+flarecli.__main__.GRACE_S = 0.3
+begun = threading.Lock()
+def compressed(*_):
+    yield b"begun"
+    if begun.acquire(blocking=False):
+        print("begun", file=sys.stderr, flush=True)
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            continue
+flarecli.compress.compressed = compressed
+flarecli.__main__.entry()
+"""
+    for jobs in ("1", "2"):
+        args = ["pack", str(tmp_path / "index.csv"), str(tmp_path / "out"), "-z", "gz", "--shard-rows", "2", "-j", jobs]
+        with subprocess.Popen([sys.executable, "-c", code, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert signalled(process, signal.SIGTERM)[:3] == (143, "", "error: terminated; give --resume to go on from here\n")
+        assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == [".flare", "journal", "lock"]
+        shutil.rmtree(tmp_path / "out")
 
 
 def test_an_interrupt_turned_into_another_error_is_still_an_interrupt(flare_process):

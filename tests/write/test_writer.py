@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli import encodings, playlists, read
-from flarecli.errors import BusyError, FormatError, UnfinishedError, UsageError, ValueFitError
+from flarecli.errors import BusyError, FormatError, ReachError, UnfinishedError, UsageError, ValueFitError
 from flarecli.model import Settings
 from flarecli.storage import locate
 from flarecli.write import Failure, Keys, Writer
@@ -231,6 +231,34 @@ def test_a_swap_that_was_cut_short_is_finished(tmp_path):
     writer.target.release()
     assert pack(tmp_path / "out", samples(300), overwrite=True, resume=True) == pack(tmp_path / "other", samples(300))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "out"]
+
+
+@pytest.mark.parametrize("options", [{"resume": True}, {"resume": True, "overwrite": True}])
+def test_a_swap_that_was_killed_after_it_leaves_nothing_of_the_old_dataset(tmp_path, monkeypatch, options):
+    pack(tmp_path / "out", samples(10))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("flarecli.write.target.shutil.rmtree", _interrupted)
+        pack(tmp_path / "out", samples(300), overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.flare-old", "out"]
+    with pytest.raises(UnfinishedError):
+        read.open(str(tmp_path / "out"))
+    assert pack(tmp_path / "out", samples(300), **options) == pack(tmp_path / "other", samples(300))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
+
+
+def _interrupted(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_what_cannot_be_put_away_lets_go_of_the_lock(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch, pytest.raises(ReachError) as caught:
+        patch.setattr("flarecli.write.target.os.rmdir", refused)
+        pack(tmp_path / "out", samples(10))
+    assert str(caught.value) == f"{tmp_path}/out: Input/output error"
+    assert pack(tmp_path / "out", samples(10), resume=True) == pack(tmp_path / "other", samples(10))
 
 
 def _hold(path, ready, go):
