@@ -120,6 +120,9 @@ class Listed:
         self.columns, self.said = own, said
 
     def _check_settings(self, shard: Mapping[str, Any], here: str) -> None:
+        version = shard.get("version", 2)
+        if version != 2 or isinstance(version, bool):
+            raise FormatError(f"version {version!r:.60}, 2 is wanted", where=here)
         compression = shard.get("compression")
         if compression:
             try:

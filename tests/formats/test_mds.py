@@ -265,6 +265,8 @@ def test_any_damage_is_an_error_or_harmless(data):
         (lambda i: i["shards"][0].update(format="nope"), "index.json: shards[0]: format 'nope' is none of mds, json, csv, tsv, xsv", 4),
         (lambda i: i["shards"][0].update(version=3), None, 0),
         (lambda i: i.update(version=3), "index.json: version 3, 2 is wanted", 4),
+        (lambda i: i["shards"][0].update(version=1), "index.json: shards[0]: version 1, 2 is wanted", 4),
+        (lambda i: i["shards"][0].update(version=True), "index.json: shards[0]: version True, 2 is wanted", 4),
         (lambda i: i.update(shards={}), "index.json: no list of shards in it", 4),
         (lambda i: i.update(shards=[None]), "index.json: shards[0]: not an object", 4),
         (
