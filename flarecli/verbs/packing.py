@@ -32,9 +32,9 @@ from flarecli.write.columns import Typed, chosen_encodings, looks_like_addresses
 if TYPE_CHECKING:
     from flarecli.write.bucket import BucketTarget
 
-__all__ = ["Packed", "Request", "done_before", "packed", "planned", "would_pack"]
+__all__ = ["SKIP", "Packed", "Request", "done_before", "packed", "planned", "would_pack"]
 
-_SKIP = "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+SKIP = "Give --on-error skip to leave such rows out and list them in failed.jsonl."
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
             if batch is not None and batch.num_rows:
                 writer.write_batch(batch, rows)
             if failures and plan.on_error == "fail":
-                raise error_of(failures[0], plan.source.address, _SKIP)
+                raise error_of(failures[0], plan.source.address, SKIP)
             plan.places.forget(part.until)
             plan.progress.advance(part.batch.num_rows + len(part.failures), part.batch.nbytes)
     finally:
@@ -288,7 +288,7 @@ def would_pack(request: Request, plan: Plan, names: list[str], part_rows: int | 
     would = reckon(plan, names, request.format, request.settings, part_rows)
     note_addresses(would.addresses, plan.progress)
     if would.failures and plan.on_error == "fail":
-        raise error_of(would.failures[0], plan.source.address, _SKIP)
+        raise error_of(would.failures[0], plan.source.address, SKIP)
     for failure in would.failures:
         plan.progress.failed(failure.key or failure.where, failure.reason)
     path, failed = f"{request.out.rstrip('/')}/{playlists.PLAYLIST}", len(would.failures)

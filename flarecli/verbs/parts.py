@@ -19,10 +19,10 @@ from flarecli.hashes import DEFAULT
 from flarecli.model import Columns
 from flarecli.progress import Progress
 from flarecli.units import format_count
-from flarecli.verbs.packing import Packed, Request, done_before, packed, planned, would_pack
+from flarecli.verbs.packing import SKIP, Packed, Request, done_before, packed, planned, would_pack
 from flarecli.verbs.reckon import note_addresses, reckon
 from flarecli.verbs.selection import Plan, selected
-from flarecli.write import Journal, claim, engines, parts
+from flarecli.write import Journal, claim, engines, error_of, parts
 
 __all__ = ["packed_in_parts"]
 
@@ -168,6 +168,8 @@ def _columns(request: Request, plan: Plan, names: list[str]) -> Columns:
     """Say what the columns are, by the first rows of all: each part would see others."""
     found = reckon(replace(plan, progress=Progress()), names, request.format, request.settings)  # the parts note what they find
     note_addresses(found.addresses, plan.progress)
+    if found.failures and not found.columns and request.on_error == "fail":
+        raise error_of(found.failures[0], plan.source.address, SKIP)
     if not found.columns:
         raise NoRowsError("no rows to pack among the first ones", where=plan.source.address, hint="Give --encode for each column.")
     return found.columns

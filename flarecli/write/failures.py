@@ -46,7 +46,14 @@ class Failure:
     def line(self) -> bytes:
         """Give its line in the list of failed rows."""
         row = self.row if self.file_row is None else self.file_row
-        told = {"file": self.file, "row": row, "key": self.key, "column": self.column, "kind": self.kind, "reason": redact_text(self.reason)}
+        told = {
+            "file": self.file,
+            "row": row,
+            "key": redact_text(self.key),
+            "column": self.column,
+            "kind": self.kind,
+            "reason": redact_text(self.reason),
+        }
         return (json.dumps(told) + "\n").encode()
 
 
@@ -57,8 +64,9 @@ _TRUST = "Give --allow-local or --allow-private if you trust what it links to, o
 def error_of(failure: Failure, address: object, hint: str) -> FlareError:
     """Give the error that ends a run at its first failed row."""
     named = f"{failure.key}: " if failure.key else ""
-    if failure.kind == "unsafe" and any(word in failure.reason for word in ("address", "://", "redirect", "symbolic link")):
-        hint = _TRUST  # a link, not a name
+    is_name = failure.reason.startswith("the name ")  # of a file, which no switch makes one
+    if failure.kind == "unsafe" and not is_name and any(word in failure.reason for word in ("address", "://", "redirect", "symbolic link")):
+        hint = _TRUST
     where = f"{address}[{failure.row}]" if failure.file is None else failure.where
     return _ERRORS.get(failure.kind, ReachError)(f"{named}{failure.reason}", where=where, hint=hint)
 

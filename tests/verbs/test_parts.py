@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import flarecli
-from flarecli.errors import BusyError, FlareError, FormatError, NoRowsError, UnfinishedError, UsageError
+from flarecli.errors import BusyError, FlareError, FormatError, NoRowsError, ReachError, UnfinishedError, UsageError
 from flarecli.progress import Progress
 from flarecli.verbs import parts
 from flarecli.write import claim, engines
@@ -267,6 +267,15 @@ def test_parts_that_are_there_are_replaced_and_nothing_else(
     flarecli.pack(index, str(out), format=format, part_rows=30, overwrite=True)
     flarecli.pack(index, str(tmp_path / "fresh"), format=format, part_rows=30)
     assert files_of(out) == files_of(tmp_path / "fresh")
+
+
+def test_links_that_all_fail_say_why(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"url": [f"gone{i}.jpg" for i in range(40)]}), tmp_path / "i.parquet")
+    with pytest.raises(ReachError) as caught:
+        flarecli.pack(str(tmp_path / "i.parquet"), str(tmp_path / "out"), fetch=["url"], part_rows=10)
+    assert str(caught.value) == f"{tmp_path}/i.parquet[0]: {tmp_path}/gone0.jpg: no such file or folder"
+    assert caught.value.hint == "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("query", ["SELECT n % 7 AS n FROM dataframe GROUP BY 1", "SELECT * FROM dataframe ORDER BY n", "FROM dataframe LIMIT 3"])
