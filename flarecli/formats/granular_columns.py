@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -16,10 +16,12 @@ from flarecli.formats import bag_refs, bags, spans
 from flarecli.formats.bag_refs import Taken
 from flarecli.formats.bags import Bag
 from flarecli.model import Chunk, Column, IntArray, Row, Shard
+from flarecli.storage import Location
 
-__all__ = ["REFS_TABLE", "batch", "rows", "taken", "weight"]
+__all__ = ["REFS_TABLE", "batch", "rows", "taken", "unfit", "weight"]
 
 REFS_TABLE = "refs"  # the name of its table in a layout; no column of such a shard can have it
+_STEP = 1 << 16  # records whose sizes are looked at together
 _READY = 64  # bags kept at hand: each holds a map of its file, and that a file handle
 _memos: list[dict[Any, Any]] = []  # those that hold one
 
@@ -170,6 +172,18 @@ def weight(shard: Shard, places: Sequence[Taken]) -> int:
         starts = shard.layout[one.name]
         out += int((starts[first + count] - starts[first]).sum())
     return out
+
+
+def unfit(shard: Shard) -> Iterator[tuple[Location, str]]:
+    """Name the bags of numbers in which a record is no number, by their tables alone: the bag, and what is wrong with the first such record."""
+    for one in shard.columns:
+        inner, starts = lookup(one.encoding.removesuffix("[]")), shard.layout[one.name]
+        for low in range(0, len(starts) - 1 if inner.size is not None else 0, _STEP):
+            sizes = np.diff(starts[low : low + _STEP + 1])
+            wrong = np.flatnonzero(sizes != inner.size)
+            if len(wrong):
+                yield _file(shard.chunk, one.name).at, f"record {low + wrong[0]} is {sizes[wrong[0]]} bytes, {inner.name} has {inner.size}"
+                break
 
 
 def batch(shard: Shard, start: int, stop: int, names: Sequence[str]) -> pa.RecordBatch:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from flarecli.encodings import column
 from flarecli.errors import FlareError, FormatError, UnsafeError, ValueFitError
 from flarecli.formats import bag_refs, bags, granular, granular_refs, granular_spec
-from flarecli.model import Chunk, Settings
+from flarecli.model import Chunk, Finding, Settings
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 
@@ -112,6 +112,18 @@ def test_refs_that_do_not_fit_are_refused_and_name_the_row(row, message):
             read()
         assert str(caught.value) == message
     assert granular.read_rows(shard, [2, 0])[1]["t"] == b"one"
+
+
+def test_a_bag_of_numbers_cut_where_its_rest_reads_as_a_table_is_told_by_the_sizes_of_its_records():
+    to = Location(MemoryStore())
+    batch = pa.record_batch({"n": pa.array(range(4), pa.int64())})
+    granular_refs.write_shard(to, 0, (column("n", "int"),), [batch], Settings(shard_bytes=None))
+    files = dict(to.store.files)
+    assert files["n.bag"] == struct.pack("<8Q", 0, 1, 2, 3, 8, 16, 24, 32)
+    assert list(granular.verify_shard(opened(files))) == []
+    files["n.bag"] = files["n.bag"][:40]  # 1, 2, 3 and 8 are the ends of four records too
+    wanted = Finding("n.bag", "format", "record 0 is 1 bytes, int has 8", DAMAGED)
+    assert list(granular.verify_shard(opened(files))) == [wanted]
 
 
 def test_refs_that_became_empty_are_no_empty_dataset():
