@@ -19,7 +19,7 @@ __all__ = ["Address", "folder_of", "join", "parse", "redirected", "reserved"]
 
 PORTS = {"http": 80, "https": 443}
 _PARTS = re.compile(r"(https?)://(?:([^@/?#]*)@)?([^/?#@]*?)(?::(\d{0,5}))?(?:([/?][^#]*))?(?:#.*)?", re.IGNORECASE | re.ASCII | re.DOTALL)
-_USUAL = re.compile(r"(https?)://([a-z0-9.-]+)(?::(\d{1,5}))?(/[!$-;=?-\[\]_a-z~]*)", re.ASCII)  # what most are: nothing to put otherwise
+_USUAL = re.compile(r"(https?://[a-z0-9.-]+(?::\d{1,5})?)(/[!$-;=?-\[\]_a-z~]*)", re.ASCII)  # what most are: nothing to put otherwise
 _HOST = re.compile(r"[a-z0-9_](?:[a-z0-9._-]{0,252}[a-z0-9_.])?", re.ASCII)
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -84,15 +84,19 @@ def parse(url: str) -> Address:
 
     raises  UnsafeError for any other scheme; FormatError for what is no address
     """
-    url, user = url.strip(" "), ""
     match = _USUAL.fullmatch(url)
     if match is not None:
-        scheme, host, port, path = match.groups()
-    else:
-        match = _PARTS.fullmatch(url)
-        if match is None or _CONTROL.search(url) or (match[2] and _CONTROL.search(unquote(match[2]))):
-            raise _refused(url)
-        scheme, user, host, port, path = match.groups()
+        server, path = match.groups()
+        try:
+            start, origin = _usual_server(server)
+        except FormatError as error:
+            raise FormatError(error.message, where=_shown(url)) from None
+        return Address(start + path, origin, "")
+    url = url.strip(" ")
+    match = _PARTS.fullmatch(url)
+    if match is None or _CONTROL.search(url) or (match[2] and _CONTROL.search(unquote(match[2]))):
+        raise _refused(url)
+    scheme, user, host, port, path = match.groups()
     try:
         start, origin = _server(scheme.lower(), host, port)
     except FormatError as error:
@@ -114,6 +118,13 @@ def _server(scheme: str, host: str, port: str | None) -> tuple[str, str]:
     if not 0 < number < 65536:
         raise FormatError("the address has a port that cannot be")
     return f"{scheme}://{host}" + (f":{number}" if number != PORTS[scheme] else ""), f"{scheme}://{host}:{number}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _usual_server(text: str) -> tuple[str, str]:
+    scheme, _, server = text.partition("://")
+    host, _, port = server.partition(":")
+    return _server(scheme, host, port)
 
 
 def _refused(url: str) -> UnsafeError | FormatError:

@@ -65,42 +65,73 @@ def _field(line: bytes) -> tuple[str, str]:
     return (name.lower(), value.strip()) if colon else ("", "")
 
 
+# the header lines that say what a body is; where there is none but one right Content-Length, the answer is a plain one
+_TELLING = re.compile(
+    rb"\n(?:content-length:[ \t]*(\d{1,18})[ \t]*(?=\r?\n)"
+    rb"|(http/|content-(?:length|encoding|range)|transfer-encoding|content-type:[ \t]*(?:text/html|application/xhtml)))"
+)
+
+
+@lru_cache(maxsize=64)
+def _status(line: bytes) -> tuple[str, int]:
+    """Read a status line: the version, and the status, or 0."""
+    version, _, code = _field.__wrapped__(line)[1].partition(" ")
+    code = code[:3]
+    return version, int(code) if code.isascii() and code.isdigit() else 0
+
+
 class Answer:
     """The head of an answer: the status, and header name in lower case -> value; the last one counts.
+
+    lines   the lines of the head as they came, with their ends. Of most answers only what the body is is ever asked, so the others are
+            not looked at before they are
 
     length  bytes of the body as sent, when the answer says
     coding  how the body is compressed; empty when it is not
     range   start, stop and total of the bytes sent, or None when the body is the whole object
     total   bytes of the whole object, when the answer says
+    page    whether the body is called a web page
     """
 
-    __slots__ = ("coding", "headers", "length", "range", "status", "total", "version")
+    __slots__ = ("_head", "_headers", "coding", "length", "page", "range", "status", "total", "version")
 
     def __init__(self, lines: Sequence[bytes]) -> None:
-        self.status, self.version = 0, ""
-        headers: dict[str, str] = {}
-        self.headers = headers
-        for line in lines:
-            name, value = _field(line) if len(line) <= _SHORT else _field.__wrapped__(line)
-            if name == "HTTP":  # 100 Continue and the like have heads of their own
-                self.version, _, code = value.partition(" ")
-                code = code[:3]
-                self.status = int(code) if code.isascii() and code.isdigit() else 0
-                headers.clear()
-            elif name:
-                headers[name] = value
-        self._read()
+        self._head = head = b"".join(lines)
+        self._headers: dict[str, str] | None = None
+        self.coding, self.page = "", False
+        self.range: tuple[int, int, int | None] | None = None
+        found = _TELLING.findall(head.lower())
+        if len(found) == 1 and found[0][0] and head.startswith(b"HTTP/") and len(lines[0]) <= _SHORT:
+            self.version, self.status = _status(lines[0])
+            self.length: int | None = int(found[0][0])
+            self.total: int | None = self.length if self.status == 200 else None
+        else:
+            self._read()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """All headers."""
+        if self._headers is None:
+            self._headers = {}
+            for line in self._head.split(b"\n"):
+                name, value = _field(line) if len(line) <= _SHORT else _field.__wrapped__(line)
+                if name == "HTTP":  # 100 Continue and the like have heads of their own
+                    self._headers.clear()
+                elif name:
+                    self._headers[name] = value
+        return self._headers
 
     def _read(self) -> None:
-        """Read what every answer is asked for, once."""
+        """Read what every answer is asked for, of an answer that says more or less of it than most."""
         headers = self.headers
+        self.version, self.status = next((_status(line[:_SHORT]) for line in reversed(self._head.split(b"\n")) if line.startswith(b"HTTP/")), ("", 0))
+        self.page = headers.get("content-type", "").lower().startswith(("text/html", "application/xhtml"))
         coding = headers.get("content-encoding", "").lower()
         self.coding = "" if coding == "identity" else coding
         text = headers.get("content-length", "")
         counted = text.isascii() and text.isdigit() and len(text) <= 18 and not headers.get("transfer-encoding")
-        self.length: int | None = int(text) if counted else None
-        self.range: tuple[int, int, int | None] | None = None
-        self.total: int | None = self.length if self.status == 200 and not self.coding else None
+        self.length = int(text) if counted else None
+        self.total = self.length if self.status == 200 and not self.coding else None
         text = headers.get("content-range", "")
         match = _RANGE.fullmatch(text) if text else None
         if match is not None:
@@ -114,7 +145,13 @@ class Answer:
     @property
     def proven(self) -> bool:
         """Whether a body that was cut short would have been noticed."""
-        return "content-length" in self.headers or "transfer-encoding" in self.headers or self.version[:1] > "1" or bool(self.coding)
+        return (
+            self.length is not None
+            or "content-length" in self.headers
+            or "transfer-encoding" in self.headers
+            or self.version[:1] > "1"
+            or bool(self.coding)
+        )
 
     @property
     def etag(self) -> str:

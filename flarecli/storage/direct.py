@@ -40,7 +40,7 @@ def shared(limits: Limits) -> Engine:
 
 def transfer(request: Request, engine: Engine) -> bool:
     """Fetch what is wanted and deliver it, or leave it to the engine to do so; False if nothing was done."""
-    if threading.current_thread() is threading.main_thread() or engine.hosts.is_crowded(request.address.origin):
+    if threading.current_thread() is threading.main_thread() or engine.hosts.is_crowded(request.origin):
         return False
     limits, permitted = engine.limits, request.permitted
     free = engine.idle[permitted]
@@ -85,7 +85,7 @@ def _late(slot: Slot, engine: Engine) -> Fault | None:
     """Say what came too late, if it was not the connection."""
     if not slot.easy.getinfo(pycurl.PRETRANSFER_TIME):
         return None
-    return engine.too_late() if time.monotonic() >= slot.request.deadline else slot.too_slow()
+    return slot.too_late() if time.monotonic() >= slot.request.deadline else slot.too_slow()
 
 
 def _forked() -> None:

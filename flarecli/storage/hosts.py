@@ -36,42 +36,46 @@ class Hosts:
 
         The lowest order always stands first: `pick` looks at no other, and the head of the line may be all that it may take.
         """
-        host = self._host(request.address.origin)
+        host = self._host(request.origin)
         if again:
             place = next((i for i, other in enumerate(host.waiting) if other.order >= request.order), len(host.waiting))
             host.waiting.insert(place, request)
         else:
             host.waiting.append(request)
-        self._ready[request.address.origin] = host
+        self._ready[request.origin] = host
 
     def pick(self, now: float, head: int | None = None) -> Request | None:
         """Take the request to start: of the host with the fewest under way, and of those the one with the lowest order.
 
         head  take only a request with an order up to this
         """
-        best, least = None, (1 << 62, 1 << 62)
+        best, fewest, lowest = None, 0, 0
         for host in self._ready.values():
             order = host.waiting[0].order
             if host.next_at > now or (head is not None and order > head):
                 continue
-            if (host.active, order) < least:
-                best, least = host, (host.active, order)
+            if best is None or host.active < fewest or (host.active == fewest and order < lowest):
+                best, fewest, lowest = host, host.active, order
         if best is None:
             return None
         request = best.waiting.popleft()
         if not best.waiting:
-            del self._ready[request.address.origin]
+            del self._ready[request.origin]
         if best.pace:
             best.next_at = now + best.pace
         return request
 
     def next_due(self, now: float) -> float | None:
         """Give the time when the next crowded host with requests may be asked again."""
-        return min((host.next_at for host in self._ready.values() if host.next_at > now), default=None)
+        due = None
+        for host in self._ready.values():
+            if host.next_at > now and (due is None or host.next_at < due):
+                due = host.next_at
+        return due
 
     def count(self, origin: str, change: int) -> None:
         """Count a transfer that began (1) or ended (-1)."""
-        host = self._host(origin)
+        host = self._hosts.get(origin) or self._host(origin)
         host.active += change
         if not host.active and not host.waiting and not host.pace:
             del self._hosts[origin]  # nothing to remember: a run may meet a million hosts

@@ -42,28 +42,38 @@ class Sockets:
         """Wait until something happens and hand it to its pool. Say whether the bell rang."""
         rang = False
         for fd, events in self._poll.poll(None if seconds is None else seconds * 1000):
-            if fd == self._bell:
-                rang = True
-                continue
-            pool = self._pools.get(fd)  # what came before may have ended it
+            pool = self._pools.get(fd)
             if pool is not None:
-                pool.act(fd, events)
+                ready = _READY.get(events)
+                pool.multi.socket_action(fd, _ready(events) if ready is None else ready)
+            elif fd == self._bell:  # else what came before has ended it
+                rang = True
         return rang
 
 
+def _ready(events: int) -> int:
+    """Say in libcurl's words what a socket is ready for."""
+    ready = (pycurl.CSELECT_IN if events & _READS else 0) | (pycurl.CSELECT_OUT if events & _WRITES else 0)
+    return ready | (pycurl.CSELECT_ERR if events & _BAD else 0)
+
+
+_READY = {events: _ready(events) for events in (select.POLLIN, select.POLLOUT, select.POLLIN | select.POLLOUT)}  # nearly all that come
+
+
 class Pool:
-    """A multi handle with its connections, its idle slots, and the time when it wants to be called."""
+    """A multi handle with its connections, its idle slots, and the time when it wants to be called; `busy` counts its transfers."""
 
     def __init__(self, permitted: bool, sockets: Sockets) -> None:
         self.permitted, self._sockets = permitted, sockets
         self.due: float | None = None
         self.free: list[Slot] = []
+        self.busy = 0
         self.multi = pycurl.CurlMulti()
         self.multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
         self.multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
 
     def _set_timer(self, milliseconds: int) -> None:
-        self.due = None if milliseconds < 0 else time.monotonic() + milliseconds / 1000
+        self.due = 0.0 if not milliseconds else None if milliseconds < 0 else time.monotonic() + milliseconds / 1000
 
     def _watch(self, what: int, fd: int, multi: Any, data: Any) -> None:
         try:  # for each transfer twice: `suppress` would cost more than what is done
@@ -71,13 +81,10 @@ class Pool:
         except OSError:
             return
 
-    def act(self, fd: int, events: int) -> None:
-        """Tell libcurl that a socket is ready."""
-        ready = (pycurl.CSELECT_IN if events & _READS else 0) | (pycurl.CSELECT_OUT if events & _WRITES else 0)
-        self.multi.socket_action(fd, ready | (pycurl.CSELECT_ERR if events & _BAD else 0))
-
-    def tick(self, now: float) -> None:
-        """Let libcurl do what it wanted to do by now."""
-        if self.due is not None and self.due <= now:
-            self.due = None
-            self.multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+    def tick(self, now: float) -> bool:
+        """Let libcurl do what it wanted to do by now, and say whether there was anything."""
+        if self.due is None or self.due > now:
+            return False
+        self.due = None
+        self.multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+        return True

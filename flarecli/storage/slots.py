@@ -30,7 +30,7 @@ CONNECT_S = 10.0
 WHOLE = 64 << 20  # when a server ignores a range: an object up to this size is taken whole
 _PEEKED = 1 << 20  # the same, when only its size is wanted
 _ERROR_BYTES = 64 << 10  # of an error's body at most: reading it to its end keeps the connection
-_PLAIN = ("Accept-Encoding: identity", "Accept: */*")
+_PLAIN: tuple[str, ...] = ("Accept-Encoding: identity", "Accept: */*")
 _GOOD = (200, 203, 206)
 _ENDED = (16, 52, 55, 56, 92)  # what libcurl says of a connection that ended before the answer
 _ABORT = -1  # a write callback that took other than all bytes ends the transfer
@@ -54,10 +54,16 @@ class Request:
     total       bytes of the whole object, if known
     """
 
-    __slots__ = (
-        "address", "answer", "asked", "attempts", "cancelled", "data", "deadline", "deliver", "done", "fault", "hops", "if_match", "named", "order",
-        "private", "sink", "start", "stop", "total", "unused", "whole", "window",
-    )  # fmt: skip
+    # what it has at first: there may be a great many of them, each made once and used once
+    attempts = hops = unused = 0
+    deadline = 0.0
+    cancelled = done = False
+    data = b""
+    answer: Answer | None = None
+    fault: Fault | None = None
+    whole: bytes | None = None
+    total: int | None = None
+    _asked: Address | None = None
 
     def __init__(
         self,
@@ -73,23 +79,31 @@ class Request:
         sink: Callable[[bytes], object] | None = None,
         window: int = 0,
     ) -> None:
-        self.address = self.asked = address
+        self.url, self.origin, self.user = address
         self.deliver, self.named, self.private = deliver, named, private
         self.start, self.stop, self.if_match, self.order = start, stop, if_match, order
-        self.sink, self.window, self.unused = sink, window, 0
-        self.attempts = self.hops = 0
-        self.deadline = 0.0
-        self.cancelled = self.done = False
-        self.data: bytes = b""
-        self.answer: Answer | None = None
-        self.fault: Fault | None = None
-        self.whole: bytes | None = None
-        self.total: int | None = None
+        self.sink, self.window = sink, window
+
+    @property
+    def address(self) -> Address:
+        """The address as it is now: redirects change it. Its parts are the request's own, since one thing is cheaper than two."""
+        return Address(self.url, self.origin, self.user)
+
+    @address.setter
+    def address(self, address: Address) -> None:
+        if self._asked is None:
+            self._asked = self.address
+        self.url, self.origin, self.user = address
+
+    @property
+    def asked(self) -> Address:
+        """The address that was asked for."""
+        return self._asked or self.address
 
     @property
     def permitted(self) -> bool:
         """Whether the address as it is now may be a private one."""
-        return self.private or self.address.origin in self.named
+        return self.private or self.origin in self.named
 
     @property
     def ranged(self) -> bool:
@@ -103,6 +117,8 @@ class Slot:
     def __init__(self, limits: Limits, permitted: bool, room: Callable[[Slot, int], bool]) -> None:
         self.permitted, self._limits, self._room = permitted, limits, room
         self.lines: list[bytes] = []
+        self.parts: list[bytes] = []
+        self.paused_at = 0.0
         self._headers: tuple[str, ...] = ()
         self._user, self._direct, self._fresh = "", False, False
         easy = self.easy = pycurl.Curl()
@@ -124,30 +140,27 @@ class Slot:
 
     def begin(self, request: Request, now: float, fresh: bool = False) -> None:
         """Set the handle up for a request; the caller then adds it to its loop. `fresh`: on a connection of its own."""
-        self.request, self.marked, self.mark = request, now, 0
-        request.answer = request.total = request.whole = None  # what an earlier hop or try left
-        self.lines.clear()
-        self.parts: list[bytes] = []
+        self.request, self.marked = request, now
+        if request.answer is not None:  # what an earlier hop or try left
+            request.answer = request.total = request.whole = None
+        if self.lines:
+            self.lines.clear()
+        if self.parts:
+            self.parts = []
         self.answer: Answer | None = None
         self.paused = self._enough = False
-        self.paused_at = 0.0
-        self.got = 0  # bytes of the body that came
-        self._first, self._last, self._limit = 0, sys.maxsize, self._limits.max_bytes  # the part of the body to keep; what it may have
+        self.mark = self.got = self._first = self._calm = 0  # got: bytes of the body that came; _calm: up to so many are simply kept
+        self._last, self._limit = sys.maxsize, self._limits.max_bytes  # with `_first` the part of the body to keep; what it may have
         self._fault: Fault | None = None
         self._refused: Fault | None = None  # an address that must not be connected to; another of the same name may do
         easy = self.easy
-        easy.setopt(pycurl.URL, request.address.url)
-        headers: tuple[str, ...] = _PLAIN
-        if request.ranged:
-            stop = request.stop
-            headers += (f"Range: bytes={request.start}-{'' if stop is None else max(stop, request.start + 1) - 1}",)
-        if request.if_match:
-            headers += (f"If-Match: {request.if_match}",)
+        easy.setopt(pycurl.URL, request.url)
+        headers = _PLAIN if not request.start and request.stop is None and not request.if_match else _headers_for(request)
         if headers != self._headers:
             easy.setopt(pycurl.HTTPHEADER, list(headers))
             self._headers = headers
-        if request.address.user != self._user:
-            self._set_user(request.address.user)
+        if request.user != self._user:
+            self._set_user(request.user)
         if self._direct == request.private:
             self._set_proxy(request.private)
         if fresh != self._fresh:
@@ -190,6 +203,13 @@ class Slot:
         if self.answer is None and self._read_head() is not None:
             return _ABORT
         size, begin = len(data), self.got
+        if begin + size <= self._calm:
+            if self._room(self, size):
+                self.got = begin + size
+                self.parts.append(data)
+                return None
+            self.paused = True
+            return int(pycurl.WRITEFUNC_PAUSE)
         if begin >= self._last:
             self._enough = True
             return _ABORT
@@ -226,6 +246,8 @@ class Slot:
             self._read_whole(answer)
         elif answer.length is not None and answer.length > self._limit:
             self._fault = _large(self._limit)
+        elif request.sink is None:
+            self._calm = self._limit
         return self._fault
 
     def _read_range(self, answer: Answer) -> Fault | None:
@@ -273,6 +295,10 @@ class Slot:
         """Say what did not come in time: in the same words for a silence at any point, since where it begins differs from run to run."""
         return Fault("slow", f"less than 1 kB/s for {self._limits.timeout_s:g} s", passing=True)
 
+    def too_late(self) -> Fault:
+        """Say that an object took longer than it may."""
+        return Fault("deadline", f"not whole after {self._limits.deadline_s:g} s")
+
     def finish(self, code: int) -> Fault | None:
         """Give the request its data, or say why there is none. `code` is libcurl's, 0 when the answer came whole."""
         request, failed = self.request, code != 0 and not self._enough
@@ -282,8 +308,11 @@ class Slot:
             return self._fault or (self._refused if code in (7, 28) else None) or answers.broken(code)
         if self.answer is None and self._read_head() is not None:
             return self._fault
-        answer, parts = request.answer, self.parts
+        answer, parts = self.answer, self.parts
         self.parts = []
+        if self._calm and answer is not None and not answer.coding:
+            request.data = parts[0] if len(parts) == 1 else b"".join(parts)
+            return None
         if answer is None or answer.status not in _GOOD:
             return self._refusal(Answer([]) if answer is None else answer, parts)
         try:
@@ -320,6 +349,17 @@ class Slot:
                 return None
             return short(request.total, max(request.stop or 0, request.start + 1))
         return answers.refused(answer, b"".join(parts)[:4096])
+
+
+def _headers_for(request: Request) -> tuple[str, ...]:
+    """Give the headers of a request for a part of an object, or for one version of it."""
+    headers = _PLAIN
+    if request.ranged:
+        stop = request.stop
+        headers += (f"Range: bytes={request.start}-{'' if stop is None else max(stop, request.start + 1) - 1}",)
+    if request.if_match:
+        headers += (f"If-Match: {request.if_match}",)
+    return headers
 
 
 _NOTHING = Request(Address("", "", ""), lambda request: None)

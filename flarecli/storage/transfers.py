@@ -16,6 +16,7 @@ import itertools
 import os
 import random
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -54,7 +55,8 @@ class Engine:
     """
 
     def __init__(self, limits: Limits, ahead_bytes: int | None = None) -> None:
-        self.limits, self._ahead, self._head = limits, ahead_bytes, 0
+        self.limits, self._head = limits, 0
+        self._ahead = sys.maxsize if ahead_bytes is None else ahead_bytes
         self.pid, self.spent, self.unproven = os.getpid(), False, 0
         self._calls: deque[tuple[Any, Any]] = deque()
         self._woken = self._closing = False
@@ -74,7 +76,8 @@ class Engine:
         self._bell.setblocking(False)
         self._ear.setblocking(False)
         self._sockets = Sockets(self._ear.fileno())
-        self._pools = {permitted: Pool(permitted, self._sockets) for permitted in (False, True)}
+        self._both = (Pool(False, self._sockets), Pool(True, self._sockets))  # by whether they may lead to private addresses
+        self._tick_s = min(_TICK_S, limits.timeout_s / 4)
         self._thread = threading.Thread(target=self._run, name="flare-transfers", daemon=True)
         _engines.add(self)
         self._thread.start()
@@ -96,10 +99,6 @@ class Engine:
     def go_on(self, request: Request, fault: Fault) -> None:
         """Take over a request whose first try failed elsewhere: it is redirected, tried again or delivered as failed."""
         self._call(self._taken_over, (request, fault))
-
-    def too_late(self) -> Fault:
-        """Say that an object took longer than it may."""
-        return Fault("deadline", f"not whole after {self.limits.deadline_s:g} s")
 
     def cancel(self, requests: Iterable[Request]) -> None:
         """Drop requests whose outcome nobody waits for; they are not delivered."""
@@ -148,9 +147,9 @@ class Engine:
     def _end(self) -> None:
         for slot in self._active:
             with contextlib.suppress(pycurl.error):
-                self._pools[slot.permitted].multi.remove_handle(slot.easy)
+                self._both[slot.permitted].multi.remove_handle(slot.easy)
             slot.easy.close()
-        for pool in self._pools.values():
+        for pool in self._both:
             for slot in pool.free:
                 slot.easy.close()
             pool.multi.close()
@@ -166,27 +165,29 @@ class Engine:
             what, argument = self._calls.popleft()
             what(argument)
         now = time.monotonic()
-        for pool in self._pools.values():
-            pool.tick(now)
-            self._collect(pool, now)
-        if now - self._checked >= min(_TICK_S, self.limits.timeout_s / 4):
+        for pool in self._both:
+            if pool.busy:
+                pool.tick(now)
+                self._collect(pool, now)
+        if now - self._checked >= self._tick_s:
             self._checked = now
             self._check(now)
         while self._later and self._later[0][0] <= now:
             self.hosts.put(heapq.heappop(self._later)[2], again=True)
         self._start(now)
+        for pool in self._both:  # what was just started is sent before we wait
+            if pool.busy and pool.tick(now) and self._collect(pool, now):
+                self._start(now)
 
     def _timeout(self) -> float | None:
         now = time.monotonic()
-        dues = [pool.due for pool in self._pools.values() if pool.due is not None]
-        if self._active:
-            dues.append(self._checked + min(_TICK_S, self.limits.timeout_s / 4))
-        if self._later:
-            dues.append(self._later[0][0])
+        due = self._checked + self._tick_s if self._active else None
         held = self.hosts.next_due(now)
-        if held is not None:
-            dues.append(held)
-        return max(0.0, min(dues) - now) if dues else None
+        later = self._later[0][0] if self._later else None
+        for one in (self._both[0].due, self._both[1].due, later, held):
+            if one is not None and (due is None or one < due):
+                due = one
+        return None if due is None else max(0.0, due - now)
 
     def _take(self, requests: list[Request]) -> None:
         self._open.update(requests)
@@ -222,7 +223,7 @@ class Engine:
 
     def _start(self, now: float) -> None:
         while len(self._active) - len(self._paused) < self.limits.jobs:  # else paused ones could keep the head from starting
-            full = self._ahead is not None and self._held + self._mean * len(self._active) >= self._ahead
+            full = self._held + self._mean * len(self._active) >= self._ahead
             request = self.hosts.pick(now, self._head if full else None)
             if request is None:
                 return
@@ -234,7 +235,7 @@ class Engine:
             self._begin(request, now)
 
     def _begin(self, request: Request, now: float, fresh: bool = False) -> None:
-        pool = self._pools[request.permitted]
+        pool = self._both[request.permitted]
         slot = pool.free.pop() if pool.free else Slot(self.limits, pool.permitted, self._room)
         try:
             slot.begin(request, now, fresh)
@@ -242,33 +243,39 @@ class Engine:
             slot.easy.close()
             self._deliver(request, answers.broken(3))
             return
-        self.hosts.count(request.address.origin, 1)
+        self.hosts.count(request.origin, 1)
         self._active.add(slot)
+        pool.busy += 1
         pool.multi.add_handle(slot.easy)
 
     def _stop(self, slot: Slot) -> None:
         """Take a transfer off its loop; its slot is free again."""
-        pool = self._pools[slot.permitted]
+        pool = self._both[slot.permitted]
         pool.multi.remove_handle(slot.easy)
+        pool.busy -= 1
         self._active.discard(slot)
         if slot.paused:
             self._paused.remove(slot)
-        self.hosts.count(slot.request.address.origin, -1)
+        self.hosts.count(slot.request.origin, -1)
         self._held -= slot.got
-        slot.parts = []
+        if slot.parts:
+            slot.parts = []
         pool.free.append(slot)
 
-    def _collect(self, pool: Pool, now: float) -> None:
-        waiting = 1
+    def _collect(self, pool: Pool, now: float) -> bool:
+        """Take what has ended off a pool, and say whether anything had."""
+        waiting, has_ended = 1, False
         while waiting:
             waiting, whole, failed = pool.multi.info_read()
             for easy in whole:
                 self._ended(easy.slot, 0, now)
             for easy, code, _ in failed:
                 self._ended(easy.slot, code, now)
+            has_ended = has_ended or bool(whole or failed)
+        return has_ended
 
     def _ended(self, slot: Slot, code: int, now: float) -> None:
-        request, unheard = slot.request, slot.unheard(code)
+        request, unheard = slot.request, code != 0 and slot.unheard(code)
         fault = slot.finish(code)
         self._stop(slot)
         if unheard:
@@ -279,13 +286,14 @@ class Engine:
     def _outcome(self, request: Request, fault: Fault | None, now: float) -> None:
         """Find out what a transfer came to: an object, another address, another try, or a failure."""
         answer = request.answer
-        if fault is not None and answer is not None and answer.status in answers.REDIRECTS and answer.get("location"):
-            self._redirect(request, answer.get("location"), now)
-        elif fault is None:
-            self.hosts.went_well(request.address.origin)
-            self.unproven += answer is not None and not answer.proven
+        if fault is None:
+            self.hosts.went_well(request.origin)
+            if answer is not None and answer.length is None:
+                self.unproven += not answer.proven
             self._mean += (len(request.data) - self._mean) / 16
             self._deliver(request, None)
+        elif answer is not None and answer.status in answers.REDIRECTS and answer.get("location"):
+            self._redirect(request, answer.get("location"), now)
         else:
             self._again(request, fault, now)
 
@@ -309,7 +317,7 @@ class Engine:
         if asked is not None:
             wait = min(asked, RETRY_AFTER_S) + wait * (0.5 if asked else 0.1)
         if fault.crowded:
-            self.hosts.hold_back(request.address.origin, now, wait)
+            self.hosts.hold_back(request.origin, now, wait)
         allowed = max(BUDGET, BUDGET_SHARE * self._requests)
         if not fault.passing or request.attempts > self.limits.retries or now + wait >= request.deadline:
             self._deliver(request, fault)
@@ -327,7 +335,7 @@ class Engine:
             return
         self._open.discard(request)
         request.fault, request.done = fault, True
-        if fault is None and self._ahead is not None:
+        if fault is None:
             self._held += len(request.data)
         request.deliver(request)
 
@@ -335,18 +343,20 @@ class Engine:
 
     def _room(self, slot: Slot, size: int) -> bool:
         """Say whether a transfer may take so many bytes, and count them; else it is paused."""
-        if not self._fits(slot.request, size):
-            slot.paused_at = time.monotonic()
-            self._paused.append(slot)
-            return False
+        request = slot.request
+        if self._held + size > self._ahead or request.sink is not None:  # nearly always it is neither
+            if not self._fits(request, size):
+                slot.paused_at = time.monotonic()
+                self._paused.append(slot)
+                return False
+            request.unused += size
         self._held += size
-        slot.request.unused += size
         return True
 
     def _fits(self, request: Request, size: int) -> bool:
         if request.sink is not None:
             return request.unused < request.window
-        return self._ahead is None or self._held + size <= self._ahead or request.order <= self._head
+        return self._held + size <= self._ahead or request.order <= self._head
 
     def _resume(self, now: float) -> None:
         """Let transfers go on for which there is room again; the pause does not count for their deadlines."""
@@ -361,13 +371,12 @@ class Engine:
 
     def _check(self, now: float) -> None:
         """Stop transfers that are past their deadline or too slow."""
-        limits = self.limits
         for slot in [slot for slot in self._active if not slot.paused]:
             if now >= slot.request.deadline:
                 # a retry that is cut off says what went wrong before, so that the pauses, which are random, do not show in reasons
-                self._fail(slot, slot.request.fault or self.too_late(), now)
-            elif now - slot.marked >= limits.timeout_s:
-                if slot.got - slot.mark < SLOW * limits.timeout_s:
+                self._fail(slot, slot.request.fault or slot.too_late(), now)
+            elif now - slot.marked >= self.limits.timeout_s:
+                if slot.got - slot.mark < SLOW * self.limits.timeout_s:
                     self._fail(slot, slot.too_slow(), now)
                 else:
                     slot.marked, slot.mark = now, slot.got

@@ -9,6 +9,7 @@ beside it; what came over the network may only name what is public.
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections import deque
@@ -22,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import media
-from flarecli.errors import CredentialsError, FlareError, MissingError, ReachError, UnsafeError, UsageError
+from flarecli.errors import CredentialsError, FlareError, MissingError, ReachError, UnsafeError
 from flarecli.model import IntArray
 from flarecli.names import is_url, redact, redact_text
 from flarecli.progress import Progress
@@ -31,8 +32,10 @@ from flarecli.storage.addresses import Address, parse
 from flarecli.storage.threads import wait_for
 from flarecli.storage.transfers import Engine, Request
 from flarecli.units import format_count, format_size
+from flarecli.write.bodies import Bodies
 from flarecli.write.failures import Failure
 from flarecli.write.keys import key_text
+from flarecli.write.link_texts import extension_in, texts_of
 
 __all__ = ["Fetched", "Link", "fetch"]
 
@@ -45,7 +48,7 @@ _NAP_S = 0.002  # after a wait: the next few answers come meanwhile, else each o
 _TEXTUAL = frozenset({"html", "xml", "json", "str"})  # kinds of which a page is no surprise
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _WEB = re.compile(r" *https?:", re.IGNORECASE)
-_EXTENSION = re.compile(r"[a-z0-9]{1,12}")
+_MARKUP = frozenset(b"<\xef\t\n\v\f\r ")  # what a page may begin with: else it need not be looked at further
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class _Flaw:
     reason: str
 
 
+_USED = _Flaw("", "")  # stands where bytes were: they live as long as their batch, not as the slice
 _Read: TypeAlias = "Future[bytes | _Flaw | None]"
 _Want: TypeAlias = "Request | Location | _Read | _Flaw"
 
@@ -154,10 +158,13 @@ class _Fetcher:
 
     def __init__(self, links: Sequence[Link], key: str | None, at: Location, guard: Guard, limits: Limits, allow_empty: bool) -> None:
         self._links, self._key, self._at, self._guard = links, key, at, guard
-        self._limits, self._allow_empty = limits, allow_empty
+        self._limits, self._allow_empty, self._is_local = limits, allow_empty, at.is_local
+        self._textual = [(link.encoding or "").partition(":")[0] in ("str", "json") for link in links]
+        self._answered = self._deliver
+        self._bodies = [Bodies(_BATCH_BYTES + _LUMP_BYTES) for _ in links]
         self._engine: Engine | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self._order = 0
+        self._order = self._asked = 0  # of the next row's first link; links asked for over HTTP
         self._awaited: Request | None = None
         self._arrived = SimpleQueue[None]()
         self._got = self._bytes = 0  # values that came, and their bytes
@@ -172,7 +179,7 @@ class _Fetcher:
 
     def told(self) -> str:
         """Say what came of all links."""
-        far = f", {self._order} of them asked for over HTTP" if self._order else ""
+        far = f", {self._asked} of them asked for over HTTP" if self._asked else ""
         return f"fetched {format_count(self._got, 'link')}, {format_size(self._bytes)}{far}"
 
     def close(self) -> None:
@@ -186,49 +193,52 @@ class _Fetcher:
 
     def begin(self, batch: pa.RecordBatch, first: int) -> _Slice:
         """Ask for what the rows of a slice point at."""
-        texts = [_texts(batch, link.source) for link in self._links]
-        wants: list[list[_Want]] = [[] for _ in self._links]
-        for row in range(batch.num_rows):
-            for i, link in enumerate(self._links):
-                wants[i].append(self._want(texts[i][row], link))
+        texts = [texts_of(batch, link.source) for link in self._links]
+        orders = [range(self._order + i, self._order + i + batch.num_rows * len(self._links), len(self._links)) for i in range(len(self._links))]
+        self._order += batch.num_rows * len(self._links)
+        wants = [
+            [self._want(text, order, link) for text, order in zip(column, turn, strict=True)]
+            for column, turn, link in zip(texts, orders, self._links, strict=True)
+        ]
         requests = [want for row in zip(*wants, strict=True) for want in row if isinstance(want, Request)]
         if requests:
             if self._engine is None:
                 self._engine = Engine(self._limits, self._limits.ahead_bytes)
             self._engine.submit(requests)
+            self._asked += len(requests)
         has_objects = any(isinstance(want, Location) and not want.is_local for row in wants for want in row)
         return _Slice(batch, first, texts, wants, has_objects)
 
-    def _want(self, text: str | None, link: Link) -> _Want:
+    def _want(self, text: str | None, order: int, link: Link) -> _Want:
         if not text:
             return _Flaw("null", f"{link.source} is {'null' if text is None else 'empty'}")
         try:
-            text.encode()
-            return self._place(text)
+            if not text.isascii():
+                text.encode()
+            return self._place(text, order)
         except UnicodeEncodeError:
             return _Flaw("value", f"{link.source} is not UTF-8")
         except FlareError as error:  # the folder of the index is not what is wrong
             return _Flaw(error.kind, redact_text(error.message) if error.where == str(self._at) else _redacted(error))
 
-    def _place(self, text: str) -> Request | Location:
-        if _WEB.match(text):
+    def _place(self, text: str, order: int) -> Request | Location:
+        if text.startswith(("http://", "https://")) or _WEB.match(text):
             address = parse(text)
-            return self._request(address, frozenset((address.origin,)) if self._at.is_local else self._named)
-        if self._at.is_local and not is_url(text) and _SCHEME.match(text) and not text.lower().startswith("file:"):
+            return self._request(address, _only(address.origin) if self._is_local else self._named, order)
+        if self._is_local and not is_url(text) and _SCHEME.match(text) and not text.lower().startswith("file:"):
             raise UnsafeError(f"{text.partition(':')[0]}: is not an address that flare reads")
         found = self._at.join(text)
         if found.is_local or not _WEB.match(str(found)):  # a key of a bucket may look like an address
             return found
-        return self._request(parse(found.path), self._named)
+        return self._request(parse(found.path), self._named, order)
 
     @property
     def _named(self) -> frozenset[str]:
         own: Guard = getattr(self._at.store, "guard", self._guard)
         return own.named
 
-    def _request(self, address: Address, named: frozenset[str]) -> Request:
-        self._order += 1
-        return Request(address, self._deliver, named=named, private=self._guard.allow_private, order=self._order - 1)
+    def _request(self, address: Address, named: frozenset[str], order: int) -> Request:
+        return Request(address, self._answered, named=named, private=self._guard.allow_private, order=order)
 
     # -- taking in
 
@@ -236,30 +246,34 @@ class _Fetcher:
         """Wait for the rows of a slice, one after another."""
         keys = part.batch.column(self._key) if self._key is not None else None
         kept: list[int] = []
-        bodies: list[list[bytes]] = [[] for _ in self._links]
         failures: list[Failure] = []
         size = 0
         for row in range(part.batch.num_rows):
             if part.has_objects:
                 self._read_ahead(part, row)
-            values = [self._value(part, i, row) for i in range(len(self._links))]
-            flaw = next(((link, value) for link, value in zip(self._links, values, strict=True) if isinstance(value, _Flaw)), None)
+            values: list[bytes] = []
+            flaw: tuple[Link, _Flaw] | None = None
+            for i, link in enumerate(self._links):
+                value = self._value(part, i, row)
+                if isinstance(value, bytes):
+                    values.append(value)
+                elif flaw is None:
+                    flaw = link, value
             if flaw is not None:
                 name = "" if keys is None else key_text(keys[row])
                 failures.append(Failure(part.first + row, name, flaw[0].name, flaw[1].kind, flaw[1].reason))
-            else:
-                kept.append(row)
-                for body, value in zip(bodies, values, strict=True):
-                    if isinstance(value, bytes):
-                        body.append(value)
-                        size += len(value)
+                continue
+            kept.append(row)
+            for bodies, value in zip(self._bodies, values, strict=True):
+                bodies.add(value)
+                size += len(value)
             if size >= _BATCH_BYTES:
-                yield self._fetched(part, kept, bodies, failures, row + 1)
-                kept, bodies, failures, size = [], [[] for _ in self._links], [], 0
+                yield self._fetched(part, kept, failures, row + 1)
+                kept, failures, size = [], [], 0
         if kept or failures:
-            yield self._fetched(part, kept, bodies, failures, part.batch.num_rows)
+            yield self._fetched(part, kept, failures, part.batch.num_rows)
 
-    def _fetched(self, part: _Slice, kept: list[int], bodies: list[list[bytes]], failures: list[Failure], until: int) -> Fetched:
+    def _fetched(self, part: _Slice, kept: list[int], failures: list[Failure], until: int) -> Fetched:
         is_run = bool(kept) and kept[-1] - kept[0] + 1 == len(kept)
         whole = part.batch.slice(kept[0], len(kept)) if is_run else part.batch.take(pa.array(kept, pa.int64()))
         at = {link.source: i for i, link in enumerate(self._links)}
@@ -267,26 +281,26 @@ class _Fetcher:
         for old, column in zip(whole.schema, whole.columns, strict=True):
             i = at.get(old.name)
             fields.append(old if i is None else pa.field(self._links[i].name, pa.large_binary()))
-            columns.append(column if i is None else pa.array(bodies[i], pa.large_binary()))
-        first = {link.name: _extension(part.texts[i][kept[0]] or "") if kept else "" for i, link in enumerate(self._links)}
+            columns.append(column if i is None else self._bodies[i].take())
+        first = {link.name: extension_in(part.texts[i][kept[0]] or "") if kept else "" for i, link in enumerate(self._links)}
         batch = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
         names = {link.name: [part.texts[i][row] or "" for row in kept] for i, link in enumerate(self._links)}
         return Fetched(batch, part.first + np.array(kept, np.int64), tuple(failures), part.first + until, first, names)
 
     def _value(self, part: _Slice, i: int, row: int) -> bytes | _Flaw:
-        want, link, text = part.wants[i][row], self._links[i], part.texts[i][row] or ""
+        want, text = part.wants[i][row], part.texts[i][row] or ""
         if isinstance(want, _Flaw):
             return want
-        part.wants[i][row] = _Flaw("", "")  # the bytes live as long as the batch, not as the slice
-        kind = ""
+        part.wants[i][row] = _USED
+        is_page = False
         try:
-            if isinstance(want, Location):
-                body = self._whole(want)
-            elif isinstance(want, Future):
-                body = self._object(want, text)
-            else:
+            if isinstance(want, Request):
                 body = self._answer(want)
-                kind = want.answer.get("content-type") if want.answer is not None else ""
+                is_page = want.answer is not None and want.answer.page
+            elif isinstance(want, Location):
+                body = self._whole(want)
+            else:
+                body = self._object(want, text)
         except CredentialsError:  # no fault of the row's: so would end all that follow
             raise
         except FlareError as error:
@@ -294,7 +308,9 @@ class _Fetcher:
         if isinstance(body, _Flaw):
             return body
         self._got, self._bytes = self._got + 1, self._bytes + len(body)
-        reason = self._unwanted(body, kind, text, link)
+        if body and not is_page and body[0] not in _MARKUP:
+            return body
+        reason = self._unwanted(body, is_page, text, self._textual[i])
         return body if reason is None else _Flaw(reason[0], f"{redact(text)}: {reason[1]}")
 
     def _read_ahead(self, part: _Slice, row: int) -> None:
@@ -350,16 +366,21 @@ class _Fetcher:
         if request is self._awaited:
             self._arrived.put(None)
 
-    def _unwanted(self, body: bytes, content_type: str, text: str, link: Link) -> tuple[str, str] | None:
+    def _unwanted(self, body: bytes, is_page: bool, text: str, is_text: bool) -> tuple[str, str] | None:
         """Say what is wrong with bytes that came whole: nothing at all, or a page where none was asked for."""
         if not body:
             return None if self._allow_empty else ("empty", "no bytes at all")
-        if media.kind_of(text) in _TEXTUAL or (link.encoding or "").partition(":")[0] in ("str", "json"):
+        if is_text or media.kind_of(text) in _TEXTUAL:
             return None
         found = media.sniff(body[:512])
-        if found in ("html", "xml") or (found is None and content_type.lower().startswith(("text/html", "application/xhtml"))):
+        if found in ("html", "xml") or (found is None and is_page):
             return "media", f"{'an XML document' if found == 'xml' else 'a web page'}, not what was asked for"
         return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _only(origin: str) -> frozenset[str]:
+    return frozenset((origin,))
 
 
 def _size(at: Location) -> int:
@@ -372,27 +393,6 @@ def _size(at: Location) -> int:
         if not at.is_local:
             at.read(0, 1)
         raise
-
-
-def _texts(batch: pa.RecordBatch, source: str) -> list[str | None]:
-    column = batch.column(source)
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type)):
-        if pa.types.is_null(column.type):
-            return [None] * len(column)
-        raise UsageError(f"column {source!r} holds {column.type}, not addresses", hint="Name a column of text with --fetch.")
-    try:
-        texts: list[str | None] = column.to_pylist()
-    except UnicodeDecodeError:  # parquet may claim text that is none: those rows alone fail
-        texts = [one.as_buffer().to_pybytes().decode("utf-8", "surrogateescape") if one.is_valid else None for one in column]
-    return texts
-
-
-def _extension(text: str) -> str:
-    path = text.partition("#")[0].partition("?")[0] if is_url(text) else text
-    extension = path.rpartition("/")[2].rpartition(".")
-    return extension[2].lower() if extension[1] and _EXTENSION.fullmatch(extension[2].lower()) else ""
 
 
 def _redacted(error: FlareError) -> str:
