@@ -223,6 +223,14 @@ def test_what_is_refused_says_why(data, asked, message):
     assert refusal(data, asked).startswith(message)
 
 
+def test_damaged_exif_is_a_picture_that_fails_whatever_pillow_trips_over():
+    orientation, title = struct.pack("<HHIHH", 0x0112, 3, 1, 6, 0), struct.pack("<HHII", 0x010E, 11, 1, 5)  # a title that is a float
+    exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + title + orientation + bytes(4)
+    out = io.BytesIO()
+    picture().save(out, "jpeg", exif=exif)
+    assert refusal(out.getvalue(), Resize(40)).startswith("is a jpeg that cannot be decoded: ")
+
+
 def test_an_animation_is_not_resized():
     out = io.BytesIO()
     Image.new("RGB", (80, 40)).save(out, "gif", save_all=True, append_images=[Image.new("RGB", (80, 40), "red")])

@@ -14,6 +14,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from flarecli.encodings import arrays, packed, pictures, varints
+from flarecli.encodings.columns import is_utf8
 from flarecli.encodings.names import Encoding
 from flarecli.encodings.own import OWN
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
@@ -42,7 +43,7 @@ _NOT_ONE = (struct.error, ValueError, InvalidOperation, RecursionError, Overflow
 def encode(encoding: Encoding, value: Any) -> Any:
     """Give the stored bytes of one value, of a list the bytes of each item.
 
-    Bytes are stored as they are, whatever the encoding, as MDS does; but MessagePack can hold bytes, and packs them.
+    Bytes are stored as they are, whatever the encoding, as MDS does, if a column can hold them; but MessagePack can hold bytes, and packs them.
 
     raises  ValueFitError if the encoding cannot hold the value; UnsafeError for a value that would be pickled
     """
@@ -61,6 +62,10 @@ def encode(encoding: Encoding, value: Any) -> Any:
         data = bytes(value)
         if encoding.size is not None and len(data) != encoding.size:
             raise ValueFitError(f"{len(data)} bytes do not fit {name}, which takes {encoding.size}")
+        if encoding.is_text and not is_utf8(data):
+            raise ValueFitError(f"{_seen(data)} does not fit {name}: it is not UTF-8")
+        if name in ("varint", "msgpack_float"):
+            decode(encoding, data)  # a column of them could not be read
         return data
     try:
         if name in _PACKERS:

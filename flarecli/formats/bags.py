@@ -34,7 +34,6 @@ TORN = "A writer was stopped in it: append to the dataset again to mend it, or f
 DAMAGED = "It was damaged or cut short; fetch or pack it again."
 _HEAD = 1 << 16  # bytes of a remote bag's end that are asked for before its table's size is known
 _STEP = 1 << 20  # bytes of a table read at once: no second copy of it is held
-_VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
 
 
 @dataclass(frozen=True, slots=True)

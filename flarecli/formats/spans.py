@@ -103,20 +103,23 @@ def read(chunk: Chunk, ranges: Sequence[tuple[int, int]]) -> list[bytes | memory
 
 
 def ragged(data: IntArray, starts: IntArray, lengths: IntArray) -> pa.Array:
-    """Give runs of bytes as one large_binary array, copied once, by Arrow.
+    """Give runs of bytes as one large_binary array, copied once, by Arrow; a run alone in 2 GiB or more lies over `data` itself.
 
-    data     uint8 [bytes]; starts, lengths int64 [rows], inside it
+    data     uint8 [bytes]; starts, lengths int64 [rows], inside it, starts never falling
     return   large_binary [rows]
     """
-    if len(data) >= VIEW_LIMIT and len(starts) > 1:
-        middle = len(starts) // 2
-        low, high = int(starts[0]), int(starts[middle])
-        if high >= VIEW_LIMIT or len(data) - high >= VIEW_LIMIT or low:
-            parts = [(a, b, int(starts[a])) for a, b in ((0, middle), (middle, len(starts)))]
-            return pa.concat_arrays(
-                [ragged(data[base : int(starts[b - 1] + lengths[b - 1])], starts[a:b] - base, lengths[a:b]) for a, b, base in parts]
-            )
-    return views(data, starts, lengths).cast(encodings.BINARY)
+    if len(data) < VIEW_LIMIT or not len(starts):
+        return views(data, starts, lengths).cast(encodings.BINARY)
+    if len(starts) == 1:
+        bounds = pa.py_buffer(np.concatenate((starts, starts + lengths)))
+        return pa.Array.from_buffers(encodings.BINARY, 1, [None, bounds, pa.py_buffer(data)])
+    halves = [(int(at[0]), int((at + size).max()), at, size) for at, size in zip(_halves(starts), _halves(lengths), strict=True)]
+    return pa.concat_arrays([ragged(data[low:high], at - low, size) for low, high, at, size in halves])
+
+
+def _halves(values: IntArray) -> tuple[IntArray, IntArray]:
+    middle = len(values) // 2
+    return values[:middle], values[middle:]
 
 
 def views(data: IntArray, starts: IntArray, lengths: IntArray) -> pa.Array:

@@ -217,25 +217,10 @@ def _array(data: IntArray, starts: IntArray, sizes: IntArray, encoding: Encoding
     low, high = int(starts[there].min()), int((starts + sizes)[there].max())
     data, at = data[low:high], np.maximum.accumulate(np.where(there, starts - low, 0))
     if views and high - low < spans.VIEW_LIMIT:
-        array = _viewed(spans.views(data, at, lengths), encoding)
-    elif int(lengths.max()) < spans.VIEW_LIMIT:
-        array = encodings.typed(spans.ragged(data, at, lengths), encoding)
+        array = spans.viewed(spans.views(data, at, lengths), encoding)
     else:
-        whole = np.concatenate([data[a : a + n] for a, n in zip(at.tolist(), lengths.tolist(), strict=True)])
-        bounds = np.concatenate([[0], np.cumsum(lengths)])
-        array = encodings.typed(pa.Array.from_buffers(encodings.BINARY, len(at), [None, pa.py_buffer(bounds), pa.py_buffer(whole)]), encoding)
+        array = encodings.typed(spans.ragged(data, at, lengths), encoding)
     if there.all():
         return array
     validity = pa.py_buffer(np.packbits(there, bitorder="little"))
     return pa.Array.from_buffers(array.type, len(at), [validity, *array.buffers()[1:]])
-
-
-def _viewed(array: pa.Array, encoding: Encoding) -> pa.Array:
-    if not encoding.is_text:
-        return array
-    text = pa.Array.from_buffers(pa.string_view(), len(array), array.buffers())
-    try:
-        text.validate(full=True)
-    except pa.ArrowInvalid:
-        encodings.typed(array.cast(encodings.BINARY), encoding)  # says which row
-    return text

@@ -11,7 +11,7 @@ from flarecli.encodings import column, lookup
 from flarecli.errors import FlareError, FormatError, ValueFitError
 from flarecli.formats import tar
 from flarecli.formats.webdataset_names import KEY, extensions_of, meant
-from flarecli.formats.webdataset_table import split
+from flarecli.formats.webdataset_table import EXTENSIONS, split
 from flarecli.model import Columns
 from flarecli.names import escape
 
@@ -43,6 +43,7 @@ def scan(blocks: Iterable[bytes], columns: Columns | None = None, where: object 
 def _samples(source: tar.Blocks, where: object) -> Iterator[dict[str, bytes]]:
     """Give one dict a sample: extension -> bytes, and the key's under KEY."""
     sample: dict[str, bytes] = {}
+    known: set[str] = set()
     row = 0
     try:
         for name, start, size in tar.members(source, where):
@@ -53,6 +54,9 @@ def _samples(source: tar.Blocks, where: object) -> Iterator[dict[str, bytes]]:
             if sample and key != sample[KEY]:
                 yield sample
                 sample, row = {}, row + 1
+            known.add(extension)
+            if len(known) > EXTENSIONS:  # members without bytes would weigh nothing, however many a sample has
+                raise FormatError(f"more than {EXTENSIONS} extensions")
             if extension in sample or extension == KEY:
                 raise FormatError(f"a second member {escape(name.decode('utf-8', 'replace'))!r} at byte {start - tar.BLOCK}")
             data = source.window(start, size)

@@ -24,11 +24,11 @@ from flarecli.formats.webdataset_names import KEY
 from flarecli.model import IntArray
 from flarecli.names import escape
 
-__all__ = ["Table", "key_text", "read_table", "split"]
+__all__ = ["EXTENSIONS", "Table", "key_text", "read_table", "split"]
 
 _META = re.compile(rb"__[^/]*__(?:/|$)")
 _PATH = re.compile(rb"((?:.*/|)[^.]+)\.([^/]*)", re.DOTALL)
-_EXTENSIONS = 1024  # in one shard; a sample has a handful
+EXTENSIONS = 1024  # in one shard; a sample has a handful
 _SHORT, _DIFFERENT = 16, 32  # bytes of an extension, with a NUL, and how many of them a run may have to be taken at once
 _CELLS = 64  # of the table for each member: what few samples have must not cost every sample
 
@@ -127,8 +127,8 @@ class _Pass:
     def column(self, extension: bytes) -> _Column:
         """Give the column of an extension, a new one if need be."""
         name = _lower(extension)
-        if name not in self.columns and len(self.columns) >= _EXTENSIONS:
-            raise FormatError(f"more than {_EXTENSIONS} extensions")
+        if name not in self.columns and len(self.columns) >= EXTENSIONS:
+            raise FormatError(f"more than {EXTENSIONS} extensions")
         found = self.of[extension] = self.columns.setdefault(name, _Column())
         return found
 

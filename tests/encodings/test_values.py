@@ -173,6 +173,19 @@ def test_digits_of_any_script_are_a_number_in_a_row_as_they_are_in_a_batch():
     assert decode(lookup("str_float"), "١.٥".encode()) == 1.5 == plain(pa.array(["١.٥"], TEXT), lookup("str_float"))[0][0].as_py()
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("str", b"\xff", "bytes b'\\xff' does not fit str: it is not UTF-8"),
+        ("str[]", [b"a", b"\xff"], "bytes b'\\xff' does not fit str: it is not UTF-8"),
+        ("varint", bytes(17), "17 B are not varint"),
+        ("msgpack_float", b"\xc0", "1 B are not msgpack_float"),
+    ],
+)
+def test_bytes_that_no_column_holds_are_refused_with_their_own_row(name, data, message):
+    assert refused(name, data) == message
+
+
 def test_an_array_without_dimensions_is_no_list():
     with pytest.raises(ValueFitError, match=r"^ndarray array\(5\) does not fit int\[\]$"):
         encode(lookup("int[]"), np.array(5))

@@ -159,6 +159,15 @@ def test_a_stream_of_many_batches_keeps_its_columns():
     assert sum(batch.num_rows for batch in webdataset.scan([late], listed)) == 21
 
 
+def test_a_sample_of_a_stream_has_as_many_members_as_a_table_takes():
+    empty = [tar.header(b"k.%d" % i, 0) for i in range(1025)]
+    (batch,) = webdataset.scan([*empty[:1024], tar.END])
+    assert batch.num_columns == 1025
+    with pytest.raises(FormatError) as caught:
+        list(webdataset.scan([*empty, tar.END]))
+    assert str(caught.value) == "-[0]: more than 1024 extensions"
+
+
 # -- samples, keys and names
 
 
