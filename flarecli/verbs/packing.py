@@ -123,13 +123,18 @@ class Request:
         )  # fmt: skip
 
     def options(self) -> dict[str, Any]:
-        """Give what decides which bytes come out, besides source, format and settings; a resumed pack must have the same."""
+        """Give what decides which bytes come out, besides source, format and settings; a resumed pack must have the same.
+
+        How far links may reach is of it where rows that reach too far are left out; else such a row ends the pack, and a resume may reach further.
+        """
         links = [parse_link(text, self.encode) for text in self.fetch]
+        reach = {"max_object": self.limits.max_bytes, "allow_private": self.guard.allow_private, "allow_local": self.guard.allow_local}
         return {
             "fetch": [[link.source, link.name] for link in links], "key": self.key, "columns": self.columns and list(self.columns),
             "encode": dict(self.encode), "where": self.where, "limit": self.limit, "shuffle": self.shuffle, "on_error": self.on_error,
             "on_duplicate": self.on_duplicate, "allow_empty": self.allow_empty, "allow_missing": self.allow_missing,
             **({} if self.rows is None else {"rows": list(self.rows)}), **self.intake.options(),
+            **(reach if self.on_error == "skip" else {}), **({"null_separated": True} if self.null_separated else {}),
             **({"streams": list(self.streams)} if self.streams else {}), **({} if self.spec is None else {"spec": self.spec}),
         }  # fmt: skip
 

@@ -18,7 +18,7 @@ import pytest
 from flarecli import playlists, read, verbs
 from flarecli.errors import FormatError, ReachError, UsageError, ValueFitError
 from flarecli.progress import Progress
-from flarecli.storage import Limits, locate
+from flarecli.storage import Guard, Limits, locate
 from flarecli.write.journal import Journal
 
 SECRET = "hunter2"
@@ -146,6 +146,41 @@ def test_a_resumed_pack_gives_the_bytes_of_an_unbroken_one(tmp_path, server, mon
     assert files(tmp_path / "out") == files(tmp_path / "whole")
     assert (again.rows, again.failed, again.reasons) == (whole.rows, whole.failed, whole.reasons)
     assert again.resumed_rows > 0
+
+
+def test_a_resume_reaches_as_far_as_before_where_that_decides_which_rows_come(tmp_path, monkeypatch):
+    for i in range(12):
+        (tmp_path / f"{i}.bin").write_bytes(bytes(50 + i))
+    pq.write_table(pa.table({"file": [f"{i}.bin" for i in range(12)]}), tmp_path / "i.parquet")
+
+    def run(out, stop=99, **options):
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "note_shard", _stopping(stop))
+            return verbs.pack(str(tmp_path / "i.parquet"), str(tmp_path / out), fetch=["file"], shard_rows=2, **options)
+
+    less, more = Limits(max_bytes=57), Limits(max_bytes=58)
+    with pytest.raises(KeyboardInterrupt):
+        run("out", 2, on_error="skip", limits=less)
+    with pytest.raises(UsageError) as caught:
+        run("out", on_error="skip", limits=more, resume=True)
+    assert str(caught.value) == f"{tmp_path}/out: the unfinished pack there was begun with max_object 57, not 58"
+    with pytest.raises(UsageError, match="was begun with allow_local false, not true$"):
+        run("out", on_error="skip", limits=less, guard=Guard(allow_local=True), resume=True)
+    assert run("out", on_error="skip", limits=Limits(max_bytes=57, jobs=1, retries=0), resume=True).failed == 4
+    with pytest.raises(ReachError, match="larger than the limit of 57 bytes$"):
+        run("fails", limits=less)
+    assert run("fails", limits=Limits(), resume=True).rows == 12
+
+
+def _stopping(stop):
+    note_shard = Journal.note_shard
+
+    def stops(self, *args):
+        note_shard(self, *args)
+        if len(self.shards) >= stop:
+            raise KeyboardInterrupt
+
+    return stops
 
 
 def test_killed_anywhere_and_run_again(tmp_path, server):
