@@ -13,7 +13,7 @@ from flarecli.arrow import pa, pc
 from flarecli.errors import UsageError
 from flarecli.model import Finding, Playlist, Shard, Stream
 
-__all__ = ["Side", "key_of", "keys", "uneven"]
+__all__ = ["Side", "key_of", "keyed", "keys", "uneven"]
 
 _STEP = 65536  # rows of which the keys are read at once
 _SHOWN = 40  # characters of a key
@@ -55,10 +55,7 @@ def _written(column: pa.Array) -> pa.Array:
 
 def uneven(found: Playlist, sides: Sequence[Side]) -> Iterator[Finding]:
     """Name the streams that stand beside the first with another number of rows, or other keys; streams of the same columns are apart."""
-    known = [one for one in sides if one.stream.columns]
-    for i, one in enumerate(known):
-        if any(_names(one) & _names(other) for other in known[:i]):
-            return
+    known = _beside(sides)
     for one in known[1:]:
         first = known[0]
         where, both = str(found.at or one.stream.at), f"stream {one.stream.name!r}"
@@ -67,6 +64,19 @@ def uneven(found: Playlist, sides: Sequence[Side]) -> Iterator[Finding]:
             yield Finding(where, "streams", message, _HINT)
         elif one.keys and first.keys:
             yield from _other_keys(first, one)
+
+
+def keyed(sides: Sequence[Side]) -> list[str]:
+    """Name the streams that stand side by side and have keys, where there are two or more: those that are to be compared."""
+    names = [one.stream.name for one in _beside(sides) if key_of(one.stream)]
+    return names if len(names) > 1 else []
+
+
+def _beside(sides: Sequence[Side]) -> list[Side]:
+    """Give the streams that stand side by side: none where two share a column."""
+    known = [one for one in sides if one.stream.columns]
+    are_apart = any(_names(one) & _names(other) for i, one in enumerate(known) for other in known[:i])
+    return [] if are_apart else known
 
 
 def _names(side: Side) -> set[str]:

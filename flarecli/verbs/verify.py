@@ -19,7 +19,7 @@ from flarecli.read import expand, resolve
 from flarecli.storage import Guard, Limits, Location
 from flarecli.verbs.checks import Checked, Depth
 from flarecli.verbs.checks_repairs import with_command
-from flarecli.verbs.checks_streams import Side, key_of, uneven
+from flarecli.verbs.checks_streams import Side, key_of, keyed, uneven
 from flarecli.verbs.choice import Choice
 from flarecli.verbs.duplicates import duplicates as equal_rows
 from flarecli.verbs.listings import (
@@ -140,6 +140,9 @@ class Verification:
             yield from self._of_stream(found, side, plan, options)
             side.rows = self.rows - rows if is_read and self.findings == findings else _total([side.stream.rows])
         yield from uneven(found, sides)
+        if not has_keys and (names := keyed(sides)):
+            why = "--quick reads no rows" if options.depth.quick else "--state keeps none" if is_read else "not all shards were read"
+            self.unprotected.append(f"keys of streams {', '.join(map(repr, names))}: not compared, {why}")
         if options.against is not None:
             theirs = [one.name for one in options.against if len(plan.streams) > 1 and one.name not in {stream.name for stream in plan.streams}]
             for name in theirs:

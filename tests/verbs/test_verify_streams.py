@@ -85,3 +85,27 @@ def test_streams_of_the_same_columns_are_apart_and_parts_of_a_check_compare_noth
     path = listed(tmp_path, IMAGES, LABELS)
     assert len(said(path)) == 1
     assert said(path, sample=0.5) == said(path, quick=True) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"quick": True}, "--quick reads no rows"),
+        ({"sample": 1}, "not all shards were read"),
+        ({"part": (0, 2)}, "not all shards were read"),
+        ({"state": "checked"}, "--state keeps none"),
+        ({}, None),
+    ],
+)
+def test_keys_that_were_not_compared_are_said(tmp_path, monkeypatch, options, why):
+    monkeypatch.chdir(tmp_path)
+    packed(tmp_path / "images", KEYS, "txt")
+    packed(tmp_path / "labels", KEYS, "cls")
+    packed(tmp_path / "apart", KEYS, "cls")
+    done = verbs.verify(str(listed(tmp_path, IMAGES, LABELS)), **options)
+    assert list(done) == []
+    assert [text for text in done.unprotected if text.startswith("keys of")] == (
+        [] if why is None else [f"keys of streams 'images', 'labels': not compared, {why}"]
+    )
+    alone = verbs.verify(str(listed(tmp_path, LABELS, ("apart", LABELS[1]))), **options)
+    assert (list(alone), [text for text in alone.unprotected if text.startswith("keys of")]) == ([], [])
