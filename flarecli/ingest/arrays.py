@@ -20,6 +20,7 @@ from flarecli.units import format_size
 __all__ = ["elements", "too_deep"]
 
 _RECORD = 64 << 20  # bytes; a row is no larger than this
+_AT_ONCE = 1 << 20  # bytes whose brackets are looked at together: what is known of each takes 24 bytes
 _SIGNS = np.zeros(256, np.int8)  # brackets and what they do to the depth; 2 marks a comma
 _SIGNS[list(b"{[")], _SIGNS[list(b"}]")], _SIGNS[ord(",")] = 1, -1, 2
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
@@ -34,27 +35,31 @@ def elements(source: Blocks) -> Iterator[Piece]:
 
     raises  FormatError for an array that does not end, for what stands behind it, or a row of more than 64 MB
     """
-    row, data, begun = 0, b"", False
-    blocks = source.blocks()
-    for block in blocks:
-        data += block if begun or data else block.removeprefix(b"\xef\xbb\xbf")
+    row, begun, brackets = 0, False, _Brackets()
+    held, size = list[bytes](), 0  # of a row that has begun
+    blocks, slash = source.blocks(), b""
+    for read in blocks:
+        block = slash + read if begun else read.removeprefix(b"\xef\xbb\xbf").lstrip(_BLANKS)
         if not begun:
-            data = data.lstrip(_BLANKS)
-            begun, data = bool(data), data[1:]
-        commas, end = _ends(data)
-        cut = end if end >= 0 else int(commas[-1]) if len(commas) else 0
-        if cut:
-            rows = _lines(source, row, data[:cut], commas[commas < cut], end >= 0)
-            if rows is not None:
-                yield rows
+            begun, block = bool(block), block[1:]
+        slash = b"\\" * ((len(block) - len(block.rstrip(b"\\"))) % 2)  # what it escapes is in the next block
+        block = block[: len(block) - len(slash)]
+        commas, end = brackets.rows(block)
+        if end < 0 and not len(commas):
+            held, size = [*held, block], size + len(block)
+            if size > _RECORD:
+                raise FormatError(f"a row is longer than {format_size(_RECORD)}", where=f"{source}[{row}]")
+            continue
+        cut = end if end >= 0 else int(commas[-1])
+        rows = _lines(source, row, b"".join([*held, block[:cut]]), commas[commas < cut] + size, end >= 0)
+        if rows is not None:
+            yield rows
         if end >= 0:
-            if data[end + 1 :].strip(_BLANKS) or any(more.strip(_BLANKS) for more in blocks):
+            if (block[end + 1 :] + slash).strip(_BLANKS) or any(more.strip(_BLANKS) for more in blocks):
                 raise FormatError("something stands behind the array", where=source)
             return
-        if len(commas):
-            row, data = row + len(commas), data[cut + 1 :]
-        elif len(data) > _RECORD:
-            raise FormatError(f"a row is longer than {format_size(_RECORD)}", where=f"{source}[{row}]")
+        row, held = row + len(commas), [block[cut + 1 :]]
+        size = len(held[0])
     raise FormatError("the array does not end", where=source, hint="The file was cut short; fetch it again.")
 
 
@@ -80,35 +85,56 @@ def _lines(source: Blocks, row: int, data: bytes, commas: Any, is_last: bool) ->
     return Piece(row, text)
 
 
-def _ends(data: bytes) -> tuple[Any, int]:
-    """Give where the commas between rows stand, and where the array ends; -1 if it does not end here."""
-    raw = np.frombuffer(data, np.uint8)
-    quotes = _quotes(raw)
-    marks = np.flatnonzero(_SIGNS[raw])
-    marks = marks[np.searchsorted(quotes, marks) % 2 == 0]
-    signs = _SIGNS[raw[marks]]
-    depth = np.cumsum(np.where(signs == 2, 0, signs))
-    ends = marks[depth < 0]
-    end = int(ends[0]) if len(ends) else -1
-    commas = marks[(signs == 2) & (depth == 0)]
-    return (commas[commas < end] if end >= 0 else commas), end
+class _Brackets:
+    """Follows strings and brackets through a text that comes in blocks, none of which ends inside an escape."""
+
+    def __init__(self) -> None:
+        self._is_string, self._depth = False, 0
+
+    def read(self, raw: Any) -> tuple[Any, Any, Any]:
+        """Give where the brackets and commas outside strings stand, what they do to the depth (2: a comma), and the depth behind each."""
+        quotes = _quotes(raw)
+        marks = np.flatnonzero(_SIGNS[raw])
+        marks = marks[(np.searchsorted(quotes, marks) + self._is_string) % 2 == 0]
+        signs = _SIGNS[raw[marks]]
+        depth = self._depth + np.cumsum(np.where(signs == 2, 0, signs))
+        self._is_string = bool((len(quotes) + self._is_string) % 2)
+        self._depth = int(depth[-1]) if len(depth) else self._depth
+        return marks, signs, depth
+
+    def rows(self, block: bytes) -> tuple[Any, int]:
+        """Give where the commas between rows stand, and where the array ends; -1 if it does not end here."""
+        marks, signs, depth = self.read(np.frombuffer(block, np.uint8))
+        ends = marks[depth < 0]
+        end = int(ends[0]) if len(ends) else -1
+        commas = marks[(signs == 2) & (depth == 0)]
+        return (commas[commas < end] if end >= 0 else commas), end
 
 
 def too_deep(data: bytes, most: int) -> int:
     """Give the number of the first line whose brackets nest deeper than `most`, -1 if there is none. Parsers take stack for each."""
     raw = np.frombuffer(data, np.uint8)
-    opens = np.flatnonzero((raw | 0x20) == ord("{"))  # `[` and `{` differ in that bit
-    if len(opens) <= most:
+    opens = (raw | 0x20) == ord("{")  # `[` and `{` differ in that bit
+    if np.count_nonzero(opens) <= most:
         return -1
     ends = np.append(np.flatnonzero(raw == ord("\n")), len(raw))
-    before = np.searchsorted(opens, ends)
-    for line in np.flatnonzero(np.diff(before, prepend=0) > most):
-        one = raw[ends[line - 1] + 1 if line else 0 : ends[line]]
-        marks = np.flatnonzero(_SIGNS[one])
-        signs = _SIGNS[one[marks[np.searchsorted(_quotes(one), marks) % 2 == 0]]]
-        if len(signs) and np.cumsum(np.where(signs == 2, 0, signs)).max() > most:
+    begins = np.append(0, ends[:-1] + 1)
+    counts = np.add.reduceat(np.append(opens, False).view(np.uint8), begins, dtype=np.int64)
+    for line in np.flatnonzero(counts > most):
+        if _deepest(data[begins[line] : ends[line]]) > most:
             return int(line)
     return -1
+
+
+def _deepest(line: bytes) -> int:
+    brackets, deepest, at = _Brackets(), 0, 0
+    while at < len(line):
+        block = line[at : at + _AT_ONCE]
+        while block.endswith(b"\\") and at + len(block) < len(line):
+            block = line[at : at + 2 * len(block)]
+        _, _, depth = brackets.read(np.frombuffer(block, np.uint8))
+        deepest, at = max(deepest, int(depth.max(initial=0))), at + len(block)
+    return deepest
 
 
 def _quotes(raw: Any) -> Any:

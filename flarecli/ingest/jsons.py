@@ -12,6 +12,7 @@ import copy
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -95,14 +96,16 @@ class Json:
         if _DIGITS.search(piece.data) and any(_has_doubles(kind) for kind in schema.types):
             for number, line in _records(piece):
                 if _DIGITS.search(line):
-                    self._check_exact(json.loads(line), schema, number)
+                    self._check_exact(json.loads(line, parse_int=Decimal), schema, number)  # of any length
         return table
 
     def _check_exact(self, row: dict[str, Any], schema: pa.Schema, number: int) -> None:
         for field in schema:
             wrong = next(_inexact(row.get(field.name), field.type), None)
             if wrong is not None:
-                raise self._refusal(number, f"column {field.name!r} holds {wrong}, which a float64 would change", "Write it as text, in quotes.")
+                raise self._refusal(
+                    number, f"column {field.name!r} holds {_cut(str(wrong))}, which a float64 would change", "Write it as text, in quotes."
+                )
 
     def _table(self, piece: Piece, schema: pa.Schema | None) -> pa.Table:
         deep = too_deep(piece.data, _DEEP)
@@ -129,7 +132,7 @@ class Json:
             low, high = (low, middle) if _read(b"\n".join(line for _, line in rows[:middle]), schema)[0] is None else (middle, high)
         number, line = rows[low]
         _, error = _read(b"\n".join(line for _, line in rows[: low + 1]), schema)
-        return self._refusal(number, *_reason(error, json.loads(line), schema))
+        return self._refusal(number, *_reason(error, json.loads(line, parse_int=_whole), schema))
 
     def _refusal(self, number: int, message: str, hint: str = "") -> FormatError:
         if self._is_array:
@@ -154,7 +157,7 @@ def _records(piece: Piece) -> Iterator[tuple[int, bytes]]:
 
 def _no_object(line: bytes) -> str:
     try:
-        value = json.loads(line, object_pairs_hook=dict, parse_constant=float)
+        value = json.loads(line, object_pairs_hook=dict, parse_constant=float, parse_int=float)
     except ValueError as error:
         what = str(error).partition(": line")[0].partition(": char")[0].removesuffix(" at").lower()
         at = getattr(error, "colno", 1)
@@ -189,8 +192,16 @@ def _word(value: object) -> str:
 
 
 def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    return _cut(json.dumps(value, ensure_ascii=False))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def _whole(text: str) -> float:
+    """Read an integer; one that Python would not read, for its length, is infinite."""
+    return int(text) if len(text) <= 640 else float(text)
 
 
 # -- types
@@ -218,13 +229,13 @@ def _has_doubles(kind: pa.DataType) -> bool:
     return bool(kinds.is_floating(kind))
 
 
-def _inexact(value: Any, kind: pa.DataType) -> Iterator[int]:
-    """Give the integers below a value that stand in a column of floats, and are none."""
+def _inexact(value: Any, kind: pa.DataType) -> Iterator[Decimal]:
+    """Give the integers, each a Decimal, below a value that stand in a column of floats, and are none."""
     if kinds.is_struct(kind) and isinstance(value, dict):
         for i in range(kind.num_fields):
             yield from _inexact(value.get(kind.field(i).name), kind.field(i).type)
     elif kinds.is_list(kind) and isinstance(value, list):
         for one in value:
             yield from _inexact(one, kind.value_type)
-    elif kinds.is_floating(kind) and isinstance(value, int) and not isinstance(value, bool) and int(float(value)) != value:
+    elif kinds.is_floating(kind) and isinstance(value, Decimal) and Decimal(float(value)) != value:
         yield value

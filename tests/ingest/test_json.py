@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli.errors import FormatError
-from flarecli.ingest import open_index, streams
+from flarecli.ingest import arrays, open_index, streams
 from flarecli.ingest.arrays import elements
 from flarecli.ingest.jsons import Json
 from flarecli.ingest.streams import Text
@@ -145,6 +145,38 @@ def test_a_row_longer_than_may_be_is_refused(monkeypatch):
     row = '{"a": "' + "x" * 9000 + '"}'
     assert refusal(row) == "x: line 1: a record is longer than 5.0 kB"
     assert refusal(f"[{row}]") == "x[0]: a row is longer than 5.0 kB"
+
+
+@pytest.mark.parametrize("block", range(1, 24))
+def test_nothing_between_two_commas_is_told_wherever_a_block_ends(monkeypatch, block):
+    monkeypatch.setattr(streams, "BLOCK", block)
+    for array, row in (('[{"a": 1},,{"a": 2}]', 1), ('[,{"a": 1}]', 0), ('[{"a": 1}, {"a": "\\\\\\"]"},  ]', 2)):
+        with pytest.raises(FormatError) as caught:
+            list(elements(text(array)))
+        assert str(caught.value) == f"x[{row}]: nothing stands between two commas"
+
+
+def test_a_large_row_is_looked_at_once_whatever_it_holds(monkeypatch):
+    looked = []
+    quotes = arrays._quotes
+    monkeypatch.setattr(arrays, "_quotes", lambda raw: looked.append(len(raw)) or quotes(raw))
+    monkeypatch.setattr(streams, "BLOCK", 1000)
+    array = "[" + "[" * 100_000
+    with pytest.raises(FormatError):
+        list(elements(text(array)))
+    assert sum(looked) == len(array) - 1
+    looked.clear()
+    assert arrays.too_deep(b'{"a": 1}\n{"a": ' + b'["' * 3_000_000, 64) == 1
+    assert max(looked) <= 1 << 20
+
+
+def test_an_integer_of_any_length_is_told_and_no_bug():
+    for digits in (30, 400, 5000):
+        told = "7" * digits if digits < 40 else "7" * 39 + "…"
+        assert refusal(f'{{"a": 1.5}}\n{{"a": {"7" * digits}}}') == f"x: line 2: column 'a' holds {told}, which a float64 would change"
+        assert refusal(f'{{"a": "t"}}\n{{"a": {"7" * digits}}}') == "x: line 2: column 'a' holds a number, text in the rows before"
+        assert refusal(f'[{{"a": {"7" * digits}}}]') == f"x[0]: column 'a' holds {told}, which a float64 would change"
+    assert rows_of(f'{{"a": 1.5}}\n{{"a": 1{"0" * 22}}}') == [{"a": 1.5}, {"a": 1e22}]
 
 
 def test_deep_nesting_is_an_error_and_no_crash():
