@@ -183,6 +183,19 @@ def test_what_is_no_condition_is_refused_in_one_line(expression, message, hint):
     assert (str(error), error.hint) == (message, hint)
 
 
+def test_a_column_of_the_source_may_have_the_name_of_the_positions():
+    names = ["position in its batch", "Position in its batch'", "n"]
+    batch = pa.record_batch([pa.array([0, 0, 0]), pa.array([9, 9, 9]), pa.array([1, 2, 3])], names=names)
+    _, batches = select(batch.schema, [batch], "n > 1")
+    assert [row for one in batches for row in one.to_pylist()] == [dict(zip(names, (0, 9, n), strict=True)) for n in (2, 3)]
+
+
+def test_two_columns_of_one_name_are_refused():
+    batch = pa.record_batch([pa.array([1]), pa.array([2])], names=["a", "a"])
+    with pytest.raises(UsageError, match="^--where cannot tell the columns 'a' and 'a' apart$"):
+        select(batch.schema, [batch], "a = 1")
+
+
 def test_columns_that_differ_in_case_only_are_refused():
     error = refused("id > 1", pa.schema([("id", pa.int64()), ("ID", pa.int64())]))
     assert (str(error), error.hint) == ("--where cannot tell the columns 'id' and 'ID' apart", "Rename one of them in the source.")

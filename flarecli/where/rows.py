@@ -6,6 +6,7 @@ ahead. A SELECT that sorts, groups or counts runs once over all of them, and Duc
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +23,7 @@ __all__ = ["is_row_by_row", "select"]
 
 _LOCAL = ("SET streaming_buffer_size = '64KB'", "SET lock_configuration = true")
 _ROW_BY_ROW = {"PROJECTION", "FILTER"}
-_POSITION = "position in its batch"  # a column that a condition cannot name by accident
+_POSITION = "position in its batch"  # a column that a condition cannot name by accident; longer, where the source has one of that name
 _HINT = "Write it like \"aes > 4 and lang = 'en'\"."
 
 
@@ -49,11 +50,12 @@ def select(
     try:
         for setting in _LOCAL:
             con.execute(setting)
-        query = f'SELECT "{_POSITION}" FROM dataframe WHERE (\n{expression}\n)' if bare else expression
+        position = _free(schema.names)
+        query = f'SELECT "{position}" FROM dataframe WHERE (\n{expression}\n)' if bare else expression
         statements = con.extract_statements(query)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise UsageError("--where takes one condition, or one SELECT", hint=_HINT)
-        con.register("dataframe", _table(_numbered(pa.RecordBatch.from_pylist([], schema)) if bare else schema.empty_table()))
+        con.register("dataframe", _table(_numbered(pa.RecordBatch.from_pylist([], schema), position) if bare else schema.empty_table()))
         steps = _steps(con, query)
         reads = sum(step.endswith("ARROW_SCAN") for step in steps)
         if reads > 1:
@@ -61,7 +63,7 @@ def select(
         if reads == 0 and "EMPTY_RESULT" not in steps:
             raise UsageError("--where reads no rows of the source", hint="Write SELECT … FROM dataframe …, or a condition.")
         if bare:
-            return schema, _kept(con, query, batches)
+            return schema, _kept(con, query, batches, position)
         given = result = _result(con.sql(query).to_arrow_table().schema, schema)
         if beside is not None:
             query, given, batches = _beside(con, query, beside, steps, schema, result, batches)
@@ -92,9 +94,9 @@ def _check_names(schema: pa.Schema) -> None:
     """SQL does not tell upper case from lower, so a condition could look at the wrong one of two columns."""
     seen: dict[str, str] = {}
     for name in schema.names:
-        other = seen.setdefault(name.lower(), name)
-        if other != name:
-            raise UsageError(f"--where cannot tell the columns {other!r} and {name!r} apart", hint="Rename one of them in the source.")
+        if name.lower() in seen:
+            raise UsageError(f"--where cannot tell the columns {seen[name.lower()]!r} and {name!r} apart", hint="Rename one of them in the source.")
+        seen[name.lower()] = name
 
 
 def _steps(con: Any, query: str) -> list[str]:
@@ -128,19 +130,25 @@ def _beside(
 # -- one batch at a time
 
 
-def _numbered(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch.append_column(_POSITION, pa.array(np.arange(batch.num_rows, dtype=np.int32)))
+def _free(names: Sequence[str]) -> str:
+    """Give a name for the positions that no column has, in upper case or lower."""
+    known = {name.lower() for name in names}
+    return next(name for k in itertools.count() if (name := _POSITION + "'" * k) not in known)
+
+
+def _numbered(batch: pa.RecordBatch, position: str) -> pa.RecordBatch:
+    return batch.append_column(position, pa.array(np.arange(batch.num_rows, dtype=np.int32)))
 
 
 def _table(rows: pa.RecordBatch | pa.Table) -> pa.Table:
     return (rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])).replace_schema_metadata(None)
 
 
-def _kept(con: Any, query: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _kept(con: Any, query: str, batches: Iterable[pa.RecordBatch], position: str) -> Iterator[pa.RecordBatch]:
     """Take the rows that a condition leaves out of the batches themselves: no type changes on the way."""
     with con:
         for batch in batches:
-            positions = _run(con, query, _numbered(batch)).column(0).combine_chunks().sort()
+            positions = _run(con, query, _numbered(batch, position)).column(0).combine_chunks().sort()
             if len(positions) == batch.num_rows:
                 yield batch
             elif len(positions):
