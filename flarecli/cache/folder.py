@@ -4,8 +4,8 @@
     FOLDER/flare-1/KEY.HOST.PID.N.part       one that is being fetched, from the first moment as large as it will be
     FOLDER/flare-1/HOST.PID.N.room           room that a process has taken for many small ones, as large as what is left of it
     FOLDER/flare-1/lock                      held for the moment in which room is taken
-    FOLDER/flare-1/turns/NNN                 held while somebody fetches one of the copies that share it: worth waiting for. These stay:
-                                             a file made and removed for each fetch cost as much as writing 0.5 MB
+    FOLDER/flare-1/here/of.HOST.PID.N.here   locked while a process that uses the folder lives
+    FOLDER/flare-1/turns/NNN                 held while somebody fetches a copy of such a key; these stay: making one costs as much as 0.5 MB
 
 What is used is the sum of the sizes of these files, nothing else: parts and room are there before a byte is fetched, so that
 the sum never passes the limit. Locks make that exact and keep two processes from fetching the same; where a file system's
@@ -19,6 +19,7 @@ import contextlib
 import errno
 import fcntl
 import itertools
+import math
 import os
 import stat
 import threading
@@ -29,7 +30,8 @@ from collections.abc import Iterator
 from flarecli.cache import entries
 from flarecli.cache.entries import NAME, Entry
 from flarecli.cache.left import host, is_left
-from flarecli.cache.locks import locked_within
+from flarecli.cache.locks import Turns, locked_within
+from flarecli.cache.present import Present
 from flarecli.cache.views import Views
 
 __all__ = ["LAYOUT", "CacheWarning", "Folder", "Part", "shared"]
@@ -62,8 +64,10 @@ class Folder:
         self._room, self._room_bytes = -1, 0
         self._not_before = 0.0
         self._host = host()
+        self._present = Present(self._host)
         self.views = Views(self.touch)
         self._threads = threading.Lock()  # those of this process need not ask the file system again and again whose turn it is
+        self._turns = Turns()
         self._wrong: dict[str, int] = {}  # name -> how often that copy was found wrong
 
     # -- the folder itself
@@ -73,6 +77,7 @@ class Folder:
         """The open folder; -1 while it cannot be used."""
         if self._pid != os.getpid():  # what a parent had open stays so: other threads may be about to use it
             self._room, self._room_bytes = -1, 0
+            self._present = Present(self._host)
             self._open()
             self._pid = os.getpid()
         return self._fd
@@ -94,7 +99,13 @@ class Folder:
             os.close(fd)
             self.warn("it belongs to another user, or others may write to it")
             return -1
+        self._present.arrive(fd)
         return fd
+
+    def is_alone(self) -> bool:
+        """Say whether no other process that lives uses the folder, as far as that can be told."""
+        fd = self.fd
+        return self._present.is_alone(fd)
 
     def warn(self, why: str) -> None:
         """Say once, for each folder and process, that the cache is not used."""
@@ -151,25 +162,28 @@ class Folder:
 
     # -- room
 
-    def part(self, one: Entry) -> Part | None:
-        """Take room for a copy, and make the file that it is fetched into. None if it cannot be kept."""
+    def part(self, one: Entry, since: float = math.inf) -> Part | None:
+        """Take room for a copy, and make the file that it is fetched into. None if it cannot be kept.
+
+        since  copies that were used after that time do not leave for it
+        """
         if self.fd < 0 or one.file_bytes > self.limit or time.monotonic() < self._not_before or self._wrong.get(one.name, 0) >= _TWICE:
             return None
         try:
             try:
-                return self._part(one)
+                return self._part(one, since)
             except FileNotFoundError:  # somebody removed the folder: it is made anew
                 self._open()
-                return self._part(one) if self._fd >= 0 else None
+                return self._part(one, since) if self._fd >= 0 else None
         except OSError as error:
             self.warn(_words(error))
             return None
 
-    def _part(self, one: Entry) -> Part | None:
+    def _part(self, one: Entry, since: float) -> Part | None:
         gone: list[str] = []
         try:
             with self.locked():
-                if not self._take(one.file_bytes, gone):
+                if not self._take(one.file_bytes, since, gone):
                     return None
                 part = self._make(f"{one.key}.", "part", one.file_bytes)
         finally:
@@ -198,7 +212,7 @@ class Folder:
             raise
         return part
 
-    def _take(self, size: int, gone: list[str]) -> bool:
+    def _take(self, size: int, since: float, gone: list[str]) -> bool:
         """Find room, of this process's own or by letting the coldest go, whose names are added to `gone`."""
         if self._room_bytes >= size:
             self._room_bytes -= size
@@ -210,7 +224,10 @@ class Folder:
         excess = used + size + wanted - self.limit
         if excess > 0:
             batch = self.limit // _BATCH_SHARE if len(copies) > _MANY else 0
-            excess -= self._let_go(copies, excess + batch, gone)
+            old = [one for one in copies if one[0] < since]
+            if since < math.inf and sum(size for _, _, size in old) < excess:
+                return False
+            excess -= self._let_go(old, excess + batch, gone)
         if excess > wanted:
             return False
         if wanted and excess <= 0:
@@ -283,34 +300,32 @@ class Folder:
 
     def forked(self) -> None:
         """In a child: another thread of the parent may have had the locks."""
-        self._threads = threading.Lock()
+        self._threads, self._turns = threading.Lock(), Turns()
         self.views.forked()
 
     @contextlib.contextmanager
     def turn(self, key: str, kind: str = "") -> Iterator[None]:
-        """Wait, for a while, while another process or thread fetches something of the same key, or by accident of one that shares its file.
-
-        kind  whoever takes a turn inside another one must do so with another kind
-        """
-        try:
+        """Wait, for a while, while others fetch something of the same key; whoever takes a turn inside another one needs another kind."""
+        with self._turns.turn(kind + key, _OTHERS_S):
+            if self.is_alone():
+                yield
+                return
             fd = self._turn_of(f"{_TURNS}/{kind}{key[-_DIGITS:]}")
-        except (OSError, ValueError):
-            yield
-            return
-        try:
-            locked_within(fd, _OTHERS_S)
-            yield
-        finally:
-            os.close(fd)
+            try:
+                if fd >= 0:
+                    locked_within(fd, _OTHERS_S)
+                yield
+            finally:
+                if fd >= 0:
+                    os.close(fd)
 
     def _turn_of(self, name: str) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            return os.open(name, flags, 0o600, dir_fd=self.fd)
-        except FileNotFoundError:
-            with contextlib.suppress(FileExistsError):
+        for _ in range(2):
+            with contextlib.suppress(OSError, ValueError):
+                with contextlib.suppress(FileNotFoundError):
+                    return os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
                 os.mkdir(_TURNS, 0o700, dir_fd=self._fd)
-            return os.open(name, flags, 0o600, dir_fd=self._fd)
+        return -1
 
 
 class Part:

@@ -9,6 +9,7 @@ process; one that is wrong is fetched again, once.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -29,6 +30,7 @@ _JOBS = 8  # requests for one read
 _WORTH = 1 << 16  # a copy that is worth waiting for when somebody else fetches it
 _SHARE = 4  # an object larger than this part of the limit is never kept whole
 _MANY = 1 << 16  # objects whose use is remembered
+_FULL_S = 1.0  # how long a folder without older copies is taken for one that has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class CachedStore:
         self._folder = folders.shared(cache.folder, cache.limit)
         self._versions: dict[str, tuple[str, int]] = {}
         self._tells = True  # until an object turned out to have no version
+        self._since, self._full = time.time(), 0.0  # when this was opened; when only copies younger than that were found
         self._used: dict[str, set[int]] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -226,14 +229,21 @@ class CachedStore:
             return self._whole(path)
         return None
 
-    def keep(self, path: str, listed: int | None = None) -> bool:
+    def keep(self, path: str, listed: int | None = None, passing: bool = False) -> bool:
         """Fetch an object whole, so that it can be mapped; False if it cannot be kept.
 
-        listed  its bytes, as far as a listing says: what was never kept is then asked for at once, without asking for its version before
+        listed   its bytes, as far as a listing says: what was never kept is then asked for at once, without asking for its version before
+        passing  it is used in one place of a run and not again, and `passed` will say when: where no other process uses the folder, and
+                 that is full of what was used since this store was opened, it is held in memory so long, and drives nothing out
         """
-        return self._of_one_version(path, lambda: self._whole(path, listed) is not None)
+        return self._of_one_version(path, lambda: self._whole(path, listed, passing) is not None)
 
-    def _whole(self, path: str, listed: int | None = None) -> memoryview | None:
+    def passed(self, path: str) -> None:
+        """Let go of an object that was held for a run that passed it."""
+        if path in self._versions:
+            self._folder.views.passed(self._entry(path, "whole").name)
+
+    def _whole(self, path: str, listed: int | None = None, passing: bool = False) -> memoryview | None:
         place = place_of(self._address(path))
         with self._folder.turn(place, "w"):
             head = self._head(path, place, listed)
@@ -244,19 +254,37 @@ class CachedStore:
             view = self._folder.view(one)
             if view is not None:
                 return view
-            part = self._folder.part(one)
-            if part is None:
+            holds = passing and self._folder.views.has_room(size) and self._folder.is_alone()
+            part = self._part(one) if holds else self._folder.part(one)
+            if part is None and not holds:
                 return None
             numbers = range(-(-size // BLOCK))
             groups = [list(numbers[i : i + _RUN // BLOCK]) for i in range(0, len(numbers), _RUN // BLOCK)]
             if sum(map(len, head)) != min(size, _RUN):  # it is not as large as listed
                 head = []
-            rest = (piece for group in groups[bool(head) :] for piece in self._pieces(path, group))
-            done = _keep(part, one, chain(head, rest), at_hand=True)
+            pieces = chain(head, (piece for group in groups[bool(head) :] for piece in self._pieces(path, group)))
+            if part is None:
+                return self._held(path, one, list(pieces))
+            done = _keep(part, one, pieces, at_hand=True)
         if done and size > BLOCK and not head:
             for k in numbers:
                 self._folder.remove(self._block(path, k).name)
         return self._folder.view(one) if done else None
+
+    def _part(self, one: Entry) -> folders.Part | None:
+        """Take room for a copy in place of older ones than this store."""
+        now = time.monotonic()
+        part = self._folder.part(one, self._since) if now >= self._full else None
+        if part is None and now >= self._full:
+            self._full = now + _FULL_S
+        return part
+
+    def _held(self, path: str, one: Entry, pieces: list[bytes | memoryview]) -> memoryview:
+        view = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        if len(view) != one.size:
+            raise FormatError(f"ends at byte {len(view)}, {one.size} are needed", where=self.show(path))
+        self._folder.views.hold(one.name, view)
+        return view
 
     def _head(self, path: str, place: str, listed: int | None) -> list[memoryview]:
         """Give the first bytes, up to _RUN, of an object of which nothing is kept: that answer says its version too. Nothing of others."""

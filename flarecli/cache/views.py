@@ -1,6 +1,8 @@
 """Copies that a process has at hand, of all its stores together, checked already: those that were used last.
 
 A map holds a handle for as long as it lives: there are no more of them than a share of what the system gives.
+
+And objects that a run only passes through, which no file keeps: in memory until the run has passed them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from flarecli.storage import files_limit
 __all__ = ["Views"]
 
 _COPIES, _BYTES = 1024, 256 << 20
+_PASSING = 256 << 20  # bytes of what runs pass through
 _LOOK_S = 1.0  # how often it is noted that a copy is in use, and found out that it is gone
 
 
@@ -25,6 +28,8 @@ class Views:
         self._touch = touch
         self._held: dict[str, tuple[memoryview, float]] = {}  # name -> bytes, and when it was last looked at; the coldest first
         self._bytes = self._maps = 0
+        self._passing: dict[str, memoryview] = {}
+        self._passing_bytes = 0
         self._lock = threading.Lock()
 
     def get(self, name: str) -> memoryview | None:
@@ -33,7 +38,7 @@ class Views:
         with self._lock:
             held = self._held.pop(name, None)
             if held is None:
-                return None
+                return self._passing.get(name)
             view, looked = held
             is_due = now - looked >= _LOOK_S
             self._held[name] = view, now if is_due else looked
@@ -53,6 +58,21 @@ class Views:
             most = files_limit(_COPIES)
             while len(self._held) > 1 and (len(self._held) > _COPIES or self._maps > most or self._bytes > _BYTES):
                 self._drop(next(iter(self._held)))
+
+    def has_room(self, size: int) -> bool:
+        """Say whether something of so many bytes may be held that no file keeps."""
+        return self._passing_bytes + size <= _PASSING
+
+    def hold(self, name: str, view: memoryview) -> None:
+        """Have something at hand that no file keeps, until it is passed."""
+        with self._lock:
+            self._passing_bytes += len(view) - len(self._passing.get(name, b""))
+            self._passing[name] = view
+
+    def passed(self, name: str) -> None:
+        """Let go of what no file keeps."""
+        with self._lock:
+            self._passing_bytes -= len(self._passing.pop(name, b""))
 
     def drop(self, name: str) -> None:
         """Let go of a copy; whoever reads it goes on reading."""

@@ -344,13 +344,13 @@ class Dataset:
         return sum(one.weight(i) for one, chunks in self._table.spans(start, stop) for i in chunks)
 
     def fetch(self, start: int, stop: int) -> None:
-        """Fetch the shards that hold rows start..stop into the cache, whole; those that are there cost nothing."""
+        """Fetch the shards that hold rows start..stop, whole, into the cache, or into memory until `release`; those that are there cost nothing."""
         for one, chunks in self._table.spans(start, stop):
             for i in chunks:
-                one.fetch(i)
+                one.fetch(i, passing=True)
 
     def have(self, rows: IntArray) -> None:
-        """Fetch the shards that hold these rows, int64 [k], as `fetch` does."""
+        """Fetch the shards that hold these rows, int64 [k], whole into the cache, where they are not at hand."""
         for one, chunks in self._table.holding(rows):
             for i in chunks:
                 one.fetch(i)
@@ -359,7 +359,7 @@ class Dataset:
         """Let go of those shards in memory, and of the copies in the cache that have left it since."""
         for one, chunks in self._table.spans(start, stop):
             for i in chunks:
-                one.let_go(i)
+                one.passed(i)
 
     def batches(
         self, size: int = 8192, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None, views: bool = False

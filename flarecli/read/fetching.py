@@ -1,10 +1,12 @@
-"""Remote shards fetched into the cache before a run reaches them: the window it is in, then as much of the next two as there is room for.
+"""Remote shards fetched before a run reaches them: the window it is in, then as much of the next two as there is room for.
 
-Two, since batches are made ahead of the run: where a window is a few batches, the next one is read while this one is still given.
+Two, or as many as are little data, since batches are made ahead of the run: where a window is a few batches, the next one is read while
+this one is still given.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import threading
 from collections import deque
@@ -18,6 +20,9 @@ __all__ = ["Fetching", "begun"]
 _THREADS, _AHEAD = 4, 2  # windows ahead
 _BESIDE = 8
 _LITTLE = 8 << 20  # bytes that are read whatever their pages
+_NEAR = (
+    32 << 20
+)  # bytes that may be at hand however many windows that is: of small ones two are read through in less than a thread waits for its turn
 _TICK_S, _END_S = 0.5, 1.0
 
 
@@ -77,7 +82,9 @@ class Fetching:
                     self._todo.extend(spans)
                     continue
                 size = self._data.weight(*self._todo[0])
-                if self._step >= self._firsts[-1] or (self._step >= self._firsts[0] and self._bytes + size <= self._room):
+                bytes_then = self._bytes + size
+                is_near = self._step >= self._firsts[0] or bytes_then <= _NEAR
+                if self._step >= self._firsts[-1] or (is_near and bytes_then <= self._room):
                     self._bytes += size
                     heapq.heappush(self._passed, (self._end, *self._todo[0], size))
                     return self._todo.popleft()
@@ -86,10 +93,10 @@ class Fetching:
 
     def _work(self) -> None:
         while (span := self._next()) is not None:
-            try:
+            with contextlib.suppress(FlareError):
                 self._data.fetch(*span)
-            except FlareError:
-                continue
+            if self._closed:
+                self._data.release(*span)
 
     def close(self) -> None:
         """End the threads; a transfer under way ends by itself later."""
@@ -98,3 +105,5 @@ class Fetching:
             self._wake.notify_all()
         for thread in self._threads:
             thread.join(_END_S / _THREADS)
+        for _, start, stop, _ in self._passed:
+            self._data.release(start, stop)

@@ -117,8 +117,7 @@ class Joined:
             return
         first, last = (start, stop - 1) if self._picked is None else (int(self._picked[start]), int(self._picked[stop - 1]))
         for one in self.series:
-            a, b = np.searchsorted(one.starts, (first, last), "right").tolist()
-            yield one, range(a - 1, b)
+            yield one, range(one.at(first), one.at(last) + 1)
 
     def holding(self, rows: IntArray) -> Iterator[tuple[Series, list[int]]]:
         """Give the positions of the chunks that hold these rows, int64 [k], in each series."""

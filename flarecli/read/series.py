@@ -39,6 +39,7 @@ class Series:
         self.streams = tuple(streams)
         self.name = self.streams[0].name
         self._firsts = np.cumsum([0, *(len(stream) for stream in self.streams)])  # position of each stream's first chunk
+        self._begins: list[int] = self._firsts.tolist()
         self._open: dict[int, Shard] = {}
         self._expected = 0  # bytes that will be read, with these
         self._fetched: set[int] = set()
@@ -89,8 +90,12 @@ class Series:
 
     def chunk(self, i: int) -> Chunk:
         """Make the chunk at a position."""
-        k = int(np.searchsorted(self._firsts, i, "right")) - 1
-        return self.streams[k].chunk(i - int(self._firsts[k]))
+        k = bisect_right(self._begins, i) - 1
+        return self.streams[k].chunk(i - self._begins[k])
+
+    def at(self, row: int) -> int:
+        """Give the position of the chunk that holds a row; by no call of numpy, which would let go of the interpreter: others wait for this."""
+        return bisect_right(self._edges, row) - 1
 
     def shard(self, i: int) -> Shard:
         """Open the shard at a position; its own columns must be the listed ones."""
@@ -130,12 +135,15 @@ class Series:
 
     def weight(self, i: int) -> int:
         """Reckon the bytes of a chunk, from what is listed; 0 where nothing is."""
-        k = int(np.searchsorted(self._firsts, i, "right")) - 1
+        k = bisect_right(self._begins, i) - 1
         stored = self.streams[k].stored
-        return 0 if stored is None else max(0, int(stored[i - int(self._firsts[k])]))
+        return 0 if stored is None else max(0, int(stored[i - self._begins[k]]))
 
-    def fetch(self, i: int) -> None:
-        """Fetch a chunk whole into the cache before its store, unless it was; what the cache cannot keep is left where it is."""
+    def fetch(self, i: int, passing: bool = False) -> None:
+        """Fetch a chunk whole into the cache before its store, unless it was; what the cache cannot keep is left where it is.
+
+        passing  a run reads it in one place alone, and `passed` will say when that is over
+        """
         if i in self._fetched:
             return
         with self._lock:
@@ -147,8 +155,17 @@ class Series:
             for at, file in zip_longest((chunk.at, *chunk.beside), chunk.files):
                 keep = getattr(at.store, "keep", None)
                 if keep is not None:
-                    keep(at.path, file.size if file else None)
+                    keep(at.path, file.size if file else None, passing)
             self._fetched.add(i)
+
+    def passed(self, i: int) -> None:
+        """Let go of a chunk that a run has passed."""
+        self.let_go(i)
+        chunk = self.chunk(i)
+        for at in (chunk.at, *chunk.beside):
+            passed = getattr(at.store, "passed", None)
+            if passed is not None:
+                passed(at.path)
 
     def let_go(self, i: int) -> None:
         """Close the shard at a position, if it is open; it is opened again when it is needed."""

@@ -41,7 +41,7 @@ def opened(web, home, limit=100_000_000, path="/d"):
 
 
 def files(home):
-    return sorted(path for path in home.rglob("*") if path.is_file() and path.name != "lock" and path.parent.name != "turns")
+    return sorted(path for path in home.rglob("*") if path.is_file() and path.name != "lock" and path.parent.name not in ("turns", "here"))
 
 
 def used(home):

@@ -1,13 +1,21 @@
-"""Objects that a run fetches whole: how often their server is asked, and what for."""
+"""Objects that a run fetches whole: how often their server is asked, and what for; and those that are held in memory until it has passed them."""
 
 import random
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
-from flarecli.cache import BLOCK, Cache, CachedStore, folder, kept
+import flarecli as flare
+from flarecli.cache import BLOCK, Cache, CachedStore, folder, kept, views
 from flarecli.errors import FormatError, MissingError
+from flarecli.model import Settings
 
 DATA = random.Random(5).randbytes(10 * BLOCK + 345)
+SIZE, COUNT = 300_000, 12
+BODIES = {f"{i:02}": random.Random(i).randbytes(SIZE) for i in range(COUNT)}
+ROOM = 4 * (SIZE + 1000)
 
 
 class Objects:
@@ -103,3 +111,107 @@ def test_a_store_without_versions_is_not_asked_for_bytes_that_nothing_keeps(open
 def test_one_that_is_missing_says_so(opened):
     with pytest.raises(MissingError, match="s3://b/a: nothing is there"):
         opened(Objects()).keep("a", 1000)
+
+
+# -- passed through
+
+
+@pytest.fixture
+def bucket():
+    return Objects(**{name: ("one", data) for name, data in BODIES.items()})
+
+
+def names(tmp_path):
+    return sorted(one.address.rpartition("/")[2] for one in kept(str(tmp_path / "cache")))
+
+
+def passes(store, times=1):
+    """Go through all objects, one at a time; give how many of them are right."""
+    right = 0
+    for name, data in list(BODIES.items()) * times:
+        right += store.keep(name, SIZE, passing=True) and bytes(store.map(name)) == data and store.read(name, 5, 9) == data[5:9]
+        store.passed(name)
+    return right
+
+
+def test_what_came_first_stays_and_the_rest_is_fetched_once_each_time(opened, bucket, tmp_path):
+    store = opened(bucket, ROOM)
+    assert passes(store) == COUNT
+    assert bucket.requests() == [(0, SIZE)] * COUNT
+    assert names(tmp_path) == ["00", "01", "02", "03"]
+    assert passes(store) == COUNT
+    assert bucket.requests() == [(0, SIZE)] * (COUNT - 4)
+    assert store._folder.views._passing_bytes == 0
+
+
+def test_one_that_was_passed_is_gone(opened, bucket):
+    store = opened(bucket, ROOM)
+    passes(store)
+    bucket.requests()
+    assert bytes(store.map("07")) == BODIES["07"]  # a small one is fetched for that
+    assert bucket.requests() == [(0, SIZE)]
+
+
+def test_older_copies_leave_for_it(opened, bucket, tmp_path):
+    passes(opened(bucket, ROOM))
+    store = opened(bucket, ROOM)
+    assert store.keep("09", SIZE, passing=True)
+    store.passed("09")
+    assert "09" in names(tmp_path) and len(names(tmp_path)) == 4
+
+
+def test_what_is_more_than_memory_may_hold_goes_through_the_folder(opened, bucket, tmp_path, monkeypatch):
+    monkeypatch.setattr(views, "_PASSING", SIZE + 10)
+    store = opened(bucket, ROOM)
+    assert all(store.keep(name, SIZE, passing=True) for name in BODIES)
+    assert store._folder.views._passing_bytes == SIZE
+    assert names(tmp_path) == ["08", "09", "10", "11"]
+
+
+def test_where_another_process_uses_the_folder_each_goes_through_it(opened, bucket, tmp_path, monkeypatch):
+    code = f"""
+        import sys
+        from flarecli.cache import folder
+        assert folder.shared({str(tmp_path / "cache")!r}, {ROOM}).fd >= 0
+        print(flush=True)
+        sys.stdin.read()
+    """
+    other = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        other.stdout.readline()
+        assert passes(opened(bucket, ROOM)) == COUNT
+        assert names(tmp_path) == ["08", "09", "10", "11"]
+    finally:
+        other.communicate()
+    assert passes(opened(bucket, ROOM)) == COUNT  # it is gone, and its mark does not count
+    assert list((tmp_path / "cache" / "flare-1" / "here").iterdir()) != []
+
+
+def test_a_child_is_another_process(opened, bucket, tmp_path):
+    store = opened(bucket, ROOM)
+    assert store._folder.is_alone()
+    code = "import sys; from flarecli.cache import folder; assert not folder.shared(sys.argv[1], int(sys.argv[2])).is_alone()"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "cache"), str(ROOM)], check=True)
+
+
+@pytest.mark.parametrize("most", [1000, 7])
+def test_a_run_leaves_nothing_in_memory(web, tmp_path, monkeypatch, most):
+    monkeypatch.setattr(folder, "_folders", {})
+    rng = random.Random(1)
+    with flare.Writer(str(tmp_path / "d"), columns={"n": "int", "b": "bytes"}, settings=Settings(shard_bytes=100_000)) as writer:
+        for n in range(500):
+            writer.write({"n": n, "b": rng.randbytes(6_000)})
+    bodies = {path.name: path.read_bytes() for path in (tmp_path / "d").iterdir()}
+    for name, body in bodies.items():
+        web.file(f"/d/{name}", body, etag='"one"')
+    limit = sum(map(len, bodies.values())) // 5
+    data = flare.open(web.url("/d/playlist.yaml"), cache=str(tmp_path / "cache"), cache_limit=limit)
+    rows = []
+    loop = iter(flare.Loader(data, 16, order="windows", window=2))
+    for _, batch in zip(range(most), loop, strict=False):
+        rows += batch["n"].tolist()
+    loop.close()
+    assert len(rows) == len(set(rows)) == min(500, most * 16)
+    (one,) = folder._folders.values()
+    assert one.views._passing_bytes == 0 and not one.views._passing
+    assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file()) <= limit
