@@ -7,6 +7,7 @@ and joins them by one index and one playlist, which is written last.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from flarecli import where as sql
 from flarecli.errors import MissingLibraryError, NoRowsError, UsageError
 from flarecli.formats import find
 from flarecli.model import Columns, Settings
+from flarecli.names import is_url
 from flarecli.storage import Guard
 from flarecli.write import Journal, Target, Writer, claim, error_of, parts
 from flarecli.write.columns import Typed, check_names, chosen_encodings
@@ -50,7 +52,8 @@ class FlareSource(Datasource):
         self, address: str | Sequence[str], *, columns: Sequence[str] | None = None, where: str | None = None, guard: Guard | None = None
     ) -> None:
         super().__init__()
-        self._address, self._where, self._guard = address, where, guard
+        self._address = _whole(address) if isinstance(address, str) else [_whole(one) for one in address]
+        self._where, self._guard = where, guard
         data = read.open(address, guard=guard)
         check_names(data.schema, columns or (), "columns")
         self._columns = None if columns is None else tuple(columns)
@@ -107,7 +110,7 @@ class FlareSink(Datasink[Any]):
     ) -> None:
         super().__init__()
         find(format)
-        self._out, self._format, self._given = out, format, dict(columns or {})
+        self._out, self._format, self._given = _whole(out), format, dict(columns or {})
         self._settings, self._overwrite = settings or Settings(shard_bytes=1 << 26), overwrite
         self._at = ""
         self._open: tuple[Target | BucketTarget, Journal] | None = None
@@ -173,6 +176,11 @@ class FlareSink(Datasink[Any]):
             journal.close()
             target.abandon(keep=False)
             self._open = None
+
+
+def _whole(address: str) -> str:
+    """Give a path from the root: a task may run in another folder."""
+    return os.path.abspath(address) if address and not is_url(address) else address
 
 
 def _put(writer: Writer, typed: Typed, batch: pa.RecordBatch, first: int) -> None:

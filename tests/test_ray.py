@@ -52,6 +52,14 @@ def test_read_filter_write_as_another_format(cluster: None, packed: str, tmp_pat
     assert not (tmp_path / "out/.flare").exists()
 
 
+def test_relative_paths_start_where_the_driver_is(cluster: None, packed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flarecli.ray import FlareSink, FlareSource
+
+    monkeypatch.chdir(tmp_path)
+    ray.data.read_datasource(FlareSource("mds", columns=["n"]), override_num_blocks=2).write_datasink(FlareSink("out"))
+    assert [row["n"] for row in flarecli.open(str(tmp_path / "out"))] == list(range(300))
+
+
 def test_a_source_reads_only_the_columns_and_rows_asked_for(cluster: None, packed: str) -> None:
     from flarecli.ray import FlareSource
 

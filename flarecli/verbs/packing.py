@@ -67,6 +67,7 @@ class Request:
     typed  what the columns are, column -> encoding, where that was told before; else the first rows tell
     rows   of the source's, those of one part: from, to
     spec   rows of a dataset, as they are named; `streams` of it
+    below  the folder where relative addresses start, if that is not the one a process happens to be in
     """
 
     sources: tuple[str, ...]
@@ -96,6 +97,7 @@ class Request:
     typed: Mapping[str, str] | None = None
     streams: tuple[str, ...] = ()
     spec: str | None = None
+    below: str | None = None
 
     def source(self) -> Source:
         """Open what the rows come from. Raises what `open_source` raises."""

@@ -6,6 +6,7 @@ What comes out depends on N and the source alone: not on where the parts were pa
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -14,9 +15,10 @@ from typing import Any
 
 from flarecli import __version__, encodings
 from flarecli import where as sql
-from flarecli.errors import BusyError, FlareError, NoRowsError, UsageError
+from flarecli.errors import BusyError, FlareError, NoRowsError, ReachError, UsageError
 from flarecli.hashes import DEFAULT
 from flarecli.model import Columns
+from flarecli.names import is_url
 from flarecli.progress import Progress
 from flarecli.units import format_count
 from flarecli.verbs.packing import SKIP, Packed, Request, done_before, packed, planned, would_pack
@@ -77,7 +79,7 @@ def packed_in_parts(request: Request, part_rows: int, engine: str, progress: Pro
         if not journal.columns:
             journal.note_columns([(column.name, column.encoding) for column in columns])
         given = {column.name: column.encoding for column in columns}
-        common = replace(request, limit=None, resume=True, overwrite=False, known=about[DEFAULT], typed=given)
+        common = replace(request, limit=None, resume=True, overwrite=False, known=about[DEFAULT], typed=given, below=_below(request, engine))
         keep = True
         done = _run(engine, _Requests(common, str(target.at), part_rows, rows), rows, progress, source.notes)
         if not any(done.held):
@@ -203,6 +205,21 @@ def _run(engine: str, requests: Sequence[Request], rows: int, progress: Progress
     return done
 
 
+def _below(request: Request, engine: str) -> str | None:
+    """Name the folder where relative addresses start, for those who work in another one."""
+    is_relative = any(not is_url(address) and not os.path.isabs(address) for address in (*request.sources, request.out))
+    return os.getcwd() if engine != "local" and is_relative else None
+
+
+def _enter(folder: str | None) -> None:
+    if folder is not None and folder != os.getcwd():
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            hint = "Name the source and the target by whole paths, on a disk that every node has."
+            raise ReachError(f"relative addresses start there: {os.strerror(error.errno or 0).lower()}", where=folder, hint=hint) from None
+
+
 def _outcome(request: Request) -> _Outcome:
     """Pack one part, wherever this runs.
 
@@ -211,6 +228,7 @@ def _outcome(request: Request) -> _Outcome:
     stop = time.monotonic() + _LOST_S
     while True:
         try:
+            _enter(request.below)
             heard = _Heard()
             return _Outcome(packed(request, heard), notes=tuple(heard.notes[:_TOLD]))
         except NoRowsError:

@@ -62,6 +62,13 @@ def dying(marks: Path) -> Callable[[Any], Any]:
     return work
 
 
+def test_relative_paths_start_where_the_driver_is(cluster: Any, index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the nodes began elsewhere
+    flarecli.pack("index.parquet", "local", part_rows=200)
+    flarecli.pack("index.parquet", "ray", part_rows=200, engine="ray")
+    assert files_of(tmp_path / "ray") == files_of(tmp_path / "local")
+
+
 def test_workers_killed_and_a_node_removed_change_no_byte(cluster: Any, index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flarecli.pack(index, str(tmp_path / "local"), part_rows=20, shard_bytes=2000)
     (tmp_path / "marks").mkdir()
