@@ -11,7 +11,7 @@ from flarecli.cli import rows as output
 from flarecli.cli.bar import Bar
 from flarecli.cli.params import option
 from flarecli.cli.show import Printer, binary
-from flarecli.errors import UsageError
+from flarecli.errors import MissingError, UsageError
 from flarecli.units import format_count, format_size, format_time
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _GALLERY = 60  # rows on a page, where nobody says how many
 _HOLES = 8  # lines of what is missing
+_GONE = "Fetch it again, or pack again with `flare pack … --overwrite`; `flare verify --quick` names each."
 
 
 def command(
@@ -98,6 +99,10 @@ def command(
             if found.sample:
                 printer.line("")
                 output.write(found.sample, printer, "table")
+    if found.missing:  # what is there was told, and is not all
+        others = len(found.missing) - 1
+        more = f", nor {'is' if others == 1 else 'are'} {format_count(others, 'other')}" if others else ""
+        raise MissingError(f"not there{more}: rows were read from the other shards", where=found.missing[0], hint=_GONE)
     raise typer.Exit
 
 

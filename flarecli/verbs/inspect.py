@@ -21,10 +21,10 @@ from flarecli.progress import Progress
 from flarecli.read import Dataset, Series, resolve, select_streams
 from flarecli.storage import Guard, Limits
 from flarecli.verbs.fill import filled
-from flarecli.verbs.inspect_holes import holes, writer_of
+from flarecli.verbs.inspect_holes import holes, lost, writer_of
 from flarecli.verbs.inspect_stats import statistics
 from flarecli.verbs.reach import bounded, described
-from flarecli.verbs.rows import ordered, read_rows, weight
+from flarecli.verbs.rows import named, ordered, read_rows, weight
 
 __all__ = ["Inspection", "StreamInfo", "inspect"]
 
@@ -82,7 +82,8 @@ class StreamInfo:
 class Inspection:
     """What lies at some addresses. `rows` are those of a dataset whose streams join by column, else of all streams in sum.
 
-    asked  rows that a sample was to have; it has fewer where so many are too many to look at
+    asked    rows that a sample was to have; it has fewer where so many are too many to look at
+    missing  addresses of shards that are not there, where rows were asked for: sample and statistics are of the others
     """
 
     address: str
@@ -93,6 +94,7 @@ class Inspection:
     bytes: int
     sample: tuple[pa.RecordBatch, ...] = field(default=())
     asked: int = 0
+    missing: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Give it as plain values, for --json: bytes in a sample become their length."""
@@ -109,6 +111,8 @@ class Inspection:
             "holes": [hole for stream in self.streams for hole in stream.holes],
             "streams": [stream.as_json() for stream in self.streams],
         }
+        if self.missing:
+            out["missing"] = list(self.missing)
         if self.sample:
             if self.asked > sum(batch.num_rows for batch in self.sample):
                 out["sample_asked"] = self.asked
@@ -141,7 +145,8 @@ def inspect(
     shards   also list the shards
     sample   also read so many rows, or such a share of them as a float; `seed` says which. At most 10,000 and about
              256 MiB are read, `asked` says how many were to be
-    stats    also read the columns of numbers and text, and some rows of those of bytes: see `statistics`
+    stats    also read the columns of numbers and text, and some rows of those of bytes: see `statistics`. Where shards of a
+             local dataset are not there, both are of the others, and `missing` names them
     raises   MissingError, FormatError, UnsafeError, UnfinishedError as `resolve`; UsageError for an unknown stream
     """
     found = resolve(sources, format=format, guard=bounded(guard, limits))
@@ -153,16 +158,17 @@ def inspect(
         replace(_info(one, shards), writer=", ".join(dict.fromkeys(name for stream in listed if (name := by[id(stream)]))) or None)
         for listed, one in zip(chosen, parts, strict=True)
     )
-    batches, asked = tuple[pa.RecordBatch, ...](), 0
+    batches, asked, missing = tuple[pa.RecordBatch, ...](), 0, list[str]()
     if stats or sample is not None:
         data = Dataset(parts, found)
+        missing, there = lost(parts)
         row_bytes = weight(parts, len(data))
         if stats:
-            seen = statistics(data, row_bytes, seed)
+            seen = statistics(data, row_bytes, seed, there)
             infos = tuple(replace(info, stats={column.name: seen[column.name] for column in info.columns if column.name in seen}) for info in infos)
         if sample is not None:
-            asked = len(ordered(len(data), None, sample, seed))
-            order = ordered(len(data), None, min(asked, _ROWS, max(1, _BYTES // row_bytes)), seed)
+            asked = len(ordered(len(data), named(there), sample, seed))
+            order = ordered(len(data), named(there), min(asked, _ROWS, max(1, _BYTES // row_bytes)), seed)
             batches = tuple(batch for _, batch in read_rows(data, order, 0, len(order), data.schema.names, row_bytes))
     counts = [info.rows for info in infos]
     return Inspection(
@@ -174,6 +180,7 @@ def inspect(
         sum(info.bytes for info in infos),
         batches,
         asked,
+        tuple(missing),
     )
 
 

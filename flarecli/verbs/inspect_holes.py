@@ -13,9 +13,10 @@ from flarecli.formats import FAMILY, INDEX
 from flarecli.model import IntArray, Playlist, Stream
 from flarecli.names import redact
 
-__all__ = ["holes", "writer_of"]
+__all__ = ["holes", "lost", "writer_of"]
 
 _LOOKED = 100_000  # shards whose files are looked for: a second's work
+_GONE = "not there"
 _NUMBER = re.compile(r"\d{3,18}", re.ASCII)  # of a shard; shorter ones are parts of words, longer ones are sums
 _GENERATIONS = {"granular": "granular 0.22 or later, by its layout", "granular-refs": "granular 0.21 or before, by its layout"}
 
@@ -53,6 +54,30 @@ def holes(parts: Sequence[Stream]) -> tuple[str, ...]:
     return (*out, *_gaps([url for stream in parts if stream.format != "files" for url in stream.urls]))
 
 
+def lost(streams: Sequence[Sequence[Stream]]) -> tuple[list[str], list[range]]:
+    """Give the addresses of listed shards whose files are gone, and the runs of rows that are there in all streams side by side.
+
+    streams  the parts of each, with rows known; files are looked for as `holes` does, and what data may not name is not among them
+    """
+    total, gone, spans = 0, list[str](), list[tuple[int, int]]()
+    for parts in streams:
+        first = 0
+        for stream in parts:
+            starts: IntArray = first + np.cumsum([0, *(() if stream.rows is None else stream.rows)])
+            first = int(starts[-1])
+            for one in _missing(stream):
+                if one.why == _GONE:
+                    gone += [str(stream.at.join(stream.urls[i])) for i in range(one.first, one.last + 1)]
+                    spans.append((int(starts[one.first]), int(starts[one.last + 1])))
+        total = max(total, first)
+    there, at = list[range](), 0
+    for start, stop in [*sorted(spans), (total, total)]:
+        if start > at:
+            there.append(range(at, start))
+        at = max(at, stop)
+    return gone, there
+
+
 def _told(stream: Stream, one: _Missing, starts: IntArray) -> str:
     first, last = redact(stream.urls[one.first]), redact(stream.urls[one.last])
     begin, end = int(starts[one.first]), int(starts[one.last + 1])
@@ -84,7 +109,7 @@ def _lacks(stream: Stream, i: int) -> str:
             if at.is_local:
                 at.size()
     except MissingError:
-        return "not there"
+        return _GONE
     except FlareError as error:
         return error.message
     return ""

@@ -6,7 +6,7 @@ is said; a picture is measured by its header.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from flarecli import encodings
 from flarecli.media import is_picture, measure
 from flarecli.read import Dataset
-from flarecli.verbs.rows import ordered, read_rows
+from flarecli.verbs.rows import named, ordered, read_rows
 
 __all__ = ["statistics"]
 
@@ -23,11 +23,12 @@ _DISTINCT, _DISTINCT_BYTES = 10_000, 64 << 20  # values of a column that are tol
 _ROWS, _BYTES = 10_000, 256 << 20  # of columns of bytes that are read
 
 
-def statistics(data: Dataset, row_bytes: int, seed: int = 0) -> dict[str, dict[str, Any]]:
+def statistics(data: Dataset, row_bytes: int, seed: int = 0, there: Sequence[range] | None = None) -> dict[str, dict[str, Any]]:
     """Say what is in each column: column -> name of a fact -> value.
 
     row_bytes  reckoned for one row
     seed       says which rows of columns of bytes are read
+    there      runs of rows that can be read; None: all
     return     rows looked at, nulls; least and most of numbers, of the bytes and characters of texts, of the bytes of bytes,
                of the items of lists; how many values differ, and how many are not the number that their text should be, or
                too large for one (`unfit`); of pictures how many, and width and height of the one with
@@ -36,15 +37,16 @@ def statistics(data: Dataset, row_bytes: int, seed: int = 0) -> dict[str, dict[s
     """
     small = [field.name for field in data.schema if not pa.types.is_large_binary(field.type)]
     large = [name for name in data.schema.names if name not in small]
-    found = {**_of_small(data, small), **_of_large(data, large, row_bytes, seed)}
+    runs = [range(len(data))] if there is None else there
+    found = {**_of_small(data, small, runs), **_of_large(data, large, row_bytes, seed, runs)}
     return {name: found[name] for name in data.schema.names}
 
 
-def _of_small(data: Dataset, small: list[str]) -> dict[str, dict[str, Any]]:
+def _of_small(data: Dataset, small: list[str], runs: Sequence[range]) -> dict[str, dict[str, Any]]:
     out: dict[str, dict[str, Any]] = {name: {"rows": 0, "nulls": 0} for name in small}
     distinct: dict[str, pa.Array] = {}
     encoded = {column.name: column.encoding for column in data.columns}
-    for batch in data.scan(small, exact=True) if small else ():
+    for batch in (batch for run in runs for batch in data.scan(small, run.start, run.stop, exact=True)) if small else ():
         for name in small:
             array, seen = batch.column(name), out[name]
             seen["rows"] += len(array)
@@ -91,10 +93,10 @@ def _count(seen: dict[str, Any], distinct: dict[str, pa.Array], name: str, array
     distinct[name], seen["distinct"] = found, len(found)
 
 
-def _of_large(data: Dataset, large: list[str], row_bytes: int, seed: int) -> dict[str, dict[str, Any]]:
+def _of_large(data: Dataset, large: list[str], row_bytes: int, seed: int, runs: Sequence[range]) -> dict[str, dict[str, Any]]:
     out: dict[str, dict[str, Any]] = {name: {"rows": 0, "nulls": 0} for name in large}
     sizes: dict[str, list[tuple[int, int]]] = {name: [] for name in large}
-    order = ordered(len(data), None, max(1, min(_ROWS, _BYTES // row_bytes)), seed)
+    order = ordered(len(data), named(runs), max(1, min(_ROWS, _BYTES // row_bytes)), seed)
     for _, batch in read_rows(data, order, 0, len(order), large, row_bytes) if large else ():
         for name in large:
             array, seen = batch.column(name), out[name]

@@ -21,7 +21,7 @@ from flarecli.read import Dataset, parse_rows, positions, resolve, select_stream
 from flarecli.storage import Guard
 from flarecli.verbs.reach import described
 
-__all__ = ["Order", "first_rows", "kept", "no_index", "opened", "ordered", "read_rows"]
+__all__ = ["Order", "first_rows", "kept", "named", "no_index", "opened", "ordered", "read_rows"]
 
 _BLOCK = 1 << 13  # steps mapped at once
 _TAKEN, _TAKEN_BYTES = 64, 16 << 20  # rows read one by one that are held at once
@@ -94,6 +94,11 @@ def ordered(
         None if shuffle is None else (shuffle, epoch),
         rank or (0, 1),
     )
+
+
+def named(runs: Sequence[range]) -> str:
+    """Name runs of rows as `ordered` takes them."""
+    return ",".join(f"{run.start}:{run.stop}" for run in runs) or "0:0"
 
 
 def opened(

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from flarecli import verbs
+from flarecli.__main__ import main
 from flarecli.verbs.inspect_stats import statistics as told
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -55,6 +56,55 @@ def test_shards_that_are_not_there_are_named_with_their_rows(tmp_path):
     assert only(out).as_json()["holes"] == list(wanted)
     (out / "playlist.yaml").unlink()
     assert only(out).holes == wanted
+
+
+def test_statistics_and_samples_are_of_the_shards_that_are_there(tmp_path):
+    out = dataset(tmp_path, data=[bytes(i) for i in range(12)])
+    for number in (1, 2, 5):
+        (out / f"shard.0000{number}.mds").unlink()
+    found = verbs.inspect(str(out), stats=True, sample=100)
+    there = [0, 1, 6, 7, 8, 9]
+    assert pa.Table.from_batches(found.sample).column("id").to_pylist() == there
+    facts = found.streams[0].stats
+    assert facts["id"] == {"rows": 6, "nulls": 0, "min": 0, "max": 9, "distinct": 6}
+    assert facts["data"] == {"rows": 6, "nulls": 0, "min_bytes": 0, "max_bytes": 9, "bytes": sum(there)}
+    assert (found.rows, found.asked) == (12, 6)
+    assert found.missing == tuple(f"{out}/shard.0000{number}.mds" for number in (1, 2, 5)) == tuple(found.as_json()["missing"])
+    assert verbs.inspect(str(out)).missing == ()  # no row was asked for: `holes` has them
+
+
+def test_of_streams_side_by_side_the_rows_that_all_have_are_looked_at(tmp_path):
+    for name, values in (("left", {"id": list(range(12))}), ("right", {"word": [str(i) for i in range(12)]})):
+        pq.write_table(pa.table(values), tmp_path / f"{name}.parquet")
+        verbs.pack(str(tmp_path / f"{name}.parquet"), str(tmp_path / name), format="mds", shard_rows=3 if name == "left" else 4)
+    told = []
+    for name, column, rows in (("left", "id: int", 3), ("right", "word: str", 4)):
+        shards = sorted((tmp_path / name).glob("*.mds"))
+        sizes = [path.stat().st_size for path in shards]
+        told += [f"{name}:", f"  headers: {{format: mds, columns: {{{column}}}, rows: {[rows] * len(shards)}, bytes: {sizes}}}", "  content:"]
+        told += [f"    - {name}/{path.name}" for path in shards]
+    (tmp_path / "both.yaml").write_text("\n".join([*told, ""]))
+    (tmp_path / "left" / "shard.00001.mds").unlink()
+    (tmp_path / "right" / "shard.00002.mds").unlink()
+    found = verbs.inspect(str(tmp_path / "both.yaml"), sample=100, stats=True)
+    assert pa.Table.from_batches(found.sample).to_pylist() == [{"id": i, "word": str(i)} for i in (0, 1, 2, 6, 7)]
+    assert [one.stats[name]["rows"] for one, name in zip(found.streams, ("id", "word"), strict=True)] == [5, 5]
+    assert found.missing == (f"{tmp_path}/left/shard.00001.mds", f"{tmp_path}/right/shard.00002.mds")
+
+
+def test_a_screen_and_a_page_of_what_is_there_name_what_is_not_and_fail(tmp_path, capsys):
+    out = dataset(tmp_path)
+    for number in (1, 4):
+        (out / f"shard.0000{number}.mds").unlink()
+    assert main(["inspect", str(out), "--stats", "--sample", "99"]) == 3
+    told = capsys.readouterr()
+    assert told.out.splitlines()[-9:] == ["id", *(str(i) for i in (0, 1, 4, 5, 6, 7, 10, 11))]
+    assert told.err == (
+        f"error: {out}/shard.00001.mds: not there, nor is 1 other: rows were read from the other shards\n"
+        "hint: Fetch it again, or pack again with `flare pack … --overwrite`; `flare verify --quick` names each.\n"
+    )
+    assert main(["inspect", str(out), "--html", str(tmp_path / "page.html")]) == 3
+    assert "shard.00001.mds" in (tmp_path / "page.html").read_text()
 
 
 def test_rows_count_on_from_one_source_to_the_next(tmp_path):
