@@ -143,6 +143,22 @@ def test_a_journal_cut_anywhere_still_resumes_to_the_same_bytes(tmp_path):
         assert pack(tmp_path / "out", samples(120), resume=True) == whole
 
 
+def test_a_torn_line_of_the_journal_is_gone_before_the_next_is_added(tmp_path):
+    rows, how = samples(12), Settings(shard_rows=2)
+    for stop in (4, 9):  # interrupted, torn, gone on with, interrupted and torn again
+        with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS, settings=how, resume=True) as writer:
+            for row in rows[writer.rows : stop]:
+                writer.write(row)
+            writer._write_samples()
+            raise RuntimeError
+        with (tmp_path / "out" / ".flare" / "journal").open("ab") as journal:
+            journal.write(b'{"shard": "shard.000')
+    writer = Writer(str(tmp_path / "out"), columns=COLUMNS, settings=how, resume=True)
+    assert writer.rows == 8
+    writer.abandon()
+    assert pack(tmp_path / "out", rows, how, resume=True) == pack(tmp_path / "whole", rows, how)
+
+
 @pytest.mark.parametrize("damage", ["remove", "cut"])
 def test_a_noted_shard_that_is_gone_is_written_again(tmp_path, damage):
     whole = pack(tmp_path / "whole", samples(300))
