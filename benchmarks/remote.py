@@ -4,9 +4,10 @@
 
 A local nginx answers path-style GETs, unsigned, as fast as it can, on the same cores: what it takes of them is told. Then again with at
 most RATE for each request, about what a bucket gives one: there the cores wait. `obstore` gets each shard by a thread of four and drops
-it; `flare.Loader` gives batches of 64 samples of 20 KB, each looked at. Rounds are pairs, each side in a process of its own; both the
-clock and the CPU time of the process are told, since a busy machine spoils the first. At full speed, four processes, one rank each, then
-share one cache. The server's log says how often each shard was fetched.
+it; the control also sums it and writes it to a file, of which a tenth of the data is kept: what a cache costs that writes everything.
+`flare.Loader` gives batches of 64 samples of 20 KB, each looked at; the cache is empty before. Rounds are of all three, each in a process of
+its own; both the clock and the CPU time of the process are told, since a busy machine spoils the first. At full speed, four processes, one
+rank each, then share one cache, and one process reads two epochs. The server's log says how often each shard was fetched.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,36 @@ def raw(url: str, names: list[str]) -> int:
         return sum(threads.map(lambda name: len(obstore.get(store, f"d/{name}").bytes()), names))
 
 
-def streamed(cache: str, limit: int) -> int:
+def written(url: str, names: list[str], folder: str, limit: int) -> int:
+    """Fetch as `raw` does; sum and write each shard, and remove the oldest."""
+    import obstore
+    import xxhash
+    from obstore.store import S3Store
+
+    store = S3Store("files", endpoint=url, skip_signature=True, region="us-east-1", client_options={"allow_http": True})
+    kept: deque[tuple[str, int]] = deque()
+
+    def one(name: str) -> int:
+        data = memoryview(obstore.get(store, f"d/{name}").bytes())
+        path = os.path.join(folder, f"{name}-{xxhash.xxh3_128_hexdigest(data)}")
+        with open(path, "wb", buffering=0) as file:
+            file.write(data)
+        kept.append((path, len(data)))
+        while sum(size for _, size in list(kept)) > limit:
+            os.unlink(kept.popleft()[0])
+        return len(data)
+
+    os.makedirs(folder)
+    with ThreadPoolExecutor(4) as threads:
+        return sum(threads.map(one, names))
+
+
+def streamed(cache: str, limit: int, epochs: int = 1) -> int:
     import flarecli as flare
 
     data = flare.open("s3://files/d/playlist.yaml", cache=cache, cache_limit=limit)
-    return sum(len(one) for batch in flare.Loader(data, 64, order="windows", window=WINDOW) for one in batch["b"])
+    loader = flare.Loader(data, 64, order="windows", window=WINDOW)
+    return sum(len(one) for _ in range(epochs) for batch in loader for one in batch["b"])
 
 
 def ranked(cache: str, limit: int, rank: int, barrier: Any, out: Any) -> None:
@@ -94,10 +120,10 @@ def side(task: dict) -> None:
     import flarecli as flare
 
     len(flare.open("s3://files/d/playlist.yaml")[0])
-    if task["kind"] == "raw":
-        raw(task["url"], task["names"][:1])
+    if task["kind"] != "streamed":
+        raw(*task["args"][:1], task["args"][1][:1])
     began, used = time.perf_counter(), time.process_time()
-    got = raw(task["url"], task["names"]) if task["kind"] == "raw" else streamed(*task["args"])
+    got = {"raw": raw, "written": written, "streamed": streamed}[task["kind"]](*task["args"])
     print(json.dumps({"seconds": time.perf_counter() - began, "cpu": time.process_time() - used, "bytes": got}), flush=True)
 
 
@@ -158,28 +184,31 @@ def main() -> None:
                 compared(url, log, folder / "cache", total, sizes, rounds, server.pid)
                 if rate == "0":
                     together(url, log, folder / "cache", total, sizes, args.rows)
+                    again(url, log, folder / "cache", total, sizes)
             finally:
                 server.terminate()
                 server.wait()
 
 
 def compared(url: str, log: Path, cache: Path, total: int, sizes: dict[str, int], rounds: int, server: int) -> None:
-    pairs, times, served = [], [], []
+    names, limit = list(sizes), total // 10
+    tasks = {"raw": [url, names], "written": [url, names, str(cache), limit], "streamed": [str(cache), limit]}
+    rows: dict[str, list[dict]] = {kind: [] for kind in tasks}
+    times = []
     for _ in range(rounds):
-        before = cpu_of(server)
-        one = ended(begin(url, {"kind": "raw", "url": url, "names": list(sizes)}))
-        between = cpu_of(server)
-        os.truncate(log, 0)
-        two = ended(begin(url, {"kind": "flare", "args": [str(cache), total // 10]}))
-        served.append((between - before, cpu_of(server) - between))
+        for kind, args in tasks.items():
+            os.truncate(log, 0)
+            before = cpu_of(server)
+            one = ended(begin(url, {"kind": kind, "args": args}))
+            rows[kind].append(one | {"rate": one["bytes"] / one["seconds"], "server": cpu_of(server) - before})
+            shutil.rmtree(cache, ignore_errors=True)
         times.append(fetches(log, sizes))
-        shutil.rmtree(cache)
-        pairs.append((one, two))
-    for name, k in (("obstore", 0), ("flare.Loader", 1)):
-        best, cpu, its = min(pair[k]["seconds"] for pair in pairs), min(pair[k]["cpu"] for pair in pairs), min(pair[k] for pair in served)
+    for name, kind in (("obstore", "raw"), ("and written", "written"), ("flare.Loader", "streamed")):
+        best, cpu, its = (min(one[what] for one in rows[kind]) for what in ("seconds", "cpu", "server"))
         print(f"{name:14}{total / best / 1e6:8,.0f} MB/s{cpu * 1e9 / total:8.2f} CPU ns/byte, the server{its * 1e9 / total:6.2f}")
-    ratio = statistics.median(two["bytes"] / two["seconds"] / (one["bytes"] / one["seconds"]) for one, two in pairs)
-    print(f"flare over obstore: {ratio:.2f} (at least {LEAST}){'' if ratio >= LEAST else '   MISSED'}")
+    ratios = {kind: statistics.median(b["rate"] / a["rate"] for a, b in zip(rows["raw"], rows[kind], strict=True)) for kind in tasks}
+    ratio = ratios["streamed"]
+    print(f"flare over obstore: {ratio:.2f} (at least {LEAST}){'' if ratio >= LEAST else '   MISSED'}; the control {ratios['written']:.2f}")
     print(f"each shard fetched {min(map(min, times)):.3f} to {max(map(max, times)):.3f} times an epoch")
 
 
@@ -189,6 +218,13 @@ def together(url: str, log: Path, cache: Path, total: int, sizes: dict[str, int]
     shutil.rmtree(cache)
     print(f"{RANKS} processes in step, one cache: {got} of {rows} samples, {got * SAMPLE / took / 1e6:,.0f} MB/s with their start")
     print(f"each shard fetched {min(shared):.3f} to {max(shared):.3f} times")
+
+
+def again(url: str, log: Path, cache: Path, total: int, sizes: dict[str, int]) -> None:
+    ended(begin(url, {"kind": "streamed", "args": [str(cache), total // 10, 2]}))
+    times = fetches(log, sizes)
+    shutil.rmtree(cache)
+    print(f"two epochs: each shard fetched {min(times):.3f} to {max(times):.3f} times, {statistics.mean(times):.2f} on average")
 
 
 def cpu_of(server: int) -> float:

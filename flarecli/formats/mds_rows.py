@@ -23,7 +23,7 @@ class _Ready(NamedTuple):
     """What reading one more row takes: made once for each set of columns, and kept with the shard.
 
     table    where each sample starts, as Python's own integers
-    view     the whole shard, where that is in memory; `source` is the same as what gives bytes when it is sliced: a map
+    view     the whole shard, where that is in memory; `source` is the same as what gives bytes when it is sliced, a map, if it can be
     head     gives what a sample begins with: the lengths, `first` of them, then the small columns before the first of variable size
              that are wanted, `lead` by name; `size` bytes in all
     sizes    bytes of the columns behind those that are of one size; what is laid behind what `head` gives
@@ -77,6 +77,9 @@ def read_rows(
         if at != table[row + 1]:
             _refuse(source[start : table[row + 1]], shard, row)
         out.append(one)
+    if isinstance(source, memoryview):
+        for one in out:
+            one.update({name: bytes(one[name]) for name, _ in rest if name is not None})
     return out
 
 
@@ -86,7 +89,7 @@ def _made(shard: Shard, columns: tuple[str, ...] | None) -> _Ready:
     lengths = sum(column.size is None for column in shard.columns)
     head = struct.Struct(f"<{lengths}I" + "".join(f"{column.size}{'s' if column.name in wanted else 'x'}" for column in lead))
     view = spans.whole(shard.chunk)
-    source = view.obj if view is not None and isinstance(view.obj, (bytes, mmap.mmap)) and len(view.obj) == len(view) else None
+    source = view.obj if view is not None and isinstance(view.obj, (bytes, mmap.mmap)) and len(view.obj) == len(view) else view
     names = tuple(column.name for column in lead if column.name in wanted)
     behind = shard.columns[len(lead) :]
     sizes = tuple(column.size for column in behind if column.size is not None)
