@@ -89,6 +89,7 @@ class MapDataset(torch_data.Dataset):  # type: ignore[misc]
 
     def __init__(self, data: Rows, transform: Callable[[Any], Any] | None = None) -> None:
         self.data, self.transform = data, transform
+        data.load()
 
     def __len__(self) -> int:
         return len(self.data)
@@ -137,6 +138,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         if batch < 1 or threads < 0 or not 0 <= self._rank < self._ranks:
             raise UsageError(f"batch is {batch}, threads {threads}, rank {self._rank} of {self._ranks}: that makes no stream")
         self.data = data.decoded(decode) if decode else data
+        self.data.load()
         self._transforms = (transform,) if callable(transform) else tuple(transform)
         self._batch, self._order, self._window, self._threads = batch, order, window, threads
         self._collate, self._collated, self._drop_last, self._seed = collate, collated, drop_last, seed

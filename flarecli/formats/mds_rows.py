@@ -13,13 +13,13 @@ from flarecli.formats import spans
 from flarecli.model import Row, Shard
 from flarecli.storage import is_cold, read_ahead
 
-__all__ = ["read_rows"]
+__all__ = ["Ready", "prepared", "read_rows"]
 
 
 _LEAD = 1 << 12  # bytes of a column that is read in one go with the lengths: a hostile config may name any size
 
 
-class _Ready(NamedTuple):
+class Ready(NamedTuple):
     """What reading one more row takes: made once for each set of columns, and kept with the shard.
 
     table    where each sample starts, as Python's own integers
@@ -40,6 +40,11 @@ class _Ready(NamedTuple):
     sizes: tuple[int, ...]
     rest: tuple[tuple[str | None, int], ...]
 
+    @property
+    def names(self) -> list[str]:
+        """The columns that are wanted."""
+        return [*self.lead, *(name for name, _ in self.rest if name is not None)]
+
 
 def read_rows(
     shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None, ranges: Mapping[str, tuple[int, int]] | None = None
@@ -48,8 +53,7 @@ def read_rows(
 
     raises  FormatError naming the row whose lengths do not add up
     """
-    key = None if columns is None else tuple(columns)
-    ready = shard.memo.get(key) or _made(shard, key)
+    ready = prepared(shard, columns)
     table, view, source, head, size, first, lead, sizes, rest = ready
     if source is None:
         parts = spans.read(shard.chunk, [(table[row], table[row + 1]) for row in rows])
@@ -69,10 +73,10 @@ def read_rows(
             one[name] = values[i]
             i += 1
         at = start + size
-        for name, i in rest:
+        for other, i in rest:
             stop = at + values[i]
-            if name is not None:
-                one[name] = source[at:stop]
+            if other is not None:
+                one[other] = source[at:stop]
             at = stop
         if at != table[row + 1]:
             _refuse(source[start : table[row + 1]], shard, row)
@@ -83,7 +87,14 @@ def read_rows(
     return out
 
 
-def _made(shard: Shard, columns: tuple[str, ...] | None) -> _Ready:
+def prepared(shard: Shard, columns: Sequence[str] | None) -> Ready:
+    """Give what reading rows of a shard takes."""
+    key = None if columns is None else tuple(columns)
+    ready: Ready | None = shard.memo.get(key)
+    return ready or _made(shard, key)
+
+
+def _made(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
     wanted = frozenset(column.name for column in shard.columns) if columns is None else frozenset(columns)
     lead = list(itertools.takewhile(lambda column: column.size is not None and column.size <= _LEAD, shard.columns))
     lengths = sum(column.size is None for column in shard.columns)
@@ -95,13 +106,13 @@ def _made(shard: Shard, columns: tuple[str, ...] | None) -> _Ready:
     sizes = tuple(column.size for column in behind if column.size is not None)
     of_one_size, variable = itertools.count(lengths + len(names)), itertools.count()
     rest = tuple((column.name if column.name in wanted else None, next(variable if column.size is None else of_one_size)) for column in behind)
-    ready = _Ready(memoryview(shard.layout["starts"]), view, source, head.unpack_from, head.size, lengths, names, sizes, rest)
+    ready = Ready(memoryview(shard.layout["starts"]), view, source, head.unpack_from, head.size, lengths, names, sizes, rest)
     if not spans.suffix(shard.chunk):  # a decompressed shard is held elsewhere, and not for ever
         shard.memo[columns] = ready
     return ready
 
 
-def _split(data: bytes | memoryview, ready: _Ready, shard: Shard, row: int) -> Row:
+def _split(data: bytes | memoryview, ready: Ready, shard: Shard, row: int) -> Row:
     if len(data) < ready.size:
         _refuse(data, shard, row)
     head = ready.head(data)

@@ -122,7 +122,7 @@ class Dataset:
         values = [self._values(name, [row[name] for row in rows], indices) for name in names]
         return [dict(zip(names, one, strict=True)) for one in zip(*values, strict=True)] if names else [{} for _ in rows]
 
-    def _values(self, name: str, data: list[Any], indices: Sequence[int] | IntArray) -> list[Any]:
+    def _values(self, name: str, data: Sequence[Any], indices: Sequence[int] | IntArray) -> list[Any]:
         try:
             return self._decoders[name].values(data)
         except NotDecoded as failed:
@@ -133,9 +133,9 @@ class Dataset:
 
         raises  as reading a row does
         """
-        rows, out = self.rows(indices), dict[str, Any]()
+        stored, out = self._table.read_columns(indices, self._chosen), dict[str, Any]()
         for name, decoder in self._decoders.items():
-            data = [row[name] for row in rows]
+            data = stored[name]
             array = decoder.array(data)
             out[name] = stacked(self._values(name, data, indices)) if array is None else array
         return out
@@ -321,6 +321,11 @@ class Dataset:
     def order(self, seed: int, epoch: int, order: str, window: int = 8) -> Epoch:
         """Give an epoch: which row each of its steps has. Raises UsageError for an order that is none."""
         return Epoch(np.asarray(self.edges), seed, epoch, order, window)
+
+    def load(self) -> None:
+        """Load the code that reading takes, before processes are forked: each of them would do it again."""
+        for one in self._table.series:
+            one.load()
 
     @property
     def room(self) -> int:

@@ -13,6 +13,7 @@ from collections import deque
 
 from flarecli.errors import FlareError
 from flarecli.model import Cursor
+from flarecli.read.heap import keep_freed
 from flarecli.read.rows import Order, Rows
 
 __all__ = ["Fetching", "begun"]
@@ -31,6 +32,7 @@ def begun(data: Rows, order: Order, place: Cursor, ranks: int) -> Fetching | Non
 
     ranks  that share the rows; a few of them are on one machine, which then reads all that is there
     """
+    keep_freed()
     if ranks <= _BESIDE and (together := data.stored) >= _LITTLE:
         data.expect(together)
     room = data.room * 9 // 10 if place.order != "shuffle" else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -57,6 +58,8 @@ class Joined:
             hint = "Give the positions where it is true: numpy.flatnonzero(mask)." if given.dtype.kind == "b" else ""
             raise UsageError(f"{given.dtype.name} values are no positions of rows", hint=hint)
         at = given.astype(np.int64, copy=False)
+        if len(at) and at.view(np.uint64).max() < self.rows:  # none is below 0 either
+            return at if self._picked is None else self._picked[at]
         wrong = (at < -self.rows) | (at >= self.rows)
         if wrong.any():
             raise RowsError(f"row {int(at[wrong][0])} is outside the data, which has {self.rows} rows")
@@ -77,6 +80,15 @@ class Joined:
             one.read_rows(at, own, {name: ranges[name] for name in own if name in ranges} if ranges else None) for one, own in self._split(names)
         ]
         return parts[0] if len(parts) == 1 else [{name: value for part in row for name, value in part.items()} for row in zip(*parts, strict=True)]
+
+    def read_columns(self, indices: Sequence[int] | IntArray, names: Sequence[str] | None) -> Mapping[str, Sequence[Any]]:
+        """Give encoded rows as columns: name -> bytes of each row, in the order asked."""
+        if len(self.series) == 1 and len(indices) > 1:
+            found = self.series[0].read_columns(self.places(indices), names)
+            if found is not None:
+                return found
+        rows = self.read(indices, names)
+        return {name: [row[name] for row in rows] for name in ([column.name for column in self.columns] if names is None else names)}
 
     def _split(self, names: Sequence[str] | None) -> list[tuple[Series, list[str]]]:
         names = [column.name for column in self.columns] if names is None else names

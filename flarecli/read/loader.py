@@ -178,6 +178,7 @@ class Loader:
         if not self._processes:
             flow = Ahead([work] * self.workers, parts, self._ahead, work)
             return flow, flow.close
+        self.data.load()
         processes: list[Process] = []
         try:
             for _ in range(self.workers):

@@ -110,6 +110,11 @@ class Mix:
         """Give an epoch: the number of the row that each step takes."""
         return _MixOrder(self, seed, epoch, order, window)
 
+    def load(self) -> None:
+        """See `Dataset.load`."""
+        for part in self.parts:
+            part.load()
+
     @property
     def room(self) -> int:
         """Bytes that the smallest cache before a dataset may hold; 0 where no dataset has one."""

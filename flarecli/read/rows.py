@@ -42,6 +42,9 @@ class Rows(Protocol):
     def order(self, seed: int, epoch: int, order: str, window: int) -> Order:
         """Give an epoch."""
 
+    def load(self) -> None:
+        """Load the code that reading takes, before processes are forked."""
+
     @property
     def room(self) -> int:
         """Bytes of the cache before its shards; 0 without one."""

@@ -7,8 +7,9 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
-from typing import TypeAlias
+from itertools import chain, zip_longest
+from operator import itemgetter
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 
 _all: weakref.WeakSet[Series] = weakref.WeakSet()
 _BATCH_BYTES = 16 << 20  # what a scan holds at once, roughly
+_TOGETHER = 8  # rows of a shard that are worth reading by columns
 
 
 class Series:
@@ -87,6 +89,12 @@ class Series:
         if rows.sum(dtype=np.float64) >= 1 << 61 and sum(rows.tolist()) >= 1 << 62:
             raise FormatError(f"{sum(rows.tolist())} rows are listed", where=self.streams[0].at)
         return np.cumsum(rows, dtype=np.int64)
+
+    def load(self) -> None:
+        """Load the code that reading takes."""
+        for stream in self.streams:
+            if stream.format:
+                formats.find(stream.format)
 
     def chunk(self, i: int) -> Chunk:
         """Make the chunk at a position."""
@@ -186,11 +194,7 @@ class Series:
         """
         if not len(rows):
             return []
-        where: IntArray = np.searchsorted(self.starts, rows, "right") - 1
-        own = (rows - self.starts[where]).tolist()
-        shards: dict[int, list[int]] = {}  # and the places in `rows` of what each holds
-        for k, i in enumerate(where.tolist()):
-            shards.setdefault(i, []).append(k)
+        own, shards = self._by_shard(rows)
         if len(shards) == 1:
             return self._of_shard(next(iter(shards)), own, columns, ranges)
         out: list[Row] = [{}] * len(own)
@@ -199,6 +203,35 @@ class Series:
             for k, row in zip(at, self._of_shard(i, [own[k] for k in at], columns, ranges), strict=True):
                 out[k] = row
         return out
+
+    def read_columns(self, rows: IntArray, columns: Sequence[str] | None = None) -> dict[str, Sequence[Any]] | None:
+        """Give what `read_rows` gives as columns, where the format makes them so, and enough of the rows lie together; else None."""
+        own, shards = self._by_shard(rows)
+        if len(own) < _TOGETHER * len(shards) or not own:
+            return None
+        parts: list[dict[str, Sequence[Any]]] = []
+        for i in sorted(shards):
+            shard = self.shard(i)
+            read = getattr(formats.find(shard.chunk.format or ""), "read_columns", None)
+            if read is None:
+                return None
+            parts.append(read(shard, own if len(shards) == 1 else [own[k] for k in shards[i]], columns))
+        if len(parts) == 1:
+            return parts[0]
+        back = [0] * len(own)  # the place of each row in the parts behind one another
+        for place, k in enumerate(chain.from_iterable(shards[i] for i in sorted(shards))):
+            back[k] = place
+        ordered = itemgetter(*back)
+        return {name: ordered([*chain.from_iterable(part[name] for part in parts)]) for name in parts[0]}
+
+    def _by_shard(self, rows: IntArray) -> tuple[list[int], dict[int, list[int]]]:
+        """Give the position of each row in its shard, and the shards: each with the places in `rows` of what it holds."""
+        where: IntArray = np.searchsorted(self.starts, rows, "right") - 1
+        own: list[int] = (rows - self.starts[where]).tolist()
+        shards: dict[int, list[int]] = {}
+        for k, i in enumerate(where.tolist()):
+            shards.setdefault(i, []).append(k)
+        return own, shards
 
     def read_row(self, row: int, columns: Sequence[str] | None = None) -> Row:
         """Give one encoded row, with as little around it as there can be; `row` is in [0, rows)."""

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from flarecli.encodings import column, field
 from flarecli.errors import FormatError
 from flarecli.formats import mds
+from flarecli.formats.mds_columns import read_columns
 from flarecli.formats.mds_rows import read_rows
 from flarecli.model import Chunk, Settings
 from flarecli.storage import locate
@@ -50,6 +51,8 @@ def test_every_column_is_cut_where_it_lies(tmp_path_factory, data):
     assert read_rows(shard, order, some) == wanted
     assert [list(row) for row in read_rows(shard, order, some)] == [list(row) for row in wanted]  # in the order of the format
     assert all(type(value) is bytes for row in read_rows(shard, order, some) for value in row.values())
+    turned = {name: [row[name] for row in wanted] for name in names if some is None or name in some}
+    assert list(read_columns(shard, order, some).items()) == list(turned.items())
 
 
 @pytest.mark.parametrize("maps", [True, False])
@@ -67,9 +70,10 @@ def test_a_sample_that_is_too_short_says_so(tmp_path, maps, size, message):
     starts = shard.layout["starts"].copy()
     starts[1] = starts[0] + size
     shard.layout["starts"] = starts
-    with pytest.raises(FormatError) as caught:
-        read_rows(shard, [0])
-    assert str(caught.value) == f"{shard.chunk.at}[0]: {message}"
+    for read in (read_rows, read_columns):
+        with pytest.raises(FormatError) as caught:
+            read(shard, [0])
+        assert str(caught.value) == f"{shard.chunk.at}[0]: {message}"
 
 
 def test_a_column_of_any_declared_size_is_only_damage(tmp_path):

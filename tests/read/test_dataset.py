@@ -252,3 +252,15 @@ def test_any_file_is_a_dataset_or_an_error(data):
 def test_locations_of_a_dataset_are_below_it(out):
     (stream,) = read.resolve(out)[0].streams
     assert all(isinstance(chunk.at, Location) and str(chunk.at).startswith(out) for chunk in stream)
+
+
+def test_a_batch_over_several_shards_is_in_the_order_asked(tmp_path):
+    data = read.open(pack(tmp_path / "out", [{"n": n, "t": str(n) * 5} for n in range(200)], shard_bytes=3000))
+    assert len(data.edges) > 2
+    for count in (1, 5, 64, 200):
+        rows = np.random.default_rng(count).integers(-200, 200, count)
+        batch = data.collated(rows)
+        assert batch["n"].tolist() == (rows % 200).tolist()
+        assert batch["t"] == [str(n) * 5 for n in rows % 200]
+        assert data.select(["t"]).collated(rows) == {"t": batch["t"]}
+        assert data.where("n % 2 = 0").collated(rows // 2)["n"].tolist() == (rows // 2 % 100 * 2).tolist()
