@@ -66,7 +66,10 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
     width = _WIDTHS.get(token)
     if width is None:
         raise ValueError
-    return int.from_bytes(data[at + 1 : at + 1 + width], "big"), at + 1 + width  # past the end: the caller's sum is wrong then
+    number = int.from_bytes(data[at + 1 : at + 1 + width], "big")
+    if number >> 63:  # what an int64 does not hold is no number of a batch either
+        raise ValueError
+    return number, at + 1 + width  # past the end: the caller's sum is wrong then
 
 
 @lru_cache(maxsize=256)

@@ -223,6 +223,16 @@ def test_bytes_that_no_record_has_are_found():
     assert str(caught.value) == "s.ffr: 6 bytes follow its table of no records"
 
 
+def test_a_record_larger_than_a_step_is_summed_in_pieces(monkeypatch):
+    monkeypatch.setattr(ffrecord, "_STEP_BYTES", 16)
+    data = bytearray(made([b"x" * 100, b"", b"y" * 16, b"z" * 17]))
+    assert list(ffrecord.verify_shard(ffrecord.open_shard(in_memory(bytes(data))))) == []
+    for place, row in ((12 + 12 * 4 + 50, 0), (len(data) - 1, 3)):
+        bad = bytearray(data)
+        bad[place] ^= 1
+        assert [found.where for found in ffrecord.verify_shard(ffrecord.open_shard(in_memory(bytes(bad))))] == [f"s.ffr[{row}]"]
+
+
 def test_a_table_that_was_opened_unchecked_is_checked_by_verify():
     data = bytearray(made([b"abc", b"de"]))
     data[0] ^= 1

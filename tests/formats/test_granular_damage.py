@@ -99,6 +99,8 @@ def test_a_bag_whose_table_does_not_fit_is_refused(data, message):
         (b"\x92\x01\xff", "spec.json[1]: its record numbers are not what the columns need"),
         (b"\x92\x01\x92\x00\x01", "spec.json[1]: its record numbers are not what the columns need"),
         (b"\x92\xcf" + b"\x7f" + bytes(7) + b"\x01", f"spec.json[1]: column 'n' takes records {0x7F << 56} to {0x7F << 56}, its bag holds 3"),
+        (b"\x92\xcf\x7f" + b"\xff" * 7 + b"\x01", f"spec.json[1]: column 'n' takes records {(1 << 63) - 1} to {(1 << 63) - 1}, its bag holds 3"),
+        (b"\x92\xcf" + b"\xff" * 8 + b"\x01", "spec.json[1]: its record numbers are not what the columns need"),
         (b"", "spec.json[1]: its record numbers are not what the columns need"),
     ],
 )

@@ -197,6 +197,12 @@ def test_another_count_than_listed_is_an_error(shard_bytes):
         opened(shard_bytes, rows=4)
 
 
+def test_a_config_larger_than_any_is_not_read(shard_bytes, monkeypatch):
+    monkeypatch.setattr(mds, "_CONFIG_LIMIT", 10)
+    with pytest.raises(FormatError, match=r"^s.mds: its config takes \d+ bytes$"):
+        opened(shard_bytes)
+
+
 def test_a_length_that_does_not_add_up_names_the_row(shard_bytes):
     start = struct.unpack_from("<5I", shard_bytes)[2]
     data = shard_bytes[:start] + struct.pack("<I", 1 << 30) + shard_bytes[start + 4 :]

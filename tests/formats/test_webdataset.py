@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from flarecli import encodings, read
 from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, UnsafeError, UsageError, ValueFitError
-from flarecli.formats import tar, webdataset, webdataset_index
+from flarecli.formats import tar, tar_runs, webdataset, webdataset_index
 from flarecli.formats.tar_runs import SLAB
 from flarecli.formats.webdataset_names import extension_of
 from flarecli.formats.webdataset_table import read_table
@@ -547,6 +547,15 @@ def test_an_index_with_a_right_sum_is_held_against_the_tars_size():
     swapped = resigned(index, sizes=packed(np.where(table.sizes > 1, table.sizes - 1, table.sizes)))
     (finding,) = webdataset.verify_shard(opened({**files, "00000.idx.json": swapped}))
     assert (finding.kind, finding.message) == ("index", "says other members than the tar has")
+
+
+def test_a_member_twice_in_a_sample_is_refused_where_one_run_of_headers_ends_and_the_next_begins(monkeypatch):
+    monkeypatch.setattr(tar_runs, "SLAB", 4 * tar.BLOCK)
+    monkeypatch.setattr(tar, "_WORTH", 1)
+    for names in (["a.t", "b.t", "c.t", "d.t", "d.t", "e.t"], ["a.t", "b.t", "b.u", "b.v", "b.T", "e.t"]):
+        data = b"".join(tar.header(name.encode(), 0) for name in names) + tar.END
+        with pytest.raises(FormatError, match=f"^x\\[[13]\\]: a second member '{names[4]}' at byte 2048$"):
+            read_table(tar.Mapped(memoryview(data)), "x")
 
 
 # -- damage

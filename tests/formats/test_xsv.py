@@ -16,6 +16,7 @@ from flarecli import encodings
 from flarecli.encodings import BINARY, lookup, stored, typed
 from flarecli.errors import FlareError, FormatError, MissingError, UsageError, ValueFitError
 from flarecli.formats import find, json_shards, xsv
+from flarecli.formats import lines as line_shards
 from flarecli.model import Chunk, File, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
@@ -111,6 +112,26 @@ def test_lines_of_any_writer_are_cut_as_a_split_cuts_them(lines):
     assert [list(row.values()) for row in xsv.XSV.read_batch(shard, 0, len(lines)).to_pylist()] == wanted
 
 
+@pytest.mark.parametrize(
+    ("columns", "ends", "lines", "row", "values"),
+    [
+        ("ab", ("||", "\n"), ("x||y||z", "w"), 0, 3),  # as many separators as two rows have, and they are both in the first
+        ("ab", ("||", "\n"), ("w", "x||y||z"), 0, 1),
+        ("abc", ("||", "\n"), ("|||x",), 0, 2),  # two separators, one over the other
+        ("ab", (",", ",\n"), ("x",), 0, 1),  # the only separator is the newline's
+        ("ab", (",", ",\n"), ("x,y", "z"), 1, 1),
+    ],
+)
+def test_separators_that_cut_no_field_are_not_taken_for_those_that_are_missing(columns, ends, lines, row, values):
+    separator, newline = ends
+    how = {"column_names": list(columns), "column_encodings": ["str"] * len(columns), "separator": separator, "newline": newline}
+    shard = xsv_shard(*(line + newline for line in lines), **how)
+    for do in (lambda: xsv.XSV.read_batch(shard, 0, len(lines)), lambda: xsv.XSV.read_rows(shard, range(len(lines)))):
+        with pytest.raises(FormatError) as caught:
+            do()
+        assert str(caught.value) == f"shard.00000.xsv[{row}]: {values} values in its line, {len(columns)} are wanted"
+
+
 def test_a_line_without_its_newline_names_its_row():
     shard = xsv_shard("x||1\n", "y||2;", "z||3\n")
     for do in (lambda: xsv.XSV.read_batch(shard, 0, 3), lambda: xsv.XSV.read_rows(shard, [1])):
@@ -165,6 +186,7 @@ def test_a_value_that_a_line_cannot_hold_is_named_before_anything_is_written(for
         (("a",), Settings(newline=""), "a xsv shard wants a newline"),
         (("a",), Settings(separator=""), "a xsv shard wants a separator"),
         (("a|", "b"), Settings(separator="||"), "names between '||' cannot be told apart again"),
+        (("a", "b"), Settings(separator=";", newline="a;b"), "names between ';' cannot be told apart again"),
     ],
 )
 def test_names_and_settings_that_a_header_cannot_hold_are_refused(names, how, message):
@@ -228,6 +250,52 @@ def test_a_forged_table_is_refused(change, message):
         xsv.CSV.open_shard(meta_changed(chunk, change))
     if message:
         assert str(caught.value) == message.format(size=chunk.files[1].size)
+
+
+def test_bytes_behind_the_last_line_are_damage():
+    for form in (xsv.XSV, json_shards):
+        config = XSV if form is xsv.XSV else {"columns": {"a": "int"}, "format": "json", "newline": "\n"}
+        lines = [b"a||b\n", b"x||1\n"] if form is xsv.XSV else [b"", b'{"a": 1}\n']
+        starts = np.cumsum([len(line) for line in lines]).tolist()
+        assert shard_of(form, b"".join(lines), starts, config).rows == 1
+        for size, rest in ((1, b"\n"), (5, b"x||1\n")):
+            with pytest.raises(FormatError) as caught:
+                shard_of(form, b"".join([*lines, rest]), starts, config)
+            assert str(caught.value) == f"shard.00000.{form.NAME}: is {starts[-1] + size} bytes, {starts[-1]} are needed by its table"
+
+
+def test_a_meta_that_no_rows_make_so_large_is_refused_before_it_is_read(monkeypatch):
+    most = 8 + 4 * 2 + (1 << 24)
+    for raw_size, size in ((None, most + 1), (most + 1, 100)):
+        meta = File("s.csv.meta", size, raw_size=raw_size)
+        at = Location(MemoryStore({"s.csv": b""}), "s.csv")
+        with pytest.raises(FormatError) as caught:
+            xsv.CSV.open_shard(Chunk(at, 2, (File("s.csv"), meta), "csv", (at.folder / "s.csv.meta",)))
+        assert str(caught.value) == f"s.csv.meta: {most + 1} bytes are listed, too many for a table of 2 samples"
+    chunk, _ = written(xsv.CSV, {"a": "str"}, [{"a": b"1"}])
+    monkeypatch.setattr(line_shards, "_CONFIG_LIMIT", 10)
+    with pytest.raises(FormatError, match=r"^shard.00000.csv.meta: its config takes \d+ bytes$"):
+        xsv.CSV.open_shard(Chunk(chunk.at))
+
+
+@pytest.mark.parametrize("form", ["mds", "json", "csv"])
+def test_a_shard_ends_where_its_table_does(form, monkeypatch):
+    columns = find(form).arrange([encodings.column("a", "str")])
+    batch = batch_of(columns, [{"a": b'"%s"' % (b"x" * 100)}, {"a": b'""'}])
+    base, sizes = find(form).row_sizes(columns, batch, Settings())
+    chunk = find(form).write_shard(Location(MemoryStore(), ""), 0, columns, [batch], Settings())
+    size = len(chunk.at.read())
+    monkeypatch.setattr(line_shards, "LIMIT", size - 1)
+    store = MemoryStore()
+    with pytest.raises(ValueFitError) as caught:
+        find(form).write_shard(Location(store, ""), 0, columns, [batch], Settings())
+    assert str(caught.value) == f"{chunk.at.name}: {size} bytes do not fit one {form.upper() if form == 'mds' else form} shard"
+    assert store.files == {}
+    monkeypatch.setattr(line_shards, "LIMIT", base + int(sizes[0]))
+    find(form).row_sizes(columns, batch, Settings())
+    monkeypatch.setattr(line_shards, "LIMIT", base + int(sizes[0]) - 1)
+    with pytest.raises(ValueFitError, match=rf"^\[0\]: column 'a': a row of {sizes[0]} bytes does not fit one {form} shard, which ends at 4 GiB$"):
+        find(form).row_sizes(columns, batch, Settings())
 
 
 def test_the_meta_is_found_by_its_name_and_missed_by_it(tmp_path):
