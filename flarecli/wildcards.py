@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from flarecli.errors import UsageError
 
-__all__ = ["braced", "pattern_of"]
+__all__ = ["SIGNS", "braced", "divided", "pattern_of"]
 
+SIGNS = "*?["
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
 _BRACE_LIMIT = 1 << 20  # addresses
@@ -35,6 +36,18 @@ def braced(address: str) -> list[str]:
     if len(words) * len(tails) > _BRACE_LIMIT:
         raise UsageError(f"{address!r:.80} names more than {_BRACE_LIMIT} addresses")
     return [address[: match.start()] + word + tail for word in words for tail in tails]
+
+
+def divided(address: str) -> tuple[str, list[str]]:
+    """Part an address with a sign in it: the folder to list, empty where that is the one to start from, and the parts to match.
+
+    raises  UsageError for an address whose bucket would have to be found
+    """
+    parts = address.split("/")
+    plain = next(i for i, part in enumerate(parts) if any(sign in part for sign in SIGNS))
+    if "://" in address and plain < 3:
+        raise UsageError("a bucket is named without *, ? or [")
+    return "/".join(parts[:plain]), parts[plain:]
 
 
 def pattern_of(parts: Sequence[str]) -> re.Pattern[str]:

@@ -16,14 +16,13 @@ from flarecli.ingest.streams import Text
 from flarecli.ingest.text import pieces
 from flarecli.names import is_url, redact, scheme_of
 from flarecli.storage import Location
-from flarecli.wildcards import braced, pattern_of
+from flarecli.wildcards import SIGNS, braced, divided
 
 __all__ = ["LIST", "Named", "listed"]
 
 LIST = ".txt"
 _DEEP = 4  # lists in lists
-_MOST = 1 << 20  # addresses, in all of them; and files that are listed for a wildcard
-_SIGNS = "*?["
+_MOST = 1 << 20  # addresses, in all of them
 
 
 class Named(NamedTuple):
@@ -85,12 +84,12 @@ def _named(at: Location) -> Iterator[Named]:
 
 def _places(folder: Location, address: str) -> Iterator[Location]:
     """Give what a line stands for: itself, or what matches."""
-    if not any(sign in address for sign in "{" + _SIGNS) or (not is_url(address) and folder.is_local and folder.join(address).exists()):
+    if not any(sign in address for sign in "{" + SIGNS) or (not is_url(address) and folder.is_local and folder.join(address).exists()):
         yield folder.join(address)
         return
     for one in braced(address):
         is_web = scheme_of(str(folder.join(one))) in ("http", "https")
-        if not any(sign in one for sign in ("*" if is_web else _SIGNS)):
+        if not any(sign in one for sign in ("*" if is_web else SIGNS)):
             yield folder.join(one)
         elif is_web:
             raise UsageError("an http address cannot be listed", hint="Name the files, or use braces such as {00000..00127}.")
@@ -99,17 +98,11 @@ def _places(folder: Location, address: str) -> Iterator[Location]:
 
 
 def _matching(folder: Location, address: str) -> Iterator[Location]:
-    parts = address.split("/")
-    plain = next(i for i, part in enumerate(parts) if any(sign in part for sign in _SIGNS))
-    if is_url(address) and plain < 3:
-        raise UsageError("a bucket is named without *, ? or [")
-    at, wanted, count = folder.join("/".join(parts[:plain])) if plain else folder, pattern_of(parts[plain:]), 0
+    head, parts = divided(address)
+    at, is_there = folder.join(head) if head else folder, False
     with suppress(MissingError):  # no such folder
-        for seen, entry in enumerate(at.list()):
-            if seen >= _MOST:
-                raise UsageError(f"more than {_MOST} files lie in {at}", hint="Name a folder further down.")
-            if wanted.fullmatch(entry.name):
-                count += 1
-                yield at / entry.name
-    if not count:
+        for name in at.matching(parts):
+            is_there = True
+            yield at / name
+    if not is_there:
         raise MissingError(f"nothing matches {redact(address)!r}")

@@ -21,7 +21,7 @@ from flarecli.names import is_url, redact, scheme_of
 from flarecli.read.repeats import refuse_repeats
 from flarecli.storage import Guard, Location, locate
 from flarecli.storage.local import SCRATCH
-from flarecli.wildcards import braced, pattern_of
+from flarecli.wildcards import SIGNS, braced, divided
 
 __all__ = ["expand", "resolve", "select_streams"]
 
@@ -44,7 +44,7 @@ def _expanded(address: str, guard: Guard | None) -> list[tuple[str, bool]]:
         return [(address, True)]  # a name that is there is a name, whatever signs it holds
     out: list[tuple[str, bool]] = []
     for one in braced(address):
-        if not any(sign in one for sign in "*?["):
+        if not any(sign in one for sign in SIGNS):
             out.append((one, False))
         elif not is_url(one):
             found = sorted(glob.glob(one, recursive=True), key=os.fsencode)
@@ -66,17 +66,11 @@ def _lists(address: str) -> bool:
 
 def _globbed(pattern: str, guard: Guard | None) -> list[str]:
     """Find what matches in a store on the network; what lies below the last folder without a sign is listed, in pages."""
-    parts = pattern.split("/")
-    plain = next(i for i, part in enumerate(parts) if any(sign in part for sign in "*?["))
-    if plain < 3:
-        raise UsageError("a bucket is named without *, ? or [", where=redact(pattern))
-    head, wanted = "/".join(parts[:plain]), pattern_of(parts[plain:])
-    found = []
-    for seen, entry in enumerate(locate(head, guard).list()):
-        if seen >= _LIST_LIMIT:
-            raise UsageError(f"more than {_LIST_LIMIT} files lie there", where=redact(head), hint="Name a folder further down.")
-        if wanted.fullmatch(entry.name):
-            found.append(f"{head}/{entry.name}")
+    try:
+        head, parts = divided(pattern)
+    except UsageError as error:
+        raise UsageError(error.message, where=redact(pattern)) from None
+    found = [f"{head}/{name}" for name in locate(head, guard).matching(parts)]
     if not found:
         raise MissingError("nothing matches", where=redact(pattern))
     return found
@@ -217,7 +211,8 @@ def _formatted(found: Playlist, format: str | None) -> Playlist:
         return replace(found, streams=tuple(replace(stream, format=format) for stream in found.streams))
     for stream in found.streams:
         if stream.format is None and len(stream):
-            kind = formats.sniffed(stream.urls[0])
+            url = stream.urls[0]
+            kind = formats.sniffed(url.partition("?")[0] if is_url(url) else url)  # behind a name may stand what signs it
             if kind is None:
                 hint = f"Name the format with -f: {', '.join(formats.names())}."
                 raise FormatError(f"stream {stream.name!r} does not say its format", where=found.at or "", hint=hint)

@@ -11,10 +11,12 @@ from flarecli.errors import FormatError, MissingError, UsageError
 from flarecli.names import check_name, is_url, local_path, scheme_of
 from flarecli.storage.limits import Limits
 from flarecli.storage.threads import side_by_side
+from flarecli.wildcards import pattern_of
 
 __all__ = ["Entry", "Guard", "Keeper", "Location", "Part", "Store", "Written", "locate", "read_each"]
 
 Part: TypeAlias = "bytes | bytearray | memoryview"
+_LISTED = 1 << 20  # files that are looked at for a pattern
 BLOCK = 1 << 20  # bytes a read of a whole file asks for at once: large enough to stream, small enough to stay in the cache
 
 
@@ -195,6 +197,18 @@ class Location:
     def list(self) -> Iterator[Entry]:
         """List the files below, in bytewise order. Raises MissingError if there is no such folder."""
         return self.store.list(self.path)
+
+    def matching(self, parts: Sequence[str]) -> Iterator[str]:
+        """Name the files below that a pattern fits, part by part, in bytewise order.
+
+        raises  UsageError for no pattern, or for more than a million files to look at; MissingError if there is no such folder
+        """
+        wanted = pattern_of(parts)
+        for seen, entry in enumerate(self.list()):
+            if seen >= _LISTED:
+                raise UsageError(f"more than {_LISTED} files lie there", where=self, hint="Name a folder further down.")
+            if wanted.fullmatch(entry.name):
+                yield entry.name
 
     def delete(self) -> None:
         """Remove the file; nothing there is no error."""

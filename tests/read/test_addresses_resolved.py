@@ -1,0 +1,57 @@
+"""Addresses that stand for files: the same wildcards and the same limits on a command line and in a list of indexes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flarecli.__main__ import main
+from flarecli.errors import UsageError
+from flarecli.ingest import open_index
+from flarecli.read import open as open_dataset
+from flarecli.storage import locate
+from flarecli.write import Writer
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"), [(["*.csv"], ["a.csv"]), (["**", "*.csv"], ["a.csv", "x/b.csv", "x/y/c.csv"]), (["?", "b*"], ["x/b.csv"])]
+)
+def test_files_below_a_folder_are_named_in_bytewise_order(tmp_path, pattern, found):
+    for name in ("x/y/c.csv", "x/b.csv", "a.csv", ".hidden.csv", "a.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("n\n1\n")
+    assert list(locate(str(tmp_path)).matching(pattern)) == found
+    (tmp_path / "l.txt").write_text("/".join(pattern))
+    assert open_index([str(tmp_path / "l.txt")]).rows in (len(found), None)
+
+
+def test_more_files_than_may_be_looked_at_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("flarecli.storage.location._LISTED", 2)
+    for name in "abc":
+        (tmp_path / f"{name}.csv").write_text("n\n1\n")
+    with pytest.raises(UsageError) as caught:
+        list(locate(str(tmp_path)).matching(["*"]))
+    assert (str(caught.value), caught.value.hint) == (f"{tmp_path}: more than 2 files lie there", "Name a folder further down.")
+
+
+def test_a_list_names_no_bucket_by_a_sign(tmp_path):
+    (tmp_path / "l.txt").write_text("s3://b*/x.csv")
+    with pytest.raises(UsageError) as caught:
+        open_index([str(tmp_path / "l.txt")])
+    assert str(caught.value) == f"{tmp_path}/l.txt: line 1: a bucket is named without *, ? or ["
+    with pytest.raises(UsageError) as caught:
+        open_dataset("s3://b*/x.mds")
+    assert str(caught.value) == "s3://b*/x.mds: a bucket is named without *, ? or ["
+
+
+def test_what_signs_an_address_does_not_hide_what_lies_there(tmp_path, web, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Writer("d", columns={"n": "int"}) as writer:
+        writer.write({"n": 7})
+    url = web.file("/d/shard.00000.mds", Path("d/shard.00000.mds").read_bytes())
+    shutil.rmtree("d")
+    Path("p.yaml").write_text(f"s:\n  content: ['{url}?X-Amz-Signature=abc']\n")
+    assert main(["cat", "p.yaml"]) == 0
+    assert capfd.readouterr() == ('{"n": 7}\n', "")
