@@ -6,7 +6,7 @@ import itertools
 import mmap
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 from flarecli.errors import FormatError
 from flarecli.formats import spans
@@ -82,8 +82,8 @@ def read_rows(
             _refuse(source[start : table[row + 1]], shard, row)
         out.append(one)
     if isinstance(source, memoryview):
-        for one in out:
-            one.update({name: bytes(one[name]) for name, _ in rest if name is not None})
+        for cut in cast("list[dict[str, Any]]", out):
+            cut.update({name: bytes(cut[name]) for name, _ in rest if name is not None})
     return out
 
 
