@@ -65,6 +65,19 @@ class Hosts:
             best.next_at = now + best.pace
         return request
 
+    def follow(self, origin: str, permitted: bool) -> Request | None:
+        """Take the next request of a host whose transfer has just ended, if no other host waits and this one is not crowded."""
+        host = self._ready.get(origin)
+        if host is None or host.pace or host.next_at or len(self._ready) > 1:
+            return None
+        request = host.waiting[0]
+        if request.cancelled or request.permitted != permitted:
+            return None
+        host.waiting.popleft()
+        if not host.waiting:
+            del self._ready[origin]
+        return request
+
     def next_due(self, now: float) -> float | None:
         """Give the time when the next crowded host with requests may be asked again."""
         due = None

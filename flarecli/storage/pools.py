@@ -14,6 +14,7 @@ __all__ = ["Pool", "Sockets"]
 
 _EVENTS = {pycurl.POLL_IN: select.POLLIN, pycurl.POLL_OUT: select.POLLOUT, pycurl.POLL_INOUT: select.POLLIN | select.POLLOUT}
 _READS, _WRITES = select.POLLIN | select.POLLHUP, select.POLLOUT
+_FEW, _GATHER_S = 8, 0.0001  # fewer than one in so many are few; the time for more of them
 _BAD = select.POLLERR | select.POLLNVAL
 
 
@@ -38,10 +39,18 @@ class Sockets:
         elif self._pools.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
-    def wait(self, seconds: float | None) -> bool:
-        """Wait until something happens and hand it to its pool. Say whether the bell rang."""
+    def wait(self, seconds: float | None, busy: int) -> bool:
+        """Wait until something happens and hand it to its pool. Say whether the bell rang.
+
+        busy  transfers under way. If only few of many have something, more of them will in a moment: to be woken for each costs more
+              than it does, and on few cores takes that of a server that is near
+        """
         rang = False
-        for fd, events in self._poll.poll(None if seconds is None else seconds * 1000):
+        found = self._poll.poll(None if seconds is None else seconds * 1000)
+        if 0 < len(found) * _FEW < busy:
+            time.sleep(_GATHER_S)
+            found = self._poll.poll(0)
+        for fd, events in found:
             pool = self._pools.get(fd)
             if pool is not None:
                 ready = _READY.get(events)
@@ -61,19 +70,14 @@ _READY = {events: _ready(events) for events in (select.POLLIN, select.POLLOUT, s
 
 
 class Pool:
-    """A multi handle with its connections, its idle slots, and the time when it wants to be called; `busy` counts its transfers."""
+    """A multi handle with its connections and its idle slots; `busy` counts its transfers."""
 
     def __init__(self, permitted: bool, sockets: Sockets) -> None:
         self.permitted, self._sockets = permitted, sockets
-        self.due: float | None = None
         self.free: list[Slot] = []
         self.busy = 0
         self.multi = pycurl.CurlMulti()
         self.multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
-        self.multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
-
-    def _set_timer(self, milliseconds: int) -> None:
-        self.due = 0.0 if not milliseconds else None if milliseconds < 0 else time.monotonic() + milliseconds / 1000
 
     def _watch(self, what: int, fd: int, multi: Any, data: Any) -> None:
         try:  # for each transfer twice: `suppress` would cost more than what is done
@@ -81,10 +85,14 @@ class Pool:
         except OSError:
             return
 
-    def tick(self, now: float) -> bool:
+    def due(self) -> float | None:
+        """Give the seconds until libcurl wants to be called; None: it does not. It is asked once a turn: to be told takes two calls a transfer."""
+        milliseconds = self.multi.timeout() if self.busy else -1
+        return None if milliseconds < 0 else milliseconds / 1000
+
+    def tick(self) -> bool:
         """Let libcurl do what it wanted to do by now, and say whether there was anything."""
-        if self.due is None or self.due > now:
+        if not self.busy or self.multi.timeout() != 0:
             return False
-        self.due = None
         self.multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
         return True

@@ -54,16 +54,10 @@ class Request:
     total       bytes of the whole object, if known
     """
 
-    # what it has at first: there may be a great many of them, each made once and used once
-    attempts = hops = unused = 0
-    deadline = 0.0
-    cancelled = done = False
-    data = b""
-    answer: Answer | None = None
-    fault: Fault | None = None
-    whole: bytes | None = None
-    total: int | None = None
-    _asked: Address | None = None
+    __slots__ = (
+        "_asked", "answer", "attempts", "cancelled", "data", "deadline", "deliver", "done", "fault", "hops", "if_match", "named", "order", "origin",
+        "private", "sink", "start", "stop", "total", "unused", "url", "user", "whole", "window",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -83,6 +77,15 @@ class Request:
         self.deliver, self.named, self.private = deliver, named, private
         self.start, self.stop, self.if_match, self.order = start, stop, if_match, order
         self.sink, self.window = sink, window
+        self.attempts = self.hops = self.unused = 0
+        self.deadline = 0.0
+        self.cancelled = self.done = False
+        self.data: bytes = b""
+        self._asked: Address | None = None
+        self.answer: Answer | None = None
+        self.fault: Fault | None = None
+        self.whole: bytes | None = None
+        self.total: int | None = None
 
     @property
     def address(self) -> Address:

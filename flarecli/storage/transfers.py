@@ -16,7 +16,6 @@ import itertools
 import os
 import random
 import socket
-import sys
 import threading
 import time
 from collections import deque
@@ -32,6 +31,7 @@ from flarecli.storage.hosts import Hosts
 from flarecli.storage.limits import Limits
 from flarecli.storage.pools import Pool, Sockets
 from flarecli.storage.slots import Request, Slot
+from flarecli.storage.window import Window
 
 __all__ = ["Engine", "Request"]
 
@@ -55,8 +55,7 @@ class Engine:
     """
 
     def __init__(self, limits: Limits, ahead_bytes: int | None = None) -> None:
-        self.limits, self._head = limits, 0
-        self._ahead = sys.maxsize if ahead_bytes is None else ahead_bytes
+        self.limits, self._window = limits, Window(ahead_bytes)
         self.pid, self.spent, self.unproven = os.getpid(), False, 0
         self._calls: deque[tuple[Any, Any]] = deque()
         self._woken = self._closing = False
@@ -66,9 +65,6 @@ class Engine:
         self._later: list[tuple[float, int, Request]] = []
         self._number = itertools.count()
         self._active: set[Slot] = set()
-        self._paused: list[Slot] = []
-        self._held = 0  # bytes under way, and delivered but not released
-        self._mean = 0.0  # bytes of an object, lately
         self._requests = self._retries = 0
         self._checked = 0.0
         self.idle: dict[bool, list[Slot]] = {False: [], True: []}  # handles of transfers that are made elsewhere, see `direct`
@@ -158,7 +154,7 @@ class Engine:
 
     def _turn(self) -> None:
         """Wait for something to happen, and do what follows from it."""
-        if self._sockets.wait(self._timeout()):
+        if self._sockets.wait(self._timeout(), len(self._active)):
             self._ear.recv(64)
             self._woken = False
         while self._calls:
@@ -167,7 +163,6 @@ class Engine:
         now = time.monotonic()
         for pool in self._both:
             if pool.busy:
-                pool.tick(now)
                 self._collect(pool, now)
         if now - self._checked >= self._tick_s:
             self._checked = now
@@ -176,18 +171,21 @@ class Engine:
             self.hosts.put(heapq.heappop(self._later)[2], again=True)
         self._start(now)
         for pool in self._both:  # what was just started is sent before we wait
-            if pool.busy and pool.tick(now) and self._collect(pool, now):
+            if pool.tick() and self._collect(pool, now):
                 self._start(now)
 
     def _timeout(self) -> float | None:
         now = time.monotonic()
-        due = self._checked + self._tick_s if self._active else None
         held = self.hosts.next_due(now)
-        later = self._later[0][0] if self._later else None
-        for one in (self._both[0].due, self._both[1].due, later, held):
-            if one is not None and (due is None or one < due):
-                due = one
-        return None if due is None else max(0.0, due - now)
+        dues = [self._checked + self._tick_s] if self._active else []
+        if self._later:
+            dues.append(self._later[0][0])
+        if held is not None:
+            dues.append(held)
+        pauses = [pause for pool in self._both if (pause := pool.due()) is not None]
+        if dues:
+            pauses.append(max(0.0, min(dues) - now))
+        return min(pauses) if pauses else None
 
     def _take(self, requests: list[Request]) -> None:
         self._open.update(requests)
@@ -201,15 +199,16 @@ class Engine:
         self._outcome(*failed, time.monotonic())
 
     def _released(self, freed: tuple[int, int]) -> None:
-        self._held -= freed[0]
-        self._head = max(self._head, freed[1])
-        if self._paused:
-            self._resume(time.monotonic())
+        window = self._window
+        window.held -= freed[0]
+        window.head = max(window.head, freed[1])
+        if window.paused:
+            window.resume(time.monotonic())
 
     def _drained(self, drained: tuple[Request, int]) -> None:
         drained[0].unused -= drained[1]
-        if self._paused:
-            self._resume(time.monotonic())
+        if self._window.paused:
+            self._window.resume(time.monotonic())
 
     def _drop(self, requests: list[Request]) -> None:
         gone = {request for request in requests if not request.done}
@@ -222,9 +221,9 @@ class Engine:
     # -- one transfer after another
 
     def _start(self, now: float) -> None:
-        while len(self._active) - len(self._paused) < self.limits.jobs:  # else paused ones could keep the head from starting
-            full = self._held + self._mean * len(self._active) >= self._ahead
-            request = self.hosts.pick(now, self._head if full else None)
+        active, window = self._active, self._window
+        while len(active) - len(window.paused) < self.limits.jobs:  # else paused ones could keep the head from starting
+            request = self.hosts.pick(now, window.head if window.is_full(len(active)) else None)
             if request is None:
                 return
             if request.cancelled:
@@ -236,7 +235,7 @@ class Engine:
 
     def _begin(self, request: Request, now: float, fresh: bool = False) -> None:
         pool = self._both[request.permitted]
-        slot = pool.free.pop() if pool.free else Slot(self.limits, pool.permitted, self._room)
+        slot = pool.free.pop() if pool.free else Slot(self.limits, pool.permitted, self._window.take)
         try:
             slot.begin(request, now, fresh)
         except (pycurl.error, ValueError):  # an address of many megabytes, say
@@ -250,14 +249,17 @@ class Engine:
 
     def _stop(self, slot: Slot) -> None:
         """Take a transfer off its loop; its slot is free again."""
+        self._both[slot.permitted].multi.remove_handle(slot.easy)
+        self._free(slot)
+
+    def _free(self, slot: Slot) -> None:
         pool = self._both[slot.permitted]
-        pool.multi.remove_handle(slot.easy)
         pool.busy -= 1
         self._active.discard(slot)
         if slot.paused:
-            self._paused.remove(slot)
+            self._window.paused.remove(slot)
         self.hosts.count(slot.request.origin, -1)
-        self._held -= slot.got
+        self._window.held -= slot.got
         if slot.parts:
             slot.parts = []
         pool.free.append(slot)
@@ -277,11 +279,37 @@ class Engine:
     def _ended(self, slot: Slot, code: int, now: float) -> None:
         request, unheard = slot.request, code != 0 and slot.unheard(code)
         fault = slot.finish(code)
+        if fault is None and self._followed(slot, request, now):
+            return
         self._stop(slot)
         if unheard:
             self._begin(request, now, fresh=True)
         else:
             self._outcome(request, fault, now)
+
+    def _followed(self, slot: Slot, request: Request, now: float) -> bool:
+        """Let a transfer that went well be followed on its slot by the next one of its host, where nothing else is to be decided; say if it was."""
+        active, window = len(self._active), self._window
+        if slot.paused or window.is_full(active) or active - len(window.paused) > self.limits.jobs:
+            return False
+        following = self.hosts.follow(request.origin, slot.permitted)
+        if following is None:
+            return False
+        multi = self._both[slot.permitted].multi
+        multi.remove_handle(slot.easy)
+        window.held -= slot.got
+        slot.got = 0
+        self._outcome(request, None, now)
+        following.deadline = following.deadline or now + self.limits.deadline_s
+        following.attempts += 1
+        try:
+            slot.begin(following, now)
+        except (pycurl.error, ValueError):
+            self._free(slot)
+            self._deliver(following, answers.broken(3))
+        else:
+            multi.add_handle(slot.easy)
+        return True
 
     def _outcome(self, request: Request, fault: Fault | None, now: float) -> None:
         """Find out what a transfer came to: an object, another address, another try, or a failure."""
@@ -290,7 +318,6 @@ class Engine:
             self.hosts.went_well(request.origin)
             if answer is not None and answer.length is None:
                 self.unproven += not answer.proven
-            self._mean += (len(request.data) - self._mean) / 16
             self._deliver(request, None)
         elif answer is not None and answer.status in answers.REDIRECTS and answer.get("location"):
             self._redirect(request, answer.get("location"), now)
@@ -336,38 +363,10 @@ class Engine:
         self._open.discard(request)
         request.fault, request.done = fault, True
         if fault is None:
-            self._held += len(request.data)
+            self._window.delivered(len(request.data))
         request.deliver(request)
 
     # -- bounds
-
-    def _room(self, slot: Slot, size: int) -> bool:
-        """Say whether a transfer may take so many bytes, and count them; else it is paused."""
-        request = slot.request
-        if self._held + size > self._ahead or request.sink is not None:  # nearly always it is neither
-            if not self._fits(request, size):
-                slot.paused_at = time.monotonic()
-                self._paused.append(slot)
-                return False
-            request.unused += size
-        self._held += size
-        return True
-
-    def _fits(self, request: Request, size: int) -> bool:
-        if request.sink is not None:
-            return request.unused < request.window
-        return self._held + size <= self._ahead or request.order <= self._head
-
-    def _resume(self, now: float) -> None:
-        """Let transfers go on for which there is room again; the pause does not count for their deadlines."""
-        for slot in sorted(self._paused, key=lambda one: one.request.order):
-            if not self._fits(slot.request, 1):
-                continue
-            self._paused.remove(slot)
-            slot.paused = False
-            slot.request.deadline += now - slot.paused_at
-            slot.marked, slot.mark = now, slot.got
-            slot.easy.pause(pycurl.PAUSE_CONT)
 
     def _check(self, now: float) -> None:
         """Stop transfers that are past their deadline or too slow."""

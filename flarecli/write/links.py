@@ -44,7 +44,7 @@ _AHEAD_ROWS = 4096  # rows whose links are asked for before they are needed
 _BATCH_BYTES = 4 << 20  # fetched bytes of one output batch, about: each is there twice while it is made, and a shard keeps the last one whole
 _LUMP_BYTES = 1 << 20  # room is given back to the engine in lumps: each time rings a bell
 _OBJECTS = 16  # objects of buckets that are read at a time
-_NAP_S = 0.002  # after a wait: the next few answers come meanwhile, else each of them would wake this thread
+_NAP_S = 0.003  # before a wait: the next few answers come meanwhile, else each of them would wake this thread
 _TEXTUAL = frozenset({"html", "xml", "json", "str"})  # kinds of which a page is no surprise
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _WEB = re.compile(r" *https?:", re.IGNORECASE)
@@ -356,11 +356,11 @@ class _Fetcher:
             self._freed = 0
         if request.done:
             return
+        time.sleep(_NAP_S)
         self._awaited = request  # set before `done` is looked at: the engine does it the other way round
         while not request.done:
             wait_for(self._arrived)
         self._awaited = None
-        time.sleep(_NAP_S)
 
     def _deliver(self, request: Request) -> None:
         if request is self._awaited:
