@@ -13,7 +13,9 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
 LINES = [line.split("  #")[0] for kind, text in BLOCKS if kind == "console" for line in text.splitlines()]
-CALLS = [call for line in LINES for call in re.findall(r"flare (\w+) ([^|&)>]*)", re.sub(r"\"[^\"]*\"|'[^']*'", "TEXT", line))]
+PAGES = [block for page in sorted((ROOT / "docs").glob("*.md")) for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL)]
+SHOWN = [line.split("  #")[0] for text in PAGES for line in text.splitlines() if line.startswith(("flare ", "$ "))]
+CALLS = [call for line in [*LINES, *SHOWN] for call in re.findall(r"flare (\w+) ([^|&)>]*)", re.sub(r"\"[^\"]*\"|'[^']*'", "TEXT", line))]
 
 
 def test_the_two_commands_come_first_and_are_targets():
@@ -24,7 +26,7 @@ def test_the_two_commands_come_first_and_are_targets():
 
 
 @pytest.mark.parametrize("command", sorted({command for command, _ in CALLS}))
-def test_options_in_the_readme_are_options_of_their_commands(command, capfd):
+def test_options_in_the_readme_and_the_docs_are_options_of_their_commands(command, capfd):
     assert main([command, "--help"]) == 0
     known = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", capfd.readouterr().out))
     used = {option for name, rest in CALLS if name == command for option in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", rest)}
