@@ -62,9 +62,9 @@ def _why_not(name: str) -> str:
     if len(name) < NAME_BYTES // 4:  # no character takes more than 4 bytes
         return ""
     raw = name.encode("utf-8", "surrogatepass")
-    if len(raw) > PATH_BYTES or any(len(part.encode("utf-8", "surrogatepass")) > NAME_BYTES for part in parts):
+    if any(len(part.encode("utf-8", "surrogatepass")) > NAME_BYTES for part in parts):
         return f"is longer than {NAME_BYTES} bytes a part"
-    return ""
+    return f"is longer than {PATH_BYTES} bytes" if len(raw) > PATH_BYTES else ""
 
 
 def _short(name: str) -> str:

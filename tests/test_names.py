@@ -27,6 +27,8 @@ from flarecli.names import bare, check_name, collision_key, escape, redact, reda
         ("./a", "'./a' has an empty part"),
         ("a/", "'a/' has an empty part"),
         ("x" * 256, f"'{'x' * 77}…' is longer than 255 bytes a part"),
+        ("é" * 128, f"'{'é' * 77}…' is longer than 255 bytes a part"),
+        (f"{'a/' * 2048}b", f"'{'a/' * 38}a…' is longer than 4096 bytes"),
     ],
 )
 def test_a_name_that_is_no_plain_relative_path_is_refused(name, reason):

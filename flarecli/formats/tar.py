@@ -158,7 +158,7 @@ def members(
             size = _base_256(digits, where, pos)
         start = pos + BLOCK
         if kind not in _META and (own or shared):
-            said, own = {**shared, **own}, {}
+            said, own = {key: value for key, value in {**shared, **own}.items() if value}, {}  # an empty value takes back what was said before
             raw, prefix = said.get("path", raw), b"" if "path" in said else prefix
             size = _decimal(said["size"], where, pos) if "size" in said else size
         if limit is not None and start + size > limit:
@@ -237,10 +237,7 @@ def _note(kind: bytes, data: bytes, own: dict[str, bytes], shared: dict[str, byt
         if key in (b"path", b"size"):
             if b"\0" in value:
                 raise FormatError(f"the {key.decode()} in its records holds a NUL", where=where)
-            told = shared if kind == b"g" else own
-            told[key.decode()] = value
-            if not value:  # an empty value takes back what was said before
-                del told[key.decode()]
+            (shared if kind == b"g" else own)[key.decode()] = value
 
 
 def _records(data: bytes, where: str) -> Iterator[tuple[bytes, bytes]]:

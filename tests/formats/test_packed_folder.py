@@ -151,7 +151,7 @@ def test_a_path_that_no_file_system_takes_is_refused():
         tree = {"x" * 200: tree}
     with pytest.raises(UnsafeError) as caught:
         packed_folder.directory(with_list(pickled(tree)))
-    assert caught.value.message.endswith("is longer than 255 bytes a part")
+    assert caught.value.message.endswith("is longer than 4096 bytes")
 
 
 ROOT = b"ccollections\nOrderedDict\n)R"

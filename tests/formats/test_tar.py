@@ -165,6 +165,13 @@ def test_records_for_all_members_count_until_they_are_taken_back():
     assert [name for name, _ in read(tar.Mapped(memoryview(data)), data)] == ["shared", "own"]
 
 
+def test_an_empty_record_takes_back_what_was_said_of_the_member():
+    data = made([(info("a", 1, pax_headers={"path": ""}), b"1")])
+    assert read(tar.Mapped(memoryview(data)), data) == [("a", b"1")]
+    both = made([("a", b"1"), (info("b", 1, pax_headers={"path": ""}), b"2")], pax_headers={"path": "shared"})
+    assert [name for name, _ in read(tar.Mapped(memoryview(both)), both)] == ["shared", "b"]
+
+
 def changed(data, at, new, sign=None):
     data = bytearray(data)
     data[at : at + len(new)] = new

@@ -306,6 +306,42 @@ def test_many_small_members_over_many_slabs_are_found():
     assert len(fast[2]) == 1500
 
 
+@st.composite
+def odd_headers(draw):
+    """A header that is nearly plain: what a run must not take for one, or must take as it is."""
+    name = draw(
+        st.sampled_from([b"a.t", b"a.u", b"b.t", b"b.T", b"c/d.t", b"c.d/e", b"__x__/f.t", b".t", b"n", b"g.0123456789abcdef", b"h." + b"x" * 98])
+    )
+    size = draw(st.sampled_from([0, 1, 511, 512, 513]))
+    block = bytearray(tar.header(name, size))
+    odd = draw(st.sampled_from(["", "", "", "prefix", "digits", "spaces", "junk", "folder", "sum"]))
+    if odd == "prefix":
+        block[345:348] = b"p/q"
+    elif odd == "digits":  # twelve of them, and nothing behind
+        block[124:136] = b"%012o" % size
+    elif odd == "spaces":
+        block[124:136] = b"%11o " % size
+    elif odd == "junk":
+        block[99 : 99 + (len(name) < 99)] = b"!"
+    elif odd == "folder" and not size:
+        block[156:157] = b"5"
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o%s" % (sum(block), b" \0" if odd == "sum" else b"\0 ")
+    return bytes(block) + b"." * size + bytes(-size % 512)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(odd_headers(), min_size=1, max_size=12), st.integers(2, 9), st.integers(0, 1))
+def test_runs_of_odd_headers_say_what_one_by_one_says(blocks, slab, cut):
+    data = b"".join(blocks) + (tar.END if not cut else b"")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tar_runs, "SLAB", slab * tar.BLOCK)
+        patch.setattr(tar, "_WORTH", 1)
+        patch.setattr(tar, "_PAUSE", 0)
+        fast, slow = tables(data)
+    assert fast == slow
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_in_files_by_the_original_are_taken(name):
     fast, slow = tables((GOLDEN / name / "data" / "00000.tar").read_bytes())
