@@ -10,8 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from flarecli import read, verbs
-from flarecli.errors import FlareError
+from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.storage import Limits
+from flarecli.verbs.places import Places
+from flarecli.write import Failure
 from flarecli.write.journal import Journal
 
 COUNT = 14
@@ -136,10 +138,10 @@ REFUSED = {
 }  # fmt: skip
 
 
-def _stopping(note: Callable[..., None]) -> Callable[..., None]:
+def _stopping(note: Callable[..., None], shards: int = 2) -> Callable[..., None]:
     def stops(self: Journal, *args: Any) -> None:
         note(self, *args)
-        if len(self.shards) == 2:
+        if len(self.shards) == shards:
             raise KeyboardInterrupt
 
     return stops
@@ -158,6 +160,68 @@ def test_an_interrupted_pack_with_any_option_goes_on_to_the_same_bytes(
         verbs.pack(index, str(tmp_path / "out"), **options)
     verbs.pack(index, str(tmp_path / "out"), resume=True, **{**options, "limits": Limits(jobs=3)})
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_a_resume_with_any_other_option_is_refused_and_changes_nothing(index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = {"shard_rows": 2, "key": "id"}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Journal, "note_shard", _stopping(Journal.note_shard))
+        verbs.pack(index, str(tmp_path / "out"), **begun)
+    before = {name: data for name, data in files_of(tmp_path / "out").items() if name != ".flare/lock"}
+    others = {name: options for name, options in OPTIONS.items() if name not in ("csv", "ffrecord", "key", "jobs", "parts")}
+    others |= {
+        "on_duplicate": {"on_duplicate": "keep"}, "on_error": {"on_error": "skip"}, "empty": {"allow_empty": True},
+        "missing": {"allow_missing": True}, "null": {"null_separated": True}, "resize": {"fetch": ["u"], "resize": 8},
+        "info": {"fetch": ["u"], "media_info": True}, "strict": {"strict": True},
+    }  # fmt: skip
+    for name, options in others.items():
+        with pytest.raises(UsageError) as caught:
+            verbs.pack(index, str(tmp_path / "out"), resume=True, **{**begun, **options})
+        assert caught.value.message.startswith("the unfinished pack there was begun with "), name
+        assert {name: data for name, data in files_of(tmp_path / "out").items() if name != ".flare/lock"} == before, name
+    with pytest.raises(UsageError):
+        verbs.pack(index, str(tmp_path / "out"), resume=True, part_rows=4, **begun)
+    assert {name: data for name, data in files_of(tmp_path / "out").items() if name != ".flare/lock"} == before
+    verbs.pack(index, str(tmp_path / "out"), resume=True, **begun)
+    verbs.pack(index, str(tmp_path / "whole"), **begun)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_rows_of_several_files_are_counted_over_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [str(tmp_path / f"{i}.parquet") for i in range(4)]
+    for i, name in enumerate(names):
+        pq.write_table(pa.table({"k": [f"{i}-{j}" for j in range(3)], "n": [3 * i + j for j in range(3)]}), name)
+    for stop in (3, 6):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Journal, "note_shard", _stopping(Journal.note_shard, stop // 2))
+            verbs.pack(names, str(tmp_path / f"out{stop}"), shard_rows=2, key="k")
+        verbs.pack(names, str(tmp_path / f"out{stop}"), shard_rows=2, key="k", resume=True)
+        assert [row["n"] for row in read.open(str(tmp_path / f"out{stop}"))] == list(range(12))
+    pq.write_table(pa.table({"k": ["4-0", "2-1"], "n": [12, 13]}), tmp_path / "4.parquet")
+    with pytest.raises(FormatError) as caught:
+        verbs.pack([*names, str(tmp_path / "4.parquet")], str(tmp_path / "twice"), key="k")
+    assert str(caught.value) == f"{tmp_path}/4.parquet[1]: key '2-1' was used in {tmp_path}/2.parquet[1]"
+
+
+@pytest.mark.parametrize("format", ["mds", "json", "csv", "xsv", "ffrecord", "granular", "granular-refs", "webdataset"])
+def test_where_all_rows_fail_all_are_listed_and_there_is_a_dataset_of_none(index: str, tmp_path: Path, format: str) -> None:
+    options = {"format": format, "columns": ["t"], "encode": {"t": "json"}, "on_error": "skip", "separator": ";" if format == "xsv" else None}
+    packed = verbs.pack(index, str(tmp_path / "out"), **options)
+    assert (packed.rows, packed.shards, packed.failed, packed.reasons) == (0, 0, COUNT, {"value": COUNT})
+    assert len((tmp_path / "out" / "failed.jsonl").read_text().splitlines()) == COUNT
+    assert list(verbs.verify(str(tmp_path / "out"))) == []
+    assert verbs.pack(index, str(tmp_path / "out"), resume=True, **options).failed == COUNT
+
+
+def test_places_are_remembered_as_long_as_their_rows_may_fail() -> None:
+    places = Places(lambda row: ("i", row), "at")
+    batches = (pa.record_batch({"n": [0, 0, 0], "at": [10 * i, 10 * i + 2, 10 * i + 5]}) for i in range(4))
+    for number, _ in enumerate(places.passed(batches, 0)):
+        assert places.placed(Failure(3 * number + 2, "", "", "", "")).where == f"i[{10 * number + 5}]"
+        places.forget(3 * number + 2)
+        assert places.placed(Failure(3 * number + 2, "", "", "", "")).file == "i"
+        places.forget(3 * number + 3)
+        assert places.placed(Failure(3 * number + 2, "", "", "", "")).file is None
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -132,6 +132,22 @@ def test_no_more_is_under_way_than_was_asked_for_and_large_shards_go_alone():
         assert max(most) <= wanted
 
 
+def test_a_large_shard_waits_for_all_that_it_has_no_room_beside():
+    gate, noted = threading.Event(), []
+
+    def make() -> Chunk:
+        assert gate.wait(10)
+        return chunk(0)
+
+    behind = Behind(4, lambda made, next: noted.append(next))
+    for next in (1, 2):
+        behind.add(make, next, 100 << 20)
+    threading.Timer(0.05, gate.set).start()
+    behind.add(make, 3, 200 << 20)
+    assert (noted, len(behind)) == ([1, 2], 1)
+    behind.close()
+
+
 def test_one_job_makes_each_shard_where_it_is_added():
     threads = []
 

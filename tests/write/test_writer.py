@@ -1,5 +1,6 @@
 """The Writer: cut as the rule says, resumed to the same bytes, never a half dataset that looks whole."""
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -264,6 +265,78 @@ def test_a_swap_that_was_killed_after_it_leaves_nothing_of_the_old_dataset(tmp_p
 
 def _interrupted(*_, **__):
     raise KeyboardInterrupt
+
+
+def test_a_lock_on_a_folder_that_was_put_away_meanwhile_is_none(tmp_path, monkeypatch):
+    """Another pack ended between the opening of its scratch folder and the lock on it: what is there now is looked at anew."""
+    flock, began = fcntl.flock, []
+
+    def late(fd, how):
+        flock(fd, how)
+        if not began:
+            began.append(fd)
+            (tmp_path / "out" / ".flare").rename(tmp_path / "put away")
+
+    monkeypatch.setattr("flarecli.write.target.fcntl.flock", late)
+    with Writer(str(tmp_path / "out"), columns=COLUMNS) as writer:
+        assert sorted(path.name for path in (tmp_path / "out" / ".flare").iterdir()) == ["journal", "lock"]
+        assert list((tmp_path / "put away").iterdir()) == []
+        writer.write({"n": 1, "t": ""})
+    assert len(read.open(str(tmp_path / "out"))) == 1
+
+
+def test_while_anything_is_left_to_put_away_the_pack_counts_as_unfinished(tmp_path, monkeypatch):
+    unlink = os.unlink
+
+    def killed(path, **more):
+        if os.fspath(path).endswith(".flare/lock"):
+            raise KeyboardInterrupt
+        unlink(path, **more)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("flarecli.write.target.os.unlink", killed)
+        pack(tmp_path / "out", samples(10))
+    with pytest.raises(UnfinishedError):
+        read.open(str(tmp_path / "out"))
+    assert pack(tmp_path / "out", samples(10), resume=True) == pack(tmp_path / "other", samples(10))
+
+
+def test_each_line_of_the_journal_is_on_the_disk_before_the_next_step(tmp_path, monkeypatch):
+    fsync, safe = os.fsync, []
+
+    def noting(fd):
+        name = os.readlink(f"/proc/self/fd/{fd}")
+        if name.endswith("/journal"):
+            safe.append(os.fstat(fd).st_size)
+        fsync(fd)
+
+    monkeypatch.setattr("os.fsync", noting)
+    with Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1)) as writer:
+        journal, sizes = tmp_path / "out" / ".flare" / "journal", []
+        for row in samples(4):
+            writer.write(row)
+            writer._write_samples()
+            sizes.append(journal.stat().st_size)
+            assert safe[-1] == sizes[-1]
+    assert len(set(sizes)) == 4
+
+
+def test_a_finished_dataset_whose_scratch_folder_stayed_is_finished(tmp_path):
+    whole = pack(tmp_path / "out", samples(10))
+    (tmp_path / "out" / ".flare").mkdir()  # killed between the last two steps
+    with pytest.raises(UsageError, match="the folder is not empty$"):
+        pack(tmp_path / "out", samples(20))
+    assert files(tmp_path / "out") == whole
+    with Writer(str(tmp_path / "out"), columns=COLUMNS, resume=True) as writer:
+        assert (writer.is_done, writer.rows) == (True, 10)
+    assert not (tmp_path / "out" / ".flare").exists()
+
+
+def test_what_an_earlier_swap_left_is_replaced(tmp_path):
+    pack(tmp_path / ".out.flare-old", samples(5))
+    pack(tmp_path / "out", samples(10))
+    assert pack(tmp_path / "out", samples(20), overwrite=True) == pack(tmp_path / "other", samples(20))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
 
 
 def test_what_cannot_be_put_away_lets_go_of_the_lock(tmp_path, monkeypatch):
