@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ class Work:
         fetches: bool = False,
     ) -> None:
         self._data, self._collate, self._key, self._fetches = data, collate, (seed, epoch), fetches
+        self.waited = 0.0  # seconds for which the batch made last waited for its shards
         self._transforms = [(one, _wants_rng(one)) for one in transforms]
 
     def __call__(self, parts: Iterable[Part]) -> list[Made]:
@@ -50,9 +52,14 @@ class Work:
 
     def _made(self, part: Part) -> Made:
         if self._fetches:  # whole shards: a piece read now would be fetched again with them
+            began = time.perf_counter() - time.thread_time()
             self._data.have(part.rows)
+            self.waited = time.perf_counter() - time.thread_time() - began
         if not part.apart and not self._transforms and self._collate is None:
-            return Made(part.rows, self._data.collated(part.rows))
+            made = Made(part.rows, self._data.collated(part.rows))
+            if self._fetches:  # what lies in memory by now is only waited for where other threads are at work
+                self.waited = time.perf_counter() - time.thread_time() - began
+            return made
         samples = self.samples(part.rows)
         if part.apart or any(len(one) != 1 for one in samples):
             return Made(part.rows, None, samples)

@@ -176,7 +176,7 @@ class Loader:
         if not self.workers:
             return (made for part in parts for made in work([part])), lambda: None
         if not self._processes:
-            flow = Ahead([work] * self.workers, parts, self._ahead, work)
+            flow = Ahead([work] * self.workers, parts, self._ahead, work, lambda: work.waited)
             return flow, flow.close
         self.data.load()
         processes: list[Process] = []
