@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from flarecli.errors import ValueFitError
@@ -62,7 +63,7 @@ def _file(name: str, picture: Any) -> bytes:
         try:
             with open(path, "rb") as file:
                 return file.read()
-        except FileNotFoundError:
+        except OSError:  # it is gone, or no file any more
             pass
     out = io.BytesIO()
     try:
@@ -113,9 +114,23 @@ def _opened(name: str, data: bytes) -> Any:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        return Image.open(io.BytesIO(data))
+        try:
+            return Image.open(io.BytesIO(data), formats=("JPEG", "PNG"))
+        except UnidentifiedImageError:
+            return Image.open(io.BytesIO(data), formats=_others())
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError, SyntaxError):
         raise ValueFitError(f"{format_size(len(data))} are not {name}") from None
+
+
+@cache
+def _others() -> tuple[str, ...]:
+    """Name the formats that Pillow decodes by itself, as far as it has them: for an EPS it would run a program."""
+    from PIL import Image
+
+    from flarecli.media import FORMATS
+
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def _from_raw(data: bytes) -> Any:

@@ -7,10 +7,11 @@ from flarecli.media.checking import headers
 from flarecli.media.films import INFO, has_films, measured
 from flarecli.media.kinds import contradiction, extension_of, is_medium, is_picture, kind_of, sniff
 from flarecli.media.measuring import Measures, measure
+from flarecli.media.pixels import FORMATS
 from flarecli.media.resize import MODES, Resize, resize, resized
 from flarecli.media.shrink import thumbnail
 
 __all__ = [
-    "Decoders", "INFO", "MODES", "Measures", "Resize", "contradiction", "extension_of", "has_films", "headers", "is_medium", "is_picture", "kind_of",
-    "measure", "measured", "resize", "resized", "sniff", "thumbnail",
+    "Decoders", "FORMATS", "INFO", "MODES", "Measures", "Resize", "contradiction", "extension_of", "has_films", "headers", "is_medium", "is_picture",
+    "kind_of", "measure", "measured", "resize", "resized", "sniff", "thumbnail",
 ]  # fmt: skip

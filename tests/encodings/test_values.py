@@ -287,6 +287,28 @@ def test_pictures_are_saved_as_pillow_does_and_an_opened_jpeg_is_its_file(tmp_pa
     assert refused("png", picture("CMYK")) == "a picture of mode CMYK does not fit png"
 
 
+def test_an_opened_jpeg_whose_file_is_gone_is_encoded_anew(tmp_path):
+    Image.new("RGB", (3, 2), "red").save(tmp_path / "a.jpg")
+    picture = Image.open(tmp_path / "a.jpg")
+    picture.load()
+    (tmp_path / "a.jpg").unlink()
+    assert decode(lookup("jpeg"), encode(lookup("jpeg"), picture)).size == (3, 2)
+    (tmp_path / "a.jpg").mkdir()
+    assert decode(lookup("jpeg"), encode(lookup("jpeg"), picture)).size == (3, 2)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
+def test_a_picture_is_opened_whatever_its_container_unless_a_program_would_be_run_for_it(kind):
+    out = io.BytesIO()
+    Image.new("RGB", (3, 2), "red").save(out, kind)
+    assert decode(lookup("jpeg"), out.getvalue()).size == (3, 2)
+    out = io.BytesIO()
+    Image.new("RGB", (3, 2), "red").save(out, "EPS")
+    assert Image.open(io.BytesIO(out.getvalue())).format == "EPS"
+    with pytest.raises(ValueFitError, match=r"^\d+ B are not png$|^[\d.]+ kB are not png$"):
+        decode(lookup("png"), out.getvalue())
+
+
 @pytest.mark.parametrize("name", ["list[pil]", "list[jpeg]", "list[png]", "jpeg_array", "jpegarray"])
 def test_several_pictures_come_back_also_none(name):
     kind = lookup(name)
