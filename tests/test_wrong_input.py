@@ -53,6 +53,12 @@ def test_standard_input_where_no_stream_is_read(here, capfd):
         wrong(capfd, args, 2, "standard input is read once, and this looks at files", "Write it to a file, and name that.")
 
 
+def test_a_closed_standard_input_is_told(here, capfd, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)  # so Python finds it
+    for args in ("pack - out", "pack - out -0", "cat -", "unpack - out -f webdataset", "unpack - out --fetch data"):
+        wrong(capfd, args, 3, "-: standard input is closed")
+
+
 def test_an_index_where_a_dataset_is_wanted_is_a_file_and_told_so(here, capfd):
     for args in (["cat", "ok.csv"], ["inspect", "ok.csv"], ["verify", "ok.csv"]):
         assert main(args) == 0

@@ -25,7 +25,7 @@ from flarecli.ingest.opening import STDIN, Part, opened
 from flarecli.ingest.parquet import Parquet
 from flarecli.ingest.schemas import fitted, joined
 from flarecli.ingest.statistics import kept
-from flarecli.ingest.stdin import DATA, NAME, Addresses, Spool
+from flarecli.ingest.stdin import DATA, NAME, Addresses, Spool, standard_input
 from flarecli.names import redact
 from flarecli.storage import Guard, Limits, Location, locate
 
@@ -212,7 +212,7 @@ def open_index(
     if STDIN in addresses:
         if len(addresses) > 1:
             raise UsageError("- stands alone: what comes in at standard input is all there is")
-        return _of_stdin(stdin if stdin is not None else sys.stdin.buffer, guard or Guard(), null_separated)
+        return _of_stdin(stdin if stdin is not None else standard_input(), guard or Guard(), null_separated)
     found = [one for address in addresses for one in listed(Named(locate(address, guard)))]
     return _of_tables(" ".join(redact(one) for one in addresses), found, text, allow_missing)
 

@@ -8,6 +8,7 @@ behind each. An address is a row: its name, and what lies there.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import IO
@@ -19,12 +20,19 @@ from flarecli.ingest import streams
 from flarecli.ingest.streams import Blocks
 from flarecli.names import escape, redact
 
-__all__ = ["Addresses", "DATA", "NAME", "Spool"]
+__all__ = ["Addresses", "DATA", "NAME", "Spool", "standard_input"]
 
 NAME, DATA = "name", "data"
 _ROWS = 8192
 _LONGEST = 1 << 16  # bytes of an address
 _SCHEMA = pa.schema([(NAME, pa.string()), (DATA, pa.string())])
+
+
+def standard_input() -> IO[bytes]:
+    """Give standard input as bytes. Raises ReachError where it is closed."""
+    if sys.stdin is None:
+        raise ReachError("standard input is closed", where="-")
+    return sys.stdin.buffer
 
 
 class Spool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import IO
@@ -12,6 +11,7 @@ import pyarrow as pa
 from flarecli import encodings
 from flarecli.errors import FormatError, ReachError, UsageError, ValueFitError
 from flarecli.formats.webdataset_stream import scan
+from flarecli.ingest import standard_input
 
 __all__ = ["STDIN", "is_stdin", "samples"]
 
@@ -36,7 +36,7 @@ def samples(format: str | None, stream: IO[bytes] | None = None, exact: bool = F
     """
     if format not in (None, _TAR):
         raise UsageError(f"standard input is read as a tar, and {format} is none", where=STDIN, hint="Put it into a file, and name that.")
-    blocks = _blocks(sys.stdin.buffer if stream is None else stream)
+    blocks = _blocks(standard_input() if stream is None else stream)
     begin = next(blocks, b"")
     if begin and not begin.startswith(_PACKED) and begin[257:262] not in (b"ustar", bytes(5)):
         raise FormatError("standard input is read as a tar, and begins like none", where=STDIN, hint="Put it into a file, and name that.")
