@@ -54,6 +54,30 @@ def test_a_length_says_nothing_of_what_is_encoded():
     assert head("HTTP/1.1 200 OK", 'ETag: W/"5"').etag == ""
 
 
+@pytest.mark.parametrize(
+    ("lines", "length", "total", "page"),
+    [
+        (["Content-Type: image/jpeg", "Content-Length: 5", "ETag: x"], 5, 5, False),
+        (["CONTENT-LENGTH:\t7 "], 7, 7, False),
+        (["Content-Length: 5", "Content-Length: 6"], 6, 6, False),
+        (["Content-Length: 5", "content-length: x"], None, None, False),
+        (["Content-Length : 5"], None, None, False),
+        (["X-Content-Length: 5"], None, None, False),
+        (["Content-Length: 1234567890123456789"], None, None, False),
+        (["content-type:TEXT/HTML; charset=x", "Content-Length: 5"], 5, 5, True),
+        (["Content-Length: 5", "Content-Type: application/xhtml+xml"], 5, 5, True),
+        (["Content-Length: 5", "Content-Type: text/html", "Content-Type: image/png"], 5, 5, False),
+        (["Content-Length: 5", "X: text/html"], 5, 5, False),
+        (["Content-Range: bytes 0-4/9", "Content-Length: 5"], 5, 9, False),
+    ],
+)
+def test_what_a_body_is_is_told_whatever_else_a_head_says(lines, length, total, page):
+    answer = head("HTTP/1.1 200 OK", *lines, "")
+    assert (answer.status, answer.version, answer.length, answer.total, answer.page) == (200, "1.1", length, total, page)
+    answer = head("HTTP/2 200", *lines, "")
+    assert (answer.status, answer.version, answer.length, answer.total, answer.page) == (200, "2", length, total, page)
+
+
 def test_a_server_may_ask_for_seconds_or_name_a_date():
     now = 784_111_777.0  # 1994-11-06 08:49:37 UTC
     for text, seconds in [

@@ -433,6 +433,31 @@ def test_only_the_next_one_wanted_may_start_when_there_is_no_room():
     assert hosts.pick(0.0, head=4) is None
 
 
+def test_a_host_is_followed_up_only_where_nothing_else_is_to_be_decided():
+    hosts, origin = Hosts(), "http://a.example:80"
+    first, private, last = (request("http://a.example/", print, order=i, named=frozenset([origin] if i == 1 else [])) for i in range(3))
+    for one in (first, private, last):
+        hosts.put(one)
+    assert hosts.follow(origin, False) is first
+    assert hosts.follow(origin, False) is None  # the next one may reach more
+    assert hosts.follow(origin, True) is private
+    hosts.put(request("http://b.example/", print, order=9))
+    assert hosts.follow(origin, False) is None  # another host waits
+    assert hosts.pick(0.0) is last
+    assert hosts.pick(0.0).order == 9
+    assert hosts.follow(origin, False) is None
+    hosts.put(last)
+    hosts.hold_back(origin, 0.0, 1.0)
+    assert hosts.follow(origin, False) is None
+
+
+def test_an_address_that_cannot_be_asked_ends_no_transfer_of_its_host(web, engine):
+    web.file("/a", BODY)
+    urls = [web.url("/a"), web.url("/a"), web.url("/" + "x" * 9_000_000), web.url("/a"), web.url("/a")]
+    done = fetched(engine(retries=0, jobs=1), urls)
+    assert [one.data for one in done if one.fault is None] == [BODY] * 4 and done[2].fault is not None
+
+
 def test_a_crowded_host_is_paced_and_eased_again():
     hosts, origin = Hosts(), "http://a.example:80"
     for order in range(100):
