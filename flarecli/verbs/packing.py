@@ -20,6 +20,7 @@ from flarecli.errors import FlareError, NoRowsError, UsageError
 from flarecli.formats import HOLDS_NULL, KEY_COLUMN
 from flarecli.hashes import DEFAULT
 from flarecli.model import Columns, IntArray, Settings
+from flarecli.names import is_url, local_path, scheme_of
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.verbs.intake import Intake
@@ -154,7 +155,17 @@ def planned(request: Request, progress: Progress) -> tuple[Plan, list[str]]:
     for note in source.details:
         progress.note(note, verbose=True)
     plan = request.plan(source, progress)
-    return plan, checked(plan)
+    names = checked(plan)
+    if source.files and request.sources != ("-",) and f"{_whole(request.out)}/".startswith(f"{_whole(request.sources[0])}/"):
+        hint = "Name a folder elsewhere: what is packed must not change on the way."
+        raise UsageError("the target lies in the folder that is packed", where=request.out, hint=hint)
+    return plan, names
+
+
+def _whole(address: str) -> str:
+    """Give an address so that what lies below a folder begins like it."""
+    is_path = not is_url(address) or scheme_of(address) == "file"
+    return (os.path.realpath(local_path(address)) if is_path else address).rstrip("/")
 
 
 def packed(request: Request, progress: Progress) -> Packed:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flarecli import read, verbs
-from flarecli.errors import MissingError, ReachError
+from flarecli.errors import MissingError, ReachError, UsageError
 from flarecli.progress import Progress
 from flarecli.storage import Location
 
@@ -199,3 +199,23 @@ def test_one_address_of_standard_input_that_leads_nowhere_is_a_failed_row(tmp_pa
         "reason": f"{folder}/gone.bin: no such file or folder",
     }
     assert json.loads(line) == told
+
+
+def test_a_folder_is_not_packed_into_itself(tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("a")
+    (tmp_path / "link").symlink_to("in")
+    monkeypatch.chdir(tmp_path)
+    for source, out in (
+        ("in", "in/out"),
+        ("in/", f"{tmp_path}/in/deep/out/"),
+        ("link", "in/out"),
+        ("in", "link/out"),
+        (f"file://{tmp_path}/in", "in/out"),
+    ):
+        for more in ({}, {"part_rows": 1}, {"dry_run": True}):
+            with pytest.raises(UsageError) as caught:
+                verbs.pack(source, out, **more)
+            assert str(caught.value) == f"{out}: the target lies in the folder that is packed"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "in", "link"]
+    assert verbs.pack("in", "in2").rows == 1
