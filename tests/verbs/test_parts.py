@@ -20,8 +20,9 @@ import pytest
 import flarecli
 from flarecli.errors import BusyError, FlareError, FormatError, NoRowsError, ReachError, UnfinishedError, UsageError
 from flarecli.progress import Progress
+from flarecli.storage import locate
 from flarecli.verbs import parts
-from flarecli.write import claim, engines
+from flarecli.write import Failure, Writer, claim, engines
 
 ROWS = 95
 
@@ -322,3 +323,35 @@ def test_what_a_pack_notes_is_noted_of_parts_too(tmp_path: Path) -> None:
     told = Notes()
     flarecli.pack(str(tmp_path / "i.parquet"), str(tmp_path / "urls"), part_rows=2, progress=told)
     assert told.lines == ["column 'url' holds addresses; give --fetch url to pack what they point at"]
+
+
+def _part(folder: Path, columns: dict[str, str], rows: list[dict[str, Any]], failed: list[Failure]) -> None:
+    with Writer(str(folder), columns=columns) as writer:
+        for failure in failed:
+            writer.fail(failure)
+        for row in rows:
+            writer.write(row)
+
+
+def test_parts_of_other_columns_are_not_joined(tmp_path: Path) -> None:
+    _part(tmp_path / "00000", {"n": "int"}, [{"n": 1}], [])
+    _part(tmp_path / "00001", {"n": "str"}, [{"n": "1"}], [])
+    with pytest.raises(FormatError) as caught:
+        parts.parts.join(locate(str(tmp_path)), ["00000", "00001"], {})
+    assert str(caught.value) == f"{tmp_path}/00001: has other columns than the parts before"
+    assert not (tmp_path / "playlist.yaml").exists()
+
+
+def test_rows_that_no_file_holds_are_counted_over_all_parts(tmp_path: Path) -> None:
+    _part(tmp_path / "00000", {"n": "int"}, [{"n": 1}, {"n": 2}], [Failure(1, "a", "n", "value", "too large")])
+    _part(
+        tmp_path / "00001",
+        {"n": "int"},
+        [],
+        [Failure(0, "b", "n", "value", "too large", "i.parquet", 70), Failure(1, "c", "n", "value", "too large")],
+    )
+    _part(tmp_path / "00002", {"n": "int"}, [{"n": 3}], [Failure(1, "d", "n", "value", "too large")])
+    parts.parts.join(locate(str(tmp_path)), ["00000", "00001", "00002"], {})
+    listed = [json.loads(line) for line in (tmp_path / "failed.jsonl").read_text().splitlines()]
+    assert [(one["key"], one["row"]) for one in listed] == [("a", 1), ("b", 70), ("c", 4), ("d", 6)]
+    assert len(flarecli.open(str(tmp_path))) == 3
