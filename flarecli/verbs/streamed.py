@@ -11,7 +11,6 @@ import pyarrow as pa
 from flarecli import encodings
 from flarecli.errors import FormatError, ReachError, UsageError, ValueFitError
 from flarecli.formats.webdataset_stream import scan
-from flarecli.ingest import standard_input
 
 __all__ = ["STDIN", "is_stdin", "samples"]
 
@@ -34,6 +33,8 @@ def samples(format: str | None, stream: IO[bytes] | None = None, exact: bool = F
     exact   numbers that are kept as text stay that text, byte for byte
     raises  UsageError for another format; FormatError for what is no tar, or holds no sample; ReachError if the stream breaks
     """
+    from flarecli.ingest import standard_input  # with all that reads tables, which `cat` of a dataset does not need
+
     if format not in (None, _TAR):
         raise UsageError(f"standard input is read as a tar, and {format} is none", where=STDIN, hint="Put it into a file, and name that.")
     blocks = _blocks(standard_input() if stream is None else stream)
