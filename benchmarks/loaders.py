@@ -20,6 +20,7 @@ PYTHONS = {  # side: what names its interpreter
     "lmdb": "LMDB_PYTHON",
     "litdata": "LITDATA_PYTHON",
     "datasets": "DATASETS_PYTHON",
+    "ffrecord": "FFRECORD_PYTHON",
     "array_record": "ARRAY_RECORD_PYTHON",
     "grain": "GRAIN_PYTHON",
     "mds": "PEER_PYTHON",

@@ -159,6 +159,45 @@ def read_datasets(folder: str, seed: int, workers: int, torch: bool) -> Iterator
     return (data[rows[at : at + BATCH]] for at in range(0, ROWS, BATCH))
 
 
+def write_ffrecord(folder: str) -> None:
+    import pickle
+
+    from ffrecord import FileWriter
+
+    Path(folder).mkdir(parents=True)
+    writer = FileWriter(f"{folder}/0.ffr", ROWS)
+    for sample in samples("w2", ROWS):
+        writer.write_one(pickle.dumps(sample, 5))
+    writer.close()
+
+
+def read_ffrecord(folder: str, seed: int, workers: int, torch: bool) -> Iterator[Batch]:
+    """Without its sums, as flare reads MDS; a batch at once, as its README says."""
+    import pickle
+
+    from ffrecord import FileReader
+
+    if torch:
+        from ffrecord.torch import DataLoader, Dataset
+        from torch import manual_seed
+
+        class Rows(Dataset):  # type: ignore[misc, valid-type]
+            def __init__(self) -> None:
+                self.reader = FileReader(f"{folder}/0.ffr", check_data=False)
+
+            def __len__(self) -> int:
+                return int(self.reader.n)
+
+            def __getitem__(self, rows: list[int]) -> list[dict[str, Any]]:
+                return [pickle.loads(one) for one in self.reader.read(rows)]
+
+        manual_seed(seed)
+        ahead = 2 if workers else None  # its own 2 is refused without workers
+        return iter(DataLoader(Rows(), batch_size=BATCH, shuffle=True, num_workers=workers, collate_fn=collated, prefetch_factor=ahead))
+    reader, rows = FileReader(f"{folder}/0.ffr", check_data=False), shuffled(seed)
+    return (collated([pickle.loads(one) for one in reader.read(rows[at : at + BATCH])]) for at in range(0, ROWS, BATCH))
+
+
 def write_array_record(folder: str) -> None:
     import pickle
 

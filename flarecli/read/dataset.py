@@ -55,7 +55,8 @@ def open(
         limit = parse_size(cache_limit) if isinstance(cache_limit, str) else cache_limit
         guard = replace(guard or Guard(), keeper=Cache(cache, limit))
     found = resolve(sources, format=format, guard=guard, maps=maps)
-    return Dataset(select_streams(found, streams), found, allow_pickle).decoded(decode or {})
+    data = Dataset(select_streams(found, streams), found, allow_pickle)
+    return data.decoded(decode) if decode else data
 
 
 class Dataset:

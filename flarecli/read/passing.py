@@ -13,6 +13,8 @@ from itertools import chain
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
 
+from flarecli.read.heap import keep_freed
+
 __all__ = ["Passed", "passed", "taken"]
 
 _HEAD = mmap.PAGESIZE  # bytes before the ring: how many were taken from it so far
@@ -98,6 +100,7 @@ def taken(place: Passed) -> dict[str, list[bytes]]:
 
 
 def _mapped(place: Passed) -> mmap.mmap:
+    keep_freed()
     for other in list(_maps):  # of this process, which has a larger one now, or of one that has ended
         if other[:8] == place.ring[:8] or not os.path.exists(f"/proc/{int.from_bytes(other[:8], 'little')}"):
             del _maps[other]
