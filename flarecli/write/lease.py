@@ -24,6 +24,7 @@ from flarecli.storage.swaps import Held, held, swap
 __all__ = ["DEAD_S", "Lease"]
 
 BEAT_S = 5.0  # how often the lock is written
+_TRIES = 9  # to get a lock that is free: five seconds in all
 DEAD_S = 60.0  # how long a lock must not change before it is taken over
 
 
@@ -56,12 +57,14 @@ class Lease:
         return json.dumps({**self._owner, "beat": self._beats}).encode()
 
     def _taken(self, waits: bool) -> Held:
-        while True:
+        for number in range(_TRIES):
             found = held(self._at)
             if found is not None and not self._is_dead(found, waits):
                 continue  # it was let go of
             with contextlib.suppress(BusyError):
                 return swap(self._at, self._next(), found)
+            time.sleep(0.01 * 2**number)
+        raise BusyError("others were faster each time, or the store refuses every condition", where=self._where, hint="Try again in a minute.")
 
     def _is_dead(self, found: Held, waits: bool) -> bool:
         """Find out whether the owner is dead; False if the lock went away meanwhile. Raises BusyError if the owner is alive, or may be."""

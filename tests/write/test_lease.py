@@ -1,0 +1,24 @@
+"""The lock of a pack into a bucket, over a store of our own making; tests/storage has real ones."""
+
+import pytest
+
+from flarecli.errors import BusyError
+from flarecli.storage import locate
+from flarecli.write.lease import Lease
+
+
+def test_a_store_that_refuses_every_condition_is_not_asked_for_ever(tmp_path, monkeypatch):
+    asked, slept = [], []
+
+    def refused(at, data, old=None):
+        asked.append(data)
+        raise BusyError("somebody else has written there", where=at)
+
+    monkeypatch.setattr("flarecli.write.lease.swap", refused)
+    monkeypatch.setattr("flarecli.write.lease.time.sleep", slept.append)
+    with pytest.raises(BusyError) as caught:
+        Lease(locate(str(tmp_path)) / "lock", "s3://b/out", waits=False)
+    assert str(caught.value) == "s3://b/out: others were faster each time, or the store refuses every condition"
+    assert caught.value.hint == "Try again in a minute."
+    assert len(asked) == 9
+    assert 4 < sum(slept) < 6
