@@ -108,6 +108,8 @@ def parse_link(text: str, encode: Mapping[str, str]) -> links.Link:
 def checked(plan: Plan) -> list[str]:
     """Hold what was asked against the columns there are; give the names of the columns to pack."""
     schema = plan.source.schema
+    if PLACE in schema.names and (plan.where is not None or not plan.is_run):
+        raise UsageError(f"a column is named {PLACE!r}, as the numbers that travel beside the rows are", hint="Rename it in the source.")
     if plan.where is not None:
         schema, _ = sql.select(schema, iter(()), plan.where)
     check_names(schema, [link.source for link in plan.links], "--fetch")

@@ -22,7 +22,7 @@ __all__ = ["shuffled"]
 _HELD_BYTES = 128 << 20  # rows that wait in memory
 _BITS, _SPAN = 8, 62  # of a number: those that choose a file, and all
 _STEP = 8192
-_PLACE = "place in the order"  # a column that no source has by accident
+_PLACE = "place in the order"  # the last column, whatever those of the source are called
 
 
 def shuffled(batches: Iterable[pa.RecordBatch], seed: int, held_bytes: int = _HELD_BYTES) -> Iterator[pa.RecordBatch]:
@@ -66,7 +66,7 @@ def _joined(held: list[pa.RecordBatch]) -> pa.Table:
 
 
 def _places(table: pa.Table) -> IntArray:
-    return table.column(_PLACE).to_numpy()
+    return table.column(table.num_columns - 1).to_numpy()
 
 
 def _in_order(held: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -74,7 +74,7 @@ def _in_order(held: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     if not held:
         return
     table = _joined(held)
-    order, table = np.argsort(_places(table)), table.drop_columns([_PLACE])
+    order, table = np.argsort(_places(table)), table.remove_column(table.num_columns - 1)
     for start in range(0, len(order), _STEP):
         yield from table.take(pa.array(order[start : start + _STEP])).combine_chunks().to_batches()
 

@@ -4,10 +4,14 @@ import os
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from flarecli.errors import ReachError
+from flarecli import read
+from flarecli.errors import ReachError, UsageError
+from flarecli.verbs import pack
 from flarecli.verbs import shuffled as room
+from flarecli.verbs.places import PLACE
 from flarecli.verbs.shuffled import shuffled
 
 
@@ -29,6 +33,23 @@ def test_every_row_comes_once_whole_and_the_order_does_not_depend_on_memory(rows
     whole = pa.Table.from_batches(found, table.schema)
     assert whole.sort_by("id") == table
     assert whole.column("id").to_pylist() == ids(rows, 7)
+
+
+@pytest.mark.parametrize("held", [1, 10**9])
+def test_a_column_may_have_the_name_of_the_places(held):
+    table = pa.table({room._PLACE: np.full(100, 7), "id": np.arange(100)})
+    whole = pa.Table.from_batches(list(shuffled(table.to_batches(max_chunksize=30), 7, held)))
+    assert whole.sort_by("id") == table
+    assert whole.column("id").to_pylist() == ids(100, 7)
+
+
+def test_a_source_with_a_column_of_the_numbers_beside_rows_is_refused_where_they_are_needed(tmp_path):
+    pq.write_table(pa.table({PLACE: [7, 7, 7], "id": [1, 2, 3]}), tmp_path / "t.parquet")
+    with pytest.raises(UsageError) as caught:
+        pack(str(tmp_path / "t.parquet"), str(tmp_path / "out"), where="id > 1")
+    assert str(caught.value) == "a column is named 'place in the source', as the numbers that travel beside the rows are"
+    pack(str(tmp_path / "t.parquet"), str(tmp_path / "out"), shuffle=None)
+    assert [row["id"] for row in read.open(str(tmp_path / "out"))] == [1, 2, 3]
 
 
 def test_the_seed_decides_and_the_size_of_batches_does_not():
