@@ -5,7 +5,7 @@
     FOLDER/flare-1/HOST.PID.N.room           room that a process has taken for many small ones, as large as what is left of it
     FOLDER/flare-1/lock                      held for the moment in which room is taken
     FOLDER/flare-1/here/of.HOST.PID.N.here   locked while a process that uses the folder lives
-    FOLDER/flare-1/turns/NNN                 held while somebody fetches a copy of such a key; these stay: making one costs as much as 0.5 MB
+    FOLDER/flare-1/turns/NN                  held while somebody fetches a copy of such a key; these stay: making one costs as much as 0.5 MB
 
 What is used is the sum of the sizes of these files, nothing else: parts and room are there before a byte is fetched, so that
 the sum never passes the limit. Locks make that exact and keep two processes from fetching the same; where a file system's
@@ -45,7 +45,7 @@ _BATCH_SHARE = 32  # where there are many copies, so much of the limit leaves at
 _LOCK_S, _OTHERS_S = 2.0, 30.0  # how long the lock, and another's fetch, are waited for
 _AGAIN_S = 30.0  # a folder that could not be written is left alone so long
 _NAMES = 1 << 12  # from so many files on, looking at all names costs more than asking a server for a version
-_TURNS, _DIGITS = "turns", 3
+_TURNS, _DIGITS = "turns", 2
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _number = itertools.count()
 _warned: set[str] = set()
@@ -307,9 +307,6 @@ class Folder:
     def turn(self, key: str, kind: str = "") -> Iterator[None]:
         """Wait, for a while, while others fetch something of the same key; whoever takes a turn inside another one needs another kind."""
         with self._turns.turn(kind + key, _OTHERS_S):
-            if self.is_alone():
-                yield
-                return
             fd = self._turn_of(f"{_TURNS}/{kind}{key[-_DIGITS:]}")
             try:
                 if fd >= 0:

@@ -245,6 +245,8 @@ class CachedStore:
 
     def _whole(self, path: str, listed: int | None = None, passing: bool = False) -> memoryview | None:
         place = place_of(self._address(path))
+        if not self._folder.is_alone():
+            self.version(path)  # not while others wait for their turn
         with self._folder.turn(place, "w"):
             head = self._head(path, place, listed)
             version, size = self.version(path)
