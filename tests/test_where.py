@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli.errors import FormatError, UsageError
-from flarecli.where import select
+from flarecli.where import Bound, bounds, select
 
 SCHEMA = pa.schema([pa.field("n", pa.int64()), pa.field("text", pa.large_string(), metadata={b"encoding": b"str"})])
 CONDITION = "Write it like \"aes > 4 and lang = 'en'\"."
@@ -188,6 +188,22 @@ def test_a_column_of_the_source_may_have_the_name_of_the_positions():
     batch = pa.record_batch([pa.array([0, 0, 0]), pa.array([9, 9, 9]), pa.array([1, 2, 3])], names=names)
     _, batches = select(batch.schema, [batch], "n > 1")
     assert [row for one in batches for row in one.to_pylist()] == [dict(zip(names, (0, 9, n), strict=True)) for n in (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("expression", "names", "wanted"),
+    [
+        ("a > 5", ["a", "b"], (Bound("a", ">", (5,)),)),
+        ("SELECT * FROM dataframe WHERE A > 5", ["a", "b"], (Bound("a", ">", (5,)),)),
+        ("SELECT * FROM dataframe AS d(b, a) WHERE a > 5", ["a", "b"], ()),  # the names are turned
+        ("WITH dataframe AS (SELECT 9 AS a) SELECT * FROM dataframe WHERE a > 5", ["a", "b"], ()),
+        ("a > 5", ["a", "A"], ()),
+        ("a > 5 OR b > 5", ["a", "b"], ()),
+        ("NOT (a > 5)", ["a", "b"], ()),
+    ],
+)
+def test_a_bound_is_of_the_column_that_is_meant_or_there_is_none(expression, names, wanted):
+    assert bounds(expression, names) == wanted
 
 
 def test_two_columns_of_one_name_are_refused():
