@@ -73,7 +73,8 @@ def test_inspect_shows_what_a_cache_keeps(flare_run, dataset, tmp_path):
     home = str(tmp_path / "kept")
     flare_run(["cat", dataset, "--cache", home, "--cache-limit", "5MB"])
     fetched_bytes = {name: os.path.getsize(tmp_path / "set" / name) for name in ("playlist.yaml", "shard.00000.mds")}
-    on_disk = sorted(path.stat().st_size for path in (tmp_path / "kept" / "flare-1").iterdir() if path.stat().st_size > min(fetched_bytes.values()))
+    files = [path.stat().st_size for path in (tmp_path / "kept" / "flare-1").iterdir() if path.is_file()]
+    on_disk = sorted(size for size in files if size > min(fetched_bytes.values()))
     sizes = dict(zip(sorted(fetched_bytes, key=fetched_bytes.__getitem__, reverse=True), reversed(on_disk), strict=True))
     total, base = sum(sizes.values()), dataset.removesuffix("playlist.yaml")
     ran = flare_run(["inspect", "--cache", home])
