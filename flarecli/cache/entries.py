@@ -37,11 +37,15 @@ _MAGIC = b"flare\0\0\1"
 _NOTE_BYTES = 1 << 16
 _KNOWN = 1 << 10  # names remembered
 _SMALL = 1 << 16  # bytes of a file that is read: a map would hold a handle for next to nothing
-# what signs an address for a while and says nothing about what lies there
-_SIGNING = re.compile(
-    r"(?:x-amz-[a-z-]+|x-goog-[a-z-]+|signature|expires|awsaccesskeyid|googleaccessid|key-pair-id|policy"
-    r"|sig|se|sp|sv|sr|st|spr|skoid|sktid|skt|ske|sks|skv)=.*",
-    re.IGNORECASE,
+# What signs an address for a while, and says nothing about what lies there: marks that must all be there, for without them such a name may
+# choose what the answer is, and what is left out then
+_SIGNED: tuple[tuple[frozenset[str], re.Pattern[str]], ...] = (
+    (frozenset({"x-amz-signature"}), re.compile(r"x-amz-[a-z-]+")),
+    (frozenset({"x-goog-signature"}), re.compile(r"x-goog-[a-z-]+")),
+    (frozenset({"signature", "awsaccesskeyid"}), re.compile(r"signature|awsaccesskeyid|expires|x-amz-security-token")),
+    (frozenset({"signature", "googleaccessid"}), re.compile(r"signature|googleaccessid|expires")),
+    (frozenset({"signature", "key-pair-id"}), re.compile(r"signature|key-pair-id|expires|policy|hash-algorithm")),
+    (frozenset({"sig", "sv"}), re.compile(r"sig|s[evprti]|spr|sip|skoid|sktid|skt|ske|sks|skv")),
 )
 
 
@@ -87,7 +91,10 @@ def _unsigned(address: str) -> str:
     if not address.startswith(("http://", "https://")):
         return address
     parts = urlsplit(address)
-    query = "&".join(pair for pair in parts.query.split("&") if not _SIGNING.fullmatch(pair))
+    pairs = [(pair.partition("=")[0].lower(), pair) for pair in parts.query.split("&")]
+    names = {name for name, _ in pairs}
+    signing = [pattern for marks, pattern in _SIGNED if marks <= names]
+    query = "&".join(pair for name, pair in pairs if not any(pattern.fullmatch(name) for pattern in signing))
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, query, ""))
 
 

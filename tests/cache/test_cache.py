@@ -17,6 +17,7 @@ import warnings
 import pytest
 
 from flarecli.cache import BLOCK, Cache, CacheWarning, folder, kept
+from flarecli.cache.entries import entry
 from flarecli.hashes import digest
 from flarecli.storage import Guard, locate
 
@@ -120,6 +121,26 @@ def test_names_and_notes_hold_no_secrets_and_signatures_do_not_count(web, home):
     web.file("/d/a", b"y" * 1000, '"one"')
     folder._folders.clear()
     assert locate(web.url("/d/a?id=8&X-Amz-Signature=one"), Guard(keeper=Cache(str(home)))).read() == b"y" * 1000
+
+
+@pytest.mark.parametrize(
+    "one, other, is_same",
+    [
+        ("a?X-Amz-Signature=1&X-Amz-Date=1&versionId=7", "a?X-Amz-Signature=2&X-Amz-Date=2&versionId=7", True),
+        ("a?X-Amz-Signature=1&versionId=7", "a?X-Amz-Signature=1&versionId=8", False),
+        ("a?X-Goog-Signature=1&X-Goog-Date=1", "a?X-Goog-Signature=2&X-Goog-Date=2", True),
+        ("a?AWSAccessKeyId=me&Signature=1&Expires=1", "a?AWSAccessKeyId=me&Signature=2&Expires=2", True),
+        ("a?Policy=1&Signature=1&Key-Pair-Id=k", "a?Policy=2&Signature=2&Key-Pair-Id=k", True),
+        ("a?sv=2022&sp=r&se=1&sig=1", "a?sv=2022&sp=r&se=2&sig=2", True),
+        ("a?sv=2022&sig=1&snapshot=1", "a?sv=2022&sig=1&snapshot=2", False),
+        ("a?sp=1", "a?sp=2", False),
+        ("a?policy=old&expires=1", "a?policy=new&expires=1", False),
+        ("a?signature=Haydn", "a?signature=Mozart", False),
+    ],
+)
+def test_a_pair_of_a_query_counts_unless_it_signs_with_others(one, other, is_same):
+    names = {entry(f"https://host/{address}", "version", "whole", 10).name[:40] for address in (one, other)}
+    assert (len(names) == 1) == is_same
 
 
 def test_the_limit_holds_and_the_coldest_leave_first(web, home):
