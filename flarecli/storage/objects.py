@@ -25,11 +25,9 @@ from flarecli.storage.uploads import AHEAD, PIECE, upload
 __all__ = ["ObjectStore", "Unconditional"]
 
 T = TypeVar("T")
-_FEW = 8  # ranges up to so many go out one by one, each on condition
-_GROUP = 256  # ranges that one call of the library gets
+_FEW, _GROUP = 8, 256  # ranges: up to so many go out one by one, each on condition; of more one call of the library gets so many
 _READ = 4 << 20  # what one request reads of an object that is read through: four of them ahead for each reader
-_PAGE = 1000  # objects of a listing's page
-_KNOWN = 1 << 16  # objects whose version is remembered
+_PAGE, _KNOWN = 1000, 1 << 16  # objects of a listing's page; objects whose version is remembered
 _CONNECT_S = 10
 
 
@@ -296,9 +294,12 @@ class ObjectStore:
         yield from map(bytes, ahead(partial(self._get, path), pieces, min(AHEAD, self.guard.limits.jobs)))
 
     def list(self, path: str) -> Iterator[Entry]:
-        skip, last = len(path) + 1 if path else 0, None
+        skip, first, last = len(path) + 1 if path else 0, None, None
         for meta in self._pages(path):
             entry = Entry(meta["path"][skip:], meta["size"])
+            if entry.name == first:  # a server that does not know where the page before ended would go on for ever
+                raise FormatError("the listing of its folder begins again before it ends", where=self.show(meta["path"]))
+            first = entry.name if last is None else first
             if last is not None and not (last.size == 0 and entry.name.startswith(f"{last.name}/")):  # else a folder's own mark, not a file
                 yield last
             last = entry

@@ -7,6 +7,7 @@ import pickle
 import re
 import threading
 import urllib.request
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -336,14 +337,30 @@ def test_secrets_do_not_travel(s3):
     assert not any(secret in repr(at) + repr(vars(at.store)) for secret in SECRETS)
 
 
-def test_a_listing_goes_over_pages(s3):
+def test_a_folder_is_listed_or_missing(s3):
     for i in range(7):
         (locate(s3) / f"d/{i}").write([bytes(i)])
-    import flarecli.storage.objects as objects
-
-    assert objects._PAGE == 1000
     assert [size for _, size in locate(f"{s3}/d").list()] == list(range(7))
     assert caught(MissingError, lambda: list(locate(f"{s3}/nothing").list())) == f"{s3}/nothing: nothing is there"
+
+
+def page(keys, behind=""):
+    """A page of a listing, as S3 words it; `behind` is what asks for the next."""
+    found = "".join(f"<Contents><Key>{key}</Key><Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>" for key in keys)
+    more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{behind}</NextContinuationToken>" if behind else "<IsTruncated>false</IsTruncated>"
+    return f"<ListBucketResult>{found}{more}</ListBucketResult>".encode()
+
+
+def test_a_listing_goes_over_pages(cloud):
+    pages = {None: page(["d/0", "d/1"], "two"), "two": page(["d/2", "d/3"], "three"), "three": page(["d/4"])}
+    cloud.pages["/b"] = lambda handler, times: handler.answer(200, pages[dict(parse_qsl(urlsplit(handler.path).query)).get("continuation-token")])
+    assert [name for name, _ in locate("s3://b/d").list()] == ["0", "1", "2", "3", "4"]
+
+
+def test_a_listing_that_begins_again_and_again_ends(cloud):
+    cloud.pages["/b"] = lambda handler, times: handler.answer(200, page(["d/0", "d/1"], "more"))  # whatever page is asked for
+    wanted = "s3://b/d/0: the listing of its folder begins again before it ends"
+    assert caught(FormatError, lambda: list(locate("s3://b/d").list())) == wanted
 
 
 def test_a_bucket_is_no_object(s3):
