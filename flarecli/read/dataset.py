@@ -83,7 +83,7 @@ class Dataset:
         self._describe()
 
     def _describe(self) -> None:
-        self.schema = pa.schema([_plain(pa.array([], field.type), field, self._encodings[field.name])[1] for field in self.exact])
+        self.schema = pa.schema([_plain(pa.nulls(0, field.type), field, self._encodings[field.name])[1] for field in self.exact])
         self._is_natural = self.schema.equals(self.exact, check_metadata=True)
 
     def __len__(self) -> int:
