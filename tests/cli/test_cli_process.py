@@ -185,10 +185,10 @@ flarecli.__main__.GRACE_S = 0.3
 begun = threading.Lock()
 def compressed(*_):
     yield b"begun"
-    if begun.acquire(blocking=False):
-        print("begun", file=sys.stderr, flush=True)
     while True:
         try:
+            if begun.acquire(blocking=False):
+                print("begun", file=sys.stderr, flush=True)
             time.sleep(60)
         except BaseException:
             continue
