@@ -6,20 +6,7 @@ and why. None of them loads torch, except where its original is a class of torch
 
 from __future__ import annotations
 
-import importlib
 import sys
-from collections.abc import Mapping
-
-
-def named(package: str, files: Mapping[str, str], name: str) -> object:
-    """Give what a package calls by a name, loading the file that has it. Raises AttributeError for another name.
-
-    files  name -> the file of the package that has it; a file of that very name is the thing itself
-    """
-    if name not in files:
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{package}.{files[name]}")
-    return module if files[name] == name else getattr(module, name)
 
 
 def register(kind: type, made: type) -> None:

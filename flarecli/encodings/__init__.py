@@ -6,8 +6,9 @@ Unpickling is refused here, once for everything above. Each part is loaded when 
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from flarecli.later import named
 
 if TYPE_CHECKING:
     from flarecli.encodings.columns import encoding_of, field, stored, typed
@@ -46,7 +47,7 @@ __all__ = [
     "typed",
 ]
 
-_MODULES = {  # name -> module, or module:name
+_FILES = {
     "BINARY": "names",
     "OWN": "own",
     "TEXT": "names",
@@ -72,8 +73,5 @@ _MODULES = {  # name -> module, or module:name
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, its = _MODULES[name].partition(":")
-    found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), its or name)
+    found = globals()[name] = named(__name__, _FILES, name)
     return found

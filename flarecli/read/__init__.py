@@ -5,9 +5,9 @@ What finds and names datasets is loaded at once; rows, runs and loaders are when
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from flarecli.later import named
 from flarecli.read.repeats import refuse_repeats
 from flarecli.read.resolve import expand, resolve, select_streams
 
@@ -53,7 +53,7 @@ __all__ = [
     "taken",
 ]
 
-_MODULES = {
+_FILES = {
     "Ahead": "ahead",
     "Dataset": "dataset",
     "Loader": "loader",
@@ -72,14 +72,11 @@ _MODULES = {
     "parse_rows": "selection",
     "passed": "passing",
     "positions": "order",
-    "presets": "",
+    "presets": "presets",
     "taken": "passing",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_MODULES[name] or name}")
-    found = globals()[name] = getattr(module, name) if _MODULES[name] else module
+    found = globals()[name] = named(__name__, _FILES, name)
     return found

@@ -188,6 +188,7 @@ def compressed(*_):
     while True:
         try:
             if begun.acquire(blocking=False):
+                time.sleep(0.3)  # whoever started this thread waits for its shard by now
                 print("begun", file=sys.stderr, flush=True)
             time.sleep(60)
         except BaseException:

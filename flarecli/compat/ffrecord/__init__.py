@@ -5,7 +5,7 @@ Every name is loaded when it is first used; only `ffrecord.torch` loads torch.
 
 from __future__ import annotations
 
-from flarecli.compat import named
+from flarecli.later import named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

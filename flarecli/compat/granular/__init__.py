@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flarecli.compat import named
+from flarecli.later import named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

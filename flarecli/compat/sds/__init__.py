@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from flarecli.later import named
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from flarecli.compat.sds.dataset import StreamingDataset as StreamingDataset
@@ -10,8 +12,5 @@ __all__ = ["StreamingDataset"]
 
 
 def __getattr__(name: str) -> object:
-    if name != "StreamingDataset":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from flarecli.compat.sds.dataset import StreamingDataset
-
-    return StreamingDataset
+    found = globals()[name] = named(__name__, {"StreamingDataset": "dataset"}, name)
+    return found
