@@ -21,9 +21,7 @@ __all__ = ["Fetching", "begun"]
 _THREADS, _AHEAD = 4, 2  # windows ahead
 _BESIDE = 8
 _LITTLE = 8 << 20  # bytes that are read whatever their pages
-_NEAR = (
-    32 << 20
-)  # bytes that may be at hand however many windows that is: of small ones two are read through in less than a thread waits for its turn
+_NEAR = 32 << 20  # bytes that may be at hand however many windows that is: two small ones are read in less than a thread waits for its turn
 _TICK_S, _END_S = 0.5, 1.0
 
 
