@@ -133,7 +133,7 @@ PACKERS = {"flare": flare, "peer": peer, "peer by columns": peer_by_columns, "fl
 WANTED = {"peer": 8.0}  # times what flare takes
 
 
-def make(path: str, rows: int, codec: str) -> None:
+def make(path: str, rows: int, codec: str = "snappy") -> None:
     """Write the parquet file: text of about 1 KB, never the same twice, an integer and a float."""
     import pyarrow as pa
     import pyarrow.parquet as pq
