@@ -43,7 +43,7 @@ def read_columns(shard: Shard, rows: Sequence[int], columns: Sequence[str] | Non
             at = stop
         if at != table[row + 1]:
             return _turned(shard, rows, columns, out)
-    if isinstance(source, memoryview):
+    if source is view:  # slices of it are views
         out.update({name: list(map(bytes, out[name])) for name, _ in rest if name is not None})
     return out
 

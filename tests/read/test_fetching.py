@@ -107,25 +107,15 @@ def test_the_windows_of_a_mix_come_as_its_steps_do(packed, tmp_path):
             assert any(first <= step < stop and any(start <= row < end for start, end in spans) for first, stop, spans in windows)
 
 
-def test_only_the_next_two_windows_are_fetched_ahead(served, packed, tmp_path, monkeypatch):
-    monkeypatch.setattr(fetching, "_NEAR", 0)
+@pytest.mark.parametrize("near, window, least, most", [(0, 3, 3, 9), (4_000_000, 1, 12, 14)], ids=["the next two windows", "small windows further"])
+def test_so_much_is_fetched_ahead(served, packed, tmp_path, monkeypatch, near, window, least, most):
+    monkeypatch.setattr(fetching, "_NEAR", near)
     data = flare.open(served.url("/d/playlist.yaml"), cache=str(tmp_path / "cache"))
     served.requests.clear()
-    loop = iter(flare.Loader(data, 32, order="windows", window=3))
+    loop = iter(flare.Loader(data, 32, order="windows", window=window))
     next(loop)
     threading.Event().wait(0.5)
-    assert 3 <= len(fetched(served, {name: len(body) for name, body in packed.items()})) <= 9
-    loop.close()
-
-
-def test_small_windows_are_fetched_further_ahead(served, packed, tmp_path, monkeypatch):
-    monkeypatch.setattr(fetching, "_NEAR", 4_000_000)
-    data = flare.open(served.url("/d/playlist.yaml"), cache=str(tmp_path / "cache"))
-    served.requests.clear()
-    loop = iter(flare.Loader(data, 32, order="windows", window=1))
-    next(loop)
-    threading.Event().wait(0.5)
-    assert 12 <= len(fetched(served, {name: len(body) for name, body in packed.items()})) <= 14
+    assert least <= len(fetched(served, {name: len(body) for name, body in packed.items()})) <= most
     loop.close()
 
 
