@@ -20,12 +20,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from flarecli.errors import FlareError, FormatError, IntegrityError, MissingLibraryError, UsageError
+from flarecli.guesses import choose
 
 __all__ = ["NAMES", "SUFFIXES", "compressed", "decompress", "stream", "suffix_of"]
 
 _LEVELS = {"br": range(12), "bz2": range(1, 10), "gz": range(10), "snappy": range(0), "zstd": range(1, 23)}
 _DEFAULTS = {"br": 11, "bz2": 9, "gz": 9, "snappy": 0, "zstd": 3}
 SUFFIXES = tuple(_LEVELS)
+_MEANT = {"gzip": "gz", "zst": "zstd", "zstandard": "zstd", "brotli": "br", "bzip2": "bz2"}  # what others call them
 NAMES = tuple(name for kind, levels in _LEVELS.items() for name in (kind, *(f"{kind}:{level}" for level in levels)))
 _NAME = re.compile(r"([a-z0-9]+)(?::(0|[1-9]\d?))?", re.ASCII)
 _WINDOW = 1 << 27  # what zstd itself takes without --long; more is a bomb's way to make a reader allocate
@@ -47,7 +49,8 @@ def suffix_of(compression: str) -> str:
 def _parsed(compression: str) -> tuple[str, int]:
     match = _NAME.fullmatch(compression)
     if not match or match[1] not in _LEVELS:
-        raise UsageError(f"unknown compression {compression!r:.60}", hint=f"Choose one of {', '.join(_LEVELS)}, or NAME:LEVEL.")
+        hint = choose(compression.partition(":")[0], _LEVELS, meant=_MEANT, more=", or NAME:LEVEL")
+        raise UsageError(f"unknown compression {compression!r:.60}", hint=hint)
     kind, level = match[1], int(match[2]) if match[2] else _DEFAULTS[match[1]]
     if match[2] and level not in _LEVELS[kind]:
         levels = _LEVELS[kind]

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from flarecli.errors import UsageError
+from flarecli.guesses import choose
 
 __all__ = ["DEFAULT", "Sums", "known", "digest"]
 
@@ -61,7 +62,7 @@ def _new(name: str) -> Any:
         return _Crc(getattr(checksums, name), _AWSCRT[name])
     if name in _HASHLIB:
         return getattr(hashlib, name)(usedforsecurity=False)
-    raise UsageError(f"unknown hash {name!r}", hint=f"Choose one of {', '.join(known())}.")
+    raise UsageError(f"unknown hash {name!r}", hint=choose(name, known()))
 
 
 class Sums:

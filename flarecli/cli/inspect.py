@@ -12,6 +12,7 @@ from flarecli.cli.bar import Bar
 from flarecli.cli.params import option
 from flarecli.cli.show import Printer, binary
 from flarecli.errors import MissingError, UsageError
+from flarecli.guesses import choose
 from flarecli.units import format_count, format_size, format_time
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def _print_kept(printer: Printer, folder: str | None) -> None:
 
 def _print_field(printer: Printer, fields: dict[str, Any], name: str) -> None:
     if name not in fields:
-        raise UsageError(f"there is no field {name!r}", hint=f"The fields are {', '.join(fields)}.")
+        raise UsageError(f"there is no field {name!r}", hint=choose(name, fields, "The fields are"))
     value = fields[name]
     if isinstance(value, (dict, list, float)) or value is None or printer.as_json:
         printer.json(value)

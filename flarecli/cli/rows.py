@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from flarecli.cli.show import Printer, binary, compact, finish, json_text, plain, refuse_terminal, shows_pictures, write_text
 from flarecli.errors import FlareError, UsageError, ValueFitError
+from flarecli.guesses import choose
 from flarecli.model import ENCODING
 from flarecli.names import escape
 from flarecli.units import format_size
@@ -56,9 +57,9 @@ def check(form: str, raw: str | None, bytes_as: str) -> None:
     raises    UsageError for an unknown form, or bytes onto a terminal
     """
     if form not in FORMS:
-        raise UsageError(f"unknown form {form!r}", hint=f"Choose one of {', '.join(FORMS)}.")
+        raise UsageError(f"unknown form {form!r}", hint=choose(form, FORMS, meant={"json": "jsonl", "ndjson": "jsonl"}))
     if bytes_as not in BYTES:
-        raise UsageError(f"unknown form of bytes {bytes_as!r}", hint=f"Choose one of {', '.join(BYTES)}.")
+        raise UsageError(f"unknown form of bytes {bytes_as!r}", hint=choose(bytes_as, BYTES))
     if raw is not None:
         refuse_terminal(f"--raw {raw}")
     elif form in _BINARY:

@@ -18,6 +18,7 @@ from typing import Any
 from flarecli.arrow import pa
 from flarecli.encodings.own import OWN, Own, remember
 from flarecli.errors import UsageError
+from flarecli.guesses import choose
 from flarecli.model import Column
 
 __all__ = ["BINARY", "Encoding", "NAMES", "NDARRAY_CODES", "NDARRAY_CODES_SIZE", "TEXT", "column", "lookup", "register"]
@@ -45,6 +46,7 @@ _BINARIES = ("bytes", "pil", "jpeg", "jpeg_array", "jpegarray", "png", "list[pil
 _JSON_TEXTS = ("json_str", "json_int", "json_float", "json_json")
 _RECORDS = ("msgpack", "array", "tree", "mp4", "webm")
 _NUMBERS = {"varint": "int64", "msgpack_float": "float64"}  # of no fixed size
+_MEANT = {"string": "str", "text": "str", "float": "float64", "double": "float64", "jpg": "jpeg", "image": "jpeg", "binary": "bytes", "pickle": "pkl"}
 NAMES = (*_SCALARS, *_TEXTS, *_BINARIES, *_NUMBERS, *_RECORDS, *_JSON_TEXTS)  # all but ndarray:… and lists
 
 NDARRAY_CODES = {
@@ -130,7 +132,8 @@ def lookup(name: str) -> Encoding:
     if name in OWN:
         return Encoding(name, None, _BINARY)
     shown = name if len(name) <= 60 else name[:57] + "…"
-    raise UsageError(f"unknown encoding {shown!r}", hint=f"Choose one of {', '.join(NAMES)}, ndarray:DTYPE:SHAPE, or NAME[] for a list.")
+    hint = choose(name, NAMES, meant=_MEANT, more=", ndarray:DTYPE:SHAPE, or NAME[] for a list")
+    raise UsageError(f"unknown encoding {shown!r}", hint=hint)
 
 
 def register(name: str, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:

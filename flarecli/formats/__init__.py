@@ -14,6 +14,7 @@ from typing import Protocol, cast
 
 from flarecli.arrow import pa
 from flarecli.errors import UsageError
+from flarecli.guesses import choose
 from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Row, Settings, Shard, Stream
 from flarecli.storage import Location
 
@@ -53,6 +54,7 @@ _MARKS = {  # what the name of each shard has in it: the others are not loaded t
     "granular": (".bag",),
     "webdataset": (".tar", ".tgz", ".tbz2"),
 }
+_MEANT = {"tar": "webdataset", "wds": "webdataset", "ffr": "ffrecord", "bag": "granular", "streaming": "mds", "jsonl": "json"}  # by others
 _MODULES = {name: path for name, path in _ALL.items() if importlib.util.find_spec(path.partition(":")[0])}
 
 
@@ -98,7 +100,7 @@ def names() -> tuple[str, ...]:
 def find(name: str) -> Format:
     """Give the module of a format. Raises UsageError for a name that is none."""
     if name not in _MODULES:
-        raise UsageError(f"unknown format {name!r}", hint=f"Choose one of {', '.join(_MODULES)}.")
+        raise UsageError(f"unknown format {name!r}", hint=choose(name, _MODULES, meant=_MEANT))
     path, _, thing = _MODULES[name].partition(":")
     module = importlib.import_module(path)
     return cast(Format, getattr(module, thing) if thing else module)

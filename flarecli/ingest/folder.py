@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from flarecli.errors import FormatError, UsageError
+from flarecli.guesses import choose
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.media import is_medium, kind_of
 from flarecli.names import escape
@@ -25,6 +26,7 @@ from flarecli.units import format_count
 __all__ = ["Folder", "Group", "groups"]
 
 _ROWS = 8192
+_MEANT = {"jpeg": "jpg", "jpg": "jpeg", "text": "txt"}
 _COLUMNS, _MIXTURES = 1000, 10_000  # kinds of files, and of rows by the kinds they have
 _NAMES = 5  # of each kind of what is left out, named to the user
 
@@ -172,7 +174,7 @@ def _main(mixtures: Counter[frozenset[str]], at: Location, asked: Sequence[str] 
             counts[name] += count
     for name in asked or ():
         if name not in counts:
-            raise UsageError(f"no file is {name!r}", where=at, hint=f"Choose from {', '.join(sorted(counts)[:20])}.")
+            raise UsageError(f"no file is {name!r}", where=at, hint=choose(name, sorted(counts), "Choose from", _MEANT))
     choice = list(asked) if asked else sorted(counts)
     half = mixtures.total() / 2
     return min(choice, key=lambda name: (not (is_medium(kind_of(f".{name}")) and counts[name] >= half), -counts[name], name))

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from flarecli import where as sql
 from flarecli.errors import FlareError, FormatError, UsageError
+from flarecli.guesses import choose
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest.ahead import Placed, in_turn
 from flarecli.ingest.contents import Flaw, contents
@@ -82,7 +83,7 @@ class Index:
         """
         for name in columns or ():
             if name not in self.schema.names:
-                raise UsageError(f"no column {name!r}", where=self.address, hint=f"Choose from {', '.join(self.schema.names)}.")
+                raise UsageError(f"no column {name!r}", where=self.address, hint=choose(name, self.schema.names, "Choose from"))
         names = self.schema.names if columns is None else list(columns)
         schema = pa.schema([self.schema.field(name) for name in names])
         bounds = () if where is None else sql.bounds(where, self.schema.names)

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from flarecli.encodings import encoding_of
 from flarecli.errors import FlareError, FormatError, UnsafeError, UsageError, ValueFitError
+from flarecli.guesses import choose
 from flarecli.media import extension_of, kind_of, sniff
 from flarecli.model import IntArray
 from flarecli.names import DEVICE, check_name, collision_key
@@ -80,7 +81,7 @@ class Naming:
             if field == "key" and key is None and "key" not in others:
                 raise UsageError("--name asks for {key}, and no column is the key", hint="Name it with --key.")
             if field is not None and field not in ("key", "row", "ext", "column", *others):
-                raise UsageError(f"--name asks for {{{field}}}", hint=f"Choose from {', '.join(('key', 'row', 'ext', 'column', *others))}.")
+                raise UsageError(f"--name asks for {{{field}}}", hint=choose(field, ("key", "row", "ext", "column", *others), "Choose from"))
         fields = [field for _, field, _, _ in parsed]
         if len(files) > 1 and "column" not in fields:
             raise UsageError(f"--name gives one name to {len(files)} files of a row", hint="Put {column} into it.")

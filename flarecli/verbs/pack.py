@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from flarecli.errors import UsageError
 from flarecli.formats import find
+from flarecli.guesses import choose
 from flarecli.media import Resize
 from flarecli.model import Settings
 from flarecli.progress import Progress
@@ -125,5 +126,5 @@ def _separator(format: str, given: str | None) -> str:
 
 def _one_of(what: str, value: str, choices: tuple[str, ...]) -> str:
     if value not in choices:
-        raise UsageError(f"{what} is {value!r}", hint=f"Choose one of {', '.join(choices)}.")
+        raise UsageError(f"{what} is {value!r}", hint=choose(value, choices))
     return value

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from flarecli import where as sql
 from flarecli.errors import UsageError
+from flarecli.guesses import choose
 from flarecli.model import IntArray, Stream
 from flarecli.progress import Progress
 from flarecli.read import Dataset, parse_rows, positions, resolve, select_streams
@@ -177,7 +178,7 @@ def check_names(names: Sequence[str], columns: Sequence[str]) -> None:
     """Refuse a column that is not there. Raises UsageError."""
     for name in columns:
         if name not in names:
-            raise UsageError(f"no column {name!r}", hint=f"Choose from {', '.join(names)}.")
+            raise UsageError(f"no column {name!r}", hint=choose(name, names, "Choose from"))
 
 
 def no_index(address: str, streams: Sequence[str], rows: str | None) -> None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from flarecli import __version__
 from flarecli.errors import FlareError, FormatError, UsageError
+from flarecli.guesses import choose
 from flarecli.hashes import DEFAULT
 from flarecli.model import IntArray
 from flarecli.progress import Progress
@@ -105,7 +106,7 @@ def unpack(
     """
     progress, guard = progress or Progress(), bounded(guard, limits)
     if index not in KINDS:
-        raise UsageError(f"--index is {index!r}", hint=f"Choose one of {', '.join(KINDS)}.")
+        raise UsageError(f"--index is {index!r}", hint=choose(index, KINDS))
     if on_error not in ("fail", "skip"):
         raise UsageError(f"--on-error is {on_error!r}", hint="Choose one of fail, skip.")
     if out == "-" and (resume or overwrite):

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from flarecli import encodings
 from flarecli.errors import UsageError
+from flarecli.guesses import choose
 from flarecli.model import Columns, IntArray
 from flarecli.write.failures import Failure
 from flarecli.write.keys import is_unnamed, key_text
@@ -104,4 +105,4 @@ def check_names(schema: pa.Schema, wanted: Sequence[str], what: str) -> None:
     """Raise UsageError for the first name that is no column."""
     for name in wanted:
         if name not in schema.names:
-            raise UsageError(f"no column {name!r}, which {what} names", hint=f"Choose from {', '.join(schema.names)}.")
+            raise UsageError(f"no column {name!r}, which {what} names", hint=choose(name, schema.names, "Choose from"))

@@ -1,0 +1,47 @@
+"""What a mistyped name is taken for."""
+
+import pytest
+
+from flarecli.guesses import choose, nearest
+
+COLUMNS = ["data_id", "data_url", "score", "lang"]
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("data_ulr", "data_url"),
+        ("url", "data_url"),
+        ("Score", "score"),
+        (" lang", "lang"),
+        ("scores", "score"),
+        ("caption", None),
+        ("", None),
+        ("i", None),
+        ("data_url" * 100, None),
+    ],
+)
+def test_the_nearest_name_is_meant_and_none_where_none_is_near(given, meant):
+    assert nearest(given, COLUMNS) == meant
+
+
+def test_a_hint_says_what_was_meant_and_what_there_is():
+    assert choose("data_ulr", COLUMNS, "Choose from") == "Did you mean data_url? Choose from data_id, data_url, score, lang."
+    assert choose("caption", COLUMNS) == "Choose one of data_id, data_url, score, lang."
+    assert choose("caption", []) == ""
+
+
+def test_names_that_others_use_are_told_where_there_is_such_a_thing():
+    assert choose("GZIP", ["br", "gz"], meant={"gzip": "gz"}, more=", or NAME:LEVEL") == "Did you mean gz? Choose one of br, gz, or NAME:LEVEL."
+    assert choose("gzip", ["br"], meant={"gzip": "gz"}) == "Choose one of br."
+
+
+def test_of_thousands_of_columns_some_are_named():
+    names = [f"column {i}" for i in range(3000)]
+    hint = choose("colum 2500", names, "Choose from")
+    assert hint.startswith("Did you mean column 2500? Choose from column 0, column 1, ")
+    assert hint.endswith(", column 59 and 2,940 more.")
+
+
+def test_long_names_out_of_data_cost_nothing():
+    assert nearest("a" * 99 + "b", ["a" * 1_000_000] * 10_000) is None
