@@ -6,13 +6,27 @@ carries its credentials into a message, a report or an output.
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from flarecli.errors import UnsafeError
+from flarecli.errors import MissingError, UnsafeError
 
-__all__ = ["DEVICE", "bare", "check_name", "collision_key", "escape", "is_url", "local_path", "redact", "redact_text", "scheme_of", "without_user"]
+__all__ = [
+    "DEVICE",
+    "bare",
+    "check_name",
+    "collision_key",
+    "escape",
+    "is_url",
+    "local_path",
+    "redact",
+    "redact_text",
+    "scheme_of",
+    "whole_path",
+    "without_user",
+]
 
 NAME_BYTES, PATH_BYTES = 255, 4096  # what Linux file systems take
 DEVICE = "\0"  # stands for each name of a device in what `collision_key` gives; no name holds it
@@ -105,6 +119,17 @@ def scheme_of(address: str) -> str:
 def local_path(address: str) -> str:
     """Give the path that a path or a `file://` address names."""
     return unquote(address[7:]) if scheme_of(address) == "file" else address
+
+
+def whole_path(path: str) -> str:
+    """Give a path that the user typed from the root. Raises MissingError where it starts at a working folder that is gone."""
+    try:
+        return os.path.join(os.getcwd(), path)
+    except OSError:
+        if os.path.isabs(path):
+            return path
+        hint = "Change to a folder that is there, or give the path from the root."
+        raise MissingError("the folder that you are in was deleted or cannot be read", where=path or ".", hint=hint) from None
 
 
 def is_url(address: str) -> bool:

@@ -20,7 +20,7 @@ from flarecli import where as sql
 from flarecli.errors import MissingLibraryError, NoRowsError, UsageError
 from flarecli.formats import find
 from flarecli.model import Columns, Settings
-from flarecli.names import is_url
+from flarecli.names import is_url, whole_path
 from flarecli.storage import Guard
 from flarecli.write import Journal, Target, Writer, claim, error_of, parts
 from flarecli.write.columns import Typed, check_names, chosen_encodings
@@ -180,7 +180,7 @@ class FlareSink(Datasink[Any]):
 
 def _whole(address: str) -> str:
     """Give a path from the root: a task may run in another folder."""
-    return os.path.abspath(address) if address and not is_url(address) else address
+    return os.path.abspath(whole_path(address)) if address and not is_url(address) else address
 
 
 def _put(writer: Writer, typed: Typed, batch: pa.RecordBatch, first: int) -> None:

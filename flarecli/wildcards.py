@@ -47,17 +47,20 @@ def divided(address: str) -> tuple[str, list[str]]:
     plain = next(i for i, part in enumerate(parts) if any(sign in part for sign in SIGNS))
     if "://" in address and plain < 3:
         raise UsageError("a bucket is named without *, ? or [")
-    return "/".join(parts[:plain]), parts[plain:]
+    return ("/" if parts[:plain] == [""] else "/".join(parts[:plain])), parts[plain:]
 
 
 def pattern_of(parts: Sequence[str]) -> re.Pattern[str]:
-    """Make an expression of a glob: `**` is any number of folders, no other sign passes a slash, and only `.…` names what is hidden."""
+    """Make an expression of a glob: `**` is any number of folders, no other sign passes a slash, and only `.…` names what is hidden.
+
+    An empty part at the end fits what ends in a slash.
+    """
     out = ""
     for i, part in enumerate(parts):
         if part == "**":
             out += "(?:(?!\\.)[^/]+/)*" if i < len(parts) - 1 else "(?:(?!\\.)[^/]+/)*(?!\\.)[^/]+"
             continue
-        hidden = "" if part.startswith(".") else "(?!\\.)"
+        hidden = "" if part.startswith(".") or not part else "(?!\\.)"
         signs = re.split(r"(\*+|\?|\[!?\]?[^\]]*\])", part)
         out += hidden + "".join(_sign(sign) if k % 2 else re.escape(sign) for k, sign in enumerate(signs)) + ("/" if i < len(parts) - 1 else "")
     try:

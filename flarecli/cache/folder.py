@@ -33,6 +33,7 @@ from flarecli.cache.left import host, is_left
 from flarecli.cache.locks import Turns, locked_within
 from flarecli.cache.present import Present
 from flarecli.cache.views import Views
+from flarecli.names import whole_path
 
 __all__ = ["LAYOUT", "CacheWarning", "Folder", "Part", "shared"]
 
@@ -59,7 +60,7 @@ class Folder:
     """A cache's folder as one process sees it. Nothing here raises: what cannot be done is not done, and warned of once."""
 
     def __init__(self, path: str, limit: int) -> None:
-        self.path, self.limit = os.path.join(os.path.abspath(path), LAYOUT), limit
+        self.path, self.limit = os.path.join(os.path.abspath(whole_path(path)), LAYOUT), limit
         self._given, self._pid, self._fd = path, 0, -1
         self._room, self._room_bytes = -1, 0
         self._not_before = 0.0
@@ -384,7 +385,7 @@ _lock_of_folders = threading.Lock()
 def shared(path: str, limit: int) -> Folder:
     """Give the process's own view of a folder."""
     with _lock_of_folders:
-        return _folders.setdefault((os.path.abspath(path), limit), Folder(path, limit))
+        return _folders.setdefault((os.path.abspath(whole_path(path)), limit), Folder(path, limit))
 
 
 def _forked() -> None:

@@ -7,7 +7,6 @@ looks whole.
 
 from __future__ import annotations
 
-import glob
 import itertools
 import os
 from collections.abc import Sequence
@@ -17,11 +16,11 @@ from flarecli import formats, playlists
 from flarecli.errors import FlareError, FormatError, MissingError, UnfinishedError, UsageError
 from flarecli.formats import INDEX, SPECS
 from flarecli.model import Playlist, Stream
-from flarecli.names import is_url, redact, scheme_of
+from flarecli.names import is_url, local_path, redact, scheme_of
 from flarecli.read.repeats import refuse_repeats
-from flarecli.storage import Guard, Location, locate
+from flarecli.storage import Guard, Location, globbed, locate
 from flarecli.storage.local import SCRATCH
-from flarecli.wildcards import SIGNS, braced, divided
+from flarecli.wildcards import SIGNS, braced
 
 __all__ = ["expand", "resolve", "select_streams"]
 
@@ -40,40 +39,33 @@ def expand(address: str, guard: Guard | None = None) -> list[str]:
 
 def _expanded(address: str, guard: Guard | None) -> list[tuple[str, bool]]:
     """Give each address, and whether a listing has just said that it is there."""
-    if not is_url(address) and os.path.lexists(address):
+    if _is_on_disk(address):
         return [(address, True)]  # a name that is there is a name, whatever signs it holds
     out: list[tuple[str, bool]] = []
     for one in braced(address):
         if not any(sign in one for sign in SIGNS):
             out.append((one, False))
-        elif not is_url(one):
-            found = sorted(glob.glob(one, recursive=True), key=os.fsencode)
-            if not found:
-                raise MissingError("nothing matches", where=one)
-            out += [(name, True) for name in found]
-        elif "*" not in one and (not _lists(one) or locate(one, guard).exists()):
+        elif _is_on_disk(one):
+            out.append((one, True))
+        elif not _is_path(one) and "*" not in one and (not _lists(one) or locate(one, guard).exists()):
             out.append((one, False))
         elif _lists(one):
-            out += [(name, True) for name in _globbed(one, guard)]
+            out += [(name, True) for name in globbed(one, guard)]
         else:
             raise UsageError("an http address cannot be listed", where=redact(one), hint="Name the files, or use braces such as {00000..00127}.")
     return out
 
 
+def _is_path(address: str) -> bool:
+    return not is_url(address) or scheme_of(address) == "file"
+
+
+def _is_on_disk(address: str) -> bool:
+    return _is_path(address) and "\0" not in address and os.path.lexists(local_path(address))
+
+
 def _lists(address: str) -> bool:
     return scheme_of(address) not in ("http", "https")
-
-
-def _globbed(pattern: str, guard: Guard | None) -> list[str]:
-    """Find what matches in a store on the network; what lies below the last folder without a sign is listed, in pages."""
-    try:
-        head, parts = divided(pattern)
-    except UsageError as error:
-        raise UsageError(error.message, where=redact(pattern)) from None
-    found = [f"{head}/{name}" for name in locate(head, guard).matching(parts)]
-    if not found:
-        raise MissingError("nothing matches", where=redact(pattern))
-    return found
 
 
 def resolve(sources: str | Sequence[str], *, format: str | None = None, guard: Guard | None = None, maps: bool = True) -> list[Playlist]:

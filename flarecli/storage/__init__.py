@@ -7,6 +7,7 @@ per scheme, chosen openly: no store ever stands in for another. A short read is 
 from __future__ import annotations
 
 from flarecli.storage.ahead import expect, is_cold, read_ahead
+from flarecli.storage.globs import globbed
 from flarecli.storage.handles import files_limit
 from flarecli.storage.limits import Limits
 from flarecli.storage.location import Entry, Guard, Keeper, Location, Part, Store, Written, locate, read_each
@@ -23,6 +24,7 @@ __all__ = [
     "Written",
     "expect",
     "files_limit",
+    "globbed",
     "is_cold",
     "locate",
     "read_ahead",

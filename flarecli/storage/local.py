@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from flarecli.errors import BusyError, FlareError, FormatError, MissingError, ReachError, UnsafeError, UsageError
 from flarecli.hashes import Sums
-from flarecli.names import bare, check_name, is_url, redact, scheme_of
+from flarecli.names import bare, check_name, is_url, redact, scheme_of, whole_path
 from flarecli.storage.ahead import ahead_of_file
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, locate, short_read
 from flarecli.storage.sink import Sink, write_all
@@ -69,7 +69,7 @@ class LocalStore:
         """Make a Location of a path that the user typed: a file in its folder, or a folder as a root of its own."""
         if "\0" in path:
             raise UsageError("the path holds a NUL", where=path.replace("\0", "\\0"))
-        real = os.path.realpath(path)
+        real = os.path.realpath(whole_path(path))
         if os.path.isdir(real) or path.endswith("/"):
             return Location(cls(real, path.rstrip("/") or "/", guard))
         folder, name = os.path.split(real)

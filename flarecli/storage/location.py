@@ -16,7 +16,7 @@ from flarecli.wildcards import pattern_of
 __all__ = ["Entry", "Guard", "Keeper", "Location", "Part", "Store", "Written", "locate", "read_each"]
 
 Part: TypeAlias = "bytes | bytearray | memoryview"
-_LISTED = 1 << 20  # files that are looked at for a pattern
+LISTED = 1 << 20  # files that are looked at for a pattern
 BLOCK = 1 << 20  # bytes a read of a whole file asks for at once: large enough to stream, small enough to stay in the cache
 
 
@@ -198,15 +198,20 @@ class Location:
         """List the files below, in bytewise order. Raises MissingError if there is no such folder."""
         return self.store.list(self.path)
 
-    def matching(self, parts: Sequence[str]) -> Iterator[str]:
+    def matching(self, parts: Sequence[str], folders: bool = False) -> Iterator[str]:
         """Name the files below that a pattern fits, part by part, in bytewise order.
 
+        folders  also folders that it fits, before the files in them; but none where it ends in `**`, and nothing else where it ends in a slash
         raises  UsageError for no pattern, or for more than a million files to look at; MissingError if there is no such folder
         """
-        wanted = pattern_of(parts)
+        wanted, before = pattern_of(parts), ""
         for seen, entry in enumerate(self.list()):
-            if seen >= _LISTED:
-                raise UsageError(f"more than {_LISTED} files lie there", where=self, hint="Name a folder further down.")
+            if seen >= LISTED:
+                raise UsageError(f"more than {LISTED} files lie there", where=self, hint="Name a folder further down.")
+            if folders and parts[-1] != "**":
+                slash = "" if parts[-1] else "/"
+                yield from (folder + slash for folder in _entered(entry.name, before) if wanted.fullmatch(folder + slash))
+            before = entry.name
             if wanted.fullmatch(entry.name):
                 yield entry.name
 
@@ -237,6 +242,11 @@ def read_each(places: Sequence[Location]) -> list[Part]:
         return found
     guard: Guard = getattr(stores[0], "guard", None) or Guard() if stores else Guard()
     return side_by_side(Location.read, places, guard.limits.jobs)
+
+
+def _entered(name: str, before: str) -> list[str]:
+    """Give the folders that hold a file, without those that hold the one before it in the listing."""
+    return [name[:i] for i, sign in enumerate(name) if sign == "/" and name[: i + 1] != before[: i + 1]]
 
 
 def _without_query(path: str) -> str:

@@ -20,7 +20,7 @@ from flarecli.errors import FlareError, NoRowsError, UsageError
 from flarecli.formats import HOLDS_NULL, KEY_COLUMN
 from flarecli.hashes import DEFAULT
 from flarecli.model import Columns, IntArray, Settings
-from flarecli.names import is_url, local_path, scheme_of
+from flarecli.names import is_url, local_path, scheme_of, whole_path
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.verbs.intake import Intake
@@ -165,7 +165,7 @@ def planned(request: Request, progress: Progress) -> tuple[Plan, list[str]]:
 def _whole(address: str) -> str:
     """Give an address so that what lies below a folder begins like it."""
     is_path = not is_url(address) or scheme_of(address) == "file"
-    return (os.path.realpath(local_path(address)) if is_path else address).rstrip("/")
+    return (os.path.realpath(whole_path(local_path(address))) if is_path else address).rstrip("/")
 
 
 def packed(request: Request, progress: Progress) -> Packed:

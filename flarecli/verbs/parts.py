@@ -18,7 +18,7 @@ from flarecli import where as sql
 from flarecli.errors import BusyError, FlareError, NoRowsError, ReachError, UsageError
 from flarecli.hashes import DEFAULT
 from flarecli.model import Columns
-from flarecli.names import is_url
+from flarecli.names import is_url, whole_path
 from flarecli.progress import Progress
 from flarecli.units import format_count
 from flarecli.verbs.packing import SKIP, Packed, Request, done_before, packed, planned, would_pack
@@ -208,11 +208,11 @@ def _run(engine: str, requests: Sequence[Request], rows: int, progress: Progress
 def _below(request: Request, engine: str) -> str | None:
     """Name the folder where relative addresses start, for those who work in another one."""
     is_relative = any(not is_url(address) and not os.path.isabs(address) for address in (*request.sources, request.out))
-    return os.getcwd() if engine != "local" and is_relative else None
+    return whole_path("") if engine != "local" and is_relative else None
 
 
 def _enter(folder: str | None) -> None:
-    if folder is not None and folder != os.getcwd():
+    if folder is not None:
         try:
             os.chdir(folder)
         except OSError as error:

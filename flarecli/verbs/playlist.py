@@ -17,7 +17,7 @@ from flarecli import formats
 from flarecli import hashes as sums
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.model import Chunk, File, Finding, Playlist, Stream
-from flarecli.names import is_url, local_path, redact, scheme_of, without_user
+from flarecli.names import is_url, local_path, redact, scheme_of, whole_path, without_user
 from flarecli.playlists import faults, parse, places, stored, text
 from flarecli.read import refuse_repeats, resolve, select_streams
 from flarecli.storage import Guard, Limits, Location, locate
@@ -105,8 +105,8 @@ class _Place:
         if out is not None and not self._is_far and os.path.isdir(local_path(out)):
             raise UsageError("a folder is there, a file is wanted", where=out)
         self.at = locate(out, replace(guard, keeper=None)) if out is not None else None
-        self._path = str(self.at) if self._is_far else os.path.realpath(local_path(out)) if out is not None else ""
-        self._folder = os.path.dirname(self._path) if out is not None else os.path.realpath(".")
+        self._path = str(self.at) if self._is_far else os.path.realpath(whole_path(local_path(out))) if out is not None else ""
+        self._folder = os.path.dirname(self._path) if out is not None else os.path.realpath(whole_path("."))
         if base is None and self._is_far:
             base = self._folder
         self._base = None if base is None else base.rstrip("/") + "/"

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from flarecli.where.bounds import parsed
-from flarecli.where.settings import SETTINGS
+from flarecli.where.settings import connected
 
 __all__ = ["with_beside"]
 
@@ -68,7 +68,7 @@ def _text(node: dict[str, Any]) -> str | None:
     import duckdb
 
     try:
-        with duckdb.connect(":memory:", config=SETTINGS) as con:
+        with connected() as con:
             whole = json.dumps({"error": False, "statements": [{"node": node, "named_param_map": []}]})
             found = con.execute("SELECT json_deserialize_sql(?::JSON)", [whole]).fetchone()
     except duckdb.Error:

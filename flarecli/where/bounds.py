@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from flarecli.where.settings import SETTINGS, STATEMENT
+from flarecli.where.settings import STATEMENT, connected
 
 __all__ = ["Bound", "Literal", "bounds", "columns_of", "parsed"]
 
@@ -80,7 +80,7 @@ def parsed(expression: str) -> dict[str, Any] | None:
 
     query = expression if STATEMENT.match(expression) else f"SELECT 1 FROM dataframe WHERE (\n{expression}\n)"
     try:
-        with duckdb.connect(":memory:", config=SETTINGS) as con:
+        with connected() as con:
             found = con.execute("SELECT json_serialize_sql(?::VARCHAR)", [query]).fetchone()
         statements = json.loads(found[0]).get("statements", []) if found else []
     except (duckdb.Error, ValueError, RecursionError):

@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli.errors import UsageError
+from flarecli.guesses import choose
 from flarecli.where.beside import with_beside
-from flarecli.where.settings import SETTINGS, STATEMENT
+from flarecli.where.settings import STATEMENT, connected
 
 __all__ = ["is_row_by_row", "select"]
 
@@ -46,7 +47,7 @@ def select(
         raise UsageError("--where is empty", hint=_HINT)
     _check_names(schema)
     bare = not STATEMENT.match(expression)
-    con = duckdb.connect(":memory:", config=SETTINGS)
+    con = connected()
     try:
         for setting in _LOCAL:
             con.execute(setting)
@@ -77,11 +78,9 @@ def select(
 
 def is_row_by_row(schema: pa.Schema, expression: str) -> bool:
     """Say whether an expression that `select` takes looks at one row at a time: what sorts, groups, counts or limits does not."""
-    import duckdb
-
     if not STATEMENT.match(expression):
         return True
-    with duckdb.connect(":memory:", config=SETTINGS) as con:
+    with connected() as con:
         con.register("dataframe", _table(schema.empty_table()))
         return _are_row_by_row(_steps(con, expression))
 
@@ -233,7 +232,7 @@ def _refusal(error: Exception, schema: pa.Schema) -> UsageError:
     line = _line(error)
     missing = re.search(r'[Rr]eferenced column "(.+?)"', line)
     if missing:
-        return UsageError(f"--where: no column {missing[1]!r}", hint=f"Choose from {', '.join(schema.names)}.")
+        return UsageError(f"--where: no column {missing[1]!r}", hint=choose(missing[1], schema.names, "Choose from"))
     return UsageError(f"--where: {line}", hint=_HINT)
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["SETTINGS", "STATEMENT"]
+from flarecli.names import whole_path
+
+if TYPE_CHECKING:
+    import duckdb
+
+__all__ = ["STATEMENT", "connected"]
 
 STATEMENT = re.compile(r"\s*(?:select|with|from)\b", re.IGNORECASE)  # anything else is a bare condition
-SETTINGS: dict[str, Any] = {
+_SETTINGS: dict[str, Any] = {
     "threads": "1",  # more would read further ahead, and give rows in another order
     "memory_limit": "1GB",
     "enable_external_access": "false",  # no file, no URL, no extension out of a condition
@@ -16,3 +21,11 @@ SETTINGS: dict[str, Any] = {
     "autoload_known_extensions": "false",
     "python_enable_replacements": "false",  # no table out of a caller's variables
 }
+
+
+def connected() -> duckdb.DuckDBPyConnection:
+    """Open a database of its own in memory. Raises MissingError where the working folder is gone: DuckDB would end the process."""
+    import duckdb
+
+    whole_path("")
+    return duckdb.connect(":memory:", config=_SETTINGS)

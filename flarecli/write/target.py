@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flarecli.errors import BusyError, FlareError, ReachError, UnfinishedError, UsageError
-from flarecli.names import is_url, local_path, redact, scheme_of
+from flarecli.names import is_url, local_path, redact, scheme_of, whole_path
 from flarecli.playlists import PLAYLIST
 from flarecli.storage import Guard, Location, locate
 from flarecli.storage.local import SCRATCH, LocalStore, made_folder, sync_folder
@@ -68,7 +68,7 @@ class Target:
         if not local_path(out):  # a variable that is not set, and the root folder would be meant
             raise UsageError("the target is an empty name", hint="Name a folder.")
         self.shown = local_path(out).rstrip("/") or "/"
-        self.final = os.path.realpath(self.shown)
+        self.final = os.path.realpath(whole_path(self.shown))
         if os.path.lexists(self.final) and not os.path.isdir(self.final):
             raise UsageError("a file is there, a folder is wanted", where=self.shown)
         begun = os.path.exists(os.path.join(self.final, SCRATCH, "journal"))  # a half pack is emptied where it is, under its lock
