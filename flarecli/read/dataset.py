@@ -16,9 +16,10 @@ from flarecli import where as sql
 from flarecli.cache import Cache
 from flarecli.encodings import BINARY
 from flarecli.errors import UsageError, ValueFitError
+from flarecli.guesses import choose
 from flarecli.model import Columns, Cursor, IntArray, Playlist, Row, Sample, Stream
 from flarecli.read.decoding import Decoder, How, NotDecoded, collated, stacked
-from flarecli.read.joined import Joined
+from flarecli.read.joined import Joined, numbers_of
 from flarecli.read.resolve import resolve, select_streams
 from flarecli.read.run import Run
 from flarecli.read.series import Series
@@ -104,12 +105,14 @@ class Dataset:
     def __getitem__(self, index: Any) -> Sample | list[Sample]:
         """Give one sample, or a list of them: column -> Python value.
 
-        raises  RowsError (an IndexError) outside the data; UnsafeError for a pickle unless it was allowed
+        raises  RowsError (an IndexError) outside the data; UsageError for what is no position; UnsafeError for a pickle unless it was allowed
         """
         if isinstance(index, (int, np.integer)):
             return self._decoded([int(index)])[0]
         if isinstance(index, slice):
-            return self._decoded(list(range(len(self))[index]))
+            return self._decoded(range(len(self))[index])
+        if getattr(index, "ndim", 1) == 0:  # one number, as numpy and torch have it
+            return self._decoded(numbers_of([index.item()]))[0]
         return self._decoded(index)
 
     def __getitems__(self, indices: Sequence[int] | IntArray) -> list[Sample]:
@@ -188,8 +191,7 @@ class Dataset:
             return [column.name for column in self.columns]
         for name in columns:
             if name not in self._decoders:
-                known = ", ".join(column.name for column in self.columns)
-                raise UsageError(f"no column {name!r}", hint=f"Choose from {known}.")
+                raise UsageError(f"no column {name!r}", hint=choose(name, [column.name for column in self.columns], "Choose from"))
         return list(dict.fromkeys(columns))
 
     def take(self, indices: Sequence[int] | IntArray, columns: Sequence[str] | None = None, exact: bool = False) -> pa.RecordBatch:
@@ -221,9 +223,12 @@ class Dataset:
 
         exact  numbers kept as text stay that text, byte for byte
         views  text and bytes may be views over the mapped shard: faster, and what many of Arrow's kernels do not take
+        raises UsageError for a start or a stop below 0, a size below 1, an unknown column
         """
-        first = start
-        for batch in self._table.scan(self._names(columns), start, len(self) if stop is None else min(stop, len(self)), size, views):
+        first, last = start, len(self) if stop is None else min(stop, len(self))
+        if start < 0 or last < 0 or size < 1:
+            raise UsageError(f"rows {start} to {last} in batches of {size}: at least 0, 0 and 1 are wanted")
+        for batch in self._table.scan(self._names(columns), start, last, size, views):
             yield batch if exact else self._natural(batch, range(first, first + batch.num_rows))
             first += batch.num_rows
 
@@ -266,6 +271,8 @@ class Dataset:
         raises  UsageError for what is no condition, or fails on a row
         """
         position = "row of the data"  # no condition can name it by accident
+        while position in self.schema.names:
+            position += "!"
         names = sql.columns_of(condition, self.schema.names) or self.schema.names[:1]
         schema, first = pa.schema([self.schema.field(name) for name in names]).append(pa.field(position, pa.int64())), 0
 

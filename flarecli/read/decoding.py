@@ -114,10 +114,18 @@ def stacked(values: list[Any], dtype: str | None = None) -> Any:
         return values
     for kind, letters, widest in ((bool, "b", "bool"), (int, "iu", "int64"), (float, "f", "float64")):
         if type(first) is kind and all(type(one) is kind for one in values):
-            try:
-                return np.array(values, dtype if dtype and np.dtype(dtype).kind in letters else widest)
-            except OverflowError:  # of no dtype
-                return values
+            return _fitted(values, [dtype, widest] if dtype and np.dtype(dtype).kind in letters else [widest])
     if isinstance(first, np.generic) and all(type(one) is type(first) for one in values):
         return np.array(values)
+    return values
+
+
+def _fitted(values: list[Any], dtypes: Sequence[str]) -> Any:
+    """Give numbers as an array of the first dtype that can hold them; as they are, if none can."""
+    for dtype in dtypes:
+        try:
+            with np.errstate(over="raise"):
+                return np.array(values, dtype)
+        except (OverflowError, FloatingPointError):
+            pass
     return values

@@ -12,7 +12,23 @@ from flarecli.errors import RowsError, UsageError
 from flarecli.model import Columns, IntArray, Row
 from flarecli.read.series import Series
 
-__all__ = ["Joined"]
+__all__ = ["Joined", "numbers_of"]
+
+
+def numbers_of(indices: Sequence[int] | IntArray) -> IntArray:
+    """Give positions of rows as int64 [k], wherever they lie. Raises UsageError for no list of whole numbers, RowsError for one past int64."""
+    try:
+        given = np.asarray(indices)
+    except ValueError:  # lists of several lengths
+        given = np.zeros((0, 0))
+    if given.ndim != 1:
+        raise UsageError(f"{type(indices).__name__} is no list of positions of rows", hint="Give whole numbers in a row: data[[7, 3]].")
+    if given.dtype.kind not in "iu" and len(given):  # a mask, or fractions: as numbers they would name other rows without a word
+        hint = "Give the positions where it is true: numpy.flatnonzero(mask)." if given.dtype.kind == "b" else ""
+        raise UsageError(f"{given.dtype.name} values are no positions of rows", hint=hint)
+    if given.dtype == np.uint64 and len(given) and given.max() >= 1 << 63:  # it would wrap around, and count from the end
+        raise RowsError(f"row {int(given.max())} is more than any data has")
+    return given.astype(np.int64, copy=False)
 
 
 class Joined:
@@ -53,11 +69,7 @@ class Joined:
 
     def places(self, indices: Sequence[int] | IntArray) -> IntArray:
         """Give the rows of the series that rows here are: int64 [k], inside them. Raises RowsError outside the data, UsageError for no positions."""
-        given = np.asarray(indices).reshape(-1)
-        if given.dtype.kind not in "iu" and len(given):  # a mask, or fractions: as numbers they would name other rows without a word
-            hint = "Give the positions where it is true: numpy.flatnonzero(mask)." if given.dtype.kind == "b" else ""
-            raise UsageError(f"{given.dtype.name} values are no positions of rows", hint=hint)
-        at = given.astype(np.int64, copy=False)
+        at = numbers_of(indices)
         if len(at) and at.view(np.uint64).max() < self.rows:  # none is below 0 either
             return at if self._picked is None else self._picked[at]
         wrong = (at < -self.rows) | (at >= self.rows)
@@ -66,14 +78,21 @@ class Joined:
         at = np.where(at < 0, at + self.rows, at)
         return at if self._picked is None else self._picked[at]
 
+    def _alone(self, indices: Sequence[int] | IntArray) -> int | None:
+        """Give the one row asked for, if it is one and there; whatever else is left to `places`."""
+        try:
+            row = indices[0] if len(indices) == 1 else None
+        except (TypeError, LookupError):
+            return None
+        if isinstance(row, (int, np.integer)) and not isinstance(row, bool) and -self.rows <= row < self.rows:
+            return int(row) % self.rows
+        return None
+
     def read(self, indices: Sequence[int] | IntArray, names: Sequence[str] | None, ranges: Mapping[str, tuple[int, int]] | None = None) -> list[Row]:
         """Give encoded rows in the order asked; `names` None is all columns."""
         if len(self.series) == 1:
-            if len(indices) == 1 and ranges is None and isinstance(indices[0], (int, np.integer)):
-                row = int(indices[0])
-                if -self.rows <= row < self.rows:
-                    row %= self.rows
-                    return [self.series[0].read_row(row if self._picked is None else int(self._picked[row]), names)]
+            if ranges is None and (row := self._alone(indices)) is not None:
+                return [self.series[0].read_row(row if self._picked is None else int(self._picked[row]), names)]
             return self.series[0].read_rows(self.places(indices), names, ranges)
         at = self.places(indices)
         parts = [

@@ -17,6 +17,7 @@ from flarecli.errors import RowsError, UsageError
 from flarecli.model import Cursor, IntArray, Sample
 from flarecli.read.dataset import Dataset
 from flarecli.read.decoding import How, collated, stacked
+from flarecli.read.joined import numbers_of
 from flarecli.read.order import positions
 from flarecli.read.rows import Order
 from flarecli.read.run import Run
@@ -70,7 +71,7 @@ class Mix:
 
     def _split(self, indices: Sequence[int] | IntArray) -> Iterator[tuple[Dataset, IntArray, IntArray]]:
         """Give each dataset with the places of its rows in `indices`, and its rows."""
-        given = np.asarray(indices, np.int64)
+        given = numbers_of(indices)
         if len(given) and not (given.min() >= 0 and given.max() < len(self)):
             raise RowsError(f"a row is outside the mix, which has {len(self)}")
         owner = np.searchsorted(self._firsts, given, "right") - 1
@@ -233,7 +234,9 @@ def _quotas(weights: Any) -> IntArray:
     """Give whole numbers that add up to BLOCK, at least 1 each, nearest to the weights' ratio."""
     if len(weights) > BLOCK:
         raise UsageError(f"{len(weights)} datasets cannot be mixed, {BLOCK} can")
-    exact = weights / weights.sum() * (BLOCK - len(weights)) + 1 if (weights / weights.sum() * BLOCK < 1).any() else weights / weights.sum() * BLOCK
+    shares = weights / weights.max()  # first, since the sum of large ones may be no number
+    shares = shares / shares.sum()
+    exact = shares * (BLOCK - len(weights)) + 1 if (shares * BLOCK < 1).any() else shares * BLOCK
     out = np.floor(exact + 1e-9).astype(np.int64)
     out[np.argsort(out - exact, kind="stable")[: BLOCK - int(out.sum())]] += 1
     return out

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from flarecli.errors import MissingLibraryError, UsageError, ValueFitError
+from flarecli.media import FORMATS
 
 __all__ = ["Audio", "Image", "Text", "Video", "audio", "image", "text", "video"]
 
@@ -26,8 +28,9 @@ class Image:
     def __call__(self, data: bytes) -> Any:
         from PIL import Image as pillow
 
+        pillow.init()
         try:
-            with pillow.open(io.BytesIO(data)) as picture:
+            with pillow.open(io.BytesIO(data), formats=[name for name in FORMATS if name in pillow.OPEN]) as picture:
                 if self.size is None:
                     return np.asarray(self._in_mode(picture))
                 width, height = self.size
@@ -64,10 +67,14 @@ def image(size: int | tuple[int, int] | None = None, mode: str = "RGB", crop: bo
     mode  of Pillow: `RGB`, `L`, …
     crop  the middle part with the proportions wanted; False changes the proportions
     """
+    return Image(_pair(size), mode, crop)
+
+
+def _pair(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     pair = (size, size) if isinstance(size, int) else size
     if pair is not None and min(pair) < 1:
         raise UsageError(f"{pair[0]} x {pair[1]} is no size of a picture")
-    return Image(pair, mode, crop)
+    return pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,8 @@ class Text:
 
 def text(size: int) -> Text:
     """Give text as its first `size` bytes, uint8 [size], zeros behind its end."""
+    if size < 0:
+        raise UsageError(f"{size} is no number of bytes")
     return Text(size)
 
 
@@ -102,7 +111,7 @@ class Audio:
                 stream = file.streams.audio[0]
                 rate = self.rate or stream.rate
                 resampler, parts, left = av.AudioResampler("fltp", rate=rate), [], int(self.seconds * rate)
-                for frame in file.decode(stream):
+                for frame in itertools.chain(file.decode(stream), [None]):  # which brings what the resampler still holds
                     for one in resampler.resample(frame):
                         parts.append(one.to_ndarray()[:, :left])
                         left -= parts[-1].shape[1]
@@ -119,6 +128,8 @@ def audio(rate: int | None = None, seconds: float = 600.0) -> Audio:
     rate     samples a second to convert to; None keeps its own
     seconds  the most that is decoded
     """
+    if (rate is not None and rate < 1) or not seconds > 0:
+        raise UsageError(f"rate is {rate}, seconds {seconds}: at least 1, and more than 0 are wanted")
     return Audio(rate, seconds)
 
 
@@ -148,7 +159,9 @@ class Video:
 
 def video(frames: int, step: int = 1, size: int | tuple[int, int] | None = None) -> Video:
     """Decode the first `frames` frames of a video, every `step`-th, to uint8 [frames, height, width, 3], by PyAV; size is (width, height)."""
-    return Video(frames, step, (size, size) if isinstance(size, int) else size)
+    if frames < 1 or step < 1:
+        raise UsageError(f"frames is {frames}, step {step}: at least 1 is wanted")
+    return Video(frames, step, _pair(size))
 
 
 def _av() -> Any:

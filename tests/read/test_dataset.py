@@ -56,6 +56,49 @@ def test_rows_outside_the_data_are_an_index_error(out, row):
     assert isinstance(caught.value, RowsError)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (1.0, "float is no list of positions of rows"),
+        (None, "NoneType is no list of positions of rows"),
+        (np.array(1.5), "float64 values are no positions of rows"),
+        (np.True_, "bool values are no positions of rows"),
+        ([True], "bool values are no positions of rows"),
+        ([True, False], "bool values are no positions of rows"),
+        ([[7, 3], [1, 2]], "list is no list of positions of rows"),
+        ([[7, 3], [1]], "list is no list of positions of rows"),
+        (np.array([2**64 - 1], np.uint64), "row 18446744073709551615 is more than any data has"),
+        (np.array([3, 2**63], np.uint64), "row 9223372036854775808 is more than any data has"),
+    ],
+)
+def test_what_is_no_position_names_no_row(out, wanted, message):
+    with pytest.raises(UsageError) as caught:
+        read.open(out)[wanted]
+    assert str(caught.value) == message
+
+
+def test_one_number_of_numpys_is_one_row(out):
+    data = read.open(out)
+    assert data[np.array(3)] == ROWS[3]
+    assert data[np.array([3], np.uint64)] == [ROWS[3]]
+    assert data[range(3, 400)[:2]] == ROWS[3:5]
+    assert data[5:1] == data[np.zeros(0)] == []
+
+
+@pytest.mark.parametrize(("start", "stop", "size"), [(-1, None, 8), (0, -1, 8), (0, None, 0)])
+def test_batches_of_rows_that_are_none_are_refused(out, start, stop, size):
+    data = read.open(out)
+    for batches in (data.scan(None, start, stop, size), data.batches(size, None, start, stop)):
+        with pytest.raises(UsageError, match=f"^rows {start} to {stop or 200} in batches of {size}: at least 0, 0 and 1 are wanted$"):
+            next(batches)
+
+
+def test_a_condition_may_name_any_column(tmp_path):
+    name = "row of the data"
+    data = read.open(pack(tmp_path / "d", [{name: 9 - i} for i in range(10)], {name: "int"}))
+    assert [row[name] for row in data.where(f'"{name}" > 6')] == [9, 8, 7]
+
+
 def test_an_unknown_column_names_those_there_are(out):
     with pytest.raises(UsageError) as caught:
         read.open(out).rows([0], ["x"])

@@ -317,3 +317,10 @@ def test_quick_batches_are_made_where_they_are_taken_until_they_take_long(data, 
     assert not none_left()
     assert [batch["n"][0] for batch in loop] == list(range(6, ROWS))
     assert none_left()
+
+
+def test_numbers_that_a_columns_dtype_cannot_hold_come_wider(data):
+    batch = data.collate([{"weight": 1e39, "n": 2**70}, {"weight": float("inf"), "n": 1}])
+    assert (batch["weight"].dtype, batch["weight"].tolist()) == (np.float64, [1e39, float("inf")])
+    assert batch["n"] == [2**70, 1]
+    assert data.collate([{"weight": float("inf")}])["weight"].dtype == np.float32

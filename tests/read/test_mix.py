@@ -93,3 +93,15 @@ def test_what_cannot_be_mixed_is_refused(parts):
         assert str(caught.value) == message
     with pytest.raises(UsageError, match="^order is 'x'$"):
         flare.mix({a: 1}).run(order="x")
+
+
+def test_weights_that_add_up_to_no_number_mix_all_the_same(parts):
+    a, b, _ = parts
+    assert flare.mix({a: 1.5e308, b: 0.5e308}).quotas.tolist() == [7500, 2500]
+
+
+@pytest.mark.parametrize(("rows", "what"), [([True, False], "bool"), ([1.7], "float64"), ([slice(1, 2)], "object")])
+def test_what_is_no_position_names_no_row_of_a_mix(parts, rows, what):
+    a, b, _ = parts
+    with pytest.raises(UsageError, match=f"^{what} values are no positions of rows$"):
+        flare.mix({a: 1, b: 1}).__getitems__(rows)

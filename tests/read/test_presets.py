@@ -1,6 +1,7 @@
 """Presets: pictures as arrays of one shape, text as bytes of one length; truth from Pillow itself."""
 
 import io
+import wave
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,46 @@ def test_what_is_no_picture_is_refused():
             flare.presets.image(8)(data)
     with pytest.raises(UsageError, match="^0 x 0 is no size of a picture$"):
         flare.presets.image(0)
+
+
+def test_a_picture_for_which_pillow_runs_a_program_is_refused(monkeypatch):
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *given, **named: pytest.fail("a program was asked for"))
+    out = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(out, "EPS")
+    with pytest.raises(ValueFitError, match="^no picture: "):
+        flare.presets.image(8)(out.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: flare.presets.text(-1), "-1 is no number of bytes"),
+        (lambda: flare.presets.video(0), "frames is 0, step 1: at least 1 is wanted"),
+        (lambda: flare.presets.video(4, step=0), "frames is 4, step 0: at least 1 is wanted"),
+        (lambda: flare.presets.video(4, size=(0, 8)), "0 x 8 is no size of a picture"),
+        (lambda: flare.presets.audio(0), "rate is 0, seconds 600.0: at least 1, and more than 0 are wanted"),
+        (lambda: flare.presets.audio(seconds=0), "rate is None, seconds 0: at least 1, and more than 0 are wanted"),
+        (lambda: flare.presets.audio(seconds=float("nan")), "rate is None, seconds nan: at least 1, and more than 0 are wanted"),
+    ],
+)
+def test_settings_that_decode_nothing_are_refused_before_the_first_row(make, message):
+    with pytest.raises(UsageError) as caught:
+        make()
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(("hertz", "wanted"), [(44100, 16000), (8000, 48000), (8000, 8000)])
+def test_the_end_of_a_sound_is_there_at_another_rate_too(hertz, wanted):
+    pytest.importorskip("av")
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(hertz)
+        file.writeframes((np.sin(np.arange(hertz) / 20) * 20000).astype("<i2").tobytes())
+    found = flare.presets.audio(wanted)(out.getvalue())
+    assert found.shape == (1, wanted)
+    assert flare.presets.audio(wanted, seconds=0.25)(out.getvalue()).tolist() == found[:, : wanted // 4].tolist()
 
 
 def test_text_becomes_bytes_of_one_length():
