@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 import typer.core
 
 import flarecli.cli.show as show
-from flarecli.errors import FlareError, FormatError, MissingLibraryError, ReachError, UsageError
+from flarecli.errors import FlareError, FormatError, MissingError, MissingLibraryError, ReachError, UsageError
+from flarecli.guesses import choose, nearest
 
 __all__ = ["COMMANDS", "run"]
 
@@ -24,6 +27,9 @@ COMMANDS = {
     "playlist": "Write the playlist of datasets: addresses to YAML.",
     "cat": "Print rows.",
 }
+_MEANT = {"convert": "pack", "create": "pack", "write": "pack", "extract": "unpack", "info": "inspect", "show": "inspect", "stat": "inspect"}
+_MEANT |= {"ls": "inspect", "check": "verify", "validate": "verify", "list": "playlist", "head": "cat", "read": "cat", "print": "cat"}
+_NARROW = 60  # columns; Click would write 50 wide on any narrower terminal
 _HELP = "Pack, unpack, inspect, verify, list and print sharded datasets, local or remote, without trusting a byte of them."
 _EPILOG = """Example: flare pack photos.parquet out/ --fetch data_url --key data_id && flare verify out/
 
@@ -47,9 +53,39 @@ class _Helped:
             error.filename = error.filename or "stdout"
             raise _Carried from error
 
+    def get_help(self, ctx: Any) -> str:
+        """Give the help; on a narrow terminal each option stands on a line of its own, its text below."""
+        columns = shutil.get_terminal_size().columns
+        if columns >= _NARROW:
+            return str(super().get_help(ctx))  # type: ignore[misc]
+        formatter = ctx.make_formatter()
+        formatter.width = max(columns - 2, 20)
+        formatter.write_dl = partial(formatter.write_dl, col_max=4)
+        self.format_help(ctx, formatter)  # type: ignore[attr-defined]
+        return str(formatter.getvalue()).rstrip("\n")
+
 
 class _Command(_Helped, typer.core.TyperCommand):
     """One of the six."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+    def make_parser(self, ctx: Any) -> Any:
+        """Make a parser that takes one value once: of `-c a -c b` or two conditions, Click would forget the first."""
+        parser: Any = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parse_args(args: list[str]) -> Any:
+            found: Any = parse(args=args)
+            for one in found[2]:
+                if one.param_type_name == "option" and not (one.multiple or one.is_flag) and found[2].count(one) > 1:
+                    hint = "Write them with commas between, such as 3,1,4 or id,score." if one.metavar in ("SPEC", "A,B") else "Give it once."
+                    raise UsageError(f"{one.opts[0]} is given twice", hint=hint)
+            return found
+
+        parser.parse_args = parse_args
+        return parser
 
 
 class _Commands(_Helped, typer.core.TyperGroup):
@@ -72,7 +108,8 @@ class _Commands(_Helped, typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise UsageError(f"there is no command {args[0]!r}", hint=f"Choose one of {', '.join(COMMANDS)}.")
+            hint = "Run `flare --help`, or `flare COMMAND --help`." if args[0] == "help" else choose(args[0], COMMANDS, meant=_MEANT)
+            raise UsageError(f"there is no command {args[0]!r}", hint=hint)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -155,14 +192,27 @@ def _missing(error: Any, args: list[str]) -> str:
     return "missing argument: both SOURCE and OUT are wanted" if both and error.param.param_type_name == "argument" else ""
 
 
+def _no_option(error: Any, command: str) -> UsageError:
+    """Tell of an option that there is none of, and which was meant."""
+    found = error.possibilities or ()
+    guess = nearest(error.option_name, found) or next(iter(found), "")
+    return UsageError(f"no such option: {error.option_name}", hint=(f"Did you mean {guess}? " if guess else "") + f"Run `{command} --help`.")
+
+
 def _told(error: BaseException, args: list[str]) -> FlareError:
     """Give what to tell the user about any exception."""
+    if isinstance(error, MissingError) and not error.hint:
+        from flarecli.cli.mistakes import hint_for
+
+        error.hint = hint_for(error.where, args)
     if isinstance(error, FlareError):
         return error
     if isinstance(error, _WRONG_LINE):
-        message = _missing(error, args) or error.format_message().strip().rstrip(".")
-        message = message.replace("valid int range", "whole number").replace("valid int", "whole number")
         command = f"flare {args[0]}" if args and args[0] in COMMANDS else "flare"
+        message = _missing(error, args) or error.format_message().strip().rstrip(".")
+        if type(error).__name__ == "NoSuchOption":
+            return _no_option(error, command)
+        message = message.replace("valid int range", "whole number").replace("valid int", "whole number")
         return UsageError(message[:1].lower() + message[1:], hint=f"Run `{command} --help`.")
     if isinstance(error, MemoryError):
         return ReachError("there is not enough memory", hint="Give it fewer --jobs, smaller shards or more memory.")

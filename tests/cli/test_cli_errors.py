@@ -55,11 +55,11 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
 @pytest.mark.parametrize(
     ("args", "message", "hint"),
     [
-        (["pak"], "there is no command 'pak'", "Choose one of pack, unpack, inspect, verify, playlist, cat."),
+        (["pak"], "there is no command 'pak'", "Did you mean pack? Choose one of pack, unpack, inspect, verify, playlist, cat."),
         (["--nope"], "no such option: --nope", "Run `flare --help`."),
         (["cat"], "missing argument 'SOURCE...'", "Run `flare cat --help`."),
         (["pack", "a"], "missing argument: both SOURCE and OUT are wanted", "Run `flare pack --help`."),
-        (["cat", "a", "--heads", "1"], "no such option: --heads (Possible options: --head, --help)", "Run `flare cat --help`."),
+        (["cat", "a", "--heads", "1"], "no such option: --heads", "Did you mean --head? Run `flare cat --help`."),
         (["cat", "a", "--head"], "option '--head' requires an argument", "Run `flare cat --help`."),
         (["cat", "a", "--head", "x"], "invalid value for '--head': 'x' is not a whole number", "Run `flare cat --help`."),
         (["cat", "a", "--head", "-1"], "invalid value for '--head': -1 is not in the range x>=0", "Run `flare cat --help`."),

@@ -1,0 +1,108 @@
+"""Mistakes that people make, on the real commands, and the whole of what each is told."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flarecli
+from flarecli.__main__ import main
+
+COMMANDS = "Choose one of pack, unpack, inspect, verify, playlist, cat."
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mistakes")
+    pq.write_table(pa.table({"id": [1, 2, 3], "text": ["a", "b", "c"]}), folder / "first.parquet")
+    (folder / "files").mkdir()
+    for name in ("a.jpg", "a.txt", "b.jpg"):
+        (folder / "files" / name).write_bytes(b"x")
+    flarecli.pack(str(folder / "first.parquet"), str(folder / "out"))
+    return folder
+
+
+@pytest.fixture
+def told(place, monkeypatch, capfd):
+    """Run a command line in that folder, and give its exit code and what it says on stderr."""
+    monkeypatch.chdir(place)
+
+    def run(line):
+        code = main(line.split())
+        return code, capfd.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "hint"),
+    [
+        ("pakc first.parquet new", "there is no command 'pakc'", f"Did you mean pack? {COMMANDS}"),
+        ("convert out new", "there is no command 'convert'", f"Did you mean pack? {COMMANDS}"),
+        ("ls out", "there is no command 'ls'", f"Did you mean inspect? {COMMANDS}"),
+        ("help", "there is no command 'help'", "Run `flare --help`, or `flare COMMAND --help`."),
+        ("--verion", "no such option: --verion", "Did you mean --version? Run `flare --help`."),
+        ("pack a b --shardsize 1MB", "no such option: --shardsize", "Did you mean --shard-size? Run `flare pack --help`."),
+        ("cat out -c id -c text", "--columns is given twice", "Write them with commas between, such as 3,1,4 or id,score."),
+        ("cat out -r 1 --rows 2", "--rows is given twice", "Write them with commas between, such as 3,1,4 or id,score."),
+        ("cat out --where id=1 --where id=2", "--where is given twice", "Give it once."),
+        ("cat out -c Txt", "no column 'Txt'", "Did you mean text? Choose from id, text."),
+        ("cat out --where txt='a'", "--where: no column 'txt'", "Did you mean text? Choose from id, text."),
+        ("pack first.parquet new --key idd", "no column 'idd', which --key names", "Did you mean id? Choose from id, text."),
+        ("pack first.parquet new -z gzip", "unknown compression 'gzip'", "Did you mean gz? Choose one of br, bz2, gz, snappy, zstd, or NAME:LEVEL."),
+        ("inspect out --field row", "there is no field 'row'", "Did you mean rows? The fields are address, format, rows, shards, bytes,"),
+        ("pack files new -c jpeg", "files: no file is 'jpeg'", "Did you mean jpg? Choose from jpg, txt."),
+        ("cat out --to json", "unknown form 'json'", "Did you mean jsonl? Choose one of jsonl, csv, tsv, table, arrow, parquet."),
+        ("pack first.parquet new --encode id=string", "unknown encoding 'string'", "Did you mean str? Choose one of int, uint8,"),
+    ],
+)
+def test_a_name_that_is_none_is_told_which_was_meant(told, line, error, hint):
+    code, err = told(line)
+    assert code == 2
+    assert err.startswith(f"error: {error}\nhint: {hint}")
+    assert err.count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "hint"),
+    [
+        ("pack new first.parquet", "new: no such file or folder", "Name the source first and OUT last: `flare pack first.parquet new`."),
+        ("pack first.parqet new", "first.parqet: no such file or folder", "Did you mean first.parquet?"),
+        ("pack frst.parquet new", "frst.parquet: no such file or folder", "Did you mean first.parquet?"),
+        ("unpack ./ot new", "./ot: no such file or folder", "Did you mean ./out?"),
+        ("inspect fils/a.jpg", "fils/a.jpg: no such file or folder", "Did you mean files/a.jpg?"),
+        ("verify out --against out/playlst.yaml", "out/playlst.yaml: no such file or folder", "Did you mean out/playlist.yaml?"),
+        ("cat out/playlist.yml", "out/playlist.yml: no such file or folder", "Did you mean out/playlist.yaml?"),
+        ("cat out/playlist.yaml/", "out/playlist.yaml: no such file or folder", "out/playlist.yaml is a file: leave the slash out."),
+        ("cat out/index.json/x", "out/index.json/x: no such file or folder", "out/index.json is a file: nothing lies below it."),
+        ("cat files/deep/er", "files/deep/er: no such file or folder", "files is there, and no deep in it."),
+        ("cat files/*.png", "files/*.png: nothing matches", "files holds names such as a.jpg, a.txt, b.jpg."),
+        ("cat out 5", "5: no such file or folder", "Rows are named by an option: `flare cat SOURCE -r 5`."),
+        ("cat s3:/bucket/x", "s3:/bucket/x: no such file or folder", "Write it with two slashes: s3://bucket/x"),
+        ("playlist --check missing.yaml", "missing.yaml: no such file or folder", ""),
+    ],
+)
+def test_where_nothing_is_what_is_near_is_named(told, line, error, hint):
+    assert told(line) == (3, f"error: {error}\n" + (f"hint: {hint}\n" if hint else ""))
+
+
+def test_a_lost_shard_is_not_taken_for_a_mistyped_one(told, place, tmp_path, monkeypatch, capfd):
+    flarecli.pack(str(place / "first.parquet"), str(tmp_path / "out"), shard_rows=1)
+    (tmp_path / "out" / "shard.00001.mds").unlink()
+    monkeypatch.chdir(tmp_path)
+    assert main(["cat", "out"]) == 3
+    assert capfd.readouterr().err == "error: out/shard.00001.mds: no such file or folder\n"
+
+
+def test_the_help_fits_a_narrow_terminal(told, monkeypatch, capfd):
+    monkeypatch.setenv("COLUMNS", "40")
+    for command in ("pack", "unpack", "inspect", "verify", "playlist", "cat"):
+        assert main([command, "--help"]) == 0
+        lines = capfd.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 40
+        assert "  --retries N" in lines
+        assert "        Tries after a passing fault." in lines
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["pack", "--help"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == "Usage: flare pack [OPTIONS] SOURCE... OUT"
+    assert max(map(len, lines)) <= 80
