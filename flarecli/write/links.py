@@ -265,7 +265,7 @@ class _Fetcher:
                 continue
             kept.append(row)
             for bodies, value in zip(self._bodies, values, strict=True):
-                bodies.add(value)
+                bodies.add((value,))
                 size += len(value)
             if size >= _BATCH_BYTES:
                 yield self._fetched(part, kept, failures, row + 1)
