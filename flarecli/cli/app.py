@@ -194,8 +194,7 @@ def _missing(error: Any, args: list[str]) -> str:
 
 def _no_option(error: Any, command: str) -> UsageError:
     """Tell of an option that there is none of, and which was meant."""
-    found = error.possibilities or ()
-    guess = nearest(error.option_name, found) or next(iter(found), "")
+    guess = nearest(error.option_name, error.possibilities or ())
     return UsageError(f"no such option: {error.option_name}", hint=(f"Did you mean {guess}? " if guess else "") + f"Run `{command} --help`.")
 
 

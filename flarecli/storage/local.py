@@ -24,6 +24,7 @@ from flarecli.names import bare, check_name, is_url, redact, scheme_of, whole_pa
 from flarecli.storage.ahead import ahead_of_file
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, locate, short_read
 from flarecli.storage.sink import Sink, write_all
+from flarecli.storage.specials import is_special
 
 __all__ = ["LocalStore", "SCRATCH", "made_folder", "sync_folder"]
 
@@ -264,6 +265,8 @@ class LocalStore:
         folder, name = self._made_folder(os.path.dirname(path)), os.path.basename(path)
         scratch, part = self._scratch(folder, name)
         try:
+            if is_special(name, folder):
+                raise UsageError("no file is there, and what is there would be replaced", where=self.show(path), hint="Name a file.")
             fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=scratch)
             try:
                 sink = Sink(fd, self.durable)
