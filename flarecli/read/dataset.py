@@ -21,7 +21,7 @@ from flarecli.model import Columns, Cursor, IntArray, Playlist, Row, Sample, Str
 from flarecli.read.decoding import Decoder, How, NotDecoded, collated, stacked
 from flarecli.read.joined import Joined, numbers_of
 from flarecli.read.resolve import resolve, select_streams
-from flarecli.read.run import Run
+from flarecli.read.run import Run, beginning
 from flarecli.read.series import Series
 from flarecli.read.windows import Epoch
 from flarecli.storage import Guard
@@ -324,7 +324,7 @@ class Dataset:
         cursor  go on from the `cursor` of another run, with as many ranks as there are now; it says seed, epoch and order
         raises  UsageError for a rank, an order or a place that is none
         """
-        return Run(self, cursor or Cursor(seed, epoch, 0, order), rank, ranks, window)
+        return Run(self, cursor or beginning(seed, epoch, order), rank, ranks, window)
 
     def order(self, seed: int, epoch: int, order: str, window: int = 8) -> Epoch:
         """Give an epoch: which row each of its steps has. Raises UsageError for an order that is none."""

@@ -16,7 +16,7 @@ from flarecli.read.decoding import How
 from flarecli.read.fetching import begun
 from flarecli.read.processes import Process, close_all
 from flarecli.read.rows import Order, Rows
-from flarecli.read.run import check_place
+from flarecli.read.run import beginning, check_place
 
 __all__ = ["Loader"]
 
@@ -73,12 +73,12 @@ class Loader:
         if not hasattr(data, "order"):
             raise UsageError(f"{data!r:.80} is no dataset", hint="Give what flare.open gives.")
         self.data = data.decoded(decode) if decode else data
-        self.batch, self.workers, self.rank, self.ranks, self.drop_last = batch, workers, rank, ranks, drop_last
+        self.batch, self.workers, self.rank, self.ranks, self.drop_last = int(batch), int(workers), int(rank), int(ranks), drop_last
         self._transforms = (transform,) if callable(transform) else tuple(transform)
         self._collate, self._processes, self._start = collate, processes, start
         self._ahead = ahead or workers + 2  # few: memory that is used again costs less than fresh memory (measured: half)
-        self._window, self._skip = window, 0  # samples of the row at the place that were given already
-        self._place, self._loop = Cursor(seed, epoch, 0, order), 0
+        self._window, self._skip = int(window), 0  # samples of the row at the place that were given already
+        self._place, self._loop = beginning(seed, epoch, order), 0
         self._order()
 
     def _order(self) -> Order:
@@ -128,6 +128,8 @@ class Loader:
         return self._epoch(self._loop)
 
     def _epoch(self, loop: int) -> Iterator[Any]:
+        if self._loop != loop:
+            return
         order, place = self._order(), self._place
         fetching = begun(self.data, order, place, self.ranks)
         work = Work(self.data, self._transforms, self._collate, place.seed, place.epoch, fetching is not None)
@@ -145,11 +147,11 @@ class Loader:
                     for samples in work.samples(made.rows) if made.samples is None else made.samples:
                         held.extend((one, rows + (at == len(samples)), at % len(samples)) for at, one in enumerate(samples, 1) if at > skip)
                         rows, skip = rows + 1, 0
-                    while len(held) >= self.batch:
+                    while len(held) >= self.batch and self._loop == loop:
                         yield self._joined(work, held, place, order.rows)
                 if self._loop != loop:
                     return
-            while held and not self.drop_last:
+            while held and not self.drop_last and self._loop == loop:
                 yield self._joined(work, held, place, order.rows)
             if self._loop == loop:
                 self._place, self._skip = Cursor(place.seed, place.epoch + 1, 0, place.order), 0

@@ -20,7 +20,7 @@ from flarecli.read.decoding import How, collated, stacked
 from flarecli.read.joined import numbers_of
 from flarecli.read.order import positions
 from flarecli.read.rows import Order
-from flarecli.read.run import Run
+from flarecli.read.run import Run, beginning
 
 __all__ = ["Mix", "mix"]
 
@@ -105,7 +105,7 @@ class Mix:
         window: int = 8,
     ) -> Run:
         """Give the samples of an epoch; see `Dataset.run`."""
-        return Run(self, cursor or Cursor(seed, epoch, 0, order), rank, ranks, window)
+        return Run(self, cursor or beginning(seed, epoch, order), rank, ranks, window)
 
     def order(self, seed: int, epoch: int, order: str, window: int) -> Order:
         """Give an epoch: the number of the row that each step takes."""

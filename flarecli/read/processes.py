@@ -33,7 +33,11 @@ class Process:
     """
 
     def __init__(self, call: Callable[[Any], Any], start: str | None = None) -> None:
-        context = multiprocessing.get_context(start)
+        try:
+            context = multiprocessing.get_context(start)
+        except ValueError:
+            known = ", ".join(multiprocessing.get_all_start_methods())
+            raise UsageError(f"processes cannot be started by {start!r:.60}", hint=f"Choose one of {known}.") from None
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=_serve, args=(other, call, dict(OWN)), name="flare-loader", daemon=True)  # type: ignore[attr-defined]
         try:
@@ -116,6 +120,9 @@ def _serve(pipe: Connection, call: Callable[[Any], Any], own: dict[str, Own]) ->
             except BaseException as error:
                 known = error if isinstance(error, FlareError) else TransformError(f"{type(error).__name__}: {error}")
                 answer = "error", known, "".join(traceback.format_exception(error))
-            _send(pipe, answer)
+            try:
+                _send(pipe, answer)
+            except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:  # nothing is sent before all of it is pickled
+                _send(pipe, ("error", TransformError(f"what was made cannot be sent to another process: {error}"), ""))
     except (EOFError, OSError):
         return

@@ -90,12 +90,17 @@ def resolve(sources: str | Sequence[str], *, format: str | None = None, guard: G
         if before is not None and before.store == at.store:
             at = replace(at, store=before.store)  # the same connections
         found = _resolved(at, format, is_there)
-        last = out[-1].streams[-1] if out and out[-1].at is None else None
-        if last is not None and found.at is None and found.streams[0].at == last.at and found.streams[0].format == last.format:
-            out[-1] = Playlist((replace(last, urls=[*last.urls, *found.streams[0].urls]),))
+        one, last = found.streams[0] if _is_a_shard(found) else None, out[-1].streams[0] if out and _is_a_shard(out[-1]) else None
+        if one is not None and last is not None and (one.at, one.format) == (last.at, last.format) and isinstance(last.urls, list):
+            last.urls.extend(one.urls)  # which was made here
         else:
             out.append(found)
     return out
+
+
+def _is_a_shard(found: Playlist) -> bool:
+    """Whether this is what `_of_file` makes of a shard that was named itself, or of several; a folder's listing tells sizes."""
+    return found.at is None and len(found.streams) == 1 and found.streams[0].sizes is None
 
 
 def _resolved(at: Location, format: str | None, is_there: bool) -> Playlist:
@@ -201,17 +206,21 @@ def _formatted(found: Playlist, format: str | None) -> Playlist:
     if format is not None:
         formats.find(format)
         return replace(found, streams=tuple(replace(stream, format=format) for stream in found.streams))
-    for stream in found.streams:
-        if stream.format is None and len(stream):
-            url = stream.urls[0]
-            kind = formats.sniffed(url.partition("?")[0] if is_url(url) else url)  # behind a name may stand what signs it
-            if kind is None:
-                hint = f"Name the format with -f: {', '.join(formats.names())}."
-                raise FormatError(f"stream {stream.name!r} does not say its format", where=found.at or "", hint=hint)
-            return _formatted(replace(found, streams=tuple(replace(s, format=kind) if s is stream else s for s in found.streams)), None)
+    streams = tuple(_named(stream, found) if stream.format is None and len(stream) else stream for stream in found.streams)
+    for stream in streams:
         if stream.format is not None and stream.format not in formats.names():
             raise FormatError(f"stream {stream.name!r} has format {stream.format!r:.60}, which is not read yet", where=found.at or "")
-    return found
+    return replace(found, streams=streams)
+
+
+def _named(stream: Stream, found: Playlist) -> Stream:
+    """Give a stream with the format that its first shard's name says."""
+    url = stream.urls[0]
+    kind = formats.sniffed(url.partition("?")[0] if is_url(url) else url)  # behind a name may stand what signs it
+    if kind is None:
+        hint = f"Name the format with -f: {', '.join(formats.names())}."
+        raise FormatError(f"stream {stream.name!r} does not say its format", where=found.at or "", hint=hint)
+    return replace(stream, format=kind)
 
 
 def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list[list[Stream]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,10 +12,21 @@ from flarecli.model import Cursor, Sample
 from flarecli.read.fetching import begun
 from flarecli.read.rows import Order, Rows
 
-__all__ = ["Run", "check_place"]
+__all__ = ["Run", "beginning", "check_place"]
 
 _BLOCK = 1 << 14  # steps mapped to rows at once
 _READ = 64  # rows read at once
+
+
+def beginning(seed: int, epoch: int, order: str) -> Cursor:
+    """Give the place where an epoch begins. Raises UsageError for a seed or an epoch that is no whole number.
+
+    Numpy's integers become Python's: those do not wrap, and JSON takes them.
+    """
+    try:
+        return Cursor(operator.index(seed), operator.index(epoch), 0, order)
+    except TypeError:
+        raise UsageError(f"seed is {seed!r:.60}, epoch {epoch!r:.60}: whole numbers are wanted") from None
 
 
 def check_place(rows: int, place: Cursor) -> None:

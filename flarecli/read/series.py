@@ -144,8 +144,10 @@ class Series:
     def weight(self, i: int) -> int:
         """Reckon the bytes of a chunk, from what is listed; 0 where nothing is."""
         k = bisect_right(self._begins, i) - 1
-        stored = self.streams[k].stored
-        return 0 if stored is None else max(0, int(stored[i - self._begins[k]]))
+        stream, i = self.streams[k], i - self._begins[k]
+        if stream.sizes is None or stream.sizes[i] < 0:
+            return 0
+        return int(stream.sizes[i]) + sum(file.size or 0 for file in (stream.parts[i] if stream.parts else ()))
 
     def fetch(self, i: int, passing: bool = False) -> None:
         """Fetch a chunk whole into the cache before its store, unless it was; what the cache cannot keep is left where it is.

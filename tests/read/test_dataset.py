@@ -307,3 +307,24 @@ def test_a_batch_over_several_shards_is_in_the_order_asked(tmp_path):
         assert batch["t"] == [str(n) * 5 for n in rows % 200]
         assert data.select(["t"]).collated(rows) == {"t": batch["t"]}
         assert data.where("n % 2 = 0").collated(rows // 2)["n"].tolist() == (rows // 2 % 100 * 2).tolist()
+
+
+def test_streams_by_the_thousand_are_told_apart_by_the_names_of_their_shards(tmp_path):
+    (tmp_path / "playlist.yaml").write_text("".join(f"s{i}:\n  content: [{i}.{'mds' if i % 2 else 'ffr'}]\n" for i in range(3000)))
+    (found,) = read.resolve(str(tmp_path))
+    assert [stream.format for stream in found][:3] == ["ffrecord", "mds", "ffrecord"]
+    (tmp_path / "playlist.yaml").write_text("a:\n  content: [a.mds]\nb:\n  content: [b.txt]\n")
+    with pytest.raises(FormatError, match="stream 'b' does not say its format$"):
+        read.resolve(str(tmp_path))
+
+
+def test_the_weight_of_a_chunk_is_told_by_its_own_listing(tmp_path, monkeypatch):
+    rows = [{"n": i, "t": "x" * i} for i in range(20)]
+    with Writer(str(tmp_path / "d"), format="granular", columns={"n": "int", "t": "str"}, settings=Settings(shard_rows=5)) as writer:
+        for row in rows:
+            writer.write(row)
+    data = read.open(str(tmp_path / "d"))
+    series, wanted = data._table.series[0], data.playlists[0].streams[0].stored.tolist()
+    monkeypatch.setattr("flarecli.model.Stream.stored", property(lambda self: pytest.fail("all chunks were added up")))
+    assert [series.weight(i) for i in range(4)] == wanted
+    assert data.weight(4, 6) == sum(wanted[:2])

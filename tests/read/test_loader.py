@@ -100,8 +100,10 @@ def test_a_loop_goes_on_where_the_last_one_was_left(data):
     first = next(iter(loader))["n"].tolist()
     assert first + [n for batch in numbers(loader) for n in batch] == [sample["n"] for sample in data.run(1)]
     assert loader.cursor == flare.Cursor(1, 1, 0, "shuffle")
-    one, two = iter(loader), iter(loader)
-    next(one), next(two), next(two)
+    one = iter(loader)
+    next(one)
+    two = iter(loader)
+    next(two), next(two)
     assert list(one) == []
     assert none_left() is False
     del two
@@ -324,3 +326,52 @@ def test_numbers_that_a_columns_dtype_cannot_hold_come_wider(data):
     assert (batch["weight"].dtype, batch["weight"].tolist()) == (np.float64, [1e39, float("inf")])
     assert batch["n"] == [2**70, 1]
     assert data.collate([{"weight": float("inf")}])["weight"].dtype == np.float32
+
+
+def four(sample):
+    return [sample] * 4
+
+
+def test_a_loop_that_was_replaced_gives_nothing_more(data):
+    loader = flare.Loader(data, 2, workers=0, transform=four)
+    old, new = iter(loader), iter(loader)
+    next(new)
+    place = loader.save()
+    assert next(old, None) is None  # which was never begun
+    assert loader.save() == place
+    newest = iter(loader)
+    next(newest)
+    place = loader.save()
+    assert next(new, None) is None  # in the middle of what a row became
+    assert loader.save() == place
+
+
+def test_numpys_integers_are_integers(data):
+    numbers_of = {name: np.int64(value) for name, value in {"batch": 4, "seed": 3, "epoch": 2, "window": 5, "ranks": 2, "rank": 1, "workers": 0}.items()}
+    for order in ("shuffle", "windows"):
+        loader, plain = flare.Loader(data, **numbers_of, order=order), flare.Loader(data, 4, 3, 0, epoch=2, window=5, ranks=2, rank=1, order=order)
+        assert json.loads(json.dumps(loader.save())) == plain.save()
+        assert numbers(loader) == numbers(plain)
+    assert [one["n"] for one in data.run(np.int64(3), np.uint8(2))] == [one["n"] for one in data.run(3, 2)]
+    mixed = flare.mix({data: 1})
+    assert [one["n"] for one in mixed.run(np.int64(3))] == [one["n"] for one in mixed.run(3)]
+    with pytest.raises(UsageError) as caught:
+        flare.Loader(data, seed=1.5)
+    assert str(caught.value) == "seed is 1.5, epoch 0: whole numbers are wanted"
+
+
+def test_processes_are_started_in_a_way_that_there_is(data):
+    with pytest.raises(UsageError) as caught:
+        next(iter(flare.Loader(data, processes=True, start="thread")))
+    assert str(caught.value) == "processes cannot be started by 'thread'"
+    assert caught.value.hint.startswith("Choose one of fork, ")
+
+
+def unsendable(sample):
+    return lambda: sample
+
+
+def test_what_no_pickle_holds_is_named(data):
+    with pytest.raises(TransformError) as caught:
+        next(iter(flare.Loader(data, 4, workers=1, processes=True, start="fork", transform=unsendable, collate=list)))
+    assert str(caught.value).startswith("what was made cannot be sent to another process: Can't pickle ")

@@ -9,6 +9,7 @@ import pytest
 
 import flarecli
 from flarecli.__main__ import main
+from flarecli.compat.ffrecord import FileWriter
 from flarecli.errors import UsageError
 from flarecli.model import Settings
 from flarecli.write import Writer
@@ -49,6 +50,18 @@ def test_a_shard_beside_its_list_is_one_too(capfd):
     assert main(["cat", "d", "./d/shard.00001.mds"]) == 2
     told = "error: d/shard.00001.mds: it is named by d/playlist.yaml and by d: its rows would come twice\n"
     assert capfd.readouterr() == ("", told + HINT)
+
+
+def test_a_folder_without_a_list_is_one_too(capfd):
+    for name in ("f/a.ffr", "f/b.ffr"):
+        os.makedirs("f", exist_ok=True)
+        with FileWriter(name, 1) as writer:
+            writer.write_one(name.encode())
+    for sources in (["f", "f/b.ffr"], ["f/b.ffr", "f"]):
+        with pytest.raises(UsageError, match="^f/b.ffr: it is named by f and by f: its rows would come twice$"):
+            flarecli.open(sources)
+    assert [row["data"] for row in flarecli.open(["f", "f"])] == [b"f/a.ffr", b"f/b.ffr"] * 2
+    assert [row["data"] for row in flarecli.open(["f/b.ffr", "f/a.ffr", "f/b.ffr"])] == [b"f/b.ffr", b"f/a.ffr", b"f/b.ffr"]
 
 
 def test_whoever_names_the_same_address_again_gets_its_rows_again():
