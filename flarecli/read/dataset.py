@@ -270,9 +270,7 @@ class Dataset:
 
         raises  UsageError for what is no condition, or fails on a row
         """
-        position = "row of the data"  # no condition can name it by accident
-        while position in self.schema.names:
-            position += "!"
+        position = "row of the data".ljust(1 + max(map(len, self.schema.names), default=0))  # no column's name, and no condition's by accident
         names = sql.columns_of(condition, self.schema.names) or self.schema.names[:1]
         schema, first = pa.schema([self.schema.field(name) for name in names]).append(pa.field(position, pa.int64())), 0
 

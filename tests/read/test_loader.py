@@ -347,7 +347,9 @@ def test_a_loop_that_was_replaced_gives_nothing_more(data):
 
 
 def test_numpys_integers_are_integers(data):
-    numbers_of = {name: np.int64(value) for name, value in {"batch": 4, "seed": 3, "epoch": 2, "window": 5, "ranks": 2, "rank": 1, "workers": 0}.items()}
+    numbers_of = {
+        name: np.int64(value) for name, value in {"batch": 4, "seed": 3, "epoch": 2, "window": 5, "ranks": 2, "rank": 1, "workers": 0}.items()
+    }
     for order in ("shuffle", "windows"):
         loader, plain = flare.Loader(data, **numbers_of, order=order), flare.Loader(data, 4, 3, 0, epoch=2, window=5, ranks=2, rank=1, order=order)
         assert json.loads(json.dumps(loader.save())) == plain.save()
