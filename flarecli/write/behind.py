@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from flarecli.model import Chunk
 
 __all__ = ["Behind"]
 
+Note: TypeAlias = "Callable[[Chunk, int], None]"
 _BYTES = 256 << 20  # of rows in shards that are being made
 
 
@@ -26,48 +27,70 @@ class Behind:
     """What is being made, in order; its length is how many shards are not noted yet.
 
     jobs  made at once; 1: each by whoever adds it, with no thread
-    note  called with each shard and the row at which the next one begins, in order, by whoever adds or closes
+
+    Each shard is noted in order, with the row at which the next one begins, by whoever adds or closes: `note` is given each time, since a
+    Behind must not hold who holds it.
     """
 
-    def __init__(self, jobs: int, note: Callable[[Chunk, int], None]) -> None:
-        self._jobs, self._note = jobs, note
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
         self._pool: ThreadPoolExecutor | None = None
         self._making: deque[_Making] = deque()
 
     def __len__(self) -> int:
         return len(self._making)
 
-    def add(self, make: Callable[[], Chunk], next: int, size: int) -> None:
+    def add(self, make: Callable[[], Chunk], next: int, size: int, note: Note) -> None:
         """Make a shard of so many bytes. Raises what this or an earlier one failed with; nothing behind that one is noted."""
         if self._jobs == 1:
-            self._note(make(), next)
+            note(make(), next)
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._jobs, "shards")
         while self._making and (self._is_full(size) or self._making[0].chunk.done()):
-            self._settle()
-        self._making.append(_Making(self._pool.submit(make), next, size))
+            self._settle(note)
+        chunk: Future[Chunk] = Future()
+        try:  # an interrupt may come while the thread starts: it is listed before
+            self._making.append(_Making(chunk, next, size))
+            self._pool.submit(_make, chunk, make)
+        except BaseException:
+            self._end()
+            raise
 
     def _is_full(self, size: int) -> bool:
         return len(self._making) >= self._jobs or sum(one.size for one in self._making) + size > _BYTES
 
-    def _settle(self) -> None:
+    def _settle(self, note: Note) -> None:
         """Note the first that is being made, once it is there."""
-        first = self._making.popleft()
         try:
-            self._note(first.chunk.result(), first.next)
+            made, next = self._making[0].chunk.result(), self._making[0].next
+            self._making.popleft()
+            note(made, next)
         except BaseException:
             self._end()
             raise
 
     def _end(self) -> None:
         """Leave what is not noted; none of it is still being written after this."""
+        for one in self._making:
+            if not one.chunk.cancel():  # it has begun, in a thread that the pool may not know of yet
+                one.chunk.exception()
         self._making.clear()
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def close(self) -> None:
+    def close(self, note: Note) -> None:
         """Wait for all and note them. Raises what one of them failed with."""
         while self._making:
-            self._settle()
+            self._settle(note)
         self._end()
+
+
+def _make(chunk: Future[Chunk], make: Callable[[], Chunk]) -> None:
+    """Make a shard, unless it was given up before."""
+    if not chunk.set_running_or_notify_cancel():
+        return
+    try:
+        chunk.set_result(make())
+    except BaseException as error:
+        chunk.set_exception(error)

@@ -12,7 +12,8 @@ Nothing can be renamed there. A playlist is the commit: where one is, what it li
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 
 from flarecli.errors import FlareError, MissingError, UnfinishedError, UsageError
 from flarecli.playlists import PLAYLIST
@@ -156,6 +157,10 @@ class BucketTarget:
             pass
         finally:
             self.release()
+
+    def apart(self, act: Callable[[], None]) -> None:
+        """Do what a finalizer has to do here: in a thread, for what it came in between may hold the locks that requests need."""
+        threading.Thread(target=act, name="flare-dropped", daemon=True).start()
 
     def release(self) -> None:
         """Let go of the lock."""

@@ -17,6 +17,7 @@ import os
 import shutil
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -222,6 +223,10 @@ class Target:
                 if self._made:
                     os.rmdir(self.folder)
         self.release()
+
+    def apart(self, act: Callable[[], None]) -> None:
+        """Do what a finalizer has to do here: at once."""
+        act()
 
     def release(self) -> None:
         """Let go of the lock."""

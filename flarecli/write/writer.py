@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-from collections.abc import Mapping
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +23,10 @@ from flarecli.storage import Guard
 from flarecli.write.behind import Behind
 from flarecli.write.failures import Failed, Failure
 from flarecli.write.journal import Journal
-from flarecli.write.target import claim
+from flarecli.write.target import Target, claim
+
+if TYPE_CHECKING:
+    from flarecli.write.bucket import BucketTarget
 
 __all__ = ["Writer"]
 
@@ -35,7 +41,8 @@ class Writer:
             writer.write({"image": data, "label": 3})
 
     Leaving the block ends the dataset: index, then playlist. An exception leaves neither; what is done can be gone on
-    with by `resume=True`, and `rows` then says how many rows are there already.
+    with by `resume=True`, and `rows` then says how many rows are there already. A Writer that is dropped without an end is
+    abandoned, with a ResourceWarning, as soon as no thread makes a shard of it.
 
     columns    name -> encoding, or Columns; None: known later, with the first `write_batch`
     settings   how shards are cut, compressed and summed
@@ -70,7 +77,7 @@ class Writer:
         self._weighed: tuple[pa.RecordBatch | None, IntArray] = (None, None)  # a batch and what its rows weigh, once that is known
         self._samples: list[dict[str, bytes]] = []
         self._samples_size = 0
-        self._behind = Behind(jobs if self.settings.compression else 1, self._note)  # bytes alone are quicker written than handed over
+        self._behind = Behind(jobs if self.settings.compression else 1)  # bytes alone are quicker written than handed over
         self._ended = self.target.is_done
         self._is_abandoned = False
         self.rows = self.next = 0
@@ -84,6 +91,8 @@ class Writer:
         except BaseException:
             self.target.abandon(keep=True)
             raise
+        self._dropped = weakref.finalize(self, _drop, os.getpid(), self.target, self.failed, self._journal, self._chunks)
+        self._dropped.atexit = False  # the lock dies with its process
 
     def _begin(self, head: dict[str, Any]) -> None:
         self._journal = Journal(self.target.at, head)
@@ -237,7 +246,7 @@ class Writer:
         make, size = partial(self._write_shard, len(self._chunks) + len(self._behind), self._held), self._held_size
         self.rows += self._held_rows
         self._held, self._held_rows, self._held_size = [], 0, 0
-        self._behind.add(make, next, size)
+        self._behind.add(make, next, size, self._note)
 
     def _note(self, chunk: Chunk, next: int) -> None:
         self._chunks.append(chunk)
@@ -268,7 +277,7 @@ class Writer:
         self._write_samples()
         if self._held_rows:
             self._flush(1 << 62)
-        self._behind.close()
+        self._behind.close(self._note)
         self.failed.settle(1 << 62)
         self.target.check()
         files = self._format.write_index(self.target.at, self._chunks, self.columns or (), self.settings)
@@ -278,6 +287,7 @@ class Writer:
         self.failed.close()
         self._journal.close()
         self._ended = True
+        self._dropped.detach()
         self.target.finish()
         return self.playlist
 
@@ -312,11 +322,10 @@ class Writer:
         if self._ended:
             return
         self._ended = self._is_abandoned = True
+        self._dropped.detach()
         with contextlib.suppress(Exception):  # what ended the pack is told already
-            self._behind.close()
-        self.failed.close()
-        self._journal.close()
-        self.target.abandon(keep=bool(self._chunks))
+            self._behind.close(self._note)
+        _let_go(self.target, self.failed, self._journal, self._chunks)
 
     def __enter__(self) -> Writer:
         return self
@@ -330,6 +339,20 @@ class Writer:
                 raise
         else:
             self.abandon()
+
+
+def _let_go(target: Target | BucketTarget, failed: Failed, journal: Journal, chunks: Sequence[Chunk]) -> None:
+    failed.close()
+    journal.close()
+    target.abandon(keep=bool(chunks))
+
+
+def _drop(pid: int, target: Target | BucketTarget, *held: Any) -> None:
+    """Abandon what a Writer held that nobody has any more; a forked process has a copy, which is not its own."""
+    if os.getpid() != pid:
+        return
+    warnings.warn(f"{target.shown}: a Writer was dropped without close()", ResourceWarning, stacklevel=2)
+    target.apart(partial(_let_go, target, *held))
 
 
 def _checked(settings: Settings) -> Settings:

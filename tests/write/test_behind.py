@@ -102,11 +102,11 @@ def test_shards_are_noted_in_order_whichever_is_there_first():
         gate.set()
         return chunk(1)
 
-    behind = Behind(2, lambda made, next: noted.append((made.at.path, next)))
-    behind.add(first, 10, 1)
-    behind.add(second, 20, 1)
+    behind, note = Behind(2), lambda made, next: noted.append((made.at.path, next))
+    behind.add(first, 10, 1, note)
+    behind.add(second, 20, 1, note)
     assert (len(behind), noted) == (2, [])
-    behind.close()
+    behind.close(note)
     assert (len(behind), noted) == (0, [("0", 10), ("1", 20)])
 
 
@@ -124,11 +124,11 @@ def test_no_more_is_under_way_than_was_asked_for_and_large_shards_go_alone():
 
     for size, wanted in ((1, 3), (200 << 20, 1)):
         most.clear()
-        behind = Behind(3, lambda made, next: None)
+        behind, note = Behind(3), lambda made, next: None
         for next in range(12):
-            behind.add(make, next, size)
+            behind.add(make, next, size, note)
             assert len(behind) <= wanted
-        behind.close()
+        behind.close(note)
         assert max(most) <= wanted
 
 
@@ -139,13 +139,13 @@ def test_a_large_shard_waits_for_all_that_it_has_no_room_beside():
         assert gate.wait(10)
         return chunk(0)
 
-    behind = Behind(4, lambda made, next: noted.append(next))
+    behind, note = Behind(4), lambda made, next: noted.append(next)
     for next in (1, 2):
-        behind.add(make, next, 100 << 20)
+        behind.add(make, next, 100 << 20, note)
     threading.Timer(0.05, gate.set).start()
-    behind.add(make, 3, 200 << 20)
+    behind.add(make, 3, 200 << 20, note)
     assert (noted, len(behind)) == ([1, 2], 1)
-    behind.close()
+    behind.close(note)
 
 
 def test_one_job_makes_each_shard_where_it_is_added():
@@ -155,8 +155,8 @@ def test_one_job_makes_each_shard_where_it_is_added():
         threads.append(threading.current_thread())
         return chunk(0)
 
-    behind = Behind(1, lambda made, next: threads.append(next))
-    behind.add(make, 7, 1)
+    behind = Behind(1)
+    behind.add(make, 7, 1, lambda made, next: threads.append(next))
     assert threads == [threading.current_thread(), 7]
     assert len(behind) == 0
 
@@ -166,3 +166,29 @@ def test_shards_that_are_not_compressed_are_written_by_whoever_gives_the_rows(tm
     with Writer(str(tmp_path / "out"), columns={"n": "int"}, settings=Settings(shard_rows=5), jobs=4) as writer:
         writer.write_batch(pa.record_batch({"n": pa.array(range(50), pa.int64())}), range(50))
     assert writer.shards == 10
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_interrupt_while_a_thread_starts_leaves_no_shard_that_is_still_being_made(monkeypatch, begun):
+    running, gate, ended, start = threading.Event(), threading.Event(), [], threading.Thread.start
+
+    def make() -> Chunk:
+        running.set()
+        assert gate.wait(10)
+        ended.append(1)
+        return chunk(0)
+
+    def interrupted(thread: threading.Thread) -> None:
+        if begun:
+            start(thread)
+            assert running.wait(10)
+            timer = threading.Timer(0.05, gate.set)
+            start(timer)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    behind = Behind(2)
+    with pytest.raises(KeyboardInterrupt):
+        behind.add(make, 10, 1, lambda made, next: None)
+    assert (len(behind), ended) == (0, [1] if begun else [])
+    behind.close(lambda made, next: None)

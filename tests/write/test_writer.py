@@ -1,9 +1,13 @@
 """The Writer: cut as the rule says, resumed to the same bytes, never a half dataset that looks whole."""
 
+import contextlib
 import fcntl
+import gc
 import json
 import multiprocessing
 import os
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -574,3 +578,47 @@ def test_lists_wait_for_a_shard_by_their_bytes_and_not_by_their_items(tmp_path, 
     with Writer(str(tmp_path / "d"), format="granular-refs", columns={"a": "bytes[]"}) as writer:
         writer.write({"a": [b"x" * 6000]})
         assert not writer._samples
+
+
+def _left(path, rows, how=None, last=1):
+    """Write rows, and leave the Writer to nobody."""
+    writer = Writer(str(path), columns=COLUMNS, settings=how or Settings(shard_bytes=4000), jobs=2)
+    for row in rows:
+        writer.write(row)
+    return 1 / last
+
+
+@pytest.mark.parametrize("how", [Settings(shard_bytes=4000), Settings(shard_bytes=4000, compression="zstd")], ids=["plain", "zstd"])
+def test_a_writer_that_is_dropped_lets_go_of_its_lock_and_publishes_nothing(tmp_path, how):
+    whole = pack(tmp_path / "whole", rows := samples(3000), how)
+    gc.disable()
+    try:
+        with pytest.warns(ResourceWarning, match="out: a Writer was dropped without close"):
+            _left(tmp_path / "out", rows[:2500], how)
+            while any(thread.name.startswith("shards") for thread in threading.enumerate()):
+                time.sleep(0.01)  # threads that still make shards of it keep it for so long
+    finally:
+        gc.enable()
+    assert not {"index.json", "playlist.yaml"} & files(tmp_path / "out").keys()
+    assert pack(tmp_path / "out", rows, how, resume=True) == whole
+
+
+def test_of_a_writer_that_is_dropped_before_its_first_shard_nothing_stays(tmp_path):
+    with pytest.warns(ResourceWarning), contextlib.suppress(ZeroDivisionError):  # pytest.raises would keep the frame, and all in it
+        _left(tmp_path / "out", samples(3), last=0)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_forked_copy_of_a_writer_is_not_the_childs_to_drop(tmp_path):
+    writer = Writer(str(tmp_path / "out"), columns=COLUMNS)
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            del writer
+        os._exit(0)
+    os.waitpid(child, 0)
+    writer.write({"n": 1, "t": "x"})
+    with pytest.raises(BusyError):
+        Writer(str(tmp_path / "out"), columns=COLUMNS, resume=True)
+    writer.close()
+    assert len(read.open(str(tmp_path / "out"))) == 1
