@@ -44,8 +44,8 @@ class FlareSource(Datasource):
 
     address  a playlist, a folder, a shard, globs: whatever `flarecli.open` opens, on every node
     columns  names of those that are read; None: all
-    where    SQL condition over the columns read
-    raises   what `flarecli.open` raises; UsageError for a column that is not there
+    where    SQL condition over the columns read, or a SELECT that looks at one row at a time
+    raises   what `flarecli.open` raises; UsageError for a column that is not there, a SELECT that sorts, groups, counts or limits
     """
 
     def __init__(
@@ -60,6 +60,9 @@ class FlareSource(Datasource):
         names = data.schema.names if columns is None else list(columns)
         self._schema = pa.schema([data.schema.field(name) for name in names])
         if where is not None:
+            if not sql.is_row_by_row(self._schema, where):
+                hint = "Leave that to Ray: read, then sort or aggregate what it gives."
+                raise UsageError("each task would sort, group, count or limit its own rows alone", hint=hint)
             self._schema, _ = sql.select(self._schema, iter(()), where)
         self._rows, self._ends, self._bytes = len(data), _shard_ends(data), _stored(data)
 

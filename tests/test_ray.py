@@ -67,6 +67,16 @@ def test_a_source_reads_only_the_columns_and_rows_asked_for(cluster: None, packe
     assert data.take_all() == [{"id": f"k{i}", "n": i} for i in range(290, 300)]
 
 
+@pytest.mark.parametrize("where", ["SELECT count(*) AS n FROM dataframe", "SELECT n FROM dataframe ORDER BY n DESC", "SELECT n FROM dataframe LIMIT 3"])
+def test_what_a_task_cannot_know_of_its_rows_alone_is_refused(packed: str, where: str) -> None:
+    from flarecli.ray import FlareSource
+
+    with pytest.raises(UsageError, match="^each task would sort, group, count or limit its own rows alone$"):
+        FlareSource(packed, columns=["n"], where=where)
+    tables = [table for task in FlareSource(packed, columns=["n"], where="SELECT n + 1 AS m FROM dataframe").get_read_tasks(3) for table in task()]
+    assert [m for table in tables for m in table.column("m").to_pylist()] == list(range(1, 301))
+
+
 def test_every_row_is_read_once_whatever_the_number_of_tasks(packed: str) -> None:
     from flarecli.ray import FlareSource
 
