@@ -67,7 +67,9 @@ def test_a_source_reads_only_the_columns_and_rows_asked_for(cluster: None, packe
     assert data.take_all() == [{"id": f"k{i}", "n": i} for i in range(290, 300)]
 
 
-@pytest.mark.parametrize("where", ["SELECT count(*) AS n FROM dataframe", "SELECT n FROM dataframe ORDER BY n DESC", "SELECT n FROM dataframe LIMIT 3"])
+@pytest.mark.parametrize(
+    "where", ["SELECT count(*) AS n FROM dataframe", "SELECT n FROM dataframe ORDER BY n DESC", "SELECT n FROM dataframe LIMIT 3"]
+)
 def test_what_a_task_cannot_know_of_its_rows_alone_is_refused(packed: str, where: str) -> None:
     from flarecli.ray import FlareSource
 
