@@ -163,7 +163,10 @@ def test_an_interrupt_in_the_source_is_an_interrupt():
     [
         ("  ", "--where is empty", CONDITION),
         ("aes > 4", "--where: no column 'aes'", "Choose from n, text."),
-        ("n >", '--where: syntax error at or near ")"', CONDITION),
+        ("n >", "--where: syntax error: it breaks off", CONDITION),
+        ("n > 3)", '--where: syntax error at or near ")"', CONDITION),
+        ('text = "row"', "--where: no column 'row'", "Choose from n, text. Text stands between single quotes: 'row'."),
+        ("SELECT * FROM rows", "--where: Table with name rows does not exist!", "The rows are called dataframe: SELECT … FROM dataframe …"),
         ("SELECT * FROM dataframe WHER n", '--where: syntax error at or near "n"', CONDITION),
         ("SELECT 1; SELECT * FROM dataframe", "--where takes one condition, or one SELECT", CONDITION),
         ("WITH d AS (SELECT 1) INSERT INTO dataframe SELECT * FROM d", "--where takes one condition, or one SELECT", CONDITION),

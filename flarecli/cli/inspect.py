@@ -65,6 +65,8 @@ def command(
     """
     from flarecli import verbs
 
+    if html is not None and field is not None:
+        raise UsageError("--html writes a page, --field prints a field", hint="Give one of the two.")
     printer = Printer(as_json, quiet, verbose)
     if not sources:
         _print_kept(printer, cache)

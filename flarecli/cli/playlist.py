@@ -49,7 +49,8 @@ def command(
     printer = Printer(as_json, quiet, verbose)
     guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline, keeper=params.keeper(printer, cache, cache_limit))
     modes = [name for name, is_given in (("--check", check is not None), ("--diff", diff is not None), ("--reindex", reindex)) if is_given]
-    if others := modes[1:] or ["--out"] * bool(modes and out):
+    of_a_playlist = {"--out": out, "--base": base, "--rebase": rebase, "--hash": hash, "--header": header, "--no-open": no_open or None}
+    if others := modes and (modes[1:] or [name for name, value in of_a_playlist.items() if value is not None]):
         raise UsageError(f"{modes[0]} makes no playlist, so {others[0]} says nothing to it", hint=f"Leave {others[0]} out.")
     if check is not None:
         if sources:

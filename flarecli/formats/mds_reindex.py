@@ -12,7 +12,7 @@ from typing import Any
 
 from flarecli.compress import SUFFIXES
 from flarecli.errors import FormatError, MissingError, UsageError
-from flarecli.formats import FAMILY, find, mds_config, spans
+from flarecli.formats import FAMILY, INDEX, find, mds_config, spans
 from flarecli.formats.mds_files import name_of, raw_name
 from flarecli.formats.mds_index import entry, open_dataset, write_entries
 from flarecli.hashes import Sums
@@ -41,6 +41,8 @@ def rebuild(at: Location, replace: bool = False) -> Stream:
     raises   MissingError if there are no shards, or one lacks its `.meta`; FormatError for a gap in the numbers, a broken shard, or
              shards that differ in format or columns; UsageError if an index is there
     """
+    if not replace and (at / INDEX).exists():
+        raise UsageError("there is an index", where=at / INDEX, hint="Delete it first, if `flare verify` finds it wrong.")
     entries, columns = [], None
     for found in _shards(at):
         shard, config = _opened(at, found)

@@ -53,6 +53,15 @@ def pieces(array: pa.Array) -> list[memoryview | None]:
     return [data[start:stop] if is_valid else None for start, stop, is_valid in zip(offsets, offsets[1:], valid, strict=False)]
 
 
+def _check_pattern(pattern: str, filled: str) -> None:
+    """Refuse a pattern that by itself leads out of the folder, whatever the rows are. Raises UsageError."""
+    try:
+        check_name(filled)
+    except UnsafeError as error:
+        reason = error.message.removeprefix(f"the name {filled!r} ")
+        raise UsageError(f"--name {pattern!r}: it {reason}", hint="Write it like '{key}.{ext}' or 'a/{key}.{ext}'.") from None
+
+
 class Naming:
     """Names for the files of rows.
 
@@ -83,6 +92,7 @@ class Naming:
             if field is not None and field not in ("key", "row", "ext", "column", *others):
                 raise UsageError(f"--name asks for {{{field}}}", hint=choose(field, ("key", "row", "ext", "column", *others), "Choose from"))
         fields = [field for _, field, _, _ in parsed]
+        _check_pattern(self.pattern, "".join(text + "x" * (field is not None) for text, field, _, _ in parsed))
         if len(files) > 1 and "column" not in fields:
             raise UsageError(f"--name gives one name to {len(files)} files of a row", hint="Put {column} into it.")
         self._parsed = [(text, key if field == "key" and key is not None else field, spec or "") for text, field, spec, _ in parsed]

@@ -99,9 +99,10 @@ class Plan:
 
 def parse_link(text: str, encode: Mapping[str, str]) -> links.Link:
     """Read `COLUMN` or `COLUMN:NAME`. Raises UsageError if it names no column."""
-    source, _, name = text.partition(":")
-    if not source:
-        raise UsageError(f"--fetch {text!r} names no column", hint="Write COLUMN or COLUMN:NAME.")
+    source, colon, name = text.partition(":")
+    if not source or (colon and not name):
+        what = "gives no name" if source else "names no column"
+        raise UsageError(f"--fetch {text!r} {what}", hint="Write COLUMN or COLUMN:NAME.")
     return links.Link(source, name or source, encode.get(name or source))
 
 

@@ -73,7 +73,7 @@ def select(
             return result, _each(con, query, batches, given, batch_rows)
         return result, _all(con, query, _Source(schema, batches), given, batch_rows)
     except duckdb.Error as error:
-        raise _refusal(error, schema) from None
+        raise _refusal(error, schema, expression) from None
 
 
 def is_row_by_row(schema: pa.Schema, expression: str) -> bool:
@@ -228,11 +228,18 @@ def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _refusal(error: Exception, schema: pa.Schema) -> UsageError:
+def _refusal(error: Exception, schema: pa.Schema, expression: str) -> UsageError:
     line = _line(error)
     missing = re.search(r'[Rr]eferenced column "(.+?)"', line)
     if missing:
-        return UsageError(f"--where: no column {missing[1]!r}", hint=choose(missing[1], schema.names, "Choose from"))
+        hint = choose(missing[1], schema.names, "Choose from")
+        if f'"{missing[1]}"' in expression:  # SQL's names of columns
+            hint = f"{hint} Text stands between single quotes: '{missing[1]}'."
+        return UsageError(f"--where: no column {missing[1]!r}", hint=hint)
+    if line == 'syntax error at or near ")"' and ")" not in expression:  # the one that stands behind a condition
+        line = "syntax error: it breaks off"
+    if line.startswith("Table with name ") and STATEMENT.match(expression):
+        return UsageError(f"--where: {line}", hint="The rows are called dataframe: SELECT … FROM dataframe …")
     return UsageError(f"--where: {line}", hint=_HINT)
 
 

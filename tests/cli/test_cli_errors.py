@@ -84,6 +84,9 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
         (["cat", "a", "--raw", "x", "--to", "csv"], "--raw prints the bytes of one column alone", "Leave --columns and --to out."),
         (["playlist"], "no source is named", "Run `flare playlist --help`."),
         (["playlist", "a", "b", "--diff", "c"], "--diff compares one playlist with another", ""),
+        (["playlist", "a", "--diff", "b", "--base", "c"], "--diff makes no playlist, so --base says nothing to it", "Leave --base out."),
+        (["playlist", "a", "--reindex", "--hash", "sha1"], "--reindex makes no playlist, so --hash says nothing to it", "Leave --hash out."),
+        (["inspect", "a", "--html", "b", "--field", "rows"], "--html writes a page, --field prints a field", "Give one of the two."),
         (["playlist", "a", "--check", "b"], "--check looks at the one playlist that it names", "Leave the others out."),
         (["playlist", "a", "--diff", "b", "--out", "c"], "--diff makes no playlist, so --out says nothing to it", "Leave --out out."),
         (["playlist", "--reindex", "a", "--check", "b"], "--check makes no playlist, so --reindex says nothing to it", "Leave --reindex out."),
@@ -94,7 +97,7 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(flare, args, message, hint)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err == f"error: {message}\n" + (f"hint: {hint}\n" if hint else "")
     fields = {"kind": "usage", "message": message, "where": "", "hint": hint, "exit_code": 2}
-    with_json = [*args[:1], "--json", *args[1:]] if args[0] in ("pack", "cat", "playlist") else [*args, "--json"]
+    with_json = [*args[:1], "--json", *args[1:]] if args[0] in ("pack", "inspect", "cat", "playlist") else [*args, "--json"]
     assert json.loads(flare(*with_json).err) == {"error": fields}
 
 

@@ -50,12 +50,15 @@ def told(place, monkeypatch, capfd):
         ("pack first.parquet new --key idd", "no column 'idd', which --key names", "Did you mean id? Choose from id, text."),
         ("pack first.parquet new -z gzip", "unknown compression 'gzip'", "Did you mean gz? Choose one of br, bz2, gz, snappy, zstd, or NAME:LEVEL."),
         ("inspect out --field row", "there is no field 'row'", "Did you mean rows? The fields are address, format, rows, shards, bytes,"),
+        ("pack first.parquet new --fetch text:", "--fetch 'text:' gives no name", "Write COLUMN or COLUMN:NAME."),
+        ("unpack out new --name ../{key}.{ext}", "--name '../{key}.{ext}': it leaves the folder", "Write it like '{key}.{ext}' or 'a/{key}.{ext}'."),
+        ("playlist out --reindex", "out/index.json: there is an index", "Delete it first, if `flare verify` finds it wrong."),
         ("pack files new -c jpeg", "files: no file is 'jpeg'", "Did you mean jpg? Choose from jpg, txt."),
         ("cat out --to json", "unknown form 'json'", "Did you mean jsonl? Choose one of jsonl, csv, tsv, table, arrow, parquet."),
         ("pack first.parquet new --encode id=string", "unknown encoding 'string'", "Did you mean str? Choose one of int, uint8,"),
     ],
 )
-def test_a_name_that_is_none_is_told_which_was_meant(told, line, error, hint):
+def test_what_makes_no_sense_is_told_with_what_would(told, line, error, hint):
     code, err = told(line)
     assert code == 2
     assert err.startswith(f"error: {error}\nhint: {hint}")

@@ -138,7 +138,7 @@ def test_a_lost_index_is_rebuilt_as_it_was(root, tmp_path):
     stream = rebuild(locate(str(tmp_path / "d")))
     assert (tmp_path / "d" / "index.json").read_bytes() == (GOLDEN / root / "index.json").read_bytes()
     assert int(stream.rows.sum()) == sum(shard["samples"] for shard in index_of(root)["shards"])
-    with pytest.raises(UsageError, match="something is there already"):
+    with pytest.raises(UsageError, match="there is an index$"):
         rebuild(locate(str(tmp_path / "d")))
     rebuild(locate(str(tmp_path / "d")), replace=True)
 
