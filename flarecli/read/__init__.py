@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from flarecli.read.ahead import Ahead
     from flarecli.read.batching import Made, Part, Work
     from flarecli.read.dataset import Dataset, open
-    from flarecli.read.fetching import begun
+    from flarecli.read.fetching import begun, expected
     from flarecli.read.loader import Loader
     from flarecli.read.mixing import Mix, mix
     from flarecli.read.order import positions
@@ -41,6 +41,7 @@ __all__ = [
     "begun",
     "check_place",
     "expand",
+    "expected",
     "mix",
     "open",
     "parse_rows",
@@ -67,6 +68,7 @@ _FILES = {
     "Work": "batching",
     "begun": "fetching",
     "check_place": "run",
+    "expected": "fetching",
     "mix": "mixing",
     "open": "dataset",
     "parse_rows": "selection",
