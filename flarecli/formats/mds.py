@@ -26,7 +26,7 @@ from flarecli.encodings import held, lookup
 from flarecli.errors import FormatError, ValueFitError
 from flarecli.formats import lines, mds_config, spans
 from flarecli.formats.mds_body import bodies
-from flarecli.formats.mds_columns import read_columns
+from flarecli.formats.mds_columns import at_hand, read_columns
 from flarecli.formats.mds_files import name_of, present, store
 from flarecli.formats.mds_index import open_dataset, write_index
 from flarecli.formats.mds_rows import read_rows
@@ -37,6 +37,7 @@ __all__ = [
     "NAME",
     "SUFFIXES",
     "arrange",
+    "at_hand",
     "open_dataset",
     "open_shard",
     "read_batch",

@@ -144,6 +144,10 @@ class Dataset:
             out[name] = stacked(self._values(name, data, indices)) if array is None else array
         return out
 
+    def at_hand(self, indices: Sequence[int] | IntArray) -> bool:
+        """Say whether these rows lie in memory, in mapped files, and `collated` is little but copying them."""
+        return all(one.copies for one in self._decoders.values()) and self._table.at_hand(indices, self._chosen)
+
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Give samples, of whatever columns, as one batch; numbers of columns that are here have the dtype that they have here.
 

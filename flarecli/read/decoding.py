@@ -43,6 +43,16 @@ class Decoder:
         kind = self.encoding
         return None if self.how is not True or kind.size is None or kind.arrow.equals(BINARY) else np.dtype(kind.arrow.to_pandas_dtype()).name
 
+    @property
+    def copies(self) -> bool:
+        """Whether its values are little but copies of what is stored: bytes, text, numbers, arrays of one shape."""
+        kind = self.encoding
+        return self.how is False or (self.how is True and (kind.name in ("bytes", "str") or self._is_stacked))
+
+    @property
+    def _is_stacked(self) -> bool:
+        return self.encoding.size is not None and bool(self.encoding.shape or not self.encoding.arrow.equals(BINARY))
+
     def values(self, data: Sequence[Any]) -> list[Any]:
         """Give the Python value of each; None stays None. Raises NotDecoded."""
         if self.how is False:
@@ -78,7 +88,7 @@ class Decoder:
     def array(self, data: Sequence[Any]) -> Any:
         """Give numbers, or arrays of the one shape that the encoding names, as one array [rows, …] that owns its bytes; None of anything else."""
         kind, size = self.encoding, self.encoding.size
-        if self.how is not True or size is None or not (kind.shape or not kind.arrow.equals(BINARY)):
+        if self.how is not True or size is None or not self._is_stacked:
             return None
         try:
             joined = bytearray().join(data)

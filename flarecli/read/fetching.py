@@ -16,7 +16,7 @@ from flarecli.model import Cursor
 from flarecli.read.heap import keep_freed
 from flarecli.read.rows import Order, Rows
 
-__all__ = ["Fetching", "begun"]
+__all__ = ["Fetching", "begun", "expected"]
 
 _THREADS, _AHEAD = 4, 2  # windows ahead
 _BESIDE = 8
@@ -30,11 +30,16 @@ def begun(data: Rows, order: Order, place: Cursor, ranks: int) -> Fetching | Non
 
     ranks  that share the rows; a few of them are on one machine, which then reads all that is there
     """
+    expected(data, ranks)
+    room = data.room * 9 // 10 if place.order != "shuffle" else 0
+    return Fetching(data, order, place.step, room) if room else None
+
+
+def expected(data: Rows, ranks: int) -> None:
+    """Say that this process will read most rows, if not too many ranks share them."""
     keep_freed()
     if ranks <= _BESIDE and (together := data.stored) >= _LITTLE:
         data.expect(together)
-    room = data.room * 9 // 10 if place.order != "shuffle" else 0
-    return Fetching(data, order, place.step, room) if room else None
 
 
 class Fetching:

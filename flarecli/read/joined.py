@@ -109,6 +109,11 @@ class Joined:
         rows = self.read(indices, names)
         return {name: [row[name] for row in rows] for name in ([column.name for column in self.columns] if names is None else names)}
 
+    def at_hand(self, indices: Sequence[int] | IntArray, names: Sequence[str] | None) -> bool:
+        """Say whether these rows lie in memory, in mapped files, as the formats' `read_columns` takes them."""
+        at = self.places(indices)
+        return all(one.at_hand(at, own) for one, own in self._split(names))
+
     def _split(self, names: Sequence[str] | None) -> list[tuple[Series, list[str]]]:
         names = [column.name for column in self.columns] if names is None else names
         chosen = [(one, [name for name in names if self._owner[name] is one]) for one in self.series]

@@ -84,6 +84,10 @@ class Mix:
         found = [(at, part.collated(rows)) for part, at, rows in self._split(indices)]
         return {name: _merged([(at, batch[name]) for at, batch in found], len(indices)) for name in self._names}
 
+    def at_hand(self, indices: Sequence[int] | IntArray) -> bool:
+        """See `Dataset.at_hand`."""
+        return all(part.at_hand(rows) for part, _, rows in self._split(indices))
+
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Give samples as one batch; numbers have the dtypes of the first dataset."""
         return collated(samples, self.parts[0].dtypes)

@@ -33,6 +33,9 @@ class Rows(Protocol):
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
         """Give rows as one batch."""
 
+    def at_hand(self, indices: Sequence[int] | IntArray) -> bool:
+        """Say whether these rows lie in memory, in mapped files, and `collated` is little but copying them."""
+
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Give samples as one batch, numbers with the dtypes that rows have."""
 

@@ -226,6 +226,16 @@ class Series:
         ordered = itemgetter(*back)
         return {name: ordered([*chain.from_iterable(part[name] for part in parts)]) for name in parts[0]}
 
+    def at_hand(self, rows: IntArray, columns: Sequence[str] | None = None) -> bool:
+        """Say whether these rows lie in memory, in mapped files, as the format's `read_columns` takes them."""
+        own, shards = self._by_shard(rows)
+        for i, at in shards.items():
+            shard = self.shard(i)
+            look = getattr(formats.find(shard.chunk.format or ""), "at_hand", None)
+            if look is None or not look(shard, [own[k] for k in at], columns):
+                return False
+        return True
+
     def _by_shard(self, rows: IntArray) -> tuple[list[int], dict[int, list[int]]]:
         """Give the position of each row in its shard, and the shards: each with the places in `rows` of what it holds."""
         where: IntArray = np.searchsorted(self.starts, rows, "right") - 1

@@ -1,84 +1,24 @@
-"""Datasets for PyTorch: by position, and as a stream that shards itself over ranks and workers and goes on from an exact place.
-
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    stream = flarecli.torch.IterableDataset(flare.open("train"), batch=64, seed=1)
-    loader = StatefulDataLoader(stream, batch_size=None, num_workers=4)
-
-`flare.Loader` needs no torch, and no processes unless a transform is Python: try it first.
-"""
+"""Rows by position for torch's samplers, and streams of batches that know their place."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
+import torch
+from torch.utils import data as torch_data
 
-from flarecli.errors import MissingLibraryError, UsageError
+from flarecli.errors import UsageError
 from flarecli.model import Cursor
-from flarecli.read import Ahead, Made, Part, Passed, Rows, Work, begun, check_place, passed, taken
+from flarecli.read import Ahead, Made, Part, Rows, Work, begun, check_place
+from flarecli.torch.sending import Named, called, is_from_elsewhere, tensors
 
-try:
-    import torch
-    from torch.utils import data as torch_data
-except ImportError:
-    raise MissingLibraryError("PyTorch is not installed", hint="Install it: pip install 'flarecli[torch]'.") from None
+__all__ = ["IterableDataset", "MapDataset"]
 
-__all__ = ["IterableDataset", "MapDataset", "tensors"]
-
-_SMALL = 1 << 18  # bytes of a tensor
 _BLOCK = 1 << 14  # steps mapped to rows at once, about
 _KEYS = {"seed", "epoch", "order", "window", "rows", "batch", "ranks", "workers", "step", "given"}
-
-
-def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Give a batch with tensors in place of numpy arrays, over the same memory; one that has none but tensors as it is.
-
-    As a DataLoader's `collate_fn` it spares what torch does by default: looking at each item of each list.
-    """
-    made = {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
-    return made if torch_data.get_worker_info() is None else _Sent(made)
-
-
-class _Sent(dict[str, Any]):
-    """A batch made by a worker; it arrives as a dict of the same values.
-
-    Torch gives a file of shared memory to each tensor that crosses, which takes longer than copying a small one: those go with the rest.
-    Lists of many bytes go through memory that both processes map.
-    """
-
-    def __copy__(self) -> _Sent:
-        return _Sent(self)
-
-
-def _sent(batch: _Sent) -> tuple[Any, ...]:
-    small = {name: value.numpy() for name, value in batch.items() if _is_small(value)}
-    pieces = {name: value for name, value in batch.items() if _is_bytes(value)}
-    place = passed(pieces)
-    left = {name: value for name, value in batch.items() if place is None or name not in pieces}
-    return _arrived, (list(batch), left | small, list(small), place)
-
-
-ForkingPickler.register(_Sent, _sent)  # between processes alone; to a file it goes as any dict
-
-
-def _is_bytes(value: Any) -> bool:
-    return type(value) is list and bool(value) and all(type(one) is bytes for one in value)
-
-
-def _is_small(value: Any) -> bool:
-    """Whether this is a small tensor that numpy has a type for."""
-    if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
-        return False
-    return bool(value.nbytes <= _SMALL and not value.requires_grad and value.dtype is not torch.bfloat16)
-
-
-def _arrived(names: Sequence[str], batch: dict[str, Any], small: Sequence[str], place: Passed | None) -> dict[str, Any]:
-    made = batch | {name: torch.from_numpy(batch[name]) for name in small} | (taken(place) if place else {})
-    return {name: made[name] for name in names}
 
 
 class MapDataset(torch_data.Dataset):  # type: ignore[misc]
@@ -134,9 +74,9 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         drop_last: bool = False,
         threads: int = 0,
     ) -> None:
-        self._rank, self._ranks = _ranks() if rank is None or ranks is None else (rank, ranks)
-        if batch < 1 or threads < 0 or not 0 <= self._rank < self._ranks:
-            raise UsageError(f"batch is {batch}, threads {threads}, rank {self._rank} of {self._ranks}: that makes no stream")
+        self._rank, self.ranks = _ranks() if rank is None or ranks is None else (rank, ranks)
+        if batch < 1 or threads < 0 or not 0 <= self._rank < self.ranks:
+            raise UsageError(f"batch is {batch}, threads {threads}, rank {self._rank} of {self.ranks}: that makes no stream")
         self.data = data.decoded(decode) if decode else data
         self.data.load()
         self._transforms = (transform,) if callable(transform) else tuple(transform)
@@ -146,6 +86,11 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         self._rows = self.data.order(seed, epoch, order, window).rows
         self._at = Cursor(seed, epoch, 0, order), 0  # where the loop is: batches behind it, samples of the next one given
         self._resume: tuple[int, int, int, int] | None = None  # epoch, step, given, workers
+        self._name, self.is_expected = called(self), False
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._name = called(self, self._name)
 
     def set_epoch(self, epoch: int, step: int = 0) -> None:
         """Choose the epoch of the next loop, and where it begins: after k batches on every rank step is k × batch × ranks, whatever they are now."""
@@ -154,16 +99,16 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
 
     def __len__(self) -> int:
         """Batches of an epoch on this rank; samples, where they are given one by one and each row is one."""
-        whole = self._batch * self._ranks
+        whole = self._batch * self.ranks
         batches = self._rows // whole if self._drop_last else -(-max(0, self._rows - self._rank) // whole)
-        return batches if self._collated else len(range(self._rank, self._rows // whole * whole if self._drop_last else self._rows, self._ranks))
+        return batches if self._collated else len(range(self._rank, self._rows // whole * whole if self._drop_last else self._rows, self.ranks))
 
     def state_dict(self) -> dict[str, Any]:
         """Tell the place of this process's loop."""
         place, given = self._at
         return {
             "seed": place.seed, "epoch": place.epoch, "order": place.order, "window": self._window, "rows": self._rows, "batch": self._batch,
-            "ranks": self._ranks, "workers": _worker()[1], "step": place.step, "given": given,
+            "ranks": self.ranks, "workers": _worker()[1], "step": place.step, "given": given,
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -189,15 +134,15 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
             raise UsageError(f"saved by {saved} workers, here are {workers}", hint=hint)
         order = self.data.order(self._seed, epoch, self._order, self._window)
         self._at = Cursor(self._seed, epoch, step, self._order), given
-        fetching = begun(self.data, order, self._at[0], self._ranks)
+        fetching = begun(self.data, order, self._at[0], self.ranks)
         work = Work(self.data, self._transforms, self._collate, self._seed, epoch, fetching is not None)
-        flow = self._flow(work, self._parts(order, step, worker, workers))
+        flow = self._flow(work, self._parts(order, step, worker, workers), fetching is None)
         try:
             for made in flow:
                 if fetching:
                     fetching.reached(step)
                 yield from self._given(work, made, given)
-                step, given = min(self._rows, step + workers * self._batch * self._ranks), 0
+                step, given = min(self._rows, step + workers * self._batch * self.ranks), 0
         finally:
             if fetching:
                 fetching.close()
@@ -207,7 +152,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
     def _given(self, work: Work, made: Made, given: int) -> Iterator[Any]:
         """Give what came of a part; the place is behind it before it is taken."""
         place, (_, workers) = self._at[0], _worker()
-        behind = Cursor(place.seed, place.epoch, min(self._rows, place.step + workers * self._batch * self._ranks), place.order)
+        behind = Cursor(place.seed, place.epoch, min(self._rows, place.step + workers * self._batch * self.ranks), place.order)
         if not self._collated:
             samples = [one for row in made.samples or () for one in row]
             for at in range(given, len(samples)):
@@ -226,14 +171,14 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         yield tensors(batch) if self._collate is None else batch
 
     def _parts(self, order: Any, start: int, worker: int, workers: int) -> Iterator[Part]:
-        whole = self._batch * self._ranks
+        whole = self._batch * self.ranks
         stop = order.rows
         if self._drop_last:
             stop = start + (stop - start) // whole * whole
         begin, block, most = start + worker * whole, workers * whole, max(1, _BLOCK // self._batch) * workers * whole
         while begin < stop:  # the first batch waits for itself alone
             firsts = range(begin, min(begin + block, stop), workers * whole)
-            steps = [np.arange(first + self._rank, min(first + whole, stop), self._ranks, dtype=np.int64) for first in firsts]
+            steps = [np.arange(first + self._rank, min(first + whole, stop), self.ranks, dtype=np.int64) for first in firsts]
             rows = order.at(np.concatenate(steps))
             for count in map(len, steps):
                 part, rows = rows[:count], rows[count:]
@@ -241,10 +186,16 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
                     yield Part(part, not self._collated)
             begin, block = begin + block, most
 
-    def _flow(self, work: Work, parts: Iterator[Part]) -> Iterator[Made]:
+    def _flow(self, work: Work, parts: Iterator[Part], is_plain: bool) -> Iterator[Made]:
         if self._threads:
             return Ahead([work] * self._threads, parts, self._threads + 2, work)
-        return (made for part in parts for made in work([part]))
+        is_plain = is_plain and self._collated and not self._transforms and self._collate is None
+        if not (is_plain and torch_data.get_worker_info() is not None and is_from_elsewhere(self._name)):
+            return (made for part in parts for made in work([part]))
+        return (Made(part.rows, self._named(part)) if self.data.at_hand(part.rows) else work([part])[0] for part in parts)
+
+    def _named(self, part: Part) -> Named:
+        return Named(self._name, self.data, part.rows)
 
 
 def _worker() -> tuple[int, int]:
