@@ -51,6 +51,7 @@ PARTS = {  # what higher floors may take from inside a room; anything else goes 
         "mds_reindex",
         "packed_folder",
         "spans",
+        "webdataset_shards",
         "webdataset_stream",
     },
     "read": {"resolve", "windows"},

@@ -15,6 +15,7 @@ from flarecli.encodings import lookup
 from flarecli.errors import ValueFitError
 from flarecli.formats import tar, webdataset_index
 from flarecli.formats.webdataset_names import KEY, NAME, extensions_of
+from flarecli.formats.webdataset_shards import KIND, SHARDS, VERSION
 from flarecli.formats.webdataset_table import Table
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import Chunk, Columns, File, IntArray, Settings
@@ -25,7 +26,6 @@ __all__ = ["row_sizes", "write_index", "write_shard"]
 
 _JOINED, _STEP = 1 << 20, 8192  # bytes and rows joined at once, about: small enough to stay in the cache
 _ALONE = 1 << 16  # bytes of a row from which on its members are written as they are, not joined
-_SHARDS = "shardindex.json"  # what widsindex calls it
 _FULL = 100
 # an absolute path, a drive, an address, an empty, `.` or `..` part, a control character, a dot in the last part, `__this__/` at the top
 _UNFIT = r"^/|^~|^[A-Za-z]:|//|(^|/)\.\.(/|$)|./\.(/|$)|/$|[\x00-\x1f\x7f\\]|\.[^/]*$|^__[^/]*__/|^$"
@@ -79,9 +79,9 @@ def write_index(at: Location, chunks: Sequence[Chunk], columns: Columns, setting
         file = chunk.files[0]
         one = {"url": file.name, "md5sum": file.hashes.get("md5"), "nsamples": chunk.rows, "filesize": file.size}
         shards.append({key: value for key, value in one.items() if value is not None})
-    data = json.dumps({"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": shards}, indent=2).encode()
-    written = (at / _SHARDS).write([data], [DEFAULT])
-    return {_SHARDS: File(_SHARDS, written.size, written.hashes)}
+    data = json.dumps({"__kind__": KIND, "wids_version": VERSION, "shardlist": shards}, indent=2).encode()
+    written = (at / SHARDS).write([data], [DEFAULT])
+    return {SHARDS: File(SHARDS, written.size, written.hashes)}
 
 
 def _summed(parts: Iterable[Any], sums: Sums) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flarecli.later import named
-from flarecli.read.repeats import refuse_repeats
+from flarecli.read.repeats import place_of, places_of, refuse_repeats
 from flarecli.read.resolve import expand, resolve, select_streams
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ __all__ = [
     "open",
     "parse_rows",
     "passed",
+    "place_of",
+    "places_of",
     "positions",
     "presets",
     "refuse_repeats",

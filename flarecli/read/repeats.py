@@ -14,7 +14,7 @@ from flarecli.names import is_url
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
 
-__all__ = ["refuse_repeats"]
+__all__ = ["place_of", "places_of", "refuse_repeats"]
 
 
 def refuse_repeats(found: Sequence[Playlist], chosen: Sequence[Sequence[Stream]]) -> None:
@@ -28,15 +28,15 @@ def refuse_repeats(found: Sequence[Playlist], chosen: Sequence[Sequence[Stream]]
 
     lists = {}
     for one, streams in zip(found, chosen, strict=True):
-        shards = np.unique(np.fromiter((hash(place) for stream in streams for place in _places(stream)), np.int64))  # a million are 8 MB
-        lists["" if one.at is None else _place(one.at), shards.tobytes()] = (one, streams, shards)
+        shards = np.unique(np.fromiter((hash(place) for stream in streams for place in places_of(stream)), np.int64))  # a million are 8 MB
+        lists["" if one.at is None else place_of(one.at), shards.tobytes()] = (one, streams, shards)
     every = [shards for _, _, shards in lists.values()]
     if not every or np.unique(np.concatenate(every)).size == sum(shards.size for shards in every):
         return
     seen: dict[int, Playlist] = {}
     for one, streams, shards in lists.values():
         for stream in streams:
-            for i, place in enumerate(_places(stream)):
+            for i, place in enumerate(places_of(stream)):
                 if (other := seen.get(hash(place))) is not None:
                     named = " and by ".join(str(by.at or by.streams[0].at) for by in (other, one))
                     hint = "Name the folder alone, or its playlist."
@@ -44,12 +44,13 @@ def refuse_repeats(found: Sequence[Playlist], chosen: Sequence[Sequence[Stream]]
         seen |= dict.fromkeys(shards.tolist(), one)
 
 
-def _places(stream: Stream) -> Iterator[str]:
+def places_of(stream: Stream) -> Iterator[str]:
     """Say where each shard lies, in the same words whatever lists it."""
-    folder = _place(stream.at)
+    folder = place_of(stream.at)
     for url in stream.urls:
         yield url if is_url(url) else f"{folder}/{url.removeprefix('./')}"
 
 
-def _place(at: Location) -> str:
+def place_of(at: Location) -> str:
+    """Say where a file lies, however the user came to it: a local one by its whole path."""
     return (os.path.join(at.store.root, at.path) if isinstance(at.store, LocalStore) else str(at)).rstrip("/")

@@ -40,10 +40,11 @@ _MANY = 10_000  # findings of one shard that are kept
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one listing says of a file; `by` is the address of the listing."""
+    """What one listing says of a file; `by` is the address of the listing, `rows` what it says of a shard of which the list in use does not."""
 
     by: str
     file: File
+    rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,11 @@ def _open(form: formats.Format, held: Chunk, columns: Columns | None, claims: Se
     """Open a shard, and say what of it carries no sum. Raises FlareError."""
     shard = form.open_shard(held, columns)
     out.rows = len(shard)
+    for claim in claims:
+        if claim.rows is not None and claim.rows != out.rows:
+            out.findings.append(
+                Finding(claim.by, "listing", f"lists {claim.rows} rows for {held.at}, it holds {out.rows}", f"One of the two was changed; {AGAIN}")
+            )
     own = getattr(form, "unprotected", None)  # of a format with sums of its own, what those leave out
     if own is not None and not any(claim.file.hashes for claim in claims) and (said := own(shard)):
         out.unprotected.append(f"{held.at}: {said}")

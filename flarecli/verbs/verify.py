@@ -17,27 +17,15 @@ from flarecli.model import Finding, Playlist, Stream
 from flarecli.progress import Progress
 from flarecli.read import expand, resolve
 from flarecli.storage import Guard, Limits, Location
+from flarecli.verbs.beside import CHANGED, held_against, is_index, look_beside, own_sum
 from flarecli.verbs.checks import Checked, Depth
 from flarecli.verbs.checks_repairs import with_command
 from flarecli.verbs.checks_streams import Side, key_of, keyed, uneven
 from flarecli.verbs.choice import Choice
 from flarecli.verbs.duplicates import duplicates as equal_rows
-from flarecli.verbs.listings import (
-    CHANGED,
-    Listing,
-    Plan,
-    Task,
-    chunk_tasks,
-    file_tasks,
-    held_against,
-    indexes,
-    is_index,
-    own_sum,
-    planned,
-    sizes_below,
-    unlisted,
-)
+from flarecli.verbs.listings import Plan, Task, chunk_tasks, file_tasks, mistaken, planned, sizes_below, unlisted
 from flarecli.verbs.looking import on_engine, on_threads
+from flarecli.verbs.once import once
 from flarecli.verbs.reach import bounded, described
 from flarecli.verbs.remembered import Remembered
 
@@ -72,9 +60,9 @@ class Verification:
     left                        shards that the sample or the part leaves out
     """
 
-    def __init__(self, plans: Sequence[Plan], options: _Options) -> None:
+    def __init__(self, plans: Sequence[Plan], said: Sequence[str], options: _Options) -> None:
         self.files = self.shards = self.rows = self.bytes = self.findings = self.left = 0
-        self.unprotected: list[str] = []
+        self.unprotected = list(said)
         self.extra: list[str] = []
         self._said: set[str] = set()
         self._found: Iterator[Finding] = self._given(plans, options)
@@ -104,6 +92,7 @@ class Verification:
             with _joined(options.engine):
                 for plan in plans:
                     yield from plan.findings
+                    self.unprotected += mistaken(plan)
                     if plan.found is not None:
                         yield from self._of_plan(plan.found, plan, options)
             is_done = True
@@ -134,10 +123,11 @@ class Verification:
         yield from self._of_list(found)
         is_read = options.choice.is_all and not options.depth.quick
         has_keys = is_read and len(plan.streams) > 1 and options.state is None  # a state keeps no keys
+        known = set[str]()  # places that other lists than this name, and those lists
         sides = [Side(stream, key_of(stream) if has_keys else "") for stream in plan.streams]
         for side in sides:
             rows, findings = self.rows, self.findings
-            yield from self._of_stream(found, side, plan, options)
+            yield from self._of_stream(found, side, plan, options, known)
             side.rows = self.rows - rows if is_read and self.findings == findings else _total([side.stream.rows])
         yield from uneven(found, sides)
         if not has_keys and (names := keyed(sides)):
@@ -148,26 +138,29 @@ class Verification:
             for name in theirs:
                 yield Finding(str(options.against.at), "listing", f"has a stream {name!r}, {plan.address} has not", CHANGED)
         if plan.is_whole:
-            for name, one in unlisted(found):
+            for name, one in unlisted(found, known):
                 if one is not None:
                     yield one
                 else:
                     self.extra.append(name)
 
-    def _of_stream(self, found: Playlist, side: Side, plan: Plan, options: _Options) -> Iterator[Finding]:
+    def _of_stream(self, found: Playlist, side: Side, plan: Plan, options: _Options, known: set[str]) -> Iterator[Finding]:
         stream, depth, claimed = side.stream, replace(options.depth, key=side.key), dict[str, tuple[Location, Checked]]()
         if depth.quick:
             sizes, below = sizes_below(stream)
             depth = replace(depth, sizes=sizes, below=below)
         yield from self._run(file_tasks(found, stream, claimed, depth), options)
-        beside: list[Listing] = []
-        for listing, findings in indexes(found, stream, claimed):
-            yield from findings
-            beside += [listing] if listing is not None else []
+        others = look_beside(found, stream, claimed, depth, plan.named, plan.is_folder)
+        yield from others.findings
+        self.files += len(others.read)
+        self.bytes += others.size
+        self.unprotected += others.unprotected
+        known |= others.known
         if options.against is not None:
             other, findings = held_against(options.against, stream, plan.streams, plan.address)
             yield from findings
-            beside += [other] if other is not None else []
+            if other is not None:
+                others.add(other)
         chosen = options.choice.of(len(stream))
         self.left += len(stream) - len(chosen)
         sums: list[tuple[str, bytes]] = []
@@ -178,14 +171,11 @@ class Verification:
             side.kept += done.is_kept
 
         engine = "local" if depth.quick else options.engine  # to compare sizes takes no cluster
-        yield from self._run(chunk_tasks(found, stream, beside, depth, chosen), options, engine, take)
-        for listing in beside:
-            if listing.is_claimed and (rest := listing.rest()):
-                message = f"lists {rest[0]}{f' and {len(rest) - 1} others' * (len(rest) > 1)}, {found.at or plan.address} does not"
-                yield Finding(str(listing.at), "listing", message, CHANGED)
+        yield from self._run(chunk_tasks(found, stream, others, depth, chosen), options, engine, take)
+        yield from others.rest(plan.address)
         if sums:
             yield from equal_rows(sums)
-        if not any(listing.has_sums for listing in beside):
+        if not any(listing.has_sums for listing in others.listings):
             self._say_bare(stream, side.kept)
 
     def _say_bare(self, stream: Stream, kept: int) -> None:
@@ -268,7 +258,7 @@ def verify(
 
         engines.check(engine)
     choice, guard = Choice(part, sample, seed), bounded(guard, limits)
-    plans = [planned(address, format, streams, guard) for address in addresses]
+    plans, said = once([planned(address, format, streams, guard) for address in addresses], guard)
     truth = None if against is None else resolve([against], guard=guard, maps=False)[0]
     asked = {"sources": addresses, "quick": quick, "decode": decode, "sample": sample, "part": part, "seed": seed, "against": against}
     remembered = None if state is None else Remembered(state, {**asked, "streams": list(streams), "format": format})
@@ -276,7 +266,7 @@ def verify(
     local = all(stream.at.is_local for plan in plans for stream in plan.streams)
     most = jobs or (cores if local else max(_REMOTE_JOBS, cores))
     depth = Depth(quick, _decoders() if decode and not quick else None, duplicates)
-    return Verification(plans, _Options(depth, choice, truth, remembered, max_findings, most, engine, progress or Progress()))
+    return Verification(plans, said, _Options(depth, choice, truth, remembered, max_findings, most, engine, progress or Progress()))
 
 
 def _joined(engine: str) -> AbstractContextManager[None]:

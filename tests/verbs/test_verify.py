@@ -184,7 +184,7 @@ def test_a_shard_that_no_list_names_is_a_finding_other_files_are_only_told(out):
     done = verbs.verify(str(out))
     message = f"a shard that {out}/playlist.yaml does not list"
     assert list(done) == [Finding(f"{out}/shard.00009.mds", "unlisted", message, "Remove it, or list it too: `flare playlist … -o FILE`.")]
-    assert done.extra == ["README"]
+    assert done.extra == ["inner/", "README"]
 
 
 def test_structure_is_checked_where_no_sums_are(out):

@@ -9,7 +9,7 @@ from flarecli import playlists, verbs
 from flarecli.errors import UsageError
 from flarecli.model import Finding, Settings
 from flarecli.storage import locate
-from flarecli.verbs import listings
+from flarecli.verbs import beside, listings
 from flarecli.verbs.choice import Choice
 from flarecli.write import Writer
 
@@ -61,7 +61,7 @@ def test_the_same_playlist_elsewhere_agrees_and_a_changed_one_does_not(out, tmp_
     hint = "It was cut short; fetch it again, or pack it again with `flare pack … --overwrite`."
     assert found[0] == Finding(f"{out}/shard.00003.mds", "size", f"is 5 bytes, {truth} lists {size}", hint, (5, size))
     rest = f"lists shard.00000.mds and 2 others, {out}/shard.00003.mds does not"
-    assert found[1:] == [Finding(str(truth), "listing", rest, listings.CHANGED)]
+    assert found[1:] == [Finding(str(truth), "listing", rest, beside.CHANGED)]
 
 
 def listed_size(path):
