@@ -22,8 +22,8 @@ from flarecli.playlists import faults, parse, places, stored, text
 from flarecli.read import refuse_repeats, resolve, select_streams
 from flarecli.storage import Guard, Limits, Location, locate
 from flarecli.storage.local import LocalStore
+from flarecli.verbs.beside import own_sum
 from flarecli.verbs.fill import filled, summed
-from flarecli.verbs.listings import own_sum
 from flarecli.verbs.reach import bounded
 
 __all__ = ["check_playlist", "playlist"]
