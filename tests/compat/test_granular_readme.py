@@ -1,5 +1,6 @@
 """The examples of granular's README with another import line, and the rest of what its users call."""
 
+import contextlib
 import importlib
 import json
 import multiprocessing
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from flarecli.compat import granular
-from flarecli.errors import IntegrityError, RowsError, UsageError
+from flarecli.errors import FormatError, IntegrityError, RowsError, UsageError
 from flarecli.formats.granular_spec import parse
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "granular"
@@ -265,3 +266,34 @@ def test_stock_functions_can_be_sent_to_workers():
 @pytest.mark.skipif(not PEER, reason="GRANULAR_PYTHON names no interpreter that has granular")
 def test_every_source_gives_the_same():
     assert peer("sources") == [ours["drawn"](granular)]
+
+
+@pytest.mark.parametrize("kind", ["int", "utf8[]"])
+def test_a_writer_that_was_closed_takes_nothing(tmp_path, kind):
+    writer = granular.DatasetWriter(tmp_path / "d", {"a": kind}, granular.encoders)
+    value = ["x"] if kind == "utf8[]" else 1
+    writer.append({"a": value})
+    writer.close()
+    with pytest.raises(UsageError, match="d: the writer is closed$"):
+        writer.append({"a": value})
+    assert len(granular.DatasetReader(tmp_path / "d", granular.decoders)) == 1
+
+
+def test_numbers_that_the_first_ones_type_cannot_hold_are_refused():
+    def source(step):
+        return {"n": np.int32(step) if step < 3 else np.int64(2**40 if step == 5 else step)}
+
+    with granular_loader(source) as loader:
+        assert next(loader)["n"].tolist() == [0, 1]
+        assert next(loader)["n"].tolist() == [2, 3]
+        with pytest.raises(FormatError, match="^step 5: key 'n' has int64 numbers that int32, the first one's, cannot hold$"):
+            next(loader)
+
+
+@contextlib.contextmanager
+def granular_loader(source):
+    loader = granular.Loader(source, 2, prefetch=0, workers=1)
+    try:
+        yield iter(loader)
+    finally:
+        loader.close()

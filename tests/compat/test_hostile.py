@@ -15,7 +15,7 @@ from flarecli.compat import ffrecord, granular
 from flarecli.compat.ffrecord import FileReader, FileWriter, PackedFolder
 from flarecli.compat.sds.dataset import StreamingDataset as Streamed
 from flarecli.compat.streaming import LocalDataset, MDSWriter, Stream, StreamingDataset, reader_from_json
-from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, UnsafeError
+from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, UnsafeError, ValueFitError
 
 
 class Runs:
@@ -159,6 +159,16 @@ def test_arrays_that_lie(record):
 def test_arrays_of_pointers_are_not_written():
     with pytest.raises(ValueError):
         granular.encoders["array"](np.array([object()]))
+
+
+def test_what_a_film_names_is_not_opened(tmp_path, web):
+    pytest.importorskip("av")
+    there = web.page("/canary.ts", b"canary")
+    for data in (f"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\n{there}\n#EXT-X-ENDLIST\n", f"ffconcat version 1.0\nfile {there}\n"):
+        for kind in ("mp4", "webm"):
+            with pytest.raises(ValueFitError, match="^no video: "):
+                granular.decoders[kind](data.encode())
+    assert web.requests == []
 
 
 def test_records_of_no_bytes_and_a_dataset_of_no_rows(tmp_path):

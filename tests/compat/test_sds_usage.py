@@ -174,6 +174,20 @@ def test_epochs_without_end(indexes, tmp_path):
     assert numbers(other) == epochs[1][4:]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_an_epoch_finds_there_stays_until_it_is_given(indexes, tmp_path, seed):
+    dataset = opened(
+        indexes / "*.parquet", tmp_path, infinite_iteration=True, shuffle_seed=seed, cache_limit=6, prefetch=2, num_downloading_workers=1
+    )
+    running = iter(dataset)
+    for _ in range(60):
+        assert Path(next(running)["url"]).exists()
+    running.close()
+    assert dataset.failed == 0 and dataset.state_dict()["epoch"] == 4
+    dataset[3], dataset[3], dataset[4]
+    assert sum(path.stat().st_size for path in (tmp_path / "dst").rglob("*.bin")) <= 6
+
+
 def test_every_worker_goes_through_all_samples(indexes, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     found = []

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import io
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from flarecli import encodings
-from flarecli.errors import MissingLibraryError, ValueFitError
+from flarecli import encodings, read
+from flarecli.errors import ValueFitError
 
 __all__ = ["decoders", "encoders"]
 
@@ -55,12 +55,7 @@ def _encode_video(name: str, value: Any) -> bytes:
 
 def _decode_video(name: str, data: bytes) -> Any:
     """Give the frames: uint8 [frames, height, width, 3]."""
-    try:
-        import av
-    except ImportError:
-        raise MissingLibraryError("PyAV is not installed", hint="pip install av") from None
-    with av.open(io.BytesIO(data)) as video:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)])
+    return read.presets.video(sys.maxsize)(data)
 
 
 encoders: dict[str, Callable[[Any], bytes]] = {

@@ -104,4 +104,6 @@ def _made(source: Callable[[int], Any], steps: range, spec: dict[str, tuple[Any,
             if value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
                 raise FormatError(f"key {key!r} is {value.dtype} {value.shape}, the first one's is {dtype} {shape}", where=f"step {step}")
             out[key][i] = value
+            if value.dtype.kind in "iu" and value.dtype != dtype and not np.array_equal(out[key][i], value):
+                raise FormatError(f"key {key!r} has {value.dtype} numbers that {dtype}, the first one's, cannot hold", where=f"step {step}")
     return out

@@ -40,7 +40,7 @@ class _Reader:
         self._open(directory, **rest)
         self._decoders: dict[str, Callable[[bytes], Any] | None] = {}
         for key, kind in self.spec.items():
-            plain = kind.rstrip("[]") if self._shards[0].columns[0].name and self._is_list(key) else kind
+            plain = kind.removesuffix("[]") if self._is_list(key) else kind
             if decoders is not None and plain not in decoders:
                 raise UsageError(f"no decoder for type {plain!r:.60}", hint="Give decoders=None for bytes.")
             self._decoders[key] = None if decoders is None else decoders[plain]

@@ -82,9 +82,11 @@ class _Writer:
     def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
         """Add one datapoint; give its number. With `flush` it is handed to the system when this returns.
 
-        raises  UsageError for other keys than the spec's; ValueFitError for what is not bytes; IntegrityError if a row that was not written
+        raises  UsageError for other keys than the spec's, or behind `close`; ValueFitError for what is not bytes; IntegrityError if a row that was not written
                 whole is gone on with by another one
         """
+        if self.closed:
+            raise UsageError("the writer is closed", where=self._at)
         if datapoint.keys() != self._spec.keys():
             raise UsageError(f"key {min(datapoint.keys() ^ self._spec.keys())!r:.60} is missing or unknown in the datapoint")
         row = [self._encoded(key, datapoint[key]) for key in self._spec]  # all of them before any is written

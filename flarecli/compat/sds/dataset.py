@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import GeneratorType
@@ -118,6 +118,7 @@ class StreamingDataset:
         self.unaligned_worker_index, self.infinite_iteration = unaligned_worker_index, infinite_iteration
         self._block = max(prefetch, 2 * num_downloading_workers, 1)
         self._stored: deque[Brought] = deque()
+        self._holds: Counter[int] = Counter()  # row -> how often it is among those, or on its way: as long its files stay
         self._used = self._given = self.failed = 0
         self._clock = Clock()
 
@@ -136,7 +137,12 @@ class StreamingDataset:
         """
         if not -len(self) <= idx < len(self):
             raise RowsError(f"sample {idx} is outside the data, which has {len(self)}")
-        (one,) = self._rows.bring([idx % len(self)])
+        row = int(idx) % len(self)
+        self._holds[row] += 1
+        try:
+            (one,) = self._rows.bring([row])
+        finally:
+            self._let(row)
         if one.error is not None:
             raise one.error
         self._store(one, 1)
@@ -156,14 +162,20 @@ class StreamingDataset:
         if self.cache_limit is None:
             return
         self._stored.append(one)
+        self._holds[one.row] += 1
         self._used += one.size
         while self._used > self.cache_limit // sharers and len(self._stored) > 1:
             old = self._stored.popleft()
             self._used -= old.size
-            if old.row not in {other.row for other in list(self._stored)[-self._block :]}:
+            if not self._let(old.row):
                 for path in old.files.values():
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(path)
+
+    def _let(self, row: int) -> int:
+        """Note that a row is held once less; give how often it still is."""
+        self._holds[row] -= 1
+        return self._holds[row] or self._holds.pop(row)
 
     def __iter__(self) -> Iterator[Any]:
         return self._epochs(*self._clock.begin())
@@ -191,22 +203,33 @@ class StreamingDataset:
 
     def _epoch(self, blocks: Iterator[list[int]], sharers: int) -> Iterator[Any]:
         """Give samples in order while the files of the next ones are fetched."""
-        with ThreadPoolExecutor(1, "flare-sds") as pool:
-            ahead = self._fetched(pool, blocks)
-            while ahead is not None:
-                brought, ahead = ahead.result(), self._fetched(pool, blocks)
-                for one in brought:
-                    self._given += 1
-                    if one.error is not None:
-                        self.failed += 1
-                        _log.warning("row %d of %s is left out: %s", one.row, self.name, one.error)
-                        continue
-                    yield from self._samples(one)
-                    self._store(one, sharers)
+        under_way: deque[int] = deque()
+        try:
+            with ThreadPoolExecutor(1, "flare-sds") as pool:
+                ahead = self._fetched(pool, blocks, under_way)
+                while ahead is not None:
+                    brought, ahead = ahead.result(), self._fetched(pool, blocks, under_way)
+                    for one in brought:
+                        self._given += 1
+                        if one.error is not None:
+                            self.failed += 1
+                            _log.warning("row %d of %s is left out: %s", one.row, self.name, one.error)
+                        else:
+                            yield from self._samples(one)
+                            self._store(one, sharers)
+                        self._let(under_way.popleft())
+        finally:
+            for row in under_way:
+                self._let(row)
 
-    def _fetched(self, pool: ThreadPoolExecutor, blocks: Iterator[list[int]]) -> Future[list[Brought]] | None:
+    def _fetched(self, pool: ThreadPoolExecutor, blocks: Iterator[list[int]], under_way: deque[int]) -> Future[list[Brought]] | None:
+        """Have the next rows brought; noted first, since what one of them has from before must not go in between."""
         rows = next(blocks, None)
-        return None if rows is None else pool.submit(self._rows.bring, rows)
+        if rows is None:
+            return None
+        under_way.extend(rows)
+        self._holds.update(rows)
+        return pool.submit(self._rows.bring, rows)
 
     def state_dict(self) -> dict[str, int]:
         """Say where the epoch is, by what this process has given; a DataLoader with workers says so by `set_progress`."""
