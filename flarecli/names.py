@@ -35,19 +35,23 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _HERE = re.compile(r"(?:\./)+(?=[^/])")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s\"'<>]*[^\s\"'<>.,:;)\]]")
 _DRIVE = re.compile(r"[A-Za-z]:")
+_PART_DRIVE = re.compile(r"/[A-Za-z]:")  # a program that joins part by part begins anew there
+_NO_NAME = re.compile(r"(?:^|/)[. ]+(?:/|$)")  # Windows drops what a name ends in: `.. ` is the folder above
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]")  # and halves of characters, but for those that stand for a byte
 # C0, DEL, C1, bidirectional controls, line and paragraph separators, byte order mark, lone surrogates
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _BROKEN = re.compile(r"https?:/?[^/]", re.IGNORECASE)  # a scheme without its slashes: who knows where the password is
 _SECRET = re.compile(r"sig|token|secret|passw|pwd|auth|cred|key|session|policy|expires|x-amz|x-goog|^(?:s[aeikprv]|st)$", re.IGNORECASE)
-_RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))}
+# what Windows keeps for devices, whatever follows behind a dot or a colon; its code pages make digits of the three raised ones
+_DEVICE_END = re.compile(r" *[.:]")
+_RESERVED = {"con", "prn", "aux", "nul", "conin$", "conout$", *(port + n for port in ("com", "lpt") for n in "123456789\xb9\xb2\xb3")}
 
 
 def check_name(name: str, where: object = "") -> str:
     """Give back a name that came from data if it is one plain relative path, such as `a/shard.00000.mds`.
 
-    raises  UnsafeError for `..`, a root, a drive, a backslash, `~`, an empty part, a control character, or a length
-            that no file system takes
+    raises  UnsafeError for `..`, a root, a drive in any part, a backslash, `~`, an empty part or one of dots and spaces, a control
+            character, or a length that no file system takes
     """
     reason = _why_not(name)
     if reason:
@@ -73,6 +77,10 @@ def _why_not(name: str) -> str:
         return "leaves the folder"
     if "" in parts or "." in parts:
         return "has an empty part"
+    if _NO_NAME.search(name):
+        return "has a part of dots and spaces alone"
+    if _PART_DRIVE.search(name):
+        return "names a drive on Windows"
     if len(name) < NAME_BYTES // 4:  # no character takes more than 4 bytes
         return ""
     raw = name.encode("utf-8", "surrogatepass")
@@ -89,12 +97,13 @@ def _short(name: str) -> str:
 def collision_key(name: str) -> str:
     """Give what two names share when some file system takes them for one: NFC, case folded, no trailing dots or spaces.
 
-    A name that Windows reserves (`con`, `aux.txt`) becomes DEVICE: no file can have it there.
+    A name that Windows reserves (`con`, `aux.txt`, `COM¹`, `nul:x`) becomes DEVICE: no file can have it there.
+    A colon elsewhere is a sign like any other: `10:20` and `10:21` are two files wherever flare runs.
     """
     parts = []
-    for part in unicodedata.normalize("NFC", name).casefold().split("/"):
+    for part in unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold()).split("/"):
         part = part.rstrip(". ")
-        parts.append(DEVICE if part.split(".")[0] in _RESERVED else part)
+        parts.append(DEVICE if _DEVICE_END.split(part, maxsplit=1)[0] in _RESERVED else part)
     return "/".join(parts)
 
 

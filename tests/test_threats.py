@@ -95,6 +95,7 @@ def test_names_that_are_one_on_another_file_system_are_refused_before_the_first(
         (["aux.txt"], 0, "'aux.txt' is that of a device on Windows"),
         (["b", "x/NUL.tar.gz"], 1, "'x/NUL.tar.gz' is that of a device on Windows"),
         (["Com1 ./x"], 0, "'Com1 ./x' is that of a device on Windows"),
+        (["x", "COM\u00b2.wav"], 1, "'COM\u00b2.wav' is that of a device on Windows"),
         (["con", "aux"], 0, "'con' is that of a device on Windows"),
         (["a", "b", "a."], 2, "'a.' is the same as that of row 0 of the selection"),
         (["A. .", "b", "a"], 2, "'a' is the same as that of row 0 of the selection"),

@@ -18,7 +18,7 @@ __all__ = ["verify_shard"]
 
 _STEP, _STEP_BYTES = 8192, 64 << 20  # rows and bytes checked at once, or a single row
 _SHOWN = 100  # names and paddings reported one by one
-_SUSPECT = r"^/|^~|^[A-Za-z]:|//|(^|/)\.\.?(/|$)|[\x00-\x1f\x7f\\]"
+_SUSPECT = r"^/|^~|(^|/)[A-Za-z]:|//|(^|/)[. ]+(/|$)|[\x00-\x1f\x7f\\]"
 _QUIET = ("folder", "label")  # nothing that a sample could lie in
 _HINT = "Make the index again by packing the tar again, or delete it."
 

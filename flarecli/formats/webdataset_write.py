@@ -27,8 +27,8 @@ __all__ = ["row_sizes", "write_index", "write_shard"]
 _JOINED, _STEP = 1 << 20, 8192  # bytes and rows joined at once, about: small enough to stay in the cache
 _ALONE = 1 << 16  # bytes of a row from which on its members are written as they are, not joined
 _FULL = 100
-# an absolute path, a drive, an address, an empty, `.` or `..` part, a control character, a dot in the last part, `__this__/` at the top
-_UNFIT = r"^/|^~|^[A-Za-z]:|//|(^|/)\.\.(/|$)|./\.(/|$)|/$|[\x00-\x1f\x7f\\]|\.[^/]*$|^__[^/]*__/|^$"
+# an absolute path, a drive, an address, an empty part or one of dots and spaces, a control character, a dot in the last part, `__this__/` at the top
+_UNFIT = r"^/|^~|(^|/)[A-Za-z]:|//|^\.[. ]+(/|$)|^ [. ]*(/|$)|/[. ]+(/|$)|/$|[\x00-\x1f\x7f\\]|\.[^/]*$|^__[^/]*__/|^$"
 
 
 def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:
