@@ -23,7 +23,7 @@ def hint_for(where: str, args: Sequence[str]) -> str:
     args   the command line
     """
     typed = next((arg for arg in args if _same(arg, where)), None)
-    if typed is None or (is_url(typed) and not typed.lower().startswith("file://")):
+    if typed is None or os.path.lexists(local_path(typed)) or (is_url(typed) and not typed.lower().startswith("file://")):
         return ""
     if match := _ONE_SLASH.match(typed):
         return f"Write it with two slashes: {match[1]}://{typed[match.end() :]}"

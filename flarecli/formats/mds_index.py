@@ -43,12 +43,22 @@ def open_dataset(at: Location) -> Stream:
     return listed.stream(at, File(INDEX, size))
 
 
+def _lost(where: Location) -> str:
+    """Say what to do about an index that was cut short: the shards say what it said."""
+    return f"Fetch it again, or delete it and run `flare playlist {where.folder} --reindex`." if where.is_local else "Fetch it again."
+
+
 def read_shards(where: Location) -> tuple[list[dict[str, Any]], int]:
     """Read what an `index.json` lists, and its size in bytes. Raises FormatError if it is none."""
     size = where.size()
     if size > _INDEX_LIMIT:
         raise FormatError(f"{size} bytes, {_INDEX_LIMIT} is the most that is read", where=where)
-    index = mds_config.parse(where.read(0, size), where)
+    try:
+        index = mds_config.parse(where.read(0, size), where) if size else None
+    except FormatError as error:
+        raise FormatError(error.message, where=error.where, hint=_lost(where)) from None
+    if not size:
+        raise FormatError("an empty file", where=where, hint=_lost(where))
     if not isinstance(index, dict) or not isinstance(index.get("shards"), list):
         raise FormatError("no list of shards in it", where=where)
     version = index.get("version")

@@ -19,6 +19,7 @@ from flarecli.guesses import choose
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest.ahead import Placed, in_turn
 from flarecli.ingest.contents import Flaw, contents
+from flarecli.ingest.delimited import Delimited
 from flarecli.ingest.folder import Folder
 from flarecli.ingest.jsons import Json
 from flarecli.ingest.lists import Named, listed
@@ -246,7 +247,9 @@ def _of_tables(shown: str, found: Sequence[Named], text: Collection[str], allow_
     total = None if None in rows else sum(count or 0 for count in rows)
     if total == 0:
         raise FormatError("the index has no rows", where=parts[0].at)
-    return Index(shown, found[0].at.folder, schema, total, all_parts, notes=tuple(_coarse(all_parts)), details=tuple(_unsummed(all_parts)))
+    return Index(
+        shown, found[0].at.folder, schema, total, all_parts, notes=(*_coarse(all_parts), *_undivided(all_parts)), details=tuple(_unsummed(all_parts))
+    )
 
 
 def _unsummed(parts: Sequence[Part]) -> Iterator[str]:
@@ -259,6 +262,15 @@ def _unsummed(parts: Sequence[Part]) -> Iterator[str]:
 def _coarse(parts: Sequence[Part]) -> Iterator[str]:
     for name in sorted({name for part in parts if isinstance(part, Parquet) for name in part.coarse}):
         yield f"column {name!r}: int96 timestamps are read to the microsecond"
+
+
+def _undivided(parts: Sequence[Part]) -> Iterator[str]:
+    """Name a CSV or TSV whose one column looks like several, divided by something else."""
+    for part in parts:
+        name = part.schema.names[0] if isinstance(part, Delimited) and len(part.schema) == 1 else ""
+        other = next((sign for sign in ";\t|," if sign in name), None)
+        if other is not None:
+            yield f"{part.at}: its header is taken for one column, {name[:60]!r}: are its fields divided by {other!r}?"
 
 
 def _of_stdin(stream: IO[bytes], guard: Guard, null_separated: bool) -> Index:

@@ -166,6 +166,8 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
         below = sorted({name.partition("/")[0] for name, _ in entries if name.endswith((f"/{INDEX}", "/spec.json"))})
         hint = f"Name one of the datasets in it: {', '.join(below[:5])}." if below else "Name the shards, or pack again: the index is written last."
         missing = INDEX if formats.sniffed(shards[0]) in formats.FAMILY else "spec.json"
+        if missing == INDEX and at.is_local and not below:
+            hint = f"Run `flare playlist {at} --reindex` to make it from the shards, if none of them is missing."
         what = f"1 shard, and no {missing} beside it" if len(shards) == 1 else f"{len(shards)} shards, and no {missing} beside them"
         raise FormatError(what, where=at, hint=hint)
     if "files" not in formats.names():

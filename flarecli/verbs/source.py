@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from flarecli import ingest, playlists, read
 from flarecli.hashes import DEFAULT, Sums
-from flarecli.model import IntArray, Playlist
+from flarecli.media import is_medium, kind_of
+from flarecli.model import IntArray, Playlist, Stream
 from flarecli.names import redact
 from flarecli.storage import Guard, Location, locate
 from flarecli.verbs.places import shard_of
@@ -91,6 +92,7 @@ def open_source(
         no_index(shown, streams, rows)
         return _of_index(shown, ingest.open_folder(expanded[0], guard=guard, columns=columns), guard)
     parts = read.select_streams(found, streams)
+    notes = _alone(found[0].streams[0]) if len(expanded) == 1 else ()
     data = read.Dataset(parts, found)
     first = parts[0][0].at
     order = None if rows is None else ordered(len(data), rows)
@@ -118,7 +120,14 @@ def open_source(
 
     stored = {column.name: column.encoding for column in data.columns}
     rows_of, schema = len(data) if order is None else len(order), data.exact if exact else data.schema
-    return Source(shown, first, schema, rows_of, batches, listing, partial(shard_of, data, parts[0]), stored=stored, is_run=order is None)
+    return Source(shown, first, schema, rows_of, batches, listing, partial(shard_of, data, parts[0]), notes, stored=stored, is_run=order is None)
+
+
+def _alone(stream: Stream) -> tuple[str, ...]:
+    """Note that a single file, which is no picture or the like, was not taken for a table."""
+    if stream.format != "files" or len(stream) != 1 or is_medium(kind_of(stream.urls[0])):
+        return ()
+    return (f"{stream.chunk(0).at}: taken as a file, which makes one row: by its name it is no table that is read",)
 
 
 def is_plain_folder(address: str, found: Sequence[Playlist], guard: Guard) -> bool:

@@ -15,6 +15,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mistakes")
     pq.write_table(pa.table({"id": [1, 2, 3], "text": ["a", "b", "c"]}), folder / "first.parquet")
     (folder / "files").mkdir()
+    (folder / "empty").mkdir()
     for name in ("a.jpg", "a.txt", "b.jpg"):
         (folder / "files" / name).write_bytes(b"x")
     flarecli.pack(str(folder / "first.parquet"), str(folder / "out"))
@@ -81,6 +82,7 @@ def test_what_makes_no_sense_is_told_with_what_would(told, line, error, hint):
         ("cat files/*.png", "files/*.png: nothing matches", "files holds names such as a.jpg, a.txt, b.jpg."),
         ("cat out 5", "5: no such file or folder", "Rows are named by an option: `flare cat SOURCE -r 5`."),
         ("cat s3:/bucket/x", "s3:/bucket/x: no such file or folder", "Write it with two slashes: s3://bucket/x"),
+        ("pack empty new", "empty: an empty folder", ""),
         ("playlist --check missing.yaml", "missing.yaml: no such file or folder", ""),
     ],
 )
@@ -94,6 +96,41 @@ def test_a_lost_shard_is_not_taken_for_a_mistyped_one(told, place, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     assert main(["cat", "out"]) == 3
     assert capfd.readouterr().err == "error: out/shard.00001.mds: no such file or folder\n"
+
+
+@pytest.mark.parametrize(
+    ("length", "message"), [(0, "an empty file"), (30, "not valid JSON: Unterminated string starting at: line 1 column 14 (char 13)")]
+)
+def test_an_index_that_was_cut_short_can_be_made_again(place, tmp_path, monkeypatch, capfd, length, message):
+    flarecli.pack(str(place / "first.parquet"), str(tmp_path / "out"))
+    whole = (tmp_path / "out" / "index.json").read_bytes()
+    (tmp_path / "out" / "playlist.yaml").unlink()
+    (tmp_path / "out" / "index.json").write_bytes(whole[:length])
+    monkeypatch.chdir(tmp_path)
+    assert main(["inspect", "out"]) == 4
+    hint = "Fetch it again, or delete it and run `flare playlist out --reindex`."
+    assert capfd.readouterr().err == f"error: out/index.json: {message}\nhint: {hint}\n"
+    (tmp_path / "out" / "index.json").unlink()
+    assert main(["inspect", "out"]) == 4
+    hint = "Run `flare playlist out --reindex` to make it from the shards, if none of them is missing."
+    assert capfd.readouterr().err == f"error: out: 1 shard, and no index.json beside it\nhint: {hint}\n"
+    assert main(["playlist", "out", "--reindex"]) == 0
+    assert (tmp_path / "out" / "index.json").read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "note"),
+    [
+        ("x.xlsx", "PK", "x.xlsx: taken as a file, which makes one row: by its name it is no table that is read"),
+        ("x.csv", "id;text\n1;a\n", "x.csv: its header is taken for one column, 'id;text': are its fields divided by ';'?"),
+        ("x.tsv", "id,text\n1,a\n", "x.tsv: its header is taken for one column, 'id,text': are its fields divided by ','?"),
+    ],
+)
+def test_what_is_packed_otherwise_than_was_meant_is_noted(tmp_path, monkeypatch, capfd, name, data, note):
+    (tmp_path / name).write_text(data)
+    monkeypatch.chdir(tmp_path)
+    assert main(["pack", name, "out"]) == 0
+    assert capfd.readouterr().err.splitlines()[0] == note
 
 
 def test_the_help_fits_a_narrow_terminal(told, monkeypatch, capfd):

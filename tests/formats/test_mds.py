@@ -306,7 +306,7 @@ def test_a_forged_index_is_refused(edit, message, code, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "not valid JSON: Expecting value: line 1 column 1 (char 0)"),
+        ("", "an empty file"),
         ("[" * 100_000 + "]" * 100_000, "JSON nested too deep"),
         ('{"shards": [], "shards": [], "version": 2}', "not valid JSON: two keys are named 'shards'"),
         pytest.param(json.dumps(dict.fromkeys(range(100_000)))[:-1] + ', "99999": 0}', "not valid JSON: two keys are named '99999'", id="many keys"),

@@ -119,7 +119,7 @@ def test_a_column_that_is_not_there_is_refused(tmp_path):
     (tmp_path / "x.csv").write_text("id,url\n1,2\n")
     with pytest.raises(UsageError) as caught:
         list(open_index(str(tmp_path / "x.csv")).batches(["id", "urls"]))
-    assert (str(caught.value), caught.value.hint) == (f"{tmp_path}/x.csv: no column 'urls'", "Choose from id, url.")
+    assert (str(caught.value), caught.value.hint) == (f"{tmp_path}/x.csv: no column 'urls'", "Did you mean url? Choose from id, url.")
 
 
 def test_other_kinds_and_no_kind_are_refused(tmp_path):
