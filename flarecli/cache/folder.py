@@ -5,7 +5,7 @@
     FOLDER/flare-1/HOST.PID.N.room           room that a process has taken for many small ones, as large as what is left of it
     FOLDER/flare-1/lock                      held for the moment in which room is taken
     FOLDER/flare-1/here/of.HOST.PID.N.here   locked while a process that uses the folder lives
-    FOLDER/flare-1/turns/NN                  held while somebody fetches a copy of such a key; these stay: making one costs as much as 0.5 MB
+    FOLDER/flare-1/turns/                    whose turn it is to fetch a copy: see `locks`
 
 What is used is the sum of the sizes of these files, nothing else: parts and room are there before a byte is fetched, so that
 the sum never passes the limit. Locks make that exact and keep two processes from fetching the same; where a file system's
@@ -25,12 +25,13 @@ import stat
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 from flarecli.cache import entries
 from flarecli.cache.entries import NAME, Entry
 from flarecli.cache.left import host, is_left
-from flarecli.cache.locks import Turns, locked_within
+from flarecli.cache.locks import Turns, held, locked_within
 from flarecli.cache.present import Present
 from flarecli.cache.views import Views
 from flarecli.names import whole_path
@@ -46,7 +47,6 @@ _BATCH_SHARE = 32  # where there are many copies, so much of the limit leaves at
 _LOCK_S, _OTHERS_S = 2.0, 30.0  # how long the lock, and another's fetch, are waited for
 _AGAIN_S = 30.0  # a folder that could not be written is left alone so long
 _NAMES = 1 << 12  # from so many files on, looking at all names costs more than asking a server for a version
-_TURNS, _DIGITS = "turns", 2
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _number = itertools.count()
 _warned: set[str] = set()
@@ -156,10 +156,20 @@ class Folder:
     def may_hold(self, place: str) -> bool:
         """Say whether there may be a copy, of whatever version, whose name begins so."""
         try:
-            names = os.listdir(self.fd) if self.fd >= 0 else []
+            with self._listing() as folder:
+                names = os.listdir(folder)
         except OSError:
             return True
         return len(names) > _NAMES or any(name.startswith(place) and NAME.fullmatch(name) for name in names)
+
+    @contextlib.contextmanager
+    def _listing(self) -> Iterator[int]:
+        """Open the folder once more, to list it: two listings by one handle share its place, and each would miss what the other was given."""
+        own = os.open(".", _FOLDER, dir_fd=self.fd)
+        try:
+            yield own
+        finally:
+            os.close(own)
 
     # -- room
 
@@ -241,7 +251,7 @@ class Folder:
     def _look(self) -> tuple[int, list[tuple[float, str, int]]]:
         """Give the bytes used, and each copy with its time of use and size; remove what dead processes left, and what only has a copy's name."""
         used, copies = 0, []
-        with os.scandir(self._fd) as files:
+        with self._listing() as folder, os.scandir(folder) as files:
             for file in files:
                 match = NAME.fullmatch(file.name)
                 if match is None:
@@ -290,11 +300,9 @@ class Folder:
         is_mine = threads.acquire(timeout=_LOCK_S)
         try:
             fd = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
-            try:
+            with held(fd):
                 locked_within(fd, _LOCK_S)
                 yield
-            finally:
-                os.close(fd)
         finally:
             if is_mine:
                 threads.release()
@@ -304,26 +312,9 @@ class Folder:
         self._threads, self._turns = threading.Lock(), Turns()
         self.views.forked()
 
-    @contextlib.contextmanager
-    def turn(self, key: str, kind: str = "") -> Iterator[None]:
-        """Wait, for a while, while others fetch something of the same key; whoever takes a turn inside another one needs another kind."""
-        with self._turns.turn(kind + key, _OTHERS_S):
-            fd = self._turn_of(f"{_TURNS}/{kind}{key[-_DIGITS:]}")
-            try:
-                if fd >= 0:
-                    locked_within(fd, _OTHERS_S)
-                yield
-            finally:
-                if fd >= 0:
-                    os.close(fd)
-
-    def _turn_of(self, name: str) -> int:
-        for _ in range(2):
-            with contextlib.suppress(OSError, ValueError):
-                with contextlib.suppress(FileNotFoundError):
-                    return os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
-                os.mkdir(_TURNS, 0o700, dir_fd=self._fd)
-        return -1
+    def turn(self, key: str, kind: str = "b", meanwhile: Callable[[], object] | None = None) -> AbstractContextManager[None]:
+        """Wait, for a while, while others fetch something of the same key, and do something meanwhile; see `Turns.turn`."""
+        return self._turns.turn(self.fd, key, kind, _OTHERS_S, meanwhile)
 
 
 class Part:

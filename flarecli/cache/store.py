@@ -97,6 +97,11 @@ class CachedStore:
         """Give the same files, never mapped."""
         return CachedStore(self.store, self.cache, maps=False)
 
+    @property
+    def room(self) -> int:
+        """Bytes that a run may have fetched ahead and not passed yet: less where other processes use the folder, and may lag behind this one."""
+        return self.cache.limit * 9 // 10 if self._folder.is_alone() else self.cache.limit // 2
+
     # -- reading
 
     def version(self, path: str) -> tuple[str, int]:
@@ -245,9 +250,7 @@ class CachedStore:
 
     def _whole(self, path: str, listed: int | None = None, passing: bool = False) -> memoryview | None:
         place = place_of(self._address(path))
-        if not self._folder.is_alone():
-            self.version(path)  # not while others wait for their turn
-        with self._folder.turn(place, "w"):
+        with self._folder.turn(place, "w", lambda: self.version(path)):  # who waits will find a copy, and asks what it is called
             head = self._head(path, place, listed)
             version, size = self.version(path)
             if not version or (size > BLOCK and size * _SHARE > self.cache.limit):

@@ -31,8 +31,7 @@ def begun(data: Rows, order: Order, place: Cursor, ranks: int) -> Fetching | Non
     ranks  that share the rows; a few of them are on one machine, which then reads all that is there
     """
     expected(data, ranks)
-    room = data.room * 9 // 10 if place.order != "shuffle" else 0
-    return Fetching(data, order, place.step, room) if room else None
+    return Fetching(data, order, place.step) if place.order != "shuffle" and data.room else None
 
 
 def expected(data: Rows, ranks: int) -> None:
@@ -45,11 +44,12 @@ def expected(data: Rows, ranks: int) -> None:
 class Fetching:
     """Threads that fetch what an order will read, from a step on. What cannot be fetched is left: whoever reads it says why.
 
-    room  bytes that the windows at hand may take together
+    The windows at hand take no more than the data's `room` together, which is less once other processes share the cache: what this one is
+    ahead of them must not drive out what they still need, or they would fetch it again.
     """
 
-    def __init__(self, data: Rows, order: Order, step: int, room: int) -> None:
-        self._data, self._room, self._step = data, room, step
+    def __init__(self, data: Rows, order: Order, step: int) -> None:
+        self._data, self._step = data, step
         self._wake, self._closed = threading.Condition(), False
         self._windows = order.windows(step)
         most = order.beside + _AHEAD
@@ -89,7 +89,7 @@ class Fetching:
                 size = self._data.weight(*self._todo[0])
                 bytes_then = self._bytes + size
                 is_near = self._step >= self._firsts[0] or bytes_then <= _NEAR
-                if self._step >= self._firsts[-1] or (is_near and bytes_then <= self._room):
+                if self._step >= self._firsts[-1] or (is_near and bytes_then <= self._data.room):
                     self._bytes += size
                     heapq.heappush(self._passed, (self._end, *self._todo[0], size))
                     return self._todo.popleft()

@@ -124,9 +124,8 @@ class Series:
 
     @property
     def room(self) -> int:
-        """Bytes that the cache before its shards may hold; 0 without one."""
-        limits = [getattr(getattr(stream.at.store, "cache", None), "limit", 0) for stream in self.streams]
-        return int(min(limits))
+        """Bytes that a run may have at hand of the cache before its shards, now; 0 without one."""
+        return int(min(getattr(stream.at.store, "room", 0) for stream in self.streams))
 
     @property
     def stored(self) -> int:
