@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 FORMATS = ("mds", "json", "csv", "tsv", "xsv", "ffrecord", "granular", "granular-refs", "webdataset")  # what can be written
 READ_FORMATS = (*FORMATS, "files")
 COMPRESSIONS = ("zstd", "gz", "br", "bz2", "snappy")
+_OF = re.compile(r"(\d{1,18})/(\d{1,18})", re.ASCII)
 _ESCAPES = {"\\t": "\t", "\\n": "\n", "\\r": "\r", "\\\\": "\\"}
 
 
@@ -115,7 +116,7 @@ def share(text: str | None, what: str = "rows") -> int | float | None:
     except ValueError:
         found = -1
     if not 0 <= found < (1.0000001 if percent else 1 << 63):
-        raise UsageError(f"{text!r} is neither a number of {what} nor a share", hint="Write it like 100 or 1%.")
+        raise UsageError(f"{text!r:.60} is neither a number of {what} nor a share", hint="Write it like 100 or 1%.")
     return found
 
 
@@ -123,20 +124,20 @@ def rank(text: str | None) -> tuple[int, int] | None:
     """Read `0/8` as rank 0 of 8. Raises UsageError for anything else."""
     if text is None:
         return None
-    one, _, of = text.partition("/")
-    if not (one.isdecimal() and of.isdecimal() and int(one) < int(of)):
-        raise UsageError(f"{text!r} is no rank", hint="Write it like 0/8: the first of eight.")
-    return int(one), int(of)
+    found = _OF.fullmatch(text)
+    if found is None or not int(found[1]) < int(found[2]):
+        raise UsageError(f"{text!r:.60} is no rank", hint="Write it like 0/8: the first of eight.")
+    return int(found[1]), int(found[2])
 
 
 def part(text: str | None) -> tuple[int, int] | None:
     """Read `3/7` as the third of seven: (2, 7). Raises UsageError for anything else."""
     if text is None:
         return None
-    one, _, of = text.partition("/")
-    if not (one.isdecimal() and of.isdecimal() and 1 <= int(one) <= int(of)):
-        raise UsageError(f"{text!r} is no part", hint="Write it like 3/7: the third of seven.")
-    return int(one) - 1, int(of)
+    found = _OF.fullmatch(text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise UsageError(f"{text!r:.60} is no part", hint="Write it like 3/7: the third of seven.")
+    return int(found[1]) - 1, int(found[2])
 
 
 def completes(*values: str) -> Callable[[str], list[str]]:

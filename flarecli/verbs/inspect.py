@@ -121,6 +121,8 @@ class Inspection:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
     return {"bytes": len(value)} if isinstance(value, bytes) else value
 
 

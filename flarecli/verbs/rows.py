@@ -76,6 +76,11 @@ def ordered(
     sample  so many rows, or such a share of them as a float, in the order of the rows; `seed` says which
     raises  UsageError if something of it makes no sense; RowsError for a row outside the data
     """
+    its, ranks = rank or (0, 1)
+    if not 0 <= its < ranks:
+        raise UsageError(f"rank {its} of {ranks} is no rank")
+    if min(seed, epoch, shuffle or 0) < 0 or (sample is not None and not sample >= 0):
+        raise UsageError(f"sample is {sample}, seed {seed}, shuffle {shuffle}, epoch {epoch}: none may be below 0")
     if epoch and shuffle is None:
         raise UsageError("an epoch without a shuffle changes nothing", hint="Give --shuffle SEED too.")
     ranges = [one for one in ([range(total)] if spec is None else parse_rows(spec, total)) if len(one)]
@@ -93,7 +98,7 @@ def ordered(
         count,
         picks,
         None if shuffle is None else (shuffle, epoch),
-        rank or (0, 1),
+        (its, ranks),
     )
 
 
@@ -192,7 +197,7 @@ def no_index(address: str, streams: Sequence[str], rows: str | None) -> None:
 def first_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
     """Give the first rows, and pull no batch more than that takes."""
     while rows > 0 and (batch := next(batches, None)) is not None:
-        yield batch.slice(0, rows)
+        yield batch.slice(0, min(rows, batch.num_rows))
         rows -= batch.num_rows
 
 

@@ -183,3 +183,19 @@ def test_a_thread_may_run_a_command_line(flare):
     thread.start()
     thread.join()
     assert codes == [2]
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["cat", "x", "--rank", "0/" + "9" * 5000], "is no rank\nhint: Write it like 0/8: the first of eight.\n"),
+        (["cat", "x", "--rank", "0/" + "9" * 30], "is no rank\nhint: Write it like 0/8: the first of eight.\n"),
+        (["cat", "x", "--rank", "²/3"], "is no rank\nhint: Write it like 0/8: the first of eight.\n"),
+        (["verify", "x", "--part", "1/" + "9" * 5000], "is no part\nhint: Write it like 3/7: the third of seven.\n"),
+        (["cat", "x", "--sample", "9" * 5000], "is neither a number of rows nor a share\nhint: Write it like 100 or 1%.\n"),
+    ],
+)
+def test_numbers_without_end_are_no_bug(args, told, capfd):
+    assert main(args) == 2
+    error = capfd.readouterr().err
+    assert error.endswith(told) and len(error) < 200

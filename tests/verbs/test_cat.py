@@ -47,12 +47,32 @@ def test_all_rows_come_whole_and_in_order(kind, request, samples):
         ({"where": "id % 10 = 3"}, [3, 13, 23, 33]),
         ({"where": "id % 10 = 3", "limit": 3, "tail": 2}, [13, 23]),
         ({"where": "id > 30", "head": 2}, [31, 32]),
+        ({"where": "id > 30", "limit": 1 << 70, "head": 1 << 70, "tail": 1 << 70}, [31, 32, 33, 34]),
+        ({"limit": 1 << 70, "head": 1 << 70, "tail": 1 << 70, "rows": "33:", "sample": 1 << 70}, [33, 34]),
         ({"where": "false"}, []),
         ({"where": "SELECT id + 1 AS id FROM dataframe WHERE id < 2"}, [1, 2]),
     ],
 )
 def test_the_rows_asked_for_come(plain, options, wanted):
     assert ids(plain, **options) == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": (2, 2)}, "rank 2 of 2 is no rank"),
+        ({"rank": (0, 0)}, "rank 0 of 0 is no rank"),
+        ({"rank": (-1, 2)}, "rank -1 of 2 is no rank"),
+        ({"shuffle": -1}, "sample is None, seed 0, shuffle -1, epoch 0: none may be below 0"),
+        ({"sample": 2, "seed": -1}, "sample is 2, seed -1, shuffle None, epoch 0: none may be below 0"),
+        ({"shuffle": 1, "epoch": -1}, "sample is None, seed 0, shuffle 1, epoch -1: none may be below 0"),
+        ({"sample": float("nan")}, "sample is nan, seed 0, shuffle None, epoch 0: none may be below 0"),
+    ],
+)
+def test_numbers_that_choose_no_rows_are_refused(plain, options, message):
+    with pytest.raises(UsageError) as caught:
+        ids(plain, **options)
+    assert str(caught.value) == message
 
 
 def test_columns_come_in_the_order_asked_and_a_condition_may_use_others(plain):

@@ -1,5 +1,6 @@
 """inspect: what a dataset is, from its lists and headers alone."""
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -141,3 +142,10 @@ def test_a_folder_of_one_file_is_called_by_the_folder(tmp_path):
     assert verbs.inspect(str(tmp_path)).address == str(tmp_path)
     bags = str(FIXTURES / "granular/new/rows300/data/ds")
     assert verbs.inspect(bags).address == bags
+
+
+def test_bytes_in_lists_are_plain_values_too(tmp_path):
+    with Writer(str(tmp_path / "d"), format="granular-refs", columns={"parts": "bytes[]"}) as writer:
+        writer.write({"parts": [b"ab", b"c"]})
+    found = json.loads(json.dumps(verbs.inspect(str(tmp_path / "d"), sample=1).as_json()))
+    assert found["sample"] == [{"parts": [{"bytes": 2}, {"bytes": 1}]}]

@@ -82,8 +82,8 @@ class _Writer:
     def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
         """Add one datapoint; give its number. With `flush` it is handed to the system when this returns.
 
-        raises  UsageError for other keys than the spec's, or behind `close`; ValueFitError for what is not bytes; IntegrityError if a row that was not written
-                whole is gone on with by another one
+        raises  UsageError for other keys than the spec's, or behind `close`; ValueFitError for what is not bytes; IntegrityError if a row
+                that was not written whole is gone on with by another one
         """
         if self.closed:
             raise UsageError("the writer is closed", where=self._at)
