@@ -71,7 +71,9 @@ class Target:
         self.shown = local_path(out).rstrip("/") or "/"
         self.final = os.path.realpath(whole_path(self.shown))
         if os.path.lexists(self.final) and not os.path.isdir(self.final):
-            raise UsageError("a file is there, a folder is wanted", where=self.shown)
+            raise UsageError("a file is there, a folder is wanted", where=self.shown, hint="Name the folder to write, last.")
+        if overwrite:
+            self.hint = f"Name another folder: --overwrite replaces what was {self.what}ed, and something else is there."
         begun = os.path.exists(os.path.join(self.final, SCRATCH, "journal"))  # a half pack is emptied where it is, under its lock
         self._swaps = overwrite and not begun and (self._holds_dataset(self.final) or os.path.isdir(self._beside("new")))
         self._is_swapped = begun and os.path.isfile(os.path.join(self.final, PLAYLIST))  # whole, and killed before all was put away

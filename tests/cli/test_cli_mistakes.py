@@ -54,6 +54,21 @@ def told(place, monkeypatch, capfd):
         ("pack first.parquet new --fetch text:", "--fetch 'text:' gives no name", "Write COLUMN or COLUMN:NAME."),
         ("unpack out new --name ../{key}.{ext}", "--name '../{key}.{ext}': it leaves the folder", "Write it like '{key}.{ext}' or 'a/{key}.{ext}'."),
         ("playlist out --reindex", "out/index.json: there is an index", "Delete it first, if `flare verify` finds it wrong."),
+        (
+            "pack first.parquet first.parquet",
+            "first.parquet: a file is there, a folder is wanted",
+            "Name the folder to write, last.",
+        ),
+        (
+            "pack first.parquet files --overwrite",
+            "files: the folder is not empty",
+            "Name another folder: --overwrite replaces what was packed, and something else is there.",
+        ),
+        (
+            "unpack out files --overwrite",
+            "files: the folder is not empty",
+            "Name another folder: --overwrite replaces what was unpacked, and something else is there.",
+        ),
         ("pack files new -c jpeg", "files: no file is 'jpeg'", "Did you mean jpg? Choose from jpg, txt."),
         ("cat out --to json", "unknown form 'json'", "Did you mean jsonl? Choose one of jsonl, csv, tsv, table, arrow, parquet."),
         ("pack first.parquet new --encode id=string", "unknown encoding 'string'", "Did you mean str? Choose one of int, uint8,"),

@@ -214,7 +214,9 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path):
         with pytest.raises(UsageError) as caught:
             Writer(str(tmp_path), columns=COLUMNS, overwrite=overwrite)
         assert str(caught.value) == f"{tmp_path}: the folder is not empty"
-        assert caught.value.hint == "Give --resume to go on with an unfinished pack, --overwrite to replace a dataset, or name another folder."
+        replacing = "Name another folder: --overwrite replaces what was packed, and something else is there."
+        hint = "Give --resume to go on with an unfinished pack, --overwrite to replace a dataset, or name another folder."
+        assert caught.value.hint == (replacing if overwrite else hint)
     assert files(tmp_path) == {"notes.txt": b"mine"}
     with pytest.raises(UsageError, match="a file is there, a folder is wanted$"):
         Writer(str(tmp_path / "notes.txt"), columns=COLUMNS)
