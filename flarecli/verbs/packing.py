@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import playlists
-from flarecli.errors import FlareError, NoRowsError, UsageError
+from flarecli.errors import FlareError, NoRowsError, UsageError, ValueFitError
 from flarecli.formats import HOLDS_NULL, KEY_COLUMN
 from flarecli.hashes import DEFAULT
 from flarecli.model import Columns, IntArray, Settings
@@ -233,7 +234,7 @@ def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
                     kept = int(np.searchsorted(rows, failure.row))
                     batch, rows = batch.slice(0, kept), rows[:kept]
             if batch is not None and batch.num_rows:
-                writer.write_batch(batch, rows)
+                _put(plan, writer, batch, rows)
             if failures and plan.on_error == "fail":
                 raise error_of(failures[0], plan.source.address, SKIP)
             plan.places.forget(part.until)
@@ -242,6 +243,18 @@ def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
         stream.close()  # type: ignore[attr-defined]
     if plan.duplicates["first"]:
         plan.progress.note(f"{plan.duplicates['first']} rows with a key used before were left out")
+
+
+def _put(plan: Plan, writer: Writer, batch: pa.RecordBatch, rows: IntArray) -> None:
+    """Hand rows to the writer; a key that came before in its shard ends the run, as one does that may not come again at all."""
+    try:
+        writer.write_batch(batch, rows)
+    except ValueFitError as error:
+        row = re.fullmatch(r"\[(\d+)\]", error.where)
+        if row is None:
+            raise
+        failure = Failure(int(row[1]), "", "", error.kind, error.message)
+        raise error_of(plan.places.placed(failure), plan.source.address, error.hint) from None
 
 
 def _held(plan: Plan, writer: Writer, part: links.Fetched, batch: pa.RecordBatch, rows: IntArray) -> tuple[pa.RecordBatch, IntArray, list[Failure]]:

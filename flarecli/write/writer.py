@@ -19,6 +19,7 @@ import pyarrow as pa
 from flarecli import __version__, compress, encodings, formats, hashes, playlists
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 from flarecli.model import Chunk, Columns, File, IntArray, Playlist, Settings, Stream
+from flarecli.names import escape
 from flarecli.storage import Guard
 from flarecli.write.behind import Behind
 from flarecli.write.failures import Failed, Failure
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Writer"]
 
 _SHARD_LIMIT = (1 << 32) - 1  # what uint32 offsets reach
+_APART = "Make the keys differ, or leave that column out: then each row gets a key of its own."
 _HELD_ROWS, _HELD_BYTES = 1024, 1 << 24  # samples that wait to become a batch
 
 
@@ -77,6 +79,7 @@ class Writer:
         self._weighed: tuple[pa.RecordBatch | None, IntArray] = (None, None)  # a batch and what its rows weigh, once that is known
         self._samples: list[dict[str, bytes]] = []
         self._samples_size = 0
+        self._names: set[bytes] = set()  # of the rows in the shard that is being filled, where the format tells its rows apart by names
         self._behind = Behind(jobs if self.settings.compression else 1)  # bytes alone are quicker written than handed over
         self._ended = self.target.is_done
         self._is_abandoned = False
@@ -217,7 +220,8 @@ class Writer:
         """Write typed columns, without nulls.
 
         rows    int64 [rows of the batch]: the place of each in the selection; the journal notes where a shard begins
-        raises  ValueFitError for a row that the format cannot hold, `where` is its `[place]`; nothing of the batch is written then
+        raises  ValueFitError for a row that the format cannot hold, `where` is its `[place]`; nothing of the batch is written then.
+                And for one whose name came before in its shard, in a format that tells rows apart by names; the shards before it are
         """
         self._check_open()
         if found := self.unheld(batch):
@@ -233,6 +237,7 @@ class Writer:
             if stop <= start and not self._held_rows:
                 stop = start + 1  # larger than a shard: one of its own
             if stop > start:
+                self._tell_apart(batch.slice(start, stop - start), rows[start:])
                 self._held.append(batch.slice(start, stop - start))
                 self._held_rows += stop - start
                 self._held_size += int(ends[stop - 1]) - before
@@ -241,11 +246,26 @@ class Writer:
                 self._flush(int(rows[start]))
         self._weighed = (None, None)
 
+    def _tell_apart(self, batch: pa.RecordBatch, rows: IntArray) -> None:
+        """Refuse a name that came before in the shard that these rows go to."""
+        column = formats.KEY_COLUMN.get(self.format)
+        if column not in batch.schema.names:
+            return
+        names = batch.column(column).cast(pa.large_binary()).to_pylist()
+        if len(fresh := set(names)) == len(names) and self._names.isdisjoint(fresh):
+            self._names |= fresh
+            return
+        for name, row in zip(names, rows.tolist(), strict=False):
+            if name in self._names:
+                shown = escape(name.decode("utf-8", "backslashreplace"))
+                raise ValueFitError(f"the key {shown!r:.80} came before, and is to lie in the same shard", where=f"[{row}]", hint=_APART)
+            self._names.add(name)
+
     def _flush(self, next: int) -> None:
         """Write what is held as one shard, to be noted once it is there; `next` is the row at which the next one begins."""
         make, size = partial(self._write_shard, len(self._chunks) + len(self._behind), self._held), self._held_size
         self.rows += self._held_rows
-        self._held, self._held_rows, self._held_size = [], 0, 0
+        self._held, self._held_rows, self._held_size, self._names = [], 0, 0, set()
         self._behind.add(make, next, size, self._note)
 
     def _note(self, chunk: Chunk, next: int) -> None:

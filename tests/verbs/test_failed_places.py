@@ -230,3 +230,38 @@ def test_an_unpack_of_datasets_names_the_shard_and_the_row_in_it(tmp_path, chose
     with pytest.raises(ValueFitError) as caught:
         verbs.unpack(sources, str(tmp_path / "v"), rows="9")
     assert str(caught.value) == f"{sources[1]}/shard.00001.mds[1]: key is empty, and names a file"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "place"),
+    [
+        ({}, "b.csv[1]"),
+        ({"on_error": "skip"}, "b.csv[1]"),
+        ({"where": "t <> 1"}, "b.csv[1]"),
+        ({"limit": 5}, "b.csv[1]"),
+        ({"shuffle": 7}, "a.csv[1]"),
+    ],
+    ids=str,
+)
+def test_a_key_that_comes_back_in_a_shard_of_webdataset_is_named_by_its_row(tmp_path, monkeypatch, chosen, place):
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text("id,t\nz,0\na,1\nb,2\n")
+    Path("b.csv").write_text("id,t\nc,3\nb,4\nd,5\n")
+    options = {"format": "webdataset", "key": "id", "on_duplicate": "keep", **chosen}
+    with pytest.raises(ValueFitError) as caught:
+        verbs.pack(["a.csv", "b.csv"], "out", **options)
+    if "shuffle" in chosen:
+        place = caught.value.where
+        assert place in ("a.csv[2]", "b.csv[1]")
+    assert str(caught.value) == f"{place}: the key 'b' came before, and is to lie in the same shard"
+    assert caught.value.hint == "Make the keys differ, or leave that column out: then each row gets a key of its own."
+    assert not list(Path(".").rglob("*.tar"))
+
+
+def test_a_key_may_come_back_in_another_shard_of_webdataset(tmp_path):
+    (tmp_path / "a.csv").write_text("id,t\na,1\nb,2\na,3\nb,4\nc,5\nc,6\n")
+    with pytest.raises(ValueFitError, match=r"a\.csv\[5\]: the key 'c' came before"):
+        verbs.pack(str(tmp_path / "a.csv"), str(tmp_path / "out"), format="webdataset", key="id", on_duplicate="keep", shard_rows=2)
+    (tmp_path / "a.csv").write_text("id,t\na,1\nb,2\na,3\nb,4\nc,5\nd,6\n")
+    verbs.pack(str(tmp_path / "a.csv"), str(tmp_path / "out"), format="webdataset", key="id", on_duplicate="keep", shard_rows=2, overwrite=True)
+    assert [key.as_py() for batch in verbs.cat(str(tmp_path / "out")) for key in batch.column("__key__")] == list("ababcd")
