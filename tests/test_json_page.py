@@ -1,0 +1,175 @@
+"""What docs/json.md says of `--json` is so: each key, in its order, with a value of its type."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flarecli import errors
+from flarecli.__main__ import main
+
+PAGE = (Path(__file__).parents[1] / "docs" / "json.md").read_text()
+TYPES = {"text": str, "number": (int, float), "object": dict, "list": list, "true or false": bool}
+
+
+def tables():
+    """Give each table of keys below its heading: (key, type, whether it is always there)."""
+    found = {}
+    for part in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]:
+        title = part.split("\n", 1)[0].split(",")[0]
+        for i, rows in enumerate(re.findall(r"\| key \| type \| \|\n\|[-|]+\|\n((?:\|.*\n)+)", part)):
+            keys = []
+            for row in rows.splitlines():
+                names, kinds, text = (cell.strip() for cell in row.strip("|").split("|", 2))
+                kinds = kinds.split(", ")
+                for name, kind in zip(re.findall(r"`(\w+)`", names), kinds * (1 if len(kinds) > 1 else 9), strict=False):
+                    keys.append((name, kind, "*Only with*" not in text))
+            found[title, i] = keys
+    return found
+
+
+TABLES = tables()
+
+
+def holds(value, table, without=()):
+    """Hold an object against a table of the page."""
+    wanted = [(name, kind) for name, kind, always in TABLES[table] if (always or name in value) and name not in without]
+    assert list(value) == [name for name, _ in wanted]
+    for name, kind in wanted:
+        if value[name] is None:
+            assert kind.endswith("?"), name
+        else:
+            assert isinstance(value[name], TYPES[kind.rstrip("?")]), name
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("json")
+    (folder / "a.bin").write_bytes(b"\xff\xfe")
+    pq.write_table(
+        pa.table({"id": ["a", "b"], "url": ["a.bin", "gone.bin"], "n": [float("nan"), float("inf")], "text": ["x", "y"]}),
+        folder / "t.parquet",
+    )
+    return folder
+
+
+@pytest.fixture
+def run(place, monkeypatch, capfd):
+    """Run a command line with --json, and give its exit code and the objects on stdout and on stderr."""
+    monkeypatch.chdir(place)
+
+    def ran(line, **replaced):
+        code = main([*line.split(), "--json"])
+        out, err = capfd.readouterr()
+        for text in (*out.splitlines(), *err.splitlines()):
+            json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+        return code, [json.loads(text) for text in out.splitlines()], [json.loads(text) for text in err.splitlines()]
+
+    return ran
+
+
+@pytest.fixture
+def packed(run, place, tmp_path):
+    def pack(more=""):
+        code, (told,), _ = run(f"pack t.parquet {tmp_path}/out -c id,n,text {more}")
+        assert code == 0
+        return told, tmp_path / "out"
+
+    return pack
+
+
+def test_pack_and_its_list_of_failed_rows(run, tmp_path, capfd):
+    assert main(["pack", "t.parquet", f"{tmp_path}/some", "--fetch", "url", "--on-error", "skip", "-q", "--key", "id"]) == 1
+    capfd.readouterr()
+    (failed,) = [json.loads(line) for line in (tmp_path / "some" / "failed.jsonl").read_text().splitlines()]
+    holds(failed, ("failed.jsonl", 0))
+    code, (told,), _ = run(f"pack t.parquet {tmp_path}/dry --dry-run")
+    assert (code, told["dry_run"]) == (0, True)
+    holds(told, ("pack", 0))
+
+
+def test_pack_that_is_resumed_and_unpack(run, packed, tmp_path):
+    told, out = packed()
+    holds(told, ("pack", 0))
+    again, _ = packed("--resume")
+    assert list(again) == list(told)
+    code, (told,), _ = run(f"unpack {out} {tmp_path}/files -c id,text --key id")
+    assert code == 0
+    holds(told, ("unpack", 0))
+
+
+def test_inspect(run, packed, tmp_path):
+    _, out = packed("--shard-rows 1")
+    for options in ("", "--shards", "--stats", "--sample 1", "--shards --stats --sample 2"):
+        code, (told,), _ = run(f"inspect {out} {options}")
+        assert code == 0
+        holds(told, ("inspect", 0), {"missing", "sample_asked"})
+        holds(told["streams"][0], ("inspect", 1))
+    assert list(told["streams"][0]["shard_list"][0]) == ["url", "rows", "bytes"]
+    assert {"sample", "stats", "shard_list"} <= {*told, *told["streams"][0]}
+    (out / "shard.00000.mds").unlink()
+    code, (told,), _ = run(f"inspect {out} --stats")
+    assert (code, [Path(one).name for one in told["missing"]]) == (3, ["shard.00000.mds"])
+    holds(told, ("inspect", 0))
+    assert list(run(f"inspect {out} --html {tmp_path}/p.html")[1][0]) == ["html", "bytes"]
+    assert list(run(f"inspect --cache {tmp_path}/kept")[1][0]) == ["cache", "bytes", "copies"]
+    for name, _, always in TABLES["inspect", 0]:
+        if always:
+            assert run(f"inspect {out} --field {name}")[0] == 0
+
+
+def test_verify_and_its_report(run, packed, tmp_path):
+    _, out = packed()
+    code, (told,), _ = run(f"verify {out}")
+    assert code == 0
+    holds(told, ("verify", 1))
+    shard = out / "shard.00000.mds"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    code, (finding, told), _ = run(f"verify {out} --report {tmp_path}/r.json")
+    assert code == 1
+    holds(finding, ("verify", 0))
+    holds(told, ("verify", 1))
+    report = json.loads((tmp_path / "r.json").read_text())
+    names = [name for name, _, _ in TABLES["verify", 1]]
+    assert list(report) == ["sources", "whole", *names[:5], "found", "unprotected", "extra"]
+    assert set(report["found"][0]) == {*finding, "file", "row", "line"}
+
+
+def test_playlist(run, packed, tmp_path, place, monkeypatch):
+    _, out = packed()
+    monkeypatch.chdir(tmp_path)
+    assert list(run(f"playlist {out} -o {tmp_path}/p.yaml")[1][0]) == ["playlist"]
+    code, (told,), _ = run("playlist out")
+    assert (code, list(told), told["playlist"]) == (0, ["playlist", "text"], None)
+    assert list(run(f"playlist {out} --diff {tmp_path}/p.yaml")[1][0]) == ["added", "removed", "changed"]
+    code, (finding,), _ = run(f"playlist --check {place}/t.parquet")
+    assert (code, list(finding)) == (1, ["where", "kind", "message", "hint"])
+    (out / "index.json").unlink()
+    assert run(f"playlist {out} --reindex")[1] == [{"index": f"{out}/index.json"}]
+
+
+def test_cat_and_errors(run, packed):
+    _, out = packed()
+    assert run(f"cat {out}")[:2] == (0, [{"id": "a", "n": None, "text": "x"}, {"id": "b", "n": None, "text": "y"}])
+    code, told, (error,) = run(f"cat {out} -r 7")
+    assert (code, told, list(error)) == (2, [], ["error"])
+    holds(error["error"], ("Errors", 0))
+
+
+def test_every_kind_of_error_is_told_with_its_exit_code():
+    kinds = {(one.kind, one.exit_code) for one in vars(errors).values() if isinstance(one, type) and issubclass(one, Exception)}
+    shown = re.search(r"\| exit \| kinds \|\n\|[-|]+\|\n((?:\|.*\n)+)", PAGE)[1]
+    told = {(kind, int(row.split("|")[1].split(",")[0])) for row in shown.splitlines() for kind in re.findall(r"`(\w+)`", row)}
+    assert told == kinds | {("bug", 1), ("interrupted", 130)}
+
+
+def test_with_json_in_the_environment_only_errors_change_a_form_that_was_asked_for(packed):
+    _, out = packed()
+    command = [sys.executable, "-m", "flarecli", "cat", str(out), "--to", "csv", "-c", "id"]
+    ran = subprocess.run(command, env={"FLARE_JSON": "1", "PATH": ""}, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "id\na\nb\n", "")
