@@ -29,6 +29,7 @@ __all__ = ["PAGE_BYTES", "dataset_page"]
 
 PAGE_BYTES = 4_500_000  # of a page, pictures and sounds as base64 with it
 _SIDE, _TEXT, _SHARDS, _CELLS, _HOLES = 320, 2000, 500, 40, 20  # pixels; characters; shards plotted; columns of a row; missing shards
+_SHORT = 28  # characters of a value that stands beside its name
 _LEAST = 12_000  # bytes that must be left before a picture is decoded for them
 _SOUNDS = {"wav": "audio/wav", "mp3": "audio/mpeg", "flac": "audio/flac", "ogg": "audio/ogg", "m4a": "audio/mp4"}
 
@@ -110,7 +111,7 @@ def _gallery(found: Inspection, left: int) -> Iterator[str]:
     schema = found.sample[0].schema
     cards: list[str] = []
     for number, row in enumerate(_rows(found.sample)):
-        card = _card(number, row, left)
+        card = _card(found.sample_rows[number], row, left)
         if len(card.encode()) > left:
             break
         left -= len(card.encode())
@@ -146,8 +147,10 @@ def _card(number: int, row: dict[str, Any], left: int) -> str:
             text = "" if value is None else str(value)
         text = text if len(text) <= _TEXT else text[:_TEXT] + "…"
         lines = "\n".join(_text(line) for line in text.split("\n"))
-        cells.append(f'<dt>{_text(name)}</dt><dd data-column="{i}"{sort}>{lines}</dd>')
-    return f'<article class="row" data-row="{number}">{"".join(media)}<dl>{"".join(cells)}</dl></article>'
+        long = ' class="long"' if len(text) > _SHORT or "\n" in text else ""
+        cells.append(f'<dt{long}>{_text(name)}</dt><dd{long} data-column="{i}"{sort}>{lines}</dd>')
+    at = f'<p class="soft">row {number}</p>'
+    return f'<article class="row" data-row="{number}">{"".join(media)}{at}<dl>{"".join(cells)}</dl></article>'
 
 
 def _medium(data: bytes, name: str, left: int) -> tuple[str, str]:

@@ -23,7 +23,7 @@ h2 small,.soft{color:var(--soft);font-weight:400;font-size:.87rem}
 table{border-collapse:collapse;width:100%;font-size:.92rem}
 th,td{text-align:left;vertical-align:top;padding:.45rem 1.2rem .45rem 0;border-bottom:1px solid var(--line);overflow-wrap:anywhere}
 th{color:var(--soft);font-weight:500;white-space:nowrap}
-td.n,th.n,td code{white-space:nowrap}
+td.n,th.n,td code{white-space:nowrap}td:first-child{min-width:7rem}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 code,.mono{font:.86em/1.5 ui-monospace,SFMono-Regular,Menlo,"DejaVu Sans Mono",monospace}
 .facts+.plots{margin-top:1.4rem}
@@ -40,8 +40,9 @@ input{flex:1 1 16rem;max-width:28rem}:focus-visible{outline:2px solid var(--acce
 .row[hidden]{display:none}
 .row img{display:block;width:100%;height:12rem;object-fit:contain;background:color-mix(in srgb,var(--line) 45%,transparent)}
 .row audio{display:block;width:calc(100% - 1.5rem);margin:.75rem}
-.row dl{margin:0;padding:.75rem 1rem .9rem;font-size:.89rem}
-.row dt{color:var(--soft);font-size:.78rem;margin-top:.45rem}.row dt:first-child{margin-top:0}
+.row p{margin:0;padding:.6rem 1rem 0}
+.row dl{margin:0;padding:.35rem 1rem .9rem;font-size:.89rem;display:grid;grid-template-columns:fit-content(45%) 1fr;gap:.3rem .8rem;align-items:baseline}
+.row dt{color:var(--soft);font-size:.82rem;overflow-wrap:anywhere}.row .long{grid-column:1/-1}.row dd.long{margin-top:-.25rem}
 .row dd{margin:0;overflow-wrap:anywhere;max-height:9.5rem;overflow-y:auto;white-space:pre-wrap}
 footer{margin-top:4rem;color:var(--soft);font-size:.83rem}
 """.replace("\n", "")

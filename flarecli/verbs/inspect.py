@@ -84,6 +84,7 @@ class Inspection:
 
     asked    rows that a sample was to have; it has fewer where so many are too many to look at
     missing  addresses of shards that are not there, where rows were asked for: sample and statistics are of the others
+    sample_rows  the number of each row of the sample
     """
 
     address: str
@@ -95,6 +96,7 @@ class Inspection:
     sample: tuple[pa.RecordBatch, ...] = field(default=())
     asked: int = 0
     missing: tuple[str, ...] = ()
+    sample_rows: tuple[int, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Give it as plain values, for --json: bytes in a sample become their length."""
@@ -117,6 +119,7 @@ class Inspection:
             if self.asked > sum(batch.num_rows for batch in self.sample):
                 out["sample_asked"] = self.asked
             out["sample"] = [{name: _plain(value) for name, value in row.items()} for batch in self.sample for row in batch.to_pylist()]
+            out["sample_rows"] = list(self.sample_rows)
         return out
 
 
@@ -160,7 +163,7 @@ def inspect(
         replace(_info(one, shards), writer=", ".join(dict.fromkeys(name for stream in listed if (name := by[id(stream)]))) or None)
         for listed, one in zip(chosen, parts, strict=True)
     )
-    batches, asked, missing = tuple[pa.RecordBatch, ...](), 0, list[str]()
+    batches, numbers, asked, missing = tuple[pa.RecordBatch, ...](), tuple[int, ...](), 0, list[str]()
     if stats or sample is not None:
         data = Dataset(parts, found)
         missing, there = lost(parts)
@@ -172,6 +175,7 @@ def inspect(
             asked = len(ordered(len(data), named(there), sample, seed))
             order = ordered(len(data), named(there), min(asked, _ROWS, max(1, _BYTES // row_bytes)), seed)
             batches = tuple(batch for _, batch in read_rows(data, order, 0, len(order), data.schema.names, row_bytes))
+            numbers = tuple(order.rows(0, len(order)).tolist())
     counts = [info.rows for info in infos]
     return Inspection(
         ", ".join(dict.fromkeys(_address(one) for one in found)),
@@ -183,6 +187,7 @@ def inspect(
         batches,
         asked,
         tuple(missing),
+        numbers,
     )
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pytest
 from PIL import Image
@@ -63,3 +64,11 @@ def test_what_is_missing_is_on_the_page(tmp_path):
     page = report.dataset_page(verbs.inspect(f"{tmp_path}/set"))
     assert '<ul class="holes"><li>shard.00000.mds: not there, row 0</li></ul>' in page
     assert "<dt>writer</dt><dd>flare</dd>" in page
+
+
+def test_each_row_of_the_page_says_its_number(pictures):
+    found = verbs.inspect(pictures, sample=4)
+    page = report.dataset_page(found)
+    assert [int(number) for number in re.findall(r"<p class=\"soft\">row (\d+)</p>", page)] == list(found.sample_rows)
+    assert [row["id"] for row in found.as_json()["sample"]] == found.as_json()["sample_rows"]  # ids count as rows do
+    assert [int(text) for text in re.findall(r"<dt>id</dt><dd data-column=\"0\">(\d+)<", page)] == list(found.sample_rows)
