@@ -41,7 +41,8 @@ input{flex:1 1 16rem;max-width:28rem}:focus-visible{outline:2px solid var(--acce
 .row img{display:block;width:100%;height:12rem;object-fit:contain;background:color-mix(in srgb,var(--line) 45%,transparent)}
 .row audio{display:block;width:calc(100% - 1.5rem);margin:.75rem}
 .row p{margin:0;padding:.6rem 1rem 0}
-.row dl{margin:0;padding:.35rem 1rem .9rem;font-size:.89rem;display:grid;grid-template-columns:fit-content(45%) 1fr;gap:.3rem .8rem;align-items:baseline}
+.row dl{margin:0;padding:.35rem 1rem .9rem;font-size:.89rem}
+.row dl{display:grid;grid-template-columns:fit-content(45%) 1fr;gap:.3rem .8rem;align-items:baseline}
 .row dt{color:var(--soft);font-size:.82rem;overflow-wrap:anywhere}.row .long{grid-column:1/-1}.row dd.long{margin-top:-.25rem}
 .row dd{margin:0;overflow-wrap:anywhere;max-height:9.5rem;overflow-y:auto;white-space:pre-wrap}
 footer{margin-top:4rem;color:var(--soft);font-size:.83rem}
