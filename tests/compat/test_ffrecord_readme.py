@@ -192,3 +192,18 @@ def test_a_dataset_and_a_loader_of_torch(fname, workers):
     assert [list(batch) for batch in whole_batches] == [[1, 2], [3]]
     with pytest.raises(UsageError):
         whole_batches.set_step(1)
+
+
+@pytest.mark.parametrize("wanted", [[0.5], ["0"], [None], 0, [[0]]])
+def test_what_is_no_number_reads_no_record(fname, wanted):
+    with FileReader(fname) as reader, pytest.raises(ValueError, match="what was asked for is no list of whole numbers$"):
+        reader.read(wanted)
+
+
+def test_a_packed_folders_arguments_are_called_as_in_the_original(tmp_path):
+    (tmp_path / "src" / "a").mkdir(parents=True)
+    for name in ("b", "a/c"):
+        (tmp_path / "src" / name).write_bytes(name.encode())
+    ffrecord.pack_folder(folder=tmp_path / "src", out_file=tmp_path / "p.ffr", verbose=True)
+    folder = ffrecord.PackedFolder(ffr_file=tmp_path / "p.ffr", check_data=True)
+    assert (folder.num_files(), folder.list(path=None), folder.list()) == (2, ["a", "b"], ["a", "b"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -126,11 +127,14 @@ class FileReader:
 
         Those of one call share their memory: holding one holds all of them.
 
-        raises  RowsError (an IndexError) outside the data, also for a number below 0; IntegrityError naming the record
+        raises  UsageError for what is no list of whole numbers; RowsError (an IndexError) outside the data, also below 0; IntegrityError naming the record
         """
         if not self._shards:
             raise UsageError("the reader is closed")
-        rows = [int(index) for index in indices]
+        try:
+            rows = [operator.index(index) for index in indices]
+        except TypeError:
+            raise UsageError("what was asked for is no list of whole numbers", where=self.fnames[0]) from None
         for row in rows:
             if not 0 <= row < self.n:
                 raise RowsError(f"record {row} is outside the data, which has {self.n}")

@@ -17,12 +17,13 @@ from flarecli.storage import Location, locate
 __all__ = ["PackedFolder", "pack_folder"]
 
 
-def pack_folder(folder: str | os.PathLike[str], fname: str | os.PathLike[str]) -> None:
+def pack_folder(folder: str | os.PathLike[str], out_file: str | os.PathLike[str], verbose: bool = False) -> None:
     """Write a folder's files, those below it too, as one file. A link is what it leads to; a ring of links is refused.
 
+    verbose  taken, and of no use here
     raises  UsageError for a name that does not end in `.ffr`; MissingError for a link that leads nowhere
     """
-    root, name = os.fspath(folder), os.fspath(fname)
+    root, name = os.fspath(folder), os.fspath(out_file)
     if not name.endswith(".ffr"):
         raise UsageError("its name does not end in .ffr", where=name)
     contents: dict[str, bytes | Location] = {}
@@ -53,10 +54,14 @@ class PackedFolder:
     raises  FormatError if it is none; UnsafeError for a list of names that would run code, or a name that leaves the folder
     """
 
-    def __init__(self, fname: str | os.PathLike[str], check_data: bool = True) -> None:
-        self.fname, self.check_data = os.fspath(fname), check_data
+    def __init__(self, ffr_file: str | os.PathLike[str], check_data: bool = True) -> None:
+        self.fname, self.check_data = os.fspath(ffr_file), check_data
         self.reader = FileReader(self.fname, check_data)
         self._tree = packed_folder.directory(open_shard(spans.of(locate(self.fname)), None, check_data))
+
+    def num_files(self) -> int:
+        """How many files there are."""
+        return self.reader.n - 1
 
     def _find(self, path: str | os.PathLike[str]) -> Any:
         entry: Any = self._tree
@@ -90,11 +95,14 @@ class PackedFolder:
         """Give the contents of one file."""
         return self.read([path])[0]
 
-    def list(self, path: str | os.PathLike[str] = "", list_file: bool = True, list_dir: bool = True, recursive: bool = False) -> list[str | Path]:
+    def list(
+        self, path: str | os.PathLike[str] | None = None, list_file: bool = True, list_dir: bool = True, recursive: bool = False
+    ) -> list[str | Path]:
         """Name what a folder holds, relative to it: text for its own entries, Paths for those below, where those are asked for.
 
         raises  MissingError for a name that no folder has
         """
+        path = "" if path is None else path
         tree = self._find(path)
         if not isinstance(tree, dict):
             raise MissingError(f"no folder {os.fspath(path)!r:.80}", where=self.fname)
