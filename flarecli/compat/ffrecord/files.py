@@ -127,7 +127,7 @@ class FileReader:
 
         Those of one call share their memory: holding one holds all of them.
 
-        raises  UsageError for what is no list of whole numbers; RowsError (an IndexError) outside the data, also below 0; IntegrityError naming the record
+        raises  UsageError for no list of whole numbers; RowsError (an IndexError) outside the data, also below 0; IntegrityError naming the record
         """
         if not self._shards:
             raise UsageError("the reader is closed")
