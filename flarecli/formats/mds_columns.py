@@ -13,9 +13,6 @@ from flarecli.storage import is_cold, read_ahead
 
 __all__ = ["at_hand", "read_columns"]
 
-_DOUBTS = "doubts"  # what a shard's memo calls the looks that are still taken at all rows
-_LOOKS, _SOME = 2, 8  # looks at all rows; then at every eighth
-
 
 def read_columns(shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None) -> dict[str, list[Any]]:
     """Give the stored bytes of each column, row by row in the order asked.
@@ -53,17 +50,10 @@ def read_columns(shard: Shard, rows: Sequence[int], columns: Sequence[str] | Non
 
 
 def at_hand(shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None) -> bool:
-    """Say whether these rows lie in memory, in a mapped file: `read_columns` copies them, and waits for nothing.
-
-    To ask takes as long as to copy them, so once all were there a few times, some of them tell, until one is not.
-    """
+    """Say whether these rows lie in memory, in a mapped file: `read_columns` copies them, and waits for nothing. Of no row: whether it maps them."""
     ready = prepared(shard, columns)
-    view, doubts = ready.view, shard.memo.get(_DOUBTS, _LOOKS)
-    if view is None or not isinstance(view.obj, mmap.mmap):
-        return False
-    is_out = is_cold(view, [ready.table[row] for row in (rows if doubts else rows[::_SOME])])
-    shard.memo[_DOUBTS] = _LOOKS if is_out else max(0, doubts - 1)
-    return not is_out
+    view = ready.view
+    return view is not None and isinstance(view.obj, mmap.mmap) and not is_cold(view, [ready.table[row] for row in rows])
 
 
 def _turned(shard: Shard, rows: Sequence[int], columns: Sequence[str] | None, names: Iterable[str]) -> dict[str, list[Any]]:

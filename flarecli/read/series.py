@@ -26,6 +26,7 @@ Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 
 _all: weakref.WeakSet[Series] = weakref.WeakSet()
 _BATCH_BYTES = 16 << 20  # what a scan holds at once, roughly
+_DOUBTS, _SOME = 2, 16  # looks at all rows whether they are at hand; then at some, one in so many
 _TOGETHER = 8  # rows of a shard that are worth reading by columns
 
 
@@ -44,6 +45,7 @@ class Series:
         self._begins: list[int] = self._firsts.tolist()
         self._open: dict[int, Shard] = {}
         self._expected = 0  # bytes that will be read, with these
+        self._doubts = _DOUBTS
         self._fetched: set[int] = set()
         self._turns: dict[int, threading.Lock] = {}  # of threads that fetch a chunk
         self._lock = threading.Lock()
@@ -226,14 +228,22 @@ class Series:
         return {name: ordered([*chain.from_iterable(part[name] for part in parts)]) for name in parts[0]}
 
     def at_hand(self, rows: IntArray, columns: Sequence[str] | None = None) -> bool:
-        """Say whether these rows lie in memory, in mapped files, as the format's `read_columns` takes them."""
-        own, shards = self._by_shard(rows)
-        for i, at in shards.items():
-            shard = self.shard(i)
-            look = getattr(formats.find(shard.chunk.format or ""), "at_hand", None)
-            if look is None or not look(shard, [own[k] for k in at], columns):
-                return False
-        return True
+        """Say whether these rows lie in memory, in mapped files, as the format's `read_columns` takes them.
+
+        To ask of each takes a third of the time of copying it: once all were there a few times, some of them tell, until one is not.
+        """
+        where: list[int] = np.subtract(np.searchsorted(self.starts, rows, "right"), 1).tolist()
+        own: dict[int, list[int]] = {i: [] for i in where}
+        for k in range(0, len(where), 1 if self._doubts else _SOME):
+            own[where[k]].append(int(rows[k]) - self._edges[where[k]])
+        is_so = all(self._has(i, some, columns) for i, some in own.items())
+        self._doubts = max(0, self._doubts - 1) if is_so else _DOUBTS
+        return is_so
+
+    def _has(self, i: int, own: Sequence[int], columns: Sequence[str] | None) -> bool:
+        shard = self.shard(i)
+        look = getattr(formats.find(shard.chunk.format or ""), "at_hand", None)
+        return look is not None and bool(look(shard, own, columns))
 
     def _by_shard(self, rows: IntArray) -> tuple[list[int], dict[int, list[int]]]:
         """Give the position of each row in its shard, and the shards: each with the places in `rows` of what it holds."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
 import numpy as np
+import numpy.random  # torch uses it in each worker: one that is forked has it then, and does not load it
 import torch
 from torch.utils import data as torch_data
 
@@ -82,14 +85,19 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         self._transforms = (transform,) if callable(transform) else tuple(transform)
         self._batch, self._order, self._window, self._threads = batch, order, window, threads
         self._collate, self._collated, self._drop_last, self._seed = collate, collated, drop_last, seed
-        self._epoch = torch.tensor([epoch, 0]).share_memory_()  # and the step to begin at: workers that live on see them
+        self._epoch = _shared(epoch, 0)  # and the step to begin at: workers that live on see them
         self._rows = self.data.order(seed, epoch, order, window).rows
         self._at = Cursor(seed, epoch, 0, order), 0  # where the loop is: batches behind it, samples of the next one given
         self._resume: tuple[int, int, int, int] | None = None  # epoch, step, given, workers
         self._name, self.is_expected = called(self), False
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | ({} if get_spawning_popen() else {"_epoch": tuple(self._epoch)})  # what is no worker gets an epoch of its own
+
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
+        if isinstance(self._epoch, tuple):
+            self._epoch = _shared(*self._epoch)
         self._name = called(self, self._name)
 
     def set_epoch(self, epoch: int, step: int = 0) -> None:
@@ -127,7 +135,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Any]:
         worker, workers = _worker()
-        epoch, step, given, saved = self._resume or (int(self._epoch[0]), int(self._epoch[1]), 0, workers)
+        epoch, step, given, saved = self._resume or (*self._epoch, 0, workers)
         self._resume = None
         if saved != workers:
             hint = "Use as many, or set_epoch(epoch, step)."
@@ -176,14 +184,13 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         if self._drop_last:
             stop = start + (stop - start) // whole * whole
         begin, block, most = start + worker * whole, workers * whole, max(1, _BLOCK // self._batch) * workers * whole
+        inside = np.arange(self._rank, whole, self.ranks, dtype=np.int64)  # steps of a batch, from its first of all ranks on
         while begin < stop:  # the first batch waits for itself alone
-            firsts = range(begin, min(begin + block, stop), workers * whole)
-            steps = [np.arange(first + self._rank, min(first + whole, stop), self.ranks, dtype=np.int64) for first in firsts]
-            rows = order.at(np.concatenate(steps))
-            for count in map(len, steps):
-                part, rows = rows[:count], rows[count:]
-                if count:
-                    yield Part(part, not self._collated)
+            firsts = np.arange(begin, min(begin + block, stop), workers * whole, dtype=np.int64)
+            steps = (firsts[:, None] + inside).ravel()
+            rows = order.at(steps if steps[-1] < stop else steps[steps < stop])
+            for at in range(0, len(rows), self._batch):
+                yield Part(rows[at : at + self._batch], not self._collated)
             begin, block = begin + block, most
 
     def _flow(self, work: Work, parts: Iterator[Part], is_plain: bool) -> Iterator[Made]:
@@ -196,6 +203,11 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
 
     def _named(self, part: Part) -> Named:
         return Named(self._name, self.data, part.rows)
+
+
+def _shared(*values: int) -> Any:
+    """Give integers in memory that forked processes share, and spawned ones do if they are given it as they begin."""
+    return RawArray("q", values)
 
 
 def _worker() -> tuple[int, int]:
