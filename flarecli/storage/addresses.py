@@ -9,17 +9,19 @@ from __future__ import annotations
 import functools
 import ipaddress
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urljoin
 
 from flarecli.errors import FormatError, UnsafeError
 from flarecli.names import redact
 
-__all__ = ["Address", "folder_of", "join", "parse", "redirected", "reserved"]
+__all__ = ["Address", "folder_of", "join", "parse", "redirected", "reserved", "usual"]
 
 PORTS = {"http": 80, "https": 443}
 _PARTS = re.compile(r"(https?)://(?:([^@/?#]*)@)?([^/?#@]*?)(?::(\d{0,5}))?(?:([/?][^#]*))?(?:#.*)?", re.IGNORECASE | re.ASCII | re.DOTALL)
 _USUAL = re.compile(r"(https?://[a-z0-9.-]+(?::\d{1,5})?)(/[!$-;=?-\[\]_a-z~]*)", re.ASCII)  # what most are: nothing to put otherwise
+_PATHS = re.compile(r"[!$-;=?-\[\]_a-z~]*", re.ASCII)  # of those, any number
 _HOST = re.compile(r"[a-z0-9_](?:[a-z0-9._-]{0,252}[a-z0-9_.])?", re.ASCII)
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -108,6 +110,29 @@ def parse(url: str) -> Address:
     if _UNQUOTED.search(path):
         path = quote(path, safe=_SAFE, errors="surrogatepass")
     return Address(start + path, origin, user or "")
+
+
+def usual(urls: Sequence[str | None]) -> tuple[list[str], list[str]] | None:
+    """Take many addresses apart at once: the `url` and the `origin` of each, if all of them are as most are; else None, whatever they are."""
+    if None in urls:
+        return None
+    ends = [url.find("/", 8) for url in urls if url is not None]
+    paths = [url[end:] for url, end in zip(urls, ends, strict=True) if url is not None]
+    if -1 in ends or not _PATHS.fullmatch("".join(paths)):
+        return None
+    try:
+        servers = [_all_usual(url[:end]) for url, end in zip(urls, ends, strict=True) if url is not None]
+    except FormatError:
+        return None
+    return [start + path for (start, _), path in zip(servers, paths, strict=True)], [origin for _, origin in servers]
+
+
+@functools.lru_cache(maxsize=4096)
+def _all_usual(text: str) -> tuple[str, str]:
+    match = _USUAL.fullmatch(text + "/")
+    if match is None or match[1] != text:
+        raise FormatError("the address is not a usual one")
+    return _usual_server(text)
 
 
 @functools.lru_cache(maxsize=4096)

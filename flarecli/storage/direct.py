@@ -17,7 +17,8 @@ import pycurl
 from flarecli.storage import answers
 from flarecli.storage.answers import Fault
 from flarecli.storage.limits import Limits
-from flarecli.storage.slots import Request, Slot
+from flarecli.storage.request import Request
+from flarecli.storage.slots import Slot
 from flarecli.storage.transfers import SLOW, Engine
 
 __all__ = ["shared", "transfer"]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from itertools import repeat
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from flarecli.storage.slots import Request
+from flarecli.storage.request import Request
+from flarecli.storage.wanted import Wanted
 
 __all__ = ["Hosts"]
 
 _FIRST_S, _LONGEST_S, _EASES = 0.02, 5.0, 0.9  # between two requests to a crowded host: at first, at most, and what a success makes of it
 _WAVE_S = 1.0  # refusals within so long are one sign of crowding, not many
+
+_Turn: TypeAlias = tuple[int, Request | Wanted, int]  # the order of what waits, and which of many it is
 
 
 class _Host:
@@ -20,7 +23,7 @@ class _Host:
     __slots__ = ("active", "next_at", "pace", "waiting", "wave_until")
 
     def __init__(self) -> None:
-        self.waiting: deque[Request] = deque()
+        self.waiting: deque[_Turn] = deque()
         self.active, self.next_at, self.pace, self.wave_until = 0, 0.0, 0.0, 0.0
 
 
@@ -36,13 +39,22 @@ class Hosts:
 
         The lowest order always stands first: `pick` looks at no other, and the head of the line may be all that it may take.
         """
-        host = self._host(request.origin)
+        host, turn = self._host(request.origin), (request.order, request, 0)
         if again:
-            place = next((i for i, other in enumerate(host.waiting) if other.order >= request.order), len(host.waiting))
-            host.waiting.insert(place, request)
+            place = next((i for i, other in enumerate(host.waiting) if other[0] >= request.order), len(host.waiting))
+            host.waiting.insert(place, turn)
         else:
-            host.waiting.append(request)
+            host.waiting.append(turn)
         self._ready[request.origin] = host
+
+    def put_all(self, wanted: Wanted) -> int:
+        """Queue many objects behind those of their hosts, and say how many."""
+        count = 0
+        for origin, places in wanted.by_origin().items():
+            host = self._ready[origin] = self._host(origin)
+            host.waiting.extend(zip(map(wanted.first.__add__, places), repeat(wanted), places))
+            count += len(places)
+        return count
 
     def pick(self, now: float, head: int | None = None) -> Request | None:
         """Take the request to start: of the host with the fewest under way, and of those the one with the lowest order.
@@ -51,32 +63,36 @@ class Hosts:
         """
         best, fewest, lowest = None, 0, 0
         for host in self._ready.values():
-            order = host.waiting[0].order
+            order = host.waiting[0][0]
             if host.next_at > now or (head is not None and order > head):
                 continue
             if best is None or host.active < fewest or (host.active == fewest and order < lowest):
                 best, fewest, lowest = host, host.active, order
         if best is None:
             return None
-        request = best.waiting.popleft()
+        request = _request(best.waiting.popleft())
         if not best.waiting:
             del self._ready[request.origin]
         if best.pace:
             best.next_at = now + best.pace
         return request
 
-    def follow(self, origin: str, permitted: bool) -> Request | None:
-        """Take the next request of a host whose transfer has just ended, if no other host waits and this one is not crowded."""
+    def follow(self, origin: str, permitted: bool, used: Request | None = None) -> Request | None:
+        """Take the next request of a host whose transfer has just ended, if no other host waits and this one is not crowded.
+
+        used  the request that was delivered: it may serve again
+        """
         host = self._ready.get(origin)
         if host is None or host.pace or host.next_at or len(self._ready) > 1:
             return None
-        request = host.waiting[0]
-        if request.cancelled or request.permitted != permitted:
+        waiting = host.waiting
+        what = waiting[0][1]
+        if what.cancelled or what.permits(origin) != permitted:
             return None
-        host.waiting.popleft()
-        if not host.waiting:
+        turn = waiting.popleft()
+        if not waiting:
             del self._ready[origin]
-        return request
+        return _request(turn, used)
 
     def next_due(self, now: float) -> float | None:
         """Give the time when the next crowded host with requests may be asked again."""
@@ -117,3 +133,8 @@ class Hosts:
         if host is None:
             host = self._hosts[origin] = _Host()
         return host
+
+
+def _request(turn: _Turn, used: Request | None = None) -> Request:
+    _, what, place = turn
+    return what if isinstance(what, Request) else what.request(place, used)

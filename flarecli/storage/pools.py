@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import select
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import pycurl
 
 from flarecli.storage.slots import Slot
 
 __all__ = ["Pool", "Sockets"]
+
+_Act: TypeAlias = Callable[[int, int], object]
 
 _EVENTS = {pycurl.POLL_IN: select.POLLIN, pycurl.POLL_OUT: select.POLLOUT, pycurl.POLL_INOUT: select.POLLIN | select.POLLOUT}
 _READS, _WRITES = select.POLLIN | select.POLLHUP, select.POLLOUT
@@ -29,15 +32,24 @@ class Sockets:
         self._poll = select.poll()
         self._poll.register(bell, select.POLLIN)
         self._bell = bell
-        self._pools: dict[int, Pool] = {}
+        self._acts: dict[int, _Act] = {}
 
-    def watch(self, fd: int, events: int, pool: Pool) -> None:
-        """Wait for events of a socket from now on; none: no longer."""
-        if events:
-            self._pools[fd] = pool
-            self._poll.register(fd, events)
-        elif self._pools.pop(fd, None) is not None:
-            self._poll.unregister(fd)
+    def watcher(self, act: _Act) -> Callable[[int, int, Any, Any], None]:
+        """Make what a multi handle is to call when it wants to wait for a socket or no longer does; `act` is told what happens there."""
+        acts, register, unregister = self._acts, self._poll.register, self._poll.unregister
+
+        def watch(what: int, fd: int, multi: Any, data: Any) -> None:  # called twice a transfer
+            events = _EVENTS.get(what, 0)
+            try:
+                if events:
+                    acts[fd] = act
+                    register(fd, events)
+                elif acts.pop(fd, None) is not None:
+                    unregister(fd)
+            except OSError:
+                return
+
+        return watch
 
     def wait(self, seconds: float | None, busy: int) -> bool:
         """Wait until something happens and hand it to its pool. Say whether the bell rang.
@@ -51,10 +63,10 @@ class Sockets:
             time.sleep(_GATHER_S)
             found = self._poll.poll(0)
         for fd, events in found:
-            pool = self._pools.get(fd)
-            if pool is not None:
+            act = self._acts.get(fd)
+            if act is not None:
                 ready = _READY.get(events)
-                pool.multi.socket_action(fd, _ready(events) if ready is None else ready)
+                act(fd, _ready(events) if ready is None else ready)
             elif fd == self._bell:  # else what came before has ended it
                 rang = True
         return rang
@@ -73,26 +85,25 @@ class Pool:
     """A multi handle with its connections and its idle slots; `busy` counts its transfers."""
 
     def __init__(self, permitted: bool, sockets: Sockets) -> None:
-        self.permitted, self._sockets = permitted, sockets
+        self.permitted = permitted
         self.free: list[Slot] = []
+        self.slots: dict[pycurl.Curl, Slot] = {}
         self.busy = 0
-        self.multi = pycurl.CurlMulti()
-        self.multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
-
-    def _watch(self, what: int, fd: int, multi: Any, data: Any) -> None:
-        try:  # for each transfer twice: `suppress` would cost more than what is done
-            self._sockets.watch(fd, _EVENTS.get(what, 0), self)
-        except OSError:
-            return
+        multi = self.multi = pycurl.CurlMulti()
+        # methods of libcurl's objects are slow to look up
+        self.add, self.remove, self.ended, self._act, self._timeout = (
+            multi.add_handle, multi.remove_handle, multi.info_read, multi.socket_action, multi.timeout,
+        )  # fmt: skip
+        multi.setopt(pycurl.M_SOCKETFUNCTION, sockets.watcher(self._act))
 
     def due(self) -> float | None:
         """Give the seconds until libcurl wants to be called; None: it does not. It is asked once a turn: to be told takes two calls a transfer."""
-        milliseconds = self.multi.timeout() if self.busy else -1
+        milliseconds = self._timeout() if self.busy else -1
         return None if milliseconds < 0 else milliseconds / 1000
 
     def tick(self) -> bool:
         """Let libcurl do what it wanted to do by now, and say whether there was anything."""
-        if not self.busy or self.multi.timeout() != 0:
+        if not self.busy or self._timeout() != 0:
             return False
-        self.multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+        self._act(pycurl.SOCKET_TIMEOUT, 0)
         return True

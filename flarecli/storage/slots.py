@@ -23,95 +23,18 @@ from flarecli.storage import answers
 from flarecli.storage.addresses import Address, reserved
 from flarecli.storage.answers import Answer, Fault
 from flarecli.storage.limits import Limits
+from flarecli.storage.request import Request
 
-__all__ = ["Request", "Slot", "certificates", "short"]
+__all__ = ["Slot", "certificates", "short"]
 
 CONNECT_S = 10.0
 WHOLE = 64 << 20  # when a server ignores a range: an object up to this size is taken whole
 _PEEKED = 1 << 20  # the same, when only its size is wanted
 _ERROR_BYTES = 64 << 10  # of an error's body at most: reading it to its end keeps the connection
-_PLAIN: tuple[str, ...] = ("Accept-Encoding: identity", "Accept: */*")
+_PLAIN: tuple[str, ...] = ("Accept-Encoding: identity",)  # `Accept: */*` is libcurl's own
 _GOOD = (200, 203, 206)
 _ENDED = (16, 52, 55, 56, 92)  # what libcurl says of a connection that ended before the answer
 _ABORT = -1  # a write callback that took other than all bytes ends the transfer
-
-
-class Request:
-    """An object or a range of one, wanted; and after `done`, what became of it.
-
-    address     what to ask for; a redirect changes it, `asked` stays
-    named       origins that may be private: never those that data names by itself
-    private     whether every address may be private
-    start,stop  the range wanted; stop None: to the end; both 0: only the size of the object
-    if_match    the ETag it must have, or empty
-    order       the smallest is served first, and is never paused
-    sink        gets the bytes piece by piece instead of `data`, never more than `window` of them that are not used yet;
-                `start` moves along, so that another try goes on where the last one broke off
-
-    data        the bytes wanted, when there is no fault
-    answer      the last answer's head
-    whole       the whole object, when the server ignored the range and it is small
-    total       bytes of the whole object, if known
-    """
-
-    __slots__ = (
-        "_asked", "answer", "attempts", "cancelled", "data", "deadline", "deliver", "done", "fault", "hops", "if_match", "named", "order", "origin",
-        "private", "sink", "start", "stop", "total", "unused", "url", "user", "whole", "window",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        address: Address,
-        deliver: Callable[[Request], object],
-        *,
-        named: frozenset[str] = frozenset(),
-        private: bool = False,
-        start: int = 0,
-        stop: int | None = None,
-        if_match: str = "",
-        order: int = 0,
-        sink: Callable[[bytes], object] | None = None,
-        window: int = 0,
-    ) -> None:
-        self.url, self.origin, self.user = address
-        self.deliver, self.named, self.private = deliver, named, private
-        self.start, self.stop, self.if_match, self.order = start, stop, if_match, order
-        self.sink, self.window = sink, window
-        self.attempts = self.hops = self.unused = 0
-        self.deadline = 0.0
-        self.cancelled = self.done = False
-        self.data: bytes = b""
-        self._asked: Address | None = None
-        self.answer: Answer | None = None
-        self.fault: Fault | None = None
-        self.whole: bytes | None = None
-        self.total: int | None = None
-
-    @property
-    def address(self) -> Address:
-        """The address as it is now: redirects change it. Its parts are the request's own, since one thing is cheaper than two."""
-        return Address(self.url, self.origin, self.user)
-
-    @address.setter
-    def address(self, address: Address) -> None:
-        if self._asked is None:
-            self._asked = self.address
-        self.url, self.origin, self.user = address
-
-    @property
-    def asked(self) -> Address:
-        """The address that was asked for."""
-        return self._asked or self.address
-
-    @property
-    def permitted(self) -> bool:
-        """Whether the address as it is now may be a private one."""
-        return self.private or self.origin in self.named
-
-    @property
-    def ranged(self) -> bool:
-        """Whether less than the whole object is wanted."""
-        return self.start > 0 or self.stop is not None
 
 
 class Slot:
@@ -125,7 +48,7 @@ class Slot:
         self._headers: tuple[str, ...] = ()
         self._user, self._direct, self._fresh = "", False, False
         easy = self.easy = pycurl.Curl()
-        easy.slot = self
+        self._set = easy.setopt  # looked up once: libcurl's objects are slow at it
         easy.setopt(pycurl.NOSIGNAL, 1)
         easy.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
         easy.setopt(pycurl.FOLLOWLOCATION, 0)
@@ -156,18 +79,17 @@ class Slot:
         self._last, self._limit = sys.maxsize, self._limits.max_bytes  # with `_first` the part of the body to keep; what it may have
         self._fault: Fault | None = None
         self._refused: Fault | None = None  # an address that must not be connected to; another of the same name may do
-        easy = self.easy
-        easy.setopt(pycurl.URL, request.url)
+        self._set(pycurl.URL, request.url)
         headers = _PLAIN if not request.start and request.stop is None and not request.if_match else _headers_for(request)
         if headers != self._headers:
-            easy.setopt(pycurl.HTTPHEADER, list(headers))
+            self._set(pycurl.HTTPHEADER, list(headers))
             self._headers = headers
         if request.user != self._user:
             self._set_user(request.user)
         if self._direct == request.private:
             self._set_proxy(request.private)
         if fresh != self._fresh:
-            easy.setopt(pycurl.FRESH_CONNECT, fresh)
+            self._set(pycurl.FRESH_CONNECT, fresh)
             self._fresh = fresh
 
     def rest(self) -> None:

@@ -11,16 +11,14 @@ transfer could ride on a connection that it would not have been allowed to open.
 from __future__ import annotations
 
 import contextlib
-import heapq
-import itertools
 import os
-import random
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
+from weakref import WeakSet
 
 import pycurl
 
@@ -30,16 +28,16 @@ from flarecli.storage.answers import Fault
 from flarecli.storage.hosts import Hosts
 from flarecli.storage.limits import Limits
 from flarecli.storage.pools import Pool, Sockets
-from flarecli.storage.slots import Request, Slot
+from flarecli.storage.request import Request
+from flarecli.storage.slots import Slot
+from flarecli.storage.tries import Tries
+from flarecli.storage.wanted import Page, Wanted
 from flarecli.storage.window import Window
 
-__all__ = ["Engine", "Request"]
+__all__ = ["Engine", "Fault", "Page", "Request", "Wanted"]
 
 HOPS = 5
 SLOW = 1000  # bytes a second: a transfer that brings less for `timeout_s` has failed
-BUDGET, BUDGET_SHARE = 100, 0.1  # retries of a run: so many, or this share of its requests
-WAIT_S, LONGEST_S = 0.5, 20.0  # the pause before a retry is random below WAIT_S * 2^attempts
-RETRY_AFTER_S = 60.0  # what a server asks to wait is honoured up to this
 _TICK_S = 0.2  # how often deadlines and rates are looked at
 
 
@@ -50,22 +48,20 @@ class Engine:
     ahead_bytes  bytes that may be under way or delivered and not yet released; None: no bound. The request whose
                  order is at most `head` is never held up by it.
 
-    spent     whether a passing fault was not tried again for want of budget
     unproven  objects that came without a length: were one cut short, nothing would show it
     """
 
     def __init__(self, limits: Limits, ahead_bytes: int | None = None) -> None:
         self.limits, self._window = limits, Window(ahead_bytes)
-        self.pid, self.spent, self.unproven = os.getpid(), False, 0
+        self.pid, self.unproven = os.getpid(), 0
         self._calls: deque[tuple[Any, Any]] = deque()
         self._woken = self._closing = False
         self._crash: BaseException | None = None
         self._open: set[Request] = set()
+        self._wanted = WeakSet[Wanted]()  # who waits for them has them
         self.hosts = Hosts()
-        self._later: list[tuple[float, int, Request]] = []
-        self._number = itertools.count()
+        self._tries = Tries(limits.retries, self.hosts)
         self._active: set[Slot] = set()
-        self._requests = self._retries = 0
         self._checked = 0.0
         self.idle: dict[bool, list[Slot]] = {False: [], True: []}  # handles of transfers that are made elsewhere, see `direct`
         self._bell, self._ear = socket.socketpair()
@@ -78,11 +74,20 @@ class Engine:
         _engines.add(self)
         self._thread.start()
 
+    @property
+    def spent(self) -> bool:
+        """Whether a passing fault was not tried again for want of budget."""
+        return self._tries.spent
+
     # -- from other threads
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Queue requests. They start in their order as far as their hosts allow."""
         self._call(self._take, list(requests))
+
+    def want(self, wanted: Wanted) -> None:
+        """Queue many whole objects, as `submit` does requests; those of the same order may be under way only once."""
+        self._call(self._take_all, wanted)
 
     def release(self, size: int, head: int) -> None:
         """Say that delivered bytes are used, and which order is needed next."""
@@ -133,10 +138,15 @@ class Engine:
                 what, argument = self._calls.popleft()
                 if what == self._take:
                     self._open.update(argument)
+                elif what == self._take_all:
+                    self._wanted.add(argument)
                 elif what == self._taken_over:
                     self._open.add(argument[0])
+            bug = Fault("bug", f"{type(error).__name__}: {error}", error=FlareError)
             for request in list(self._open):
-                self._deliver(request, Fault("bug", f"{type(error).__name__}: {error}", error=FlareError))
+                self._deliver(request, bug)
+            for wanted in self._wanted:
+                wanted.fail(bug)
         finally:
             self._end()
 
@@ -167,8 +177,7 @@ class Engine:
         if now - self._checked >= self._tick_s:
             self._checked = now
             self._check(now)
-        while self._later and self._later[0][0] <= now:
-            self.hosts.put(heapq.heappop(self._later)[2], again=True)
+        self._tries.put_back(now)
         self._start(now)
         for pool in self._both:  # what was just started is sent before we wait
             if pool.tick() and self._collect(pool, now):
@@ -176,12 +185,8 @@ class Engine:
 
     def _timeout(self) -> float | None:
         now = time.monotonic()
-        held = self.hosts.next_due(now)
         dues = [self._checked + self._tick_s] if self._active else []
-        if self._later:
-            dues.append(self._later[0][0])
-        if held is not None:
-            dues.append(held)
+        dues += [due for due in (self._tries.next_due(), self.hosts.next_due(now)) if due is not None]
         pauses = [pause for pool in self._both if (pause := pool.due()) is not None]
         if dues:
             pauses.append(max(0.0, min(dues) - now))
@@ -189,13 +194,17 @@ class Engine:
 
     def _take(self, requests: list[Request]) -> None:
         self._open.update(requests)
-        self._requests += len(requests)
+        self._tries.requests += len(requests)
         for request in requests:
             self.hosts.put(request)
 
+    def _take_all(self, wanted: Wanted) -> None:
+        self._wanted.add(wanted)
+        self._tries.requests += self.hosts.put_all(wanted)
+
     def _taken_over(self, failed: tuple[Request, Fault]) -> None:
         self._open.add(failed[0])
-        self._requests += 1
+        self._tries.requests += 1
         self._outcome(*failed, time.monotonic())
 
     def _released(self, freed: tuple[int, int]) -> None:
@@ -235,21 +244,26 @@ class Engine:
 
     def _begin(self, request: Request, now: float, fresh: bool = False) -> None:
         pool = self._both[request.permitted]
-        slot = pool.free.pop() if pool.free else Slot(self.limits, pool.permitted, self._window.take)
+        if pool.free:
+            slot = pool.free.pop()
+        else:
+            slot = Slot(self.limits, pool.permitted, self._window.take)
+            pool.slots[slot.easy] = slot
         try:
             slot.begin(request, now, fresh)
         except (pycurl.error, ValueError):  # an address of many megabytes, say
+            del pool.slots[slot.easy]
             slot.easy.close()
             self._deliver(request, answers.broken(3))
             return
         self.hosts.count(request.origin, 1)
         self._active.add(slot)
         pool.busy += 1
-        pool.multi.add_handle(slot.easy)
+        pool.add(slot.easy)
 
     def _stop(self, slot: Slot) -> None:
         """Take a transfer off its loop; its slot is free again."""
-        self._both[slot.permitted].multi.remove_handle(slot.easy)
+        self._both[slot.permitted].remove(slot.easy)
         self._free(slot)
 
     def _free(self, slot: Slot) -> None:
@@ -266,20 +280,21 @@ class Engine:
 
     def _collect(self, pool: Pool, now: float) -> bool:
         """Take what has ended off a pool, and say whether anything had."""
-        waiting, has_ended = 1, False
+        waiting, has_ended, slots = 1, False, pool.slots
         while waiting:
-            waiting, whole, failed = pool.multi.info_read()
+            waiting, whole, failed = pool.ended()
             for easy in whole:
-                self._ended(easy.slot, 0, now)
+                self._ended(pool, slots[easy], 0, now)
             for easy, code, _ in failed:
-                self._ended(easy.slot, code, now)
+                self._ended(pool, slots[easy], code, now)
             has_ended = has_ended or bool(whole or failed)
         return has_ended
 
-    def _ended(self, slot: Slot, code: int, now: float) -> None:
+    def _ended(self, pool: Pool, slot: Slot, code: int, now: float) -> None:
         request, unheard = slot.request, code != 0 and slot.unheard(code)
         fault = slot.finish(code)
-        if fault is None and self._followed(slot, request, now):
+        if fault is None:
+            self._whole(pool, slot, request, now)
             return
         self._stop(slot)
         if unheard:
@@ -287,19 +302,23 @@ class Engine:
         else:
             self._outcome(request, fault, now)
 
-    def _followed(self, slot: Slot, request: Request, now: float) -> bool:
-        """Let a transfer that went well be followed on its slot by the next one of its host, where nothing else is to be decided; say if it was."""
-        active, window = len(self._active), self._window
-        if slot.paused or window.is_full(active) or active - len(window.paused) > self.limits.jobs:
-            return False
-        following = self.hosts.follow(request.origin, slot.permitted)
-        if following is None:
-            return False
-        multi = self._both[slot.permitted].multi
-        multi.remove_handle(slot.easy)
+    def _whole(self, pool: Pool, slot: Slot, request: Request, now: float) -> None:
+        """Deliver an object; where nothing else is to be decided, the next one of its host follows on the same slot."""
+        window, active = self._window, len(self._active)
+        pool.remove(slot.easy)
         window.held -= slot.got
         slot.got = 0
-        self._outcome(request, None, now)
+        answer = request.answer
+        if answer is not None and answer.length is None:
+            self.unproven += not answer.proven
+        self.hosts.went_well(request.origin)
+        self._deliver(request, None)
+        following = None
+        if not (slot.paused or window.is_full(active) or active - len(window.paused) > self.limits.jobs):
+            following = self.hosts.follow(request.origin, slot.permitted, request)
+        if following is None:
+            self._free(slot)
+            return
         following.deadline = following.deadline or now + self.limits.deadline_s
         following.attempts += 1
         try:
@@ -308,18 +327,12 @@ class Engine:
             self._free(slot)
             self._deliver(following, answers.broken(3))
         else:
-            multi.add_handle(slot.easy)
-        return True
+            pool.add(slot.easy)
 
-    def _outcome(self, request: Request, fault: Fault | None, now: float) -> None:
-        """Find out what a transfer came to: an object, another address, another try, or a failure."""
+    def _outcome(self, request: Request, fault: Fault, now: float) -> None:
+        """Find out what a transfer came to that gave no object: another address, another try, or a failure."""
         answer = request.answer
-        if fault is None:
-            self.hosts.went_well(request.origin)
-            if answer is not None and answer.length is None:
-                self.unproven += not answer.proven
-            self._deliver(request, None)
-        elif answer is not None and answer.status in answers.REDIRECTS and answer.get("location"):
+        if answer is not None and answer.status in answers.REDIRECTS and answer.get("location"):
             self._redirect(request, answer.get("location"), now)
         else:
             self._again(request, fault, now)
@@ -338,29 +351,14 @@ class Engine:
         self._begin(request, now)
 
     def _again(self, request: Request, fault: Fault, now: float) -> None:
-        """Try once more, later, if that can help and may be done; else it has failed."""
-        wait = random.random() * min(LONGEST_S, WAIT_S * 2**request.attempts)
-        asked = request.answer.retry_after(time.time()) if request.answer is not None and fault.passing else None
-        if asked is not None:
-            wait = min(asked, RETRY_AFTER_S) + wait * (0.5 if asked else 0.1)
-        if fault.crowded:
-            self.hosts.hold_back(request.origin, now, wait)
-        allowed = max(BUDGET, BUDGET_SHARE * self._requests)
-        if not fault.passing or request.attempts > self.limits.retries or now + wait >= request.deadline:
+        if not self._tries.again(request, fault, now):
             self._deliver(request, fault)
-        elif self._retries >= allowed:
-            self.spent = True
-            self._deliver(request, fault)
-        else:
-            self._retries += 1
-            request.address, request.hops = request.asked, 0
-            request.fault = fault
-            heapq.heappush(self._later, (now + wait, next(self._number), request))
 
     def _deliver(self, request: Request, fault: Fault | None) -> None:
         if request.cancelled:
             return
-        self._open.discard(request)
+        if request.wanted is None:
+            self._open.discard(request)
         request.fault, request.done = fault, True
         if fault is None:
             self._window.delivered(len(request.data))

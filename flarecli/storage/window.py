@@ -7,7 +7,8 @@ import time
 
 import pycurl
 
-from flarecli.storage.slots import Request, Slot
+from flarecli.storage.request import Request
+from flarecli.storage.slots import Slot
 
 __all__ = ["Window"]
 

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 import pytest
 
 from flarecli.errors import ReachError
-from flarecli.storage import Guard, Limits, locate, transfers
+from flarecli.storage import Guard, Limits, locate, tries
 from flarecli.storage.addresses import parse
 from flarecli.storage.hosts import Hosts
 from flarecli.storage.transfers import Engine, Request
@@ -291,7 +291,7 @@ def test_what_goes_wrong_is_named(web, engine, name, kind, message):
 
 
 def test_nobody_there_is_told_and_asked_again(engine, monkeypatch):
-    monkeypatch.setattr(transfers, "WAIT_S", 0.001)
+    monkeypatch.setattr(tries, "WAIT_S", 0.001)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound and not listening: refuses
         (one,) = fetched(engine(retries=2), [f"http://127.0.0.1:{closed.getsockname()[1]}/"])
@@ -299,7 +299,7 @@ def test_nobody_there_is_told_and_asked_again(engine, monkeypatch):
 
 
 def test_the_deadline_is_for_all_tries_together(web, engine, monkeypatch):
-    monkeypatch.setattr(transfers, "WAIT_S", 0.01)
+    monkeypatch.setattr(tries, "WAIT_S", 0.01)
 
     def stall(handler, times):
         handler.begin(1000)
@@ -334,8 +334,8 @@ def test_a_request_that_gets_no_answer_keeps_none_of_its_host_waiting(web, engin
 
 
 def test_retries_have_a_budget_for_the_whole_run(web, engine, monkeypatch):
-    monkeypatch.setattr(transfers, "WAIT_S", 0.0001)
-    monkeypatch.setattr(transfers, "BUDGET", 7)
+    monkeypatch.setattr(tries, "WAIT_S", 0.0001)
+    monkeypatch.setattr(tries, "BUDGET", 7)
     web.page("/a", b"", status=500)
     one = engine(retries=4)
     wanted = fetched(one, [web.url("/a")] * 30)

@@ -1,0 +1,105 @@
+"""What is asked of a server, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from flarecli.storage.addresses import Address
+from flarecli.storage.answers import Answer, Fault
+
+if TYPE_CHECKING:
+    from flarecli.storage.wanted import Wanted
+
+__all__ = ["Request"]
+
+
+class Request:
+    """An object or a range of one, wanted; and after `done`, what became of it.
+
+    address     what to ask for; a redirect changes it, `asked` stays
+    named       origins that may be private: never those that data names by itself
+    private     whether every address may be private
+    start,stop  the range wanted; stop None: to the end; both 0: only the size of the object
+    if_match    the ETag it must have, or empty
+    order       the smallest is served first, and is never paused
+    sink        gets the bytes piece by piece instead of `data`, never more than `window` of them that are not used yet;
+                `start` moves along, so that another try goes on where the last one broke off
+
+    data        the bytes wanted, when there is no fault
+    answer      the last answer's head
+    whole       the whole object, when the server ignored the range and it is small
+    total       bytes of the whole object, if known
+
+    wanted,place  the many that it was made for, if it was, and which of them it is
+    """
+
+    __slots__ = (
+        "_asked", "answer", "attempts", "cancelled", "data", "deadline", "deliver", "done", "fault", "hops", "if_match", "named", "order", "origin",
+        "place", "private", "sink", "start", "stop", "total", "unused", "url", "user", "wanted", "whole", "window",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        address: Address,
+        deliver: Callable[[Request], object],
+        *,
+        named: frozenset[str] = frozenset(),
+        private: bool = False,
+        start: int = 0,
+        stop: int | None = None,
+        if_match: str = "",
+        order: int = 0,
+        sink: Callable[[bytes], object] | None = None,
+        window: int = 0,
+    ) -> None:
+        self.url, self.origin, self.user = address
+        self.deliver, self.named, self.private = deliver, named, private
+        self.start, self.stop, self.if_match, self.order = start, stop, if_match, order
+        self.sink, self.window = sink, window
+        self.attempts = self.hops = self.unused = 0
+        self.deadline = 0.0
+        self.cancelled = self.done = False
+        self.data: bytes = b""
+        self._asked: Address | None = None
+        self.answer: Answer | None = None
+        self.fault: Fault | None = None
+        self.whole: bytes | None = None
+        self.total: int | None = None
+        self.wanted: Wanted | None = None
+        self.place = 0
+
+    @property
+    def was_redirected(self) -> bool:
+        """Whether the address is, or was, another than the one that was asked for."""
+        return self._asked is not None
+
+    @property
+    def address(self) -> Address:
+        """The address as it is now: redirects change it. Its parts are the request's own, since one thing is cheaper than two."""
+        return Address(self.url, self.origin, self.user)
+
+    @address.setter
+    def address(self, address: Address) -> None:
+        if self._asked is None:
+            self._asked = self.address
+        self.url, self.origin, self.user = address
+
+    @property
+    def asked(self) -> Address:
+        """The address that was asked for."""
+        return self._asked or self.address
+
+    @property
+    def permitted(self) -> bool:
+        """Whether the address as it is now may be a private one."""
+        return self.permits(self.origin)
+
+    def permits(self, origin: str) -> bool:
+        """Say whether the object may be at a private address of an origin."""
+        return self.private or origin in self.named
+
+    @property
+    def ranged(self) -> bool:
+        """Whether less than the whole object is wanted."""
+        return self.start > 0 or self.stop is not None

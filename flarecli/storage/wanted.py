@@ -1,0 +1,100 @@
+"""Many whole objects that are wanted in their order: addresses and outcomes in columns, and a `Request` only for what is under way."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flarecli.storage.addresses import Address
+from flarecli.storage.answers import Fault
+from flarecli.storage.request import Request
+
+__all__ = ["Page", "Wanted"]
+
+
+class Page(NamedTuple):
+    """The bytes of an object that its server calls a web page."""
+
+    data: bytes
+
+
+class Wanted:
+    """Whole objects: where each lies, and in the same places what became of it.
+
+    urls, origins, users  as in an Address; an empty URL where nothing is asked for, and user info only where there is any
+    first    the order of the first place; each next one's is one more
+    named    origins that may be private; None: for each object its own
+    private  whether every address may be private
+    found    bytes, a Page or a Fault; None: not yet. Where nothing is asked for the caller may keep what he wants
+
+    awaited  a place; `arrived` is called, on the engine's thread, when something is found for it
+    """
+
+    cancelled = False
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        origins: Sequence[str],
+        users: Mapping[int, str],
+        found: list[Any],
+        arrived: Callable[[], object],
+        *,
+        first: int = 0,
+        named: frozenset[str] | None = frozenset(),
+        private: bool = False,
+    ) -> None:
+        self.urls, self.origins, self.users, self.found, self.arrived = urls, origins, users, found, arrived
+        self.first, self.named, self.private, self.awaited = first, named, private, -1
+
+    def by_origin(self) -> Mapping[str, list[int]]:
+        """Give the places of each server's objects, in order."""
+        places: dict[str, list[int]] = {}
+        for place, origin in enumerate(self.origins):
+            if origin in places:
+                places[origin].append(place)
+            elif origin:
+                places[origin] = [place]
+        return places
+
+    def permits(self, origin: str) -> bool:
+        """Say whether one of these objects at an origin may be at a private address."""
+        return self.private or self.named is None or origin in self.named
+
+    def request(self, place: int, used: Request | None = None) -> Request:
+        """Make the request for an object; of one for another object at the same origin, where there is one that has done its work."""
+        if used is not None and used.wanted is self and not used.was_redirected and not self.users:  # nearly always: of the same host, besides
+            used.url, used.place, used.order = self.urls[place], place, self.first + place
+            used.attempts = used.unused = 0
+            used.deadline, used.done, used.fault = 0.0, False, None
+            return used
+        origin = self.origins[place]
+        address = Address(self.urls[place], origin, self.users.get(place, ""))
+        made = Request(address, _keep, named=_only(origin) if self.named is None else self.named, private=self.private, order=self.first + place)
+        made.wanted, made.place = self, place
+        return made
+
+    def fail(self, fault: Fault) -> None:
+        """Nothing more will come: say so in every place that waits."""
+        self.found[:] = [fault if one is None else one for one in self.found]
+        self.arrived()
+
+
+def _keep(request: Request) -> None:
+    """Put what became of an object into its place."""
+    wanted, place, answer = request.wanted, request.place, request.answer
+    if wanted is None:
+        return
+    if request.fault is not None:
+        wanted.found[place] = request.fault
+    else:
+        wanted.found[place] = Page(request.data) if answer is not None and answer.page else request.data
+        request.data = b""  # an idle handle holds its last request
+    if place == wanted.awaited:
+        wanted.arrived()
+
+
+@functools.lru_cache(maxsize=1024)
+def _only(origin: str) -> frozenset[str]:
+    return frozenset((origin,))
