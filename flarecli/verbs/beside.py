@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from flarecli import formats, playlists
@@ -158,8 +159,11 @@ class Beside:
         for stream in found.streams:
             for name, file in stream.files.items():
                 self._check(stream.at.join(name), Claim(str(at), file))
-        known = set(places_of(self.stream))
-        return [one for one in found.streams if any(place in known for place in places_of(one))]
+        return [one for one in found.streams if any(place in self._places for place in places_of(one))]
+
+    @cached_property
+    def _places(self) -> frozenset[str]:
+        return frozenset(places_of(self.stream))
 
     def _check(self, at: Location, claim: Claim) -> None:
         """Check a file that another playlist names."""
