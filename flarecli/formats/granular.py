@@ -18,6 +18,7 @@ from flarecli.errors import FlareError, FormatError, IntegrityError
 from flarecli.formats import bags, granular_columns, granular_spec, granular_write, spans
 from flarecli.formats.granular_columns import REFS_TABLE
 from flarecli.formats.granular_folder import REFS, beside, columns_of, companions, has_refs, index_of, open_dataset
+from flarecli.formats.wrong import wrong_rows
 from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Row, Settings, Shard
 from flarecli.storage import Location
 
@@ -160,7 +161,8 @@ def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
             while granular_columns.weight(shard, places := granular_columns.taken(shard, start, stop, behind)) > _STEP_BYTES and stop > start + 1:
                 stop = (start + stop) // 2
             behind |= {name: int((first + count).max()) for name, (first, count) in zip(names, places, strict=True) if count.any()}
-            if values:
-                granular_columns.batch(shard, start, stop, names)
         except FlareError as error:
             yield Finding(error.where, error.kind, error.message, error.hint)
+            continue
+        if values:
+            yield from wrong_rows([(start, stop)], lambda first, last: granular_columns.batch(shard, first, last, names))

@@ -23,9 +23,10 @@ import numpy as np
 from flarecli import encodings
 from flarecli.arrow import pa, pc
 from flarecli.encodings import lookup
-from flarecli.errors import FlareError, FormatError, UsageError, ValueFitError
+from flarecli.errors import FormatError, UsageError, ValueFitError
 from flarecli.formats import mds_config, spans
 from flarecli.formats.mds_files import name_of, present, raw_name, store
+from flarecli.formats.wrong import wrong_rows
 from flarecli.model import Chunk, Columns, File, Finding, IntArray, Settings, Shard
 from flarecli.storage import Location
 
@@ -183,12 +184,8 @@ def steps(shard: Shard) -> Iterator[tuple[int, int]]:
 
 
 def checked(shard: Shard, check: Callable[[int, int], Any]) -> Iterator[Finding]:
-    """Check a shard run by run; an error in one is a finding, and the next is checked all the same."""
-    for start, stop in steps(shard):
-        try:
-            check(start, stop)
-        except FlareError as error:
-            yield Finding(error.where, error.kind, error.message, error.hint)
+    """Check a shard run by run; each row that is wrong is a finding, and the next is checked all the same."""
+    return wrong_rows(steps(shard), check)
 
 
 # -- writing

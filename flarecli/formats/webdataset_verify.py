@@ -11,6 +11,7 @@ from flarecli.errors import FlareError, MissingError, UnsafeError
 from flarecli.formats import find, spans, tar, webdataset_index
 from flarecli.formats.webdataset_names import NAME
 from flarecli.formats.webdataset_table import Table, key_text, read_table
+from flarecli.formats.wrong import wrong_rows
 from flarecli.model import Finding, IntArray, Shard
 from flarecli.names import check_name
 
@@ -79,14 +80,17 @@ def _same(index: Table, table: Table) -> bool:
 
 
 def _values(shard: Shard) -> Iterator[Finding]:
-    form, ends, start = find(NAME), _ends(shard), 0
+    form = find(NAME)
+    return wrong_rows(_steps(shard), lambda start, stop: form.read_batch(shard, start, stop))
+
+
+def _steps(shard: Shard) -> Iterator[tuple[int, int]]:
+    """Cut the rows of a shard into runs of bounded bytes: (start, stop)."""
+    ends, start = _ends(shard), 0
     while start < shard.rows:
         before = int(ends[start - 1]) if start else 0
         stop = max(start + 1, min(start + _STEP, shard.rows, int(np.searchsorted(ends, before + _STEP_BYTES, "right"))))
-        try:
-            form.read_batch(shard, start, stop)
-        except FlareError as error:
-            yield Finding(error.where, error.kind, error.message, error.hint)
+        yield start, stop
         start = stop
 
 

@@ -180,8 +180,10 @@ def test_numbers_of_any_length_are_carried_as_they_are():
 def test_values_of_another_kind_are_found_when_values_are_checked():
     shard = json_shard('{"a": "text", "s": "x"}\n', '{"a": 1, "s": 2}\n')
     assert list(json_shards.verify_shard(shard)) == []
-    (finding,) = json_shards.verify_shard(shard, values=True)
-    assert (finding.where, finding.message) == ("shard.00000.json[0]", "column 'a': not json_int")
+    assert [(one.where, one.message) for one in json_shards.verify_shard(shard, values=True)] == [
+        ("shard.00000.json[0]", "column 'a': not json_int"),
+        ("shard.00000.json[1]", "column 's': not json_str"),
+    ]
 
 
 @pytest.mark.parametrize("newline", ["|", "\u2028", "\n\x0b", "x"])

@@ -106,7 +106,7 @@ def test_lines_of_any_writer_are_cut_as_a_split_cuts_them(lines):
             with pytest.raises(FormatError) as caught:
                 do()
             assert str(caught.value) == f"shard.00000.xsv[{wrong[0]}]: {len(wanted[wrong[0]])} values in its line, 2 are wanted"
-        assert [one.where for one in xsv.XSV.verify_shard(shard)] == [f"shard.00000.xsv[{wrong[0]}]"]
+        assert [one.where for one in xsv.XSV.verify_shard(shard)] == [f"shard.00000.xsv[{row}]" for row in wrong]
         return
     assert [[row["a"].decode(), row["b"].decode()] for row in xsv.XSV.read_rows(shard, range(len(lines)))] == wanted
     assert [list(row.values()) for row in xsv.XSV.read_batch(shard, 0, len(lines)).to_pylist()] == wanted
