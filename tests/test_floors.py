@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "flarecli"
 FLOORS = [
     {"errors", "guesses"},
-    {"arrow", "later", "units", "names", "wildcards", "hashes", "compress", "progress"},
+    {"arrow", "later", "units", "names", "given", "wildcards", "hashes", "compress", "progress"},
     {"storage", "media"},
     {"model"},
     {"cache", "encodings", "where"},

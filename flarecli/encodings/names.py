@@ -47,6 +47,7 @@ _JSON_TEXTS = ("json_str", "json_int", "json_float", "json_json")
 _RECORDS = ("msgpack", "array", "tree", "mp4", "webm")
 _NUMBERS = {"varint": "int64", "msgpack_float": "float64"}  # of no fixed size
 _MEANT = {"string": "str", "text": "str", "float": "float64", "double": "float64", "jpg": "jpeg", "image": "jpeg", "binary": "bytes", "pickle": "pkl"}
+_MEANT |= {"integer": "int", "long": "int64", "half": "float16", "path": "str"}
 NAMES = (*_SCALARS, *_TEXTS, *_BINARIES, *_NUMBERS, *_RECORDS, *_JSON_TEXTS)  # all but ndarray:… and lists
 
 NDARRAY_CODES = {

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from flarecli.read import presets
     from flarecli.read.ahead import Ahead
     from flarecli.read.batching import Made, Part, Work
-    from flarecli.read.dataset import Dataset, open
+    from flarecli.read.dataset import Dataset
+    from flarecli.read.entrance import open
     from flarecli.read.fetching import begun, expected
     from flarecli.read.loader import Loader
     from flarecli.read.mixing import Mix, mix
@@ -72,7 +73,7 @@ _FILES = {
     "check_place": "run",
     "expected": "fetching",
     "mix": "mixing",
-    "open": "dataset",
+    "open": "entrance",
     "parse_rows": "selection",
     "passed": "passing",
     "positions": "order",

@@ -13,51 +13,18 @@ import pyarrow as pa
 
 from flarecli import encodings
 from flarecli import where as sql
-from flarecli.cache import Cache
 from flarecli.encodings import BINARY
 from flarecli.errors import UsageError, ValueFitError
+from flarecli.given import name_list
 from flarecli.guesses import choose
 from flarecli.model import Columns, Cursor, IntArray, Playlist, Row, Sample, Stream
 from flarecli.read.decoding import Decoder, How, NotDecoded, collated, stacked
 from flarecli.read.joined import Joined, numbers_of
-from flarecli.read.resolve import resolve, select_streams
 from flarecli.read.run import Run, beginning
 from flarecli.read.series import Series
 from flarecli.read.windows import Epoch
-from flarecli.storage import Guard
-from flarecli.units import parse_size
 
-__all__ = ["Dataset", "open"]
-
-
-def open(
-    sources: str | Sequence[str],
-    *,
-    format: str | None = None,
-    streams: Sequence[str] = (),
-    guard: Guard | None = None,
-    allow_pickle: bool = False,
-    maps: bool = True,
-    decode: Mapping[str, How] | None = None,
-    cache: str | None = None,
-    cache_limit: int | str = "10GB",
-) -> Dataset:
-    """Open the dataset at one or several addresses; several are put behind one another.
-
-    sources       a playlist, an MDS folder, a shard, a folder of files; local or HTTP(S); globs and braces
-    streams       names of the streams to read; streams with the same number of rows are joined by column
-    allow_pickle  decode `pkl` columns, which runs code that the data brings
-    maps          False where files may be cut short while they are read
-    decode        column -> False for its stored bytes, or a function from them to a value; see `Dataset.decoded`
-    cache         a folder that keeps what comes over the network, `cache_limit` bytes at most: a number, or `10GB`
-    raises        MissingError, FormatError, UnsafeError, UnfinishedError: see `resolve`
-    """
-    if cache is not None:
-        limit = parse_size(cache_limit) if isinstance(cache_limit, str) else cache_limit
-        guard = replace(guard or Guard(), keeper=Cache(cache, limit))
-    found = resolve(sources, format=format, guard=guard, maps=maps)
-    data = Dataset(select_streams(found, streams), found, allow_pickle)
-    return data.decoded(decode) if decode else data
+__all__ = ["Dataset"]
 
 
 class Dataset:
@@ -193,10 +160,11 @@ class Dataset:
     def _names(self, columns: Sequence[str] | None) -> list[str]:
         if columns is None:
             return [column.name for column in self.columns]
-        for name in columns:
+        names = list(dict.fromkeys(name_list(columns)))
+        for name in names:
             if name not in self._decoders:
                 raise UsageError(f"no column {name!r}", hint=choose(name, [column.name for column in self.columns], "Choose from"))
-        return list(dict.fromkeys(columns))
+        return names
 
     def take(self, indices: Sequence[int] | IntArray, columns: Sequence[str] | None = None, exact: bool = False) -> pa.RecordBatch:
         """Give rows in the order asked as one batch of typed columns.
@@ -284,7 +252,7 @@ class Dataset:
                 yield batch.append_column(position, pa.array(np.arange(first, first + batch.num_rows)))
                 first += batch.num_rows
 
-        kept, batches = sql.select(schema, numbered(), condition)
+        kept, batches = sql.select(schema, numbered(), condition, known=self.schema.names)
         if kept is not schema:
             raise UsageError("where takes a condition, not a SELECT", hint="Write it like \"aes > 4 and lang = 'en'\".")
         parts = [batch.column(position).to_numpy() for batch in batches]

@@ -90,6 +90,11 @@ class Loader:
         """The place behind the batches given so far, if every rank gave as many."""
         return self._place
 
+    def __repr__(self) -> str:
+        at = self._place
+        place = f"seed {at.seed}, epoch {at.epoch}, step {at.step} of {self._order().rows}, {at.order}"
+        return f"<Loader: {len(self)} batches of {self.batch} left, {place}>"
+
     def __len__(self) -> int:
         """How many batches are left of this epoch, where each row is one sample."""
         left = self._order().rows - self._place.step

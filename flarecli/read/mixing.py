@@ -55,6 +55,9 @@ class Mix:
         self.quotas = _quotas(np.asarray(weights, np.float64))
         self.rows = rows or int(self._firsts[-1])
 
+    def __repr__(self) -> str:
+        return f"<Mix: {len(self.parts)} datasets, {len(self)} rows of {', '.join(map(repr, self._names))}>"
+
     def __len__(self) -> int:
         """Rows of all datasets."""
         return int(self._firsts[-1])

@@ -15,6 +15,8 @@ from dataclasses import replace
 from flarecli import formats, playlists
 from flarecli.errors import FlareError, FormatError, MissingError, UnfinishedError, UsageError
 from flarecli.formats import INDEX, SPECS
+from flarecli.given import Addresses, address_texts, name_list
+from flarecli.guesses import choose
 from flarecli.model import Playlist, Stream
 from flarecli.names import is_url, local_path, redact, scheme_of
 from flarecli.read.repeats import refuse_repeats
@@ -68,7 +70,7 @@ def _lists(address: str) -> bool:
     return scheme_of(address) not in ("http", "https")
 
 
-def resolve(sources: str | Sequence[str], *, format: str | None = None, guard: Guard | None = None, maps: bool = True) -> list[Playlist]:
+def resolve(sources: Addresses, *, format: str | None = None, guard: Guard | None = None, maps: bool = True) -> list[Playlist]:
     """Find out what lies at each address; no shard is opened.
 
     format  what the shards are, instead of what their names and indexes say
@@ -77,7 +79,7 @@ def resolve(sources: str | Sequence[str], *, format: str | None = None, guard: G
     raises  MissingError if nothing is there; UnfinishedError for an unfinished pack; FormatError, UnsafeError for
             what is there and broken
     """
-    addresses = [one for source in ([sources] if isinstance(sources, str) else sources) for one in _expanded(source, guard)]
+    addresses = [one for source in address_texts(sources) for one in _expanded(source, guard)]
     if not addresses:
         raise UsageError("no source is named")
     out: list[Playlist] = []
@@ -231,12 +233,12 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
     return  one list for each stream, its parts in the order of the sources
     raises  UsageError for a name that no source has, sources whose streams do not pair up, or that share shards
     """
-    chosen = []
+    chosen, names = [], name_list(names)
     for one in found:
         known = [stream.name for stream in one.streams]
         missing = [name for name in names if name not in known]
         if missing:
-            raise UsageError(f"no stream {missing[0]!r}", where=one.at or "", hint=f"Choose one of {', '.join(known)}." if known else "")
+            raise UsageError(f"no stream {missing[0]!r}", where=one.at or "", hint=choose(missing[0], known))
         chosen.append([stream for stream in one.streams if not names or stream.name in names])
     if len(chosen) == 1:
         return [[stream] for stream in chosen[0]]

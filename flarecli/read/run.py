@@ -61,6 +61,10 @@ class Run:
         step = min(self._epoch.rows, start.step + self._given * self._ranks)
         return Cursor(start.seed, start.epoch, step, start.order)
 
+    def __repr__(self) -> str:
+        at = self.cursor
+        return f"<Run: {len(self)} samples left, seed {at.seed}, epoch {at.epoch}, step {at.step} of {self._epoch.rows}, {at.order}>"
+
     def __iter__(self) -> Run:
         return self
 

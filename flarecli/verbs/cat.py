@@ -11,6 +11,7 @@ from typing import IO
 import pyarrow as pa
 
 from flarecli.errors import UsageError
+from flarecli.given import Addresses, name_list
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.verbs import streamed
@@ -21,7 +22,7 @@ __all__ = ["cat"]
 
 
 def cat(
-    sources: str | Sequence[str],
+    sources: Addresses,
     *,
     format: str | None = None,
     streams: Sequence[str] = (),
@@ -65,6 +66,7 @@ def cat(
             raise UsageError("a stream has no rows by number", where=streamed.STDIN, hint=hint)
         schema, batches = streamed.samples(format, stdin, exact and where is None)
         return _of_all(*kept(schema, batches, where, columns), limit, head, tail)
+    columns = None if columns is None else name_list(columns)
     data, parts = opened(sources, format, streams, bounded(guard, limits), progress=progress)
     if columns is not None and where is None:
         check_names(data.schema.names, columns)

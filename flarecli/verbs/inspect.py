@@ -15,6 +15,7 @@ import pyarrow as pa
 from flarecli import encodings, formats
 from flarecli.compress import SUFFIXES
 from flarecli.errors import FlareError
+from flarecli.given import Addresses
 from flarecli.model import Column, Columns, IntArray, Playlist, Stream
 from flarecli.names import redact
 from flarecli.progress import Progress
@@ -130,7 +131,7 @@ def _plain(value: Any) -> Any:
 
 
 def inspect(
-    sources: str | Sequence[str],
+    sources: Addresses,
     *,
     format: str | None = None,
     streams: Sequence[str] = (),

@@ -15,6 +15,7 @@ from flarecli import where as sql
 from flarecli.errors import UsageError
 from flarecli.formats import packed_folder
 from flarecli.formats.files import COLUMNS
+from flarecli.given import Addresses, address_texts
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import Stream
 from flarecli.names import redact
@@ -63,7 +64,7 @@ class At(NamedTuple):
 
 
 def open_origin(
-    sources: str | Sequence[str],
+    sources: Addresses,
     format: str | None,
     streams: Sequence[str],
     rows: str | None,
@@ -79,11 +80,11 @@ def open_origin(
     texts   columns of a CSV that are read as text: keys, links
     raises  UsageError for rows of an index; whatever opening raises
     """
-    addresses = [one for source in ([sources] if isinstance(sources, str) else sources) for one in read.expand(source)]
+    addresses = [one for source in address_texts(sources) for one in read.expand(source)]
     if format is not None and streamed.is_stdin(addresses):
         return _of_stdin(format, rows, where, limit, guard)
     is_made = where is not None and sql.is_statement(where)
-    shown = " ".join(redact(one) for one in ([sources] if isinstance(sources, str) else sources))
+    shown = " ".join(redact(one) for one in address_texts(sources))
     if format is None and addresses and all(ingest.is_index(one) for one in addresses):
         no_index(shown, streams, rows)
         table = ingest.open_index(addresses, guard=guard, text=texts)

@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 
 from flarecli.errors import UsageError
 from flarecli.formats import find
+from flarecli.given import Address, Addresses, address_text, address_texts, name_list
 from flarecli.guesses import choose
 from flarecli.media import Resize
 from flarecli.model import Settings
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
+from flarecli.units import parse_size
 from flarecli.verbs.intake import Intake
 from flarecli.verbs.packing import Packed, Request, packed
 from flarecli.verbs.parts import packed_in_parts
@@ -26,8 +28,8 @@ _SEPARATORS = {"csv": ",", "tsv": "\t"}
 
 
 def pack(
-    sources: str | Sequence[str],
-    out: str,
+    sources: Addresses,
+    out: Address,
     *,
     format: str = "mds",
     fetch: Sequence[str] = (),
@@ -39,7 +41,7 @@ def pack(
     streams: Sequence[str] = (),
     rows: str | None = None,
     shuffle: int | None = None,
-    shard_bytes: int | None = 1 << 26,
+    shard_bytes: int | str | None = 1 << 26,
     shard_rows: int | None = None,
     compress: str | None = None,
     hashes: Sequence[str] = (),
@@ -77,7 +79,7 @@ def pack(
     rows          such as `5`, `10:20`, `-5:`, `::100`, `3,1,4`, of a dataset; where and limit then keep some of those
     limit         keep the first rows that `where` leaves; `shuffle` then orders those by its seed
     separator     between the values of a line in `csv` (`,`), `tsv` (a tab) and `xsv` shards; `newline` ends lines there and in `json`
-    shard_bytes   size of a shard at most, None: 4 GiB; a row larger than that gets one of its own
+    shard_bytes   size of a shard at most, such as 64_000_000 or `64MB`, None: 4 GiB; a row larger than that gets one of its own
     on_error      `fail` ends with the first row that fails; `skip` leaves it out and lists it in `failed.jsonl`
     dry_run       say what would be packed, from the first rows, and write nothing
     resume        go on with an unfinished pack of the same source and options: the same bytes as an unbroken one
@@ -94,17 +96,19 @@ def pack(
     """
     limits = limits or Limits()
     find(format)
-    if out == "-":
+    if address_text(out) == "-":
         raise UsageError("shards are written to a folder or a bucket, not to stdout", hint="Name a folder; `./-` is one of that name.")
     if newline != "\n" and format not in (*_SEPARATORS, "xsv", "json"):
         raise UsageError(f"{format} shards have no lines", hint=f"Those that have are json, {', '.join(_SEPARATORS)} and xsv.")
-    settings = Settings(compress or None, tuple(sorted(hashes)), shard_bytes or None, shard_rows, newline, _separator(format, separator))
+    most = parse_size(shard_bytes) if isinstance(shard_bytes, str) else shard_bytes
+    settings = Settings(compress or None, tuple(sorted(name_list(hashes))), most or None, shard_rows, newline, _separator(format, separator))
     request = Request(
-        (sources,) if isinstance(sources, str) else tuple(sources), out, format, tuple(fetch), key, None if columns is None else tuple(columns),
-        dict(encode or {}), where, limit, None, shuffle, settings, _one_of("--on-error", on_error, ("fail", "skip")),
+        tuple(address_texts(sources)), address_text(out), format, tuple(name_list(fetch)), key,
+        None if columns is None else tuple(name_list(columns)), dict(encode or {}), where, limit, None, shuffle, settings,
+        _one_of("--on-error", on_error, ("fail", "skip")),
         _one_of("--on-duplicate", on_duplicate, ("error", "first", "keep")), dry_run, resume, overwrite, allow_empty, allow_missing,
         null_separated, bounded(guard, limits), limits, Intake(Resize(resize, resize_mode, quality, min_size, max_aspect), media_info, strict),
-        streams=tuple(streams), spec=rows,
+        streams=tuple(name_list(streams)), spec=rows,
     )  # fmt: skip
     engines.check(engine)
     if part_rows is not None:

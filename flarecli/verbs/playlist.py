@@ -16,6 +16,7 @@ import numpy as np
 from flarecli import formats
 from flarecli import hashes as sums
 from flarecli.errors import FlareError, FormatError, UsageError
+from flarecli.given import Address, Addresses, address_text, address_texts, name_list
 from flarecli.model import Chunk, File, Finding, Playlist, Stream
 from flarecli.names import is_url, local_path, redact, scheme_of, whole_path, without_user
 from flarecli.playlists import faults, parse, places, stored, text
@@ -33,9 +34,9 @@ _RESERVED = ("format", "columns", "rows", "bytes", "raw_bytes", "files", "conten
 
 
 def playlist(
-    sources: str | Sequence[str],
+    sources: Addresses,
     *,
-    out: str | None = None,
+    out: Address | None = None,
     format: str | None = None,
     base: str | None = None,
     rebase: Sequence[tuple[str, str]] = (),
@@ -62,10 +63,11 @@ def playlist(
     for name, _ in headers:
         if name in (*_RESERVED, *sums.known()):
             raise UsageError(f"the header {name!r} is flare's own", hint="Choose another name.")
+    hashes = name_list(hashes)
     sums.Sums(hashes)
-    place = _Place(out, base, rebase, guard)
+    place = _Place(None if out is None else address_text(out), base, rebase, guard)
     streams = []
-    for name, parts in _grouped([sources] if isinstance(sources, str) else sources, format, guard).items():
+    for name, parts in _grouped(address_texts(sources), format, guard).items():
         if open:
             parts = [summed(filled(part), hashes) for part in parts]
         streams.append(_joined(name, parts, place, dict(headers)))

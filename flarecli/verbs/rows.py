@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from flarecli import where as sql
 from flarecli.errors import UsageError
+from flarecli.given import Addresses
 from flarecli.guesses import choose
 from flarecli.model import IntArray, Stream
 from flarecli.progress import Progress
@@ -108,7 +109,7 @@ def named(runs: Sequence[range]) -> str:
 
 
 def opened(
-    sources: str | Sequence[str],
+    sources: Addresses,
     format: str | None,
     streams: Sequence[str],
     guard: Guard | None,

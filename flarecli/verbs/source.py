@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import ingest, playlists, read
+from flarecli.given import Addresses, address_texts
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.media import is_medium, kind_of
 from flarecli.model import IntArray, Playlist, Stream
@@ -59,7 +60,7 @@ class Source:
 
 
 def open_source(
-    sources: str | Sequence[str],
+    sources: Addresses,
     *,
     text: Collection[str],
     guard: Guard,
@@ -80,7 +81,7 @@ def open_source(
     streams, rows   only these of a dataset, rows such as `10:20`
     raises          UsageError for streams or rows of an index; whatever opening raises
     """
-    addresses = [sources] if isinstance(sources, str) else list(sources)
+    addresses = address_texts(sources)
     expanded = [one for address in addresses for one in read.expand(address)]
     shown = " ".join(redact(address) for address in addresses)
     if expanded and all(ingest.is_index(address) for address in expanded):

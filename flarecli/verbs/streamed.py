@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
 from typing import IO
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 from flarecli import encodings
 from flarecli.errors import FormatError, ReachError, UsageError, ValueFitError
 from flarecli.formats.webdataset_stream import scan
+from flarecli.given import Addresses, address_texts
 
 __all__ = ["STDIN", "is_stdin", "samples"]
 
@@ -19,9 +20,9 @@ _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")  # how compres
 _STEP = 1 << 20  # bytes read at once
 
 
-def is_stdin(sources: str | Sequence[str]) -> bool:
+def is_stdin(sources: Addresses) -> bool:
     """Say whether standard input is what is named. Raises UsageError if it is named with something else."""
-    named = [sources] if isinstance(sources, str) else list(sources)
+    named = address_texts(sources)
     if STDIN in named and len(named) > 1:
         raise UsageError("standard input is read alone", hint="Name - and nothing else.")
     return named == [STDIN]

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from flarecli import __version__
 from flarecli.errors import FlareError, FormatError, UsageError
+from flarecli.given import Address, Addresses, address_text, name_list
 from flarecli.guesses import choose
 from flarecli.hashes import DEFAULT
 from flarecli.model import IntArray
@@ -66,8 +67,8 @@ class _Part(NamedTuple):
 
 
 def unpack(
-    sources: str | Sequence[str],
-    out: str,
+    sources: Addresses,
+    out: Address,
     *,
     format: str | None = None,
     streams: Sequence[str] = (),
@@ -104,14 +105,15 @@ def unpack(
                `failed.jsonl`
     raises     UsageError, ReachError, FormatError, UnsafeError and what is below them, each with its exit code
     """
-    progress, guard = progress or Progress(), bounded(guard, limits)
+    progress, guard, out = progress or Progress(), bounded(guard, limits), address_text(out)
     if index not in KINDS:
         raise UsageError(f"--index is {index!r}", hint=choose(index, KINDS))
     if on_error not in ("fail", "skip"):
         raise UsageError(f"--on-error is {on_error!r}", hint="Choose one of fail, skip.")
     if out == "-" and (resume or overwrite):
         raise UsageError("a stream cannot be resumed or overwritten", hint="Name a folder.")
-    wanted = [parse_link(one, {}) for one in fetch]
+    columns = None if columns is None else name_list(columns)
+    wanted = [parse_link(one, {}) for one in name_list(fetch)]
     texts = {*([key] if key else []), *(link.source for link in wanted)}
     source = open_origin(sources, format, streams, rows, where, limit, guard, texts, progress)
     work = _Work(source, wanted, key, columns, name, on_error, guard, limits, progress, index)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flarecli import formats
 from flarecli.errors import UsageError
+from flarecli.given import Addresses, address_texts
 from flarecli.model import Finding, Playlist, Stream
 from flarecli.progress import Progress
 from flarecli.read import expand, resolve
@@ -66,6 +67,9 @@ class Verification:
         self.extra: list[str] = []
         self._said: set[str] = set()
         self._found: Iterator[Finding] = self._given(plans, options)
+
+    def __repr__(self) -> str:
+        return f"<Verification: {self.files} files, {self.shards} shards, {self.rows} rows looked at, {self.findings} findings; iterate it for them>"
 
     def __iter__(self) -> Iterator[Finding]:
         found, self._found = self._found, iter(())  # held by whoever iterates alone: left half-way, it is closed at once and there
@@ -210,7 +214,7 @@ class Verification:
 
 
 def verify(
-    sources: str | Sequence[str],
+    sources: Addresses,
     *,
     format: str | None = None,
     streams: Sequence[str] = (),
@@ -246,7 +250,7 @@ def verify(
     return      iterate it for the findings; its counts are whole after that
     raises      MissingError if nothing is at an address; ReachError if it cannot be reached; UsageError
     """
-    addresses = [one for source in ([sources] if isinstance(sources, str) else sources) for one in expand(source)]
+    addresses = [one for source in address_texts(sources) for one in expand(source)]
     if not addresses:
         raise UsageError("no source is named")
     if format is not None:

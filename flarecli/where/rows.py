@@ -29,7 +29,13 @@ _HINT = "Write it like \"aes > 4 and lang = 'en'\"."
 
 
 def select(
-    schema: pa.Schema, batches: Iterable[pa.RecordBatch], expression: str, *, batch_rows: int = 8192, beside: str | None = None
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    expression: str,
+    *,
+    batch_rows: int = 8192,
+    beside: str | None = None,
+    known: Sequence[str] = (),
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Keep the rows that a condition is true for, or run a whole `SELECT … FROM dataframe …`.
 
@@ -38,6 +44,7 @@ def select(
     expression  a condition over the columns, such as `aes > 4 AND lang = 'en'`, or one SELECT
     beside      a column that the batches have behind those of `schema`, int64, and which no expression can mean: it comes along
                 with the rows of the result, unless those are rows that a SELECT made
+    known       all columns there are, for messages, where `schema` has only some
     return      the schema of the result without that column, and its rows in the order of the input, `batch_rows` at most in a batch
     raises      UsageError if it is neither, if it names columns that are not there, or fails on a row
     """
@@ -73,7 +80,7 @@ def select(
             return result, _each(con, query, batches, given, batch_rows)
         return result, _all(con, query, _Source(schema, batches), given, batch_rows)
     except duckdb.Error as error:
-        raise _refusal(error, schema, expression) from None
+        raise _refusal(error, known or schema.names, expression) from None
 
 
 def is_row_by_row(schema: pa.Schema, expression: str) -> bool:
@@ -228,11 +235,11 @@ def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _refusal(error: Exception, schema: pa.Schema, expression: str) -> UsageError:
+def _refusal(error: Exception, names: Sequence[str], expression: str) -> UsageError:
     line = _line(error)
     missing = re.search(r'[Rr]eferenced column "(.+?)"', line)
     if missing:
-        hint = choose(missing[1], schema.names, "Choose from")
+        hint = choose(missing[1], names, "Choose from")
         if f'"{missing[1]}"' in expression:  # SQL's names of columns
             hint = f"{hint} Text stands between single quotes: '{missing[1]}'."
         return UsageError(f"--where: no column {missing[1]!r}", hint=hint)

@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flarecli.errors import BusyError, FlareError, ReachError, UnfinishedError, UsageError
+from flarecli.given import Address, address_text
 from flarecli.names import is_url, local_path, redact, scheme_of, whole_path
 from flarecli.playlists import PLAYLIST
 from flarecli.storage import Guard, Location, locate
@@ -36,11 +37,12 @@ __all__ = ["Target", "claim", "sweep"]
 _claimed: set[str] = set()  # scratch folders of this process
 
 
-def claim(out: str, *, resume: bool = False, overwrite: bool = False, guard: Guard | None = None) -> Target | BucketTarget:
+def claim(out: Address, *, resume: bool = False, overwrite: bool = False, guard: Guard | None = None) -> Target | BucketTarget:
     """Claim a folder, on a disk or in a bucket, for a pack.
 
     raises  UsageError for a place that cannot be written to, else what `Target` raises
     """
+    out = address_text(out)
     if not is_url(out) or scheme_of(out) == "file":
         return Target(out, resume=resume, overwrite=overwrite)
     if scheme_of(out) in ("http", "https"):

@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from flarecli import __version__, compress, encodings, formats, hashes, playlists
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
-from flarecli.model import Chunk, Columns, File, IntArray, Playlist, Settings, Stream
+from flarecli.given import Address
+from flarecli.model import Chunk, Column, Columns, File, IntArray, Playlist, Settings, Stream
 from flarecli.names import escape
 from flarecli.storage import Guard
 from flarecli.write.behind import Behind
@@ -56,7 +57,7 @@ class Writer:
 
     def __init__(
         self,
-        path: str,
+        path: Address,
         *,
         format: str = "mds",
         columns: Mapping[str, str] | Columns | None = None,
@@ -125,6 +126,8 @@ class Writer:
             )
 
     def _arranged(self, columns: Mapping[str, str] | Columns) -> Columns:
+        if not isinstance(columns, Mapping) and not all(isinstance(column, Column) for column in columns):
+            raise UsageError("columns are names without encodings", hint='Write them like {"image": "jpeg", "label": "int"}.')
         pairs = columns.items() if isinstance(columns, Mapping) else ((column.name, column.encoding) for column in columns)
         return self._format.arrange(encodings.column(name, encoding) for name, encoding in pairs)
 
@@ -173,6 +176,8 @@ class Writer:
         self._check_open()
         if self.columns is None:
             raise UsageError("the columns are not known", hint="Give columns= to the Writer.")
+        if not hasattr(sample, "keys"):
+            raise UsageError(f"a sample is a mapping of columns to values, not {type(sample).__name__}")
         if sample.keys() != {column.name for column in self.columns}:
             names = sorted(set(sample) ^ {column.name for column in self.columns})
             raise UsageError(f"column {names[0]!r} is {'unknown' if names[0] in sample else 'missing'} in the sample")

@@ -1,0 +1,46 @@
+"""The way in: what lies at an address, as a Dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from flarecli.cache import Cache
+from flarecli.given import Address, Addresses, address_text
+from flarecli.read.dataset import Dataset
+from flarecli.read.decoding import How
+from flarecli.read.resolve import resolve, select_streams
+from flarecli.storage import Guard
+from flarecli.units import parse_size
+
+__all__ = ["open"]
+
+
+def open(
+    sources: Addresses,
+    *,
+    format: str | None = None,
+    streams: Sequence[str] = (),
+    guard: Guard | None = None,
+    allow_pickle: bool = False,
+    maps: bool = True,
+    decode: Mapping[str, How] | None = None,
+    cache: Address | None = None,
+    cache_limit: int | str = "10GB",
+) -> Dataset:
+    """Open the dataset at one or several addresses; several are put behind one another.
+
+    sources       a playlist, an MDS folder, a shard, a folder of files; local or HTTP(S); globs and braces; a path of pathlib
+    streams       names of the streams to read; streams with the same number of rows are joined by column
+    allow_pickle  decode `pkl` columns, which runs code that the data brings
+    maps          False where files may be cut short while they are read
+    decode        column -> False for its stored bytes, or a function from them to a value; see `Dataset.decoded`
+    cache         a folder that keeps what comes over the network, `cache_limit` bytes at most: a number, or `10GB`
+    raises        MissingError, FormatError, UnsafeError, UnfinishedError: see `resolve`
+    """
+    if cache is not None:
+        limit = parse_size(cache_limit) if isinstance(cache_limit, str) else cache_limit
+        guard = replace(guard or Guard(), keeper=Cache(address_text(cache), limit))
+    found = resolve(sources, format=format, guard=guard, maps=maps)
+    data = Dataset(select_streams(found, streams), found, allow_pickle)
+    return data.decoded(decode) if decode else data
