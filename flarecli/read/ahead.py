@@ -30,6 +30,7 @@ class Ahead(Generic[A, T]):
     own    the same call, for whoever takes the results: it makes them itself as long as they are quick and it comes back at once for the
            next, since threads that do no more than move bytes only get into its way (measured: 1.6 times the CPU)
     waited seconds for which the last call of `own` waited for what threads of others bring: more threads would bring nothing sooner
+    quick  whether items are likely to be quick; if not, threads begin with the first of them
     raises what a call raises, where its result would have been
     """
 
@@ -40,11 +41,12 @@ class Ahead(Generic[A, T]):
         most: int,
         own: Call[A, T] | None = None,
         waited: Callable[[], float] = lambda: 0.0,
+        quick: bool = True,
     ) -> None:
         self._waited = waited
         self._items, self._most, self._calls, self._own = items, max(most, len(calls)), calls, own
-        self._apart: float = 0 if own else math.inf  # items that are still handed over before the taker tries again
-        self._slow, self._try, self._left = 0.0, _TRY, time.perf_counter()
+        self._apart: float = (0 if quick else _TRY) if own else math.inf  # items that are still handed over before the taker tries again
+        self._slow, self._try, self._left = 0.0, _TRY if quick else 2 * _TRY, time.perf_counter()
         self._wake, self._closed = threading.Condition(), False
         self._todo: deque[tuple[int, list[A]]] = deque()
         self._done: dict[int, list[T] | BaseException] = {}
@@ -53,7 +55,7 @@ class Ahead(Generic[A, T]):
         self._under_way: dict[int, int] = {}  # turn -> items
         self._item_s = _TURN_S  # seconds: what one item takes, as far as known
         self._threads: list[threading.Thread] = []
-        if own is None:
+        if self._apart:
             self._start()
 
     def _start(self) -> None:

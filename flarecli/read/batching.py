@@ -47,6 +47,11 @@ class Work:
         self.waited = 0.0  # seconds for which the batch made last waited for its shards
         self._transforms = [(one, _wants_rng(one)) for one in transforms]
 
+    @property
+    def copies(self) -> bool:
+        """Whether it does little but copy bytes."""
+        return not self._transforms and self._collate is None and self._data.at_hand(())
+
     def __call__(self, parts: Iterable[Part]) -> list[Made]:
         return [self._made(part) for part in parts]
 

@@ -183,7 +183,7 @@ class Loader:
         if not self.workers:
             return (made for part in parts for made in work([part])), lambda: None
         if not self._processes:
-            flow = Ahead([work] * self.workers, parts, self._ahead, work, lambda: work.waited)
+            flow = Ahead([work] * self.workers, parts, self._ahead, work, lambda: work.waited, work.copies)
             return flow, flow.close
         self.data.load()
         processes: list[Process] = []

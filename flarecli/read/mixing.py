@@ -89,7 +89,7 @@ class Mix:
 
     def at_hand(self, indices: Sequence[int] | IntArray) -> bool:
         """See `Dataset.at_hand`."""
-        return all(part.at_hand(rows) for part, _, rows in self._split(indices))
+        return all(part.at_hand(()) for part in self.parts) and all(part.at_hand(rows) for part, _, rows in self._split(indices))
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Give samples as one batch; numbers have the dtypes of the first dataset."""

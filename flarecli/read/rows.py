@@ -34,7 +34,7 @@ class Rows(Protocol):
         """Give rows as one batch."""
 
     def at_hand(self, indices: Sequence[int] | IntArray) -> bool:
-        """Say whether these rows lie in memory, in mapped files, and `collated` is little but copying them."""
+        """Say whether these rows lie in memory, in mapped files, and `collated` is little but copying them; of no row, whether values are copies."""
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Give samples as one batch, numbers with the dtypes that rows have."""

@@ -195,9 +195,8 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
 
     def _flow(self, work: Work, parts: Iterator[Part], is_plain: bool) -> Iterator[Made]:
         if self._threads:
-            return Ahead([work] * self._threads, parts, self._threads + 2, work)
-        is_plain = is_plain and self._collated and not self._transforms and self._collate is None
-        if not (is_plain and torch_data.get_worker_info() is not None and is_from_elsewhere(self._name)):
+            return Ahead([work] * self._threads, parts, self._threads + 2, work, quick=work.copies)
+        if not (is_plain and self._collated and work.copies and torch_data.get_worker_info() is not None and is_from_elsewhere(self._name)):
             return (made for part in parts for made in work([part]))
         return (Made(part.rows, self._named(part)) if self.data.at_hand(part.rows) else work([part])[0] for part in parts)
 

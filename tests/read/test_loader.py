@@ -321,6 +321,15 @@ def test_quick_batches_are_made_where_they_are_taken_until_they_take_long(data, 
     assert none_left()
 
 
+@pytest.mark.parametrize("options", [{"transform": dict}, {"collate": list}, {"decode": {"text": len}}])
+def test_threads_begin_with_the_first_batch_where_values_are_not_just_copied(data, options):
+    loop = iter(flare.Loader(data, 5, order="sequential", workers=2, **options))
+    next(loop)
+    assert not none_left()
+    loop.close()
+    assert none_left()
+
+
 def test_numbers_that_a_columns_dtype_cannot_hold_come_wider(data):
     batch = data.collate([{"weight": 1e39, "n": 2**70}, {"weight": float("inf"), "n": 1}])
     assert (batch["weight"].dtype, batch["weight"].tolist()) == (np.float64, [1e39, float("inf")])
