@@ -256,7 +256,7 @@ class CachedStore:
             if not version or (size > BLOCK and size * _SHARE > self.cache.limit):
                 return None
             one = self._entry(path, "whole")
-            view = self._folder.view(one)
+            view = self._folder.view(one) if not head else None
             if view is not None:
                 return view
             holds = passing and self._folder.views.has_room(size) and self._folder.is_alone()

@@ -66,11 +66,13 @@ class Fetching:
         """Say where the run is; shards that lie behind it are let go."""
         over = []
         with self._wake:
+            may_go_on = any(self._step < first <= step for first in self._firsts)
             self._step = step
             while self._passed and self._passed[0][0] <= step:
                 over.append(heapq.heappop(self._passed))
                 self._bytes -= over[-1][3]
-            self._wake.notify_all()
+            if over or may_go_on:  # else each batch would wake threads that find nothing to do
+                self._wake.notify_all()
         for _, start, stop, _ in over:
             self._data.release(start, stop)
 

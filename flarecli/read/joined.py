@@ -159,4 +159,5 @@ class Joined:
         """Give the positions of the chunks that hold these rows, int64 [k], in each series."""
         at = self.places(rows)
         for one in self.series:
-            yield one, np.unique(np.searchsorted(one.starts, at, "right") - 1).tolist()
+            chunks: list[int] = np.subtract(np.searchsorted(one.starts, at, "right"), 1).tolist()
+            yield one, sorted(set(chunks))

@@ -46,7 +46,7 @@ class Series:
         self._open: dict[int, Shard] = {}
         self._expected = 0  # bytes that will be read, with these
         self._doubts = _DOUBTS
-        self._fetched: set[int] = set()
+        self._fetched: dict[int, Chunk] = {}  # to make a chunk takes as long as to open it: its address is checked
         self._turns: dict[int, threading.Lock] = {}  # of threads that fetch a chunk
         self._lock = threading.Lock()
         _all.add(self)
@@ -112,7 +112,7 @@ class Series:
         with self._lock:
             if (shard := self._open.get(i)) is not None:
                 return shard
-        chunk = self.chunk(i)
+        chunk = self._fetched.get(i) or self.chunk(i)
         k = int(np.searchsorted(self._firsts, i, "right")) - 1
         columns = self.streams[k].columns or getattr(self, "columns", None) or None
         shard = formats.find(chunk.format or "").open_shard(chunk, columns)
@@ -167,12 +167,12 @@ class Series:
                 keep = getattr(at.store, "keep", None)
                 if keep is not None:
                     keep(at.path, file.size if file else None, passing)
-            self._fetched.add(i)
+            self._fetched[i] = chunk
 
     def passed(self, i: int) -> None:
         """Let go of a chunk that a run has passed."""
+        chunk = self._fetched.get(i) or self.chunk(i)
         self.let_go(i)
-        chunk = self.chunk(i)
         for at in (chunk.at, *chunk.beside):
             passed = getattr(at.store, "passed", None)
             if passed is not None:
@@ -182,7 +182,7 @@ class Series:
         """Close the shard at a position, if it is open; it is opened again when it is needed."""
         with self._lock:
             shard = self._open.pop(i, None)
-            self._fetched.discard(i)
+            self._fetched.pop(i, None)
             self._turns.pop(i, None)
         if shard is not None:
             shard.memo.clear()  # a format may hold it elsewhere
