@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flarecli.encodings import packed_floats, texts
+from flarecli.encodings.columns import check_text
 from flarecli.encodings.names import BINARY, TEXT, Encoding
 
 __all__ = ["carried", "converted", "is_binary", "is_list", "is_text", "is_whole", "large_list", "number_text"]
@@ -179,7 +180,7 @@ def _to_text(array: pa.Array) -> pa.Array:
         raise pa.ArrowInvalid(f"{kind} is not text")
     text = array.cast(TEXT)  # from bytes: checks UTF-8
     if is_text(kind):
-        text.validate(full=True)  # files may claim text that is none
+        check_text(text)
     return text
 
 

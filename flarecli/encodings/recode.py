@@ -44,6 +44,8 @@ def coerce(array: pa.Array, encoding: Encoding, source: Encoding | None = None) 
     source  the encoding that the column has; None: what its type says, and then text may be text of numbers, or JSON, and bytes anything
     return  the typed column, null where a value failed; (row in the column, reason) of each failure, in order
     """
+    if pa.types.is_primitive(array.type) and array.type.equals(encoding.arrow) and source is None and array.null_count == 0:
+        return array, []  # numbers as they are stored
     is_tensor = isinstance(array, pa.FixedShapeTensorArray) and encoding.item is None and not convert.is_whole(array.type, encoding)
     if isinstance(array, pa.ExtensionArray) and not is_tensor:
         array = array.storage

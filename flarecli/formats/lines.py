@@ -32,7 +32,7 @@ from flarecli.storage import Location
 
 __all__ = [
     "LIMIT", "Places", "arranged", "assembled", "bodies", "bytes_of", "checked", "cut", "find_all", "joined", "lines_of", "opened", "pieces",
-    "stored_columns", "weights", "write",
+    "step_of", "stored_columns", "weights", "write",
 ]  # fmt: skip
 
 LIMIT = (1 << 32) - 1  # starts are uint32
@@ -220,12 +220,18 @@ def weights(columns: Columns, batch: pa.RecordBatch, fixed: int, base: int, form
 
 
 def _lengths(array: pa.Array) -> IntArray:
-    return pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False)
+    lengths = pc.binary_length(array)
+    return (pc.fill_null(lengths, 0) if lengths.null_count else lengths).to_numpy(zero_copy_only=False)
+
+
+def step_of(batch: pa.RecordBatch) -> int:
+    """Give how many rows of a batch Arrow joins while they stay in the cache."""
+    return int(max(1, min(_STEP, _JOINED * max(1, batch.num_rows) // max(1, batch.nbytes))))
 
 
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut a batch into runs of rows that Arrow joins while they stay in the cache."""
-    step = max(1, min(_STEP, _JOINED * max(1, batch.num_rows) // max(1, batch.nbytes)))
+    """Cut a batch into runs of so many rows."""
+    step = step_of(batch)
     return (batch.slice(start, step) for start in range(0, batch.num_rows, step))
 
 

@@ -170,11 +170,13 @@ def selected(plan: Plan, skip: int = 0) -> Iterator[pa.RecordBatch]:
         batches = shuffled(batches, plan.shuffle)
     if plan.key is not None and plan.on_duplicate != "keep":
         batches = _distinct(batches, plan)
+    after: list[str] = []
     for batch in batches:
         cut = min(skip, batch.num_rows)
         skip -= cut
+        after = after or [plan.named(name) for name in batch.schema.names]
         if batch.num_rows > cut:
-            yield batch.slice(cut).rename_columns([plan.named(name) for name in batch.schema.names])
+            yield batch.slice(cut).rename_columns(after)
 
 
 def _listed(plan: Plan, schema: pa.Schema) -> pa.Schema:

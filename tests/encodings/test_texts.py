@@ -4,12 +4,14 @@ import json
 import math
 import struct
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flarecli.encodings import encode, lookup, plain, stored, typed
+from flarecli.encodings import coerce, encode, lookup, plain, stored, typed
+from flarecli.encodings.columns import check_text
 from flarecli.encodings.texts import escaped, float_text, floats, ints, unescaped
 from flarecli.errors import ValueFitError
 
@@ -137,6 +139,37 @@ def test_stored_bytes_that_are_others_are_named(encoding, values, message):
     with pytest.raises(ValueFitError) as caught:
         typed(pa.array(values, lookup(encoding).raw), lookup(encoding))
     assert str(caught.value) == message
+
+
+LARGE = [b"a" * 1000] * 64  # bytes enough to be looked at as a whole first
+
+
+@pytest.mark.parametrize(
+    ("end", "is_text"),
+    [(b"z", True), ("ä€😀".encode(), True), (b"\xff", False), ("ä".encode()[:1], False), ("ä".encode()[1:], False), (b"\xed\xa0\x80", False)],
+)
+@pytest.mark.parametrize("at", [0, 1, 63])
+def test_large_columns_of_text_are_checked_to_their_last_byte(end, is_text, at):
+    raw = pa.array([*LARGE[:at], LARGE[at] + end, *LARGE[at + 1 :]], pa.large_binary())
+    if is_text:
+        assert typed(raw, lookup("str")).view(pa.large_binary()).equals(raw)
+        return
+    with pytest.raises(ValueFitError, match=rf"^\[{at}\]: str is not UTF-8$"):
+        typed(raw, lookup("str"))
+    assert coerce(raw.view(pa.large_string()), lookup("str"))[1] == [(at, "is not UTF-8")]
+    assert typed(raw[at + 1 :], lookup("str")).equals(raw[at + 1 :].view(pa.large_string()))
+
+
+def test_a_character_cut_in_two_by_the_values_of_a_large_column_is_none():
+    raw = pa.array([*LARGE, "ä".encode()[:1], "ä".encode()[1:]], pa.large_binary())
+    assert [row for row, _ in coerce(raw, lookup("str"))[1]] == [64, 65]
+
+
+def test_offsets_that_fall_are_refused_in_large_columns_of_ascii():
+    ends = np.array([0, 40_000, 20_000, 50_000])
+    text = pa.Array.from_buffers(pa.large_string(), 3, [None, pa.py_buffer(ends), pa.py_buffer(b"a" * 50_000)])
+    with pytest.raises(pa.ArrowInvalid):
+        check_text(text)
 
 
 @given(st.lists(st.lists(st.integers(-(2**31), 2**31 - 1)) | st.none()))
