@@ -32,22 +32,22 @@ class Sockets:
         self._poll = select.poll()
         self._poll.register(bell, select.POLLIN)
         self._bell = bell
-        self._acts: dict[int, _Act] = {}
+        self._watched: dict[int, tuple[_Act, int]] = {}
+        self._left = set[int]()  # those that libcurl has let go of: in most cases it takes them again before there is a wait
 
     def watcher(self, act: _Act) -> Callable[[int, int, Any, Any], None]:
         """Make what a multi handle is to call when it wants to wait for a socket or no longer does; `act` is told what happens there."""
-        acts, register, unregister = self._acts, self._poll.register, self._poll.unregister
+        watched, left = self._watched, self._left
 
         def watch(what: int, fd: int, multi: Any, data: Any) -> None:  # called twice a transfer
-            events = _EVENTS.get(what, 0)
-            try:
-                if events:
-                    acts[fd] = act
-                    register(fd, events)
-                elif acts.pop(fd, None) is not None:
-                    unregister(fd)
-            except OSError:
+            events = _EVENTS.get(what)
+            if events is None:
+                left.add(fd)
                 return
+            left.discard(fd)
+            if watched.get(fd) != (act, events):
+                watched[fd] = act, events
+                self._poll.register(fd, events)
 
         return watch
 
@@ -58,15 +58,19 @@ class Sockets:
               than it does, and on few cores takes that of a server that is near
         """
         rang = False
+        for fd in self._left:
+            if self._watched.pop(fd, None) is not None:
+                self._poll.unregister(fd)
+        self._left.clear()
         found = self._poll.poll(None if seconds is None else seconds * 1000)
         if 0 < len(found) * _FEW < busy:
             time.sleep(_GATHER_S)
             found = self._poll.poll(0)
         for fd, events in found:
-            act = self._acts.get(fd)
-            if act is not None:
+            watched = self._watched.get(fd)
+            if watched is not None and fd not in self._left:
                 ready = _READY.get(events)
-                act(fd, _ready(events) if ready is None else ready)
+                watched[0](fd, _ready(events) if ready is None else ready)
             elif fd == self._bell:  # else what came before has ended it
                 rang = True
         return rang

@@ -311,12 +311,12 @@ class Engine:
         answer = request.answer
         if answer is not None and answer.length is None:
             self.unproven += not answer.proven
-        self.hosts.went_well(request.origin)
         self._deliver(request, None)
-        following = None
+        following = None  # a crowded host has none
         if not (slot.paused or window.is_full(active) or active - len(window.paused) > self.limits.jobs):
             following = self.hosts.follow(request.origin, slot.permitted, request)
         if following is None:
+            self.hosts.went_well(request.origin)
             self._free(slot)
             return
         following.deadline = following.deadline or now + self.limits.deadline_s
