@@ -265,6 +265,13 @@ def test_what_names_no_rows_is_refused(spec):
         read.parse_rows(spec, 10)
 
 
+@pytest.mark.parametrize(("row", "rows"), [(0, 0), (5, 5), (-6, 5), (-1, 0)])
+def test_a_single_row_outside_is_refused_on_both_sides(row, rows):
+    with pytest.raises(RowsError, match=f"^row {row} is outside the data, which has {rows} rows$"):
+        read.parse_rows(f"0:,{row}", rows)
+    assert rows == 0 or [one[0] for one in read.parse_rows(f"{rows - 1},{-rows}", rows)] == [rows - 1, 0]
+
+
 @given(st.integers(1, 3000), st.integers(0, 1 << 70), st.integers(0, 100))
 def test_a_shuffle_is_a_permutation(rows, seed, epoch):
     assert sorted(read.positions(np.arange(rows), rows, seed, epoch).tolist()) == list(range(rows))

@@ -93,6 +93,13 @@ def test_whatever_reads_by_windows_is_fetched_ahead(served, packed, tmp_path, re
     assert not [thread for thread in threading.enumerate() if thread.name == "flare-loader"]
 
 
+def test_a_run_that_is_left_leaves_no_thread(served, tmp_path):
+    run = flare.open(served.url("/d/playlist.yaml"), cache=str(tmp_path / "cache")).run(order="windows", window=1)
+    next(run)
+    del run
+    assert not [thread for thread in threading.enumerate() if thread.name == "flare-loader"]
+
+
 def test_the_windows_of_a_mix_come_as_its_steps_do(packed, tmp_path):
     for name, body in packed.items():
         (tmp_path / name).write_bytes(body)

@@ -34,7 +34,9 @@ def test_pictures_become_arrays_of_one_shape(kind, size):
     middle = Image.open(io.BytesIO(data)).convert("RGB").crop((left, top, left + edge, top + edge)).resize((32, 32), Image.Resampling.BILINEAR)
     assert np.abs(out.astype(int) - np.asarray(middle)).mean() < 6
     wide = flare.presets.image((20, 10), "L", crop=False)(data)
+    squeezed = Image.open(io.BytesIO(data)).convert("L").resize((20, 10), Image.Resampling.BILINEAR)
     assert wide.shape == (10, 20)
+    assert np.abs(wide.astype(int) - np.asarray(squeezed)).mean() < 8
 
 
 def test_what_is_no_picture_is_refused():

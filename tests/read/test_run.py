@@ -39,6 +39,16 @@ def test_ranks_share_an_epoch(data, order):
         assert merged == whole
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("block", [1, 4, 50])
+def test_steps_that_are_mapped_in_blocks_are_the_same(data, monkeypatch, order, block):
+    whole = numbers(data.run(3, 2, order))
+    monkeypatch.setattr("flarecli.read.run._BLOCK", block)
+    for ranks in (1, 3):
+        parts = [numbers(data.run(3, 2, order, rank, ranks)) for rank in range(ranks)]
+        assert [parts[step % ranks][step // ranks] for step in range(ROWS)] == whole
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_a_run_goes_on_with_any_number_of_ranks(data, draw):
