@@ -257,6 +257,8 @@ def verify(
         formats.find(format)
     if duplicates and (quick or state is not None):
         raise UsageError(f"--duplicates needs every row, {'--quick reads' if quick else '--state keeps'} none")
+    if decode and quick:
+        raise UsageError("--decode needs every value, --quick reads none", hint="Leave one of the two out.")
     if engine != "local":
         from flarecli.write import engines
 

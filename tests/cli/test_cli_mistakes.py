@@ -53,6 +53,7 @@ def told(place, monkeypatch, capfd):
         ("inspect out --field row", "there is no field 'row'", "Did you mean rows? The fields are address, format, rows, shards, bytes,"),
         ("pack first.parquet new --fetch text:", "--fetch 'text:' gives no name", "Write COLUMN or COLUMN:NAME."),
         ("unpack out new --name ../{key}.{ext}", "--name '../{key}.{ext}': it leaves the folder", "Write it like '{key}.{ext}' or 'a/{key}.{ext}'."),
+        ("verify out --quick --decode", "--decode needs every value, --quick reads none", "Leave one of the two out."),
         ("playlist out --reindex", "out/index.json: there is an index", "Delete it first, if `flare verify` finds it wrong."),
         (
             "pack first.parquet first.parquet",
