@@ -21,7 +21,6 @@ __all__ = ["Turns", "held", "locked_within"]
 _PAUSE_S = 0.004  # between two looks, at most
 _TURNS, _DIGITS, _FEW = "turns", 12, 2  # hex digits of a key that choose its byte, or its file
 _OF_BYTES: int | None = getattr(fcntl, "F_OFD_SETLK", None) if struct.calcsize("l") == struct.calcsize("q") else None
-_held: set[int] = set()  # files that are open for their locks
 _BYTE = struct.Struct("hhqqi4x")  # the system's own `flock`: kind, whence, start, length, process
 
 
@@ -30,10 +29,7 @@ def locked_within(fd: int, seconds: float, byte: int | None = None) -> bool:
     deadline, pause = time.monotonic() + seconds, 0.0005
     while True:
         try:
-            if byte is None or _OF_BYTES is None:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            else:
-                fcntl.fcntl(fd, _OF_BYTES, _BYTE.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+            _set(fd, byte, True)
             return True
         except BlockingIOError:
             if time.monotonic() >= deadline:
@@ -42,6 +38,13 @@ def locked_within(fd: int, seconds: float, byte: int | None = None) -> bool:
             pause = min(2 * pause, _PAUSE_S)
         except OSError:
             return False
+
+
+def _set(fd: int, byte: int | None, lock: bool) -> None:
+    if byte is None or _OF_BYTES is None:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB if lock else fcntl.LOCK_UN)
+    else:
+        fcntl.fcntl(fd, _OF_BYTES, _BYTE.pack(fcntl.F_WRLCK if lock else fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0))
 
 
 class Turns:
@@ -62,7 +65,7 @@ class Turns:
         """
         with self._of_threads(kind + key, seconds):
             byte = int(key[-_DIGITS:], 16)
-            with _opened(folder, kind if _OF_BYTES is not None else f"{kind}.{byte % 16**_FEW:02x}") as fd:
+            with _opened(folder, kind if _OF_BYTES is not None else f"{kind}.{byte % 16**_FEW:02x}", byte) as fd:
                 if fd >= 0 and (meanwhile is None or not locked_within(fd, 0.0, byte)):
                     if meanwhile is not None:
                         meanwhile()
@@ -90,18 +93,18 @@ class Turns:
 
 
 @contextlib.contextmanager
-def held(fd: int) -> Iterator[int]:
-    """Close a file, and so give up its locks, at the end of the block. A child that is forked meanwhile closes its own at once."""
-    _held.add(fd)
+def held(fd: int, byte: int | None = None) -> Iterator[None]:
+    """Give up the lock of a file or a byte at the end of the block, and close the file: a child that was forked meanwhile has it open still."""
     try:
-        yield fd
+        yield
     finally:
-        _held.discard(fd)
+        with contextlib.suppress(OSError):
+            _set(fd, byte, False)
         os.close(fd)
 
 
 @contextlib.contextmanager
-def _opened(folder: int, name: str) -> Iterator[int]:
+def _opened(folder: int, name: str, byte: int) -> Iterator[int]:
     for _ in range(2):
         try:
             fd = os.open(f"{_TURNS}/{name}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
@@ -111,17 +114,7 @@ def _opened(folder: int, name: str) -> Iterator[int]:
         except OSError:
             break
         else:
-            with held(fd):
+            with held(fd, byte):
                 yield fd
             return
     yield -1
-
-
-def _forked() -> None:
-    """In a child: what stays open here stays locked, for as long as the child lives."""
-    for fd in _held:
-        os.close(fd)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_forked)
