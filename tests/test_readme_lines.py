@@ -1,0 +1,87 @@
+"""The command lines of README and the pages, run one by one: buckets and servers are folders here, the cluster is this process."""
+
+import io
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import flarecli
+from flarecli.__main__ import main
+
+ROOT = Path(__file__).parents[1]
+OTHERS = ("make ", "pip ", "flare --install-completion", "$ ")  # not flare's, or with what they print: tests of their own
+HERE = (("s3://bucket", "bucket"), ("s3://b/", "bucket/"), ("https://host/", "host/"), ("--engine ray", "--engine local"), ("-r 41237", "-r 7"))
+
+pytestmark = pytest.mark.skipif(not all(map(shutil.which, ("bash", "jq", "tar"))), reason="no bash, jq or tar here")
+
+
+def lines():
+    """Give each command line with its page, once."""
+    found = {}
+    for page in ("README.md", "docs/inspect.md", "docs/json.md", "docs/scale.md"):
+        for block in re.findall(r"```console\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
+            for line in filter(None, block.splitlines()):
+                if not line.startswith(OTHERS):
+                    found.setdefault(re.split(r"\s+# ", line)[0], page)
+    return found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with everything that the lines name."""
+    folder = tmp_path_factory.mktemp("lines")
+    made = io.BytesIO()
+    Image.new("RGB", (40, 30), "teal").save(made, "JPEG")
+    ids = [f"k{i}" for i in range(20)]
+    for below in ("pictures", "images", "bucket/index/pictures"):
+        (folder / below).mkdir(parents=True)
+        for name in ids:
+            (folder / below / f"{name}.jpg").write_bytes(made.getvalue())
+    links = [f"pictures/{name}.jpg" for name in ids]
+    small = {"score": [i / 20 for i in range(20)], "aes": list(range(20)), "lang": ["en", "de"] * 10, "label": [i % 3 for i in range(20)]}
+    pq.write_table(pa.table({"data_id": ids, "data_url": links, **small}), folder / "photos.parquet")
+    for name in ("big.parquet", "links.parquet", "bucket/index/a.parquet"):
+        pq.write_table(pa.table({"id": ids, "url": links}), folder / name)
+    (folder / "texts.csv").write_text("id,n,text\n1,2,a\n2,3,b\n")
+    rows = pa.table({"id": ids, "data_id": ids, "image": [made.getvalue()] * 20, **small})
+    pq.write_table(rows, folder / "rows.parquet")
+    for name in ("out", "host/set", "host/cifar", "bucket/train", "imgs"):
+        flarecli.pack(folder / "rows.parquet", folder / name, shard_rows=5)
+    flarecli.pack(folder / "texts.csv", folder / "lab")
+    flarecli.pack(folder / "rows.parquet", folder / "old" / "mds")
+    text = (folder / "old" / "mds" / "playlist.yaml").read_text()
+    (folder / "old" / "mds" / "playlist.yaml").write_text(re.sub("^data:", "images:", text[: text.rindex("#")], count=1))
+    for name in ("old.yaml", "new.yaml", "set.yaml"):
+        flarecli.playlist(folder / "out", out=folder / name)
+    return folder
+
+
+@pytest.mark.parametrize(("line", "page"), sorted(lines().items()))
+def test_the_line_runs(line, page, place, tmp_path):
+    here = tmp_path / "here"
+    shutil.copytree(place, here)
+    for old, new in HERE:
+        line = line.replace(old, new)
+    for target in ("out/", "bucket/train"):
+        if re.search(rf"flare pack (-q )?(?!{target}).* {target}", line):
+            shutil.rmtree(here / target)
+    if "--reindex" in line:
+        (here / "out" / "index.json").unlink()
+    fails = "" if line.endswith("| head") else "set -o pipefail; "  # whoever writes to a head that has enough is ended
+    script = f'{fails}flare() {{ "{sys.executable}" -m flarecli "$@"; }}; python() {{ "{sys.executable}" "$@"; }}\n{line}'
+    ran = subprocess.run(["bash", "-c", script], cwd=here, capture_output=True, timeout=120, check=False)
+    assert (ran.returncode, b"error:" in ran.stderr) == (0, False), (page, ran.stderr.decode(errors="replace"))
+    assert ran.stdout or line.startswith("P=") or ">" in line or "--check" in line or "--diff" in line or "select(" in line
+
+
+def test_no_page_with_command_lines_is_left_out():
+    pages = {path.name for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")] if "```console" in path.read_text()}
+    assert pages == {"README.md", "inspect.md", "json.md", "scale.md", "verify.md", "recipes.md"}
+    assert main(["--version"]) == 0
