@@ -102,13 +102,13 @@ def own_sum(found: Playlist) -> tuple[int, list[Finding], bool]:
 class Beside:
     """All other lists of a stream's shards, and what is wrong with these lists themselves.
 
-    read  the places of those that the list in use does not name
-    size  the bytes of those
+    named  the places of the files that the list in use names, and its own
+    read   the places of lists besides these, `size` their bytes
     """
 
     def __init__(self, found: Playlist, stream: Stream, depth: Depth) -> None:
         self.stream, self.listings, self.findings, self.read, self.size = stream, list[Listing](), list[Finding](), set[str](), 0
-        self.mine = str(found.at or stream.at)
+        self.mine, self.named = str(found.at or stream.at), {place_of(found.at)} if found.at is not None else set[str]()
         self._entries = _entries(found.at, stream) if found.at is not None and is_index(found) else []
         self._is_listed = found.at is not None
         self._bare: dict[bool, list[Location]] = {}  # lists without a sum, of playlists and of others
@@ -171,8 +171,8 @@ class Beside:
         self.findings += done.findings
         if claim.file.hashes:
             self._summed.add(place_of(at))
-        if place_of(at) not in self.read:
-            self.read.add(place_of(at))
+        if (place := place_of(at)) not in self.read and place not in self.named:
+            self.read.add(place)
             self.size += done.size
 
     def _hold(self, listing: Listing) -> None:
@@ -257,15 +257,15 @@ def look_beside(
     is_folder  no list is in use: the shards are all that lie in a folder
     """
     out = Beside(found, stream, depth)
-    known = {place_of(found.at)} if found.at is not None else set()
+    out.named |= {place_of(at) for at, _ in claimed.values()}
     for name, (at, done) in claimed.items():
-        known.add(place_of(at))
         if name.rpartition("/")[2] in _names(stream) and not done.findings:
             out.look(at, True, True)
+    looked = {*out.named}
     places = _places(found, stream, depth.quick) if found.at is not None or is_folder else ()
     for at, is_part in (*places, *((at, False) for at in named)):
-        if place_of(at) not in known:
-            known.add(place_of(at))
+        if place_of(at) not in looked:
+            looked.add(place_of(at))
             out.look(at, is_part or is_folder)
     return out
 

@@ -221,6 +221,10 @@ def test_a_list_that_a_star_names_too_is_held_against_the_shards_still(out):
     changed(path, lambda index: index["shards"][1].update(samples=11))
     (alone,) = found(out)
     assert found(*out.iterdir()) == [alone]
+    shutil.copy(out / "playlist.yaml", out / "copy.yaml")
+    findings, files, shards, *_ = counts(*out.iterdir())
+    assert ({one.where for one in findings}, files, shards) == ({str(path)}, len([*out.iterdir()]), 4)
+    (out / "copy.yaml").unlink()
     (out / "more.yaml").write_text("data:\n  headers: {format: mds, rows: [11]}\n  content: [shard.00000.mds]\n")
     message = f"lists 11 rows for {out}/shard.00000.mds, {out}/playlist.yaml lists 10"
     assert found(*out.iterdir()) == [alone, Finding(f"{out}/more.yaml", "listing", message, CHANGED)]
