@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from flarecli import playlists
 from flarecli.errors import FormatError
 from flarecli.model import Column, File, Playlist, Stream
-from flarecli.storage import Location
+from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
 
 AT = Location(MemoryStore(), "d/playlist.yaml")
@@ -153,3 +153,19 @@ def test_any_bytes_are_a_playlist_or_a_format_error(data):
         playlists.parse(data, AT)
     except FormatError:
         pass
+
+
+@pytest.mark.parametrize(
+    ("stream", "told"),
+    [
+        ("a: [1]", ["stream 'a' is not a mapping of headers and content"]),
+        ("a: {headers: {parts: []}, content: [x.mds]}", ["parts has 0 values, content has 1"]),
+        ("a: {headers: {parts: 5}, content: [x.mds]}", ["parts has no list, content has 1"]),
+        (f"a: {{headers: {{rows: [{1 << 62}]}}, content: [x.mds]}}", [f"rows[0] is {1 << 62}, not a count"]),
+        (f"a: {{headers: {{rows: [{(1 << 62) - 1}]}}, content: [x.mds]}}", []),
+        ("a: {headers: {rows: [0, null]}, content: [x.mds, y.mds]}", []),
+        ("a: {headers: {rows: [-1, null]}, content: [x.mds, y.mds]}", ["rows[0] is -1, not a count"]),
+    ],
+)
+def test_lists_at_the_border_of_what_they_may_be(stream, told):
+    assert [error.message for error in playlists.faults(stream.encode(), locate("p.yaml"))] == told

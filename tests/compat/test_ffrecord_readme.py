@@ -207,3 +207,11 @@ def test_a_packed_folders_arguments_are_called_as_in_the_original(tmp_path):
     ffrecord.pack_folder(folder=tmp_path / "src", out_file=tmp_path / "p.ffr", verbose=True)
     folder = ffrecord.PackedFolder(ffr_file=tmp_path / "p.ffr", check_data=True)
     assert (folder.num_files(), folder.list(path=None), folder.list()) == (2, ["a", "b"], ["a", "b"])
+
+
+@pytest.mark.parametrize("file", [1, -1])
+def test_tables_of_files_that_are_none(fname, file):
+    with FileReader(fname) as reader:
+        assert len(reader.get_offsets(0)) == len(reader.get_checksums(0)) + 1 == 101
+        with pytest.raises(RowsError, match=f"^file {file} is none of 1$"):
+            reader.get_offsets(file)

@@ -297,3 +297,17 @@ def granular_loader(source):
         yield iter(loader)
     finally:
         loader.close()
+
+
+def test_sources_of_a_length_of_their_own():
+    numbers = list(range(100, 110))
+    assert {granular.sources.Sample(numbers, length=2)(step) for step in range(40)} == {100, 101}
+    assert [granular.sources.Truncate(numbers, 5, length=3)(step) for step in range(4)] == [100, 101, 102, 100]
+
+
+def test_values_of_another_shape_or_kind_make_no_batch():
+    for second in (np.zeros(3, np.int32), np.zeros(2, np.float64)):
+        with granular_loader([{"n": np.zeros(2, np.int32)}, {"n": second}]) as loader:
+            told = f"^step 1: key 'n' is {second.dtype} \\({len(second)},\\), the first one's is int32 \\(2,\\)$"
+            with pytest.raises(FormatError, match=told):
+                next(loader)
