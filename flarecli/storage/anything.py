@@ -9,18 +9,31 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, MissingLibraryError, ReachError, UnsafeError, UsageError
+from flarecli.errors import (
+    CredentialsError,
+    FlareError,
+    FormatError,
+    IntegrityError,
+    MissingError,
+    MissingLibraryError,
+    ReachError,
+    UnsafeError,
+    UsageError,
+)
 from flarecli.hashes import Sums
 from flarecli.names import redact, redact_text, scheme_of
 from flarecli.storage import keys
 from flarecli.storage.answers import changed
+from flarecli.storage.credentials import ways
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, short_read
+from flarecli.storage.refusals import denied, is_refusal
 from flarecli.storage.threads import alone, side_by_side
 
 __all__ = ["AnyStore"]
@@ -45,9 +58,15 @@ _SIGNS = (
     "last_commit",
     "created",
 )  # what tells versions apart
+_CHECK = "Check the credentials, and that they may do this."
 _BLOCK = 8 << 20
 _KNOWN = 1 << 16
-_DENIED = ("NoCredentialsError", "PartialCredentialsError", "LoginError", "AuthenticationException", "GatedRepoError", "error_perm")
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9.]{0,59}")
+_DENIED = ("GatedRepoError", "error_perm")
+_NOBODY = (  # what comes of these is no fault of a file's: all that follow would fail like it
+    "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError", "SSOTokenLoadError",
+    "UnauthorizedSSOTokenError", "LoginError", "AuthenticationException",
+)  # fmt: skip
 
 
 class AnyStore:
@@ -149,10 +168,24 @@ class AnyStore:
             ) from None
         except Exception as error:
             kind = type(error).__name__
+            if refused := self._refused(error, path):
+                raise refused from None
+            if kind in _NOBODY:
+                raise CredentialsError(f"permission denied ({kind})", where=self.show(path), hint=_CHECK) from None
             if isinstance(error, PermissionError) or kind in _DENIED:
-                hint = "Check the credentials, and that they may do this."
-                raise ReachError(f"permission denied ({kind})", where=self.show(path), hint=hint) from None
+                raise ReachError(f"permission denied ({kind})", where=self.show(path), hint=_CHECK) from None
             raise ReachError(f"{self.scheme} fails: {self._said(error)}", where=self.show(path)) from None
+
+    def _refused(self, error: Exception, path: str) -> FlareError | None:
+        """Give what a refusal of S3 means; None if it is none. To a HEAD the answer has no word for it, so the first byte is asked for."""
+        status, code = _answered(error) if self.scheme == "s3" else (0, "")
+        if status in (400, 401, 403) and not code:
+            try:
+                self._files().cat_file(self._path(path), start=0, end=1)
+            except Exception as again:
+                told, word = _answered(again)
+                status, code = (told, word) if is_refusal(told, word) else (status, "")
+        return denied(status, code, self.show(path), _tried()) if is_refusal(status, code) else None
 
     def _said(self, error: Exception) -> str:
         """Give a library's own words in one line, without the secrets of the address."""
@@ -256,3 +289,24 @@ class AnyStore:
         with contextlib.suppress(MissingError):
             alone(lambda: self._do(path, lambda files, name: files.rm_file(name)))
         self._known.pop(path, None)
+
+
+def _answered(error: BaseException | None) -> tuple[int, str]:
+    """Give the status of the answer that a library of S3 raised an error for, and the store's own word for it; 0 and nothing if there was none."""
+    while error is not None:
+        answer = getattr(error, "response", None)
+        if isinstance(answer, dict):
+            status, code = answer.get("ResponseMetadata", {}).get("HTTPStatusCode"), str(answer.get("Error", {}).get("Code", ""))
+            return int(status or 0), code if _WORD.fullmatch(code) else ""
+        error = error.__cause__
+    return 0, ""
+
+
+def _tried() -> str:
+    """Say how S3 was asked to let us in, and where."""
+    try:
+        found = ways("s3")
+    except FlareError:  # what is not read here, the library may know
+        return "with the credentials that s3fs finds"
+    endpoint = found[0].config.get("endpoint")
+    return " and ".join(way.words for way in found) + (f" at {endpoint}" if endpoint else "")

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from flarecli.errors import CredentialsError, FlareError, FormatError, MissingError, ReachError, UsageError
 from flarecli.storage.answers import changed
 
-__all__ = ["is_denied", "outrun", "past_the_end", "told", "unsupported"]
+__all__ = ["denied", "is_denied", "is_refusal", "outrun", "past_the_end", "told", "unsupported"]
 
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})\b")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,60})</Code>")
@@ -37,7 +37,7 @@ def _read(error: Exception) -> tuple[int, str, str]:
 
 def _denied(error: Exception, status: int, code: str) -> bool:
     kind = type(error).__name__
-    return kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403) or code in _CREDENTIALS
+    return kind in ("PermissionDeniedError", "UnauthenticatedError") or is_refusal(status, code)
 
 
 def is_denied(error: Exception) -> bool:
@@ -76,8 +76,7 @@ def told(error: Exception, where: str, tried: str, at: str) -> FlareError:
     if isinstance(error, FlareError):
         return error
     if _denied(error, status, code):
-        error_class = CredentialsError if code in _CREDENTIALS else ReachError
-        return error_class(f"{_phrase(status or 403, code)}, tried {tried}{at}", where=where, hint=_HINTS.get(code, _ACCESS))
+        return denied(status, code, where, f"{tried}{at}")
     if kind == "PreconditionError":
         return changed().raised(where)
     if kind == "AlreadyExistsError":
@@ -93,6 +92,21 @@ def told(error: Exception, where: str, tried: str, at: str) -> FlareError:
     if status:
         return ReachError(_phrase(status, code) + at, where=where, hint=_HINTS.get(code, ""))
     return ReachError(_cause(text) + at, where=where)
+
+
+def denied(status: int, code: str, where: str, tried: str) -> FlareError:
+    """Make the error of a refusal: one that ends the run where no other request would fare better.
+
+    code   the store's own word for it, or empty
+    tried  the ways to be let in that were refused, and where, in words
+    """
+    error_class = CredentialsError if code in _CREDENTIALS else ReachError
+    return error_class(f"{_phrase(status or 403, code)}, tried {tried}", where=where, hint=_HINTS.get(code, _ACCESS))
+
+
+def is_refusal(status: int, code: str) -> bool:
+    """Whether an answer refuses the one who asks."""
+    return status in (401, 403) or code in _CREDENTIALS
 
 
 def _phrase(status: int, code: str) -> str:

@@ -120,6 +120,30 @@ def test_credentials_that_end_halfway_end_a_pack_and_it_goes_on_with_new_ones(cl
     assert [json.loads(row)["key"] for row in (tmp_path / "out" / "failed.jsonl").read_text().splitlines()] == [""]
 
 
+def test_credentials_that_end_halfway_end_a_pack_through_s3fs_too(cloud, monkeypatch, tmp_path, capfd):
+    pytest.importorskip("s3fs")
+    for name, value in (("FLARE_S3", "s3fs"), ("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE"), ("AWS_SECRET_ACCESS_KEY", "verysecret")):
+        monkeypatch.setenv(name, value)
+
+    def served(handler, times):
+        if int(handler.path.rpartition("/")[2]) >= 3:
+            refusal("ExpiredToken", 400)(handler, times)
+        else:
+            thing(handler, handler.path.encode() * 9)
+
+    for i in range(12):
+        cloud.pages[f"/b/{i}"] = served
+    (tmp_path / "index.csv").write_text("url\n" + "".join(f"s3://b/{i}\n" for i in range(12)))
+    line = ["pack", str(tmp_path / "index.csv"), str(tmp_path / "out"), "--fetch", "url", "--on-error", "skip", "--shard-rows", "2", "--jobs", "1"]
+    assert main(line) == 3
+    out, err = capfd.readouterr()
+    assert re.sub(r"127\.0\.0\.1:\d+", "HOST", err).splitlines()[-2:] == [
+        "error: s3://b/3: 400 Bad Request (ExpiredToken), tried with the key in AWS_ACCESS_KEY_ID at http://HOST",
+        "hint: Get new credentials, then run the same command again.",
+    ]
+    assert out == "" and not any(secret in err for secret in SECRETS)
+
+
 def test_a_machine_with_a_role_is_asked_only_when_nobody_is_refused(cloud, monkeypatch):
     monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", cloud.url(""))

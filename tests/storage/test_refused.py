@@ -52,15 +52,17 @@ def test_nobody_is_let_in_without_a_key(bucket, capfd):
     assert "tried without credentials at http://127.0.0.1:" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("key", "secret"), [("AKIDEXAMPLE", "wrongsecret"), ("AKOTHER", "verysecret")])
+@pytest.mark.parametrize(
+    ("key", "secret", "code"), [("AKIDEXAMPLE", "wrongsecret", "SignatureDoesNotMatch"), ("AKOTHER", "verysecret", "InvalidAccessKeyId")]
+)
 @pytest.mark.parametrize("argv", [["inspect", "s3://bucket/d"], ["pack", "INDEX", "s3://bucket/new"]])
-def test_a_wrong_key_ends_a_command_through_s3fs_too(bucket, monkeypatch, tmp_path, capfd, argv, key, secret):
+def test_a_wrong_key_ends_a_command_through_s3fs_too(bucket, monkeypatch, tmp_path, capfd, argv, key, secret, code):
     pytest.importorskip("s3fs")
     index = tmp_path / "index.csv"
     index.write_text("n\n1\n")
     monkeypatch.setenv("FLARE_S3", "s3fs")
     let_in(monkeypatch, key, secret)
     assert main([str(index) if word == "INDEX" else word for word in argv]) == 3
-    said = capfd.readouterr().err
-    assert ": permission denied (PermissionError)\nhint: Check the credentials, and that they may do this.\n" in said
+    said = re.sub(r"127\.0\.0\.1:\d+", "HOST", capfd.readouterr().err)
+    assert f": 403 Forbidden ({code}), tried with the key in AWS_ACCESS_KEY_ID at http://HOST\nhint: Check the credentials" in said
     assert secret not in said and key not in said
