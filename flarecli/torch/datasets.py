@@ -77,7 +77,8 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         drop_last: bool = False,
         threads: int = 0,
     ) -> None:
-        self._rank, self.ranks = _ranks() if rank is None or ranks is None else (rank, ranks)
+        its, of = _ranks() if rank is None or ranks is None else (rank, ranks)
+        self._rank, self.ranks = its if rank is None else rank, of if ranks is None else ranks
         if batch < 1 or threads < 0 or not 0 <= self._rank < self.ranks:
             raise UsageError(f"batch is {batch}, threads {threads}, rank {self._rank} of {self.ranks}: that makes no stream")
         self.data = data.decoded(decode) if decode else data
@@ -218,4 +219,7 @@ def _worker() -> tuple[int, int]:
 def _ranks() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    given = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not all(one.isdecimal() for one in given):
+        raise UsageError(f"RANK is {given[0]!r:.60} and WORLD_SIZE {given[1]!r:.60}: numbers are wanted")
+    return int(given[0]), int(given[1])

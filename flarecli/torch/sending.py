@@ -27,6 +27,8 @@ __all__ = ["Name", "Named", "called", "is_from_elsewhere", "tensors"]
 Name: TypeAlias = "tuple[int, int]"  # of what batches are read from: the process in which it was made, and a number there
 
 _SMALL = 1 << 18  # bytes of a tensor
+_OF_NUMPY = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64}
+_OF_NUMPY |= {torch.complex64, torch.complex128}
 _sources: weakref.WeakValueDictionary[Name, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
@@ -43,7 +45,15 @@ def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
+    return {name: _tensor(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
+
+
+def _tensor(array: Any) -> Any:
+    """Give an array as a tensor; one of texts, dates and whatever else torch has no type for as it is."""
+    try:
+        return torch.from_numpy(array)
+    except (TypeError, ValueError):
+        return array
 
 
 # -- what was made
@@ -61,7 +71,7 @@ class _Sent(dict[str, Any]):
 
 
 def _sent(batch: _Sent) -> tuple[Any, ...]:
-    small = {name: value.numpy() for name, value in batch.items() if _is_small(value)}
+    small = {name: value.resolve_conj().resolve_neg().numpy() for name, value in batch.items() if _is_small(value)}
     pieces = {name: value for name, value in batch.items() if _is_bytes(value)}
     place = passed(pieces)
     left = {name: value for name, value in batch.items() if place is None or name not in pieces}
@@ -76,7 +86,7 @@ def _is_small(value: Any) -> bool:
     """Whether this is a small tensor that numpy has a type for."""
     if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
         return False
-    return bool(value.nbytes <= _SMALL and not value.requires_grad and value.dtype is not torch.bfloat16)
+    return bool(value.nbytes <= _SMALL and not value.requires_grad and value.dtype in _OF_NUMPY)
 
 
 def _arrived(names: Sequence[str], batch: dict[str, Any], small: Sequence[str], place: Passed | None) -> dict[str, Any]:

@@ -154,3 +154,28 @@ def test_a_loop_that_is_left_and_begun_again_gets_its_own_batches(tmp_path):
     for stop in (3, 1, 25, 7):
         seen = [batch["body"] for batch, _ in zip(loader, range(stop), strict=False)]
         assert seen[:stop] == wanted[: len(seen[:stop])]
+
+
+def test_a_rank_or_their_number_alone_is_taken_too(data, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", "2")
+    for given, same in (({"rank": 1}, {"rank": 1, "ranks": 3}), ({"ranks": 4}, {"rank": 2, "ranks": 4}), ({}, {"rank": 2, "ranks": 3})):
+        assert numbers(IterableDataset(data, 8, **given)) == numbers(IterableDataset(data, 8, **same))
+    monkeypatch.setenv("RANK", "one")
+    with pytest.raises(UsageError, match="^RANK is 'one' and WORLD_SIZE '3': numbers are wanted$"):
+        IterableDataset(data)
+
+
+def test_what_torch_has_no_type_for_stays_an_array():
+    made = tensors({"text": np.array(["a", "b"]), "day": np.array(["2024-01-02"], "M8[D]"), "turned": np.array([1, 2], ">i4"), "n": np.arange(2)})
+    assert {name: type(value) for name, value in made.items()} == {"text": np.ndarray, "day": np.ndarray, "turned": np.ndarray, "n": torch.Tensor}
+
+
+def odd(samples):
+    return tensors({"small": torch.zeros(2, dtype=torch.float8_e4m3fn), "turned": torch.ones(2, dtype=torch.complex64).mul(1j).conj()})
+
+
+def test_tensors_that_numpy_has_no_type_for_come_from_workers(data):
+    stream = IterableDataset(data, 64, transform=dict, collate=odd)
+    batch = next(iter(DataLoader(stream, batch_size=None, num_workers=1, timeout=20)))
+    assert batch["small"].dtype == torch.float8_e4m3fn and batch["turned"].tolist() == [-1j, -1j]
