@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from flarecli.progress import Progress
 from flarecli.read import expand
 from flarecli.storage import Guard, Limits, Location
 from flarecli.storage.local import LocalStore
-from flarecli.verbs.rows import first_rows
 from flarecli.verbs.source import Source, open_source
 from flarecli.write.links import Link, fetch
 
@@ -182,4 +181,13 @@ def _batches(source: Source, names: list[str], limit: int | None, sql: str | Non
         schema = pa.schema([field.with_type(pa.large_string()) if field.name in source.files else field for field in schema])
     if sql is not None:
         schema, batches = where.select(schema, batches, sql)
-    return schema, batches if limit is None else first_rows(iter(batches), limit)
+    return schema, batches if limit is None else _cut(batches, limit)
+
+
+def _cut(batches: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
+    left = limit
+    for batch in batches:
+        if left <= 0:
+            return
+        yield batch.slice(0, min(left, batch.num_rows))
+        left -= batch.num_rows
