@@ -119,9 +119,7 @@ class CachedStore:
         return self.store.size(path) if path not in self._versions else self._versions[path][1]
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        if start == stop:
-            return b""
-        return self._of_one_version(path, lambda: self._ranges(path, [(start, stop)])[0])
+        return b"" if start == stop else self._of_one_version(path, lambda: self._ranges(path, [(start, stop)])[0])
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return self._of_one_version(path, lambda: self._ranges(path, ranges)) if ranges else []
