@@ -15,7 +15,7 @@ from http import HTTPStatus
 
 from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, ReachError, UnsafeError
 
-__all__ = ["REDIRECTS", "Answer", "Fault", "broken", "changed", "decoded", "private", "refused", "settled"]
+__all__ = ["REDIRECTS", "Answer", "Fault", "broken", "changed", "decoded", "plain_length", "private", "refused", "settled"]
 
 INFLATION = 100  # a body may inflate to so many times what was sent, and
 INFLATION_FLOOR = 16 << 20  # to this size in any case
@@ -78,6 +78,13 @@ def _status(line: bytes) -> tuple[str, int]:
     version, _, code = _field.__wrapped__(line)[1].partition(" ")
     code = code[:3]
     return version, int(code) if code.isascii() and code.isdigit() else 0
+
+
+def plain_length(lines: Sequence[bytes]) -> int | None:
+    """Give the length of a body, where the head says no more of it than that, and that it is the whole object: as most do."""
+    found = _TELLING.findall(b"".join(lines).lower())
+    plain = len(found) == 1 and found[0][0] and len(lines[0]) <= _SHORT and lines[0].startswith(b"HTTP/") and _status(lines[0])[1] == 200
+    return int(found[0][0]) if plain else None
 
 
 class Answer:

@@ -125,7 +125,7 @@ class Slot:
         return socket.socket(family, kind, protocol)
 
     def _take(self, data: bytes) -> int | None:
-        if self.answer is None and self._read_head() is not None:
+        if self.answer is None and not self._calm and self._read_head() is not None:
             return _ABORT
         size, begin = len(data), self.got
         if begin + size <= self._calm:
@@ -156,8 +156,13 @@ class Slot:
 
     def _read_head(self) -> Fault | None:
         """Look at the head of the answer, once it is whole, and decide what of the body is wanted."""
-        request, answer = self.request, Answer(self.lines)
-        self.answer = request.answer = answer
+        request = self.request
+        if request.wanted is not None:  # then nobody asks for the head of an answer that is a plain one
+            length = answers.plain_length(self.lines)
+            if length is not None and length <= self._limit:
+                self._calm = self._limit
+                return None
+        self.answer = request.answer = answer = Answer(self.lines)
         request.total = answer.total
         if answer.status not in _GOOD:
             self._last = _ERROR_BYTES
@@ -231,11 +236,11 @@ class Slot:
             if self.answer is None and self.lines and self._read_head() is not None:
                 return self._fault  # refused for its head alone
             return self._fault or (self._refused if code in (7, 28) else None) or answers.broken(code)
-        if self.answer is None and self._read_head() is not None:
+        if self.answer is None and not self._calm and self._read_head() is not None:
             return self._fault
         answer, parts = self.answer, self.parts
         self.parts = []
-        if self._calm and answer is not None and not answer.coding:
+        if self._calm and (answer is None or not answer.coding):
             request.data = parts[0] if len(parts) == 1 else b"".join(parts)
             return None
         if answer is None or answer.status not in _GOOD:

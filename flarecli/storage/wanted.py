@@ -48,8 +48,10 @@ class Wanted:
         self.urls, self.origins, self.users, self.found, self.arrived = urls, origins, users, found, arrived
         self.first, self.named, self.private, self.awaited = first, named, private, -1
 
-    def by_origin(self) -> Mapping[str, list[int]]:
+    def by_origin(self) -> Mapping[str, Sequence[int]]:
         """Give the places of each server's objects, in order."""
+        if self.origins and self.origins[0] and len(set(self.origins)) == 1:
+            return {self.origins[0]: range(len(self.origins))}
         places: dict[str, list[int]] = {}
         for place, origin in enumerate(self.origins):
             if origin in places:

@@ -7,13 +7,13 @@ A row is whole or it failed: a broken answer, an error page or an empty body nev
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ _SPAN = 128  # rows that are taken at a time, where nothing is wrong with them
 _AHEAD_ROWS = 4096  # rows whose links are asked for before they are needed
 _BATCH_BYTES = 4 << 20  # fetched bytes of one output batch, about: each is there twice while it is made, and a shard keeps the last one whole
 _LUMP_BYTES = 1 << 20  # room is given back to the engine in lumps: each time rings a bell
-_NAP_S = 0.003  # before a wait: the next few answers come meanwhile, else each of them would wake this thread
+_NAP_S = 0.003  # to be woken by one answer after another would cost too much: at first a later one is waited for, at most so long
 _TEXTUAL = frozenset({"html", "xml", "json", "str"})  # kinds of which a page is no surprise
 _MARKUP = frozenset(b"<\xef\t\n\v\f\r ")  # what a page may begin with: else it need not be looked at further
 
@@ -251,7 +251,9 @@ class _Fetcher:
         self._release(part, place)
         wanted, found = part.wanted, part.found[place]
         if found is None:
-            time.sleep(_NAP_S)
+            wanted.awaited = min(place + _SPAN, len(part.found) - 1)
+            with contextlib.suppress(Empty):
+                self._arrived.get(timeout=_NAP_S)
             wanted.awaited = place  # set before what is found is looked at: the engine does it the other way round
             while (found := part.found[place]) is None:
                 wait_for(self._arrived)

@@ -151,6 +151,36 @@ def test_a_row_fails_if_any_of_its_links_fails(web, at):
     assert [(one.row, one.key, one.column) for one in parts[0].failures] == [(1, "y", "second")]
 
 
+def test_rows_are_the_same_however_many_are_taken_at_a_time(web, at, tmp_path, monkeypatch):
+    """Two columns of pictures, files, pages, text that begins as a page does, nothing at all and failures, in one large batch and in small ones."""
+    (tmp_path / "file.jpg").write_bytes(b"file")
+    web.file("/a.jpg", JPEG)
+    web.page("/text", b"\n<- text")
+    web.page("/page.jpg", b"<html>", Content_Type="text/html")
+    web.page("/empty", b"")
+    kinds = [web.url("/a.jpg")] * 9 + ["file.jpg", web.url("/text"), web.url("/page.jpg"), web.url("/empty"), web.url("/missing"), None]
+    one, two = ([kinds[(step * row + row // 50) % 15] for row in range(400)] for step in (7, 11))
+    links = [Link("one", "first"), Link("two", "second")]
+
+    def outcomes(batch, step):
+        values, failures = {}, {}
+        for part in start((batch.slice(i, step) for i in range(0, 400, step)), at, links=links):
+            rows = zip(part.batch.column("first").to_pylist(), part.batch.column("second").to_pylist(), strict=True)
+            values |= dict(zip(part.rows.tolist(), rows, strict=True))
+            failures |= {failure.row: (failure.key, failure.column, failure.kind, failure.reason) for failure in part.failures}
+        return values, failures
+
+    batch = pa.record_batch({"key": [f"k{i}" for i in range(400)], "one": one, "two": two})
+    whole = outcomes(batch, 400)
+    monkeypatch.setattr("flarecli.write.links._SPAN", 1)
+    assert outcomes(batch, 30) == whole
+    bodies = {kinds[0]: JPEG, "file.jpg": b"file", web.url("/text"): b"\n<- text"}
+    assert whole[0] == {row: (bodies[one[row]], bodies[two[row]]) for row in range(400) if one[row] in bodies and two[row] in bodies}
+    assert {row: failure[1] for row, failure in whole[1].items()} == {
+        row: "first" if one[row] not in bodies else "second" for row in range(400) if row not in whole[0]
+    }
+
+
 def test_pages_where_media_is_wanted_fail_and_pages_that_are_wanted_do_not(web, at):
     page = b"<!doctype html><title>Log in</title>"
     web.page("/a.jpg", page)
