@@ -2,7 +2,9 @@
 
 SIGINT and SIGTERM end a run with one line and the exit code 130 or 143, wherever they land. They arrive as one
 KeyboardInterrupt, so that `finally` and `with` put things right. Inside an import it would be lost or leave half a
-module, so there it waits until the import is done; what takes longer than GRACE_S is ended without asking.
+module, so there it waits until the import is done; what takes longer than GRACE_S is ended without asking. Only what comes while
+Python itself starts, or while the installed script imports this file (a millisecond, and what the script imports before it),
+ends as Python ends it: no code of ours runs yet.
 """
 
 from __future__ import annotations
