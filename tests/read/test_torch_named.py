@@ -171,6 +171,22 @@ def test_a_damaged_row_is_named_and_the_loop_goes_on(tmp_path):
     assert given == 5 and [batch["n"][0].item() for batch in loop] == [60, 70, 80, 90, 100, 110]
 
 
+@pytest.mark.parametrize("taken", [1, 5])
+def test_a_stateful_loader_goes_on_exactly_with_batches_that_are_named(data, reads, taken):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+    def loader():
+        return stateful(IterableDataset(data, 16, seed=6), batch_size=None, num_workers=2, collate_fn=tensors)
+
+    first = loader()
+    seen = [batch for _, batch in zip(range(taken), first, strict=False)]
+    state = first.state_dict()
+    del first
+    other = loader()
+    other.load_state_dict(state)
+    assert plain(seen + list(other)) == plain(IterableDataset(data, 16, seed=6)) and reads
+
+
 def test_a_stream_that_is_gone_is_said(data):
     wrong = sending._read((-1, 0), b"")
     with pytest.raises(UsageError, match="the dataset of this batch is gone"):
