@@ -169,3 +169,8 @@ def test_any_bytes_are_a_playlist_or_a_format_error(data):
 )
 def test_lists_at_the_border_of_what_they_may_be(stream, told):
     assert [error.message for error in playlists.faults(stream.encode(), locate("p.yaml"))] == told
+
+
+def test_the_first_line_counts_when_it_is_empty():
+    (error,) = playlists.faults(b"\na: \xff", locate("p.yaml"))
+    assert error.where.endswith("p.yaml:2:4")

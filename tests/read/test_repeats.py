@@ -82,3 +82,9 @@ def test_streams_of_two_names_in_a_playlist_may_list_the_same_shards(capfd):
     assert main(["playlist", "a=d", "b=d"]) == 0
     out = capfd.readouterr().out
     assert out.count("d/shard.00000.mds") == 2
+
+
+def test_neighbouring_shards_of_a_folder_share_a_playlist():
+    (one,) = flarecli.read.resolve("d/shard.0000{0,1}.mds")
+    assert (len(one.streams), list(one.streams[0].urls)) == (1, ["shard.00000.mds", "shard.00001.mds"])
+    assert len(flarecli.read.resolve(["d/shard.00000.mds", "e/shard.00000.mds", "e/shard.00001.mds"])) == 2

@@ -10,6 +10,7 @@ from flarecli import read, verbs
 from flarecli.errors import IntegrityError, MissingError, UsageError
 from flarecli.hashes import digest
 from flarecli.storage import Guard
+from flarecli.write import Writer
 
 
 def test_a_playlist_of_bare_shards_says_everything_and_reads_as_the_same_rows(plain, tmp_path, monkeypatch, samples):
@@ -262,3 +263,11 @@ def test_a_difference_tells_no_secrets(tmp_path):
     (tmp_path / "b.yaml").write_text("one: {headers: {format: mds}, content: ['http://w:x@127.0.0.1:9/a?X-Amz-Signature=hunter2#f']}\n")
     found = verbs.diff_playlists(f"{tmp_path}/a.yaml", f"{tmp_path}/b.yaml")
     assert (found.added, found.removed, found.changed) == ((), (), ())
+
+
+def test_a_stream_has_the_same_columns_in_all_its_parts(tmp_path):
+    for name, column in (("a", "n"), ("b", "m")):
+        with Writer(str(tmp_path / name), columns={column: "int"}) as writer:
+            writer.write({column: 1})
+    with pytest.raises(UsageError, match="b: it has other columns than what comes before it in stream 'x'$"):
+        verbs.playlist([f"x={tmp_path}/a", f"x={tmp_path}/b"], out=str(tmp_path / "p.yaml"))
