@@ -116,7 +116,7 @@ def test_null_link_and_null_value(here, capfd):
 
 def test_a_target_that_cannot_be_made(here, capfd):
     (here / "file").write_text("")
-    wrong(capfd, "pack ok.csv file", 2, "file: a file is there, a folder is wanted")
+    wrong(capfd, "pack ok.csv file", 2, "file: a file is there, a folder is wanted", "Name the folder to write, last.")
     wrong(capfd, "pack ok.csv file/out", 3, f"{here}/file: a file is there, a folder is wanted")
     hint = "Name a folder, or a bucket such as s3://bucket/folder."
     wrong(capfd, "pack ok.csv http://127.0.0.1:9/out", 2, "http://127.0.0.1:9/out: a web server is read, not written to", hint)
@@ -134,6 +134,7 @@ def test_non_empty_target(here, capfd):
     hint = "Give --resume to go on with an unfinished pack, --overwrite to replace a dataset, or name another folder."
     wrong(capfd, "pack ok.csv out", 2, "out: the folder is not empty", hint)
     wrong(capfd, "pack ok.csv out --resume", 2, "out: the folder is not empty", hint)
+    hint = "Name another folder: --overwrite replaces what was packed, and something else is there."
     wrong(capfd, "pack ok.csv out --overwrite", 2, "out: the folder is not empty", hint)
     assert [p.name for p in (here / "out").iterdir()] == ["notes.txt"]
 
