@@ -208,7 +208,7 @@ def test_schemas_of_own_encodings(point):
         ([True, False], "bool values are no positions of rows"),
         ([1.5], "float64 values are no positions of rows"),
         (np.array([0.0, 1.0], np.float32), "float32 values are no positions of rows"),
-        ("label", "str160 values are no positions of rows"),
+        ("label", "str is no list of positions of rows"),
     ],
 )
 def test_what_is_no_position_names_no_other_row(data, rows, message):
