@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import email.utils
 import hashlib
 import hmac
@@ -22,6 +23,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 import pytest
+
+from flarecli.storage import Limits
+from flarecli.storage.transfers import Engine
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 NO_CLOUD = {  # nothing of this machine's own settings counts, and no metadata service is asked
@@ -57,6 +61,19 @@ def wait_until_it_answers(process, url):
 def end(process):
     process.terminate()
     process.wait(10)
+
+
+@pytest.fixture
+def engine():
+    """Make engines that are closed in the end."""
+    with contextlib.ExitStack() as stack:
+
+        def make(ahead_bytes=None, **limits):
+            one = Engine(Limits(**{"timeout_s": 5.0, "deadline_s": 20.0, **limits}), ahead_bytes)
+            stack.callback(one.close)
+            return one
+
+        yield make
 
 
 @pytest.fixture(scope="session")

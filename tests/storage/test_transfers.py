@@ -22,19 +22,6 @@ BODY = os.urandom(50_000)
 CUT = "the connection ended before the answer was whole"
 
 
-@pytest.fixture
-def engine():
-    """Make engines that are closed in the end."""
-    with contextlib.ExitStack() as stack:
-
-        def make(ahead_bytes=None, **limits):
-            one = Engine(Limits(**{"timeout_s": 5.0, "deadline_s": 20.0, **limits}), ahead_bytes)
-            stack.callback(one.close)
-            return one
-
-        yield make
-
-
 def request(url, deliver, **more):
     address = parse(url)
     return Request(address, deliver, **{"named": frozenset((address.origin,)), **more})

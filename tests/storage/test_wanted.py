@@ -1,30 +1,13 @@
 """Many objects that are wanted at once: each is found in its place, as if it had been asked for alone."""
 
-import contextlib
 import os
 import threading
 
-import pytest
-
-from flarecli.storage import Limits
 from flarecli.storage.addresses import parse
 from flarecli.storage.hosts import Hosts
-from flarecli.storage.transfers import Engine, Fault, Page, Wanted
+from flarecli.storage.transfers import Fault, Page, Wanted
 
 BODY = os.urandom(20_000)
-
-
-@pytest.fixture
-def engine():
-    """Make engines that are closed in the end."""
-    with contextlib.ExitStack() as stack:
-
-        def make(ahead_bytes=None, **limits):
-            one = Engine(Limits(**{"timeout_s": 5.0, "deadline_s": 20.0, **limits}), ahead_bytes)
-            stack.callback(one.close)
-            return one
-
-        yield make
 
 
 def wanted(urls, arrived=lambda: None, **more):
