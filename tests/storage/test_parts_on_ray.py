@@ -61,6 +61,16 @@ def wait_for_parts(process, out, parts):
     assert process.poll() is None, process.stderr.read()
 
 
+def kill_a_worker(cluster, driver):
+    """Kill one of those that pack parts; there is a moment between two parts in which there is none."""
+    stop = time.monotonic() + 30
+    while not (found := workers(cluster)) and driver.poll() is None and time.monotonic() < stop:
+        time.sleep(0.02)
+    for pid in found[:1]:
+        os.kill(pid, signal.SIGKILL)
+    return found[:1]
+
+
 def test_drivers_and_workers_killed_change_no_object_and_a_second_pack_is_refused(cluster, s3, tmp_path):
     index, out = str(tmp_path / "index.parquet"), locate(f"{s3}/out")
     rows = range(PARTS * 10)
@@ -70,10 +80,10 @@ def test_drivers_and_workers_killed_change_no_object_and_a_second_pack_is_refuse
     for parts in (2, 6, 11):
         driver = begun(index, f"{s3}/out")
         wait_for_parts(driver, out, parts)
+        killed += kill_a_worker(cluster, driver)
         with pytest.raises(BusyError) as caught:
             flarecli.pack(index, f"{s3}/out", **OPTIONS, resume=True)
         assert caught.value.message.startswith(f"another pack is at work there (process {driver.pid} on ")
-        killed += [os.kill(pid, signal.SIGKILL) for pid in workers(cluster)[:1]]
         if parts < 11:
             driver.kill()
             driver.communicate()
