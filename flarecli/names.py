@@ -126,8 +126,11 @@ def scheme_of(address: str) -> str:
 
 
 def local_path(address: str) -> str:
-    """Give the path that a path or a `file://` address names."""
-    return unquote(address[7:]) if scheme_of(address) == "file" else address
+    """Give the path that a path or a `file://` address names; `file://localhost/` is this machine."""
+    if scheme_of(address) != "file":
+        return address
+    path = unquote(address[7:])
+    return path[9:] if path.startswith("localhost/") else path
 
 
 def whole_path(path: str) -> str:

@@ -28,6 +28,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _NOT_ASCII = re.compile("[^\x00-\x7f]")
 _UNQUOTED = re.compile(r"[^!#-;=?-\[\]_a-z~]")  # what may not stand in a path or query as it is
 _SAFE = "/%:=&?~#+!$,;'@()*[]"
+_SAFE_USER = "%:=&~+!$,;'()*"
 
 # IANA special-purpose address registries; what is not in them is public
 _V4 = {
@@ -109,7 +110,7 @@ def parse(url: str) -> Address:
         path = "/" + path
     if _UNQUOTED.search(path):
         path = quote(path, safe=_SAFE, errors="surrogatepass")
-    return Address(start + path, origin, user or "")
+    return Address(start + path, origin, quote(user, safe=_SAFE_USER, errors="surrogatepass") if user else "")
 
 
 def usual(urls: Sequence[str | None]) -> tuple[list[str], list[str]] | None:
@@ -191,11 +192,18 @@ def join(base: str, url: str) -> str:
     """Resolve a reference against the address of the file that holds it (RFC 3986, section 5).
 
     The user info of `base` goes on only with a reference that stays at its host.
+
+    raises  FormatError for a reference that is no address
     """
     if _CONTROL.search(url):  # urljoin would drop them without a word
         raise FormatError("the address holds a control character", where=_shown(url))
     url = url.strip(" ")
-    return url if _SCHEME.match(url) else urljoin(base, url)  # urljoin would take `http:g` and `http:///g` for relative ones
+    if _SCHEME.match(url):
+        return url  # urljoin would take `http:g` and `http:///g` for relative ones
+    try:
+        return urljoin(base, url)
+    except ValueError:  # half of a bracket, or letters that are slashes in another form
+        raise FormatError("the address has no host", where=_shown(url)) from None
 
 
 def redirected(before: Address, location: str) -> Address:

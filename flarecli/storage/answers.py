@@ -171,6 +171,11 @@ class Answer:
         """When the file last changed, as the server says it."""
         return self.get("last-modified")[:100]
 
+    def is_other(self, before: Answer) -> bool:
+        """Say whether this is an answer about another version of a file than an earlier one, as far as the two tell."""
+        told = ((self.etag, before.etag), (self.modified, before.modified), (self.total, before.total))
+        return any(one and other and one != other for one, other in told)
+
     def retry_after(self, now: float) -> float | None:
         """Seconds that the server asks to wait; `now` is the wall clock, for those that name a date."""
         text = self.get("retry-after")

@@ -8,7 +8,6 @@ for ever) are refused. Writes go to a temporary name, reach the disk, then take 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import mmap
 import os
@@ -16,11 +15,10 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from urllib.parse import unquote, urlsplit
 
 from flarecli.errors import BusyError, FlareError, FormatError, MissingError, ReachError, UnsafeError, UsageError
 from flarecli.hashes import Sums
-from flarecli.names import bare, check_name, is_url, redact, scheme_of, whole_path
+from flarecli.names import bare, check_name, is_url, local_path, redact, scheme_of, whole_path
 from flarecli.storage.ahead import ahead_of_file
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, locate, short_read
 from flarecli.storage.sink import Sink, write_all
@@ -94,12 +92,11 @@ class LocalStore:
         if is_url(url) and scheme != "file":
             if scheme not in NAMED and not self.guard.allow_local:
                 raise UnsafeError(f"{scheme}:// is not an address that data may name", where=redact(url), hint=_SCHEME_HINT)
-            # what lies here is the user's own: each address in it is a name the user gave
-            parts = urlsplit(url)
-            named = self.guard.named | {f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}".lower()}
-            return locate(url, dataclasses.replace(self.guard, named=named))
+            return locate(url, self.guard)  # what lies here is the user's own: each address in it is a name the user gave
         if self.guard.allow_local:
-            target = unquote(url[7:]) if scheme == "file" else os.path.join(self.root, path, url)
+            target = os.path.join(self.root, path, local_path(url))
+            if "\0" in target:
+                raise FormatError("the address holds a control character", where=self.show(path))
             real = os.path.realpath(target)
             return Location(LocalStore(os.path.dirname(real), None, self.guard, self.maps), os.path.basename(real))
         if scheme == "file" or url.startswith("/") or ".." in url.split("/"):

@@ -93,6 +93,9 @@ class Location:
     def __str__(self) -> str:
         return self.store.show(self.path)
 
+    def __repr__(self) -> str:
+        return f"Location({str(self)!r})"  # the path of a web address holds its secrets
+
     def __truediv__(self, name: str) -> Location:
         """Name something below, relative and plain. Raises UnsafeError for a name that leaves the folder."""
         return Location(self.store, self.store.child(self.path, check_name(name, where=self)))

@@ -25,6 +25,7 @@ class Request:
     order       the smallest is served first, and is never paused
     sink        gets the bytes piece by piece instead of `data`, never more than `window` of them that are not used yet;
                 `start` moves along, so that another try goes on where the last one broke off
+    of          the head of the answer that the sink got its first bytes of: another try must bring the same version
 
     data        the bytes wanted, when there is no fault
     answer      the last answer's head
@@ -35,8 +36,8 @@ class Request:
     """
 
     __slots__ = (
-        "_asked", "answer", "attempts", "cancelled", "data", "deadline", "deliver", "done", "fault", "hops", "if_match", "named", "order", "origin",
-        "place", "private", "sink", "start", "stop", "total", "unused", "url", "user", "wanted", "whole", "window",
+        "_asked", "answer", "attempts", "cancelled", "data", "deadline", "deliver", "done", "fault", "hops", "if_match", "named", "of", "order",
+        "origin", "place", "private", "sink", "start", "stop", "total", "unused", "url", "user", "wanted", "whole", "window",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +64,7 @@ class Request:
         self.data: bytes = b""
         self._asked: Address | None = None
         self.answer: Answer | None = None
+        self.of: Answer | None = None
         self.fault: Fault | None = None
         self.whole: bytes | None = None
         self.total: int | None = None

@@ -150,6 +150,8 @@ class Slot:
         if self.request.sink is None:
             self.parts.append(data)
         elif self.answer is not None and self.answer.status in _GOOD:
+            if self.request.of is None:
+                self.request.of, self.request.if_match = self.answer, self.request.if_match or self.answer.etag
             self.request.start += len(data)
             self.request.sink(data)
         return None
@@ -166,7 +168,7 @@ class Slot:
         request.total = answer.total
         if answer.status not in _GOOD:
             self._last = _ERROR_BYTES
-        elif request.if_match and answer.etag and answer.etag != request.if_match:
+        elif (request.if_match and answer.etag not in ("", request.if_match)) or (request.of is not None and answer.is_other(request.of)):
             self._fault = answers.changed()
         elif request.sink is not None and answer.coding:
             self._fault = Fault("encoding", f"sent with content encoding {answer.coding[:20]!r}, which was not asked for", error=FormatError)
