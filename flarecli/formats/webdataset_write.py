@@ -47,7 +47,9 @@ def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[p
 
     Its name is `00000.tar`, five digits, more past 99,999. Without a column of keys the key is `SHARD-ROW`. A null leaves its member out.
 
-    raises  ValueFitError, before anything is written, for a key that would not read back, one that is there twice, and a row without members
+    A key that is there twice is for whoever fills the shard to refuse, who can name the row: see `KEY_COLUMN`.
+
+    raises  ValueFitError, before anything is written, for a key that would not read back and for a row without members
     """
     name, rows = f"{number:05d}.tar", 0
     to, keys = at / name, []
@@ -55,7 +57,7 @@ def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[p
         keys.append(_keys(batch, number, rows))
         rows += batch.num_rows
     if any(KEY in batch.schema.names for batch in batches):
-        _check_keys(pa.chunked_array(keys, encodings.TEXT), to)
+        _check_each(pa.chunked_array(keys, encodings.TEXT), to)
     table, raw_size = _table(columns, batches, keys, to)
     parts: Iterable[Any] = _parts(columns, batches, keys)
     wanted = {DEFAULT, *settings.hashes}
@@ -102,16 +104,6 @@ def _check_each(keys: pa.Array | pa.ChunkedArray, to: object) -> None:
     wrong = pc.or_kleene(pc.match_substring_regex(keys, _UNFIT), pc.greater(pc.binary_length(keys), 255)).fill_null(True)
     for row in pc.indices_nonzero(wrong).to_pylist():
         _check_key(keys[row].as_py(), f"{to}[{row}]")
-
-
-def _check_keys(keys: pa.ChunkedArray, to: Location) -> None:
-    _check_each(keys, to)
-    if pc.count_distinct(keys).as_py() != len(keys):
-        seen: dict[str, int] = {}
-        for row, key in enumerate(keys.to_pylist()):
-            if seen.setdefault(key, row) != row:
-                hint = "Make the keys differ, or leave the column out: then each row gets a key of its own."
-                raise ValueFitError(f"the key {escape(key)!r:.80} came before, in row {seen[key]}", where=f"{to}[{row}]", hint=hint)
 
 
 def _check_key(key: str | None, where: str) -> None:

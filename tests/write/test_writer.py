@@ -624,3 +624,20 @@ def test_a_forked_copy_of_a_writer_is_not_the_childs_to_drop(tmp_path):
         Writer(str(tmp_path / "out"), columns=COLUMNS, resume=True)
     writer.close()
     assert len(read.open(str(tmp_path / "out"))) == 1
+
+
+@pytest.mark.parametrize("how", [{}, {"shard_rows": 3}], ids=str)
+def test_a_key_that_comes_back_in_a_tar_is_refused_by_its_row_and_nothing_of_that_shard_is_written(tmp_path, how):
+    columns = {"__key__": "str", "t": "str"}
+    writer = Writer(str(tmp_path / "out"), format="webdataset", columns=columns, settings=Settings(**how))
+    for key in "abcabd":
+        writer.write({"__key__": key, "t": "x"})
+    if how:  # another shard may have it again
+        writer.write({"__key__": "b", "t": "x"})
+        writer.write({"__key__": "b", "t": "x"})
+    with pytest.raises(ValueFitError) as caught:
+        writer.close()
+    row, key = ("7", "b") if how else ("3", "a")
+    assert str(caught.value) == f"[{row}]: the key {key!r} came before, and is to lie in the same shard"
+    assert sorted(name for name in files(tmp_path / "out") if name.endswith(".tar")) == (["00000.tar", "00001.tar"] if how else [])
+    writer.abandon()
