@@ -23,12 +23,14 @@ from flarecli.storage.ahead import ahead_of_file
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, locate, short_read
 from flarecli.storage.sink import Sink, write_all
 from flarecli.storage.specials import is_special
+from flarecli.storage.symlinks import is_link, leads_back
 
 __all__ = ["LocalStore", "SCRATCH", "made_folder", "sync_folder"]
 
 SCRATCH = ".flare"  # lock, journal and temporary files of a pack live there
 NAMED = ("http", "https", "s3", "gs", "az", "hf")  # schemes that an index may name; others only the user types
 MAPS = 128  # mapped files kept open at once
+_DEEPEST = 100  # folders within folders, in a listing
 _PIECE = 1 << 20  # bytes summed, then written at once: they stay in the cache
 _BLOCK = 1 << 18  # bytes read at once of a whole file
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -177,6 +179,8 @@ class LocalStore:
     def list(self, path: str) -> Iterator[Entry]:
         folder = self._folder(path)
         try:
+            if path.count("/") >= _DEEPEST:
+                raise FormatError(f"folders lie more than {_DEEPEST} deep in it", where=self.show(""), hint="Name a folder further down.")
             with os.scandir(folder) as entries:
                 found = sorted(entries, key=lambda e: os.fsencode(e.name) + (b"/" if e.is_dir(follow_symlinks=False) else b""))
         except OSError as error:
@@ -236,7 +240,7 @@ class LocalStore:
         try:
             return os.open(part, _FOLDER & ~(os.O_NOFOLLOW if self.guard.allow_local else 0), dir_fd=fd)
         except OSError as error:
-            if error.errno == errno.ENOTDIR and _is_link(part, fd):
+            if error.errno == errno.ENOTDIR and is_link(part, fd):
                 error = OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             raise self.error(error, path) from None
         finally:
@@ -247,6 +251,8 @@ class LocalStore:
         where = self.show(path)
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return MissingError("no such file or folder", where=where)
+        if error.errno == errno.ELOOP and leads_back(self.root, path, self.guard.allow_local):
+            return UnsafeError("a symbolic link that leads back to itself", where=where, hint="Replace it by the file itself.")
         if error.errno == errno.ELOOP:
             return UnsafeError("a symbolic link, which may lead out of the folder", where=where, hint=_LINK_HINT)
         if error.errno == errno.ENXIO:
@@ -384,9 +390,3 @@ def made_folder(path: str, store: LocalStore) -> None:
         sync_folder(parent)
     except OSError as error:
         raise store.error(error, "") from None
-
-
-def _is_link(name: str, folder: int) -> bool:
-    with contextlib.suppress(OSError):
-        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-    return False

@@ -34,10 +34,10 @@ def test_a_read_past_the_end_is_an_error_not_a_short_answer(root):
     assert str(caught.value) == f"{root}/a.bin: ends at byte 100, {1 << 60} are needed"
 
 
-@pytest.mark.parametrize("kind", ["link", "folder link", "dangling", "loop"])
+@pytest.mark.parametrize("kind", ["link", "folder link", "dangling"])
 def test_links_are_not_followed_below_the_root(root, tmp_path, kind):
     data = tmp_path / "data"
-    target = {"link": tmp_path / "secret.txt", "folder link": tmp_path, "dangling": tmp_path / "no", "loop": data / "x"}[kind]
+    target = {"link": tmp_path / "secret.txt", "folder link": tmp_path, "dangling": tmp_path / "no"}[kind]
     (data / "x").symlink_to(target)
     at = root / ("x/secret.txt" if kind == "folder link" else "x")
     with pytest.raises(UnsafeError, match="a symbolic link, which may lead out of the folder"):
@@ -51,6 +51,49 @@ def test_links_are_not_followed_below_the_root(root, tmp_path, kind):
         with pytest.raises(UnsafeError):
             at.delete()
         assert (tmp_path / "secret.txt").exists()
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.parametrize("links", [{"x": "x"}, {"x": "./x"}, {"x": "{data}/x"}, {"x": "y", "y": "z", "z": "x"}, {"x": "y", "y": "y/"}], ids=str)
+def test_a_link_that_leads_back_to_itself_is_said_to(root, tmp_path, links, allowed):
+    for name, target in links.items():
+        (tmp_path / "data" / name).symlink_to(target.format(data=tmp_path / "data"))
+    at = locate(str(tmp_path / "data"), Guard(allow_local=allowed))
+    for path in ("x", "x/b.bin"):
+        with pytest.raises(UnsafeError) as caught:
+            (at / path).read()
+        assert str(caught.value) == f"{root}/{path}: a symbolic link that leads back to itself"
+        assert caught.value.hint == "Replace it by the file itself."
+    with pytest.raises(UnsafeError, match="a symbolic link that leads back to itself"):
+        locate(str(tmp_path / "data/x")).read()
+    with pytest.raises(UnsafeError, match="a symbolic link that leads back to itself"):
+        locate(str(tmp_path / "data/x/b.bin")).read()
+
+
+def test_a_link_that_may_lead_anywhere_is_not_asked_where_it_ends(root, tmp_path):
+    (tmp_path / "data/x").symlink_to("../data/y")
+    (tmp_path / "data/y").symlink_to("../data/x")
+    with pytest.raises(UnsafeError, match="a symbolic link, which may lead out of the folder"):
+        (root / "x").read()
+    (tmp_path / "data/z").symlink_to("a.bin")
+    with pytest.raises(UnsafeError, match="a symbolic link, which may lead out of the folder"):
+        (root / "z").read()
+    with pytest.raises(UnsafeError, match="a symbolic link that leads back to itself"):
+        (locate(str(tmp_path / "data"), Guard(allow_local=True)) / "x").read()
+
+
+def test_folders_that_never_end_are_not_listed(root, tmp_path):
+    deep = tmp_path / "data"
+    for _ in range(100):
+        deep = deep / "d"
+    deep.mkdir(parents=True)
+    (deep / "f").write_bytes(b"1")
+    assert [entry.name for entry in root.list() if entry.name.endswith("f")] == ["d/" * 100 + "f"]
+    (deep / "d").mkdir()
+    with pytest.raises(FormatError) as caught:
+        list(root.list())
+    assert str(caught.value) == f"{root}: folders lie more than 100 deep in it"
+    assert caught.value.hint == "Name a folder further down."
 
 
 def test_links_are_followed_when_the_user_says_so(root, tmp_path):
