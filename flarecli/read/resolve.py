@@ -21,7 +21,7 @@ from flarecli.model import Playlist, Stream
 from flarecli.names import is_url, local_path, redact, scheme_of
 from flarecli.read.repeats import refuse_repeats
 from flarecli.storage import Guard, Location, globbed, locate
-from flarecli.storage.local import SCRATCH
+from flarecli.storage.local import SCRATCH, LocalStore
 from flarecli.wildcards import SIGNS, braced
 
 __all__ = ["expand", "resolve", "select_streams"]
@@ -70,16 +70,20 @@ def _lists(address: str) -> bool:
     return scheme_of(address) not in ("http", "https")
 
 
-def resolve(sources: Addresses, *, format: str | None = None, guard: Guard | None = None, maps: bool = True) -> list[Playlist]:
+def resolve(
+    sources: Addresses, *, format: str | None = None, guard: Guard | None = None, maps: bool = True, expanded: bool = False
+) -> list[Playlist]:
     """Find out what lies at each address; no shard is opened.
 
-    format  what the shards are, instead of what their names and indexes say
-    maps    False where the files may be cut short while they are read
-    return  one Playlist a source, in order; neighbouring shard files of one folder share one
-    raises  MissingError if nothing is there; UnfinishedError for an unfinished pack; FormatError, UnsafeError for
-            what is there and broken
+    format    what the shards are, instead of what their names and indexes say
+    maps      False where the files may be cut short while they are read
+    expanded  the addresses are what `expand` gave: a brace or a sign that is in one of them is part of a name
+    return    one Playlist a source, in order; neighbouring shard files of one folder share one
+    raises    MissingError if nothing is there; UnfinishedError for an unfinished pack; FormatError, UnsafeError for
+              what is there and broken
     """
-    addresses = [one for source in address_texts(sources) for one in _expanded(source, guard)]
+    texts = address_texts(sources)
+    addresses = [(one, _is_on_disk(one)) for one in texts] if expanded else [one for source in texts for one in _expanded(source, guard)]
     if not addresses:
         raise UsageError("no source is named")
     out: list[Playlist] = []
@@ -154,6 +158,8 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
     if not _lists(str(at)):
         tried = ", ".join((playlists.PLAYLIST, INDEX, *SPECS))
         raise MissingError(f"none of {tried} is there", where=at, hint="Name a playlist, an index.json or a shard.")
+    if isinstance(at.store, LocalStore) and os.path.join(at.store.root, at.path) == "/":
+        raise UsageError("the whole of this machine is no dataset", where=at, hint="Name the folder that the data lies in.")
     entries = list(at.list() if at.is_local else itertools.islice(at.list(), _LIST_LIMIT + 1))
     if not entries:
         raise MissingError("an empty folder", where=at)

@@ -59,7 +59,7 @@ class Task:
 def planned(address: str, format: str | None, names: Sequence[str], guard: Guard | None) -> Plan:
     """Resolve an address; what is there and broken is a finding. Raises MissingError, ReachError, UsageError."""
     try:
-        (found,) = resolve([address], format=format, guard=guard, maps=False)
+        (found,) = resolve([address], format=format, guard=guard, maps=False, expanded=True)
     except (ReachError, UsageError, MissingLibraryError):
         raise
     except FlareError as error:

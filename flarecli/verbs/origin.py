@@ -80,7 +80,7 @@ def open_origin(
     texts   columns of a CSV that are read as text: keys, links
     raises  UsageError for rows of an index; whatever opening raises
     """
-    addresses = [one for source in address_texts(sources) for one in read.expand(source)]
+    addresses = [one for source in address_texts(sources) for one in read.expand(source, guard)]
     if format is not None and streamed.is_stdin(addresses):
         return _of_stdin(format, rows, where, limit, guard)
     is_made = where is not None and sql.is_statement(where)
@@ -94,7 +94,7 @@ def open_origin(
             shown, table.at, "index", table.schema, table.rows, True, table.sum, lambda names, _: table.batches(names, where, ROW), where, limit
         )
         return origin if is_made else replace(origin, place=table.place)
-    found = read.resolve(addresses, format=format, guard=guard, maps=False)
+    found = read.resolve(addresses, format=format, guard=guard, maps=False, expanded=True)
     described(found, progress or Progress())
     parts = read.select_streams(found, streams)
     data = read.Dataset(parts, found)

@@ -82,13 +82,13 @@ def open_source(
     raises          UsageError for streams or rows of an index; whatever opening raises
     """
     addresses = address_texts(sources)
-    expanded = [one for address in addresses for one in read.expand(address)]
+    expanded = [one for address in addresses for one in read.expand(address, guard)]
     shown = " ".join(redact(address) for address in addresses)
     if expanded and all(ingest.is_index(address) for address in expanded):
         no_index(shown, streams, rows)
         index = ingest.open_index(expanded, guard=guard, text=text, allow_missing=allow_missing, null_separated=null_separated)
         return _of_index(shown, index, guard)
-    found = read.resolve(expanded, guard=guard, maps=False)
+    found = read.resolve(expanded, guard=guard, maps=False, expanded=True)
     if len(expanded) == 1 and is_plain_folder(expanded[0], found, guard):
         no_index(shown, streams, rows)
         return _of_index(shown, ingest.open_folder(expanded[0], guard=guard, columns=columns), guard)

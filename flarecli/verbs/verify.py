@@ -250,7 +250,7 @@ def verify(
     return      iterate it for the findings; its counts are whole after that
     raises      MissingError if nothing is at an address; ReachError if it cannot be reached; UsageError
     """
-    addresses = [one for source in address_texts(sources) for one in expand(source)]
+    addresses = [one for source in address_texts(sources) for one in expand(source, guard)]
     if not addresses:
         raise UsageError("no source is named")
     if format is not None:

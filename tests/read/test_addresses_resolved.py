@@ -55,3 +55,11 @@ def test_what_signs_an_address_does_not_hide_what_lies_there(tmp_path, web, capf
     Path("p.yaml").write_text(f"s:\n  content: ['{url}?X-Amz-Signature=abc']\n")
     assert main(["cat", "p.yaml"]) == 0
     assert capfd.readouterr() == ('{"n": 7}\n', "")
+
+
+@pytest.mark.parametrize("verb", ["verify", "cat", "inspect", "playlist"])
+@pytest.mark.parametrize("address", ["/", "//", "/.", "file:///"])
+def test_the_whole_of_a_machine_is_no_dataset(capfd, verb, address):
+    assert main([verb, address]) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.split(": ", 2)[2]) == ("", "the whole of this machine is no dataset\nhint: Name the folder that the data lies in.\n")
