@@ -264,11 +264,18 @@ class AnyStore:
     def write(self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True) -> Written:
         """Write a file; it is collected on the local disk first, so that a half one never leaves this machine."""
         sums = Sums(hashes)
-        with tempfile.NamedTemporaryFile(prefix="flare-upload-") as file:
-            for part in parts:
-                file.write(part)
-                sums.update(part)
-            file.flush()
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="flare-upload-"))
+                for part in parts:
+                    file.write(part)
+                    sums.update(part)
+                file.flush()
+            except OSError as error:
+                if isinstance(error, FlareError):  # of the parts
+                    raise
+                where, hint = tempfile.gettempdir(), "Let TMPDIR name a folder with room for the largest file."
+                raise ReachError(f"cannot collect a file here: {os.strerror(error.errno or 0).lower()}", where=where, hint=hint) from None
             alone(lambda: self._do(path, lambda files, name: self._put(files, name, file.name, path, replace)))
         self._known.pop(path, None)
         return Written(sums.size, sums.hex())
@@ -282,8 +289,13 @@ class AnyStore:
             files.put_file(source, name)
             return
         part = f"{name}.{os.getpid()}.part"
-        files.put_file(source, part)
-        files.mv(part, name)
+        try:
+            files.put_file(source, part)
+            files.mv(part, name)
+        except BaseException:
+            with contextlib.suppress(Exception):  # half of it may be there
+                files.rm_file(part)
+            raise
 
     def delete(self, path: str) -> None:
         with contextlib.suppress(MissingError):
@@ -308,5 +320,5 @@ def _tried() -> str:
         found = ways("s3")
     except FlareError:  # what is not read here, the library may know
         return "with the credentials that s3fs finds"
-    endpoint = found[0].config.get("endpoint")
+    endpoint = redact(str(found[0].config.get("endpoint", "")))
     return " and ".join(way.words for way in found) + (f" at {endpoint}" if endpoint else "")

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from flarecli.errors import ReachError
+from flarecli.errors import FlareError, ReachError
+from flarecli.storage.addresses import parse
 
 __all__ = ["Way", "ways"]
 
@@ -66,7 +67,7 @@ def _aws(env: Mapping[str, str]) -> list[Way]:
     common: dict[str, Any] = {}
     endpoint = env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or env.get("AWS_ENDPOINT") or profile.get("endpoint_url")
     if endpoint:
-        common["endpoint"] = endpoint.rstrip("/")
+        common["endpoint"] = _checked(endpoint)
     common["region"] = env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or profile.get("region") or "us-east-1"
     if _is_on(env, "AWS_SKIP_SIGNATURE", "AWS_NO_SIGN_REQUEST"):
         return [Way(_NOBODY.words, {**common, **_NOBODY.config})]
@@ -92,6 +93,16 @@ def _aws(env: Mapping[str, str]) -> list[Way]:
         config = {**common, "metadata_endpoint": metadata.rstrip("/")}
         found_ways.append(Way("with the machine's role", config, _host_and_port(metadata)))
     return found_ways
+
+
+def _checked(endpoint: str) -> str:
+    """Give back an endpoint that is an http(s) address: of another one the library may only know to panic."""
+    try:
+        parse(endpoint)
+    except FlareError:
+        hint = "Set AWS_ENDPOINT_URL like https://host:port, or not at all."
+        raise ReachError("the endpoint of S3 that is set is no http address", hint=hint) from None
+    return endpoint.rstrip("/")
 
 
 def _keys(key: str, secret: str, token: str | None) -> dict[str, str]:

@@ -114,17 +114,21 @@ class HttpStore:
     # -- reading
 
     def size(self, path: str) -> int:
+        return self._look(path)[1]
+
+    def _look(self, path: str) -> tuple[_Known, int]:
+        """Give what is known of a file, and its bytes: ask, if need be."""
         known = self._known.get(path)
         if known is not None and known.size is not None:
-            return known.size
-        (request,) = self._ask(path, [(0, 0)])
+            return known, known.size
+        (request,), known = self._ask(path, [(0, 0)], known)
         if request.total is None:
             raise FormatError("the server does not say how large it is", where=self.show(path))
-        return request.total
+        return known, request.total
 
     def version(self, path: str) -> tuple[str, int]:
         """Give what tells this version of a file from others, or empty, and its bytes."""
-        size, known = self.size(path), self._known[path]
+        known, size = self._look(path)
         return known.etag or (known.modified if settled(known.modified, known.date) else ""), size
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
@@ -205,21 +209,22 @@ class HttpStore:
 
     def _pieces(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> list[bytes]:
         done: list[bytes] = []
-        if len(ranges) > 1 and path not in self._known:  # the first answer says whether the others are worth asking for
-            done = [self._ask(path, ranges[:1])[0].data]
+        known = self._known.get(path)
+        if len(ranges) > 1 and known is None:  # the first answer says whether the others are worth asking for, and of which version they must be
+            (first,), known = self._ask(path, ranges[:1], None)
+            done = [first.data]
         rest = ranges[len(done) :]
         whole = self._wholes.get(path)
         if whole is None:
-            return done + [request.data for request in self._ask(path, rest)]
+            return done + [request.data for request in self._ask(path, rest, known)[0]]
         for start, stop in rest:
             if max(start, stop or 0) > len(whole):
                 raise short(len(whole), max(start, stop or 0)).raised(self.show(path))
         return done + [whole[start:stop] for start, stop in rest]
 
-    def _ask(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> list[Request]:
-        """Fetch ranges side by side, all of them or an error."""
+    def _ask(self, path: str, ranges: Sequence[tuple[int, int | None]], known: _Known | None) -> tuple[list[Request], _Known]:
+        """Fetch ranges side by side, all of them and of the version that is known, or an error. Give what is known of the file by now, too."""
         arrived = SimpleQueue[Request]()
-        known = self._known.get(path)
         requests = [self._request(path, start, stop, known.etag if known else "", arrived.put) for start, stop in ranges]
         engine = direct.shared(self._limits)
         if len(requests) != 1 or not direct.transfer(requests[0], engine):
@@ -230,8 +235,7 @@ class HttpStore:
         except BaseException:  # an interrupt
             engine.cancel(requests)
             raise
-        self._learn(path, requests, known)
-        return requests
+        return requests, self._learn(path, requests, known)
 
     def _request(
         self, path: str, start: int, stop: int | None, etag: str, deliver: Callable[[Request], object], sink: Callable[[bytes], object] | None = None
@@ -239,8 +243,8 @@ class HttpStore:
         named, private = self.guard.named, self.guard.allow_private
         return Request(parse(path), deliver, named=named, private=private, start=start, stop=stop, if_match=etag, sink=sink, window=_WINDOW)
 
-    def _learn(self, path: str, requests: Sequence[Request], known: _Known | None) -> None:
-        """Hold the answers against what is known of the file, and remember the rest. Raises the first fault."""
+    def _learn(self, path: str, requests: Sequence[Request], known: _Known | None) -> _Known:
+        """Hold the answers against what is known of the file, remember the rest, and give it. Raises the first fault."""
         for request in requests:
             if request.fault is not None:
                 raise request.fault.raised(self.show(path))
@@ -259,10 +263,12 @@ class HttpStore:
                 self._keep(path, request.whole)
             if request.address != request.asked and path.partition("?")[0].endswith(_LISTING):
                 self._moved[folder_of(path)] = folder_of(_written(request.address))
-        if known is not None:
-            if len(self._known) >= _KNOWN:
-                self._known.clear()
-            self._known[path] = known
+        if known is None:  # nothing was asked
+            return _Known("", None, "", "")
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
+        self._known[path] = known
+        return known
 
     def _keep(self, path: str, whole: bytes) -> None:
         """Keep a file that had to be taken whole, in place of the oldest ones; no lock, which a fork could leave locked."""

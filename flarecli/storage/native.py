@@ -16,7 +16,7 @@ import threading
 from types import ModuleType
 from typing import Any
 
-from flarecli.errors import MissingLibraryError
+from flarecli.errors import MissingLibraryError, ReachError
 
 __all__ = ["inherited", "compiled", "pid"]
 
@@ -38,7 +38,7 @@ def compiled() -> Any:
         return _loaded[-1]
     with _lock:
         if _pid != os.getpid():
-            _loaded.append(_copied(_loaded[0]) if _loaded else _imported())
+            _loaded.append(_again(_loaded[0]) if _loaded else _imported())
             _pid = os.getpid()
     return _loaded[-1]
 
@@ -48,6 +48,15 @@ def _imported() -> ModuleType:
         return importlib.import_module("obstore._obstore")
     except ImportError:
         raise MissingLibraryError("the library obstore is not installed", hint="pip install obstore") from None
+
+
+def _again(module: ModuleType) -> ModuleType:
+    try:
+        return _copied(module)
+    except (OSError, ImportError) as error:  # no room, or a folder from which nothing may be run
+        what = os.strerror(error.errno).lower() if isinstance(error, OSError) and error.errno else "nothing may be run from there"
+        hint = "Let TMPDIR name a folder from which programs may be run, or start processes by spawn."
+        raise ReachError(f"obstore cannot be loaded again after a fork: {what}", where=tempfile.gettempdir(), hint=hint) from None
 
 
 def _copied(module: ModuleType) -> ModuleType:

@@ -13,6 +13,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import os
 import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -31,6 +32,7 @@ _SIZES = {"crc32": 4, "crc32c": 4, "crc64nvme": 8, "sha1": 20, "sha256": 32}  # 
 _CONNECT_S = 10
 _HEAD_BYTES = 1 << 16  # of an answer's head
 _OWN = threading.local()
+_inherited: list[Any] = []
 
 
 class Kept(NamedTuple):
@@ -99,9 +101,12 @@ def _asked(url: str, headers: Mapping[str, str], timeout_s: float) -> Answer | N
     """Send a HEAD request, on a connection that this thread keeps; None if nothing came."""
     import pycurl
 
-    easy = getattr(_OWN, "easy", None)
-    if easy is None:
-        easy = _OWN.easy = pycurl.Curl()
+    held: tuple[int, Any] = getattr(_OWN, "held", (0, None))
+    pid, easy = held
+    if pid != os.getpid():  # a parent's connection is not ours to use, nor to end
+        _inherited.append(easy)
+        easy = pycurl.Curl()
+        _OWN.held = os.getpid(), easy
     lines: list[bytes] = []
 
     def take(line: bytes) -> int:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from flarecli.errors import BusyError, FormatError, IntegrityError, MissingError, UsageError
 from flarecli.hashes import Sums
+from flarecli.names import redact
 from flarecli.storage import keys, native, plan, refusals
 from flarecli.storage.answers import changed
+from flarecli.storage.clients import client
 from flarecli.storage.credentials import Way, ways
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, short_read
 from flarecli.storage.threads import ahead, alone, side_by_side
@@ -28,7 +29,6 @@ T = TypeVar("T")
 _FEW, _GROUP = 8, 256  # ranges: up to so many go out one by one, each on condition; of more one call of the library gets so many
 _READ = 4 << 20  # what one request reads of an object that is read through: four of them ahead for each reader
 _PAGE, _KNOWN = 1000, 1 << 16  # objects of a listing's page; objects whose version is remembered
-_CONNECT_S = 10
 
 
 class _Known(NamedTuple):
@@ -111,29 +111,13 @@ class ObjectStore:
         pid, clients = self._clients
         if pid != native.pid():
             native.inherited.append(clients)  # ending a parent's client could wait for threads that are not here
-            clients = [self._opened(library, self._way(0))]
+            clients = [(self._way(0), client(library, self.home, self._way(0), self.guard.limits))]
             self._clients = native.pid(), clients
         return library, clients[-1][1]
 
     def _way(self, i: int) -> Way:
         self._ways = self._ways or ways(self.scheme)
         return self._ways[i]
-
-    def _opened(self, library: Any, way: Way) -> tuple[Way, Any]:
-        limits = self.guard.limits
-        kind = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}[self.scheme]
-        endpoint = str(way.config.get("endpoint") or way.config.get("base_url") or "")
-        options = {
-            "allow_http": endpoint.startswith("http://") or self.scheme == "az",  # the emulator's is http; a real account's address is https
-            "timeout": timedelta(seconds=limits.deadline_s),
-            "read_timeout": timedelta(seconds=limits.timeout_s),
-            "connect_timeout": timedelta(seconds=_CONNECT_S),
-            "user_agent": "flare",
-            "pool_max_idle_per_host": str(2 * limits.jobs),
-        }
-        retries = {"max_retries": limits.retries, "retry_timeout": timedelta(seconds=limits.deadline_s)}
-        config = {name: value for name, value in way.config.items() if value != ""}
-        return way, getattr(library._store, kind)(self.bucket, client_options=options, retry_config=retries, **config)
 
     def _let_in_otherwise(self, refused: Any) -> bool:
         """Go on to the next way to be let in, after `refused` was not; False when there is none."""
@@ -142,7 +126,7 @@ class ObjectStore:
             return True  # another thread has
         for i in range(len(clients), len(self._ways)):
             if self._way(i).is_open:
-                clients.append(self._opened(native.compiled(), self._way(i)))
+                clients.append((self._way(i), client(native.compiled(), self.home, self._way(i), self.guard.limits)))
                 return True
         return False
 
@@ -164,34 +148,37 @@ class ObjectStore:
     def told(self, error: Exception, path: str) -> Exception:
         """Give an error of the library in the words of the package."""
         tried = [way.words for way, _ in self._clients[1]]
-        endpoint = next((str(way.config["endpoint"]) for way, _ in self._clients[1] if "endpoint" in way.config), "")
+        endpoint = next((redact(str(way.config["endpoint"])) for way, _ in self._clients[1] if "endpoint" in way.config), "")
         return refusals.told(error, self.show(path), " and ".join(tried), endpoint)
 
     # -- reading
 
-    def _learn(self, path: str, etag: str | None, size: int) -> None:
-        """Hold an answer against what is known of the object. Raises IntegrityError if it is another version."""
-        new, known = _Known(etag if etag and not etag.startswith("W/") else "", size), self._known.get(path)
+    def _learn(self, path: str, etag: str | None, size: int, known: _Known | None = None) -> _Known:
+        """Hold an answer against what is known of the object, and give that. Raises IntegrityError if it is another version."""
+        new, known = _Known(etag if etag and not etag.startswith("W/") else "", size), known or self._known.get(path)
         if known is not None:
             if known.size != size or (known.etag and new.etag and known.etag != new.etag):
                 raise changed().raised(self.show(path))
-            return
+            return known
         if len(self._known) >= _KNOWN:
             self._known.clear()
         self._known[path] = new
+        return new
 
-    def _head(self, path: str) -> _Known:
-        """Ask which version there is."""
+    def _head(self, path: str, known: _Known | None = None) -> _Known:
+        """Ask which version there is. Raises IntegrityError if it is another than the one known."""
         if not path:
             raise FormatError("a bucket where an object is needed", where=self.show(path))
         meta = self._do(path, lambda library, client: library.head(client, path))
-        self._learn(path, meta["e_tag"], meta["size"])
-        return self._known[path]
+        return self._learn(path, meta["e_tag"], meta["size"], known)
 
     def _get(self, path: str, wanted: tuple[int, int | None]) -> memoryview:
         """Read one range by one request; the bytes are the library's own, not copied."""
+        return self._got(path, self._known.get(path), wanted)[0]
+
+    def _got(self, path: str, known: _Known | None, wanted: tuple[int, int | None]) -> tuple[memoryview, _Known]:
+        """Read one range, of the version that is known; give what is known by now, too."""
         start, stop = wanted
-        known = self._known.get(path)
         options: dict[str, Any] = {"if_match": known.etag} if known and known.etag else {}
         if stop is not None:
             options["range"] = (start, stop)
@@ -211,15 +198,15 @@ class ObjectStore:
             raise FormatError("a bucket where an object is needed", where=self.show(path))
         result, data = self._do(path, get)
         if result is None:  # the range begins behind the end
-            size = (known or self._head(path)).size
-            if start == size and stop is None:
-                return data
-            raise short_read(self.show(path), 0, max(start, stop or 0), size)
+            known = known or self._head(path)
+            if start == known.size and stop is None:
+                return data, known
+            raise short_read(self.show(path), 0, max(start, stop or 0), known.size)
         meta = result.meta
-        self._learn(path, meta["e_tag"], meta["size"])
+        known = self._learn(path, meta["e_tag"], meta["size"], known)
         if result.range[0] != start or len(data) != (meta["size"] if stop is None else stop) - start:
             raise short_read(self.show(path), start, stop or meta["size"], len(data))
-        return data
+        return data, known
 
     def _of_one_version(self, path: str, call: Callable[[], T]) -> T:
         """Read; what turns out to be of two versions is begun again, unless something was given before."""
@@ -263,13 +250,18 @@ class ObjectStore:
         jobs = self.guard.limits.jobs
         if not pieces:
             return []
+        known = self._known.get(path)
         if len(pieces) <= _FEW or max(stop - start for start, stop in pieces) > PIECE >> 3:
-            first = side_by_side(partial(self._get, path), pieces[:1], 1) if path not in self._known else []  # says which version the others must be
-            return first + (side_by_side(partial(self._get, path), pieces[len(first) :], jobs) if len(pieces) > len(first) else [])
-        known = self._known.get(path) or alone(partial(self._head, path))
+            done = []
+            if known is None:  # the first says which version the others must be
+                first, known = alone(partial(self._got, path, None, pieces[0]))
+                done = [first]
+            rest = side_by_side(partial(self._got, path, known), pieces[len(done) :], jobs) if len(pieces) > len(done) else []
+            return done + [data for data, _ in rest]
+        known = known or alone(partial(self._head, path))
         groups = [pieces[i : i + _GROUP] for i in range(0, len(pieces), _GROUP)]
         found = side_by_side(partial(self._group, path, known), groups, max(1, jobs // 10))  # the library has 10 requests under way for each
-        alone(partial(self._head, path))  # its calls for many ranges take no condition: if this is the version, so was every one of them
+        alone(partial(self._head, path, known))  # its calls for many ranges take no condition: if this is the version, so was every one of them
         return [data for group in found for data in group]
 
     def _group(self, path: str, known: _Known, pieces: Sequence[tuple[int, int]]) -> list[memoryview]:

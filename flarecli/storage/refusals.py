@@ -12,6 +12,7 @@ __all__ = ["denied", "is_denied", "is_refusal", "outrun", "past_the_end", "told"
 
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})\b")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,60})</Code>")
+_NAMES = re.compile(r'path: "(?:[^"\\]|\\.)*"|https?://[^\s,]+')  # what is asked for, not what is answered: `status 403` may be a key
 _CREDENTIALS = {
     "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch", "AuthenticationFailed", "AuthorizationFailure",
     "TokenRefreshRequired", "RequestTimeTooSkewed", "InvalidSecurity", "RequestExpired",
@@ -30,7 +31,8 @@ _CUT = "The file was cut short; fetch or pack it again."
 
 def _read(error: Exception) -> tuple[int, str, str]:
     """Give the status, the store's own word for it, and the text to look for other signs in."""
-    text = str(error)
+    said, between, detail = str(error).partition("\n\nDebug source:")
+    text = _NAMES.sub("", said.rpartition("Error performing ")[2] + between + detail)
     status, code = _STATUS.search(text), _CODE.search(text)
     return int(status[1]) if status else 0, code[1] if code else "", text
 

@@ -42,13 +42,15 @@ def upload(parts: Iterable[Part], sums: Sums, put_whole: Callable[[bytes], None]
     ended = begin(lambda: put_pieces(_taken(queue)))
     try:
         for piece in chain((first, second), pieces, (None,)):
-            _hand_over(queue, piece, ended)
+            if not _hand_over(queue, piece, ended):
+                break
+        outcome = wait_for(ended)
     except BaseException:
         _give_up(queue)
         with contextlib.suppress(Empty):  # so that the half of it there is dropped, not left behind
             ended.get(timeout=_GRACE_S)
         raise
-    wait_for(ended).get()
+    outcome.get()
 
 
 def _pieces(parts: Iterable[Part], sums: Sums) -> Iterator[bytes]:
@@ -68,14 +70,13 @@ def _pieces(parts: Iterable[Part], sums: Sums) -> Iterator[bytes]:
         yield bytes(held)
 
 
-def _hand_over(queue: Queue[bytes | _Dropped | None], piece: bytes | None, ended: SimpleQueue[Outcome[None]]) -> None:
-    while True:
-        try:
+def _hand_over(queue: Queue[bytes | _Dropped | None], piece: bytes | None, ended: SimpleQueue[Outcome[None]]) -> bool:
+    """Give a piece to the upload; False if that has failed: its outcome says why."""
+    while ended.empty():
+        with contextlib.suppress(Full):
             queue.put(piece, timeout=0.2)
-            return
-        except Full:
-            if not ended.empty():  # the upload has failed; waiting for it says why
-                return
+            return True
+    return False
 
 
 def _give_up(queue: Queue[bytes | _Dropped | None]) -> None:
@@ -84,7 +85,8 @@ def _give_up(queue: Queue[bytes | _Dropped | None]) -> None:
             queue.put_nowait(_Dropped())
             return
         except Full:
-            queue.get()
+            with contextlib.suppress(Empty):  # the upload took them just now
+                queue.get_nowait()
 
 
 def _taken(queue: Queue[bytes | _Dropped | None]) -> Iterator[bytes]:

@@ -1,0 +1,73 @@
+"""Uploads in pieces: they end when they fail, when their caller does, and never wait for each other."""
+
+from __future__ import annotations
+
+import threading
+from queue import Empty, Full, Queue
+
+import pytest
+
+from flarecli.hashes import Sums
+from flarecli.storage import uploads
+from flarecli.storage.uploads import PIECE, upload
+
+
+def test_an_upload_that_has_failed_takes_no_more_of_what_is_to_be_written():
+    taken = []
+
+    def parts():
+        for i in range(12):
+            taken.append(i)
+            yield bytes(PIECE)
+
+    def put_pieces(pieces):
+        next(pieces)
+        raise ConnectionError("refused")
+
+    with pytest.raises(ConnectionError):
+        upload(parts(), Sums(()), None, put_pieces)
+    assert len(taken) < 8
+
+
+def test_to_give_up_waits_for_nobody():
+    class Taken(Queue):  # the upload takes what there is between two looks
+        def put_nowait(self, item):
+            try:
+                super().put_nowait(item)
+            except Full:
+                with self.mutex:
+                    self.queue.clear()
+                raise
+
+    queue = Taken(2)
+    queue.put(b"1")
+    queue.put(b"2")
+    thread = threading.Thread(target=uploads._give_up, args=(queue,), daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert isinstance(queue.get_nowait(), uploads._Dropped)
+    with pytest.raises(Empty):
+        queue.get_nowait()
+
+
+def test_an_interrupt_at_the_end_waits_a_moment_for_the_upload_to_end(monkeypatch):
+    """Else its parts would stay with the store, out of sight."""
+    done, waits = threading.Event(), []
+    real = uploads.wait_for
+
+    def interrupted(arrived):
+        waits.append(arrived)
+        if len(waits) == 1:
+            raise KeyboardInterrupt
+        return real(arrived)
+
+    def put_pieces(pieces):
+        assert sum(map(len, pieces)) == 2 * PIECE
+        threading.Event().wait(0.3)
+        done.set()
+
+    monkeypatch.setattr(uploads, "wait_for", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        upload([bytes(2 * PIECE)], Sums(()), None, put_pieces)
+    assert done.is_set()
