@@ -29,9 +29,10 @@ import xxhash
 
 from flarecli.names import redact
 
-__all__ = ["NAME", "Entry", "Summing", "entry", "opened", "place_of", "read_note", "viewed"]
+__all__ = ["NAME", "PLACE", "Entry", "Summing", "entry", "opened", "place_of", "read_note", "viewed"]
 
 NAME = re.compile(r"([0-9a-f]{40})-([0-9a-f]{1,16})")
+PLACE = 12  # hex digits that the names of all copies of one object begin with
 _TAIL = struct.Struct("<QI16s8s")
 _MAGIC = b"flare\0\0\1"
 _NOTE_BYTES = 1 << 16
@@ -70,7 +71,7 @@ class Entry(NamedTuple):
 @functools.lru_cache(maxsize=_KNOWN)
 def place_of(address: str) -> str:
     """Give what the names of all copies of one object begin with, whatever version and part of it they are."""
-    return hashlib.sha256(_unsigned(address).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return hashlib.sha256(_unsigned(address).encode("utf-8", "surrogateescape")).hexdigest()[:PLACE]
 
 
 @functools.lru_cache(maxsize=_KNOWN)  # asked for several times on the way of each copy
@@ -166,7 +167,7 @@ def read_note(folder: int, name: str) -> dict[str, Any]:
             return {}
         found = json.loads(os.pread(fd, note_bytes, size))
         return {**found, "bytes": size} if isinstance(found, dict) else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     finally:
         os.close(fd)

@@ -138,7 +138,7 @@ class Folder:
     def touch(self, name: str) -> bool:
         """Note that a copy is used; False if it is gone."""
         try:
-            os.utime(name, dir_fd=self._fd)
+            os.utime(name, dir_fd=self._fd, follow_symlinks=False)
         except FileNotFoundError:
             return False
         except OSError:
@@ -183,7 +183,8 @@ class Folder:
         try:
             try:
                 return self._part(one, since)
-            except FileNotFoundError:  # somebody removed the folder: it is made anew
+            except FileNotFoundError:  # somebody removed the folder, and what room was taken there: it is made anew
+                self._give_up_room()
                 self._open()
                 return self._part(one, since) if self._fd >= 0 else None
         except OSError as error:
@@ -247,6 +248,11 @@ class Folder:
             self._room_bytes += wanted
             os.ftruncate(self._room, self._room_bytes)
         return True
+
+    def _give_up_room(self) -> None:
+        room, self._room, self._room_bytes = self._room, -1, 0
+        if room >= 0:
+            os.close(room)
 
     def _look(self) -> tuple[int, list[tuple[float, str, int]]]:
         """Give the bytes used, and each copy with its time of use and size; remove what dead processes left, and what only has a copy's name."""
@@ -321,7 +327,7 @@ class Part:
     """A file that a copy is fetched into; its name is no copy's."""
 
     def __init__(self, folder: Folder, name: str, fd: int) -> None:
-        self._folder, self._name, self.fd, self._at = folder, name, fd, 0
+        self._folder, self._name, self.fd, self._at, self._pid = folder, name, fd, 0, os.getpid()
 
     def write(self, data: bytes | memoryview) -> bool:
         """Write the next bytes; False, and the part is dropped, if that fails."""
@@ -348,15 +354,16 @@ class Part:
             self.drop()
             return False
         if at_hand:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 self._folder.views.put(one.name, entries.viewed(self.fd, one))
         self._close()
         return True
 
     def drop(self) -> None:
-        """Remove the file."""
+        """Remove the file; a forked process only lets go of it, since its parent goes on."""
         if self.fd >= 0:
-            self._folder.remove(self._name)
+            if self._pid == os.getpid():
+                self._folder.remove(self._name)
             self._close()
 
     def _close(self) -> None:

@@ -30,10 +30,10 @@ def is_left(folder: int, name: str, found: os.stat_result, own: str) -> bool:
     if len(words) >= 4 and words[-4] == own and words[-3].isdecimal():
         try:
             os.kill(int(words[-3]), 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, OverflowError):
             return True
-        except OSError:
-            return False
+        except OSError:  # the number is another user's process by now: the lock tells
+            pass
     age = abs(time.time() - found.st_mtime)  # a clock may jump
     if age < _YOUNG_S:
         return False

@@ -243,8 +243,7 @@ class CachedStore:
 
     def passed(self, path: str) -> None:
         """Let go of an object that was held for a run that passed it."""
-        if path in self._versions:
-            self._folder.views.passed(self._entry(path, "whole").name)
+        self._folder.views.passed(place_of(self._address(path)))
 
     def _whole(self, path: str, listed: int | None = None, passing: bool = False) -> memoryview | None:
         place = place_of(self._address(path))

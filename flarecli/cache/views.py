@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from flarecli.cache.entries import PLACE
 from flarecli.storage import files_limit
 
 __all__ = ["Views"]
@@ -28,7 +29,7 @@ class Views:
         self._touch = touch
         self._held: dict[str, tuple[memoryview, float]] = {}  # name -> bytes, and when it was last looked at; the coldest first
         self._bytes = self._maps = 0
-        self._passing: dict[str, memoryview] = {}
+        self._passing: dict[str, tuple[str, memoryview]] = {}  # what a name begins with, whatever the version -> name and bytes
         self._passing_bytes = 0
         self._lock = threading.Lock()
 
@@ -38,7 +39,8 @@ class Views:
         with self._lock:
             held = self._held.pop(name, None)
             if held is None:
-                return self._passing.get(name)
+                known, view = self._passing.get(name[:PLACE], ("", None))
+                return view if known == name else None
             view, looked = held
             is_due = now - looked >= _LOOK_S
             self._held[name] = view, now if is_due else looked
@@ -66,13 +68,18 @@ class Views:
     def hold(self, name: str, view: memoryview) -> None:
         """Have something at hand that no file keeps, until it is passed."""
         with self._lock:
-            self._passing_bytes += len(view) - len(self._passing.get(name, b""))
-            self._passing[name] = view
+            self._let_pass(name[:PLACE])
+            self._passing[name[:PLACE]] = name, view
+            self._passing_bytes += len(view)
 
-    def passed(self, name: str) -> None:
-        """Let go of what no file keeps."""
+    def passed(self, place: str) -> None:
+        """Let go of what no file keeps, of whatever version it is. `place` is what `entries.place_of` gives."""
         with self._lock:
-            self._passing_bytes -= len(self._passing.pop(name, b""))
+            self._let_pass(place)
+
+    def _let_pass(self, place: str) -> None:
+        _, view = self._passing.pop(place, ("", b""))
+        self._passing_bytes -= len(view)
 
     def drop(self, name: str) -> None:
         """Let go of a copy; whoever reads it goes on reading."""

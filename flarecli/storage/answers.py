@@ -250,6 +250,7 @@ _CODES = {
     77: ("tls", "there are no certificates to check TLS with", False),
     92: _CUT,
     95: _CUT,
+    100: ("protocol", "the head of the answer is too long", False),
     97: ("connect", "the proxy refused", True),
 }
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import mmap
 import os
 import stat
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -31,10 +33,12 @@ SCRATCH = ".flare"  # lock, journal and temporary files of a pack live there
 NAMED = ("http", "https", "s3", "gs", "az", "hf")  # schemes that an index may name; others only the user types
 MAPS = 128  # mapped files kept open at once
 _DEEPEST = 100  # folders within folders, in a listing
+_number = itertools.count(time.time_ns())
 _PIECE = 1 << 20  # bytes summed, then written at once: they stay in the cache
 _BLOCK = 1 << 18  # bytes read at once of a whole file
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _SCHEME_HINT = "Give --allow-local to follow it, if you trust this dataset."
 _LINK_HINT = "Give --allow-local to follow links, if you trust this dataset."
 
@@ -270,7 +274,7 @@ class LocalStore:
         try:
             if is_special(name, folder):
                 raise UsageError("no file is there, and what is there would be replaced", where=self.show(path), hint="Name a file.")
-            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=scratch)
+            fd = os.open(part, _CREATE, 0o666, dir_fd=scratch)
             try:
                 sink = Sink(fd, self.durable)
                 for data in parts:
@@ -331,10 +335,11 @@ class LocalStore:
     def _scratch(self, folder: int, name: str) -> tuple[int, str]:
         """Open where the temporary file goes: the pack's own scratch folder, or beside with a name no reader takes."""
         name = os.fsdecode(os.fsencode(name)[:200])  # a name may take all of the 255 bytes there are
+        name = f"{name}.{os.getpid()}.{next(_number)}.part"  # nobody else's: `0/x` and `1/x` may be written at a time
         try:
-            return os.open(os.path.join(self.root, SCRATCH), _FOLDER), f"{name}.part"
+            return os.open(os.path.join(self.root, SCRATCH), _FOLDER), name
         except OSError:
-            return os.dup(folder), f".{name}.{os.getpid()}.part"
+            return os.dup(folder), f".{name}"
 
     def _made_folder(self, path: str) -> int:
         """Open a folder below the root, making what is missing; each new name reaches the disk."""

@@ -147,6 +147,7 @@ class Target:
                 return
             if overwrite and not resume:
                 self._empty()
+            _drop_parts(scratch)  # of a pack that was killed
             self._sign(scratch, store)
             self._fd, fd = fd, -1
             _claimed.add(scratch)
@@ -243,10 +244,14 @@ class Target:
 def sweep() -> None:
     """Remove what is half written, for a process that ends at once: a thread in the middle of a shard cannot be asked to stop."""
     for scratch in list(_claimed):
-        with contextlib.suppress(OSError):
-            for name in os.listdir(scratch):
-                if name.endswith(".part"):
-                    os.unlink(os.path.join(scratch, name))
+        _drop_parts(scratch)
+
+
+def _drop_parts(scratch: str) -> None:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(scratch):
+            if name.endswith(".part"):
+                os.unlink(os.path.join(scratch, name))
 
 
 def _is_same(fd: int, path: str) -> bool:

@@ -1,0 +1,65 @@
+"""Files that are written at a time, and what somebody laid where they are written: each file is its own bytes, and nothing else changes."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from flarecli.storage import locate
+from flarecli.write import Writer
+
+
+@pytest.fixture
+def top(tmp_path):
+    (tmp_path / "d" / ".flare").mkdir(parents=True)
+    return tmp_path / "d"
+
+
+@pytest.mark.parametrize("names", [("0/x", "1/x"), ("n" * 200 + "0", "n" * 200 + "1")])
+def test_files_of_one_name_in_two_folders_are_written_at_a_time(top, names):
+    both = threading.Barrier(2, timeout=10)
+
+    def parts(sign):
+        both.wait()
+        yield sign * 1000
+        both.wait()
+        yield sign * 1000
+
+    threads = [threading.Thread(target=(locate(f"{top}/") / name).write, args=(parts(sign),)) for name, sign in zip(names, (b"a", b"b"), strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [(top / name).read_bytes() for name in names] == [b"a" * 2000, b"b" * 2000]
+    assert os.listdir(top / ".flare") == []
+
+
+@pytest.mark.parametrize(
+    "make", [lambda victim, path: os.link(victim, path), lambda victim, path: os.symlink(victim, path), lambda _, path: os.mkfifo(path)]
+)
+def test_nothing_is_written_into_what_lies_there_already(top, tmp_path, make):
+    (tmp_path / "victim").write_bytes(b"precious")
+    make(tmp_path / "victim", top / ".flare" / "a.part")
+    thread = threading.Thread(target=(locate(f"{top}/") / "a").write, args=([b"new"],), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert (tmp_path / "victim").read_bytes() == b"precious"
+    assert (top / "a").read_bytes() == b"new"
+
+
+def test_what_a_killed_pack_left_half_written_goes_when_it_is_resumed(tmp_path):
+    out = tmp_path / "d"
+    child = os.fork()
+    if not child:
+        killed = Writer(str(out), columns={"x": "bytes"})
+        (out / ".flare" / "shard.00000.mds.1.2.part").write_bytes(b"half")
+        os._exit(0 if killed else 1)
+    os.waitpid(child, 0)
+    assert (out / ".flare" / "shard.00000.mds.1.2.part").exists()
+    with Writer(str(out), columns={"x": "bytes"}, overwrite=True, resume=True) as writer:
+        assert not list((out / ".flare").glob("*.part"))
+        writer.write({"x": b"1"})
+    assert sorted(os.listdir(out)) == ["index.json", "playlist.yaml", "shard.00000.mds"]
