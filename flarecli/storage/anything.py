@@ -195,13 +195,13 @@ class AnyStore:
 
     # -- reading
 
-    def _look(self, path: str) -> tuple[str, int]:
+    def _look(self, path: str, known: tuple[str, int] | None = None) -> tuple[str, int]:
         """Ask which version there is, and hold it against what is known. Raises IntegrityError if it is another."""
         info = self._do(path, lambda files, name: files.info(name))
         if info.get("type") == "directory" or info.get("size") is None:
             raise FormatError("a folder where a file is needed", where=self.show(path))
         found = str(next((info[sign] for sign in _SIGNS if info.get(sign)), "")), int(info["size"])
-        if self._known.setdefault(path, found) != found:
+        if (known or found) != found or self._known.setdefault(path, found) != found:
             raise changed().raised(self.show(path))
         if len(self._known) > _KNOWN:
             self._known = {path: found}
@@ -234,7 +234,8 @@ class AnyStore:
         return self._ranges(path, ranges)
 
     def _ranges(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> list[bytes]:
-        size = self.version(path)[1]
+        known = self.version(path)
+        size = known[1]
         wanted = [(start, size if stop is None else stop) for start, stop in ranges]
         past = max(max(pair) for pair in wanted)
         if past > size:
@@ -247,7 +248,7 @@ class AnyStore:
         for one, (start, stop) in zip(data, wanted, strict=True):
             if len(one) != stop - start:
                 raise short_read(self.show(path), start, stop, len(one))
-        alone(lambda: self._look(path))
+        alone(lambda: self._look(path, known))
         return data
 
     def list(self, path: str) -> Iterator[Entry]:

@@ -286,9 +286,11 @@ class ObjectStore:
         yield from map(bytes, ahead(partial(self._get, path), pieces, min(AHEAD, self.guard.limits.jobs)))
 
     def list(self, path: str) -> Iterator[Entry]:
-        skip, first, last = len(path) + 1 if path else 0, None, None
+        top, first, last = f"{path}/" if path else "", None, None
         for meta in self._pages(path):
-            entry = Entry(meta["path"][skip:], meta["size"])
+            if not meta["path"].startswith(top):
+                raise FormatError("the listing of its folder names what lies elsewhere", where=self.show(path))
+            entry = Entry(meta["path"][len(top) :], meta["size"])
             if entry.name == first:  # a server that does not know where the page before ended would go on for ever
                 raise FormatError("the listing of its folder begins again before it ends", where=self.show(meta["path"]))
             first = entry.name if last is None else first
@@ -317,8 +319,10 @@ class ObjectStore:
         if not path:
             raise UsageError("a bucket where an object is needed", where=self.show(path))
         sums = Sums(hashes)
-        upload(parts, sums, partial(self._put_whole, path, replace), partial(self._put_pieces, path, replace))
-        self._known.pop(path, None)
+        try:
+            upload(parts, sums, partial(self._put_whole, path, replace), partial(self._put_pieces, path, replace))
+        finally:
+            self._known.pop(path, None)  # it may be there, although the answer was lost
         return Written(sums.size, sums.hex())
 
     def _put_whole(self, path: str, replace: bool, data: bytes) -> None:

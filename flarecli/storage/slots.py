@@ -30,6 +30,7 @@ __all__ = ["Slot", "certificates", "short"]
 CONNECT_S = 10.0
 WHOLE = 64 << 20  # when a server ignores a range: an object up to this size is taken whole
 _PEEKED = 1 << 20  # the same, when only its size is wanted
+_DECODED = 1 << 30  # bytes that a body may decode to at most, also where an object may have any size: they are in memory at once
 _ERROR_BYTES = 64 << 10  # of an error's body at most: reading it to its end keeps the connection
 _PLAIN: tuple[str, ...] = ("Accept-Encoding: identity",)  # `Accept: */*` is libcurl's own
 _GOOD = (200, 203, 206)
@@ -248,9 +249,8 @@ class Slot:
         if answer is None or answer.status not in _GOOD:
             return self._refusal(Answer([]) if answer is None else answer, parts)
         try:
-            body = (
-                answers.decoded(answer.coding, parts, self._limits.max_bytes) if answer.coding else parts[0] if len(parts) == 1 else b"".join(parts)
-            )
+            most = min(self._limits.max_bytes, _DECODED)
+            body = answers.decoded(answer.coding, parts, most) if answer.coding else parts[0] if len(parts) == 1 else b"".join(parts)
         except FlareError as error:
             return Fault("encoding", error.message, error=FormatError)
         request.data = body

@@ -391,7 +391,7 @@ def test_a_cached_location_travels(web, home):
     web.file("/d/a", DATA, '"one"')
     at = opened(web, home) / "a"
     assert pickle.loads(pickle.dumps(at)) == at
-    for method in ("fork", "spawn"):
+    for method in ("fork", "spawn", "forkserver"):
         with multiprocessing.get_context(method).Pool(2) as pool:
             assert pool.apply_async(at.read_many, ([(0, 10), (2_000_000, 2_000_010)],)).get(30) == [DATA[:10], DATA[2_000_000:2_000_010]]
     web.requests.clear()

@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from flarecli.cache import Cache, folder, kept
+from flarecli.cache import Cache, CacheWarning, folder, kept
 from flarecli.cache.entries import entry
 from flarecli.cache.left import is_left
 from flarecli.cache.store import _keep
@@ -110,3 +110,14 @@ def test_what_a_run_has_passed_leaves_memory_whatever_became_of_its_version():
     assert views._passing_bytes == 10
     views.passed(new[:12])
     assert (views.get(new), views._passing_bytes) == (None, 5)
+
+
+@pytest.mark.parametrize("owner", [1, 4_000_000])
+def test_a_folder_of_another_user_is_not_used(web, tmp_path, monkeypatch, owner):
+    data = os.urandom(100_000)
+    at = locate(web.file("/a", data, '"one"'), Guard(keeper=Cache(str(tmp_path / "cache"))))
+    monkeypatch.setattr(os, "geteuid", lambda: owner)
+    monkeypatch.setattr(folder, "_warned", set())
+    with pytest.warns(CacheWarning, match="it belongs to another user, or others may write to it"):
+        assert at.read() == data
+    assert os.listdir(tmp_path / "cache" / folder.LAYOUT) == []

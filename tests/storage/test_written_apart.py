@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 
 import pytest
 
+from flarecli.errors import ReachError
 from flarecli.storage import locate
 from flarecli.write import Writer
 
@@ -63,3 +65,25 @@ def test_what_a_killed_pack_left_half_written_goes_when_it_is_resumed(tmp_path):
         assert not list((out / ".flare").glob("*.part"))
         writer.write({"x": b"1"})
     assert sorted(os.listdir(out)) == ["index.json", "playlist.yaml", "shard.00000.mds"]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EDQUOT, errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("call", ["fsync", "rename", "open"])
+def test_a_disk_that_refuses_at_any_step_leaves_what_was_there(top, monkeypatch, call, number):
+    at = locate(f"{top}/") / "a"
+    at.write([b"old"])
+    real = getattr(os, call)
+
+    def refused(*args, **more):
+        if call == "open" and not args[1] & os.O_CREAT:
+            return real(*args, **more)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, call, refused)
+    with pytest.raises(ReachError) as caught:
+        at.write([b"new"])
+    monkeypatch.undo()
+    said = os.strerror(number)
+    assert str(caught.value) == f"{top}/a: {f'the disk is full: {said}' if number in (errno.ENOSPC, errno.EDQUOT) else said.lower()}"
+    assert (top / "a").read_bytes() == b"old"
+    assert os.listdir(top / ".flare") == []
