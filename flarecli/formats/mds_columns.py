@@ -1,52 +1,103 @@
-"""Rows of an MDS shard as columns: what `read_rows` gives, turned, with no dict for each row."""
+"""Rows of an MDS shard as columns: what `read_rows` gives, turned, with no dict for each row.
+
+Lengths and columns of one size are gathered by numpy, all rows at once; only what is of variable size is cut row by row.
+"""
 
 from __future__ import annotations
 
 import mmap
-import struct
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
-from flarecli.formats.mds_rows import prepared, read_rows
-from flarecli.model import Shard
+import numpy as np
+
+from flarecli.formats.mds_rows import Ready, prepared, read_rows
+from flarecli.model import IntArray, Shard
 from flarecli.storage import is_cold, read_ahead
 
 __all__ = ["at_hand", "read_columns"]
 
+_MANY = 1 << 12  # bytes of lengths that are gathered for a row before it is known to have so many: a hostile config may name any
 
-def read_columns(shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None) -> dict[str, list[Any]]:
-    """Give the stored bytes of each column, row by row in the order asked.
+
+class _Laid(NamedTuple):
+    """How the rows of a shard lie in memory.
+
+    ready   what reading them one by one takes
+    data    uint8: the whole shard
+    starts  uint32 [rows + 1]: where each begins, as the shard has it
+    words   bytes of lengths in front of each
+    steps   each column in its order: the name (None: it is not wanted), its bytes, or the place of its length
+    """
+
+    ready: Ready
+    data: IntArray
+    starts: IntArray
+    words: int
+    steps: tuple[tuple[str | None, int | None, int], ...]
+
+
+def read_columns(shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence[str] | None = None) -> dict[str, Any]:
+    """Give the stored bytes of each column, row by row in the order asked: of one size as an array of voids [rows], else as a list of bytes.
 
     raises  FormatError naming the row whose lengths do not add up
     """
-    table, view, source, head, size, first, lead, sizes, rest = ready = prepared(shard, columns)
-    out: dict[str, list[Any]] = {name: [] for name in ready.names}
-    if source is None:
-        return _turned(shard, rows, columns, out)
-    if len(rows) > 1 and view is not None and is_cold(view, [table[rows[len(rows) // 2]]]):
-        read_ahead(view, [(table[row], table[row + 1]) for row in rows])
-    leads: list[Callable[[Any], None]] = [out[name].append for name in lead]
-    steps = [(None if name is None else out[name].append, i) for name, i in rest]
-    for row in rows:  # the whole of a row, then the next: its bytes are in the nearest cache but once
-        start = table[row]
-        try:
-            values = head(source, start) + sizes
-        except struct.error:
-            return _turned(shard, rows, columns, out)
-        if leads:
-            for append, value in zip(leads, values[first:], strict=False):
-                append(value)
-        at = start + size
-        for keep, i in steps:
-            stop = at + values[i]
-            if keep is not None:
-                keep(source[at:stop])
-            at = stop
-        if at != table[row + 1]:
-            return _turned(shard, rows, columns, out)
-    if source is view:  # slices of it are views
-        out.update({name: list(map(bytes, out[name])) for name, _ in rest if name is not None})
-    return out
+    laid = _laid(shard, columns)
+    if laid is None:
+        return _turned(shard, rows, columns, prepared(shard, columns).names)
+    ready, data, starts, words, steps = laid
+    own = np.asarray(rows, np.int64)
+    if len(own) > 1 and ready.view is not None and is_cold(ready.view, [ready.table[int(own[len(own) // 2])]]):
+        read_ahead(ready.view, zip(starts[own].tolist(), starts[own + 1].tolist(), strict=True))
+    at, ends = starts[own].astype(np.int64), starts[own + 1]
+    if words > _MANY and (at + words > ends).any():
+        return _turned(shard, rows, columns, ready.names)
+    try:
+        lengths = _gathered(data, at, words).view("<u4").reshape(len(own), words // 4) if words else None
+    except IndexError:
+        return _turned(shard, rows, columns, ready.names)
+    at += words
+    places: list[tuple[str, int | None, IntArray, IntArray]] = []
+    for name, size, k in steps:
+        stop = at + (lengths[:, k] if lengths is not None and size is None else size)
+        if name is not None:
+            places.append((name, size, at, stop))
+        at = stop
+    if (at != ends).any():
+        return _turned(shard, rows, columns, ready.names)
+    return {name: _gathered(data, at, size) if size else _cut(ready, at, stop) for name, size, at, stop in places}
+
+
+def _gathered(data: IntArray, at: IntArray, size: int) -> IntArray:
+    """Give `size` bytes from each place on, as voids of that size. Raises IndexError where they go past the end."""
+    every: IntArray = np.ndarray((len(data) - size + 1,), f"V{size}", data, 0, (1,))  # one at each byte: numpy copies what it is asked for
+    return every[at]
+
+
+def _cut(ready: Ready, starts: IntArray, stops: IntArray) -> list[bytes]:
+    source: Any = ready.source
+    cut = [source[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+    return [*map(bytes, cut)] if source is ready.view else cut  # slices of a view are views
+
+
+def _laid(shard: Shard, columns: Sequence[str] | None) -> _Laid | None:
+    """Say how rows lie; None where they do not lie in memory, or none can. Kept with the shard, as what reading them one by one takes is."""
+    of = None if columns is None else tuple(columns)
+    key = (0, of)
+    laid: _Laid | None = shard.memo.get(key)
+    if laid is not None:
+        return laid
+    ready = prepared(shard, columns)
+    if ready.view is None or sum(4 if column.size is None else column.size for column in shard.columns) > len(ready.view):
+        return None
+    wanted, steps, words = set(ready.names), list[tuple[str | None, int | None, int]](), 0
+    for column in shard.columns:
+        steps.append((column.name if column.name in wanted else None, column.size, words))
+        words += column.size is None
+    laid = _Laid(ready, np.frombuffer(ready.view, np.uint8), np.asarray(shard.layout["starts"]), 4 * words, tuple(steps))
+    if shard.memo.get(of) is ready:
+        shard.memo[key] = laid
+    return laid
 
 
 def at_hand(shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None) -> bool:
@@ -56,6 +107,7 @@ def at_hand(shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = N
     return view is not None and isinstance(view.obj, mmap.mmap) and not is_cold(view, [ready.table[row] for row in rows])
 
 
-def _turned(shard: Shard, rows: Sequence[int], columns: Sequence[str] | None, names: Iterable[str]) -> dict[str, list[Any]]:
-    read = read_rows(shard, rows, columns)  # which says what is wrong with which row
+def _turned(shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence[str] | None, names: Iterable[str]) -> dict[str, Any]:
+    own = rows.tolist() if isinstance(rows, np.ndarray) else rows
+    read = read_rows(shard, own, columns)  # which says what is wrong with which row
     return {name: [row[name] for row in read] for name in names}

@@ -55,6 +55,7 @@ class Decoder:
 
     def values(self, data: Sequence[Any]) -> list[Any]:
         """Give the Python value of each; None stays None. Raises NotDecoded."""
+        data = data.tolist() if isinstance(data, np.ndarray) else data
         if self.how is False:
             return list(data)
         if self.how is True:
@@ -86,10 +87,17 @@ class Decoder:
             raise NotDecoded(at, ValueFitError(f"{type(error).__name__}: {error}")) from error
 
     def array(self, data: Sequence[Any]) -> Any:
-        """Give numbers, or arrays of the one shape that the encoding names, as one array [rows, …] that owns its bytes; None of anything else."""
+        """Give numbers, or arrays of the one shape that the encoding names, as one array [rows, …] that owns its bytes; None of anything else.
+
+        data  bytes of each, or voids in one array, over whose memory the values then lie
+        """
         kind, size = self.encoding, self.encoding.size
         if self.how is not True or size is None or not self._is_stacked:
             return None
+        if isinstance(data, np.ndarray):
+            if data.itemsize != size:
+                return None
+            return data.view(kind.dtype or kind.arrow.to_pandas_dtype()).reshape(len(data), *kind.shape)
         try:
             joined = bytearray().join(data)
         except TypeError:  # a null

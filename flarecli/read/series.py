@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -15,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import formats
-from flarecli.errors import FormatError, UsageError
+from flarecli.errors import FlareError, FormatError, UsageError
+from flarecli.formats import spans
 from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream
 from flarecli.read import opened
 from flarecli.storage import expect
@@ -45,6 +47,7 @@ class Series:
         self._begins: list[int] = self._firsts.tolist()
         self._open: dict[int, Shard] = {}
         self._expected = 0  # bytes that will be read, with these
+        self._asked: set[int] = set()  # shards for which that was said
         self._doubts = _DOUBTS
         self._fetched: dict[int, Chunk] = {}  # to make a chunk takes as long as to open it: its address is checked
         self._turns: dict[int, threading.Lock] = {}  # of threads that fetch a chunk
@@ -113,14 +116,16 @@ class Series:
             if (shard := self._open.get(i)) is not None:
                 return shard
         chunk = self._fetched.get(i) or self.chunk(i)
-        k = int(np.searchsorted(self._firsts, i, "right")) - 1
-        columns = self.streams[k].columns or getattr(self, "columns", None) or None
+        columns = self.streams[bisect_right(self._begins, i) - 1].columns or getattr(self, "columns", None) or None
+        with self._lock:
+            expected = 0 if i in self._asked else self._expected
+            self._asked.update((i,) if expected else ())
+        if expected:  # before its table is read, which would bring the first megabytes in small pages
+            with contextlib.suppress(FlareError):  # opening it says so
+                _expect(chunk, expected)
         shard = formats.find(chunk.format or "").open_shard(chunk, columns)
         with self._lock:
-            expected = 0 if i in self._open else self._expected
             self._open[i] = shard
-        if expected:
-            _expect(shard, expected)
         opened.note(self, i, shard)
         return shard
 
@@ -138,9 +143,10 @@ class Series:
     def expect(self, together: int) -> None:
         """Say that all chunks will be read, among so many bytes."""
         with self._lock:
-            self._expected, held = together, list(self._open.values())
+            self._expected, held = together, [*self._open.values()]
+            self._asked.update(self._open)
         for shard in held:
-            _expect(shard, together)
+            _expect(shard.chunk, together)
 
     def weight(self, i: int) -> int:
         """Reckon the bytes of a chunk, from what is listed; 0 where nothing is."""
@@ -184,6 +190,7 @@ class Series:
             shard = self._open.pop(i, None)
             self._fetched.pop(i, None)
             self._turns.pop(i, None)
+            self._asked.discard(i)
         if shard is not None:
             shard.memo.clear()  # a format may hold it elsewhere
             for at in (shard.chunk.at, *shard.chunk.beside):
@@ -209,23 +216,20 @@ class Series:
 
     def read_columns(self, rows: IntArray, columns: Sequence[str] | None = None) -> dict[str, Sequence[Any]] | None:
         """Give what `read_rows` gives as columns, where the format makes them so, and enough of the rows lie together; else None."""
-        own, shards = self._by_shard(rows)
-        if len(own) < _TOGETHER * len(shards) or not own:
+        where: IntArray = self.starts.searchsorted(rows, "right") - 1
+        own, order = rows - self.starts[where], where.argsort(kind="stable")
+        where = where[order]
+        firsts: list[int] = [0, *((where[1:] != where[:-1]).nonzero()[0] + 1).tolist()]  # in that order, of each shard
+        if len(rows) < _TOGETHER * len(firsts):
             return None
-        parts: list[dict[str, Sequence[Any]]] = []
-        for i in sorted(shards):
-            shard = self.shard(i)
+        parts: list[dict[str, Any]] = []
+        for first, stop in zip(firsts, [*firsts[1:], len(rows)], strict=True):
+            shard = self.shard(int(where[first]))
             read = getattr(formats.find(shard.chunk.format or ""), "read_columns", None)
             if read is None:
                 return None
-            parts.append(read(shard, own if len(shards) == 1 else [own[k] for k in shards[i]], columns))
-        if len(parts) == 1:
-            return parts[0]
-        back = [0] * len(own)  # the place of each row in the parts behind one another
-        for place, k in enumerate(chain.from_iterable(shards[i] for i in sorted(shards))):
-            back[k] = place
-        ordered = itemgetter(*back)
-        return {name: ordered([*chain.from_iterable(part[name] for part in parts)]) for name in parts[0]}
+            parts.append(read(shard, own if len(firsts) == 1 else own[order[first:stop]], columns))
+        return parts[0] if len(parts) == 1 else _in_order(parts, order)
 
     def at_hand(self, rows: IntArray, columns: Sequence[str] | None = None) -> bool:
         """Say whether these rows lie in memory, in mapped files, as the format's `read_columns` takes them.
@@ -284,10 +288,26 @@ class Series:
         return min(start + min(size, step), int(self.starts[i + 1]), stop)
 
 
-def _expect(shard: Shard, together: int) -> None:
-    for at in (shard.chunk.at, *shard.chunk.beside):
-        mapped = getattr(at.store, "mapped", None)
-        if mapped is not None and (view := mapped(at.path)) is not None:
+def _in_order(parts: Sequence[Mapping[str, Any]], order: IntArray) -> dict[str, Any]:
+    """Put parts behind one another; `order` says which row each of theirs is."""
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    taken, out = itemgetter(*back.tolist()), dict[str, Any]()
+    for name, first in parts[0].items():
+        pieces = [part[name] for part in parts]
+        is_array = all(isinstance(piece, np.ndarray) and piece.dtype == first.dtype for piece in pieces)
+        out[name] = np.concatenate(pieces)[back] if is_array else taken([*chain.from_iterable(map(_listed, pieces))])
+    return out
+
+
+def _listed(piece: Any) -> list[Any]:
+    return list(piece.tolist() if isinstance(piece, np.ndarray) else piece)
+
+
+def _expect(chunk: Chunk, together: int) -> None:
+    """Ask for what is read of a chunk in large pages, if it is mapped: what is compressed is not."""
+    for at in () if spans.suffix(chunk) else (chunk.at, *chunk.beside):
+        if at.is_local and (view := at.map()) is not None:
             expect(view, together)
 
 

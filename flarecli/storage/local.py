@@ -171,10 +171,6 @@ class LocalStore:
                 self._maps.popitem(last=False)  # whoever still holds a view keeps its map alive
         return view
 
-    def mapped(self, path: str) -> memoryview | None:
-        """Give the map of a file, if there is one."""
-        return self._maps.get(path)
-
     def forget(self, path: str) -> None:
         """Keep no map of a file; whoever still holds a view keeps its map alive."""
         with self._lock:
