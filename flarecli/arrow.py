@@ -1,6 +1,6 @@
-"""Arrow, loaded when something of it is first used: to say what a dataset is and to check its sums takes none of it.
+"""Arrow and numpy, loaded when something of them is first used: to say what a dataset is and to check its sums takes none of them.
 
-`pa` is pyarrow and `pc` its compute functions. Loading the two takes longer than summing a gigabyte.
+`pa` is pyarrow, `pc` its compute functions, `np` numpy. Loading the three takes longer than summing a gigabyte.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["pa", "pc"]
+__all__ = ["np", "pa", "pc"]
 
 
 class _Later(ModuleType):
@@ -22,7 +22,8 @@ class _Later(ModuleType):
 
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 else:
-    pa, pc = _Later("pyarrow"), _Later("pyarrow.compute")
+    np, pa, pc = _Later("numpy"), _Later("pyarrow"), _Later("pyarrow.compute")

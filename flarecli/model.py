@@ -33,7 +33,7 @@ __all__ = [
 
 Row: TypeAlias = dict[str, "bytes | list[bytes] | None"]  # column -> encoded bytes as the format stores them
 Sample: TypeAlias = dict[str, Any]  # column -> Python value
-IntArray: TypeAlias = Any  # numpy integer array; numpy is too slow to import for a name
+IntArray: TypeAlias = Any  # numpy integer array, or Counts; numpy is too slow to import for a name
 ENCODING = b"encoding"  # the key in an Arrow field's metadata that names the column's encoding
 
 
@@ -77,7 +77,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A shard opened: `layout` is name -> integer array; no handles, so it pickles.
+    """A shard opened: `layout` is name -> integer array, or a view of uint32 over the bytes of a table; no handles, so it pickles.
 
     memo  what a format keeps in this process to read one more row fast: views of the map, tables as they are indexed
     """
@@ -89,10 +89,17 @@ class Shard:
     memo: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Shard, (self.chunk, self.columns, self.rows, self.layout)
+        views = {name: bytes(table) for name, table in self.layout.items() if isinstance(table, memoryview)}  # of uint32, all of them
+        if not views:
+            return Shard, (self.chunk, self.columns, self.rows, self.layout)
+        return _unpickled, (self.chunk, self.columns, self.rows, {**self.layout, **views}, tuple(views))
 
     def __len__(self) -> int:
         return self.rows
+
+
+def _unpickled(chunk: Chunk, columns: Columns, rows: int, layout: Mapping[str, Any], views: tuple[str, ...]) -> Shard:
+    return Shard(chunk, columns, rows, {**layout, **{name: memoryview(layout[name]).cast("I") for name in views}})
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "flarecli"
 FLOORS = [
-    {"errors", "guesses"},
-    {"arrow", "later", "units", "names", "given", "wildcards", "hashes", "compress", "progress"},
+    {"errors", "guesses", "arrow"},
+    {"counts", "later", "units", "names", "given", "wildcards", "hashes", "compress", "progress"},
     {"storage", "media"},
     {"model"},
     {"cache", "encodings", "where"},

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from flarecli.cli.app import run
+from flarecli.cli.running import run
 
 __all__ = ["run"]

@@ -1,11 +1,10 @@
-"""The table of commands, and the one place where an error becomes a line and an exit code."""
+"""The table of commands, and what Typer makes of a command line."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import shutil
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -13,10 +12,10 @@ import typer
 import typer.core
 
 import flarecli.cli.show as show
-from flarecli.errors import FlareError, FormatError, MissingError, MissingLibraryError, ReachError, UsageError
+from flarecli.errors import UsageError
 from flarecli.guesses import choose, nearest
 
-__all__ = ["COMMANDS", "run"]
+__all__ = ["COMMANDS", "answer"]
 
 # Each command is a module of this room, loaded when it is asked for; the text is the first line of its help.
 COMMANDS = {
@@ -39,7 +38,6 @@ An option's default can be set in the environment: --shard-size as FLARE_SHARD_S
 
 Exit codes: 0 done, 1 done and the answer is no, 2 the command line is wrong, 3 cannot reach or write, 4 the bytes are not what
 the format says, 5 refused for safety, 6 a library is missing, 130 interrupted, 143 terminated."""
-_BUG = "This is a bug in flare, not in your data: please report it with what --debug shows."
 _WRONG_LINE: Any = typer.BadParameter.__mro__[2]  # Click's ClickException, wherever this Typer keeps its copy of Click
 
 
@@ -161,29 +159,15 @@ def _spare_rich() -> None:
         vars(classes)["_sanitize_help_text"] = str
 
 
-def run(args: list[str], as_json: bool = False, debug: bool = False, stopped: Callable[[], bool] = lambda: False) -> int:
-    """Run one command line and give its exit code; errors are printed, and none is raised but KeyboardInterrupt.
-
-    as_json  errors go to stderr as JSON objects
-    debug    errors come with their traceback
-    stopped  whether a signal is being obeyed: what goes wrong then is its consequence, and not printed
-    """
+def answer(args: list[str]) -> Any:
+    """Answer one command line; give the exit code if that is a number. Raises what went wrong, a UsageError where it is the line."""
     try:
-        code = _app().main(args=args or ["--help"], prog_name="flare", standalone_mode=False)
-        if not stopped():  # or it might wait for a reader
-            show.finish()
-        return code if isinstance(code, int) else 0
-    except SystemExit as end:  # completion
-        return end.code if isinstance(end.code, int) else 0
-    except BaseException as caught:
-        error = caught.__cause__ or caught if isinstance(caught, _Carried) else caught
-    if isinstance(error, KeyboardInterrupt):
-        raise error
-    if stopped() or (isinstance(error, BrokenPipeError) and show.reader_left()):
-        return 0
-    told = _told(error, args)
-    show.error(told, as_json, error if debug else None)
-    return told.exit_code
+        return _app().main(args=args or ["--help"], prog_name="flare", standalone_mode=False)
+    except _WRONG_LINE as error:
+        raise _wrong_line(error, args) from error
+    except _Carried as carried:
+        cause = carried.__cause__ or carried
+    raise cause
 
 
 def _missing(error: Any, args: list[str]) -> str:
@@ -198,29 +182,11 @@ def _no_option(error: Any, command: str) -> UsageError:
     return UsageError(f"no such option: {error.option_name}", hint=(f"Did you mean {guess}? " if guess else "") + f"Run `{command} --help`.")
 
 
-def _told(error: BaseException, args: list[str]) -> FlareError:
-    """Give what to tell the user about any exception."""
-    if isinstance(error, MissingError) and not error.hint:
-        from flarecli.cli.mistakes import hint_for
-
-        error.hint = hint_for(error.where, args)
-    if isinstance(error, FlareError):
-        return error
-    if isinstance(error, _WRONG_LINE):
-        command = f"flare {args[0]}" if args and args[0] in COMMANDS else "flare"
-        message = _missing(error, args) or error.format_message().strip().rstrip(".")
-        if type(error).__name__ == "NoSuchOption":
-            return _no_option(error, command)
-        message = message.replace("valid int range", "whole number").replace("valid int", "whole number")
-        return UsageError(message[:1].lower() + message[1:], hint=f"Run `{command} --help`.")
-    if isinstance(error, MemoryError):
-        return ReachError("there is not enough memory", hint="Give it fewer --jobs, smaller shards or more memory.")
-    if isinstance(error, RecursionError):
-        return FormatError("the data is nested too deeply")
-    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("flarecli"):
-        return MissingLibraryError(f"the library {error.name} is missing", hint=f"Run `pip install {error.name.partition('.')[0]}`.")
-    if isinstance(error, OSError) and error.strerror:
-        return ReachError(error.strerror, where=error.filename or "")
-    told = FlareError(f"{type(error).__name__}: {error}".removesuffix(": "), hint=_BUG)
-    told.kind = "bug"
-    return told
+def _wrong_line(error: Any, args: list[str]) -> UsageError:
+    """Tell what Click finds wrong with a command line in our own words."""
+    command = f"flare {args[0]}" if args and args[0] in COMMANDS else "flare"
+    message = _missing(error, args) or error.format_message().strip().rstrip(".")
+    if type(error).__name__ == "NoSuchOption":
+        return _no_option(error, command)
+    message = message.replace("valid int range", "whole number").replace("valid int", "whole number")
+    return UsageError(message[:1].lower() + message[1:], hint=f"Run `{command} --help`.")

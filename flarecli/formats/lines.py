@@ -13,15 +13,15 @@ Either is compressed for itself, as one file, and then has the suffix of the com
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from flarecli import encodings
-from flarecli.arrow import pa, pc
+from flarecli.arrow import np, pa, pc
+from flarecli.counts import first_fall, words
 from flarecli.encodings import lookup
 from flarecli.errors import FormatError, UsageError, ValueFitError
 from flarecli.formats import mds_config, spans
@@ -68,9 +68,9 @@ def opened(chunk: Chunk, columns: Columns | None, form: str, head: Callable[[Col
     config, own = mds_config.parse_config(bytes(data[end:]), form, meta.at)
     own = mds_config.agreed(own, columns, form, meta.at)
     layout = dict(head(own, config, meta.at))
-    starts = np.frombuffer(data, "<u4", rows + 1, 4)
+    starts = words(data, 4, rows + 1)
     _check(starts, len(layout["header"]), _data_size(chunk), chunk, meta)
-    held = starts.copy() if spans.suffix(meta) else starts  # a decompressed file is not kept for its table
+    held = memoryview(bytes(starts)).cast("I") if spans.suffix(meta) else starts  # a decompressed file is not kept for its table
     files = (*(chunk.files[:1] or (File(chunk.at.name),)), *meta.files)
     return Shard(replace(chunk, files=files, beside=(meta.at,)), own, rows, {"starts": held, **layout})
 
@@ -105,12 +105,11 @@ def _data_size(chunk: Chunk) -> int:
     return 0 if view is None else len(view)
 
 
-def _check(starts: IntArray, header: int, size: int, chunk: Chunk, meta: Chunk) -> None:
+def _check(starts: memoryview, header: int, size: int, chunk: Chunk, meta: Chunk) -> None:
     if int(starts[0]) != header:
         raise FormatError(f"its first line starts at byte {starts[0]} of the data, {header} is wanted", where=meta.at, hint=_HINT)
-    falls = starts[1:] < starts[:-1]
-    if falls.any():
-        row = int(np.argmax(falls))
+    row = first_fall(starts)
+    if row is not None:
         raise FormatError(f"line {row} starts at byte {starts[row]} and ends at byte {starts[row + 1]}", where=meta.at, hint=_HINT)
     if int(starts[-1]) != size:
         raise FormatError(f"is {size} bytes, {starts[-1]} are needed by its table", where=chunk.at, hint=_HINT)
@@ -118,7 +117,7 @@ def _check(starts: IntArray, header: int, size: int, chunk: Chunk, meta: Chunk) 
 
 def lines_of(shard: Shard, rows: Sequence[int]) -> list[bytes | memoryview]:
     """Give lines with their newline, in the order asked; near ones share a read."""
-    table: memoryview = shard.memo.get("table") or shard.memo.setdefault("table", memoryview(shard.layout["starts"]))
+    table: memoryview = shard.layout["starts"]
     view: memoryview | None = shard.memo.get("view")
     if view is None and not spans.suffix(shard.chunk):  # a decompressed shard is held elsewhere, and not for ever
         view = spans.whole(shard.chunk)
@@ -131,7 +130,7 @@ def lines_of(shard: Shard, rows: Sequence[int]) -> list[bytes | memoryview]:
 
 def bytes_of(shard: Shard, start: int, stop: int) -> tuple[IntArray, IntArray]:
     """Give the bytes of lines start..stop, uint8, and where each starts in them, int64 [rows + 1]."""
-    starts = shard.layout["starts"][start : stop + 1].astype(np.int64)
+    starts = np.array(shard.layout["starts"][start : stop + 1], np.int64)
     (part,) = spans.read(shard.chunk, [(int(starts[0]), int(starts[-1]))])
     return np.frombuffer(part, np.uint8), starts - starts[0]
 
@@ -177,8 +176,7 @@ def steps(shard: Shard) -> Iterator[tuple[int, int]]:
     """Cut the rows of a shard into runs of bounded bytes: (start, stop)."""
     starts, start = shard.layout["starts"], 0
     while start < shard.rows:
-        near = np.uint32(min(int(starts[start]) + _STEP_BYTES, LIMIT))
-        stop = max(start + 1, min(start + _STEP, shard.rows, int(np.searchsorted(starts, near, "right")) - 1))
+        stop = max(start + 1, min(start + _STEP, shard.rows, bisect_right(starts, starts[start] + _STEP_BYTES) - 1))
         yield start, stop
         start = stop
 

@@ -17,21 +17,23 @@ import functools
 import itertools
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from flarecli import compress, encodings
-from flarecli.arrow import pa
+from flarecli.arrow import np, pa
+from flarecli.counts import first_fall, words
 from flarecli.encodings import held, lookup
 from flarecli.errors import FormatError, ValueFitError
 from flarecli.formats import lines, mds_config, spans
-from flarecli.formats.mds_body import bodies
-from flarecli.formats.mds_columns import at_hand, read_columns
 from flarecli.formats.mds_files import name_of, present, store
 from flarecli.formats.mds_index import open_dataset, write_index
-from flarecli.formats.mds_rows import read_rows
+from flarecli.later import named
 from flarecli.model import Chunk, Column, Columns, Finding, IntArray, Settings, Shard
 from flarecli.storage import Location
+
+if TYPE_CHECKING:
+    from flarecli.formats.mds_columns import at_hand, read_columns
+    from flarecli.formats.mds_rows import read_rows
 
 __all__ = [
     "NAME",
@@ -52,7 +54,15 @@ __all__ = [
 
 NAME, SUFFIXES = "mds", (".mds", *(f".mds.{name}" for name in compress.SUFFIXES))
 _CONFIG_LIMIT = 1 << 24  # bytes of JSON; thousands of columns take less
+_FEW = 256  # rows in a run of a bounded number of bytes that are checked one by one
 _HEAD = 1 << 16  # bytes of a remote shard that are asked for before its row count is known
+
+_FILES = {"at_hand": "mds_columns", "read_columns": "mds_columns", "read_rows": "mds_rows"}  # of no use to a check
+
+
+def __getattr__(name: str) -> Any:
+    found = globals()[name] = named("flarecli.formats", _FILES, name)
+    return found
 
 
 def sniff(name: str, head: bytes) -> bool:
@@ -81,9 +91,9 @@ def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
         raise FormatError(f"holds {rows} samples, {chunk.rows} are listed", where=at)
     if len(head) < end:
         head = memoryview(bytes(head) + at.read(len(head), end))
-    starts = np.frombuffer(head, "<u4", rows + 1, 4)
-    first = int(starts[0])
-    if not end <= first <= size or int(starts[-1]) != size or (starts[1:] < starts[:-1]).any():
+    starts = words(head, 4, rows + 1)
+    first = starts[0]
+    if not end <= first <= size or starts[-1] != size or first_fall(starts) is not None:
         raise FormatError(_table_fault(starts, end, size), where=at, hint="It was damaged or cut short; fetch or pack it again.")
     if first - end > _CONFIG_LIMIT:
         raise FormatError(f"its config takes {first - end} bytes", where=at)
@@ -91,18 +101,20 @@ def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
         head = memoryview(bytes(head) + at.read(len(head), first))
     _, own = mds_config.parse_config(bytes(head[end:first]), NAME, at)
     own = mds_config.agreed(own, columns, NAME, at)
-    return Shard(chunk, own, rows, {"starts": starts.copy() if spans.suffix(chunk) else starts})  # no table keeps a decompressed shard
+    return Shard(
+        chunk, own, rows, {"starts": memoryview(bytes(starts)).cast("I") if spans.suffix(chunk) else starts}
+    )  # no table keeps a decompressed shard
 
 
-def _table_fault(starts: IntArray, end: int, size: int) -> str:
-    if int(starts[0]) < end:
+def _table_fault(starts: memoryview, end: int, size: int) -> str:
+    if starts[0] < end:
         return f"sample 0 starts at byte {starts[0]}, inside the table"
-    falls = np.flatnonzero(starts[1:] < starts[:-1])
-    if len(falls):
-        return f"sample {int(falls[0])} starts at byte {starts[falls[0]]} and ends at byte {starts[falls[0] + 1]}"
-    if size < int(starts[-1]):
+    fall = first_fall(starts)
+    if fall is not None:
+        return f"sample {fall} starts at byte {starts[fall]} and ends at byte {starts[fall + 1]}"
+    if size < starts[-1]:
         return f"ends at byte {size}, its table needs {starts[-1]}"
-    return f"{size - int(starts[-1])} bytes follow its last sample"
+    return f"{size - starts[-1]} bytes follow its last sample"
 
 
 def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False) -> pa.RecordBatch:
@@ -126,7 +138,7 @@ def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | Non
 
 def _fields(shard: Shard, start: int, stop: int) -> tuple[IntArray, dict[str, tuple[IntArray, IntArray]]]:
     """Give the bytes of rows start..stop, and where each column lies in them: name -> (starts, lengths), int64 [rows]."""
-    starts = shard.layout["starts"][start : stop + 1].astype(np.int64)
+    starts = np.array(shard.layout["starts"][start : stop + 1], np.int64)
     (part,) = spans.read(shard.chunk, [(int(starts[0]), int(starts[-1]))])
     data = np.frombuffer(part, np.uint8)
     starts -= starts[0]
@@ -193,6 +205,8 @@ def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[p
     size = int(starts[-1])
     if size > lines.LIMIT:
         raise ValueFitError(f"{size} bytes do not fit one MDS shard", where=at / name, hint="Give a smaller --shard-size.")
+    from flarecli.formats.mds_body import bodies  # which nobody who reads needs
+
     head = struct.pack("<I", rows) + starts.astype("<u4").tobytes() + config
     to, file = store(at, name, itertools.chain((head,), bodies(columns, batches)), size, settings)
     return Chunk(to, rows, (file,), NAME)
@@ -200,4 +214,22 @@ def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[p
 
 def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
     """Check that every row's lengths add up, and, if asked, that every value is what its encoding says."""
-    return lines.checked(shard, lambda start, stop: read_batch(shard, start, stop) if values else _fields(shard, start, stop))
+    lengths = struct.Struct(f"<{sum(column.size is None for column in shard.columns)}I")
+    fixed = lengths.size + sum(column.size or 0 for column in shard.columns)
+
+    def check(start: int, stop: int) -> None:
+        if values:
+            read_batch(shard, start, stop)
+        elif stop - start > _FEW or not _fit(shard, start, stop, lengths, fixed):
+            _fields(shard, start, stop)  # which says what is wrong
+
+    return lines.checked(shard, check)
+
+
+def _fit(shard: Shard, start: int, stop: int, lengths: struct.Struct, fixed: int) -> bool:
+    """Say whether the lengths of rows start..stop add up, `fixed` bytes of each in any case: of rows so few, and large, before numpy is loaded."""
+    bounds = shard.layout["starts"][start : stop + 1].tolist()
+    (part,) = spans.read(shard.chunk, [(bounds[0], bounds[-1])])
+    return all(
+        end - at >= lengths.size and fixed + sum(lengths.unpack_from(part, at - bounds[0])) == end - at for at, end in itertools.pairwise(bounds)
+    )

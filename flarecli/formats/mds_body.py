@@ -7,12 +7,10 @@ joins few pieces: one before each field of variable size. Measured at rows of 1 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from flarecli import encodings
-from flarecli.arrow import pa, pc
+from flarecli.arrow import np, pa, pc
 from flarecli.encodings import lookup
 from flarecli.errors import ValueFitError
 from flarecli.formats import lines
@@ -20,8 +18,12 @@ from flarecli.model import Column, Columns, IntArray
 
 __all__ = ["bodies"]
 
-_Bytes = npt.NDArray[np.uint8]
-_WORDS = tuple(np.dtype(f"u{size}") for size in (8, 4, 2, 1))  # copied one by one: many bytes at a time
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    _Bytes = npt.NDArray[np.uint8]
+
+_WORDS = (8, 4, 2, 1)  # bytes copied at a time
 _LAID = 8192  # rows laid side by side at once: what they have of one size stays in the cache
 
 
@@ -93,7 +95,7 @@ def _laid(run: Sequence[_Bytes]) -> list[pa.Array]:
     data, at = np.empty((rows, size), np.uint8), 0
     for field in run:
         width = field.shape[1]
-        word = next(word for word in _WORDS if width % word.itemsize == 0)
+        word = np.dtype(f"u{next(size for size in _WORDS if width % size == 0)}")
         data[:, at : at + width].view(word)[...] = field.view(word)
         at += width
     ends = np.arange(rows + 1, dtype=np.int64) * size

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from flarecli.compress import suffix_of
+from flarecli.counts import Counts
 from flarecli.errors import FormatError, UsageError
 from flarecli.formats import FAMILY, INDEX, mds_config
 from flarecli.formats.mds_files import raw_name
@@ -163,10 +162,10 @@ class Listed:
             self.form or "mds",
             self.names,
             self.columns or (),
-            np.array(self.rows, np.int64),
-            np.array(self.sizes, np.int64),
+            Counts(self.rows),
+            Counts(self.sizes),
             self.hashes,
-            np.array(self.raw_sizes, np.int64) if any(size >= 0 for size in self.raw_sizes) else None,
+            Counts(self.raw_sizes) if any(size >= 0 for size in self.raw_sizes) else None,
             self.raw_hashes,
             {"compression": one} if one else {},
             {INDEX: index},

@@ -106,7 +106,7 @@ def _made(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
     sizes = tuple(column.size for column in behind if column.size is not None)
     of_one_size, variable = itertools.count(lengths + len(names)), itertools.count()
     rest = tuple((column.name if column.name in wanted else None, next(variable if column.size is None else of_one_size)) for column in behind)
-    ready = Ready(memoryview(shard.layout["starts"]), view, source, head.unpack_from, head.size, lengths, names, sizes, rest)
+    ready = Ready(shard.layout["starts"], view, source, head.unpack_from, head.size, lengths, names, sizes, rest)
     if not spans.suffix(shard.chunk):  # a decompressed shard is held elsewhere, and not for ever
         shard.memo[columns] = ready
     return ready

@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from flarecli import compress, encodings
-from flarecli.arrow import pa
-from flarecli.encodings import Encoding
+from flarecli.arrow import np, pa
 from flarecli.errors import IntegrityError
 from flarecli.model import Chunk, File, IntArray
 from flarecli.storage import Location, is_cold, read_ahead
+
+if TYPE_CHECKING:
+    from flarecli.encodings import Encoding
 
 __all__ = ["TARS", "VIEW_LIMIT", "of", "ragged", "read", "stored_size", "suffix", "viewed", "views", "whole"]
 

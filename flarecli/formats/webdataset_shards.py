@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
+from flarecli.counts import Counts
 from flarecli.errors import FormatError
 from flarecli.formats.mds_config import parse
 from flarecli.formats.webdataset_names import NAME
@@ -57,7 +56,7 @@ def _stream(at: Location, index: Any) -> Stream:
         sizes.append(_count(shard["filesize"], f"{here}.filesize") if "filesize" in shard else -1)
         sums.append(md5.lower())
     hashes = {"md5": sums} if any(sums) else {}
-    return Stream("data", at.folder, NAME, urls, rows=np.array(rows, np.int64), sizes=np.array(sizes, np.int64), hashes=hashes)
+    return Stream("data", at.folder, NAME, urls, rows=Counts(rows), sizes=Counts(sizes), hashes=hashes)
 
 
 def _count(value: Any, where: str) -> int:

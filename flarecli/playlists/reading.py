@@ -5,25 +5,26 @@ No tag, no alias, no second document, no depth or size without a bound, and `no`
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from flarecli.counts import Counts
 from flarecli.encodings import column
 from flarecli.errors import FormatError
 from flarecli.hashes import digest, known
 from flarecli.model import Columns, File, IntArray, Playlist, Stream
 from flarecli.names import bare
-from flarecli.playlists.lifting import lift
-from flarecli.playlists.wrong import COUNTS, Map, all_of, halves, not_addresses, place_of, wrong_halves, wrong_headers
+from flarecli.playlists.plainly import plain_map
+from flarecli.playlists.wrong import COUNTS, Map, halves, not_addresses, place_of, wrong_halves, wrong_headers
 from flarecli.storage import Location
 
 __all__ = ["FLOAT", "fault", "parse", "read", "read_yaml", "stored"]
 
 _SIZE_LIMIT = 1 << 30  # bytes; a million chunks take a tenth
 _DEPTH_LIMIT = 16
+_SMALL = 1 << 20  # characters that are read sooner than the YAML library is loaded, or not much later
 _SUM_LINE = re.compile(rb"# flare xxh3_128 ([0-9a-f]{32})\n\Z")
 _INT = re.compile(r"-?(?:0|[1-9]\d{0,18})", re.ASCII)
 FLOAT = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
@@ -67,6 +68,10 @@ def parse(data: bytes, at: Location) -> Playlist:
     match = _SUM_LINE.search(data, max(0, len(data) - 100))
     protected = bool(match) and digest(memoryview(data)[: match.start()]) == match[1].decode()  # type: ignore[index, union-attr]
     del data, match  # there may be a hundred megabytes of it
+    root = plain_map(decoded, _plain) if len(decoded) < _SMALL else None
+    if root is not None:
+        with contextlib.suppress(FormatError):  # told with its place, by who reads it next
+            return Playlist(tuple(_stream(name, value, at, 0) for name, value in root.items()), at, protected)
     root = _document(decoded, at)
     del decoded
     if not isinstance(root, Map):
@@ -80,6 +85,8 @@ def fault(at: Location, mark: int, message: str) -> FormatError:
 
 
 def _document(decoded: str, at: Location) -> Any:
+    from flarecli.playlists.lifting import lift  # only long or unusual ones come here
+
     short, lifted = lift(decoded, _plain)
     if lifted:
         try:
@@ -208,10 +215,8 @@ def _stream(name: str, value: Any, at: Location, mark: int) -> Stream:
     )
 
 
-def _counts(values: list[int | None] | None) -> IntArray:
-    if values is None:
-        return None
-    return np.array(values if all_of(int, values) else [-1 if value is None else value for value in values], np.int64)
+def _counts(values: Any) -> IntArray:
+    return None if values is None else Counts([-1 if value is None else value for value in values] if None in values else values)
 
 
 def _columns(columns: Map | None) -> Columns | None:

@@ -23,7 +23,6 @@ from flarecli.hashes import Sums
 from flarecli.names import bare, check_name, is_url, local_path, redact, scheme_of, whole_path
 from flarecli.storage.ahead import ahead_of_file
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, locate, short_read
-from flarecli.storage.sink import Sink, write_all
 from flarecli.storage.specials import is_special
 from flarecli.storage.symlinks import is_link, leads_back
 
@@ -272,6 +271,8 @@ class LocalStore:
                 raise UsageError("no file is there, and what is there would be replaced", where=self.show(path), hint="Name a file.")
             fd = os.open(part, _CREATE, 0o666, dir_fd=scratch)
             try:
+                from flarecli.storage.sink import Sink  # nobody who reads needs it
+
                 sink = Sink(fd, self.durable)
                 for data in parts:
                     view = memoryview(data).cast("B")
@@ -311,6 +312,8 @@ class LocalStore:
                 raise self.error(error, path) from None
 
     def extend(self, path: str, size: int, parts: Iterable[Part]) -> None:
+        from flarecli.storage.sink import write_all
+
         with self.opened(path, _READ | os.O_WRONLY) as fd:
             there = os.lseek(fd, 0, os.SEEK_END)
             if there != size:

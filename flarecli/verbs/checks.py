@@ -24,7 +24,6 @@ from flarecli.storage.passing import in_passing
 from flarecli.verbs.checks_places import placed
 from flarecli.verbs.checks_repairs import AGAIN
 from flarecli.verbs.checks_streams import keys
-from flarecli.verbs.duplicates import contents
 
 if TYPE_CHECKING:
     from flarecli.media import Decoders
@@ -152,6 +151,8 @@ def check_chunk(chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, 
             shard = _open(form, held, columns, claims, out)
             out.findings += _structure(form, shard, depth.pictures, bool(out.findings))
             if depth.contents and not out.findings:
+                from flarecli.verbs.duplicates import contents
+
                 out.contents = contents(form, shard)
             if depth.key and not out.findings:
                 out.keys = keys(form, shard, depth.key)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import xxhash
 
 from flarecli import formats
+from flarecli.arrow import np
 from flarecli.model import Finding, Row, Shard
 
 __all__ = ["contents", "duplicates"]

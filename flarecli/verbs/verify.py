@@ -23,7 +23,6 @@ from flarecli.verbs.checks import Checked, Depth
 from flarecli.verbs.checks_repairs import with_command
 from flarecli.verbs.checks_streams import Side, key_of, keyed, uneven
 from flarecli.verbs.choice import Choice
-from flarecli.verbs.duplicates import duplicates as equal_rows
 from flarecli.verbs.listings import Plan, Task, chunk_tasks, file_tasks, mistaken, planned, sizes_below, unlisted
 from flarecli.verbs.looking import on_engine, on_threads
 from flarecli.verbs.once import once
@@ -178,6 +177,8 @@ class Verification:
         yield from self._run(chunk_tasks(found, stream, others, depth, chosen), options, engine, take)
         yield from others.rest(plan.address)
         if sums:
+            from flarecli.verbs.duplicates import duplicates as equal_rows
+
             yield from equal_rows(sums)
         if not any(listing.has_sums for listing in others.listings):
             self._say_bare(stream, side.kept)
@@ -290,4 +291,4 @@ def _decoders() -> Decoders:
 
 
 def _total(counts: Sequence[Any]) -> int | None:
-    return None if any(one is None or (one < 0).any() for one in counts) else int(sum(one.sum() for one in counts))
+    return None if any(one is None or (len(one) and one.min() < 0) for one in counts) else int(sum(one.sum() for one in counts))

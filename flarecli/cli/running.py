@@ -1,0 +1,67 @@
+"""One command line answered, and the one place where an error becomes a line and an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flarecli.cli.show as show
+from flarecli.cli.switches import plain_line
+from flarecli.errors import FlareError, FormatError, MissingError, MissingLibraryError, ReachError
+
+__all__ = ["run"]
+
+_BUG = "This is a bug in flare, not in your data: please report it with what --debug shows."
+
+
+def run(args: list[str], as_json: bool = False, debug: bool = False, stopped: Callable[[], bool] = lambda: False) -> int:
+    """Run one command line and give its exit code; errors are printed, and none is raised but KeyboardInterrupt.
+
+    as_json  errors go to stderr as JSON objects
+    debug    errors come with their traceback
+    stopped  whether a signal is being obeyed: what goes wrong then is its consequence, and not printed
+    """
+    try:
+        plain = plain_line(args)
+        code = plain() if plain is not None else _by_typer(args)
+        if not stopped():  # or it might wait for a reader
+            show.finish()
+        return code if isinstance(code, int) else 0
+    except SystemExit as end:  # completion
+        return end.code if isinstance(end.code, int) else 0
+    except BaseException as caught:
+        error = caught
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    if stopped() or (isinstance(error, BrokenPipeError) and show.reader_left()):
+        return 0
+    told = _told(error, args)
+    show.error(told, as_json, error if debug else None)
+    return told.exit_code
+
+
+def _by_typer(args: list[str]) -> Any:
+    from flarecli.cli.app import answer
+
+    return answer(args)
+
+
+def _told(error: BaseException, args: list[str]) -> FlareError:
+    """Give what to tell the user about any exception."""
+    if isinstance(error, MissingError) and not error.hint:
+        from flarecli.cli.mistakes import hint_for
+
+        error.hint = hint_for(error.where, args)
+    if isinstance(error, FlareError):
+        return error
+    if isinstance(error, MemoryError):
+        return ReachError("there is not enough memory", hint="Give it fewer --jobs, smaller shards or more memory.")
+    if isinstance(error, RecursionError):
+        return FormatError("the data is nested too deeply")
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("flarecli"):
+        return MissingLibraryError(f"the library {error.name} is missing", hint=f"Run `pip install {error.name.partition('.')[0]}`.")
+    if isinstance(error, OSError) and error.strerror:
+        return ReachError(error.strerror, where=error.filename or "")
+    told = FlareError(f"{type(error).__name__}: {error}".removesuffix(": "), hint=_BUG)
+    told.kind = "bug"
+    return told
