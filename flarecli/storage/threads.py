@@ -36,7 +36,10 @@ class Outcome(Generic[T]):
     def get(self) -> T:
         """Give the value, or raise the exception."""
         if self.error is not None:
-            raise self.error
+            try:
+                raise self.error
+            finally:
+                del self  # the error's own frames would hold it, and all that the callers had, until the collector comes
         value: T = self.value
         return value
 
@@ -68,6 +71,7 @@ def _submit(call: Callable[[A], T], item: A, at: int, arrived: SimpleQueue[Outco
         except BaseException as error:
             outcome.error = error
         arrived.put(outcome)
+        del outcome
 
     _start(task)
 
@@ -133,6 +137,7 @@ def _taken(wanted: int, done: dict[int, Outcome[T]], arrived: SimpleQueue[Outcom
     while wanted not in done:
         outcome = wait_for(arrived)
         done[outcome.at] = outcome
+        del outcome  # an error that it holds would hold it
     return done.pop(wanted).get()
 
 

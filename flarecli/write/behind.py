@@ -52,7 +52,7 @@ class Behind:
         chunk: Future[Chunk] = Future()
         try:  # an interrupt may come while the thread starts: it is listed before
             self._making.append(_Making(chunk, next, size))
-            self._pool.submit(_make, chunk, make)
+            self._pool.submit(_make, [(chunk, make)])
         except BaseException:
             self._end()
             raise
@@ -86,11 +86,13 @@ class Behind:
         self._end()
 
 
-def _make(chunk: Future[Chunk], make: Callable[[], Chunk]) -> None:
-    """Make a shard, unless it was given up before."""
+def _make(one: list[tuple[Future[Chunk], Callable[[], Chunk]]]) -> None:
+    """Make a shard, unless it was given up before; it is taken out of the list, since an error has frames that hold what they were given."""
+    chunk, make = one.pop()
     if not chunk.set_running_or_notify_cancel():
         return
     try:
         chunk.set_result(make())
     except BaseException as error:
         chunk.set_exception(error)
+        del chunk
