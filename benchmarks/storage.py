@@ -2,8 +2,8 @@
 
     storage.py [--rounds N]
 
-S3 is path-style GETs of the same files, unsigned: what is compared is the reading. Flare reads many objects by `read_each`, as far as
-they fit 32 MB, the libraries by a call for each in threads; "in threads" flare does that too. Each contender runs in a process of its own,
+S3 is path-style GETs of the same files, unsigned: what is compared is the reading. Flare reads many objects by `read_each`, which gives
+them in order, the libraries by a call for each in threads; "in threads" flare does that too. Each contender runs in a process of its own,
 in turns, and does its task again until that took 0.4 s (one call is 50 ms of ranges, which says little): the median of these calls is a
 round's figure. Printed are medians of the rounds, ratios are the median of each round's own. s3fs is not a dependency: PEER_PYTHON names an
 interpreter that has it, as for the other benchmarks. nginx is needed (Debian: nginx-light).
@@ -30,7 +30,6 @@ SHAPES = {"10 KB": (10_000, 5_000, 32), "100 KB": (100_000, 2_000, 32), "64 MB":
 LONG_S = 0.4  # a contender's calls of a round, together, at least
 RANGES, RANGE, HOST = 2_000, 4096, "127.0.0.1"
 TASKS = (*SHAPES, "4 KB ranges")
-TOGETHER = 32_000_000  # bytes that flare is asked for by one call
 RATIOS = (  # this over that, for these tasks, and what it should be at least
     ("flare s3", "obstore s3", TASKS[:3], 0.85),
     ("flare s3", "obstore get_ranges", TASKS[3:], 0.85),
@@ -74,9 +73,7 @@ def flare(task: str, base: str, threads: bool = False) -> int:
         return in_threads(lambda name: sum(map(len, (at / name).blocks(SHAPES[task][0]))), task)
     if threads:
         return in_threads(lambda name: len((at / name).read()), task)
-    some = TOGETHER // SHAPES[task][0]
-    places = [at / name for name in names(task)]
-    return sum(sum(map(len, read_each(places[i : i + some]))) for i in range(0, len(places), some))
+    return sum(map(len, read_each([at / name for name in names(task)])))
 
 
 def flare_s3(task: str, url: str) -> int:

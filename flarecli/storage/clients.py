@@ -1,4 +1,7 @@
-"""Clients of obstore: what is set where, what they may cost, and an error of ours when they cannot be made."""
+"""Clients of obstore: opened when they are needed, for each process anew, one way to be let in after another.
+
+What is set where, what they may cost, and an error of ours when they cannot be made.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,68 @@ from datetime import timedelta
 from typing import Any
 
 from flarecli.errors import ReachError
-from flarecli.storage.credentials import Way
+from flarecli.storage import native
+from flarecli.storage.credentials import Way, ways
 from flarecli.storage.limits import Limits
 
-__all__ = ["client"]
+__all__ = ["Clients"]
 
 _KINDS = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
 _CONNECT_S = 10
 
 
-def client(library: Any, home: str, way: Way, limits: Limits) -> Any:
+class Clients:
+    """The clients of a bucket, for all threads of a process.
+
+    home  `s3://bucket/`
+    """
+
+    def __init__(self, home: str, limits: Limits) -> None:
+        self._home, self._limits = home, limits
+        self._open: tuple[int, list[tuple[Way, Any]]] = 0, []  # of this process; the last one is in use
+        self._ways: list[Way] = []
+
+    def current(self) -> tuple[Any, Any]:
+        """Give the library and the client of this process. Raises ReachError if what is set cannot be used."""
+        library = native.compiled()
+        pid, clients = self._open
+        if pid != native.pid():
+            with native.opening:  # of threads that begin together one opens it for all: it takes as long as a hundred small objects
+                pid, clients = self._open
+                if pid != native.pid():
+                    native.inherited.append(clients)  # ending a parent's client could wait for threads that are not here
+                    clients = [self._opened(library, 0)]
+                    self._open = native.pid(), clients
+        return library, clients[-1][1]
+
+    def otherwise(self, refused: Any) -> bool:
+        """Go on to the next way to be let in, after the client `refused` was not; False when there is none."""
+        library = native.compiled()
+        with native.opening:
+            _, clients = self._open
+            if clients[-1][1] is not refused:
+                return True  # another thread has
+            for i in range(len(clients), len(self._ways)):
+                if self.way(i).is_open:
+                    clients.append(self._opened(library, i))
+                    return True
+            return False
+
+    def way(self, i: int) -> Way:
+        """Give one of the ways to be let in. Raises ReachError for settings that are only half there."""
+        self._ways = self._ways or ways(self._home.partition(":")[0])
+        return self._ways[i]
+
+    @property
+    def tried(self) -> list[Way]:
+        """The ways tried so far; the last one is in use."""
+        return [way for way, _ in self._open[1]]
+
+    def _opened(self, library: Any, i: int) -> tuple[Way, Any]:
+        return self.way(i), _client(library, self._home, self.way(i), self._limits)
+
+
+def _client(library: Any, home: str, way: Way, limits: Limits) -> Any:
     """Open a bucket.
 
     library  obstore's compiled module, as this process has it

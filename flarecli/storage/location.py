@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from flarecli.errors import FormatError, MissingError, UsageError
 from flarecli.names import check_name, is_url, local_path, scheme_of
 from flarecli.storage.limits import Limits
-from flarecli.storage.threads import side_by_side
+from flarecli.storage.threads import in_order
 from flarecli.wildcards import pattern_of
 
 __all__ = ["Entry", "Guard", "Keeper", "Location", "Part", "Store", "Written", "locate", "read_each"]
@@ -233,18 +233,18 @@ class Location:
         return True
 
 
-def read_each(places: Sequence[Location]) -> list[Part]:
-    """Read many whole files, side by side; all of them are in memory in the end. The first error is raised.
+def read_each(places: Sequence[Location]) -> Iterator[Part]:
+    """Read many whole files, side by side, ahead of what is used; what waits to be used is bounded. The first error is raised.
 
-    return  the bytes of each place, in the order asked, as its store's library has them
+    yield  the bytes of each place, in the order asked, as its store's library has them
     """
     stores = [place.store for place in places]
     at_once = getattr(stores[0], "read_each", None) if stores else None
     if at_once is not None and all(store is stores[0] or store == stores[0] for store in stores):
-        found: list[Part] = at_once([place.path for place in places])
-        return found
+        yield from at_once([place.path for place in places])
+        return
     guard: Guard = getattr(stores[0], "guard", None) or Guard() if stores else Guard()
-    return side_by_side(Location.read, places, guard.limits.jobs)
+    yield from in_order(Location.read, places, guard.limits.jobs, guard.limits.ahead_bytes)
 
 
 def _entered(name: str, before: str) -> list[str]:

@@ -18,9 +18,10 @@ from typing import Any
 
 from flarecli.errors import MissingLibraryError, ReachError
 
-__all__ = ["inherited", "compiled", "pid"]
+__all__ = ["compiled", "inherited", "opening", "pid"]
 
 _lock = threading.Lock()
+opening = threading.Lock()  # of clients, one at a time
 _loaded: list[ModuleType] = []  # the copy in use is the last; earlier ones are the ancestors', and nothing of theirs is ever finalized
 _pid = 0
 inherited: list[Any] = []  # clients of the parent
@@ -76,8 +77,8 @@ def _copied(module: ModuleType) -> ModuleType:
 
 
 def _forked() -> None:
-    global _lock
-    _lock = threading.Lock()
+    global _lock, opening
+    _lock, opening = threading.Lock(), threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forked)

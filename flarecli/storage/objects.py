@@ -15,12 +15,11 @@ from typing import Any, NamedTuple, TypeVar
 from flarecli.errors import BusyError, FormatError, IntegrityError, MissingError, UsageError
 from flarecli.hashes import Sums
 from flarecli.names import redact
-from flarecli.storage import keys, native, plan, refusals
+from flarecli.storage import keys, plan, refusals
 from flarecli.storage.answers import changed
-from flarecli.storage.clients import client
-from flarecli.storage.credentials import Way, ways
+from flarecli.storage.clients import Clients
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, short_read
-from flarecli.storage.threads import ahead, alone, side_by_side
+from flarecli.storage.threads import ahead, alone, in_order, side_by_side
 from flarecli.storage.uploads import AHEAD, PIECE, upload
 
 __all__ = ["ObjectStore", "Unconditional"]
@@ -38,6 +37,16 @@ class _Known(NamedTuple):
     size: int
 
 
+def _options(known: _Known | None, start: int, stop: int | None) -> dict[str, Any]:
+    """Give what a request says besides its key: the version, and the range."""
+    options: dict[str, Any] = {"if_match": known.etag} if known and known.etag else {}
+    if stop is not None:
+        options["range"] = (start, stop)
+    elif start:
+        options["range"] = {"offset": start}
+    return options
+
+
 class Unconditional(UsageError):
     """The store cannot write on condition."""
 
@@ -53,8 +62,7 @@ class ObjectStore:
     def __init__(self, scheme: str, bucket: str, guard: Guard) -> None:
         self.scheme, self.bucket, self.guard = scheme, bucket, guard
         self._known: dict[str, _Known] = {}
-        self._clients: tuple[int, list[tuple[Way, Any]]] = 0, []  # of this process; the last one is in use
-        self._ways: list[Way] = []
+        self._clients = Clients(self.home, guard.limits)
         self._creates = True  # until the store says that it cannot write on condition
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -80,7 +88,7 @@ class ObjectStore:
     @property
     def origin(self) -> str:
         """Which service this is, or empty for the usual one: two of them may have buckets of one name."""
-        config = self._way(0).config
+        config = self._clients.way(0).config
         account = f"{os.environ.get('AZURE_STORAGE_ACCOUNT_NAME', '')} {os.environ.get('AZURE_STORAGE_ENDPOINT', '')}" if self.scheme == "az" else ""
         return str(config.get("endpoint") or config.get("base_url") or account)
 
@@ -100,56 +108,33 @@ class ObjectStore:
     @property
     def settings(self) -> Mapping[str, Any]:
         """What the client in use was opened with: region, perhaps endpoint, and credentials as far as they are not the library's own."""
-        self._client()
-        return self._clients[1][-1][0].config
-
-    # -- clients
-
-    def _client(self) -> tuple[Any, Any]:
-        """Give the library and the client of this process."""
-        library = native.compiled()
-        pid, clients = self._clients
-        if pid != native.pid():
-            native.inherited.append(clients)  # ending a parent's client could wait for threads that are not here
-            clients = [(self._way(0), client(library, self.home, self._way(0), self.guard.limits))]
-            self._clients = native.pid(), clients
-        return library, clients[-1][1]
-
-    def _way(self, i: int) -> Way:
-        self._ways = self._ways or ways(self.scheme)
-        return self._ways[i]
-
-    def _let_in_otherwise(self, refused: Any) -> bool:
-        """Go on to the next way to be let in, after `refused` was not; False when there is none."""
-        _, clients = self._clients
-        if clients[-1][1] is not refused:
-            return True  # another thread has
-        for i in range(len(clients), len(self._ways)):
-            if self._way(i).is_open:
-                clients.append((self._way(i), client(native.compiled(), self.home, self._way(i), self.guard.limits)))
-                return True
-        return False
+        self._clients.current()
+        return self._clients.tried[-1].config
 
     def _do(self, path: str, call: Callable[[Any, Any], T]) -> T:
         """Call the library with a client; give its errors the store's own words."""
         while True:
-            library, client = self._client()
+            library, client = self._clients.current()
             try:
                 return call(library, client)
-            except Exception as error:
-                if refusals.is_denied(error) and self._let_in_otherwise(client):
-                    continue
-                raise self.told(error, path) from None
-            except BaseException as panic:  # a Rust panic is no Exception
-                if type(panic).__name__ != "PanicException":
-                    raise
-                raise refusals.told(RuntimeError("panic"), self.show(path), "", "") from None
+            except BaseException as error:
+                self._go_on(error, client, path)
+
+    def _go_on(self, error: BaseException, client: Any, path: str) -> None:
+        """Return if there is another way to be let in; otherwise raise an error of the library in the store's own words."""
+        if isinstance(error, Exception):
+            if refusals.is_denied(error) and self._clients.otherwise(client):
+                return
+            raise self.told(error, path) from None
+        if type(error).__name__ != "PanicException":  # a Rust panic is no Exception
+            raise error
+        raise refusals.told(RuntimeError("panic"), self.show(path), "", "") from None
 
     def told(self, error: Exception, path: str) -> Exception:
         """Give an error of the library in the words of the package."""
-        tried = [way.words for way, _ in self._clients[1]]
-        endpoint = next((redact(str(way.config["endpoint"])) for way, _ in self._clients[1] if "endpoint" in way.config), "")
-        return refusals.told(error, self.show(path), " and ".join(tried), endpoint)
+        tried = self._clients.tried
+        endpoint = next((redact(str(way.config["endpoint"])) for way in tried if "endpoint" in way.config), "")
+        return refusals.told(error, self.show(path), " and ".join(way.words for way in tried), endpoint)
 
     # -- reading
 
@@ -177,36 +162,39 @@ class ObjectStore:
         return self._got(path, self._known.get(path), wanted)[0]
 
     def _got(self, path: str, known: _Known | None, wanted: tuple[int, int | None]) -> tuple[memoryview, _Known]:
-        """Read one range, of the version that is known; give what is known by now, too."""
-        start, stop = wanted
-        options: dict[str, Any] = {"if_match": known.etag} if known and known.etag else {}
-        if stop is not None:
-            options["range"] = (start, stop)
-        elif start:
-            options["range"] = {"offset": start}
+        """Read one range, of the version that is known; give what is known by now, too.
 
-        def get(library: Any, client: Any) -> tuple[Any, memoryview]:
-            try:
-                result = library.get(client, path, options=options)
-                return result, memoryview(result.bytes())
-            except Exception as error:
-                if refusals.past_the_end(error):
-                    return None, memoryview(b"")
-                raise
-
+        Small objects come as fast as the interpreter's lock goes from thread to thread: hence few steps, and none for what is not asked.
+        """
         if not path:
             raise FormatError("a bucket where an object is needed", where=self.show(path))
-        result, data = self._do(path, get)
-        if result is None:  # the range begins behind the end
-            known = known or self._head(path)
-            if start == known.size and stop is None:
-                return data, known
-            raise short_read(self.show(path), 0, max(start, stop or 0), known.size)
+        start, stop = wanted
+        is_whole = not start and stop is None
+        options = None if is_whole and known is None else _options(known, start, stop)
+        while True:
+            library, client = self._clients.current()
+            try:
+                result = library.get(client, path, options=options)
+                data = memoryview(result.bytes())
+                break
+            except BaseException as error:
+                if not isinstance(error, Exception) or not refusals.past_the_end(error):
+                    self._go_on(error, client, path)
+                    continue
+            return self._nothing(path, known, start, stop)
         meta = result.meta
-        known = self._learn(path, meta["e_tag"], meta["size"], known)
-        if result.range[0] != start or len(data) != (meta["size"] if stop is None else stop) - start:
-            raise short_read(self.show(path), start, stop or meta["size"], len(data))
+        size = meta["size"]
+        known = self._learn(path, meta["e_tag"], size, known)
+        if (not is_whole and result.range[0] != start) or len(data) != (size if stop is None else stop) - start:
+            raise short_read(self.show(path), start, stop or size, len(data))
         return data, known
+
+    def _nothing(self, path: str, known: _Known | None, start: int, stop: int | None) -> tuple[memoryview, _Known]:
+        """Give what lies behind the end: nothing there, an error further on."""
+        known = known or self._head(path)
+        if start == known.size and stop is None:
+            return memoryview(b""), known
+        raise short_read(self.show(path), 0, max(start, stop or 0), known.size)
 
     def _of_one_version(self, path: str, call: Callable[[], T]) -> T:
         """Read; what turns out to be of two versions is begun again, unless something was given before."""
@@ -237,9 +225,10 @@ class ObjectStore:
             return self._of_one_version(path, lambda: self._many(path, pieces))
         return [self._of_one_version(path, lambda: alone(partial(self._get, path, (start, stop))))]
 
-    def read_each(self, paths: Sequence[str]) -> list[memoryview]:
+    def read_each(self, paths: Sequence[str]) -> Iterator[memoryview]:
         """Read many whole objects; a copy of each would cost as much as a fetch."""
-        return side_by_side(lambda path: self._of_one_version(path, lambda: self._get(path, (0, None))), paths, self.guard.limits.jobs)
+        limits, whole = self.guard.limits, (0, None)
+        return in_order(lambda path: self._of_one_version(path, lambda: self._get(path, whole)), paths, limits.jobs, limits.ahead_bytes)
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         pieces, piece_of = plan.joined(ranges)

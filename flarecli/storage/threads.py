@@ -10,15 +10,17 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Outcome", "ahead", "alone", "begin", "side_by_side", "wait_for"]
+__all__ = ["Outcome", "ahead", "alone", "begin", "in_order", "side_by_side", "wait_for"]
 
 T = TypeVar("T")
 A = TypeVar("A")
+D = TypeVar("D", bound=Sized)
 _TICK_S = 0.5
+_TELL = 32  # how many results come before their taker is woken
 _tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
 _idle = threading.Semaphore(0)  # threads that wait for a task: one is started only when there is none
 
@@ -139,6 +141,54 @@ def _taken(wanted: int, done: dict[int, Outcome[T]], arrived: SimpleQueue[Outcom
         done[outcome.at] = outcome
         del outcome  # an error that it holds would hold it
     return done.pop(wanted).get()
+
+
+def in_order(call: Callable[[A], D], items: Sequence[A], jobs: int, most: int) -> Iterator[D]:
+    """Give the data of each call in order while others come. An error is raised as soon as it is met, and no further call begun.
+
+    jobs  calls at a time, at most
+    most  bytes that may wait to be given before no further call is begun; those under way come on top
+    """
+    done: dict[int, D] = {}
+    todo = deque(enumerate(items))
+    arrived: SimpleQueue[Outcome[int]] = SimpleQueue()  # how many threads have run out of items or of room: none, to say that there are results
+    news: Outcome[int] = Outcome(0)
+    news.value = 0
+    lock = threading.Lock()
+    held = ended = 0
+
+    def some(_: int) -> int:
+        nonlocal held, ended
+        while not held or held < most:
+            try:
+                at, item = todo.popleft()
+            except IndexError:  # another thread took the last one
+                break
+            data = done[at] = call(item)
+            with lock:
+                held += len(data)
+                ended += 1
+                is_time = not ended % _TELL
+            if is_time:  # waking the taker for each would cost more than a small object does
+                arrived.put(news)
+        return 1
+
+    threads = 0
+    try:
+        for wanted in range(len(items)):
+            while True:
+                while threads < jobs and todo and held <= most // 2:
+                    _submit(some, 0, 0, arrived)
+                    threads += 1
+                if wanted in done:
+                    break
+                threads -= wait_for(arrived).get()
+            data = done.pop(wanted)
+            with lock:
+                held -= len(data)
+            yield data
+    finally:
+        todo.clear()
 
 
 def _forked() -> None:

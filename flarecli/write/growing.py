@@ -123,9 +123,7 @@ class _InPieces:
         return sum(self._sizes)
 
     def blocks(self) -> Iterator[bytes]:
-        for start in range(0, len(self._sizes), 1024):
-            pieces = range(start, min(start + 1024, len(self._sizes)))
-            yield from map(bytes, read_each([self._folder / self._name(number) for number in pieces]))
+        yield from map(bytes, read_each([self._folder / self._name(number) for number in range(len(self._sizes))]))
 
     def append(self, data: bytes) -> None:
         at = self._folder / self._name(len(self._sizes))

@@ -112,10 +112,10 @@ def test_many_files_come_in_the_order_asked_or_not_at_all(place):
     for i, size in enumerate(sizes):
         place.put(f"{i}.bin", DATA[i : i + size])
     asked = [*reversed(range(len(sizes))), 3]
-    found = read_each([place.at / f"{i}.bin" for i in asked])
+    found = list(read_each([place.at / f"{i}.bin" for i in asked]))
     assert found == [DATA[i : i + sizes[i]] for i in asked] and {type(one) for one in found} <= {bytes, memoryview}
-    assert read_each([]) == [] and read_each([place.at / "2.bin"]) == [DATA[2:5002]]
-    message(MissingError, lambda: read_each([place.at / name for name in ("1.bin", "nothing", "2.bin")]))
+    assert list(read_each([])) == [] and list(read_each([place.at / "2.bin"])) == [DATA[2:5002]]
+    message(MissingError, lambda: list(read_each([place.at / name for name in ("1.bin", "nothing", "2.bin")])))
 
 
 def test_of_many_files_one_that_changed_is_not_spliced(place, request):
@@ -127,8 +127,8 @@ def test_of_many_files_one_that_changed_is_not_spliced(place, request):
     (at / "b").read(0, 3)
     time.sleep(1.1 if "nginx" in request.node.name else 0)  # its versions are seconds
     place.put("b", DATA[9:18])
-    assert message(IntegrityError, lambda: read_each([at / name for name in "abc"])) == f"{at / 'b'}: changed while it was read"
-    assert read_each([place.fresh(name) for name in "abc"]) == [DATA[:9], DATA[9:18], DATA[:9]]
+    assert message(IntegrityError, lambda: list(read_each([at / name for name in "abc"]))) == f"{at / 'b'}: changed while it was read"
+    assert list(read_each([place.fresh(name) for name in "abc"])) == [DATA[:9], DATA[9:18], DATA[:9]]
 
 
 def test_a_read_past_the_end_is_an_error_and_says_where_the_end_is(place):
