@@ -117,6 +117,9 @@ def usual(urls: Sequence[str | None]) -> tuple[list[str], list[str]] | None:
     """Take many addresses apart at once: the `url` and the `origin` of each, if all of them are as most are; else None, whatever they are."""
     if None in urls:
         return None
+    found = _of_one_server([url for url in urls if url is not None])
+    if found is not None:
+        return found
     ends = [url.find("/", 8) for url in urls if url is not None]
     paths = [url[end:] for url, end in zip(urls, ends, strict=True) if url is not None]
     if -1 in ends or not _PATHS.fullmatch("".join(paths)):
@@ -126,6 +129,19 @@ def usual(urls: Sequence[str | None]) -> tuple[list[str], list[str]] | None:
     except FormatError:
         return None
     return [start + path for (start, _), path in zip(servers, paths, strict=True)], [origin for _, origin in servers]
+
+
+def _of_one_server(urls: list[str]) -> tuple[list[str], list[str]] | None:
+    """Do so where all of them name one server, in the words in which it is asked: then they need not be taken apart one by one."""
+    server = urls[0][: urls[0].find("/", 8) + 1] if urls else ""
+    paths = ("\n" + "\n".join(urls)).split("\n" + server)
+    if not server or paths[0] or len(paths) != len(urls) + 1 or not _PATHS.fullmatch("".join(paths)):  # a line's end is no part of a path
+        return None
+    try:
+        start, origin = _all_usual(server[:-1])
+    except FormatError:
+        return None
+    return (urls, [origin] * len(urls)) if start + "/" == server else None
 
 
 @functools.lru_cache(maxsize=4096)

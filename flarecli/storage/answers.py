@@ -72,6 +72,9 @@ _TELLING = re.compile(
 )
 
 
+_WHOLE = tuple(b"http/" + version + b" 200" + end for version in (b"1.1", b"1.0", b"2", b"3") for end in (b" ", b"\r"))
+
+
 @lru_cache(maxsize=64)
 def _status(line: bytes) -> tuple[str, int]:
     """Read a status line: the version, and the status, or 0."""
@@ -82,9 +85,9 @@ def _status(line: bytes) -> tuple[str, int]:
 
 def plain_length(lines: Sequence[bytes]) -> int | None:
     """Give the length of a body, where the head says no more of it than that, and that it is the whole object: as most do."""
-    found = _TELLING.findall(b"".join(lines).lower())
-    plain = len(found) == 1 and found[0][0] and len(lines[0]) <= _SHORT and lines[0].startswith(b"HTTP/") and _status(lines[0])[1] == 200
-    return int(found[0][0]) if plain else None
+    head = b"".join(lines).lower()
+    found = _TELLING.findall(head)
+    return int(found[0][0]) if len(found) == 1 and found[0][0] and head.startswith(_WHOLE) else None
 
 
 class Answer:

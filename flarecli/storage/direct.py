@@ -20,6 +20,7 @@ from flarecli.storage.limits import Limits
 from flarecli.storage.request import Request
 from flarecli.storage.slots import Slot
 from flarecli.storage.transfers import SLOW, Engine
+from flarecli.storage.window import Window
 
 __all__ = ["shared", "transfer"]
 
@@ -75,7 +76,7 @@ def transfer(request: Request, engine: Engine) -> bool:
 
 
 def _opened(limits: Limits, permitted: bool) -> Slot:
-    slot = Slot(limits, permitted, lambda slot, size: True)
+    slot = Slot(limits, permitted, Window(None))
     slot.easy.setopt(pycurl.LOW_SPEED_LIMIT, SLOW)
     slot.easy.setopt(pycurl.LOW_SPEED_TIME, math.ceil(limits.timeout_s))
     slot.easy.setopt(pycurl.TIMEOUT_MS, min(int(1000 * limits.deadline_s), (1 << 31) - 1))

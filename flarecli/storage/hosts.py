@@ -77,11 +77,8 @@ class Hosts:
             best.next_at = now + best.pace
         return request
 
-    def follow(self, origin: str, permitted: bool, used: Request | None = None) -> Request | None:
-        """Take the next request of a host whose transfer has just ended, if no other host waits and this one is not crowded.
-
-        used  the request that was delivered: it may serve again
-        """
+    def follow(self, origin: str, permitted: bool) -> Request | None:
+        """Take the next request of a host whose transfer has just ended, if no other host waits and this one is not crowded."""
         host = self._ready.get(origin)
         if host is None or host.pace or host.next_at or len(self._ready) > 1:
             return None
@@ -92,7 +89,18 @@ class Hosts:
         turn = waiting.popleft()
         if not waiting:
             del self._ready[origin]
-        return _request(turn, used)
+        return _request(turn)
+
+    def alone(self) -> tuple[str, deque[_Turn]] | None:
+        """Give the host with requests that wait, and these, if there is only one and it is not crowded."""
+        if len(self._ready) != 1:
+            return None
+        ((origin, host),) = self._ready.items()
+        return None if host.pace or host.next_at else (origin, host.waiting)
+
+    def ran_out(self, origin: str) -> None:
+        """Say that the last request of a host was taken from what `alone` gave."""
+        del self._ready[origin]
 
     def next_due(self, now: float) -> float | None:
         """Give the time when the next crowded host with requests may be asked again."""
@@ -135,6 +143,6 @@ class Hosts:
         return host
 
 
-def _request(turn: _Turn, used: Request | None = None) -> Request:
+def _request(turn: _Turn) -> Request:
     _, what, place = turn
-    return what if isinstance(what, Request) else what.request(place, used)
+    return what if isinstance(what, Request) else what.request(place)

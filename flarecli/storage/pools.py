@@ -16,6 +16,7 @@ __all__ = ["Pool", "Sockets"]
 _Act: TypeAlias = Callable[[int, int], object]
 
 _EVENTS = {pycurl.POLL_IN: select.POLLIN, pycurl.POLL_OUT: select.POLLOUT, pycurl.POLL_INOUT: select.POLLIN | select.POLLOUT}
+_REMOVE = pycurl.POLL_REMOVE
 _READS, _WRITES = select.POLLIN | select.POLLHUP, select.POLLOUT
 _FEW, _GATHER_S = 8, 0.0001  # fewer than one in so many are few; the time for more of them
 _BAD = select.POLLERR | select.POLLNVAL
@@ -32,22 +33,23 @@ class Sockets:
         self._poll = select.poll()
         self._poll.register(bell, select.POLLIN)
         self._bell = bell
-        self._watched: dict[int, tuple[_Act, int]] = {}
+        self._watched: dict[int, int] = {}  # what is waited for, as a number: of a pool, and of what happens
+        self._acts: list[_Act] = []  # of each such number
         self._left = set[int]()  # those that libcurl has let go of: in most cases it takes them again before there is a wait
 
     def watcher(self, act: _Act) -> Callable[[int, int, Any, Any], None]:
         """Make what a multi handle is to call when it wants to wait for a socket or no longer does; `act` is told what happens there."""
-        watched, left = self._watched, self._left
+        watched, left, number = self._watched, self._left, len(self._acts)
+        self._acts += [act] * (pycurl.POLL_REMOVE + 1)
 
         def watch(what: int, fd: int, multi: Any, data: Any) -> None:  # called twice a transfer
-            events = _EVENTS.get(what)
-            if events is None:
+            if what == _REMOVE or not what:  # the latter: it waits for nothing there
                 left.add(fd)
                 return
             left.discard(fd)
-            if watched.get(fd) != (act, events):
-                watched[fd] = act, events
-                self._poll.register(fd, events)
+            if watched.get(fd) != number + what:
+                watched[fd] = number + what
+                self._poll.register(fd, _EVENTS.get(what, 0))
 
         return watch
 
@@ -70,7 +72,7 @@ class Sockets:
             watched = self._watched.get(fd)
             if watched is not None and fd not in self._left:
                 ready = _READY.get(events)
-                watched[0](fd, _ready(events) if ready is None else ready)
+                self._acts[watched](fd, _ready(events) if ready is None else ready)
             elif fd == self._bell:  # else what came before has ended it
                 rang = True
         return rang

@@ -10,9 +10,8 @@ import os
 import socket
 import ssl
 import sys
-from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 import pycurl
@@ -24,6 +23,9 @@ from flarecli.storage.addresses import Address, reserved
 from flarecli.storage.answers import Answer, Fault
 from flarecli.storage.limits import Limits
 from flarecli.storage.request import Request
+
+if TYPE_CHECKING:
+    from flarecli.storage.window import Window
 
 __all__ = ["Slot", "certificates", "short"]
 
@@ -39,17 +41,20 @@ _ABORT = -1  # a write callback that took other than all bytes ends the transfer
 
 
 class Slot:
-    """A handle and the transfer on it. `room` says whether so many more bytes may be taken now, and counts them."""
+    """A handle and the transfer on it. `window` says whether so many more bytes may be taken now, and counts them.
 
-    def __init__(self, limits: Limits, permitted: bool, room: Callable[[Slot, int], bool]) -> None:
-        self.permitted, self._limits, self._room = permitted, limits, room
+    plain  the head that came says nothing of the body but its length, and another object of this kind needs but another URL
+    """
+
+    def __init__(self, limits: Limits, permitted: bool, window: Window) -> None:
+        self.permitted, self._limits, self._window = permitted, limits, window
         self.lines: list[bytes] = []
         self.parts: list[bytes] = []
         self.paused_at = 0.0
         self._headers: tuple[str, ...] = ()
         self._user, self._direct, self._fresh = "", False, False
         easy = self.easy = pycurl.Curl()
-        self._set = easy.setopt  # looked up once: libcurl's objects are slow at it
+        self.set = easy.setopt  # looked up once: libcurl's objects are slow at it
         easy.setopt(pycurl.NOSIGNAL, 1)
         easy.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
         easy.setopt(pycurl.FOLLOWLOCATION, 0)
@@ -67,31 +72,35 @@ class Slot:
 
     def begin(self, request: Request, now: float, fresh: bool = False) -> None:
         """Set the handle up for a request; the caller then adds it to its loop. `fresh`: on a connection of its own."""
-        self.request, self.marked = request, now
+        self.request = request
         if request.answer is not None:  # what an earlier hop or try left
             request.answer = request.total = request.whole = None
-        if self.lines:
-            self.lines.clear()
-        if self.parts:
-            self.parts = []
+        self.clear(now)
         self.answer: Answer | None = None
         self.paused = self._enough = False
-        self.mark = self.got = self._first = self._calm = 0  # got: bytes of the body that came; _calm: up to so many are simply kept
+        self._first = 0
         self._last, self._limit = sys.maxsize, self._limits.max_bytes  # with `_first` the part of the body to keep; what it may have
         self._fault: Fault | None = None
-        self._refused: Fault | None = None  # an address that must not be connected to; another of the same name may do
-        self._set(pycurl.URL, request.url)
+        self.set(pycurl.URL, request.url)
         headers = _PLAIN if not request.start and request.stop is None and not request.if_match else _headers_for(request)
         if headers != self._headers:
-            self._set(pycurl.HTTPHEADER, list(headers))
+            self.set(pycurl.HTTPHEADER, list(headers))
             self._headers = headers
         if request.user != self._user:
             self._set_user(request.user)
         if self._direct == request.private:
             self._set_proxy(request.private)
         if fresh != self._fresh:
-            self._set(pycurl.FRESH_CONNECT, fresh)
+            self.set(pycurl.FRESH_CONNECT, fresh)
             self._fresh = fresh
+
+    def clear(self, now: float) -> None:
+        """Forget what came of a plain answer, which is all that differs from one such transfer to the next."""
+        self.lines.clear()
+        self.parts = []
+        self.marked, self.plain = now, False
+        self.mark = self.got = self.calm = 0  # got: bytes of the body that came; calm: up to so many are simply kept
+        self._refused: Fault | None = None  # an address that must not be connected to; another of the same name may do
 
     def rest(self) -> None:
         """Forget the transfer: an idle slot holds nobody's bytes."""
@@ -126,23 +135,25 @@ class Slot:
         return socket.socket(family, kind, protocol)
 
     def _take(self, data: bytes) -> int | None:
-        if self.answer is None and not self._calm and self._read_head() is not None:
+        if not self.calm and self.answer is None and self._read_head() is not None:
             return _ABORT
-        size, begin = len(data), self.got
-        if begin + size <= self._calm:
-            if self._room(self, size):
-                self.got = begin + size
-                self.parts.append(data)
-                return None
-            self.paused = True
-            return int(pycurl.WRITEFUNC_PAUSE)
+        size, begin, window = len(data), self.got, self._window
+        if begin + size <= self.calm:
+            if window.held + size <= window.most:  # as `take` does, which is not called for nothing
+                window.held += size
+            elif not window.take(self, size):
+                self.paused = True
+                return int(pycurl.WRITEFUNC_PAUSE)
+            self.got = begin + size
+            self.parts.append(data)
+            return None
         if begin >= self._last:
             self._enough = True
             return _ABORT
         if begin + size > self._limit:
             self._fault = _large(self._limits.max_bytes)
             return _ABORT
-        if not self._room(self, size):
+        if not window.take(self, size):
             self.paused = True
             return int(pycurl.WRITEFUNC_PAUSE)
         self.got += size
@@ -163,7 +174,7 @@ class Slot:
         if request.wanted is not None:  # then nobody asks for the head of an answer that is a plain one
             length = answers.plain_length(self.lines)
             if length is not None and length <= self._limit:
-                self._calm = self._limit
+                self.plain, self.calm = not self._fresh, self._limit
                 return None
         self.answer = request.answer = answer = Answer(self.lines)
         request.total = answer.total
@@ -180,7 +191,7 @@ class Slot:
         elif answer.length is not None and answer.length > self._limit:
             self._fault = _large(self._limit)
         elif request.sink is None:
-            self._calm = self._limit
+            self.calm = self._limit
         return self._fault
 
     def _read_range(self, answer: Answer) -> Fault | None:
@@ -239,11 +250,11 @@ class Slot:
             if self.answer is None and self.lines and self._read_head() is not None:
                 return self._fault  # refused for its head alone
             return self._fault or (self._refused if code in (7, 28) else None) or answers.broken(code)
-        if self.answer is None and not self._calm and self._read_head() is not None:
+        if self.answer is None and not self.calm and self._read_head() is not None:
             return self._fault
         answer, parts = self.answer, self.parts
         self.parts = []
-        if self._calm and (answer is None or not answer.coding):
+        if self.calm and (answer is None or not answer.coding):
             request.data = parts[0] if len(parts) == 1 else b"".join(parts)
             return None
         if answer is None or answer.status not in _GOOD:

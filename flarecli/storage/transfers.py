@@ -26,6 +26,7 @@ from flarecli.errors import FlareError
 from flarecli.storage import addresses, answers
 from flarecli.storage.answers import Fault
 from flarecli.storage.hosts import Hosts
+from flarecli.storage.lane import Lane
 from flarecli.storage.limits import Limits
 from flarecli.storage.pools import Pool, Sockets
 from flarecli.storage.request import Request
@@ -60,6 +61,7 @@ class Engine:
         self._open: set[Request] = set()
         self._wanted = WeakSet[Wanted]()  # who waits for them has them
         self.hosts = Hosts()
+        self._lane = Lane(limits, self._window, self.hosts)
         self._tries = Tries(limits.retries, self.hosts)
         self._active: set[Slot] = set()
         self._checked = 0.0
@@ -247,7 +249,7 @@ class Engine:
         if pool.free:
             slot = pool.free.pop()
         else:
-            slot = Slot(self.limits, pool.permitted, self._window.take)
+            slot = Slot(self.limits, pool.permitted, self._window)
             pool.slots[slot.easy] = slot
         try:
             slot.begin(request, now, fresh)
@@ -283,7 +285,7 @@ class Engine:
         waiting, has_ended, slots = 1, False, pool.slots
         while waiting:
             waiting, whole, failed = pool.ended()
-            for easy in whole:
+            for easy in self._lane.follow(pool, whole, len(self._active), now):
                 self._ended(pool, slots[easy], 0, now)
             for easy, code, _ in failed:
                 self._ended(pool, slots[easy], code, now)
@@ -314,7 +316,7 @@ class Engine:
         self._deliver(request, None)
         following = None  # a crowded host has none
         if not (slot.paused or window.is_full(active) or active - len(window.paused) > self.limits.jobs):
-            following = self.hosts.follow(request.origin, slot.permitted, request)
+            following = self.hosts.follow(request.origin, slot.permitted)
         if following is None:
             self.hosts.went_well(request.origin)
             self._free(slot)

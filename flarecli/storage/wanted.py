@@ -64,13 +64,8 @@ class Wanted:
         """Say whether one of these objects at an origin may be at a private address."""
         return self.private or self.named is None or origin in self.named
 
-    def request(self, place: int, used: Request | None = None) -> Request:
-        """Make the request for an object; of one for another object at the same origin, where there is one that has done its work."""
-        if used is not None and used.wanted is self and not used.was_redirected and not self.users:  # nearly always: of the same host, besides
-            used.url, used.place, used.order = self.urls[place], place, self.first + place
-            used.attempts = used.unused = 0
-            used.deadline, used.done, used.fault = 0.0, False, None
-            return used
+    def request(self, place: int) -> Request:
+        """Make the request for an object."""
         origin = self.origins[place]
         address = Address(self.urls[place], origin, self.users.get(place, ""))
         made = Request(address, _keep, named=_only(origin) if self.named is None else self.named, private=self.private, order=self.first + place)

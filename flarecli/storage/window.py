@@ -17,30 +17,34 @@ __all__ = ["Window"]
 class Window:
     """The bytes of an engine that are under way, or delivered and not yet released.
 
-    most    bytes at a time; None: no bound. The request whose order is at most `head` is never held up by it
+    most    bytes at a time: more than there can be, if there is no bound. The request whose order is at most `head` is never held up by it
     held    the bytes now
     paused  transfers that wait for room
     """
 
     def __init__(self, most: int | None) -> None:
-        self._most = sys.maxsize if most is None else most
+        self.most = sys.maxsize if most is None else most
         self.held = self.head = 0
         self._mean = 0.0  # bytes of an object, lately
         self.paused: list[Slot] = []
 
     def is_full(self, active: int) -> bool:
         """Say whether there is no room for one more transfer beside so many."""
-        return self.held + self._mean * active >= self._most
+        return self.held + self._mean * active >= self.most
 
     def delivered(self, size: int) -> None:
         """Count an object that has come whole."""
         self.held += size
+        self.met(size)
+
+    def met(self, size: int) -> None:
+        """Learn how large objects are."""
         self._mean += (size - self._mean) / 16
 
     def take(self, slot: Slot, size: int) -> bool:
         """Say whether a transfer may take so many bytes, and count them; else it is paused."""
         request = slot.request
-        if self.held + size > self._most or request.sink is not None:  # nearly always it is neither
+        if self.held + size > self.most or request.sink is not None:  # nearly always it is neither
             if not self._fits(request, size):
                 slot.paused_at = time.monotonic()
                 self.paused.append(slot)
@@ -52,7 +56,7 @@ class Window:
     def _fits(self, request: Request, size: int) -> bool:
         if request.sink is not None:
             return request.unused < request.window
-        return self.held + size <= self._most or request.order <= self.head
+        return self.held + size <= self.most or request.order <= self.head
 
     def resume(self, now: float) -> None:
         """Let transfers go on for which there is room again; the pause does not count for their deadlines."""

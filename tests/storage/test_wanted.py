@@ -127,12 +127,38 @@ def test_many_objects_wait_in_their_order_among_single_requests():
     assert picked == [("http://a.example/1", 10, 0), ("http://b.example/2", 12, 2), ("http://a.example/3", 13, 3)]
 
 
-def test_a_request_serves_again_only_for_the_same_many():
-    many, others = (wanted(["http://a.example/1", "http://a.example/2"], first=first) for first in (0, 2))
-    first = many.request(0)
-    first.attempts, first.done = 3, True
-    second = many.request(1, first)
-    assert second is first and (second.url, second.order, second.place, second.attempts, second.done) == ("http://a.example/2", 1, 1, 0, False)
-    assert others.request(0, second) is not second
-    second.address = parse("http://b.example/")
-    assert many.request(0, second) is not second
+def test_one_host_alone_is_known_with_all_that_waits_for_it():
+    hosts, many = Hosts(), wanted(["http://a.example/1", "http://a.example/2"], first=10)
+    assert hosts.alone() is None
+    hosts.put_all(many)
+    origin, waiting = hosts.alone()
+    assert (origin, list(waiting)) == ("http://a.example:80", [(10, many, 0), (11, many, 1)])
+    hosts.hold_back(origin, 0.0, 1.0)
+    assert hosts.alone() is None  # a crowded one is asked at its own pace
+    hosts = Hosts()
+    hosts.put_all(wanted(["http://a.example/1", "http://b.example/2"]))
+    assert hosts.alone() is None  # the one with fewer transfers goes first
+    assert hosts.pick(0.0).url == "http://a.example/1"
+    origin, waiting = hosts.alone()
+    waiting.popleft()
+    hosts.ran_out(origin)
+    assert (origin, hosts.alone(), hosts.pick(0.0)) == ("http://b.example:80", None, None)
+
+
+def test_what_one_object_met_is_not_carried_to_the_next(web, engine):
+    """One handle for all: a plain body after a page, a part of an error, one that was too large, one without a length."""
+    web.file("/a", BODY)
+    web.file("/large", BODY * 3)
+    web.page("/page", b"<html>", Content_Type="text/html")
+    urls = [web.url(f"/{name}") for name in ("a", "a", "large", "a", "a", "page", "a", "missing", "a", "a")]
+    found = fetched(engine(jobs=1, max_bytes=2 * len(BODY)), urls)
+    assert [one.kind if isinstance(one, Fault) else one for one in found] == [
+        *(BODY, BODY, "large", BODY, BODY, Page(b"<html>"), BODY, "missing", BODY, BODY),
+    ]
+
+
+def test_an_address_that_cannot_be_asked_among_many(web, engine):
+    web.file("/a", BODY)
+    urls = [web.url("/a")] * 3 + [web.url("/" + "x" * 9_000_000)] + [web.url("/a")] * 3
+    found = fetched(engine(jobs=1), urls)
+    assert found[3].kind == "address" and found[:3] + found[4:] == [BODY] * 6
