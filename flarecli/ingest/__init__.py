@@ -5,6 +5,7 @@ from __future__ import annotations
 from flarecli.ingest.contents import Flaw, contents, filled
 from flarecli.ingest.index import Index, open_folder, open_index
 from flarecli.ingest.opening import is_index
+from flarecli.ingest.running import Running
 from flarecli.ingest.stdin import standard_input
 
-__all__ = ["Flaw", "Index", "contents", "filled", "is_index", "open_folder", "open_index", "standard_input"]
+__all__ = ["Flaw", "Index", "Running", "contents", "filled", "is_index", "open_folder", "open_index", "standard_input"]

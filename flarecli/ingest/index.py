@@ -25,7 +25,9 @@ from flarecli.ingest.jsons import Json
 from flarecli.ingest.lists import Named, listed
 from flarecli.ingest.opening import STDIN, Part, opened
 from flarecli.ingest.parquet import Parquet
+from flarecli.ingest.running import Running
 from flarecli.ingest.schemas import fitted, joined
+from flarecli.ingest.source import Heard
 from flarecli.ingest.statistics import kept
 from flarecli.ingest.stdin import DATA, NAME, Addresses, Spool, standard_input
 from flarecli.names import redact
@@ -73,12 +75,14 @@ class Index:
         row: str | None = None,
         start: int = 0,
         stop: int | None = None,
+        running: Running | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Give the rows in order, file after file, only the columns asked for, 8,192 at most in a batch.
 
         where   row groups of parquet that surely hold no row of this condition are not read; all other rows come
         row     name of one more column, int64: the place of each row in the whole index
         start   only the rows of these places, start..stop; files and row groups that lie outside are not read where their rows are known
+        running  takes in the bytes that rows are read from, where the index gave it
         raises  UsageError for a column that is not there; FormatError naming file and place for bytes that are not
                 the format, or if there is no row at all
         """
@@ -96,7 +100,8 @@ class Index:
             if first >= last:
                 return
             self._firsts[number], count = first, 0
-            for at, batch in next(turns) if turns is not None else _placed(part, _own(part, names), bounds, start - first, last - first):
+            heard = None if running is None else partial(running.heard, number)
+            for at, batch in next(turns) if turns is not None else _placed(part, _own(part, names), bounds, start - first, last - first, heard):
                 count, rows = at + batch.num_rows, rows + batch.num_rows
                 low, high = max(start - first - at, 0), min(last - first - at, batch.num_rows)
                 if low < high:
@@ -141,6 +146,17 @@ class Index:
             _, batches = sql.select(schema, _lumps(batches), where)
         return sum(batch.num_rows for batch in batches)
 
+    def running(self) -> Running | None:
+        """Give what sums the files while `batches` reads them; None where that would not save reading them for it."""
+        parts = [part for part in self.parts if isinstance(part, Parquet) and part.is_near]
+        if len(parts) < len(self.parts):
+            return None
+        sums = Sums([DEFAULT])
+        for part in parts:
+            sums.update(f"{part.at.size()}\n".encode())
+            sums.update(part.tail())
+        return Running([part.at for part in parts], sums.hex()[DEFAULT])
+
     def sum(self) -> str:
         """Give the xxh3_128 over the bytes of all files, in order; reads each once."""
         sums = Sums([DEFAULT])
@@ -173,7 +189,7 @@ def _is_far(part: Part) -> bool:
     return isinstance(at, Location) and not at.is_local
 
 
-def _placed(part: Part, names: list[str], bounds: Sequence[sql.Bound], start: int, stop: int) -> Iterator[Placed]:
+def _placed(part: Part, names: list[str], bounds: Sequence[sql.Bound], start: int, stop: int, heard: Heard | None = None) -> Iterator[Placed]:
     """Give the batches of a part that may hold rows within bounds and from start to stop, and the place of each in the part."""
     if part.rows is not None and part.rows <= start:
         return
@@ -182,7 +198,7 @@ def _placed(part: Part, names: list[str], bounds: Sequence[sql.Bound], start: in
     names = names or part.schema.names[:1]  # rows are counted by a column
     runs = kept(part, bounds, start, stop) if isinstance(part, Parquet) and (bounds or start > 0 or stop < part.rows) else None
     for first, groups in [(0, None)] if runs is None else runs:
-        found = part.batches(names) if groups is None or not isinstance(part, Parquet) else part.batches(names, groups)
+        found = part.batches(names, groups, heard) if isinstance(part, Parquet) else part.batches(names)
         for batch in found:
             yield first, batch
             first += batch.num_rows

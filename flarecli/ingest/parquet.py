@@ -8,15 +8,16 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flarecli.errors import FormatError
-from flarecli.ingest.source import LocationFile, arrow_errors, check_columns, native
+from flarecli.ingest.source import Heard, HeardFile, LocationFile, arrow_errors, check_columns, native
 from flarecli.ingest.types import converted, plain
 from flarecli.storage import Location
+from flarecli.storage.local import LocalStore
 
 __all__ = ["Parquet"]
 
@@ -60,25 +61,43 @@ class Parquet:
         """Give its bytes."""
         return self.at.blocks()
 
+    @property
+    def is_near(self) -> bool:
+        """Whether it lies on a disk."""
+        return isinstance(self.at.store, LocalStore)
+
+    def tail(self) -> bytes:
+        """Give the bytes of its footer, which say where all else lies and what it is."""
+        size = self.at.size()
+        length = int.from_bytes(self.at.read(max(0, size - 8), max(0, size - 4)), "little")
+        return self.at.read(max(0, size - 8 - length), size)
+
     def footer(self) -> pq.FileMetaData:
         """Give the footer: row groups, and what they say of their columns."""
         file = LocationFile(self.at)
         with _parquet_errors(self.at, file):
             return _open(file).metadata
 
-    def batches(self, columns: Sequence[str] | None, groups: range | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(self, columns: Sequence[str] | None, groups: range | None = None, heard: Heard | None = None) -> Iterator[pa.RecordBatch]:
         """Give the rows in order, or those of some row groups; the sum of each page is checked where the file has sums.
 
         Text is as the file has it: parquet does not promise UTF-8, so whoever uses a value checks it.
 
+        heard   takes all bytes that rows are read from, of a file on a disk
         raises  FormatError for bytes that are not what the footer says
         """
-        file = LocationFile(self.at)
+        store = self.at.store
+        with store.opened(self.at.path) if heard is not None and isinstance(store, LocalStore) else nullcontext(-1) as fd:
+            yield from self._batches(LocationFile(self.at) if fd < 0 else HeardFile(self.at, fd), columns, groups, heard)
+
+    def _batches(self, file: LocationFile, columns: Sequence[str] | None, groups: range | None, heard: Heard | None) -> Iterator[pa.RecordBatch]:
         names = self.schema.names if columns is None else list(columns)
         schema = pa.schema([self.schema.field(name) for name in names])
         with _parquet_errors(self.at, file):
             opened = _open(file)
             groups = range(opened.metadata.num_row_groups) if groups is None else groups
+            if isinstance(file, HeardFile):
+                file.heard = heard  # rows alone: the footer lies behind all of them
             wanted = self.rows if len(groups) == opened.metadata.num_row_groups else sum(opened.metadata.row_group(i).num_rows for i in groups)
             batches = opened.iter_batches(_rows_at_once(opened, names, groups), row_groups=list(groups), columns=names, use_threads=False)
         row = 0
@@ -126,7 +145,7 @@ def _parquet_errors(at: Location, file: LocationFile) -> Iterator[None]:
 
 def _open(file: LocationFile) -> pq.ParquetFile:
     source = native(file)
-    buffer = _NEAR if isinstance(source, pa.OSFile) else _FAR
+    buffer = _NEAR if isinstance(source, pa.OSFile) or isinstance(file, HeardFile) else _FAR
     return pq.ParquetFile(source, pre_buffer=False, buffer_size=buffer, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -15,7 +15,10 @@ from flarecli.names import redact_text
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
 
-__all__ = ["LocationFile", "arrow_errors", "check_columns", "native"]
+__all__ = ["Heard", "HeardFile", "LocationFile", "arrow_errors", "check_columns", "native"]
+
+Heard = Callable[[int, memoryview], None]  # takes where bytes began that were read, and the bytes; they are others when it is called again
+_PIECE = 1 << 18  # bytes that are still in the nearest cache when they are heard
 
 
 class LocationFile(io.RawIOBase):
@@ -57,10 +60,54 @@ class LocationFile(io.RawIOBase):
         return len(data)
 
 
+class HeardFile(LocationFile):
+    """A file on a disk, held open; `heard` takes all that is read of it once it is set, while it is still in the cache."""
+
+    def __init__(self, at: Location, fd: int) -> None:
+        super().__init__(at)
+        self._fd = fd
+        self._memory = bytearray()  # touched before, it is cheaper than new
+        self.heard: Heard | None = None
+
+    def read(self, size: int | None = -1) -> Any:
+        """Give bytes, or less of a file that was cut meanwhile, in memory that serves again once whoever asked has let go of it."""
+        start = self._position
+        wanted = (self.size if size is None or size < 0 else min(start + size, self.size)) - start
+        if wanted <= 0:
+            return b""
+        data = self._space(wanted)
+        while self._position - start < wanted:
+            piece = data[self._position - start :][:_PIECE]
+            read = os.preadv(self._fd, [piece], self._position)
+            if not read:
+                break
+            if self.heard is not None:
+                self._tell(self._position, piece[:read])
+            self._position += read
+        return data[: self._position - start]
+
+    def _space(self, size: int) -> memoryview:
+        try:
+            self._memory.append(0)  # refused while a view of it is held
+        except BufferError:
+            self._memory = bytearray()
+        if len(self._memory) < size:
+            self._memory = bytearray(1 << size.bit_length())  # pages are as good as never of one size
+        return memoryview(self._memory)[:size]
+
+    def _tell(self, start: int, data: memoryview) -> None:
+        try:
+            if self.heard is not None:
+                self.heard(start, data)
+        except FlareError as error:
+            self.error = error
+            raise
+
+
 def native(file: LocationFile) -> pa.NativeFile:
     """Give the file as Arrow's own: what lies on a disk is read without Python in between (a twentieth of what packing text takes)."""
     store = file.at.store
-    if isinstance(store, LocalStore):
+    if isinstance(store, LocalStore) and not isinstance(file, HeardFile):
         with store.opened(file.at.path) as fd, suppress(OSError):  # a system may have no names for open files
             return pa.OSFile(f"/dev/fd/{fd}")
     return pa.PythonFile(file, mode="r")

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from flarecli import playlists
 from flarecli.errors import FlareError, NoRowsError, UsageError, ValueFitError
 from flarecli.formats import HOLDS_NULL, KEY_COLUMN
 from flarecli.hashes import DEFAULT
+from flarecli.ingest import Running
 from flarecli.model import Columns, IntArray, Settings
 from flarecli.names import is_url, local_path, scheme_of, whole_path
 from flarecli.progress import Progress
@@ -142,10 +144,15 @@ class Request:
             **({"streams": list(self.streams)} if self.streams else {}), **({} if self.spec is None else {"spec": self.spec}),
         }  # fmt: skip
 
-    def about(self, source: Source, options: Mapping[str, Any]) -> dict[str, str]:
+    def about(self, source: Source, options: Mapping[str, Any], running: Running | None = None) -> dict[str, str]:
         """Give what a playlist says that it was packed from, and a sum of how."""
         how = json.dumps([self.format, self.settings, options], sort_keys=True, default=asdict)
-        return {"address": source.address, DEFAULT: self.known or source.sum(), "options": hashlib.sha256(how.encode()).hexdigest()[:32]}
+        sum = self.known or (source.sum() if running is None else running.whole())
+        return {"address": source.address, DEFAULT: sum, "options": hashlib.sha256(how.encode()).hexdigest()[:32]}
+
+    def running(self, source: Source) -> Running | None:
+        """Give what sums the source while it is read; None where all of it is read before the first row, or it was summed before."""
+        return None if self.known is not None or self.where is not None or self.shuffle is not None else source.running()
 
 
 def planned(request: Request, progress: Progress) -> tuple[Plan, list[str]]:
@@ -177,14 +184,20 @@ def packed(request: Request, progress: Progress) -> Packed:
     format, settings, options = request.format, request.settings, request.options()
     if request.dry_run:
         return would_pack(request, plan, names)
-    about = request.about(source, options)
-    head = {"source": about[DEFAULT], "options": options}
+    running = request.running(source)
+    if running is None:
+        request = replace(request, known=request.known or source.sum())
+    else:
+        plan = replace(plan, source=replace(source, batches=partial(source.batches, running=running)))
+    about = partial(request.about, source, options, running)
+    head = {"source": request.known if running is None else running.told, "options": options}
     jobs = min(request.limits.jobs, len(os.sched_getaffinity(0)))
     writer = Writer(
-        request.out, format=format, settings=settings, head=head, resume=request.resume, overwrite=request.overwrite, guard=request.guard, jobs=jobs
-    )
+        request.out, format=format, settings=settings, head=head, running=running,
+        resume=request.resume, overwrite=request.overwrite, guard=request.guard, jobs=jobs,
+    )  # fmt: skip
     if writer.is_done:
-        return done_before(writer.target, about, format)
+        return done_before(writer.target, about(), format)
     resumed = writer.rows
     try:
         with writer:
@@ -194,7 +207,7 @@ def packed(request: Request, progress: Progress) -> Packed:
             if writer.is_empty and not writer.failed.count:
                 is_chosen = plan.where is not None or plan.limit is not None or request.spec is not None
                 raise NoRowsError("no rows to pack", where=source.address, hint="Look at --rows, --where and --limit." if is_chosen else "")
-            path = writer.close(about)
+            path = writer.close(about())
     finally:
         progress.close()
     counts = dict(sorted(writer.failed.counts.items()))

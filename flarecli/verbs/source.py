@@ -33,6 +33,7 @@ class Source:
              `place` names one more column, int64: the number of each row in the whole source
     place    gives the file, and the row in it, of a row that was given by its number
     sum      gives the xxh3_128 of what the rows come from: the index's own bytes, or the listing of the dataset
+    running  gives what takes that sum while `batches` reads, given it as `running`; None where it is to be taken apart
     notes    what to tell the user about it, `details` those who ask for more
     stored   what the columns of a dataset are stored as; empty for an index
     count    counts the rows that a condition leaves, from statistics where they tell
@@ -57,6 +58,7 @@ class Source:
     filled: Callable[[Iterable[pa.RecordBatch], Sequence[str]], Iterator[tuple[pa.RecordBatch, list[ingest.Flaw]]]] | None = None
     key: str | None = None
     is_run: bool = True
+    running: Callable[[], ingest.Running | None] = lambda: None
 
 
 def open_source(
@@ -139,12 +141,18 @@ def is_plain_folder(address: str, found: Sequence[Playlist], guard: Guard) -> bo
 
 def _of_index(shown: str, index: ingest.Index, guard: Guard) -> Source:
     def batches(
-        columns: Sequence[str] | None = None, where: str | None = None, start: int = 0, stop: int | None = None, place: str | None = None
+        columns: Sequence[str] | None = None,
+        where: str | None = None,
+        start: int = 0,
+        stop: int | None = None,
+        place: str | None = None,
+        running: ingest.Running | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        return index.batches(columns, where, place, start, stop)
+        return index.batches(columns, where, place, start, stop, running)
 
     if not index.links:
-        return Source(shown, index.at, index.schema, index.rows, batches, index.sum, index.place, index.notes, index.details, count=index.count)
+        sum, notes, details = index.sum, index.notes, index.details
+        return Source(shown, index.at, index.schema, index.rows, batches, sum, index.place, notes, details, count=index.count, running=index.running)
 
     def filled(batches: Iterable[pa.RecordBatch], columns: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, list[ingest.Flaw]]]:
         return index.filled(batches, columns, guard.limits)

@@ -5,6 +5,8 @@
     {"shard": …, "rows": …, "next": …, "files": […], "failed": …}  a shard whose bytes are safe
 
 `next` is the row of the selection at which the next shard begins; `failed` the bytes of `failed.jsonl` before it.
+Where the source is summed while it is read, its `source` above stands for what is known of it beforehand, and each line below has one
+more key, `source`: how many of its bytes what was done may have come from, and their sum. A source that begins otherwise is refused.
 A last line that was cut short is as if it had never been written.
 """
 
@@ -16,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flarecli.errors import FormatError, UsageError
+from flarecli.ingest import Running
 from flarecli.model import File
 from flarecli.storage import Location
 from flarecli.storage.local import SCRATCH
@@ -23,18 +26,21 @@ from flarecli.write.growing import growing
 
 __all__ = ["Journal"]
 
+_CHANGED = "another source, or with this one before it was changed"
+
 
 class Journal:
     """The journal of one target.
 
     head     what is packed and how; a journal that is there must say the same
+    running  sums the source while it is read; a journal that has the sum of all of it will do as well
     columns  as noted, or None
     shards   one entry for each finished shard, in order
     raises   UsageError if it belongs to another pack; FormatError if it is no journal; ReachError if it can't be written
     """
 
-    def __init__(self, at: Location, head: Mapping[str, Any]) -> None:
-        self._at = at
+    def __init__(self, at: Location, head: Mapping[str, Any], running: Running | None = None) -> None:
+        self._at, self._running = at, running
         self._log = growing(at / f"{SCRATCH}/journal")
         self.columns: list[tuple[str, str]] | None = None
         self.shards: list[dict[str, Any]] = []
@@ -59,26 +65,33 @@ class Journal:
                 raise ValueError("not an object")
         except ValueError:
             raise FormatError("its journal cannot be read", where=self._at, hint="Give --overwrite to begin anew.") from None
-        if first != json.loads(json.dumps(head)):
-            raise UsageError(
-                f"the unfinished pack there was begun with {_difference(first, head)}", where=self._at, hint="Give --overwrite to begin anew."
-            )
+        head = json.loads(json.dumps(head))
+        if self._running is not None and first != head == {**first, "source": head["source"]}:  # else by a flare that summed it all beforehand
+            head["source"], self._running = self._running.whole(), None
+        if first != head:
+            raise self._of_another(_difference(first, head))
         there = {entry.name: entry.size for entry in self._at.list()} if rest else {}
-        good = len(lines[0])
+        good, noted = len(lines[0]), None
         for line, entry in zip(lines[1:], rest, strict=True):
             if "columns" in entry:
                 self.columns = [(name, encoding) for name, encoding in entry["columns"]]
             elif _is_there(entry, there):
                 self.shards.append(entry)
-            else:  # what follows will be noted again, and must not count twice
-                self._log.cut(good)
+            else:
                 break
-            good += len(line)
+            good, noted = good + len(line), entry.get("source")
+        if self._running is not None and good > len(lines[0]) and not self._running.agrees(noted):
+            raise self._of_another(_CHANGED)
+        if good < len(whole):  # what follows will be noted again, and must not count twice
+            self._log.cut(good)
+
+    def _of_another(self, difference: str) -> UsageError:
+        return UsageError(f"the unfinished pack there was begun with {difference}", where=self._at, hint="Give --overwrite to begin anew.")
 
     def note_columns(self, columns: list[tuple[str, str]]) -> None:
         """Note what the columns are."""
         self.columns = columns
-        self._append({"columns": columns})
+        self._note({"columns": columns})
 
     def note_shard(self, rows: int, next: int, files: tuple[File, ...], failed: Mapping[str, Any]) -> None:
         """Note a shard that is on the disk, the row at which the next begins, and the state of `failed.jsonl`."""
@@ -92,7 +105,10 @@ class Journal:
             "failed": dict(failed),
         }
         self.shards.append(entry)
-        self._append(entry)
+        self._note(entry)
+
+    def _note(self, entry: dict[str, Any]) -> None:
+        self._append(entry if self._running is None else {**entry, "source": self._running.noted()})
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         self._log.append((json.dumps(entry) + "\n").encode())
@@ -120,7 +136,7 @@ def _difference(had: Mapping[str, Any], has: Mapping[str, Any]) -> str:
         if isinstance(one, dict) and isinstance(two, dict):
             return _difference(one, two)
         if key == "source":  # sums, which nobody compares by eye
-            return "another source, or with this one before it was changed"
+            return _CHANGED
         return f"{key} {_short(one)}, not {_short(two)}"
     return "other options"
 

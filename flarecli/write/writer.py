@@ -19,6 +19,7 @@ import pyarrow as pa
 from flarecli import __version__, compress, encodings, formats, hashes, playlists
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 from flarecli.given import Address
+from flarecli.ingest import Running
 from flarecli.model import Chunk, Column, Columns, File, IntArray, Playlist, Settings, Stream
 from flarecli.names import escape
 from flarecli.storage import Guard
@@ -49,7 +50,7 @@ class Writer:
 
     columns    name -> encoding, or Columns; None: known later, with the first `write_batch`
     settings   how shards are cut, compressed and summed
-    head       what else a resumed pack must have in common with the first one
+    head       what else a resumed pack must have in common with the first one; `running` sums what it is packed from, see `Journal`
     guard      of what is written to over the network: limits of its requests
     jobs       shards that are compressed and written at once, in threads behind the rows; what goes wrong there is raised by a later call
     raises     UsageError, UnfinishedError, BusyError: see `Target`; UsageError for an unknown name
@@ -63,6 +64,7 @@ class Writer:
         columns: Mapping[str, str] | Columns | None = None,
         settings: Settings | None = None,
         head: Mapping[str, Any] | None = None,
+        running: Running | None = None,
         resume: bool = False,
         overwrite: bool = False,
         guard: Guard | None = None,
@@ -89,7 +91,7 @@ class Writer:
             self.rows = self._rows_there()
             return
         try:
-            self._begin({"flare": __version__, "format": format, "settings": _plain(self.settings), **(head or {})})
+            self._begin({"flare": __version__, "format": format, "settings": _plain(self.settings), **(head or {})}, running)
             if given is not None:
                 self._name_columns(given)
         except BaseException:
@@ -98,8 +100,8 @@ class Writer:
         self._dropped = weakref.finalize(self, _drop, os.getpid(), self.target, self.failed, self._journal, self._chunks)
         self._dropped.atexit = False  # the lock dies with its process
 
-    def _begin(self, head: dict[str, Any]) -> None:
-        self._journal = Journal(self.target.at, head)
+    def _begin(self, head: dict[str, Any], running: Running | None) -> None:
+        self._journal = Journal(self.target.at, head, running)
         for entry in self._journal.shards:
             files = tuple(File(**file) for file in entry["files"])
             main, *beside = (self.target.at / file.name for file in files)
