@@ -196,11 +196,12 @@ class CachedStore:
                 runs[-1].append(k)
             else:
                 runs.append([k])
-        size = self.version(path)[1]
+        known = _, size = self.version(path)
         parts = {k: self._folder.part(names[k]) for k in missing}
         try:
             spans = [(run[0] * BLOCK, min(size, (run[-1] + 1) * BLOCK)) for run in runs]
             data = side_by_side(lambda span: self.store.read(path, *span), spans, _JOBS)
+            self._hold(path, known)
             out: dict[int, bytes | memoryview] = {}
             for run, read in zip(runs, data, strict=True):
                 out.update((k, memoryview(read)[i * BLOCK : (i + 1) * BLOCK]) for i, k in enumerate(run))
@@ -306,8 +307,16 @@ class CachedStore:
         if not missing:
             return [view for view in kept.values() if view is not None]
         views = getattr(self.store, "views", None)  # not copied, where the store can
-        start, stop = group[0] * BLOCK, min(self.version(path)[1], (group[-1] + 1) * BLOCK)
-        return [self.store.read(path, start, stop)] if views is None else list(views(path, start, stop))
+        known = self.version(path)
+        start, stop = group[0] * BLOCK, min(known[1], (group[-1] + 1) * BLOCK)
+        pieces = [self.store.read(path, start, stop)] if views is None else list(views(path, start, stop))
+        self._hold(path, known)
+        return pieces
+
+    def _hold(self, path: str, known: tuple[str, int]) -> None:
+        """Hold what was read against the version that copies are named by: a store of very many objects may have forgotten that, and read another."""
+        if getattr(self.store, "version", lambda _: known)(path) != known:
+            raise IntegrityError("changed while it was read", where=self.show(path), hint="Run the command again.")
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
         """Read bytes 0..size in order; an object read to its end is kept whole."""
@@ -315,7 +324,7 @@ class CachedStore:
         version, found = self.version(path)
         one = self._entry(path, "whole")
         if not version or found != size or self._folder.fd < 0:
-            yield from _streamed(self.store, path, size)
+            yield from Location(self.store, path).blocks(size)
             return
         view = self._folder.view(one)
         if view is None and size <= BLOCK:
@@ -326,14 +335,15 @@ class CachedStore:
             return
         part = self._folder.part(one) if size * _SHARE <= self.cache.limit else None
         if part is None:
-            yield from _streamed(self.store, path, size)
+            yield from Location(self.store, path).blocks(size)
             return
         sums, goes_on = Summing(one), True
         try:
-            for data in _streamed(self.store, path, size):
+            for data in Location(self.store, path).blocks(size):
                 sums.update(data)
                 goes_on = goes_on and part.write(data)
                 yield data
+            self._hold(path, (version, found))
             if goes_on and sums.size == size and part.write(sums.end()):
                 part.publish(one)
         except IntegrityError:
@@ -383,16 +393,7 @@ def _keep(part: folders.Part, one: Entry, pieces: Iterable[bytes | memoryview], 
         part.drop()
 
 
-def _streamed(store: Store, path: str, size: int) -> Iterator[bytes]:
-    """Read a file in order, by one request where the store can."""
-    return Location(store, path).blocks(size)
-
-
 def _cut(blocks: dict[int, bytes | memoryview], start: int, stop: int) -> bytes:
     """Put a range together out of blocks."""
-    first, last = start // BLOCK, (stop - 1) // BLOCK
-    if start >= stop:
-        return b""
-    if first == last:
-        return bytes(blocks[first][start - first * BLOCK : stop - first * BLOCK])
-    return b"".join(blocks[k][max(0, start - k * BLOCK) : stop - k * BLOCK] for k in range(first, last + 1))
+    touched = range(start // BLOCK, -(-stop // BLOCK) if start < stop else 0)
+    return b"".join(blocks[k][max(0, start - k * BLOCK) : stop - k * BLOCK] for k in touched)

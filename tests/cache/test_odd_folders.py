@@ -13,6 +13,7 @@ from flarecli.cache.entries import entry
 from flarecli.cache.left import is_left
 from flarecli.cache.store import _keep
 from flarecli.cache.views import Views
+from flarecli.errors import IntegrityError
 from flarecli.storage import Guard, locate
 
 
@@ -121,3 +122,19 @@ def test_a_folder_of_another_user_is_not_used(web, tmp_path, monkeypatch, owner)
     with pytest.warns(CacheWarning, match="it belongs to another user, or others may write to it"):
         assert at.read() == data
     assert os.listdir(tmp_path / "cache" / folder.LAYOUT) == []
+
+
+@pytest.mark.parametrize("read", [lambda at: at.read(), lambda at: at.map(), lambda at: b"".join(at.blocks()), lambda at: at.read_many([(0, 5)])])
+def test_no_copy_has_the_name_of_one_version_and_the_bytes_of_another(web, tmp_path, read):
+    """A store remembers the versions of so many objects, and forgets them then."""
+    number = [1]
+    at = locate(web.file("/a", lambda times: bytes(number) * 2_000_000, lambda times: f'"{number[0]}"'), Guard(keeper=Cache(str(tmp_path / "cache"))))
+    assert at.store.version(at.path) == ('"1"', 2_000_000)
+    at.store._used[at.path] = {0, 1}  # half of it is used: it is mapped then
+    number[0] = 2
+    at.store.store._known.clear()
+    with pytest.raises(IntegrityError):
+        read(at)
+    assert list(kept(str(tmp_path / "cache"))) == []
+    again = read(at)
+    assert bytes(again[0] if isinstance(again, list) else again)[:5] == bytes([2]) * 5
