@@ -3,7 +3,7 @@
     {"__kind__": "wids-shard-index-v1", "wids_version": 1,
      "shardlist": [{"url": "00000.tar", "nsamples": 100, "filesize": 20480, "md5sum": "…"}, …]}
 
-`filesize` and `md5sum` may be left out, and other keys may stand beside them.
+`filesize` and `md5sum` may be left out, and other keys may stand beside them; but one that is left out must not stand there misspelt.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from flarecli.counts import Counts
 from flarecli.errors import FormatError
 from flarecli.formats.mds_config import parse
 from flarecli.formats.webdataset_names import NAME
+from flarecli.guesses import nearest
 from flarecli.model import Stream
 from flarecli.storage import Location
 
@@ -21,6 +22,7 @@ __all__ = ["KIND", "SHARDS", "VERSION", "read_shards"]
 
 SHARDS = "shardindex.json"  # what widsindex calls it
 KIND, VERSION = "wids-shard-index-v1", 1
+_KEYS = ("url", "nsamples", "filesize", "md5sum")
 _LIMIT, _MOST = 1 << 30, 1 << 63
 _AGAIN = "Fetch it again, or remove it: the tars are found without it."
 
@@ -49,6 +51,9 @@ def _stream(at: Location, index: Any) -> Stream:
         here = f"{at}: shardlist[{i}]"
         if not isinstance(shard, dict) or not isinstance(shard.get("url"), str) or not shard["url"]:
             raise FormatError("no url in it", where=here)
+        for key in ("filesize", "md5sum"):
+            if key not in shard and (other := nearest(key, (name for name in shard if name not in _KEYS))) is not None:
+                raise FormatError(f"no {key} in it, but {other!r:.60}", where=here)
         if not isinstance(md5 := shard.get("md5sum", ""), str):
             raise FormatError("its md5sum is not a text", where=here)
         urls.append(shard["url"])

@@ -60,6 +60,11 @@ class Listing:
             names = [url.partition("?")[0].rpartition("/")[2] if is_url(url) else url for url in self.stream.urls]
             self.places |= {name: i for i, name in enumerate(names) if name not in self.places}
 
+    @cached_property
+    def folders(self) -> frozenset[str]:
+        """The folders in which it lists shards."""
+        return frozenset(place.rpartition("/")[0] for place in self.places)
+
     @property
     def has_sums(self) -> bool:
         """Whether it lists sums of its own."""
@@ -122,14 +127,17 @@ class Beside:
         self._at.setdefault("" if listing.is_against else place_of(listing.at.folder), []).append(listing)
 
     def of(self, place: str) -> Iterator[tuple[Listing, bool]]:
-        """Give each list that may name a shard, and whether it must, if it is claimed: of those of one name the nearest to the shard."""
+        """Give each list that may name a shard, and whether it must, if it is claimed.
+
+        Of those of one name the nearest to the shard must, and one further up that lists other shards of its folder, being made of that.
+        """
         for listing in self._at.get("", ()):
             yield listing, True
         seen: set[str] = set()
-        folder = place.rpartition("/")[0]
+        folder = its = place.rpartition("/")[0]
         while folder:
             for listing in self._at.get(folder, ()):
-                yield listing, listing.at.name not in seen
+                yield listing, listing.at.name not in seen or its in listing.folders
             seen |= {listing.at.name for listing in self._at.get(folder, ())}
             folder = folder.rpartition("/")[0]
 
@@ -201,13 +209,13 @@ class Beside:
     def claims(self, i: int, place: str, chunk: Chunk) -> tuple[list[tuple[Listing, Chunk]], list[Finding]]:
         """Give what each list says of the i-th shard, and where they contradict the list in use."""
         out, found = list[tuple[Listing, Chunk]](), list[Finding]()
-        for listing, is_nearest in self.of(place):
+        for listing, must in self.of(place):
             k = listing.find(place, chunk)
             if k is not None:
                 other = listing.stream.chunk(k)
                 out.append((listing, other))
                 found += self._differences(listing, k, other, i, chunk)
-            elif listing.is_claimed and is_nearest:
+            elif listing.is_claimed and must:
                 lists = f"{self.mine} does" if self._is_listed or listing.is_against else "which lies beside it"
                 found.append(Finding(str(listing.at), "listing", f"does not list {chunk.at}, {lists}", CHANGED))
         return out, found

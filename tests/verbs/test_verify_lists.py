@@ -96,6 +96,40 @@ def test_what_an_index_below_a_merged_one_says_otherwise_is_told_with_both(root)
     assert (second.where, second.message) == (str(shard), f"is {size} bytes, {path} lists {size + 1}")
 
 
+def test_a_shard_of_a_deeper_index_that_the_one_between_lost_is_named_with_that(root):
+    top = root / "deep"
+    top.mkdir()
+    for path in [path for path in root.iterdir() if path != top]:
+        path.rename(top / path.name)
+    verbs.merge_index(str(root))
+    between = json.loads((top / "index.json").read_text())
+    assert found(root) == []
+    for i, shard in enumerate(between["shards"]):
+        (top / "index.json").write_text(json.dumps({**between, "shards": [one for one in between["shards"] if one != shard]}))
+        message = f"does not list {top}/{shard['raw_data']['basename']}, {root}/index.json does"
+        assert found(root) == [Finding(f"{top}/index.json", "listing", message, CHANGED)], i
+
+
+def test_an_index_above_a_dataset_of_its_own_need_not_list_that(root):
+    top = root / "deep"
+    top.mkdir()
+    (root / "p0").rename(top / "p0")
+    for path in (root / "p1").iterdir():
+        path.rename(top / path.name)
+    (root / "p1").rmdir()
+    (root / "index.json").unlink()
+    inner, outer = (json.loads((at / "index.json").read_text()) for at in (top / "p0", top))
+    shards = [at_below(shard, below) for index, below in ((inner, "deep/p0"), (outer, "deep")) for shard in index["shards"]]
+    (root / "index.json").write_text(json.dumps({**outer, "shards": shards}))
+    assert found(root) == []
+
+
+def at_below(shard, below):
+    """An index's entry as an index further up has it."""
+    files = {key: {**shard[key], "basename": f"{below}/{shard[key]['basename']}"} for key in ("raw_data", "zip_data") if shard.get(key)}
+    return {**shard, **files}
+
+
 def test_an_index_that_was_written_again_out_of_the_shards_says_less_and_contradicts_nothing(out):
     root = out.parent / "root"
     out.rename(root)
@@ -177,6 +211,11 @@ def test_a_shardindex_that_contradicts_the_tars_is_told_with_both(tmp_path):
     ]
     ((where, kind, message),) = told(lambda shards: shards[1].update(md5sum="0" * 32))
     assert (where, kind, message.startswith(f"{size} bytes fail md5 of {path}: md5 is ")) == (str(tar), "checksum", True)
+    for key, other in (("filesize", "fileszie"), ("filesize", "gilesize"), ("filesize", "FileSize"), ("md5sum", "md5_sum"), ("md5sum", "mf5sum")):
+        ((where, kind, message),) = told(lambda shards, key=key, other=other: shards[1].update({other: shards[1].pop(key)}))
+        assert (where, kind, message) == (f"{path}: shardlist[1]", "format", f"no {key} in it, but {other!r}")
+    assert told(lambda shards: shards[1].pop("filesize")) == []
+    assert told(lambda shards: shards[1].update(files=1, origin="x")) == []
     assert told(lambda shards: shards[1].update(nsamples=-1)) == [(f"{path}: shardlist[1].nsamples", "format", "-1 is not a count")]
 
 
