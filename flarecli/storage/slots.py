@@ -151,7 +151,7 @@ class Slot:
             self._enough = True
             return _ABORT
         if begin + size > self._limit:
-            self._fault = _large(self._limits.max_bytes)
+            self._fault = _large(self._limit, self._limits.max_bytes)
             return _ABORT
         if not window.take(self, size):
             self.paused = True
@@ -189,7 +189,7 @@ class Slot:
         elif request.ranged:
             self._read_whole(answer)
         elif answer.length is not None and answer.length > self._limit:
-            self._fault = _large(self._limit)
+            self._fault = _large(self._limit, self._limits.max_bytes)
         elif request.sink is None:
             self.calm = self._limit
         return self._fault
@@ -308,8 +308,9 @@ def _headers_for(request: Request) -> tuple[str, ...]:
 _NOTHING = Request(Address("", "", ""), lambda request: None)
 
 
-def _large(limit: int) -> Fault:
-    return Fault("large", f"larger than the limit of {limit} bytes", hint="Give --max-object to raise it.")
+def _large(limit: int, most: int) -> Fault:
+    hint = "Give --max-object to raise it." if limit == most else ""  # else it is what is taken of a file whose server ignores ranges
+    return Fault("large", f"larger than the limit of {limit} bytes", hint=hint)
 
 
 def short(end: int | None, wanted: int) -> Fault:
