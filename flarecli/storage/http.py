@@ -8,8 +8,10 @@ that ignores ranges sends small files whole, and those are kept for a while.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from queue import SimpleQueue
 from urllib.parse import quote, unquote, urlsplit
 
@@ -163,29 +165,39 @@ class HttpStore:
             engine.cancel([request])
         self._learn(path, [request], known)
 
-    def read_each(self, paths: Sequence[str]) -> list[bytes]:
-        """Read many whole files: the engine is woken, and wakes its caller, once for all of them."""
-        known = [self._known.get(path) for path in paths]
-        left, ended = len(paths), SimpleQueue[None]()
+    def read_each(self, paths: Sequence[str]) -> Iterator[bytes]:
+        """Read many whole files, in order, as many ahead as their mean size allows: the engine is woken, and wakes its caller, once for many."""
+        jobs, most, engine = self._limits.jobs, self._limits.ahead_bytes, direct.shared(self._limits)
+        arrived, asked = SimpleQueue[Request | None](), deque[tuple[str, Request, _Known | None]]()
+        begun = ended = got = refill = 0
 
         def deliver(request: Request) -> None:  # on the engine's thread alone
-            nonlocal left
-            left -= 1
-            if not left or _is_final(request):
-                ended.put(None)
+            nonlocal ended, got
+            ended += 1
+            got += len(request.data)
+            if _is_final(request):
+                arrived.put(request)
+            elif ended == begun or not ended % max(1, jobs // 2):
+                arrived.put(None)
 
-        requests = [self._request(path, 0, None, one.etag if one else "", deliver) for path, one in zip(paths, known, strict=True)]
-        engine = direct.shared(self._limits)
-        engine.submit(requests)
         try:
-            if requests:
-                wait_for(ended)
-            for path, request in zip(paths, requests, strict=True):
-                if _is_final(request) and request.fault is not None:
-                    raise request.fault.raised(self.show(path))
-            return [self._taken(*one) for one in zip(paths, requests, known, strict=True)]
+            for wanted in range(len(paths)):
+                if wanted >= refill and begun < len(paths):
+                    room = max(jobs, most * ended // max(1, got)) if ended else 2 * jobs
+                    for path in paths[begun : wanted + room]:
+                        known = self._known.get(path)
+                        asked.append((path, self._request(path, 0, None, known.etag if known else "", deliver), known))
+                    fresh = islice(asked, begun - wanted, None)
+                    begun = wanted + len(asked)
+                    refill = begun - room // 2
+                    engine.submit(request for _, request, _ in fresh)
+                while not asked[0][1].done:
+                    failed = wait_for(arrived)
+                    if failed is not None and failed.fault is not None:
+                        raise failed.fault.raised(next(self.show(path) for path, one, _ in asked if one is failed))
+                yield self._taken(*asked.popleft())
         finally:
-            engine.cancel(requests)
+            engine.cancel([request for _, request, _ in asked])
 
     def _taken(self, path: str, request: Request, known: _Known | None) -> bytes:
         """Give one of many; what has changed since it was first looked at is an error, what was never looked at is read again."""
