@@ -17,6 +17,7 @@ from flarecli.storage import is_cold, read_ahead
 
 __all__ = ["at_hand", "read_columns"]
 
+_SURE, _SOME = 4, 8  # batches found in memory one after the other; from then on one in so many is looked at: looking costs as much as two rows
 _MANY = 1 << 12  # bytes of lengths that are gathered for a row before it is known to have so many: a hostile config may name any
 
 
@@ -24,17 +25,20 @@ class _Laid(NamedTuple):
     """How the rows of a shard lie in memory.
 
     ready   what reading them one by one takes
-    data    uint8: the whole shard
+    view    the whole shard; `data` is the same as uint8
     starts  uint32 [rows + 1]: where each begins, as the shard has it
     words   bytes of lengths in front of each
     steps   each column in its order: the name (None: it is not wanted), its bytes, or the place of its length
+    looks   one number: batches since the last that was not in memory
     """
 
     ready: Ready
+    view: memoryview
     data: IntArray
     starts: IntArray
     words: int
     steps: tuple[tuple[str | None, int | None, int], ...]
+    looks: list[int]
 
 
 def read_columns(shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence[str] | None = None) -> dict[str, Any]:
@@ -45,10 +49,12 @@ def read_columns(shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence
     laid = _laid(shard, columns)
     if laid is None:
         return _turned(shard, rows, columns, prepared(shard, columns).names)
-    ready, data, starts, words, steps = laid
+    ready, view, data, starts, words, steps, looks = laid
     own = np.asarray(rows, np.int64)
-    if len(own) > 1 and ready.view is not None and is_cold(ready.view, [ready.table[int(own[len(own) // 2])]]):
-        read_ahead(ready.view, zip(starts[own].tolist(), starts[own + 1].tolist(), strict=True))
+    looks[0] += 1
+    if (looks[0] <= _SURE or not looks[0] % _SOME) and len(own) > 1 and is_cold(view, [ready.table[int(own[len(own) // 2])]]):
+        looks[0] = 0
+        read_ahead(view, zip(starts[own].tolist(), starts[own + 1].tolist(), strict=True))
     at, ends = starts[own].astype(np.int64), starts[own + 1]
     if words > _MANY and (at + words > ends).any():
         return _turned(shard, rows, columns, ready.names)
@@ -94,7 +100,7 @@ def _laid(shard: Shard, columns: Sequence[str] | None) -> _Laid | None:
     for column in shard.columns:
         steps.append((column.name if column.name in wanted else None, column.size, words))
         words += column.size is None
-    laid = _Laid(ready, np.frombuffer(ready.view, np.uint8), np.asarray(shard.layout["starts"]), 4 * words, tuple(steps))
+    laid = _Laid(ready, ready.view, np.frombuffer(ready.view, np.uint8), np.asarray(shard.layout["starts"]), 4 * words, tuple(steps), [0])
     if shard.memo.get(of) is ready:
         shard.memo[key] = laid
     return laid

@@ -197,7 +197,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
     def _flow(self, work: Work, parts: Iterator[Part], is_plain: bool) -> Iterator[Made]:
         if self._threads:
             return Ahead([work] * self._threads, parts, self._threads + 2, work, quick=work.copies)
-        if not (is_plain and self._collated and work.copies and torch_data.get_worker_info() is not None and is_from_elsewhere(self._name)):
+        if not (is_plain and self._collated and torch_data.get_worker_info() is not None and is_from_elsewhere(self._name) and work.copies):
             return (made for part in parts for made in work([part]))
         return (Made(part.rows, self._named(part)) if self.data.at_hand(part.rows) else work([part])[0] for part in parts)
 
