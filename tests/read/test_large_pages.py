@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import flarecli as flare
+from flarecli.formats import mds
 from flarecli.model import Settings
 from flarecli.read import fetching
 from flarecli.storage import ahead, spare
@@ -49,6 +50,13 @@ def test_shards_that_were_open_are_asked_for_too(folder: str, asked: list[int]) 
     run = data.run(order="sequential")
     next(run)
     assert len(asked) == 1
+
+
+def test_a_shard_is_asked_for_before_its_table_is_read(folder: str, asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    open_shard, before = mds.open_shard, list[int]()
+    monkeypatch.setattr(mds, "open_shard", lambda *given: before.append(len(asked)) or open_shard(*given))
+    list(flare.Loader(flare.open(folder), 32, workers=0))
+    assert before == [1, 2, 3]
 
 
 def test_rows_read_one_by_one_ask_for_nothing(folder: str, asked: list[int]) -> None:

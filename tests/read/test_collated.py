@@ -1,0 +1,90 @@
+"""Batches out of several shards: what rows read one by one say, whatever lies where, and nothing that the data's own memory shares."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import flarecli as flare
+from flarecli.errors import FormatError
+from flarecli.formats import mds_columns
+from flarecli.model import Settings
+
+COLUMNS = {"box": "ndarray:float32:2,3", "body": "bytes", "flag": "uint8", "n": "int", "name": "str", "x": "float64"}
+ROWS = 120
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("collated") / "data"
+    with flare.Writer(str(path), columns=COLUMNS, settings=Settings(shard_rows=40)) as writer:
+        for n in range(ROWS):
+            box = np.full((2, 3), n, np.float32)
+            writer.write({"box": box, "body": bytes([n]) * (n * 7 % 30), "flag": n % 7, "n": n - 50, "name": "é" * (n % 4), "x": n / 3})
+    return str(path)
+
+
+ORDERS = {
+    "all, mixed": np.random.default_rng(1).permutation(ROWS),
+    "twice, and from the end": [5, 5, -1, 3, 118, *range(30, 60), -2, 90, *range(100, 110)],
+    "of one shard": np.arange(79, 40, -2),
+    "a few of each": [0, 50, 100],
+    "one": [7],
+}
+
+
+@pytest.mark.parametrize("rows", ORDERS.values(), ids=ORDERS.keys())
+@pytest.mark.parametrize("maps", [True, False])
+def test_a_batch_is_what_its_rows_are(folder: str, maps: bool, rows: list[int]) -> None:
+    data = flare.open(folder, maps=maps)
+    batch, one_by_one = data.collated(rows), [data[int(row)] for row in rows]
+    assert list(batch) == sorted(COLUMNS)
+    for name, values in batch.items():
+        wanted = [sample[name] for sample in one_by_one]
+        if name in ("body", "name"):
+            assert values == wanted and type(values) is list
+        else:
+            assert values.tolist() == [np.asarray(value).tolist() for value in wanted]
+    assert {name: values.dtype for name, values in batch.items() if isinstance(values, np.ndarray)} == {
+        "box": np.float32, "flag": np.uint8, "n": np.int64, "x": np.float64,
+    }  # fmt: skip
+
+
+def test_what_is_stored_comes_as_bytes(folder: str) -> None:
+    rows = ORDERS["all, mixed"]
+    batch = flare.open(folder, decode={"n": False, "x": len}).select(["x", "n"]).collated(rows)
+    assert batch["n"] == [(int(row) - 50).to_bytes(8, "little", signed=True) for row in rows]
+    assert batch["x"].tolist() == [8] * ROWS
+
+
+def test_a_batch_may_be_written_over(folder: str) -> None:
+    data = flare.open(folder)
+    for name, values in data.collated(range(30)).items():
+        if isinstance(values, np.ndarray):
+            values[:] = 1
+            assert np.array_equal(data.collated(range(30))[name][5], data[5][name])
+
+
+def test_a_damaged_row_is_named_out_of_many(folder: str, tmp_path: Path) -> None:
+    for path in Path(folder).iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    data = flare.open(str(tmp_path))
+    shard = data._table.series[0].shard(1)
+    start = int(np.asarray(shard.layout["starts"])[17])
+    with (tmp_path / "shard.00001.mds").open("r+b") as file:
+        file.seek(start)
+        file.write(b"\xff\xff\xff\xff")
+    with pytest.raises(FormatError) as caught:
+        data.collated(range(ROWS))
+    assert caught.value.where == f"{tmp_path}/shard.00001.mds[17]"
+    assert "its fields take 42949" in caught.value.message
+
+
+@pytest.mark.parametrize(("is_cold", "looks"), [(False, 4 + 5), (True, 40)])
+def test_what_was_in_memory_a_few_times_is_looked_at_now_and_then(folder: str, monkeypatch: pytest.MonkeyPatch, is_cold: bool, looks: int) -> None:
+    seen = list[int]()
+    monkeypatch.setattr(mds_columns, "is_cold", lambda view, places: seen.append(len(places)) or is_cold)
+    data = flare.open(folder)
+    for _ in range(40):
+        data.collated(range(30))
+    assert seen == [1] * looks
