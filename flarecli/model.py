@@ -8,10 +8,10 @@ A Stream keeps its chunks as columns, so that a million of them fit; a Chunk is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from flarecli.names import is_url
+from flarecli.records import dataclass, field
 from flarecli.storage import Location
 
 __all__ = [

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import unicodedata
-from urllib.parse import unquote, urlsplit, urlunsplit
 
 from flarecli.errors import MissingError, UnsafeError
 
@@ -100,6 +98,8 @@ def collision_key(name: str) -> str:
     A name that Windows reserves (`con`, `aux.txt`, `COM¹`, `nul:x`) becomes DEVICE: no file can have it there.
     A colon elsewhere is a sign like any other: `10:20` and `10:21` are two files wherever flare runs.
     """
+    import unicodedata
+
     parts = []
     for part in unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold()).split("/"):
         part = part.rstrip(". ")
@@ -129,6 +129,8 @@ def local_path(address: str) -> str:
     """Give the path that a path or a `file://` address names; `file://localhost/` is this machine."""
     if scheme_of(address) != "file":
         return address
+    from urllib.parse import unquote  # loading it takes as long as all the rest here
+
     path = unquote(address[7:])
     return path[9:] if path.startswith("localhost/") else path
 
@@ -156,6 +158,8 @@ def bare(address: str) -> str:
 
 def without_user(url: str) -> str:
     """Give an address without user info and fragment; as it is, if it is none."""
+    from urllib.parse import urlsplit, urlunsplit
+
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -169,6 +173,8 @@ def redact(address: str) -> str:
         return address.partition(":")[0] + "://…"
     if not _SCHEME.match(address):
         return address
+    from urllib.parse import unquote, urlsplit, urlunsplit
+
     try:
         parts = urlsplit(address)
         _ = parts.port  # a password with a slash in it ends up there

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "flarecli"
 FLOORS = [
-    {"errors", "guesses", "arrow"},
+    {"errors", "guesses", "arrow", "records"},
     {"counts", "later", "units", "names", "given", "wildcards", "hashes", "compress", "progress"},
     {"storage", "media"},
     {"model"},
@@ -215,6 +215,14 @@ def test_what_answers_at_once_loads_nothing_heavy(argv):
 def test_a_check_of_sums_and_structure_loads_no_arrow(folder):
     program = "import sys\nfrom flarecli.__main__ import main\ncode = main(sys.argv[1:])\nprint('pyarrow' in sys.modules, code, file=sys.stderr)"
     argv = ["verify", "-q", str(ROOT / "fixtures" / folder)]
+    ran = subprocess.run([sys.executable, "-c", program, *argv], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stderr == "False 0\n"
+
+
+@pytest.mark.parametrize("folder", ["mds/mds_all_hashes/data", "mds/csv_plain/data", "mds/json_newline_lf/data"])
+def test_a_look_at_what_is_there_loads_no_arrow(folder):
+    program = "import sys\nfrom flarecli.__main__ import main\ncode = main(sys.argv[1:])\nprint('pyarrow' in sys.modules, code, file=sys.stderr)"
+    argv = ["inspect", "--shards", str(ROOT / "fixtures" / folder)]
     ran = subprocess.run([sys.executable, "-c", program, *argv], capture_output=True, text=True, timeout=60, check=True)
     assert ran.stderr == "False 0\n"
 

@@ -10,11 +10,8 @@ byte of the data can end the sequence around it.
 
 from __future__ import annotations
 
-import base64
-import io
 import os
 import re
-import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -90,6 +87,7 @@ def graphic(data: bytes, caption: str) -> Graphic | None:
 def _cell_size() -> tuple[int, int]:
     """Give width and height of a character in pixels, as the terminal's driver knows them; nothing is asked of the terminal."""
     import fcntl
+    import struct
     import sys
     import termios
 
@@ -122,6 +120,9 @@ def painted(one: Graphic, how: str, column: int, columns: int, up: int) -> str:
 
 def _kitty(picture: Image, columns: int, lines: int) -> str:
     """C=1 leaves the cursor where it is, q=2 asks for no answer."""
+    import base64
+    import io
+
     held = io.BytesIO()
     picture.save(held, "PNG")
     text = base64.b64encode(held.getvalue()).decode()

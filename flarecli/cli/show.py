@@ -13,11 +13,13 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, Any, TextIO, cast
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
-from flarecli.cli.graphics import Graphic, painted, protocol
 from flarecli.errors import FlareError, ReachError, UsageError
 from flarecli.names import escape, redact_text
+
+if TYPE_CHECKING:
+    from flarecli.cli.graphics import Graphic
 
 __all__ = [
     "Printer",
@@ -225,6 +227,10 @@ def shows_pictures() -> bool:
 
 def _cell(cell: Any) -> Any:
     """Escape a cell, unless it was drawn here: only those have a plain text of their own, or a picture."""
+    if isinstance(cell, str):
+        return escape(cell)
+    from flarecli.cli.graphics import Graphic  # which few tables hold
+
     return cell if isinstance(cell, Graphic) or (hasattr(cell, "plain") and hasattr(cell, "spans")) else escape(str(cell))
 
 
@@ -233,6 +239,8 @@ def _rich_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from flarecli.cli.graphics import Graphic
 
     table = Table(box=box.SIMPLE_HEAD)
     for cell in header:
@@ -254,6 +262,8 @@ def _rich_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 def _print_painted(console: Any, table: Any, graphics: Sequence[Graphic]) -> None:
     """Print a table line by line; below the last blank line of a picture it is drawn over its blanks."""
     from rich.segment import Segment, Segments
+
+    from flarecli.cli.graphics import painted, protocol
 
     how = protocol() or ""
     left = [one.lines for one in graphics]

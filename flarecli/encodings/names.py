@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
@@ -20,9 +19,11 @@ from flarecli.encodings.own import OWN, Own, remember
 from flarecli.errors import UsageError
 from flarecli.guesses import choose
 from flarecli.model import Column
+from flarecli.records import dataclass
 
 __all__ = ["BINARY", "Encoding", "NAMES", "NDARRAY_CODES", "NDARRAY_CODES_SIZE", "TEXT", "column", "lookup", "register"]
 
+_ARROW_NAMES = {"float16": "halffloat", "float32": "float", "float64": "double"}  # others are what makes them
 _TEXT, _BINARY = "large_string", "large_binary"  # Arrow's names of the types, so that none is made to look up a name
 TEXT: Any  # large_string, made when it is first asked for
 BINARY: Any  # large_binary
@@ -83,6 +84,11 @@ class Encoding:
     def arrow(self) -> pa.DataType:
         """The Arrow type of its column in a batch."""
         return _arrow(self.kind)
+
+    @property
+    def arrow_name(self) -> str:
+        """What Arrow calls that type, said without Arrow."""
+        return f"large_list<item: {self.item.arrow_name}>" if self.item is not None else _ARROW_NAMES.get(self.kind, self.kind)
 
     @property
     def is_text(self) -> bool:

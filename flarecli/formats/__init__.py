@@ -1,13 +1,12 @@
 """The formats. Each is a module with the same verbs in the same order; nothing above asks which one it has.
 
 A format moves batches and bytes: it touches no path, clock or screen, and no Python values. To add one, write a
-module, or an object, that satisfies `Format`, and name it in `_ALL`, and in `_MARKS` what its files are known by.
+module, or an object, that satisfies `Format`, and name it in `_MODULES`, and in `_MARKS` what its files are known by.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Protocol, cast
@@ -32,7 +31,7 @@ KEY_COLUMN = {"webdataset": "__key__"}  # what a format calls the column that na
 OWN_SUMS = {"ffrecord": "crc32"}  # a sum of every record in the shard itself, whatever a listing says
 FORWARD = ("mds", "json", "csv", "tsv", "xsv", "ffrecord")  # a shard is checked from front to back, a bounded run of rows at a time
 LISTED = ("ffrecord", "webdataset")  # a folder of these shards has no index: it is listed, in the order of the names
-_ALL = {  # name -> module, or module:object
+_MODULES = {  # name -> module, or module:object
     "mds": "flarecli.formats.mds",
     "json": "flarecli.formats.json_shards",
     "csv": "flarecli.formats.xsv:CSV",
@@ -55,7 +54,6 @@ _MARKS = {  # what the name of each shard has in it: the others are not loaded t
     "webdataset": (".tar", ".tgz", ".tbz2"),
 }
 _MEANT = {"tar": "webdataset", "wds": "webdataset", "ffr": "ffrecord", "bag": "granular", "streaming": "mds", "jsonl": "json"}  # by others
-_MODULES = {name: path for name, path in _ALL.items() if importlib.util.find_spec(path.partition(":")[0])}
 
 
 class Format(Protocol):

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -28,6 +27,7 @@ from flarecli.formats import mds_config, spans
 from flarecli.formats.mds_files import name_of, present, raw_name, store
 from flarecli.formats.wrong import wrong_rows
 from flarecli.model import Chunk, Columns, File, Finding, IntArray, Settings, Shard
+from flarecli.records import replace
 from flarecli.storage import Location
 
 __all__ = [

@@ -9,7 +9,6 @@ where a shard has a `.meta`, `zip_data` and `zip_meta` are null where shards are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from flarecli.compress import suffix_of
@@ -20,6 +19,7 @@ from flarecli.formats.mds_files import raw_name
 from flarecli.hashes import DEFAULT
 from flarecli.model import Chunk, Columns, File, Settings, Stream
 from flarecli.names import check_name
+from flarecli.records import dataclass, field
 from flarecli.storage import Location
 
 __all__ = ["Listed", "entry", "open_dataset", "read_shards", "write_entries", "write_index"]

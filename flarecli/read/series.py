@@ -13,9 +13,9 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
 from flarecli import formats
+from flarecli.arrow import pa
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.formats import spans
 from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeAlias
 
 from flarecli.errors import FormatError, MissingError, UsageError
 from flarecli.names import check_name, is_url, local_path, scheme_of
+from flarecli.records import dataclass, field, replace
 from flarecli.storage.limits import Limits
 from flarecli.storage.threads import in_order
 from flarecli.wildcards import pattern_of

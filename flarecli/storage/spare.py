@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["spare_memory"]
 
@@ -14,6 +17,8 @@ _NAMES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.us
 
 def spare_memory() -> int:
     """Give the bytes that can be had without swapping; what files take in memory counts as free, in a group it does not. 0 where nothing tells."""
+    from pathlib import Path
+
     try:
         text = Path("/proc/meminfo").read_text("ascii")
     except (OSError, ValueError):
@@ -33,6 +38,8 @@ def _of_groups() -> Iterator[int]:
 @functools.cache
 def _groups() -> tuple[tuple[Path, Path], ...]:
     """Give the files that bound the memory of the groups of this process, from its own up to the root."""
+    from pathlib import Path
+
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except (OSError, ValueError):

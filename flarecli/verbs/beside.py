@@ -10,7 +10,6 @@ One that a playlist lists is a file with sums like any other, and must list the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +23,7 @@ from flarecli.model import Chunk, Finding, Playlist, Stream
 from flarecli.names import bare, is_url
 from flarecli.playlists import PLAYLIST
 from flarecli.read import place_of, places_of
+from flarecli.records import dataclass, field
 from flarecli.storage import Location
 from flarecli.verbs.checks import Checked, Claim, Depth, check_file, finding
 from flarecli.verbs.checks_repairs import AGAIN

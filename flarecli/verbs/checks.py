@@ -8,7 +8,6 @@ then read again where its structure needs it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from flarecli.errors import FlareError, MissingError, MissingLibraryError
 from flarecli.formats import spans
 from flarecli.hashes import Sums, known
 from flarecli.model import Chunk, Columns, File, Finding, Shard
+from flarecli.records import dataclass, field, replace
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
 from flarecli.storage.memory import MemoryStore

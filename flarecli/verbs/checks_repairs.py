@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import replace
-
 from flarecli.formats import INDEX
 from flarecli.model import Finding
 from flarecli.playlists import PLAYLIST
+from flarecli.records import replace
 
 __all__ = ["AGAIN", "with_command"]
 
@@ -27,6 +25,8 @@ def with_command(found: Finding) -> Finding:
 
 def again(folder: str, name: str) -> str:
     """Say how a lost or damaged list of shards is written again out of the shards."""
+    import shlex
+
     out = "" if name == INDEX else f" -o {shlex.quote(f'{folder}/{name}')}"
     command = f"flare playlist {shlex.quote(folder)}{out}{' --reindex' * (name == INDEX)}"
     return f"Fetch it again, or write it again with `{command}`, once it is removed."

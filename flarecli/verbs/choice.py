@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from flarecli.errors import UsageError
+from flarecli.records import dataclass
 
 __all__ = ["Choice"]
 

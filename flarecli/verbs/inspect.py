@@ -6,26 +6,25 @@ sources -> what is listed -> headers of the shards that no list tells about; row
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
-
-import numpy as np
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from flarecli import encodings, formats
+from flarecli.arrow import np
 from flarecli.compress import SUFFIXES
 from flarecli.errors import FlareError
 from flarecli.given import Addresses
 from flarecli.model import Column, Columns, IntArray, Playlist, Stream
 from flarecli.names import redact
 from flarecli.progress import Progress
-from flarecli.read import Dataset, Series, resolve, select_streams
+from flarecli.read import Series, resolve, select_streams
+from flarecli.records import dataclass, field, replace
 from flarecli.storage import Guard, Limits
 from flarecli.verbs.fill import filled
 from flarecli.verbs.inspect_holes import holes, lost, writer_of
-from flarecli.verbs.inspect_stats import statistics
 from flarecli.verbs.reach import bounded, described
-from flarecli.verbs.rows import named, ordered, read_rows, weight
+
+if TYPE_CHECKING:
+    from flarecli.arrow import pa
 
 __all__ = ["Inspection", "StreamInfo", "inspect"]
 
@@ -164,8 +163,13 @@ def inspect(
         replace(_info(one, shards), writer=", ".join(dict.fromkeys(name for stream in listed if (name := by[id(stream)]))) or None)
         for listed, one in zip(chosen, parts, strict=True)
     )
-    batches, numbers, asked, missing = tuple[pa.RecordBatch, ...](), tuple[int, ...](), 0, list[str]()
+    batches: tuple[pa.RecordBatch, ...] = ()
+    numbers, asked, missing = tuple[int, ...](), 0, list[str]()
     if stats or sample is not None:
+        from flarecli.read import Dataset  # who only asks what it is needs none of this, nor Arrow
+        from flarecli.verbs.inspect_stats import statistics
+        from flarecli.verbs.rows import named, ordered, read_rows, weight
+
         data = Dataset(parts, found)
         missing, there = lost(parts)
         row_bytes = weight(parts, len(data))
@@ -201,7 +205,7 @@ def _address(found: Playlist) -> str:
 
 def _type(column: Column) -> str:
     try:
-        return str(encodings.field(column).type)
+        return encodings.lookup(column.encoding).arrow_name
     except FlareError:
         return ""
 

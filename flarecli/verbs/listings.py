@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from flarecli import formats
@@ -14,6 +13,7 @@ from flarecli.hashes import digest
 from flarecli.model import File, Finding, Playlist, Stream
 from flarecli.playlists import PLAYLIST
 from flarecli.read import place_of, places_of, resolve, select_streams
+from flarecli.records import dataclass
 from flarecli.storage import Guard, Location, locate
 from flarecli.verbs.beside import Beside, is_index
 from flarecli.verbs.checks import HELD, Checked, Claim, Depth, check_chunk, check_file, finding

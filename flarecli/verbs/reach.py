@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from flarecli.model import Playlist
 from flarecli.progress import Progress
+from flarecli.records import replace
 from flarecli.storage import Guard, Limits
 from flarecli.units import format_count
 

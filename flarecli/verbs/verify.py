@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flarecli import formats
@@ -17,6 +16,7 @@ from flarecli.given import Addresses, address_texts
 from flarecli.model import Finding, Playlist, Stream
 from flarecli.progress import Progress
 from flarecli.read import expand, resolve
+from flarecli.records import dataclass, replace
 from flarecli.storage import Guard, Limits, Location
 from flarecli.verbs.beside import CHANGED, held_against, is_index, look_beside, own_sum
 from flarecli.verbs.checks import Checked, Depth
@@ -27,10 +27,10 @@ from flarecli.verbs.listings import Plan, Task, chunk_tasks, file_tasks, mistake
 from flarecli.verbs.looking import on_engine, on_threads
 from flarecli.verbs.once import once
 from flarecli.verbs.reach import bounded, described
-from flarecli.verbs.remembered import Remembered
 
 if TYPE_CHECKING:
     from flarecli.media import Decoders
+    from flarecli.verbs.remembered import Remembered
 
 __all__ = ["Verification", "verify"]
 
@@ -268,7 +268,7 @@ def verify(
     plans, said = once([planned(address, format, streams, guard) for address in addresses], guard)
     truth = None if against is None else resolve([against], guard=guard, maps=False)[0]
     asked = {"sources": addresses, "quick": quick, "decode": decode, "sample": sample, "part": part, "seed": seed, "against": against}
-    remembered = None if state is None else Remembered(state, {**asked, "streams": list(streams), "format": format})
+    remembered = None if state is None else _remembered(state, {**asked, "streams": list(streams), "format": format})
     cores = os.cpu_count() or 1
     local = all(stream.at.is_local for plan in plans for stream in plan.streams)
     most = jobs or (cores if local else max(_REMOTE_JOBS, cores))
@@ -282,6 +282,12 @@ def _joined(engine: str) -> AbstractContextManager[None]:
     from flarecli.write import engines
 
     return engines.joined(engine)
+
+
+def _remembered(state: str, asked: dict[str, Any]) -> Remembered:
+    from flarecli.verbs.remembered import Remembered
+
+    return Remembered(state, asked)
 
 
 def _decoders() -> Decoders:

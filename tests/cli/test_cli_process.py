@@ -13,15 +13,15 @@ import time
 import pytest
 
 from flarecli.__main__ import GRACE_S
+from flarecli.model import Settings
+from flarecli.write import Writer
 
 HEAVY = ("numpy", "pyarrow", "rich", "yaml", "duckdb", "pycurl", "PIL", "tqdm", "pandas")
 
 
-def loaded_by(args, env=None):
+def loaded_by(args, env=None, heavy=HEAVY):
     """The heavy libraries in memory when `flare ARGS` is about to end."""
-    code = (
-        f"import os, sys; sys.argv = ['flare', *{args!r}]; os._exit = lambda code: print({HEAVY!r} and [n for n in {HEAVY!r} if n in sys.modules])\n"
-    )
+    code = f"import os, sys; sys.argv = ['flare', *{args!r}]; os._exit = lambda code: print([n for n in {heavy!r} if n in sys.modules])\n"
     code += "from flarecli.__main__ import entry; entry()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **(env or {})}, timeout=60)
     return done.stdout.splitlines()[-1], done.stdout
@@ -37,6 +37,15 @@ def test_the_version_is_answered_before_typer_is_loaded():
     code += "from flarecli.__main__ import entry; entry()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == ["flare 0.1.0", "False"]
+
+
+@pytest.mark.parametrize("options", [["-q"], ["--quick"], ["-j", "1", "--json"], ["-v"]])
+def test_a_check_of_large_rows_loads_no_heavy_library_and_no_typer(tmp_path, options):
+    with Writer(str(tmp_path / "out"), columns={"id": "int", "data": "bytes"}, settings=Settings(shard_rows=4)) as writer:
+        for i in range(10):
+            writer.write({"id": i, "data": bytes(20_000)})
+    heavy, printed = loaded_by(["verify", *options, str(tmp_path / "out")], heavy=(*HEAVY, "hashlib", "typer"))
+    assert heavy == "[]" and "10" in printed
 
 
 def test_a_command_loads_arrow_and_leaves_pandas_alone_where_it_is_installed(tmp_path):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from flarecli import encodings
-from flarecli.encodings import coerce, decode, encode, infer, lookup, stored, typed
+from flarecli.encodings import coerce, decode, encode, infer, lookup, names, stored, typed
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 
 NAMES = [
@@ -289,3 +289,8 @@ def test_fields_carry_the_name_of_their_encoding():
     field = encodings.field(encodings.column("c", "jpeg"))
     assert encodings.encoding_of(field) == "jpeg"
     assert encodings.encoding_of(pa.field("c", pa.binary())) is None
+
+
+@pytest.mark.parametrize("name", [*names.NAMES, "ndarray:float32:3,2", "ndarray:uint8", "int[]", "jpeg[]", "float16[]", "str[]"])
+def test_the_name_of_an_arrow_type_takes_no_arrow(name):
+    assert lookup(name).arrow_name == str(lookup(name).arrow)
