@@ -270,9 +270,10 @@ class ObjectStore:
         if size <= _READ:
             yield self.read(path, 0, size)
             return
-        yield self.read(path, 0, _READ)
+        first, known = self._of_one_version(path, lambda: alone(partial(self._got, path, self._known.get(path), (0, _READ))))
+        yield bytes(first)
         pieces = ((at, min(at + _READ, size)) for at in range(_READ, size, _READ))
-        yield from map(bytes, ahead(partial(self._get, path), pieces, min(AHEAD, self.guard.limits.jobs)))
+        yield from (bytes(data) for data, _ in ahead(partial(self._got, path, known), pieces, min(AHEAD, self.guard.limits.jobs)))
 
     def list(self, path: str) -> Iterator[Entry]:
         top, first, last = f"{path}/" if path else "", None, None

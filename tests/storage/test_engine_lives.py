@@ -106,3 +106,21 @@ def test_a_version_of_an_object_is_known_for_as_long_as_one_read_lasts(web, no_c
     with pytest.raises(IntegrityError):
         at.store._many("a", [(0, 10), (400_000, 400_010), (800_000, 800_010)])
     assert at.store.read_many("a", [(0, 10), (400_000, 400_010)]) == [DATA[:10], DATA[400_000:400_010]]
+
+
+def test_a_version_of_an_object_is_known_for_as_long_as_it_is_read_through(web, no_cloud, monkeypatch, forgetful):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{web.port}")
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    monkeypatch.setattr(objects, "_READ", 1 << 16)
+
+    def page(handler, times):
+        etag = '"1"' if times < 4 else '"2"'
+        if handler.headers.get("If-Match", etag) != etag:
+            return handler.answer(412, b"<Error><Code>PreconditionFailed</Code></Error>", ETag=etag)
+        start, stop = (int(number) for number in handler.headers["Range"].removeprefix("bytes=").split("-"))
+        more = {"ETag": etag, "Last_Modified": "Thu, 01 Jan 2026 00:00:00 GMT", "Content_Range": f"bytes {start}-{stop}/{len(DATA)}"}
+        return handler.answer(206, DATA[start : stop + 1], **more)
+
+    web.pages["/b/a"] = page
+    with pytest.raises(IntegrityError):
+        list(locate("s3://b/a").blocks(len(DATA)))

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from flarecli.errors import CredentialsError, FlareError, FormatError, MissingError, ReachError
+from flarecli.errors import BusyError, CredentialsError, FlareError, FormatError, IntegrityError, MissingError, ReachError
 from flarecli.storage import Guard, Limits, locate
 
 ACCESS = "Check the credentials, and that they may do this; some stores also answer so for what is not there."
@@ -58,10 +58,7 @@ def test_a_refusal_says_its_cause_and_the_way_out_and_is_asked_for_once(cloud, s
 
 
 def test_a_listing_that_names_what_lies_elsewhere_is_refused(cloud):
-    found = "<Contents><Key>{}</Key><Size>1</Size><ETag>x</ETag><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
-    keys = ("train/a", "other/b")
-    body = f"<ListBucketResult>{''.join(map(found.format, keys))}<IsTruncated>false</IsTruncated></ListBucketResult>"
-    cloud.page("/b", body.encode())
+    cloud.page("/b", found(("train/a", 1), ("other/b", 1)))
     with pytest.raises(FormatError) as caught:
         list(locate("s3://b/train").list())
     assert str(caught.value) == "s3://b/train: the listing of its folder names what lies elsewhere"
@@ -79,3 +76,58 @@ def test_a_body_that_decodes_to_more_than_memory_should_hold_is_refused(web, mon
     with pytest.raises(FormatError) as caught:
         locate(web.url("/a"), Guard(limits=Limits(retries=0))).read()
     assert caught.value.message == "inflates to more than 1048576 bytes"
+
+
+def found(*objects):
+    """A listing, as S3 gives it."""
+    one = "<Contents><Key>{}</Key><Size>{}</Size><ETag>x</ETag><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+    return f"<ListBucketResult>{''.join(one.format(*each) for each in objects)}<IsTruncated>false</IsTruncated></ListBucketResult>".encode()
+
+
+def test_an_empty_object_that_is_a_folder_too_is_its_mark_and_another_is_a_file(cloud):
+    cloud.page("/b", found(("d/a", 5), ("d/a/x", 1), ("d/c", 0), ("d/c/y", 2), ("d/e", 0)))
+    assert list(locate("s3://b/d").list()) == [("a", 5), ("a/x", 1), ("c/y", 2), ("e", 0)]
+
+
+def test_another_version_is_noticed_where_a_server_ignores_the_condition(cloud):
+    def page(handler, times):
+        start, stop = (int(number) for number in handler.headers["Range"].removeprefix("bytes=").split("-"))
+        more = {"ETag": f'"{times}"', "Last_Modified": "Thu, 01 Jan 2026 00:00:00 GMT", "Content_Range": f"bytes {start}-{stop}/100"}
+        handler.answer(206, bytes(stop + 1 - start), **more)
+
+    cloud.pages["/b/a"] = page
+    at = locate("s3://b/a")
+    assert at.read(0, 10) == bytes(10)
+    with pytest.raises(IntegrityError):
+        at.read(10, 20)
+
+
+def test_many_ranges_are_of_one_version_though_none_has_a_condition(cloud):
+    def page(handler, times):
+        sign = 1 if times < 10 else 2
+        more = {"ETag": f'"{sign}"', "Last_Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
+        if "Range" not in handler.headers:
+            return handler.answer(200, bytes([sign]) * 9_000_000, **more)
+        start, stop = (int(number) for number in handler.headers["Range"].removeprefix("bytes=").split("-"))
+        return handler.answer(206, bytes([sign]) * (stop + 1 - start), Content_Range=f"bytes {start}-{stop}/9000000", **more)
+
+    cloud.pages["/b/a"] = page
+    ranges = [(start, start + 10) for start in range(0, 9_000_000, 300_000)]
+    assert set(locate("s3://b/a").read_many(ranges)) == {bytes([2]) * 10}
+
+
+@pytest.mark.parametrize("status", [409, 412])
+def test_a_write_on_condition_that_came_too_late_is_outrun(cloud, status):
+    cloud.page("/b/a", b"<Error><Code>ConditionalRequestConflict</Code></Error>", status)
+    cloud.server.RequestHandlerClass.do_PUT = put
+    try:
+        with pytest.raises(BusyError) as caught:
+            locate("s3://b/a", Guard(limits=Limits(retries=0))).store.exchange("a", b"new", None)
+    finally:
+        del cloud.server.RequestHandlerClass.do_PUT
+    assert str(caught.value) == "s3://b/a: somebody else has written there"
+
+
+def put(handler):
+    handler.rfile.read(int(handler.headers["Content-Length"]))
+    handler.do_GET()

@@ -71,3 +71,22 @@ def test_an_interrupt_at_the_end_waits_a_moment_for_the_upload_to_end(monkeypatc
     with pytest.raises(KeyboardInterrupt):
         upload([bytes(2 * PIECE)], Sums(()), None, put_pieces)
     assert done.is_set()
+
+
+def test_only_so_much_is_taken_as_the_upload_has_room_for():
+    taken, go = [], threading.Event()
+
+    def parts():
+        for i in range(9):
+            taken.append(i)
+            if i > 6:
+                go.set()
+            yield bytes(PIECE)
+
+    def put_pieces(pieces):
+        go.wait(0.5)
+        assert len(taken) < 7
+        assert sum(map(len, pieces)) == 9 * PIECE
+
+    upload(parts(), Sums(()), None, put_pieces)
+    assert len(taken) == 9

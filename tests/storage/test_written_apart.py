@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from flarecli.errors import ReachError
-from flarecli.storage import locate
+from flarecli.errors import FormatError, ReachError
+from flarecli.storage import local, locate
 from flarecli.write import Writer
 
 
@@ -87,3 +87,27 @@ def test_a_disk_that_refuses_at_any_step_leaves_what_was_there(top, monkeypatch,
     assert str(caught.value) == f"{top}/a: {f'the disk is full: {said}' if number in (errno.ENOSPC, errno.EDQUOT) else said.lower()}"
     assert (top / "a").read_bytes() == b"old"
     assert os.listdir(top / ".flare") == []
+
+
+def test_a_name_reaches_the_disk_after_the_file_has_it(top, monkeypatch):
+    told = []
+    rename, fsync = os.rename, os.fsync
+    monkeypatch.setattr(os, "rename", lambda *args, **more: (told.append("rename"), rename(*args, **more)))
+    monkeypatch.setattr(os, "fsync", lambda fd: (told.append(os.fstat(fd).st_ino), fsync(fd)))
+    (locate(f"{top}/") / "a").write([b"new"])
+    assert told == [os.stat(top / "a").st_ino, "rename", os.stat(top).st_ino]
+
+
+def test_a_range_that_ends_before_it_begins_is_no_range(top):
+    (top / "a").write_bytes(bytes(15))
+    with pytest.raises(FormatError):
+        (locate(f"{top}/") / "a").read(20, 10)
+
+
+def test_only_so_many_files_stay_mapped(top, monkeypatch):
+    monkeypatch.setattr(local, "MAPS", 3)
+    at = locate(f"{top}/")
+    for i in range(6):
+        (top / f"{i}").write_bytes(b"%d" % i)
+        assert bytes((at / f"{i}").map()) == b"%d" % i
+    assert list(at.store._maps) == ["3", "4", "5"]
