@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from flarecli import formats
 from flarecli.compress import SUFFIXES
-from flarecli.errors import FlareError, MissingLibraryError, ReachError, UsageError
+from flarecli.errors import FlareError, MissingError, MissingLibraryError, ReachError, UsageError
 from flarecli.formats import INDEX
 from flarecli.hashes import digest
 from flarecli.model import File, Finding, Playlist, Stream
+from flarecli.names import is_url
 from flarecli.playlists import PLAYLIST
 from flarecli.read import place_of, places_of, resolve, select_streams
 from flarecli.records import dataclass
 from flarecli.storage import Guard, Location, locate
 from flarecli.verbs.beside import Beside, is_index
 from flarecli.verbs.checks import HELD, Checked, Claim, Depth, check_chunk, check_file, finding
+from flarecli.verbs.checks_repairs import AGAIN
 
 __all__ = ["Plan", "Task", "chunk_tasks", "file_tasks", "mistaken", "planned", "sizes_below", "unlisted"]
 
@@ -56,10 +59,19 @@ class Task:
     is_file: bool = True
 
 
-def planned(address: str, format: str | None, names: Sequence[str], guard: Guard | None) -> Plan:
-    """Resolve an address; what is there and broken is a finding. Raises MissingError, ReachError, UsageError."""
+def planned(address: str, format: str | None, names: Sequence[str], guard: Guard | None, is_one: bool = True) -> Plan:
+    """Resolve an address; what is there and broken is a finding. Raises MissingError, ReachError, UsageError.
+
+    is_one  it is the only one; of several a name with nothing behind it, an empty folder or a link to nowhere, is a finding: a shell may
+            have made them of a `*`, and the others are to be checked
+    """
     try:
         (found,) = resolve([address], format=format, guard=guard, maps=False, expanded=True)
+    except MissingError as error:
+        if is_one or is_url(address) or not os.path.lexists(address):
+            raise
+        leads = "" if error.where == address else f"leads to {error.where}, "
+        return Plan(address, findings=(Finding(address, error.kind, f"{leads}{error.message}", f"It is gone; {AGAIN}"),))
     except (ReachError, UsageError, MissingLibraryError):
         raise
     except FlareError as error:

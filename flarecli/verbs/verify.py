@@ -265,7 +265,7 @@ def verify(
 
         engines.check(engine)
     choice, guard = Choice(part, sample, seed), bounded(guard, limits)
-    plans, said = once([planned(address, format, streams, guard) for address in addresses], guard)
+    plans, said = once([planned(address, format, streams, guard, len(addresses) == 1) for address in addresses], guard)
     truth = None if against is None else resolve([against], guard=guard, maps=False)[0]
     asked = {"sources": addresses, "quick": quick, "decode": decode, "sample": sample, "part": part, "seed": seed, "against": against}
     remembered = None if state is None else _remembered(state, {**asked, "streams": list(streams), "format": format})

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flarecli import verbs
+from flarecli.errors import MissingError
 from flarecli.model import Finding, Settings
 from flarecli.verbs.beside import CHANGED
 from flarecli.write import Writer
@@ -282,3 +283,24 @@ def test_two_lists_that_share_a_shard_are_both_checked_and_it_is_said(out):
     done = verbs.verify([f"{out}/a.yaml", f"{out}/b.yaml"])
     assert (list(done), done.shards) == ([], 4)
     assert done.unprotected[0] == f"1 shard of {out}/a.yaml: also in {out}/b.yaml, checked for each"
+
+
+def test_a_name_with_nothing_behind_it_is_a_finding_among_others_and_an_error_alone(out, tmp_path):
+    gone = f"leads to {tmp_path}/gone, no such file or folder"
+    for name, make, message in (
+        ("shard.00001.mds", Path.mkdir, "a folder where a file is needed"),  # as the playlist's own shard
+        ("index.json", lambda path: path.symlink_to(tmp_path / "gone"), gone),
+        ("playlist.yaml", Path.mkdir, "an empty folder"),
+    ):
+        path = out / name
+        whole = path.read_bytes()
+        path.unlink()
+        make(path)
+        with pytest.raises(MissingError):
+            found(path)
+        assert (str(path), message) in [(one.where, one.message) for one in found(*sorted(out.iterdir()))]
+        with pytest.raises(MissingError, match="no such file or folder"):
+            found(*sorted(out.iterdir()), tmp_path / "nothing")
+        path.rmdir() if path.is_dir() else path.unlink()
+        path.write_bytes(whole)
+    assert found(*sorted(out.iterdir())) == []
