@@ -25,19 +25,20 @@ class _Laid(NamedTuple):
     """How the rows of a shard lie in memory.
 
     ready   what reading them one by one takes
-    view    the whole shard; `data` is the same as uint8
-    starts  uint32 [rows + 1]: where each begins, as the shard has it
-    words   bytes of lengths in front of each
-    steps   each column in its order: the name (None: it is not wanted), its bytes, or the place of its length
+    view    the whole shard
+    starts  uint32 [rows + 1]: where each row begins, as the shard has it
+    words   bytes of lengths in front of each row; `lengths` are as many bytes from each byte of the shard on, as voids
+    steps   each column in its order: the name (None: it is not wanted), its bytes and as many from each byte of the shard on, or None and
+            the place of its length
     looks   one number: batches since the last that was not in memory
     """
 
     ready: Ready
     view: memoryview
-    data: IntArray
     starts: IntArray
     words: int
-    steps: tuple[tuple[str | None, int | None, int], ...]
+    lengths: IntArray
+    steps: tuple[tuple[str | None, int | None, Any], ...]
     looks: list[int]
 
 
@@ -49,7 +50,7 @@ def read_columns(shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence
     laid = _laid(shard, columns)
     if laid is None:
         return _turned(shard, rows, columns, prepared(shard, columns).names)
-    ready, view, data, starts, words, steps, looks = laid
+    ready, view, starts, words, every, steps, looks = laid
     own = np.asarray(rows, np.int64)
     looks[0] += 1
     if (looks[0] <= _SURE or not looks[0] % _SOME) and len(own) > 1 and is_cold(view, [ready.table[int(own[len(own) // 2])]]):
@@ -59,25 +60,19 @@ def read_columns(shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence
     if words > _MANY and (at + words > ends).any():
         return _turned(shard, rows, columns, ready.names)
     try:
-        lengths = _gathered(data, at, words).view("<u4").reshape(len(own), words // 4) if words else None
+        lengths = every[at].view("<u4").reshape(len(own), words // 4) if words else every
     except IndexError:
         return _turned(shard, rows, columns, ready.names)
     at += words
-    places: list[tuple[str, int | None, IntArray, IntArray]] = []
-    for name, size, k in steps:
-        stop = at + (lengths[:, k] if lengths is not None and size is None else size)
+    places: list[tuple[str, Any, IntArray, IntArray]] = []
+    for name, size, where in steps:
+        stop = at + (lengths[:, where] if size is None else size)
         if name is not None:
-            places.append((name, size, at, stop))
+            places.append((name, where if size else None, at, stop))
         at = stop
-    if (at != ends).any():
+    if np.count_nonzero(at != ends):
         return _turned(shard, rows, columns, ready.names)
-    return {name: _gathered(data, at, size) if size else _cut(ready, at, stop) for name, size, at, stop in places}
-
-
-def _gathered(data: IntArray, at: IntArray, size: int) -> IntArray:
-    """Give `size` bytes from each place on, as voids of that size. Raises IndexError where they go past the end."""
-    every: IntArray = np.ndarray((len(data) - size + 1,), f"V{size}", data, 0, (1,))  # one at each byte: numpy copies what it is asked for
-    return every[at]
+    return {name: _cut(ready, at, stop) if every is None else every[at] for name, every, at, stop in places}
 
 
 def _cut(ready: Ready, starts: IntArray, stops: IntArray) -> list[bytes]:
@@ -94,16 +89,24 @@ def _laid(shard: Shard, columns: Sequence[str] | None) -> _Laid | None:
     if laid is not None:
         return laid
     ready = prepared(shard, columns)
-    if ready.view is None or sum(4 if column.size is None else column.size for column in shard.columns) > len(ready.view):
+    view = ready.view
+    if view is None or sum(4 if column.size is None else column.size for column in shard.columns) > len(view):
         return None
-    wanted, steps, words = set(ready.names), list[tuple[str | None, int | None, int]](), 0
+    wanted, steps, words = set(ready.names), list[tuple[str | None, int | None, Any]](), 0
     for column in shard.columns:
-        steps.append((column.name if column.name in wanted else None, column.size, words))
+        is_wanted = column.name in wanted
+        where = words if column.size is None else _every(view, column.size) if is_wanted and column.size else None
+        steps.append((column.name if is_wanted else None, column.size, where))
         words += column.size is None
-    laid = _Laid(ready, ready.view, np.frombuffer(ready.view, np.uint8), np.asarray(shard.layout["starts"]), 4 * words, tuple(steps), [0])
+    laid = _Laid(ready, view, np.asarray(shard.layout["starts"]), 4 * words, _every(view, 4 * words), tuple(steps), [0])
     if shard.memo.get(of) is ready:
         shard.memo[key] = laid
     return laid
+
+
+def _every(view: memoryview, size: int) -> IntArray:
+    """Give `size` bytes from each byte on, as voids; numpy copies those that it is asked for."""
+    return np.ndarray((len(view) - size + 1,), f"V{size}", view, 0, (1,))
 
 
 def at_hand(shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None) -> bool:
