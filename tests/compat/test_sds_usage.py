@@ -262,3 +262,36 @@ def test_fields_that_are_not_there():
     for wrong in ({"a": 1}, {"a": "1", "b": "x"}, {"a": 1, "b": ""}):
         with pytest.raises(ValueFitError):
             ensure(wrong)
+
+
+@pytest.mark.parametrize(
+    ("batches", "clash"),
+    [
+        ([["a", "b"], ["a-thumb"]], True),
+        ([["a-thumb", "a"]], True),
+        ([["a"], ["b", "a-thumb"]], True),
+        ([["a-thumb"], ["a"]], True),
+        ([["a", "b-thumb"], ["b-thumb-x", None, None]], False),
+    ],
+    ids=str,
+)
+def test_keys_that_would_give_two_rows_files_of_one_name_are_refused(tmp_path, batches, clash):
+    (tmp_path / "f.bin").write_bytes(b"f")
+    keys = [key for batch in batches for key in batch]
+    addresses = [str(tmp_path / "f.bin")] * len(keys)
+    pq.write_table(pa.table({"k": keys, "url": addresses, "thumb-url": addresses}), tmp_path / "i.parquet", row_group_size=len(batches[0]))
+    schema = pa.schema([("k", pa.string())])
+
+    def spooled(tails):
+        return Spooled(str(tmp_path), schema, (pa.record_batch([batch], schema=schema) for batch in batches), "k", "index", tails)
+
+    assert len(spooled(())) == len(keys)
+    if not clash:
+        assert len(spooled(["thumb"])) == len(keys)
+        return
+    with pytest.raises(UsageError) as caught:
+        spooled(["thumb"])
+    assert str(caught.value) == "index: the files of the keys 'a' and 'a-thumb' would have one name"
+    assert caught.value.hint == "Name a column whose values do not end in -thumb, or download the columns apart."
+    with pytest.raises(UsageError, match="the files of the keys 'a' and 'a-thumb' would have one name"):
+        StreamingDataset(str(tmp_path / "i.parquet"), str(tmp_path / "dst"), "image", columns_to_download=["url", "thumb-url"], index_col_name="k")

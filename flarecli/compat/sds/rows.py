@@ -78,7 +78,7 @@ class Rows:
             raise UsageError(f"column {self.key!r} cannot be the key and be downloaded", where=src)
         os.makedirs(dst, exist_ok=True)
         self.dst = dst
-        self.table = Spooled(os.path.dirname(os.path.abspath(dst)), schema, batches, self.key or None, src)
+        self.table = Spooled(os.path.dirname(os.path.abspath(dst)), schema, batches, self.key or None, src, _tails(self.columns))
         self._at = Location(LocalStore(os.path.realpath(dst), dst, durable=False))
 
     def _opened(self) -> Source:
@@ -163,6 +163,11 @@ class Rows:
         except FileNotFoundError as error:
             return replace(one, error=ReachError("it was removed while it was brought", where=error.filename))
         return replace(one, sample={**one.sample, **paths}, files=paths, size=size)
+
+
+def _tails(columns: Sequence[str]) -> list[str]:
+    """Give what makes one row's file another's, where it stands behind a key: `thumb` of `thumb-url` and `url`, as `KEY-thumb-url` is both."""
+    return sorted({long.removesuffix(f"-{short}") for long in columns for short in columns if long.endswith(f"-{short}")})
 
 
 def _first(src: str, count: int | None) -> str | list[str]:

@@ -28,22 +28,27 @@ class Spooled:
 
     folder  where the file lies; files there that a process left behind when it was killed are removed
     key     a column in which no value may come twice
-    raises  UsageError for a key that two rows have
+    tails   no two of its values may differ by `-` and one of these alone
+    raises  UsageError for a key that two rows have, and for two such keys
     """
 
-    def __init__(self, folder: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], key: str | None, where: str) -> None:
+    def __init__(
+        self, folder: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], key: str | None, where: str, tails: Sequence[str] = ()
+    ) -> None:
         schema = pa.schema([one.with_type(one.type.value_type) if pa.types.is_dictionary(one.type) else one for one in schema])
         _sweep(folder)
         fd, self._path = tempfile.mkstemp(".arrow", ".flare-index-", folder)
         fcntl.flock(fd, fcntl.LOCK_SH)
         weakref.finalize(self, _remove, self._path, fd, os.getpid())
-        keys, starts = Keys(), [0]
+        keys, tailed, starts = Keys(), {tail: Keys() for tail in tails}, [0]
         with os.fdopen(os.dup(fd), "wb") as file, pa.ipc.new_file(file, schema) as out:
             for batch in batches:
                 for start in range(0, batch.num_rows, _ROWS):
                     part = batch.slice(start, _ROWS).cast(schema)
                     if key is not None:
                         _refuse_twice(keys, part.column(key), starts[-1], where)
+                        for tail, both in tailed.items():
+                            _refuse_tailed(both, part.column(key), tail, where)
                     out.write_batch(part)
                     starts.append(starts[-1] + part.num_rows)
         self._starts = np.array(starts)
@@ -82,6 +87,17 @@ def _refuse_twice(keys: Keys, column: pa.Array, first: int, where: str) -> None:
     if len(twice):
         hint = "Name a column that tells rows apart."
         raise UsageError(f"{key_text(column[int(twice[0])])!r:.60} is the key of more than one row", where=where, hint=hint)
+
+
+def _refuse_tailed(both: Keys, column: pa.Array, tail: str, where: str) -> None:
+    """Refuse a key that is another one with a tail; `both` are the keys so far, as they are and with it."""
+    texts = [key_text(key) for key in column if key.is_valid]
+    clash = np.flatnonzero(both.seen(pa.array([*texts, *(f"{text}-{tail}" for text in texts)], pa.large_string()), 0) >= 0)
+    if len(clash):
+        one = texts[int(clash[0]) % len(texts)]
+        other = one.removesuffix(f"-{tail}") if int(clash[0]) < len(texts) else f"{one}-{tail}"
+        message = f"the files of the keys {min(one, other)!r:.60} and {max(one, other)!r:.60} would have one name"
+        raise UsageError(message, where=where, hint=f"Name a column whose values do not end in -{tail}, or download the columns apart.")
 
 
 def _sweep(folder: str) -> None:
