@@ -24,7 +24,7 @@ __all__ = ["FLOAT", "fault", "parse", "read", "read_yaml", "stored"]
 
 _SIZE_LIMIT = 1 << 30  # bytes; a million chunks take a tenth
 _DEPTH_LIMIT = 16
-_SMALL = 1 << 20  # characters that are read sooner than the YAML library is loaded, or not much later
+_SMALL = 1 << 18  # characters that are read sooner than the YAML library is loaded, or not much later
 _SUM_LINE = re.compile(rb"# flare xxh3_128 ([0-9a-f]{32})\n\Z")
 _INT = re.compile(r"-?(?:0|[1-9]\d{0,18})", re.ASCII)
 FLOAT = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
