@@ -32,6 +32,7 @@ from flarecli.cache import entries
 from flarecli.cache.entries import NAME, Entry
 from flarecli.cache.left import host, is_left
 from flarecli.cache.locks import Turns, held, locked_within
+from flarecli.cache.places import Places, listing
 from flarecli.cache.present import Present
 from flarecli.cache.views import Views
 from flarecli.names import whole_path
@@ -46,7 +47,6 @@ _ROOM_SHARE = 64  # this part of the limit at most
 _BATCH_SHARE = 32  # where there are many copies, so much of the limit leaves at once
 _LOCK_S, _OTHERS_S = 2.0, 30.0  # how long the lock, and another's fetch, are waited for
 _AGAIN_S = 30.0  # a folder that could not be written is left alone so long
-_NAMES = 1 << 12  # from so many files on, looking at all names costs more than asking a server for a version
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _number = itertools.count()
 _warned: set[str] = set()
@@ -68,7 +68,7 @@ class Folder:
         self._present = Present(self._host)
         self.views = Views(self.touch)
         self._threads = threading.Lock()  # those of this process need not ask the file system again and again whose turn it is
-        self._turns = Turns()
+        self._turns, self.places = Turns(), Places()
         self._wrong: dict[str, int] = {}  # name -> how often that copy was found wrong
 
     # -- the folder itself
@@ -155,21 +155,8 @@ class Folder:
 
     def may_hold(self, place: str) -> bool:
         """Say whether there may be a copy, of whatever version, whose name begins so."""
-        try:
-            with self._listing() as folder:
-                names = os.listdir(folder)
-        except OSError:
-            return True
-        return len(names) > _NAMES or any(name.startswith(place) and NAME.fullmatch(name) for name in names)
-
-    @contextlib.contextmanager
-    def _listing(self) -> Iterator[int]:
-        """Open the folder once more, to list it: two listings by one handle share its place, and each would miss what the other was given."""
-        own = os.open(".", _FOLDER, dir_fd=self.fd)
-        try:
-            yield own
-        finally:
-            os.close(own)
+        is_alone = self.is_alone()
+        return self.places.may_hold(self._fd, place, is_alone)
 
     # -- room
 
@@ -257,7 +244,7 @@ class Folder:
     def _look(self) -> tuple[int, list[tuple[float, str, int]]]:
         """Give the bytes used, and each copy with its time of use and size; remove what dead processes left, and what only has a copy's name."""
         used, copies = 0, []
-        with self._listing() as folder, os.scandir(folder) as files:
+        with listing(self.fd) as folder, os.scandir(folder) as files:
             for file in files:
                 match = NAME.fullmatch(file.name)
                 if match is None:
@@ -315,12 +302,15 @@ class Folder:
 
     def forked(self) -> None:
         """In a child: another thread of the parent may have had the locks."""
-        self._threads, self._turns = threading.Lock(), Turns()
+        self._threads, self._turns, self.places = threading.Lock(), Turns(), Places()
         self.views.forked()
 
-    def turn(self, key: str, kind: str = "b", meanwhile: Callable[[], object] | None = None) -> AbstractContextManager[None]:
-        """Wait, for a while, while others fetch something of the same key, and do something meanwhile; see `Turns.turn`."""
-        return self._turns.turn(self.fd, key, kind, _OTHERS_S, meanwhile)
+    def turn(self, key: str, kind: str = "b", meanwhile: Callable[[], object] | None = None, own: bool = False) -> AbstractContextManager[None]:
+        """Wait, for a while, while others fetch something of the same key, and do something meanwhile; see `Turns.turn`.
+
+        own  what is fetched is for this process alone, so that others are not asked
+        """
+        return self._turns.turn(-1 if own else self.fd, key, kind, _OTHERS_S, meanwhile)
 
 
 class Part:
@@ -348,6 +338,7 @@ class Part:
         try:
             with self._folder.locked():  # a listing that somebody takes room by could miss a file that changes its name meanwhile
                 os.rename(self._name, one.name, src_dir_fd=folder, dst_dir_fd=folder)
+                self._folder.places.changed()
         except OSError as error:
             if not isinstance(error, FileNotFoundError):  # else somebody took this process for dead
                 self._folder.warn(_words(error))

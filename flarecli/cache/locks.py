@@ -58,12 +58,15 @@ class Turns:
     def turn(self, folder: int, key: str, kind: str, seconds: float, meanwhile: Callable[[], object] | None = None) -> Iterator[None]:
         """Wait so long for those that asked before, then go on in any case.
 
-        folder     open
+        folder     open; -1: threads of this process alone take turns
         key        ends in hex digits
         kind       one letter; whoever takes a turn inside another one needs another
         meanwhile  called once if another process has the turn
         """
         with self._of_threads(kind + key, seconds):
+            if folder < 0:
+                yield
+                return
             byte = int(key[-_DIGITS:], 16)
             with _opened(folder, kind if _OF_BYTES is not None else f"{kind}.{byte % 16**_FEW:02x}", byte) as fd:
                 if fd >= 0 and (meanwhile is None or not locked_within(fd, 0.0, byte)):

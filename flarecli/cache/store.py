@@ -248,7 +248,8 @@ class CachedStore:
 
     def _whole(self, path: str, listed: int | None = None, passing: bool = False) -> memoryview | None:
         place = place_of(self._address(path))
-        with self._folder.turn(place, "w", lambda: self.version(path)):  # who waits will find a copy, and asks what it is called
+        own = passing and time.monotonic() < self._full and self._folder.is_alone()  # it will lie in memory: no other process waits for it
+        with self._folder.turn(place, "w", lambda: self.version(path), own):  # who waits will find a copy, and asks what it is called
             head = self._head(path, place, listed)
             version, size = self.version(path)
             if not version or (size > BLOCK and size * _SHARE > self.cache.limit):
