@@ -7,6 +7,7 @@ them; what never comes is read when it is wanted.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -18,6 +19,7 @@ __all__ = ["Running"]
 
 _WAITING = 4 << 20  # bytes that wait for those before them
 _BLOCK = 1 << 18  # bytes read at once: they stay in the cache
+_GAP = 1 << 14  # bytes that are read at once where they are missing, such as a footer between two files
 
 
 class Running:
@@ -41,9 +43,13 @@ class Running:
         first = self._firsts[number] + start
         end = min(first + len(data), self._firsts[number + 1])  # a file that grew meanwhile is none of the one behind it
         data = data[: max(0, end - first)]
+        if not data:
+            return
         self._read = max(self._read, end)
         if end <= self._sums.size:
             return
+        if first - self._sums.size <= _GAP and not self._waiting:
+            self._fill(first)
         if first <= self._sums.size:
             self._add(first, data)
         else:
@@ -69,11 +75,11 @@ class Running:
 
     def _fill(self, stop: int) -> None:
         """Read what is missing before `stop`."""
-        for number, file in enumerate(self._files):
-            end = min(stop, self._firsts[number + 1])
-            while self._sums.size < end:
-                start = self._sums.size - self._firsts[number]
-                self._sums.update(file.read(start, min(start + _BLOCK, end - self._firsts[number])))
+        while self._sums.size < stop:
+            number = bisect_right(self._firsts, self._sums.size) - 1
+            start = self._sums.size - self._firsts[number]
+            end = min(stop, self._firsts[number + 1]) - self._firsts[number]
+            self._sums.update(self._files[number].read(start, min(start + _BLOCK, end)))
 
     def noted(self) -> list[Any]:
         """Give how many bytes all that was read so far came from, and their sum."""

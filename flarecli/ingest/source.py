@@ -19,6 +19,8 @@ __all__ = ["Heard", "HeardFile", "LocationFile", "arrow_errors", "check_columns"
 
 Heard = Callable[[int, memoryview], None]  # takes where bytes began that were read, and the bytes; they are others when it is called again
 _PIECE = 1 << 18  # bytes that are still in the nearest cache when they are heard
+_MEMORY = 2 << 20  # bytes that most pages fit
+_idle: list[bytearray] = []  # memory that was touched before is the cheaper one
 
 
 class LocationFile(io.RawIOBase):
@@ -66,7 +68,10 @@ class HeardFile(LocationFile):
     def __init__(self, at: Location, fd: int) -> None:
         super().__init__(at)
         self._fd = fd
-        self._memory = bytearray()  # touched before, it is cheaper than new
+        try:
+            self._memory = _idle.pop()
+        except IndexError:
+            self._memory = bytearray(_MEMORY)
         self.heard: Heard | None = None
 
     def read(self, size: int | None = -1) -> Any:
@@ -87,13 +92,26 @@ class HeardFile(LocationFile):
         return data[: self._position - start]
 
     def _space(self, size: int) -> memoryview:
+        if self._is_held:
+            self._memory = bytearray(_MEMORY)
+        return memoryview(self._memory if size <= _MEMORY else bytearray(size))[:size]
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether somebody has a view of the memory: then its size cannot change."""
         try:
-            self._memory.append(0)  # refused while a view of it is held
+            self._memory.append(0)
+            del self._memory[-1:]
         except BufferError:
+            return True
+        return False
+
+    def close(self) -> None:
+        """Let the memory go to the next one."""
+        if not self.closed and not self._is_held and not _idle:
+            _idle.append(self._memory)
             self._memory = bytearray()
-        if len(self._memory) < size:
-            self._memory = bytearray(1 << size.bit_length())  # pages are as good as never of one size
-        return memoryview(self._memory)[:size]
+        super().close()
 
     def _tell(self, start: int, data: memoryview) -> None:
         try:

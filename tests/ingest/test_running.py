@@ -5,7 +5,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flarecli.ingest import Running, running
+from flarecli.ingest import Running, running, source
 from flarecli.storage import locate
 
 
@@ -31,7 +31,17 @@ def test_what_comes_in_order_is_summed_and_not_read_again(files, monkeypatch):
     assert kept.whole() == total(whole)
 
 
-def test_what_comes_early_waits_and_what_never_comes_is_read(files):
+def test_a_small_gap_is_read_at_once(files):
+    places, contents = files
+    kept = Running(places, "")
+    kept.heard(2, 5, contents[2][5:9])
+    assert (kept._sums.size, kept._held) == (len(contents[0]) + 9, 0)
+    assert kept.noted() == [len(contents[0]) + 9, total(contents[0] + contents[2][:9])]
+
+
+@pytest.mark.parametrize("gap", [0, 1 << 14])
+def test_what_comes_early_waits_and_what_never_comes_is_read(files, monkeypatch, gap):
+    monkeypatch.setattr(running, "_GAP", gap)
     places, contents = files
     kept = Running(places, "")
     kept.heard(0, 300, contents[0][300:400])
@@ -42,6 +52,7 @@ def test_what_comes_early_waits_and_what_never_comes_is_read(files):
 
 
 def test_only_some_megabytes_wait(files, monkeypatch):
+    monkeypatch.setattr(running, "_GAP", 0)
     monkeypatch.setattr(running, "_WAITING", 100)
     places, contents = files
     kept = Running(places, "")
@@ -76,8 +87,12 @@ def test_only_a_beginning_that_is_the_same_agrees(files):
 
 
 @settings(max_examples=60, deadline=None)
-@given(reads=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1300), st.integers(0, 500)), max_size=12), most=st.sampled_from([0, 64, 1 << 20]))
-def test_any_reads_give_the_sum_of_a_beginning_that_holds_them_all(tmp_path_factory, reads, most):
+@given(
+    gap=st.sampled_from([0, 40, 1 << 14]),
+    reads=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1300), st.integers(0, 500)), max_size=12),
+    most=st.sampled_from([0, 64, 1 << 20]),
+)
+def test_any_reads_give_the_sum_of_a_beginning_that_holds_them_all(tmp_path_factory, gap, reads, most):
     folder = tmp_path_factory.mktemp("files")
     contents = [bytes(range(256)) * 5, b"", b"last" * 100]
     for number, data in enumerate(contents):
@@ -85,6 +100,7 @@ def test_any_reads_give_the_sum_of_a_beginning_that_holds_them_all(tmp_path_fact
     kept, firsts, end = Running([locate(f"{folder}/{number}.bin") for number in range(3)], ""), [0, 1280, 1280], 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "_WAITING", most)
+        patch.setattr(running, "_GAP", gap)
         for number, start, size in reads:
             data = contents[number][start : start + size]
             kept.heard(number, start, data)
@@ -93,3 +109,22 @@ def test_any_reads_give_the_sum_of_a_beginning_that_holds_them_all(tmp_path_fact
         assert size >= end
         assert summed == total(b"".join(contents)[:size])
         assert kept.whole() == total(b"".join(contents))
+
+
+def test_memory_that_somebody_holds_is_not_written_again(tmp_path):
+    data = bytes(range(256)) * 20_000
+    (tmp_path / "a.bin").write_bytes(data)
+    heard, parts = [], {}
+    with open(tmp_path / "a.bin", "rb") as file:
+        one = source.HeardFile(locate(f"{tmp_path}/a.bin"), file.fileno())
+        one.heard = lambda start, piece: heard.append((start, bytes(piece)))
+        for start, size in ((0, 100), (50, 300_000), (7, 4 << 20), (5_000_000, 1 << 20), (6 << 20, 5), (9, -1)):
+            one.seek(start)
+            parts[start] = one.read(size)
+        assert all(bytes(part) == data[start : start + len(part)] for start, part in parts.items())
+        assert [len(part) for part in parts.values()] == [100, 300_000, 4 << 20, 120_000, 0, len(data) - 9]
+        assert all(piece == data[start : start + len(piece)] for start, piece in heard)
+        assert sum(len(piece) for _, piece in heard) == sum(map(len, parts.values()))
+        parts.clear()
+        one.close()
+        assert one._memory == b""
