@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import ipaddress
 import os
+import threading
+import time
 from queue import SimpleQueue
 
 import pytest
 
 from flarecli.errors import IntegrityError, ReachError
-from flarecli.storage import locate, slots
+from flarecli.storage import locate, side_by_side, slots
 from flarecli.storage.addresses import parse, reserved
 from flarecli.storage.answers import settled
 from flarecli.storage.request import Request
@@ -124,3 +126,20 @@ def test_the_time_that_a_transfer_was_paused_is_added_to_its_deadline():
     window.paused.append(Slot)
     window.resume(130.0)
     assert (Slot.request.deadline, Slot.marked, Slot.mark, Slot.paused, window.paused) == (180.0, 130.0, 7, False, [])
+
+
+def test_no_more_calls_are_made_at_a_time_than_asked():
+    active, most, lock = 0, 0, threading.Lock()
+
+    def call(item):
+        nonlocal active, most
+        with lock:
+            active += 1
+            most = max(most, active)
+        time.sleep(0.01)
+        with lock:
+            active -= 1
+        return item
+
+    assert side_by_side(call, range(12), 3) == list(range(12))
+    assert most <= 3
