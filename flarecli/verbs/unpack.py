@@ -170,6 +170,8 @@ class _Work:
         self.files = binary or [name for name in wanted if name != key and _is_text(schema.field(origin[name]).type)]
         if not self.files:
             hint = "Name the column of links with --fetch." if source.format == "index" else "Name columns of bytes or text with -c."
+            if source.format != "index" and key is not None and key in wanted and _is_text(schema.field(origin[key]).type):
+                hint = f"Column {key!r} names the files: name other columns of bytes or text with -c, or another one with --key."
             raise UsageError("no column to write as files", where=source.address, hint=hint)
         self.key, self.places, self.where = key, Places(source.place, ROW), partial(At, source)
         digits = max(_DIGITS, len(str(max(0, (source.rows or 0) - 1))))

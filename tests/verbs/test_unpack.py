@@ -379,3 +379,14 @@ def test_names_of_a_packed_folder_that_some_file_system_takes_for_one_are_refuse
         verbs.unpack(str(golden), str(tmp_path / "out"))
     assert str(caught.value) == f"{golden}[7]: the name 'b.txt' is the same as that of row 3 of the selection"
     assert verbs.unpack(str(golden), str(tmp_path / "out"), name="{row}.{ext}").files == 11
+
+
+def test_a_column_that_names_the_files_and_is_to_be_one_is_told_so(tmp_path):
+    with Writer(str(tmp_path / "d"), columns={"id": "str", "n": "int"}) as writer:
+        writer.write({"id": "a", "n": 1})
+    with pytest.raises(UsageError) as caught:
+        verbs.unpack(str(tmp_path / "d"), str(tmp_path / "out"), columns=["id"])
+    assert caught.value.hint == "Column 'id' names the files: name other columns of bytes or text with -c, or another one with --key."
+    with pytest.raises(UsageError) as caught:
+        verbs.unpack(str(tmp_path / "d"), str(tmp_path / "out"), columns=["n"])
+    assert caught.value.hint == "Name columns of bytes or text with -c."
