@@ -28,7 +28,7 @@ else:
     field = _Field
 
     class _Fields:
-        """What the library knows a dataclass by, made when it asks."""
+        """What the library knows a dataclass by, made when it first asks: that takes 150 µs, and its `replace` asks each time."""
 
         def __get__(self, one, cls):
             import dataclasses
@@ -38,7 +38,8 @@ else:
                 given = {"repr": mine.repr, "compare": mine.compare}
                 given |= {name: value for name in ("default", "default_factory") if (value := getattr(mine, name)) is not _NONE}
                 fields.append((mine.name, mine.type, dataclasses.field(**given)))
-            return dataclasses.make_dataclass(cls.__name__, fields).__dataclass_fields__
+            cls.__dataclass_fields__ = known = dataclasses.make_dataclass(cls.__name__, fields).__dataclass_fields__
+            return known
 
     def dataclass(cls=None, *, frozen=False, slots=False, eq=True):
         """Make a class of its annotations, as the library does; none of its bases may be one."""
