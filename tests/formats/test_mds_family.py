@@ -211,32 +211,32 @@ def test_parts_at_any_depth_keep_their_whole_path(tmp_path):
 
 def test_what_cannot_be_merged_is_said_and_nothing_is_written(tmp_path):
     for part, name in (("a", "json_newline_lf"), ("b", "json_newline_lf"), ("c", "csv_plain"), ("d", "json_special")):
-        shutil.copytree(GOLDEN / name / "data", tmp_path / "root" / part)
+        shutil.copytree(GOLDEN / name / "data", tmp_path / "merged" / part)
     shutil.copytree(GOLDEN / "json_newline_lf" / "data", tmp_path / "outside")
-    at = locate(str(tmp_path / "root"))
+    at = locate(str(tmp_path / "merged"))
     with pytest.raises(UnsafeError) as caught:
         merge(at, [locate(str(tmp_path / "outside"))])
-    assert str(caught.value) == f"{tmp_path}/outside: is not below {tmp_path}/root"
-    for part in (str(tmp_path / "root"), str(tmp_path / "root" / ".." / "outside")):
+    assert str(caught.value) == f"{tmp_path}/outside: is not below {tmp_path}/merged"
+    for part in (str(tmp_path / "merged"), str(tmp_path / "merged" / ".." / "outside")):
         with pytest.raises(UnsafeError):
             merge(at, [locate(part)])
     with pytest.raises(FormatError) as caught:
         merge(at, [at / "a", at / "c"])
-    assert str(caught.value) == f"{tmp_path}/root/c/index.json: shards[0]: format csv, shards[0] has json"
+    assert str(caught.value) == f"{tmp_path}/merged/c/index.json: shards[0]: format csv, shards[0] has json"
     with pytest.raises(FormatError) as caught:
         merge(at, [at / "a", at / "d"])
-    assert str(caught.value) == f"{tmp_path}/root/d/index.json: shards[0]: other columns than shards[0]"
-    (tmp_path / "root" / "b" / "shard.00001.json").write_bytes(b"")
+    assert str(caught.value) == f"{tmp_path}/merged/d/index.json: shards[0]: other columns than shards[0]"
+    (tmp_path / "merged" / "b" / "shard.00001.json").write_bytes(b"")
     with pytest.raises(FormatError, match=r"b/shard.00001.json: is 0 bytes, .*b/index.json: shards\[1\] lists \d+$"):
         merge(at, [at / "a", at / "b"])
-    (tmp_path / "root" / "b" / "shard.00001.json").unlink()
+    (tmp_path / "merged" / "b" / "shard.00001.json").unlink()
     with pytest.raises(MissingError, match=r"b/shard.00001.json: no such file, .*b/index.json: shards\[1\] lists it$"):
         merge(at, [at / "a", at / "b"])
-    with pytest.raises(MissingError, match=r"root/no/index.json: "):
+    with pytest.raises(MissingError, match=r"merged/no/index.json: "):
         merge(at, [at / "no"])
     with pytest.raises(MissingError, match="no index.json with a shard lies below it$"):
         merge(at / "a")
-    assert not (tmp_path / "root" / "index.json").exists()
+    assert not (tmp_path / "merged" / "index.json").exists()
 
 
 # -- what is there of a compressed dataset
