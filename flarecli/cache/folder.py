@@ -76,11 +76,13 @@ class Folder:
     @property
     def fd(self) -> int:
         """The open folder; -1 while it cannot be used."""
-        if self._pid != os.getpid():  # what a parent had open stays so: other threads may be about to use it
-            self._room, self._room_bytes = -1, 0
-            self._present = Present(self._host)
-            self._open()
-            self._pid = os.getpid()
+        if self._pid != os.getpid():
+            with self._threads:
+                if self._pid != os.getpid():  # what a parent had open stays so: other threads may be about to use it
+                    self._room, self._room_bytes = -1, 0
+                    self._present = Present(self._host)
+                    self._open()
+                    self._pid = os.getpid()
         return self._fd
 
     def _open(self) -> None:
@@ -167,12 +169,15 @@ class Folder:
         """
         if self.fd < 0 or one.file_bytes > self.limit or time.monotonic() < self._not_before or self._wrong.get(one.name, 0) >= _TWICE:
             return None
+        fd = self._fd
         try:
             try:
                 return self._part(one, since)
             except FileNotFoundError:  # somebody removed the folder, and what room was taken there: it is made anew
-                self._give_up_room()
-                self._open()
+                with self._threads:
+                    if self._fd == fd:  # else another thread has done so
+                        self._give_up_room()
+                        self._open()
                 return self._part(one, since) if self._fd >= 0 else None
         except OSError as error:
             self.warn(_words(error))

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import struct
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from flarecli.cache import Cache, CacheWarning, folder, kept
 from flarecli.cache.entries import entry
 from flarecli.cache.left import is_left
+from flarecli.cache.present import Present
 from flarecli.cache.store import _keep
 from flarecli.cache.views import Views
 from flarecli.errors import IntegrityError
@@ -73,6 +77,32 @@ def test_room_that_was_removed_with_its_folder_is_not_counted_on(one, monkeypatc
     put(one, "d")
     there = sum(os.stat(os.path.join(one.path, name)).st_size for name in os.listdir(one.path) if name.endswith(".room"))
     assert one._room_bytes == there
+
+
+def test_a_folder_that_is_removed_is_made_anew_by_one_thread_alone(one, monkeypatch):
+    """Two would each close the file that says who is here: the second a file of somebody else's, that has its number by now."""
+    closed, close, arrive = [], os.close, Present.arrive
+
+    def slow(self, fd):
+        time.sleep(0.01)
+        arrive(self, fd)
+
+    monkeypatch.setattr(Present, "arrive", slow)
+    monkeypatch.setattr(os, "close", lambda fd: (closed.append(fd), time.sleep(0.01), close(fd)))
+    put(one, "a")
+    for turn in range(3):
+        shutil.rmtree(one.path)
+        here, start = one._present._fd, threading.Barrier(8)
+        closed.clear()
+
+        def work(name, start=start):
+            start.wait(10)
+            put(one, name)
+
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(work, [f"{turn}-{k}" for k in range(8)]))
+        assert closed.count(here) == 1
+        assert len(os.listdir(os.path.join(one.path, "here"))) == 1
 
 
 def test_a_link_with_a_copys_name_is_not_followed_to_note_its_use(one, tmp_path):
