@@ -8,13 +8,15 @@ are walked on until they fall inside. Steps are mapped in blocks that stay in th
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from flarecli.errors import RowsError
 from flarecli.model import IntArray
 
-__all__ = ["positions"]
+__all__ = ["positions", "positions_apart"]
 
 _ROUNDS = 6
 _BLOCK = 1 << 14
@@ -37,8 +39,7 @@ def positions(steps: IntArray, rows: int, seed: int, epoch: int = 0) -> IntArray
     steps = np.asarray(steps, np.int64)
     if len(steps) and (rows < 1 or steps.min() < 0 or steps.max() >= rows):
         raise RowsError(f"a step is outside 0 to {rows - 1}")
-    a = math.isqrt(max(rows - 1, 0)) + 1
-    b = -(-rows // a)
+    a, b = _sides(rows)
     keys = _keys(seed, epoch)
     out = np.empty(len(steps), np.int64)
     for start in range(0, len(steps), _BLOCK):
@@ -47,6 +48,36 @@ def positions(steps: IntArray, rows: int, seed: int, epoch: int = 0) -> IntArray
             block[outside] = _permuted(block[outside], a, b, keys)
         out[start : start + _BLOCK] = block
     return out
+
+
+def positions_apart(steps: IntArray, which: IntArray, rows: Sequence[int], seed: int, epochs: Sequence[int]) -> IntArray:
+    """Map steps that lie in several small shuffles, all at once: what `positions` gives for those of each.
+
+    steps   int64 [k], each in [0, rows[which])
+    which   int64 [k]: the shuffle of each, in [0, n)
+    rows, epochs   n each, as `positions` takes them
+    return  int64 [k]
+    """
+    sides = np.array([_sides(one) for one in rows], np.uint64).reshape(-1, 2)
+    table, sizes = np.array([_keys(seed, epoch) for epoch in epochs], np.uint64).reshape(-1, _ROUNDS), np.asarray(rows, np.int64)
+    out = np.empty(len(steps), np.int64)
+
+    def permuted(numbers: IntArray, own: IntArray) -> IntArray:
+        return _permuted(numbers, sides[own, 0], sides[own, 1], (table[own, i] for i in range(_ROUNDS)))
+
+    for start in range(0, len(steps), _BLOCK):
+        own = which[start : start + _BLOCK]
+        block, ends = permuted(steps[start : start + _BLOCK].astype(np.uint64), own), sizes[own]
+        while (outside := np.flatnonzero(block >= ends)).size:
+            block[outside] = permuted(block[outside], own[outside])
+        out[start : start + _BLOCK] = block
+    return out
+
+
+def _sides(rows: int) -> tuple[int, int]:
+    """Give a and b: a·b is `rows` or just above, and neither is much larger than the other."""
+    a = math.isqrt(max(rows - 1, 0)) + 1
+    return a, -(-rows // a)
 
 
 def _keys(seed: int, epoch: int) -> list[np.uint64]:
@@ -60,14 +91,14 @@ def _keys(seed: int, epoch: int) -> list[np.uint64]:
     return keys
 
 
-def _permuted(numbers: IntArray, a: int, b: int, keys: list[np.uint64]) -> IntArray:
-    """Permute pairs; each step writes over what the one before left, so a block stays in the cache."""
-    low = np.uint64(b)
+def _permuted(numbers: IntArray, a: Any, b: Any, keys: Iterable[Any]) -> IntArray:
+    """Permute pairs; each step writes over what the one before left, so a block stays in the cache. Sides and keys: one, or one for each number."""
+    high, low = np.asarray(a, np.uint64), np.asarray(b, np.uint64)
     left = numbers // low
     right = numbers - left * low
     mixed, spare = np.empty_like(left), np.empty_like(left)
     for i, key in enumerate(keys):
-        half, other, size = (left, right, low) if i % 2 else (right, left, np.uint64(a))
+        half, other, size = (left, right, low) if i % 2 else (right, left, high)
         np.add(half, key, out=mixed)  # uint64 wraps, as it should
         np.multiply(mixed, _MIX1, out=mixed)
         np.right_shift(mixed, _HALF, out=spare)

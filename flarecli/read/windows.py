@@ -14,7 +14,7 @@ import numpy as np
 
 from flarecli.errors import UsageError
 from flarecli.model import IntArray
-from flarecli.read.order import positions
+from flarecli.read.order import positions, positions_apart
 
 __all__ = ["ORDERS", "Epoch"]
 
@@ -72,12 +72,14 @@ class Epoch:
             return np.asarray(steps, np.int64)
         if self._order == "shuffle":
             return positions(steps, self.rows, self._seed, self._epoch)
-        out: IntArray = np.empty(len(steps), np.int64)
         windows = np.searchsorted(self._bounds, steps, "right") - 1
-        for window in np.unique(windows):
-            chosen = np.flatnonzero(windows == window)
-            first, stop = int(self._bounds[window]), int(self._bounds[window + 1])
-            mixed = first + positions(steps[chosen] - first, stop - first, self._seed, self._epoch + ((int(window) + 1) << 32))
-            chunk = np.searchsorted(self._starts, mixed, "right") - 1
-            out[chosen] = self._firsts[chunk] + mixed - self._starts[chunk]
-        return out
+        firsts = self._bounds[windows]
+        some, which = np.unique(windows, return_inverse=True)
+        rows = (self._bounds[some + 1] - self._bounds[some]).tolist()
+        epochs = [self._epoch + ((window + 1) << 32) for window in some.tolist()]
+        if len(some) == 1:
+            mixed = firsts + positions(steps - firsts, rows[0], self._seed, epochs[0])
+        else:
+            mixed = firsts + positions_apart(steps - firsts, which, rows, self._seed, epochs)
+        chunk = np.searchsorted(self._starts, mixed, "right") - 1
+        return np.asarray(self._firsts[chunk] + mixed - self._starts[chunk])

@@ -67,6 +67,17 @@ def test_a_run_goes_on_with_any_number_of_ranks(data, draw):
     assert seen == whole
 
 
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=30), st.integers(1, 5), st.integers(0, 1 << 70), st.integers(0, 1 << 40), st.randoms())
+@settings(deadline=None)
+def test_steps_of_many_windows_have_the_rows_that_each_has_alone(sizes, window, seed, epoch, rng):
+    edges = np.cumsum([0, *sizes])
+    whole, rows = Epoch(edges, seed, epoch, "windows", window), int(edges[-1])
+    alone = np.array([whole.at(np.array([step]))[0] for step in range(rows)], np.int64)
+    assert np.array_equal(whole.at(np.arange(rows)), alone)
+    some = np.array([rng.randrange(rows) for _ in range(rows and 20)], np.int64)
+    assert np.array_equal(whole.at(some), alone[some])
+
+
 def test_windows_hold_few_chunks_open():
     edges = np.cumsum([0, *([100] * 50)])
     rows = Epoch(edges, 1, 0, "windows", 4).at(np.arange(5000))
