@@ -214,7 +214,7 @@ def _structure(form: formats.Format, shard: Shard, pictures: Decoders | None, is
 
 
 def _named(error: FlareError, at: Location, claims: Sequence[Claim]) -> Finding:
-    if error.kind == "missing":
+    if error.kind == "missing" and error.where in ("", str(at)):  # not of a file beside it
         listed = f", {claims[0].by} lists it" if claims else ""
         return Finding(str(at), "missing", f"no such file{listed}", "It is gone; " + AGAIN)
     return finding(error, at)

@@ -11,7 +11,7 @@ from flarecli.compress import SUFFIXES
 from flarecli.errors import FlareError, MissingError, MissingLibraryError, ReachError, UsageError
 from flarecli.formats import INDEX
 from flarecli.hashes import digest
-from flarecli.model import File, Finding, Playlist, Stream
+from flarecli.model import Chunk, Columns, File, Finding, Playlist, Stream
 from flarecli.names import is_url
 from flarecli.playlists import PLAYLIST
 from flarecli.read import place_of, places_of, resolve, select_streams
@@ -21,7 +21,7 @@ from flarecli.verbs.beside import Beside, is_index
 from flarecli.verbs.checks import HELD, Checked, Claim, Depth, check_chunk, check_file, finding
 from flarecli.verbs.checks_repairs import AGAIN
 
-__all__ = ["Plan", "Task", "chunk_tasks", "file_tasks", "mistaken", "planned", "sizes_below", "unlisted"]
+__all__ = ["Plan", "Task", "chunk_tasks", "file_tasks", "mistaken", "place_named", "planned", "sizes_below", "told_once", "unlisted"]
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,9 @@ def planned(address: str, format: str | None, names: Sequence[str], guard: Guard
     except MissingError as error:
         if is_one or is_url(address) or not os.path.lexists(address):
             raise
-        leads = "" if error.where == address else f"leads to {error.where}, "
-        return Plan(address, findings=(Finding(address, error.kind, f"{leads}{error.message}", f"It is gone; {AGAIN}"),))
+        is_link = os.path.islink(address) and error.where != address  # of a folder it is a file in it that is gone
+        where, leads = (address, f"leads to {error.where}, ") if is_link else (error.where, "")
+        return Plan(address, findings=(Finding(where, error.kind, f"{leads}{error.message}", f"It is gone; {AGAIN}"),))
     except (ReachError, UsageError, MissingLibraryError):
         raise
     except FlareError as error:
@@ -79,6 +80,38 @@ def planned(address: str, format: str | None, names: Sequence[str], guard: Guard
     chosen = [part for parts in select_streams([found], names) for part in parts]
     is_folder = found.at is None and any(str(stream.at) == str(locate(address, guard)) for stream in found.streams)
     return Plan(address, found, tuple(chosen), (), found.at is not None and found.at.name in (PLAYLIST, INDEX), is_folder)
+
+
+def told_once(plans: Sequence[Plan]) -> tuple[list[Plan], dict[str, Finding]]:
+    """Leave out names with nothing whole behind them that a list names too, or that were named before in other words.
+
+    return  the plans that are left; by its place what is to be said of a file below another dataset, unless that says it
+    """
+    if all(plan.found is not None for plan in plans):
+        return [*plans], {}
+    lists = [stream for plan in plans if plan.found is not None and (plan.is_folder or plan.found.at is not None) for stream in plan.streams]
+    tops, above = tuple(f"{place_of(stream.at)}/" for stream in lists), set[str]()
+    for name in (place for stream in lists for place in places_of(stream)):
+        while (name := name.rpartition("/")[0]) and name not in above:
+            above.add(name)
+    out, held, seen = list[Plan](), dict[str, Finding](), set[str]()
+    for plan in plans:
+        place = place_named(plan.findings[0].where) if plan.found is None else ""
+        if not place:
+            out.append(plan)
+        elif place not in seen and place not in above:  # a folder of a list's shards is no dataset of its own, and need not be whole
+            if place.startswith(tops):
+                held[place] = plan.findings[0]
+            else:
+                out.append(plan)
+        seen.add(place)
+    return out, held
+
+
+def place_named(where: str) -> str:
+    """Give the place of a file that a finding names: the folder by its whole path, and a link in it as itself."""
+    folder, name = os.path.split(where)
+    return where if is_url(where) else os.path.join(os.path.realpath(folder), name)
 
 
 def file_tasks(found: Playlist, stream: Stream, claimed: dict[str, tuple[Location, Checked]], depth: Depth) -> Iterator[Task]:
@@ -113,21 +146,35 @@ def chunk_tasks(found: Playlist, stream: Stream, beside: Beside, depth: Depth, c
         raw = max((claim.file.raw_size or 0 for claim in claims), default=0)
         size = chunk.files[0].size
         weight = min(HELD // 4 if size is None else size, HELD) + raw
-        check: Callable[[], Checked] = partial(check_chunk, chunk, claims, stream.columns, first, depth)
-        if i in chosen:
-            yield Task(check, weight, True, tuple(problems), str(chunk.at), _key(chunk.at, claims))
-        elif problems:
-            yield Task(Checked, findings=tuple(problems), is_file=False)
+        beside_it = list[tuple[Location, Sequence[Claim]]]()
         for k, at in enumerate(chunk.beside if i in chosen else (), 1):
             said = [Claim(str(found.at), chunk.files[k])] if found.at is not None else []
             said += [
                 Claim(str(listing.at), file)
                 for listing, other in others
-                for file, its in zip(other.files[1:], other.beside, strict=True)
-                if its.name == at.name
+                for file, one in zip(other.files[1:], other.beside, strict=True)
+                if one.name == at.name
             ]
-            yield Task(partial(check_file, at, said, depth), at=str(at), key=_key(at, said))
+            beside_it.append((at, said))
+        check: Callable[[], Checked] = partial(_check_apart, chunk, claims, stream.columns, first, depth, beside_it)
+        if i in chosen:
+            yield Task(check, weight, True, tuple(problems), str(chunk.at), _key(chunk.at, claims))
+        elif problems:
+            yield Task(Checked, findings=tuple(problems), is_file=False)
+        for at, its in beside_it:
+            yield Task(partial(check_file, at, its, depth), at=str(at), key=_key(at, its))
         first = first + chunk.rows if first >= 0 and chunk.rows is not None else -1
+
+
+def _check_apart(
+    chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, first: int, depth: Depth, beside: Sequence[tuple[Location, Sequence[Claim]]]
+) -> Checked:
+    """Check a shard, and leave unsaid what is wrong with a file beside it where looking at that file says so."""
+    done = check_chunk(chunk, claims, columns, first, depth)
+    wrong = {one.where for one in done.findings}
+    told = {str(at) for at, said in beside if str(at) in wrong and check_file(at, said, depth).findings}
+    done.findings = [one for one in done.findings if one.where not in told]
+    return done
 
 
 def _key(at: Location, claims: Sequence[Claim]) -> str:

@@ -23,7 +23,7 @@ from flarecli.verbs.checks import Checked, Depth
 from flarecli.verbs.checks_repairs import with_command
 from flarecli.verbs.checks_streams import Side, key_of, keyed, uneven
 from flarecli.verbs.choice import Choice
-from flarecli.verbs.listings import Plan, Task, chunk_tasks, file_tasks, mistaken, planned, sizes_below, unlisted
+from flarecli.verbs.listings import Plan, Task, chunk_tasks, file_tasks, mistaken, place_named, planned, sizes_below, told_once, unlisted
 from flarecli.verbs.looking import on_engine, on_threads
 from flarecli.verbs.once import once
 from flarecli.verbs.reach import bounded, described
@@ -60,12 +60,12 @@ class Verification:
     left                        shards that the sample or the part leaves out
     """
 
-    def __init__(self, plans: Sequence[Plan], said: Sequence[str], options: _Options) -> None:
+    def __init__(self, plans: Sequence[Plan], said: Sequence[str], held: dict[str, Finding], options: _Options) -> None:
         self.files = self.shards = self.rows = self.bytes = self.findings = self.left = 0
         self.unprotected = list(said)
         self.extra: list[str] = []
         self._said: set[str] = set()
-        self._found: Iterator[Finding] = self._given(plans, options)
+        self._found: Iterator[Finding] = self._given(plans, held, options)
 
     def __repr__(self) -> str:
         return f"<Verification: {self.files} files, {self.shards} shards, {self.rows} rows looked at, {self.findings} findings; iterate it for them>"
@@ -74,9 +74,9 @@ class Verification:
         found, self._found = self._found, iter(())  # held by whoever iterates alone: left half-way, it is closed at once and there
         return found
 
-    def _given(self, plans: Sequence[Plan], options: _Options) -> Iterator[Finding]:
+    def _given(self, plans: Sequence[Plan], held: dict[str, Finding], options: _Options) -> Iterator[Finding]:
         """Give the first `max_findings`, and one that counts the rest."""
-        for one in map(with_command, self._walk(plans, options)):
+        for one in map(with_command, _each_once(self._walk(plans, options), held)):
             self.findings += 1
             if self.findings <= options.most:
                 yield one
@@ -174,7 +174,8 @@ class Verification:
             side.kept += done.is_kept
 
         engine = "local" if depth.quick else options.engine  # to compare sizes takes no cluster
-        yield from self._run(chunk_tasks(found, stream, others, depth, chosen), options, engine, take)
+        wrong = self._run(chunk_tasks(found, stream, others, depth, chosen), options, engine, take)
+        yield from (one for one in wrong if one not in others.findings)  # an index that finds no shard says it of the shard
         yield from others.rest(plan.address)
         if sums:
             from flarecli.verbs.duplicates import duplicates as equal_rows
@@ -266,6 +267,7 @@ def verify(
         engines.check(engine)
     choice, guard = Choice(part, sample, seed), bounded(guard, limits)
     plans, said = once([planned(address, format, streams, guard, len(addresses) == 1) for address in addresses], guard)
+    plans, held = told_once(plans)
     truth = None if against is None else resolve([against], guard=guard, maps=False)[0]
     asked = {"sources": addresses, "quick": quick, "decode": decode, "sample": sample, "part": part, "seed": seed, "against": against}
     remembered = None if state is None else _remembered(state, {**asked, "streams": list(streams), "format": format})
@@ -273,7 +275,15 @@ def verify(
     local = all(stream.at.is_local for plan in plans for stream in plan.streams)
     most = jobs or (cores if local else max(_REMOTE_JOBS, cores))
     depth = Depth(quick, _decoders() if decode and not quick else None, duplicates)
-    return Verification(plans, said, _Options(depth, choice, truth, remembered, max_findings, most, engine, progress or Progress()))
+    return Verification(plans, said, held, _Options(depth, choice, truth, remembered, max_findings, most, engine, progress or Progress()))
+
+
+def _each_once(found: Iterator[Finding], held: dict[str, Finding]) -> Iterator[Finding]:
+    """Give what was found, and in the end what is held and nobody said. A link that a list names is what the user's own name says of it."""
+    for one in found:
+        other = held.pop(place_named(one.where), None) if held else None
+        yield other if other is not None and one.kind == "unsafe" else one
+    yield from held.values()
 
 
 def _joined(engine: str) -> AbstractContextManager[None]:
