@@ -10,32 +10,118 @@ from flarecli.errors import UsageError
 __all__ = ["SIGNS", "braced", "divided", "pattern_of"]
 
 SIGNS = "*?["
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
 _BRACE_LIMIT = 1 << 20  # addresses
+_DEEPEST = 100  # braces in braces
+_MARKS = re.compile(r"\\[{},]|[{},]")
+_NUMBERS = re.compile(r"([+-]?\d{1,18})\.\.([+-]?\d{1,18})(?:\.\.([+-]?\d{1,18}))?", re.ASCII)
+_PADDED = re.compile(r"[+-]?0\d")
+_LETTERS = re.compile(r"(?:([a-z])\.\.([a-z])|([A-Z])\.\.([A-Z]))(?:\.\.([+-]?\d{1,18}))?", re.ASCII)
 
 
 def braced(address: str) -> list[str]:
-    """Expand braces, those on the left first. Raises UsageError for more than a million addresses."""
-    match = _BRACES.search(address)
-    if not match:
+    r"""Expand braces as bash does, those on the left first: `{a,b}`, one in another, `{,.gz}`, `{0..9}`, `{00..96..8}`, `{a..f}`.
+
+    Braces that nothing closes, or with neither a comma nor a range in them, stand for themselves, as do `\{`, `\}` and `\,`. Where bash
+    has rules for its own language (`${`, quotes, `{}`), or counts through the signs between `Z` and `a`, an address holds mere characters.
+
+    raises  UsageError for more than a million addresses, or braces more than a hundred deep in one another
+    """
+    marks = list(_MARKS.finditer(address))
+    if not marks:
         return [address]
-    numbers = _RANGE.fullmatch(match[1])
-    if numbers:
-        first, last = int(numbers[1]), int(numbers[2])
-        if abs(last - first) >= _BRACE_LIMIT:
-            raise UsageError(f"{match[0]} names more than {_BRACE_LIMIT} addresses")
-        width = len(numbers[1]) if numbers[1].startswith("0") else 0
-        words = [f"{n:0{width}d}" for n in range(first, last + 1 if last >= first else last - 1, 1 if last >= first else -1)]
-    elif "," in match[1]:
-        words = match[1].split(",")
-    else:
-        head, rest = address[: match.end()], address[match.end() :]
-        return [head + tail for tail in braced(rest)]
-    tails = braced(address[match.end() :])
-    if len(words) * len(tails) > _BRACE_LIMIT:
-        raise UsageError(f"{address!r:.80} names more than {_BRACE_LIMIT} addresses")
-    return [address[: match.start()] + word + tail for word in words for tail in tails]
+    meant, at = _meant(address, marks), 0
+    open_ = [_Words(address)]
+    for i, mark in enumerate(marks):
+        words = open_[-1]
+        words.text += address[at : mark.start()]
+        at = mark.end()
+        what = meant.get(i, "")
+        if not what:
+            words.text += mark[0][-1]
+        elif what == "{":
+            open_.append(_Words(address))
+            if len(open_) > _DEEPEST:
+                raise UsageError(f"{address!r:.80} has braces more than {_DEEPEST} deep in one another")
+        elif what == ",":
+            words.next()
+        elif what == "}":
+            open_.pop()
+            open_[-1].times(words.all())
+        else:  # a range, whose text stands before its `}`
+            words.text = words.text[: -len(what)]
+            words.times(_run(what))
+    words = open_[0]
+    words.text += address[at:]
+    return [one for one in words.all() if one]
+
+
+def _meant(address: str, marks: Sequence[re.Match[str]]) -> dict[int, str]:
+    """Say what marks expand: `{`, `,` and `}` of what has alternatives, and the text of a range at its `}`."""
+    out = dict[int, str]()
+    open_: list[list[int]] = []  # of each brace that is open, and its commas
+    for i, mark in enumerate(marks):
+        if mark[0] == "{":
+            open_.append([i])
+        elif mark[0] == "," and open_:
+            open_[-1].append(i)
+        elif mark[0] == "}" and open_:
+            first, *commas = open_.pop()
+            inside = address[marks[first].end() : mark.start()]
+            if commas:
+                out |= {first: "{", i: "}", **dict.fromkeys(commas, ",")}
+            elif i == first + 1 and (_NUMBERS.fullmatch(inside) or _LETTERS.fullmatch(inside)):
+                out[i] = "{" + inside
+    return out
+
+
+class _Words:
+    """Words in the making: those of the alternatives before, those of this one, and the text that stands behind each of these."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._before: list[str] = []
+        self._words, self.text = [""], ""
+
+    def times(self, run: list[str]) -> None:
+        """Put each word of a run behind each word."""
+        if len(run) == 1:
+            self.text += run[0]
+            return
+        self._bound(len(self._words) * len(run))
+        heads = self._ended()
+        self._words, self.text = run if heads == [""] else [head + one for head in heads for one in run], ""
+
+    def next(self) -> None:
+        """Begin another alternative."""
+        self._bound(len(self._before) + len(self._words))
+        self._before += self._ended()
+        self._words, self.text = [""], ""
+
+    def all(self) -> list[str]:
+        self.next()
+        return self._before
+
+    def _bound(self, count: int) -> None:
+        if count > _BRACE_LIMIT:
+            raise UsageError(f"{self._address!r:.80} names more than {_BRACE_LIMIT} addresses")
+
+    def _ended(self) -> list[str]:
+        return [word + self.text for word in self._words] if self.text else self._words
+
+
+def _run(text: str) -> list[str]:
+    """Give the words of `{first..last..step`, up or down."""
+    first, last, *more = text[1:].split("..")
+    is_letters = first.isalpha()
+    one, end = (ord(first), ord(last)) if is_letters else (int(first), int(last))
+    step = abs(int(more[0])) if more else 1
+    run = range(one, end + 1, step or 1) if end >= one else range(one, end - 1, -(step or 1))
+    if len(run) > _BRACE_LIMIT:
+        raise UsageError(f"{text}}} names more than {_BRACE_LIMIT} addresses")
+    if is_letters:
+        return [chr(n) for n in run]
+    width = max(len(first), len(last)) if any(_PADDED.match(word) for word in (first, last)) else 0
+    return [f"{n:0{width}d}" for n in run]
 
 
 def divided(address: str) -> tuple[str, list[str]]:

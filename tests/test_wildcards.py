@@ -1,0 +1,118 @@
+"""Braces in addresses expand as they do in bash, which is asked where there is one."""
+
+import random
+import shutil
+import subprocess
+
+import pytest
+
+from flarecli.errors import UsageError
+from flarecli.wildcards import braced
+
+LISTED = {
+    "a.mds": ["a.mds"],
+    "a{b,c{d,e}}.mds": ["ab.mds", "acd.mds", "ace.mds"],
+    "{{a,b},c}": ["a", "b", "c"],
+    "{a,b}/{1..3}": ["a/1", "a/2", "a/3", "b/1", "b/2", "b/3"],
+    "x.csv{,.gz}": ["x.csv", "x.csv.gz"],
+    "a{,}b": ["ab", "ab"],
+    "{,a}": ["a"],
+    "{3..1}": ["3", "2", "1"],
+    "{0..-0}": ["0"],
+    "{-1..1}": ["-1", "0", "1"],
+    "{-01..2}": ["-01", "000", "001", "002"],
+    "{8..010}": ["008", "009", "010"],
+    "{00..9..4}": ["00", "04", "08"],
+    "{9..1..4}": ["9", "5", "1"],
+    "{1..9..-4}": ["1", "5", "9"],
+    "{1..2..0}": ["1", "2"],
+    "{+1..2}": ["1", "2"],
+    "{a..e..2}": ["a", "c", "e"],
+    "{C..A}": ["C", "B", "A"],
+    "{1..a}": ["{1..a}"],
+    "{1..}": ["{1..}"],
+    "{1...3}": ["{1...3}"],
+    "{}": ["{}"],
+    "{a}": ["{a}"],
+    "{a{b,c}}": ["{ab}", "{ac}"],
+    "{{1..2}}": ["{1}", "{2}"],
+    "{a,{b},c}": ["a", "{b}", "c"],
+    "{a,b": ["{a,b"],
+    "a,b}": ["a,b}"],
+    "a{b{c,d}": ["a{bc", "a{bd"],
+    "{a,b}}": ["a}", "b}"],
+    "{a,b{c,d}": ["{a,bc", "{a,bd"],
+    r"a\{b,c\}": ["a{b,c}"],
+    r"a{b\,c,d}": ["ab,c", "ad"],
+    r"{a,b\}}": ["a", "b}"],
+    r"\{{a,b}\}": ["{a}", "{b}"],
+}
+
+
+@pytest.mark.parametrize("address", LISTED)
+def test_braces_stand_for_several_addresses(address):
+    assert braced(address) == LISTED[address]
+
+
+def by_bash(addresses):
+    """Give what bash makes of each; none of them holds what it would split or take for something else."""
+    script = "set -f\n" + "".join(f"printf '%s\\037' {address}; echo\n" for address in addresses)
+    out = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True).stdout
+    return [[word for word in line.split("\x1f")[:-1] if word] for line in out.splitlines()]
+
+
+def made(chance, depth):
+    """Make an address of letters, ranges, alternatives and braces that stand for themselves."""
+    kind = chance.randrange(6) if depth else 0
+    if kind == 0:
+        return chance.choice(["a", "b.mds", "", "0", "c/d", "-", r"\{", r"\}", r"\,"])
+    if kind == 1:
+        ends = [f"{chance.choice(['', '-', '0', '+'])}{chance.randrange(12)}" for _ in range(2)]
+        return f"{{{'..'.join(ends)}{chance.choice(['', '..2', '..-3', '..0'])}}}"
+    if kind == 2:
+        letters = chance.choice(["abcdef", "ABCDEF"])
+        return f"{{{chance.choice(letters)}..{chance.choice(letters)}{chance.choice(['', '..2'])}}}"
+    inner = [made(chance, depth - 1) for _ in range(chance.randint(1, 3))]
+    return "".join(inner) if kind == 3 else f"{{{','.join(inner)}}}" if any(inner) else "a"
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash here to say what is right")
+def test_what_bash_makes_of_an_address_is_what_it_stands_for():
+    chance = random.Random(7)
+    addresses = [*LISTED, *(f"x{made(chance, 4)}y" for _ in range(1500))]
+    found = {address: braced(address) for address in addresses}
+    assert found == dict(zip(addresses, by_bash(addresses), strict=True))
+    assert sum(map(len, found.values())) > 10_000
+
+
+@pytest.mark.parametrize("address", ["${a,b}", "'{a,b}'", "{a b,c}", "`{a,b}`", "{*,?}"])
+def test_what_a_shell_has_other_uses_for_is_a_character_of_an_address(address):
+    head, _, rest = address.partition("{")
+    inside, _, tail = rest.partition("}")
+    assert braced(address) == [head + word + tail for word in inside.split(",")]
+
+
+def test_a_backslash_before_anything_else_is_one():
+    assert braced(r"a\b{c,\d}\\e") == [r"a\bc\\e", r"a\b\d\\e"]
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("{1..1048577}", "{1..1048577} names more than 1048576 addresses"),
+        ("{1..999999999999999999}", "{1..999999999999999999} names more than 1048576 addresses"),
+        ("a{1..1025}{1..1025}", "'a{1..1025}{1..1025}' names more than 1048576 addresses"),
+        ("{{1..1000},{1..1048576}}", "'{{1..1000},{1..1048576}}' names more than 1048576 addresses"),
+        ("{a," * 100 + "b" + "}" * 100, f"{('{a,' * 27)[:79]!r:.80} has braces more than 100 deep in one another"),
+    ],
+)
+def test_more_addresses_or_braces_than_anyone_means_are_refused(address, message):
+    with pytest.raises(UsageError) as caught:
+        braced(address)
+    assert str(caught.value) == message
+
+
+def test_as_many_braces_as_a_hostile_line_holds_stand_for_themselves():
+    assert braced("{" * 10_000 + "}" * 10_000) == ["{" * 10_000 + "}" * 10_000]
+    assert braced("{1..1}" * 5_000) == ["1" * 5_000]
+    assert len(braced("{a,{" * 5_000 + "b,c}")) == 2
