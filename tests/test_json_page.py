@@ -110,7 +110,7 @@ def test_inspect(run, packed, tmp_path):
         assert code == 0
         holds(told, ("inspect", 0), {"missing", "sample_asked"})
         holds(told["streams"][0], ("inspect", 1))
-    assert list(told["streams"][0]["shard_list"][0]) == ["url", "rows", "bytes"]
+    assert list(told["streams"][0]["shard_list"][0]) == ["url", "rows", "bytes", "first"]
     assert {"sample", "stats", "shard_list"} <= {*told, *told["streams"][0]}
     (out / "shard.00000.mds").unlink()
     code, (told,), _ = run(f"inspect {out} --stats")

@@ -6,6 +6,7 @@ sources -> what is listed -> headers of the shards that no list tells about; row
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from flarecli import encodings, formats
@@ -72,7 +73,9 @@ class StreamInfo:
         out["hashes"], out["holes"] = list(self.hashes), list(self.holes)
         del out["shard_list"], out["stats"]
         if self.shard_list is not None:
-            out["shard_list"] = [{"url": url, "rows": rows, "bytes": size} for url, rows, size in self.shard_list]
+            firsts = accumulate((rows for _, rows, _ in self.shard_list), initial=0)
+            listed = zip(self.shard_list, firsts, strict=False)
+            out["shard_list"] = [{"url": url, "rows": rows, "bytes": size, "first": first} for (url, rows, size), first in listed]
         if self.stats is not None:
             out["stats"] = self.stats
         return out

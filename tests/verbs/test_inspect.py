@@ -59,6 +59,14 @@ def test_shards_without_a_list_are_told_from_their_headers(plain, tmp_path):
     assert [column.name for column in stream.columns] == ["id", "image", "text"]
 
 
+def test_a_row_of_a_dataset_is_found_in_its_shard_by_the_rows_that_shards_begin_with(plain):
+    (stream,) = verbs.inspect(str(plain), shards=True).as_json()["streams"]
+    assert [one["first"] for one in stream["shard_list"]] == [0, 10, 20, 30]
+    shard = max((one for one in stream["shard_list"] if one["first"] <= 23), key=lambda one: one["first"])
+    (batch,) = verbs.cat(f"{plain}/{shard['url']}", rows=str(23 - shard["first"]), columns=["id"])
+    assert batch.to_pylist() == [{"id": 23}]
+
+
 def test_streams_that_join_by_column_count_their_rows_once(plain, tmp_path):
     lines = "{0}:\n  headers: {{format: mds}}\n  content: [{0}/shard.00000.mds]\n"
     for name in ("one", "two"):
