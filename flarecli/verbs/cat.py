@@ -11,7 +11,7 @@ from typing import IO
 import pyarrow as pa
 
 from flarecli.errors import UsageError
-from flarecli.given import Addresses, name_list
+from flarecli.given import Addresses, address_texts, name_list
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.verbs import streamed
@@ -60,6 +60,7 @@ def cat(
     for name, value in (("limit", limit), ("head", head), ("tail", tail), ("sample", sample)):
         if value is not None and value < 0:
             raise UsageError(f"--{name} is {value}, below 0")
+    sources = address_texts(sources)  # what gives them once is asked once
     if streamed.is_stdin(sources):
         if any(one is not None for one in (rows, sample, shuffle, rank)):
             hint = "Put it into a file, or choose by --where, --limit, --head and --tail."

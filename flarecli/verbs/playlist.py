@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from flarecli.verbs.reach import bounded
 __all__ = ["check_playlist", "playlist"]
 
 _NAMED = re.compile(r"([^/:?=]+)=(.+)", re.DOTALL)
+Pairs: TypeAlias = "Mapping[str, str] | Sequence[tuple[str, str]]"
 _RESERVED = ("format", "columns", "rows", "bytes", "raw_bytes", "files", "content")
 
 
@@ -39,9 +40,9 @@ def playlist(
     out: Address | None = None,
     format: str | None = None,
     base: str | None = None,
-    rebase: Sequence[tuple[str, str]] = (),
+    rebase: Pairs = (),
     hashes: Sequence[str] = (sums.DEFAULT,),
-    headers: Sequence[tuple[str, str]] = (),
+    headers: Pairs = (),
     open: bool = True,
     guard: Guard | None = None,
     limits: Limits | None = None,
@@ -52,22 +53,26 @@ def playlist(
 
     sources  addresses; `NAME=ADDRESS` names the stream; those of one name are put behind one another
     base     the URL that the playlist will have: addresses below it become relative
-    rebase   (OLD, NEW): an address that starts with OLD starts with NEW instead; the first that fits counts
+    rebase   (OLD, NEW), or a dict of them: an address that starts with OLD starts with NEW instead; the first that fits counts
     hashes   sums to list; bytes are read only for those that nothing lists yet
-    headers  (name, value): more headers for every stream
+    headers  (name, value), or a dict of them: more headers for every stream
     open     False: list what is listed, open no shard and read no bytes
     return   the YAML
     raises   UsageError for what makes no playlist: a file that lies above it, shards that two lists name; whatever resolving and reading raise
     """
     guard = bounded(guard, limits)
+    rebase, headers = _pairs(rebase), _pairs(headers)
     for name, _ in headers:
         if name in (*_RESERVED, *sums.known()):
             raise UsageError(f"the header {name!r} is flare's own", hint="Choose another name.")
     hashes = name_list(hashes)
     sums.Sums(hashes)
+    named = address_texts(sources)
+    if not named:
+        raise UsageError("no source is named")
     place = _Place(None if out is None else address_text(out), base, rebase, guard)
     streams = []
-    for name, parts in _grouped(address_texts(sources), format, guard).items():
+    for name, parts in _grouped(named, format, guard).items():
         if open:
             parts = [summed(filled(part), hashes) for part in parts]
         streams.append(_joined(name, parts, place, dict(headers)))
@@ -75,6 +80,10 @@ def playlist(
     if place.at is not None:
         place.at.write([data])
     return data.decode()
+
+
+def _pairs(given: Pairs) -> list[tuple[str, str]]:
+    return list(given.items() if isinstance(given, Mapping) else given)
 
 
 def _grouped(sources: Sequence[str], format: str | None, guard: Guard) -> dict[str, list[Stream]]:

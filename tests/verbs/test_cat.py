@@ -82,6 +82,11 @@ def test_columns_come_in_the_order_asked_and_a_condition_may_use_others(plain):
     assert [batch.to_pylist() for batch in batches] == [[{"text": "caption 3"}]]
 
 
+def test_sources_may_come_from_what_gives_them_once(plain):
+    batches = verbs.cat((source for source in (str(plain), plain)), columns=["id"])
+    assert [one for batch in batches for one in batch.column("id").to_pylist()] == [*range(35), *range(35)]
+
+
 def test_no_rows_still_say_their_columns(plain):
     (batch,) = verbs.cat(str(plain), rows="0:0", columns=["id"])
     assert (batch.num_rows, batch.schema.names) == (0, ["id"])

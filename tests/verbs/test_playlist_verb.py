@@ -69,6 +69,19 @@ def test_addresses_are_rebased_and_made_relative_to_the_base(plain, monkeypatch)
     assert content(rebase=[(f"{plain}/", "y/")]) == "y/shard.00000.mds"
 
 
+def test_pairs_may_be_given_as_a_dict(plain, monkeypatch):
+    monkeypatch.chdir(plain.parent)
+    by_dict = verbs.playlist("out", rebase={"out/": "x/"}, headers={"license": "CC0"}, hashes=[])
+    assert by_dict == verbs.playlist("out", rebase=[("out/", "x/")], headers=[("license", "CC0")], hashes=[])
+    assert yaml.safe_load(by_dict)["data"]["headers"]["license"] == "CC0"
+
+
+def test_a_playlist_of_nothing_is_refused():
+    with pytest.raises(UsageError) as caught:
+        verbs.playlist([])
+    assert str(caught.value) == "no source is named"
+
+
 def test_a_file_above_the_playlist_is_refused_since_readers_would_refuse_it(plain, tmp_path):
     with pytest.raises(UsageError) as caught:
         verbs.playlist(str(plain), out=str(tmp_path / "set.yaml"))
