@@ -25,7 +25,9 @@ from flarecli.storage import Location
 __all__ = ["Listed", "entry", "open_dataset", "read_shards", "write_entries", "write_index"]
 
 _INDEX_LIMIT = 1 << 30  # bytes: some 2 million shards
-_FILE_LIMIT = 1 << 63
+_COUNT_LIMIT = 1 << 63
+_FILE_LIMIT = 1 << 40  # bytes: a shard ends at 4 GiB, and all that an index can list add up to an int64
+_KINDS = 100  # of hashes: each is a column as long as the list of shards
 
 
 def open_dataset(at: Location) -> Stream:
@@ -116,8 +118,8 @@ class Listed:
         self.rows.append(rows)
         self.sizes.append(main.size or 0)
         self.raw_sizes.append(-1 if main.raw_size is None else main.raw_size)
-        _add(self.hashes, main.hashes, i)
-        _add(self.raw_hashes, main.raw_hashes, i)
+        _add(self.hashes, main.hashes, i, here)
+        _add(self.raw_hashes, main.raw_hashes, i, here)
 
     def _check_columns(self, shard: Mapping[str, Any], here: str) -> None:
         said = tuple(shard.get(key) for key in ("columns", "column_names", "column_encodings", "column_sizes"))
@@ -173,8 +175,10 @@ class Listed:
         )
 
 
-def _add(table: dict[str, list[str]], hashes: Mapping[str, str], i: int) -> None:
+def _add(table: dict[str, list[str]], hashes: Mapping[str, str], i: int, here: str) -> None:
     for name, value in hashes.items():
+        if name not in table and len(table) == _KINDS:
+            raise FormatError(f"hash {name!r:.60} is one kind more than the {_KINDS} that are read", where=here)
         values = table.setdefault(name, [])
         values += [""] * (i - len(values))
         values.append(value)
@@ -195,7 +199,7 @@ def _pair(shard: Mapping[str, Any], what: str, here: str, there: frozenset[str])
 
 
 def _count(value: Any, what: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _FILE_LIMIT:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _COUNT_LIMIT:
         raise FormatError(f"{value!r:.60} is not a count", where=what)
     return value
 
@@ -206,7 +210,10 @@ def _file(value: Any, what: str) -> File:
     hashes = value.get("hashes")
     if not isinstance(hashes, dict) or not all(isinstance(text, str) for text in hashes.values()):
         raise FormatError("its hashes are not texts", where=what)
-    return File(check_name(value["basename"], where=what), _count(value.get("bytes"), f"{what}.bytes"), hashes)
+    name, size = check_name(value["basename"], where=what), _count(value.get("bytes"), f"{what}.bytes")
+    if size > _FILE_LIMIT:
+        raise FormatError(f"{size} bytes are listed, {_FILE_LIMIT} is the most that is read", where=what)
+    return File(name, size, hashes)
 
 
 # -- writing

@@ -86,7 +86,7 @@ def _check_there(root: Location, shard: Mapping[str, Any], here: str) -> None:
     """Look for the files of a shard where looking costs nothing; the original's caches hold one of the two."""
     if not root.is_local:
         return
-    for what in ("data", "meta"):
+    for what in ("data",) if shard["format"] == "mds" else ("data", "meta"):
         listed = [file for file in (shard.get(f"zip_{what}"), shard.get(f"raw_{what}")) if file]
         found = [file for file in listed if (root / file["basename"]).exists()]
         if listed and not found:

@@ -14,7 +14,7 @@ from flarecli.compress import SUFFIXES
 from flarecli.errors import FormatError, MissingError, UsageError
 from flarecli.formats import FAMILY, INDEX, find, mds_config, spans
 from flarecli.formats.mds_files import name_of, raw_name
-from flarecli.formats.mds_index import entry, open_dataset, write_entries
+from flarecli.formats.mds_index import Listed, entry, open_dataset, write_entries
 from flarecli.hashes import Sums
 from flarecli.model import Chunk, File, Settings, Shard, Stream
 from flarecli.storage import Location
@@ -43,13 +43,14 @@ def rebuild(at: Location, replace: bool = False) -> Stream:
     """
     if not replace and (at / INDEX).exists():
         raise UsageError("there is an index", where=at / INDEX, hint="Delete it first, if `flare verify` finds it wrong.")
-    entries, columns = [], None
+    entries, columns, listed = [], None, Listed()
     for found in _shards(at):
         shard, config = _opened(at, found)
         if columns is not None and shard.columns != columns:
             raise FormatError(f"other columns than {name_of(0, found.form)}", where=shard.chunk.at)
         columns = shard.columns
         entries.append(_entry(at, found, shard, config))
+        listed.add(entries[-1], f"{shard.chunk.at}: its config", frozenset())  # nothing is written that would not be read
     write_entries(at, {"shards": entries, "version": 2}, replace=replace)
     return open_dataset(at)
 
@@ -69,8 +70,8 @@ def _shards(at: Location) -> list[_Found]:
         raise MissingError("no shards in it", where=at, hint="Name the folder that holds files such as shard.00000.mds.")
     for want, number in enumerate(sorted(shards)):
         if number != want or not shards[number].data:
-            name = name_of(want, shards[number].form)
-            raise FormatError(f"{name} is missing, {name_of(max(shards), shards[number].form)} is there", where=at, hint="Fetch it first.")
+            name, last = name_of(want, shards[number].form), shards[max(shards)]
+            raise FormatError(f"{name} is missing, {min(last.data | last.meta)} is there", where=at, hint="Fetch it first.")
     forms = {found.form for found in shards.values()}
     if len(forms) > 1:
         raise FormatError(f"shards of {' and '.join(sorted(forms))}", where=at, hint="Move those of one format to a folder of their own.")
@@ -97,6 +98,8 @@ def _opened(at: Location, found: _Found) -> tuple[Shard, dict[str, Any]]:
     wanted = mds_config.config(found.form, shard.columns, Settings())
     if config.keys() != wanted.keys():
         raise FormatError(f"its config has the keys {', '.join(sorted(config))}, {', '.join(sorted(wanted))} are wanted"[:300], where=shard.chunk.at)
+    if config["format"] != found.form:
+        raise FormatError(f"its config is of format {config['format']!r:.60}, not {found.form}", where=shard.chunk.at)
     return shard, config
 
 
