@@ -23,6 +23,7 @@ __all__ = ["Plan", "is_text", "parsed", "places", "planned", "split"]
 _QUOTE, _SLASH, _COMMA, _SPACE, _OPEN, _CLOSE = b'"\\, {}'
 _NUMBER_TEXT = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null|NaN|-?Infinity"
 _NUMBER = re.compile(_NUMBER_TEXT.encode())
+_TEXT = re.compile(rb'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+"')
 _BLANK = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)  # numbers are only stepped over, whatever their length
 
@@ -56,7 +57,7 @@ def planned(columns: Columns, newline: bytes) -> Plan:
     ordered = sorted(columns, key=lambda one: one.name)
     parts = [(one.name, json.dumps(one.name).encode() + b": ", is_text(one)) for one in ordered]
     laid = tuple((name, (b", " if i else b"{") + key, text) for i, (name, key, text) in enumerate(parts))
-    return Plan(laid, b"}" + newline, tuple(name for name, _, _ in laid))
+    return Plan(laid, (b"}" if laid else b"{}") + newline, tuple(name for name, _, _ in laid))
 
 
 def is_text(one: Column) -> bool:
@@ -74,6 +75,8 @@ def places(data: IntArray, starts: IntArray, plan: Plan) -> Mapping[str, tuple[I
     return  name -> (starts, lengths), int64 [rows]; None if any line is not as `json.dumps` writes it
     """
     rows = len(starts) - 1
+    if (np.diff(starts) < sum(len(before) for _, before, _ in plan.columns) + len(plan.tail)).any():
+        return None  # and no room is made for names of any length in lines of none
     quotes = _quotes(data, plan.tail, rows)
     if quotes is None or len(quotes) != rows * plan.quotes:
         return None
@@ -141,8 +144,11 @@ def _quotes(data: IntArray, tail: bytes, rows: int) -> IntArray | None:
 # -- one line
 
 
-def split(line: bytes, plan: Plan) -> list[bytes] | None:
-    """Give the text of each value, in the order of the plan; None if the line is not as `json.dumps` writes it."""
+def split(line: bytes, plan: Plan, strict: bool = False) -> list[bytes] | None:
+    """Give the text of each value, in the order of the plan; None if the line is not as `json.dumps` writes it.
+
+    strict  look into strings too, which takes as long as they are: for a control character, or an escape that is none
+    """
     out, at = [], 0
     for _, before, is_text in plan.columns:
         start = at + len(before)
@@ -150,7 +156,7 @@ def split(line: bytes, plan: Plan) -> list[bytes] | None:
             return None
         if is_text:
             at = _closed(line, start)
-            if not at:
+            if not at or (strict and not _TEXT.fullmatch(line, start, at)):
                 return None
         else:
             match = _NUMBER.match(line, start)

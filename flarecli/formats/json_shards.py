@@ -65,14 +65,17 @@ def _plan(shard: Shard) -> Plan:
 def read_rows(
     shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None, ranges: Mapping[str, tuple[int, int]] | None = None
 ) -> list[Row]:
-    """Give the JSON text of each value, in the order asked. Raises FormatError naming the row whose line is not one."""
+    """Give the JSON text of each value, in the order asked; what stands inside of strings is not looked at.
+
+    raises  FormatError naming the row whose line is not one
+    """
     plan = _plan(shard)
     out: list[Row] = [dict(_values(shard, row, bytes(line), plan)) for row, line in zip(rows, lines.lines_of(shard, rows), strict=True)]
     return out if columns is None else [{name: row[name] for name in columns} for row in out]
 
 
-def _values(shard: Shard, row: int, line: bytes, plan: Plan) -> dict[str, bytes]:
-    parts = json_lines.split(line, plan)
+def _values(shard: Shard, row: int, line: bytes, plan: Plan, strict: bool = False) -> dict[str, bytes]:
+    parts = json_lines.split(line, plan, strict)
     if parts is not None:
         return dict(zip(plan.names, parts, strict=True))
     try:
@@ -97,7 +100,7 @@ def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | Non
     if found is not None:
         return lines.assembled(shard, start, stop, columns, lines.cut(data, found, views))
     cuts, whole = memoryview(starts), data.tobytes()
-    rows = [_values(shard, start + i, whole[cuts[i] : cuts[i + 1]], plan) for i in range(stop - start)]
+    rows = [_values(shard, start + i, whole[cuts[i] : cuts[i + 1]], plan, True) for i in range(stop - start)]
     return lines.assembled(shard, start, stop, columns, lambda name: pa.array([row[name] for row in rows], encodings.BINARY))
 
 

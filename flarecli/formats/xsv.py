@@ -22,6 +22,7 @@ from flarecli.storage import Location
 __all__ = ["CSV", "TSV", "XSV", "Xsv"]
 
 _HINT = "Choose another --separator or --newline with -f xsv, or another --format."
+_LONG = 32  # bytes of a separator or newline that is looked for in many lines at once: of `aaa…` in `aaa…` each takes another look at all the data
 
 
 class Xsv:
@@ -135,9 +136,11 @@ def _split(shard: Shard, row: int, line: bytes) -> list[bytes]:
     newline = shard.layout["newline"]
     if not line.endswith(newline):
         raise FormatError(f"its line does not end with {newline.decode()!r}", where=f"{shard.chunk.at}[{row}]")
-    parts = line[: -len(newline)].split(shard.layout["separator"])
+    separator = shard.layout["separator"]
+    parts = line[: -len(newline)].split(separator, len(shard.columns))  # no more than tell that they are too many
     if len(parts) != len(shard.columns):
-        raise FormatError(f"{len(parts)} values in its line, {len(shard.columns)} are wanted", where=f"{shard.chunk.at}[{row}]")
+        count = line[: -len(newline)].count(separator) + 1
+        raise FormatError(f"{count} values in its line, {len(shard.columns)} are wanted", where=f"{shard.chunk.at}[{row}]")
     return parts
 
 
@@ -161,10 +164,12 @@ def _places(shard: Shard, first: int, data: IntArray, starts: IntArray) -> lines
 
 
 def _cuts(data: IntArray, starts: IntArray, ends: IntArray, separator: bytes, each: int) -> IntArray | None:
-    """Give where the separators lie, int64 [rows, each]; None if any line has another number, or some that overlap."""
+    """Give where the separators lie, int64 [rows, each]; None if any line has another number, some overlap, or they are long."""
     rows = len(ends)
     if not each:
         return np.zeros((rows, 0), np.int64)
+    if len(separator) > _LONG:
+        return None
     at = lines.find_all(data, separator)
     if len(at) != rows * each:  # some lie in newlines
         row = np.searchsorted(starts, at, "right") - 1
@@ -199,7 +204,9 @@ def _body(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: by
 
 
 def _suspects(data: IntArray, starts: IntArray, ends: IntArray, text: bytes, each: int) -> IntArray:
-    """Give the rows in which a text lies more often than `each` times, overlaps counted."""
+    """Give the rows in which a text lies more often than `each` times, overlaps counted; all rows for a long one."""
+    if len(text) > _LONG:
+        return np.arange(len(ends))
     at = lines.find_all(data, text)
     if len(at) == len(ends) * each:  # each row has at least that many
         return np.zeros(0, np.int64)

@@ -1,0 +1,311 @@
+"""Shards of lines laid byte by byte, JSON and XSV: what is just legal is read, what is just not says so; no table or line takes room of its own."""
+
+import json
+import struct
+import tracemalloc
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flarecli import encodings
+from flarecli.errors import FlareError, FormatError, UsageError, ValueFitError
+from flarecli.formats import find, json_shards, lines, spans, xsv
+from flarecli.model import Chunk, File, Settings, Shard
+from flarecli.storage import Location
+from flarecli.storage.memory import MemoryStore
+
+
+def opened(form, config, rows, starts=None, listed=None, files=()):
+    """A shard of these lines, the header before them if there is one."""
+    config = {"format": form, "newline": "\n", **config}
+    names = config.get("column_names")
+    header = b"" if names is None else ((config.get("separator") or ",").join(names) + config["newline"]).encode()
+    data = header + b"".join(rows)
+    starts = np.cumsum([len(header), *map(len, rows)]).tolist() if starts is None else starts
+    table = struct.pack(f"<I{len(starts)}I", len(starts) - 1, *starts) + json.dumps(config).encode()
+    store = MemoryStore({f"s.{form}": data, f"s.{form}.meta": table})
+    beside = (Location(store, f"s.{form}.meta"),) if files else ()
+    return find(form).open_shard(Chunk(Location(store, f"s.{form}"), listed, files, form, beside))
+
+
+def csv(*names):
+    return {"column_names": list(names), "column_encodings": ["str"] * len(names)}
+
+
+def refusal(do):
+    with pytest.raises(FlareError) as caught:
+        do()
+    return str(caught.value)
+
+
+def peak(do):
+    tracemalloc.start()
+    try:
+        do()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "tsv", "xsv"])
+def test_only_the_names_that_the_original_gives_are_claimed(form):
+    for name in (f"shard.00000.{form}", f"a/b/shard.00000.{form}.gz", f"shard.7.{form}.zstd"):
+        assert find(form).sniff(name, b"")
+    for name in (f"table.{form}", f"shard.d/table.{form}", f"x.shard.00000.{form}", f"shard.00000.{form}.meta", f"shard.00000.{form}.xz"):
+        assert not find(form).sniff(name, b"")
+
+
+# -- the table
+
+
+@pytest.mark.parametrize(
+    ("starts", "message"),
+    [
+        ([3, 4, 6], "s.csv.meta: its first line starts at byte 3 of the data, 2 is wanted"),
+        ([1, 4, 6], "s.csv.meta: its first line starts at byte 1 of the data, 2 is wanted"),
+        ([2, 7, 6], "s.csv.meta: line 1 starts at byte 7 and ends at byte 6"),
+        ([2, 4, 5], "s.csv: is 6 bytes, 5 are needed by its table"),
+        ([2, 4, 7], "s.csv: is 6 bytes, 7 are needed by its table"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(starts, message):
+    assert refusal(lambda: opened("csv", csv("a"), [b"1\n", b"2\n"], starts)) == message
+
+
+def test_another_count_than_listed_is_refused():
+    assert opened("csv", csv("a"), [b"1\n", b"2\n"], listed=2).rows == 2
+    assert refusal(lambda: opened("csv", csv("a"), [b"1\n", b"2\n"], listed=3)) == "s.csv.meta: holds 2 samples, 3 are listed"
+
+
+def test_a_table_must_fit_to_its_last_byte():
+    store = MemoryStore({"s.csv": b"", "s.csv.meta": struct.pack("<I3I", 2, 0, 0, 0)[:-1]})
+    assert refusal(lambda: xsv.CSV.open_shard(Chunk(Location(store, "s.csv")))) == "s.csv.meta: 15 bytes cannot hold a table of 2 samples"
+
+
+def test_a_config_of_just_the_most_bytes_is_read(monkeypatch):
+    size = len(json.dumps({"format": "csv", "newline": "\n", **csv("a")}))
+    files = (File("s.csv"), File("s.csv.meta", 8 + 4 + size))
+    monkeypatch.setattr(lines, "_CONFIG_LIMIT", size)
+    assert opened("csv", csv("a"), [b"1\n"], listed=1, files=files).rows == 1
+    monkeypatch.setattr(lines, "_CONFIG_LIMIT", size - 1)
+    assert refusal(lambda: opened("csv", csv("a"), [b"1\n"])) == f"s.csv.meta: its config takes {size} bytes"
+    wanted = f"s.csv.meta: {12 + size} bytes are listed, too many for a table of 0 samples"
+    monkeypatch.setattr(lines, "_CONFIG_LIMIT", size + 3)
+    assert refusal(lambda: opened("csv", csv("a"), [], listed=0, files=files)) == wanted
+
+
+def test_a_config_without_columns_is_refused_where_a_header_names_them():
+    assert refusal(lambda: opened("csv", csv(), [])) == "s.csv.meta: its config names no columns"
+
+
+@pytest.mark.parametrize(
+    ("starts", "runs"),
+    [
+        ([0], []),
+        ([0, 9 << 20], [(0, 1)]),
+        ([0, 3 << 20, 6 << 20, 9 << 20], [(0, 1), (1, 2), (2, 3)]),
+        ([0, 2 << 20, 4 << 20, 6 << 20], [(0, 2), (2, 3)]),
+        ([0, 2 << 20, (4 << 20) + 1, (6 << 20) + 1], [(0, 1), (1, 2), (2, 3)]),
+        ([0] * 8193, [(0, 8192)]),
+        ([0] * 8194, [(0, 8192), (8192, 8193)]),
+    ],
+)
+def test_rows_are_checked_in_runs_of_no_more_than_four_megabytes_but_one_row(starts, runs):
+    table = memoryview(np.array(starts, np.uint32))
+    assert list(lines.steps(Shard(Chunk(Location(MemoryStore(), "x")), (), len(starts) - 1, {"starts": table}))) == runs
+
+
+# -- lines of values between separators
+
+
+def ways(form, shard, row):
+    """Every way to a row; the last gives what a check finds first."""
+
+    def checked():
+        for one in find(form).verify_shard(shard):
+            raise FormatError(one.message, where=one.where)
+
+    return (lambda: find(form).read_rows(shard, [row]), lambda: find(form).read_batch(shard, 0, shard.rows), checked)
+
+
+@pytest.mark.parametrize("newline", ["\n\n", "\r\n", "|"])
+@pytest.mark.parametrize("short", [b"", b"\n", b"x"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_line_shorter_than_its_newline_names_its_row(newline, short, place):
+    rows = [b"x" + newline.encode(), newline.encode()]
+    rows.insert(place, short)
+    for names in (["a"], ["a", "b"]):
+        some = [row if row == short else b"," * (len(names) - 1) + row for row in rows]
+        shard = opened("csv", {**csv(*names), "newline": newline}, some)
+        for do in ways("csv", shard, place):
+            assert refusal(do) == f"s.csv[{place}]: its line does not end with {newline!r}"
+
+
+@pytest.mark.parametrize("separator", ["|", "||", "a" * 32, "a" * 33, "ab" * 40])
+def test_values_lie_between_separators_of_any_length_also_where_they_overlap(separator):
+    end = separator[:1]
+    rows = [(f"{i}", "x" * (i % 3), "") for i in range(40)] + [("", "", ""), ("y", f"{end}y", f"{end}z")][: 1 + (len(separator) > 1)]
+    shard = opened("xsv", {**csv("p", "q", "r"), "separator": separator}, [(separator.join(row) + "\n").encode() for row in rows])
+    wanted = [dict(zip("pqr", (separator.join(row)).split(separator), strict=True)) for row in rows]
+    assert [{name: value.decode() for name, value in row.items()} for row in xsv.XSV.read_rows(shard, range(len(rows)))] == wanted
+    assert xsv.XSV.read_batch(shard, 0, len(rows)).to_pylist() == wanted
+    assert list(xsv.XSV.verify_shard(shard, values=True)) == []
+
+
+def test_a_long_separator_is_not_looked_for_at_every_place(monkeypatch):
+    """Of `aaa…` in `aaa…` each byte of it would be another look at all of the data: a shard of a megabyte took minutes to check."""
+    looked, real = [], lines.find_all
+    monkeypatch.setattr(lines, "find_all", lambda data, text: looked.append(len(text)) or real(data, text))
+    long = "a" * 1000
+    shard = opened("xsv", {**csv("p", "q"), "separator": long}, [b"a" * 20_000 + b"\n", b"x" + long.encode() + b"\n"])
+    for do in ways("xsv", shard, 0):
+        assert refusal(do) == "s.xsv[0]: 21 values in its line, 2 are wanted"
+    columns = xsv.XSV.arrange([encodings.column("p", "str"), encodings.column("q", "str")])
+    batch = pa.record_batch({"p": pa.array(["x", "y" * 3000], pa.large_string()), "q": pa.array(["", "b" * 10], pa.large_string())})
+    for how in (Settings(separator=long), Settings(separator=";", newline=long)):
+        assert xsv.XSV.row_sizes(columns, batch, how)[1].tolist() == [1002, 4011]
+    bad = batch.set_column(0, "p", pa.array(["x", "y" + long + "y"], pa.large_string()))
+    wanted = f"[1]: column 'p': holds the separator {long!r}"
+    assert refusal(lambda: xsv.XSV.row_sizes(columns, bad, Settings(separator=long))) == wanted
+    assert refusal(lambda: xsv.XSV.row_sizes(columns, bad, Settings(newline=long))) == wanted.replace("separator", "newline")
+    assert max(looked) == 1
+
+
+def test_a_line_of_nothing_but_separators_takes_no_room_for_its_values():
+    shard = opened("csv", csv("a", "b"), [b"," * 4_000_000 + b"\n"])
+    message = []
+    assert peak(lambda: message.append(refusal(lambda: xsv.CSV.read_rows(shard, [0])))) < 20 << 20  # it was 44 MB
+    assert message == ["s.csv[0]: 4000001 values in its line, 2 are wanted"]
+
+
+# -- lines of JSON
+
+
+def test_lines_too_short_for_the_names_of_their_columns_are_not_given_room_for_those():
+    rows = [b""] * 2999 + [b'"' * 6000 + b"x" * 40_000]
+    shard = opened("json", {"columns": {"k" * 30_000: "int"}, "newline": ""}, rows)
+    found = []
+    assert peak(lambda: found.extend(json_shards.verify_shard(shard))) < 64 << 20  # it was 772 MB
+    assert {(one.message) for one in found} == {"not valid JSON: '{' is wanted at character 0"}
+    assert [one.where for one in found][:2] == ["s.json[0]", "s.json[1]"]
+
+
+def test_an_object_of_no_columns_is_two_braces():
+    shard = opened("json", {"columns": {}}, [b"{}\n", b" { }\n"])
+    assert json_shards.read_rows(shard, [0, 1]) == [{}, {}]
+    assert json_shards.read_batch(shard, 0, 2).num_rows == 2
+    for line, message in ((b"}\n", "not valid JSON: '{' is wanted at character 0"), (b"{\n", "not valid JSON: a key is wanted at character 2")):
+        shard = opened("json", {"columns": {}}, [b"{}\n", line])
+        for do in ways("json", shard, 1):
+            assert refusal(do) == f"s.json[1]: {message}"
+
+
+def test_what_python_calls_a_number_is_one():
+    values = [b"1", b"-0.5e+7", b"true", b"false", b"null", b"NaN", b"Infinity", b"-Infinity"]
+    shard = opened("json", {"columns": {"a": "float"}}, [b'{"a": %s}\n' % value for value in values])
+    assert [row["a"] for row in json_shards.read_rows(shard, range(len(values)))] == values
+    assert list(json_shards.verify_shard(shard, values=True)) == []
+
+
+@pytest.mark.parametrize("text", ["\\u12", "\\u12g4", "\\u123", "\\", "\\v", "\\u", "\x1f", "\x00"])
+@pytest.mark.parametrize("newline", ["\n", ""])
+def test_an_escape_that_is_none_names_its_row_also_at_the_end_of_the_data(text, newline):
+    line = f'{{"a": "x"}}{newline}'.encode()
+    bad = f'{{"a": "{text}"}}{newline}'.encode()
+    for rows in ([line, bad], [bad, line], [line, bad[: bad.index(b'"}')]]):
+        shard = opened("json", {"columns": {"a": "str"}, "newline": newline}, rows)
+        row = rows.index(line) ^ 1
+        assert refusal(lambda shard=shard: json_shards.read_batch(shard, 0, 2)).startswith(f"s.json[{row}]: not valid JSON: ")
+        assert [one.where for one in json_shards.verify_shard(shard)] == [f"s.json[{row}]"]
+        assert json_shards.read_rows(shard, [row ^ 1]) == [{"a": b'"x"'}]
+
+
+@pytest.mark.parametrize("text", ["\\u12aF", "\\u0000", '\\"', "\\\\", "\\/\\b\\f\\n\\r\\t", '\\\\\\"', "\x7f", "é"])
+def test_an_escape_is_one_also_at_the_end_of_the_data(text):
+    value = f'"{text}"'.encode()
+    shard = opened("json", {"columns": {"a": "str"}, "newline": ""}, [b'{"a": %s}' % value] * 3)
+    assert [row["a"] for row in json_shards.read_rows(shard, [0, 2])] == [value] * 2
+    assert json_shards.read_batch(shard, 0, 3).column("a").to_pylist() == [value.decode()] * 3
+
+
+# -- writing
+
+
+def batch_of(*texts):
+    return pa.record_batch({"a": pa.array(texts, pa.large_string())})
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "tsv", "xsv", "mds"])
+@pytest.mark.parametrize("compression", [None, "gz", "snappy", "br"])
+def test_a_shard_of_no_rows_is_written_and_read(form, compression):
+    columns = find(form).arrange([encodings.column("a", "str")])
+    for batches in ([], [batch_of()], [batch_of(), batch_of()]):
+        chunk = find(form).write_shard(Location(MemoryStore(), ""), 0, columns, batches, Settings(compression))
+        shard = find(form).open_shard(chunk, columns)
+        assert (shard.rows, chunk.rows, find(form).read_rows(shard, [])) == (0, 0, [])
+        assert find(form).read_batch(shard, 0, 0).num_rows == 0
+        assert list(find(form).verify_shard(shard, values=True)) == []
+    assert find(form).row_sizes(columns, batch_of(), Settings())[1].tolist() == []
+
+
+@pytest.mark.parametrize("form", ["json", "csv"])
+def test_a_value_that_cannot_be_written_names_its_row_among_all(form):
+    columns, bad = find(form).arrange([encodings.column("a", "str")]), "," if form == "csv" else "bare"
+    good = ['"x"'] * 9000
+    for batches, row in (([[bad, '""']], 0), ([good, ['""', bad]], 9001), ([[*good, bad]], 9000), ([good, [], [*good, bad, bad]], 18_000)):
+        with pytest.raises(ValueFitError) as caught:
+            find(form).write_shard(Location(MemoryStore(), ""), 0, columns, [batch_of(*one) for one in batches], Settings())
+        assert caught.value.where == f"[{row}]"
+    with pytest.raises(ValueFitError) as caught:
+        find(form).row_sizes(columns, batch_of(*good, bad).slice(1), Settings())
+    assert caught.value.where == "[8999]"
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "mds"])
+def test_a_null_never_takes_its_line_with_it(form):
+    columns = find(form).arrange([encodings.column("a", "str")])
+    batch = batch_of('"x"', '"y"', None, None)
+    with pytest.raises(ValueFitError) as caught:
+        find(form).row_sizes(columns, batch, Settings())
+        find(form).write_shard(Location(MemoryStore(), ""), 0, columns, [batch], Settings())
+    assert str(caught.value) == ("" if form == "mds" else "[2]: ") + "column 'a': a null reached the shard"
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "mds"])
+def test_the_first_row_that_no_shard_holds_is_named_not_the_largest(form, monkeypatch):
+    columns = find(form).arrange([encodings.column("a", "str")])
+    batch = batch_of('""', f'"{"x" * 500}"', f'"{"x" * 900}"')
+    base, sizes = find(form).row_sizes(columns, batch, Settings())
+    monkeypatch.setattr(lines, "LIMIT", base + int(sizes[1]) - 1)
+    wanted = f"[1]: column 'a': a row of {sizes[1]} bytes does not fit one {form} shard, which ends at 4 GiB"
+    assert refusal(lambda: find(form).row_sizes(columns, batch, Settings())) == wanted
+
+
+@pytest.mark.parametrize("form", ["json", "csv"])
+def test_a_shard_may_be_as_large_as_its_offsets_reach(form, monkeypatch):
+    columns = find(form).arrange([encodings.column("a", "str")])
+    size = find(form).write_shard(Location(MemoryStore(), ""), 0, columns, [batch_of('"x"')], Settings()).files[0].size
+    monkeypatch.setattr(lines, "LIMIT", size)
+    assert find(form).write_shard(Location(MemoryStore(), ""), 0, columns, [batch_of('"x"')], Settings()).files[0].size == size
+
+
+def test_a_separator_of_csv_and_tsv_is_their_own_whatever_is_set():
+    for form, separator in (("csv", ","), ("tsv", "\t")):
+        columns = find(form).arrange([encodings.column("a", "str"), encodings.column("b", "str")])
+        batch = pa.record_batch({"a": pa.array(["1"], pa.large_string()), "b": pa.array(["2"], pa.large_string())})
+        chunk = find(form).write_shard(Location(MemoryStore(), ""), 0, columns, [batch], Settings(separator="||"))
+        assert chunk.at.read() == f"a{separator}b\n1{separator}2\n".encode()
+    with pytest.raises(UsageError, match=r"^column 'a,b': its name holds the separator ','$"):
+        xsv.CSV.row_sizes((encodings.column("a,b", "str"),), batch_of("x"), Settings(separator="|"))
+
+
+# -- views
+
+
+def test_text_over_the_bytes_of_a_shard_is_checked_and_reaches_no_further_than_views_do(monkeypatch):
+    shard = opened("csv", csv("a"), [b"1\n", b"\xff\n", b"2\n"])
+    assert xsv.CSV.read_batch(shard, 2, 3, views=True).schema.field("a").type == pa.string_view()
+    assert refusal(lambda: xsv.CSV.read_batch(shard, 0, 3, views=True)) == "s.csv[1]: column 'a': str is not UTF-8"
+    monkeypatch.setattr(spans, "VIEW_LIMIT", 2)
+    assert xsv.CSV.read_batch(shard, 2, 3, views=True).schema.field("a").type == pa.large_string()
