@@ -6,8 +6,10 @@ import pickle
 import pytest
 
 from flarecli import formats, read, verbs
-from flarecli.errors import IntegrityError, UnsafeError, UsageError
+from flarecli.errors import IntegrityError, UnsafeError, UsageError, ValueFitError
 from flarecli.formats import files
+from flarecli.model import Chunk
+from flarecli.storage import locate
 
 
 @pytest.fixture
@@ -76,3 +78,36 @@ def test_files_are_not_packed():
     with pytest.raises(UsageError) as caught:
         formats.find("files").arrange(())
     assert caught.value.hint == "Run `flare unpack` to write files, or choose another --format."
+
+
+def test_what_flare_has_under_way_is_no_file_of_the_folder(folder):
+    (folder / ".flare").mkdir()
+    (folder / ".flare" / "journal").write_text("x")
+    (folder / ".flared").write_text("x")
+    assert files.open_dataset(locate(str(folder))).urls == [".flared", *(name for name, _ in WANTED)]
+
+
+def test_a_name_that_is_not_utf8_is_its_bytes_and_no_text(tmp_path):
+    with open(os.fsencode(tmp_path) + b"/\xff.txt", "wb") as file:
+        file.write(b"x")
+    shard = files.open_shard(files.open_dataset(locate(str(tmp_path))).chunk(0))
+    assert files.read_rows(shard, [0]) == [{"name": b"\xff.txt", "data": b"x"}]
+    assert files.read_batch(shard, 0, 1, ["data"]).to_pylist() == [{"data": b"x"}]
+    with pytest.raises(ValueFitError) as caught:
+        files.read_batch(shard, 0, 1)
+    assert caught.value.message == "its name is not UTF-8"
+
+
+def test_no_row_and_no_column_of_a_file_are_read(folder):
+    shard = files.open_shard(files.open_dataset(locate(str(folder))).chunk(0))
+    assert files.read_batch(shard, 0, 0).num_rows == files.read_batch(shard, 1, 1, ["name"]).num_rows == 0
+    assert [files.read_batch(shard, 0, rows, []).num_rows for rows in (0, 1)] == [0, 1]
+    assert (files.read_rows(shard, []), files.read_rows(shard, [0], [])) == ([], [{}])
+
+
+def test_a_chunk_that_nothing_is_listed_of_has_the_name_of_its_file(folder):
+    assert files.read_rows(files.open_shard(Chunk(locate(str(folder / "b" / "1.bin")))), [0]) == [{"name": b"1.bin", "data": b""}]
+
+
+def test_no_name_is_enough_to_be_a_dataset_of_files():
+    assert not any(files.sniff(name, b"") for name in ("a.txt", "x.mds", ""))
