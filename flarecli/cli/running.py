@@ -56,6 +56,11 @@ def _told(error: BaseException, args: list[str]) -> FlareError:
         return error
     if isinstance(error, MemoryError):
         return ReachError("there is not enough memory", hint="Give it fewer --jobs, smaller shards or more memory.")
+    if isinstance(error, RuntimeError):
+        from flarecli.storage.threads import none_left
+
+        if no_thread := none_left(error):
+            return no_thread
     if isinstance(error, RecursionError):
         return FormatError("the data is nested too deeply")
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("flarecli"):

@@ -1,7 +1,8 @@
 """Blocking calls side by side, on threads of their own.
 
 A library's call cannot be interrupted, so the main thread never makes one: it waits, and an interrupt ends the wait. The
-threads are daemons, shared by all stores of a process, and never wait for one another.
+threads are daemons, shared by all stores of a process, and never wait for one another. Where the system allows no more of
+them, calls are made where they are asked for, one after the other.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Outcome", "ahead", "alone", "begin", "in_order", "side_by_side", "wait_for"]
+from flarecli.errors import FlareError, ReachError
+
+__all__ = ["Outcome", "ahead", "alone", "begin", "in_order", "none_left", "side_by_side", "start", "wait_for"]
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -52,10 +55,27 @@ def _work() -> None:
         _idle.release()
 
 
+def none_left(error: BaseException) -> FlareError | None:
+    """Give what to tell the user where Python could start no thread; None for any other error."""
+    if not isinstance(error, RuntimeError) or not str(error).startswith("can't start new thread"):
+        return None
+    hint = "Give it fewer --jobs, or let the user or the container have more processes (`ulimit -u`)."
+    return ReachError("the system lets no further thread start", hint=hint)
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread. Raises ReachError where the system allows no more of them."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise none_left(error) or error from None
+
+
 def _start(task: Callable[[], None]) -> None:
-    _tasks.put(task)
+    """Have a thread do a task. Raises ReachError."""
     if not _idle.acquire(blocking=False):
-        threading.Thread(target=_work, name="flare-store", daemon=True).start()
+        start(threading.Thread(target=_work, name="flare-store", daemon=True))
+    _tasks.put(task)
 
 
 def wait_for(arrived: SimpleQueue[T]) -> T:
@@ -65,7 +85,9 @@ def wait_for(arrived: SimpleQueue[T]) -> T:
             return arrived.get(timeout=_TICK_S)
 
 
-def _submit(call: Callable[[A], T], item: A, at: int, arrived: SimpleQueue[Outcome[T]]) -> None:
+def _submit(call: Callable[[A], T], item: A, at: int, arrived: SimpleQueue[Outcome[T]], apart: bool = False) -> None:
+    """Have a call made on a thread, or here if there is none to be had: unless it is to be made `apart`, then that raises ReachError."""
+
     def task() -> None:
         outcome: Outcome[T] = Outcome(at)
         try:
@@ -75,20 +97,29 @@ def _submit(call: Callable[[A], T], item: A, at: int, arrived: SimpleQueue[Outco
         arrived.put(outcome)
         del outcome
 
-    _start(task)
+    try:
+        _start(task)
+    except ReachError:
+        if apart:
+            raise
+        task()
 
 
 def alone(call: Callable[[], T]) -> T:
     """Make one call; away from the main thread it is made where it is asked for."""
     if threading.current_thread() is not threading.main_thread():
         return call()
-    return wait_for(begin(call)).get()
+    return wait_for(_begun(call, False)).get()
 
 
 def begin(call: Callable[[], T]) -> SimpleQueue[Outcome[T]]:
-    """Make one call on another thread; its outcome will be put where this points at."""
+    """Make one call on another thread; its outcome will be put where this points at. Raises ReachError if there is no thread to be had."""
+    return _begun(call, True)
+
+
+def _begun(call: Callable[[], T], apart: bool) -> SimpleQueue[Outcome[T]]:
     arrived: SimpleQueue[Outcome[T]] = SimpleQueue()
-    _submit(lambda _: call(), None, 0, arrived)
+    _submit(lambda _: call(), None, 0, arrived, apart)
     return arrived
 
 

@@ -31,6 +31,7 @@ from flarecli.storage.limits import Limits
 from flarecli.storage.pools import Pool, Sockets
 from flarecli.storage.request import Request
 from flarecli.storage.slots import Slot
+from flarecli.storage.threads import start
 from flarecli.storage.tries import Tries
 from flarecli.storage.wanted import Page, Wanted
 from flarecli.storage.window import Window
@@ -73,8 +74,8 @@ class Engine:
         self._both = (Pool(False, self._sockets), Pool(True, self._sockets))  # by whether they may lead to private addresses
         self._tick_s = min(_TICK_S, limits.timeout_s / 4)
         self._thread = threading.Thread(target=self._run, name="flare-transfers", daemon=True)
+        start(self._thread)
         _engines.add(self)
-        self._thread.start()
 
     @property
     def spent(self) -> bool:
