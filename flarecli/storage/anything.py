@@ -201,10 +201,16 @@ class AnyStore:
         if info.get("type") == "directory" or info.get("size") is None:
             raise FormatError("a folder where a file is needed", where=self.show(path))
         found = str(next((info[sign] for sign in _SIGNS if info.get(sign)), "")), int(info["size"])
-        if (known or found) != found or self._known.setdefault(path, found) != found:
+        if (known or found) != found:
             raise changed().raised(self.show(path))
-        if len(self._known) > _KNOWN:
-            self._known = {path: found}
+        return found
+
+    def _settle(self, path: str, found: tuple[str, int]) -> tuple[str, int]:
+        """Say which version is given out, from now on to everybody. Raises IntegrityError if another thread was given another one meanwhile."""
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
+        if self._known.setdefault(path, found) != found:
+            raise changed().raised(self.show(path))
         return found
 
     def size(self, path: str) -> int:
@@ -212,7 +218,7 @@ class AnyStore:
 
     def version(self, path: str) -> tuple[str, int]:
         """Give what tells this version of a file from others, or empty, and its bytes."""
-        return self._known.get(path) or alone(lambda: self._look(path))
+        return self._known.get(path) or self._settle(path, alone(lambda: self._look(path)))
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         return b"" if start == stop else self._read(path, [(start, stop)])[0]
@@ -224,17 +230,18 @@ class AnyStore:
 
     def _read(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> list[bytes]:
         """Read ranges, all of one version: it is looked at before and after."""
-        fresh = path not in self._known
+        known = self._known.get(path)
         try:
-            return self._ranges(path, ranges)
+            data, seen = self._ranges(path, ranges, known)
         except IntegrityError:
-            if not fresh:
+            if known is not None or path in self._known:
                 raise
-            self._known.pop(path, None)
-        return self._ranges(path, ranges)
+            data, seen = self._ranges(path, ranges, None)
+        self._settle(path, seen)
+        return data
 
-    def _ranges(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> list[bytes]:
-        known = self.version(path)
+    def _ranges(self, path: str, ranges: Sequence[tuple[int, int | None]], known: tuple[str, int] | None) -> tuple[list[bytes], tuple[str, int]]:
+        known = known or alone(lambda: self._look(path))
         size = known[1]
         wanted = [(start, size if stop is None else stop) for start, stop in ranges]
         past = max(max(pair) for pair in wanted)
@@ -249,7 +256,7 @@ class AnyStore:
             if len(one) != stop - start:
                 raise short_read(self.show(path), start, stop, len(one))
         alone(lambda: self._look(path, known))
-        return data
+        return data, known
 
     def list(self, path: str) -> Iterator[Entry]:
         found = alone(lambda: self._do(path, lambda files, name: files.find(name, detail=True)))

@@ -123,10 +123,10 @@ class HttpStore:
         known = self._known.get(path)
         if known is not None and known.size is not None:
             return known, known.size
-        (request,), known = self._ask(path, [(0, 0)], known)
+        (request,), seen = self._ask(path, [(0, 0)], known)
         if request.total is None:
             raise FormatError("the server does not say how large it is", where=self.show(path))
-        return known, request.total
+        return self._settle(path, seen, [request]), request.total
 
     def version(self, path: str) -> tuple[str, int]:
         """Give what tells this version of a file from others, or empty, and its bytes."""
@@ -163,7 +163,7 @@ class HttpStore:
                 yield data
         finally:
             engine.cancel([request])
-        self._learn(path, [request], known)
+        self._settle(path, self._learn(path, [request], known), [request])
 
     def read_each(self, paths: Sequence[str]) -> Iterator[bytes]:
         """Read many whole files, in order, as many ahead as their mean size allows: the engine is woken, and wakes its caller, once for many."""
@@ -202,37 +202,42 @@ class HttpStore:
     def _taken(self, path: str, request: Request, known: _Known | None) -> bytes:
         """Give one of many; what has changed since it was first looked at is an error, what was never looked at is read again."""
         try:
-            self._learn(path, [request], known)
+            seen = self._learn(path, [request], known)
         except IntegrityError:
-            if known is not None:
+            if known is not None or path in self._known:
                 raise
             return self.read(path)
+        self._settle(path, seen, [request])
         return request.data
 
     def _read_pieces(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> list[bytes]:
-        fresh = path not in self._known
-        try:
-            return self._pieces(path, ranges)
-        except IntegrityError:
-            if not fresh:  # what was read before is of another version
-                raise
-            self._known.pop(path, None)
-        return self._pieces(path, ranges)
-
-    def _pieces(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> list[bytes]:
-        done: list[bytes] = []
         known = self._known.get(path)
+        try:
+            return self._pieces(path, ranges, known) if ranges else []
+        except IntegrityError:
+            if known is not None or path in self._known:  # what was read before is of another version
+                raise
+        return self._pieces(path, ranges, None)
+
+    def _pieces(self, path: str, ranges: Sequence[tuple[int, int | None]], known: _Known | None) -> list[bytes]:
+        asked: list[Request] = []
+        whole = self._wholes.get(path) if known is not None else None
         if len(ranges) > 1 and known is None:  # the first answer says whether the others are worth asking for, and of which version they must be
-            (first,), known = self._ask(path, ranges[:1], None)
-            done = [first.data]
+            asked, known = self._ask(path, ranges[:1], None)
+            whole = asked[0].whole
+        done = [request.data for request in asked]
         rest = ranges[len(done) :]
-        whole = self._wholes.get(path)
         if whole is None:
-            return done + [request.data for request in self._ask(path, rest, known)[0]]
-        for start, stop in rest:
-            if max(start, stop or 0) > len(whole):
-                raise short(len(whole), max(start, stop or 0)).raised(self.show(path))
-        return done + [whole[start:stop] for start, stop in rest]
+            more, known = self._ask(path, rest, known)
+            asked, done = asked + more, done + [request.data for request in more]
+        else:
+            for start, stop in rest:
+                if max(start, stop or 0) > len(whole):
+                    raise short(len(whole), max(start, stop or 0)).raised(self.show(path))
+            done += [whole[start:stop] for start, stop in rest]
+        if asked and known is not None:
+            self._settle(path, known, asked)
+        return done
 
     def _ask(self, path: str, ranges: Sequence[tuple[int, int | None]], known: _Known | None) -> tuple[list[Request], _Known]:
         """Fetch ranges side by side, all of them and of the version that is known, or an error. Give what is known of the file by now, too."""
@@ -256,7 +261,7 @@ class HttpStore:
         return Request(parse(path), deliver, named=named, private=private, start=start, stop=stop, if_match=etag, sink=sink, window=_WINDOW)
 
     def _learn(self, path: str, requests: Sequence[Request], known: _Known | None) -> _Known:
-        """Hold the answers against what is known of the file, remember the rest, and give it. Raises the first fault."""
+        """Hold the answers against what is known of the file, and give that. Raises the first fault."""
         for request in requests:
             if request.fault is not None:
                 raise request.fault.raised(self.show(path))
@@ -265,21 +270,23 @@ class HttpStore:
                 continue
             if known is None:
                 known = _Known(answer.etag, request.total, answer.modified, answer.get("date")[:100])
-            elif (
-                (known.etag and answer.etag not in ("", known.etag))
-                or (None not in (known.size, request.total) and known.size != request.total)
-                or (known.modified and answer.modified not in ("", known.modified))
-            ):
+            elif _differ(known, answer.etag, request.total, answer.modified):
                 raise changed().raised(self.show(path))
-            if request.whole is not None:
-                self._keep(path, request.whole)
             if request.address != request.asked and path.partition("?")[0].endswith(_LISTING):
                 self._moved[folder_of(path)] = folder_of(_written(request.address))
-        if known is None:  # nothing was asked
-            return _Known("", None, "", "")
+        return _Known("", None, "", "") if known is None else known  # where nothing was asked
+
+    def _settle(self, path: str, seen: _Known, requests: Sequence[Request]) -> _Known:
+        """Say which version is given out, from now on to everybody. Raises IntegrityError if another thread was given another one meanwhile."""
         if len(self._known) >= _KNOWN:
             self._known.clear()
-        self._known[path] = known
+            self._wholes = {}
+        known = self._known.setdefault(path, seen)
+        if _differ(known, seen.etag, seen.size, seen.modified):
+            raise changed().raised(self.show(path))
+        for request in requests:
+            if request.whole is not None:
+                self._keep(path, request.whole)
         return known
 
     def _keep(self, path: str, whole: bytes) -> None:
@@ -299,6 +306,14 @@ class HttpStore:
 
     def delete(self, path: str) -> None:
         raise UsageError("an http address is read only", where=self.show(path))
+
+
+def _differ(known: _Known, etag: str, size: int | None, modified: str) -> bool:
+    return bool(
+        (known.etag and etag not in ("", known.etag))
+        or (None not in (known.size, size) and known.size != size)
+        or (known.modified and modified not in ("", known.modified))
+    )
 
 
 def _is_final(request: Request) -> bool:

@@ -140,15 +140,18 @@ class ObjectStore:
 
     def _learn(self, path: str, etag: str | None, size: int, known: _Known | None = None) -> _Known:
         """Hold an answer against what is known of the object, and give that. Raises IntegrityError if it is another version."""
-        new, known = _Known(etag if etag and not etag.startswith("W/") else "", size), known or self._known.get(path)
-        if known is not None:
-            if known.size != size or (known.etag and new.etag and known.etag != new.etag):
-                raise changed().raised(self.show(path))
-            return known
+        etag = etag if etag and not etag.startswith("W/") else ""
+        if known is None:
+            return _Known(etag, size)
+        if known.size != size or (known.etag and etag and known.etag != etag):
+            raise changed().raised(self.show(path))
+        return known
+
+    def _settle(self, path: str, seen: _Known) -> _Known:
+        """Say which version is given out, from now on to everybody. Raises IntegrityError if another thread was given another one meanwhile."""
         if len(self._known) >= _KNOWN:
             self._known.clear()
-        self._known[path] = new
-        return new
+        return self._learn(path, *seen, self._known.setdefault(path, seen))
 
     def _head(self, path: str, known: _Known | None = None) -> _Known:
         """Ask which version there is. Raises IntegrityError if it is another than the one known."""
@@ -157,12 +160,8 @@ class ObjectStore:
         meta = self._do(path, lambda library, client: library.head(client, path))
         return self._learn(path, meta["e_tag"], meta["size"], known)
 
-    def _get(self, path: str, wanted: tuple[int, int | None]) -> memoryview:
-        """Read one range by one request; the bytes are the library's own, not copied."""
-        return self._got(path, self._known.get(path), wanted)[0]
-
     def _got(self, path: str, known: _Known | None, wanted: tuple[int, int | None]) -> tuple[memoryview, _Known]:
-        """Read one range, of the version that is known; give what is known by now, too.
+        """Read one range by one request, of the version that is known; give what is known by now, too. The bytes are the library's own.
 
         Small objects come as fast as the interpreter's lock goes from thread to thread: hence few steps, and none for what is not asked.
         """
@@ -196,24 +195,28 @@ class ObjectStore:
             return memoryview(b""), known
         raise short_read(self.show(path), 0, max(start, stop or 0), known.size)
 
-    def _of_one_version(self, path: str, call: Callable[[], T]) -> T:
-        """Read; what turns out to be of two versions is begun again, unless something was given before."""
-        fresh = path not in self._known
+    def _of_one_version(self, path: str, call: Callable[[_Known | None], tuple[T, _Known]]) -> T:
+        """Read, of the version that is known, if one is; what turns out to be of two is begun again, unless something was given before."""
+        known = self._known.get(path)
         try:
-            return call()
+            data, seen = call(known)
         except IntegrityError:
-            if not fresh:
+            if known is not None or path in self._known:
                 raise
-            self._known.pop(path, None)
-        return call()
+            data, seen = call(None)
+        if known is None:
+            self._settle(path, seen)
+        return data
 
     def size(self, path: str) -> int:
-        known = self._known.get(path)
-        return known.size if known is not None else alone(partial(self._head, path)).size
+        return self._version(path).size
 
     def version(self, path: str) -> tuple[str, int]:
         """Give what tells this version of an object from others, or empty, and its bytes."""
-        return self._known.get(path) or alone(partial(self._head, path))
+        return self._version(path)
+
+    def _version(self, path: str) -> _Known:
+        return self._known.get(path) or self._settle(path, alone(partial(self._head, path)))
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         return b"" if start == stop else b"".join(self.views(path, start, stop))
@@ -222,36 +225,33 @@ class ObjectStore:
         """Read as `read` does; give the bytes as the library has them, in order and not copied."""
         if stop is not None and stop - start > 2 * PIECE:
             pieces = [(at, min(at + PIECE, stop)) for at in range(start, stop, PIECE)]
-            return self._of_one_version(path, lambda: self._many(path, pieces))
-        return [self._of_one_version(path, lambda: alone(partial(self._get, path, (start, stop))))]
+            return self._of_one_version(path, lambda known: self._many(path, pieces, known))
+        return [self._of_one_version(path, lambda known: alone(partial(self._got, path, known, (start, stop))))]
 
     def read_each(self, paths: Sequence[str]) -> Iterator[memoryview]:
         """Read many whole objects; a copy of each would cost as much as a fetch."""
         limits, whole = self.guard.limits, (0, None)
-        return in_order(lambda path: self._of_one_version(path, lambda: self._get(path, whole)), paths, limits.jobs, limits.ahead_bytes)
+        return in_order(lambda path: self._of_one_version(path, lambda known: self._got(path, known, whole)), paths, limits.jobs, limits.ahead_bytes)
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         pieces, piece_of = plan.joined(ranges)
-        data = self._of_one_version(path, lambda: self._many(path, pieces))
+        data = self._of_one_version(path, lambda known: self._many(path, pieces, known)) if pieces else []
         return plan.cut(data, pieces, piece_of, ranges)
 
-    def _many(self, path: str, pieces: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def _many(self, path: str, pieces: Sequence[tuple[int, int]], known: _Known | None = None) -> tuple[list[memoryview], _Known]:
         jobs = self.guard.limits.jobs
-        if not pieces:
-            return []
-        known = self._known.get(path)
         if len(pieces) <= _FEW or max(stop - start for start, stop in pieces) > PIECE >> 3:
             done = []
             if known is None:  # the first says which version the others must be
                 first, known = alone(partial(self._got, path, None, pieces[0]))
                 done = [first]
             rest = side_by_side(partial(self._got, path, known), pieces[len(done) :], jobs) if len(pieces) > len(done) else []
-            return done + [data for data, _ in rest]
+            return done + [data for data, _ in rest], known
         known = known or alone(partial(self._head, path))
         groups = [pieces[i : i + _GROUP] for i in range(0, len(pieces), _GROUP)]
         found = side_by_side(partial(self._group, path, known), groups, max(1, jobs // 10))  # the library has 10 requests under way for each
         alone(partial(self._head, path, known))  # its calls for many ranges take no condition: if this is the version, so was every one of them
-        return [data for group in found for data in group]
+        return [data for group in found for data in group], known
 
     def _group(self, path: str, known: _Known, pieces: Sequence[tuple[int, int]]) -> list[memoryview]:
         past = next((piece for piece in pieces if piece[1] > known.size), None)
@@ -270,7 +270,12 @@ class ObjectStore:
         if size <= _READ:
             yield self.read(path, 0, size)
             return
-        first, known = self._of_one_version(path, lambda: alone(partial(self._got, path, self._known.get(path), (0, _READ))))
+
+        def begun(known: _Known | None) -> tuple[tuple[memoryview, _Known], _Known]:
+            first = alone(partial(self._got, path, known, (0, _READ)))
+            return first, first[1]
+
+        first, known = self._of_one_version(path, begun)
         yield bytes(first)
         pieces = ((at, min(at + _READ, size)) for at in range(_READ, size, _READ))
         yield from (bytes(data) for data, _ in ahead(partial(self._got, path, known), pieces, min(AHEAD, self.guard.limits.jobs)))

@@ -72,12 +72,14 @@ def forgetful(monkeypatch):
     for room, store in ((http, http.HttpStore), (objects, objects.ObjectStore)):
         monkeypatch.setattr(room, "_KNOWN", 1)
 
-        def learn(self, path, *more, real=store._learn):
-            known = real(self, path, *more)
-            self._known.clear()
-            return known
+        for step in ("_learn", "_settle"):
 
-        monkeypatch.setattr(store, "_learn", learn)
+            def learn(self, path, *more, real=getattr(store, step)):
+                known = real(self, path, *more)
+                self._known.clear()
+                return known
+
+            monkeypatch.setattr(store, step, learn)
 
 
 def test_a_version_is_known_for_as_long_as_one_read_lasts(web, forgetful):
