@@ -72,9 +72,9 @@ def forgetful(monkeypatch):
     for room, store in ((http, http.HttpStore), (objects, objects.ObjectStore)):
         monkeypatch.setattr(room, "_KNOWN", 1)
 
-        for step in ("_learn", "_settle"):
+        for step, real in (("_learn", store._learn), ("_settle", store._settle)):
 
-            def learn(self, path, *more, real=getattr(store, step)):
+            def learn(self, path, *more, real=real):
                 known = real(self, path, *more)
                 self._known.clear()
                 return known
