@@ -28,7 +28,7 @@ from flarecli.errors import FormatError, ValueFitError
 from flarecli.model import IntArray
 from flarecli.storage import Location
 
-__all__ = ["BLOCK", "END", "Blocks", "Mapped", "Ranges", "Seen", "Source", "header", "headers", "members", "padded"]
+__all__ = ["BLOCK", "END", "LARGEST", "Blocks", "Mapped", "Ranges", "Seen", "Source", "check_size", "header", "headers", "members", "padded"]
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -36,7 +36,7 @@ _HEAD = struct.Struct("<100s24x12s12x8sc100x6s82x155s12x")  # name, size, sum, k
 _FILES, _META = (b"0", b"\0", b"7"), (b"x", b"X", b"g", b"L", b"K")
 _SKIPPED = {b"1": "hard link", b"2": "symbolic link", b"3": "device", b"4": "device", b"5": "folder", b"6": "FIFO", b"V": "label"}
 _META_LIMIT = 1 << 20  # bytes of one member's own records; a name takes a few hundred
-_LARGEST = 8**11 - 1  # what the field of a size holds
+LARGEST = 8**11 - 1  # what the field of a size holds
 _ADLER = 65521  # the low word of adler32 is 1 + the sum of the bytes, modulo this: what Python has of a fast sum
 _STEPS = (1 << 12, 1 << 20)  # bytes that a pass over headers reads at once: between large members, and where they are small
 _WORTH, _PAUSE = 64, 1 << 20  # members worth an offer to take many at once; where fewer are taken, bytes up to the next one, then twice as many
@@ -77,22 +77,30 @@ class Ranges:
 
 
 class Blocks:
-    """A stream that cannot seek; what stands before the last `start` is forgotten."""
+    """A stream that cannot seek; blocks that end before the last `start` are forgotten. Its size is known when its end was reached."""
 
     def __init__(self, blocks: Iterable[bytes]) -> None:
         self.size: int | None = None
         self._blocks, self._data, self._base = iter(blocks), b"", 0
 
     def window(self, start: int, need: int) -> memoryview:
-        while self._base + len(self._data) <= start and (data := next(self._blocks, None)) is not None:
+        while self._base + len(self._data) <= start and (data := self._next(self._base + len(self._data))) is not None:
             self._base, self._data = self._base + len(self._data), data
-        parts = [self._data[max(0, start - self._base) :]]
-        have = len(parts[0])
-        while have < need and (data := next(self._blocks, None)) is not None:
-            parts.append(data)
-            have += len(data)
-        self._base, self._data = start, b"".join(parts)
-        return memoryview(self._data)
+        begin = max(0, start - self._base)
+        if len(self._data) - begin < need:
+            parts = [self._data[begin:]]
+            have = len(parts[0])
+            while have < need and (data := self._next(start + have)) is not None:
+                parts.append(data)
+                have += len(data)
+            self._base, self._data, begin = start, b"".join(parts), 0
+        return memoryview(self._data)[begin:]  # of a large block each of a thousand members is a view, not a copy of all that follows
+
+    def _next(self, end: int) -> bytes | None:
+        data = next(self._blocks, None)
+        if data is None and self.size is None:
+            self.size = end
+        return data
 
 
 @dataclass(slots=True)
@@ -141,7 +149,7 @@ def members(
             view, base = source.window(begin, pos + BLOCK - begin), begin
             at = pos - base
             if at + BLOCK > len(view):
-                raise _cut(base + len(view), pos, where)
+                raise _cut(source, base + len(view), pos, where)
         if begin < pos and seen.padding is not None and bytes(view[begin - base : at]).strip(b"\0"):
             seen.padding.append(begin)
         head = view[at : at + BLOCK]
@@ -173,7 +181,7 @@ def members(
             if begin - base > len(view):
                 view, base = source.window(start, size), start
                 if begin - base > len(view):
-                    raise _cut(base + len(view), pos, where)
+                    raise _cut(source, base + len(view), pos, where)
             _note(kind, bytes(view[start - base : begin - base]), own, shared, f"{where}: byte {start}")
             continue
         name = raw.partition(b"\0")[0]
@@ -190,7 +198,8 @@ def members(
     _check_end(source, view[at:], pos, where, seen)
 
 
-def _cut(end: int, pos: int, where: object) -> FormatError:
+def _cut(source: Source, end: int, pos: int, where: object) -> FormatError:
+    end = end if source.size is None else min(end, source.size)
     return FormatError(f"ends at byte {end}, {'inside a member' if end < pos else 'without an end marker'}", where=where, hint=_HINT)
 
 
@@ -281,6 +290,12 @@ def _check_end(source: Source, rest: memoryview, pos: int, where: object, seen: 
         rest = source.window(pos, 1) if source.size is None or pos < source.size else memoryview(b"")
 
 
+def check_size(size: int, where: object = "") -> None:
+    """Refuse a size that the field of a header does not hold. Raises ValueFitError for 8 GiB or more."""
+    if size > LARGEST:
+        raise ValueFitError(f"a member of {size} bytes, {LARGEST} is the most that a tar header says", where=where)
+
+
 def header(name: bytes, size: int) -> bytes:
     """Give the blocks that stand before a file's data: one if ustar holds the name, three or more with a PAX record of it.
 
@@ -288,8 +303,7 @@ def header(name: bytes, size: int) -> bytes:
 
     raises  ValueFitError for 8 GiB or more
     """
-    if size > _LARGEST:
-        raise ValueFitError(f"a member of {size} bytes, {_LARGEST} is the most that a tar header says")
+    check_size(size)
     if name.isascii():
         if len(name) <= 100:
             return _block(name, size)

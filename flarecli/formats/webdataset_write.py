@@ -34,11 +34,12 @@ _UNFIT = r"^/|^~|(^|/)[A-Za-z]:|//|^\.[. ]+(/|$)|^ [. ]*(/|$)|/[. ]+(/|$)|/$|[\x
 def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:
     """Weigh an empty tar and each row of a batch: headers, and members filled up to whole blocks; int64 [rows].
 
-    raises  ValueFitError, UnsafeError naming the first row, `[row]` of the batch, with a key that would not read back
+    raises  ValueFitError, UnsafeError naming the first row, `[row]` of the batch, with a key that would not read back or a member of 8 GiB
     """
     if KEY in batch.schema.names:
         _check_each(batch.column(KEY), "")
     heads, sizes = _weights(columns, batch, _keys(batch, 0, 0))
+    _check_sizes(sizes, "")
     return len(tar.END), (heads + np.where(sizes < 0, 0, tar.padded(sizes))).sum(0)
 
 
@@ -49,7 +50,7 @@ def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[p
 
     A key that is there twice is for whoever fills the shard to refuse, who can name the row: see `KEY_COLUMN`.
 
-    raises  ValueFitError, before anything is written, for a key that would not read back and for a row without members
+    raises  ValueFitError, before anything is written, for a key that would not read back, a row without members, a member of 8 GiB
     """
     name, rows = f"{number:05d}.tar", 0
     to, keys = at / name, []
@@ -134,6 +135,12 @@ def _weights(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> tuple[I
     return heads, sizes
 
 
+def _check_sizes(sizes: IntArray, to: object, first: int = 0) -> None:
+    """Refuse a member that no header can say the size of: written as it is, the others would be lost behind it."""
+    for row in np.flatnonzero((sizes > tar.LARGEST).any(0))[:1].tolist():
+        tar.check_size(int(sizes[:, row].max()), f"{to}[{first + row}]")
+
+
 def _names(keys: pa.Array, extension: str) -> pa.Array:
     return pc.binary_join_element_wise(keys, pa.scalar(extension, encodings.TEXT), pa.scalar(".", encodings.TEXT))
 
@@ -150,6 +157,7 @@ def _table(columns: Columns, batches: Sequence[pa.RecordBatch], keys: Sequence[p
     end = 0
     for batch, own in zip(batches, keys, strict=True):
         heads, sizes = _weights(columns, batch, own)
+        _check_sizes(sizes, to, sum(part.shape[1] for part in all_sizes))
         if (lone := (sizes < 0).all(0)).any():
             row = sum(part.shape[1] for part in all_sizes) + int(np.flatnonzero(lone)[0])
             raise ValueFitError("every column is null, and a sample without members is none", where=f"{to}[{row}]")
