@@ -104,7 +104,7 @@ def _rows_by_refs(shard: Shard, wanted: Sequence[int], names: Sequence[str], ran
             if first + count > there:
                 raise FormatError(_beyond(one.name, first, count, there), where=f"{shard.chunk.at}[{row}]")
             runs.append((first, first + count) if limit is None else (first + min(limit[0], count), first + min(limit[1], count)))
-        if sum(bag.table[last] - bag.table[first] for first, last in runs) > bag.table[there]:
+        if sum(last - first for first, last in runs) > there or sum(bag.table[last] - bag.table[first] for first, last in runs) > bag.table[there]:
             _refuse_taken_twice(shard, one.name, dict(zip(wanted, runs, strict=True)), bag)
         parts = _bytes_of(bag, runs)
         for values, part, run in zip(out, parts, runs, strict=True):
@@ -113,11 +113,11 @@ def _rows_by_refs(shard: Shard, wanted: Sequence[int], names: Sequence[str], ran
 
 
 def _refuse_taken_twice(shard: Shard, name: str, runs: Mapping[int, tuple[int, int]], bag: Bag) -> None:
-    """Refuse rows that take more than a bag holds: each record once would be no more."""
-    taken = 0
+    """Refuse rows that take more than a bag holds, of bytes or of records, which may have none: each record once would be no more."""
+    taken = records = 0
     for row, (first, last) in sorted(runs.items()):
-        taken += bag.table[last] - bag.table[first]
-        if taken > bag.table[len(bag)]:
+        taken, records = taken + bag.table[last] - bag.table[first], records + last - first
+        if taken > bag.table[len(bag)] or records > len(bag):
             raise FormatError(f"column {name!r} takes records that a row before it took", where=f"{shard.chunk.at}[{row}]")
 
 

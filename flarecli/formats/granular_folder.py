@@ -22,6 +22,7 @@ from flarecli.storage import Location
 __all__ = ["REFS", "beside", "columns_of", "companions", "has_refs", "index_of", "open_dataset", "shard_folder"]
 
 REFS = "refs.bag"
+_PROBED = 1 << 17  # shards looked for one by one: a server may have an answer for every name
 
 
 def shard_folder(number: int) -> str:
@@ -57,7 +58,7 @@ def has_refs(spec: Mapping[str, str], names: Iterable[str]) -> bool:
 def open_dataset(at: Location) -> Stream:
     """Read the spec of a folder and list the files of each shard in it; no table is opened.
 
-    raises  MissingError if nothing of a dataset is there; FormatError for a shard that is missing between others
+    raises  MissingError if nothing of a dataset is there; FormatError for a shard that is missing between others, or for shards without end
     """
     sizes = {entry.name: entry.size for entry in at.list()} if at.is_local else None
     if (at / SPEC).exists():
@@ -77,10 +78,13 @@ def open_dataset(at: Location) -> Stream:
 
 
 def _probed(at: Location) -> list[str]:
-    """Find the shards of a folder that cannot be listed: one after the other, until one is not there."""
-    found = list(itertools.takewhile(lambda name: (at / name / SPEC).exists(), map(shard_folder, itertools.count())))
-    if not found:
+    """Find the shards of a folder that cannot be listed: one after the other, until one is not there; the first is read before the others."""
+    if not (at / shard_folder(0) / SPEC).exists():
         raise MissingError(f"neither {SPEC} nor {shard_folder(0)}/{SPEC} is there", where=at, hint="Name a playlist, or a bag.")
+    columns_of(at / shard_folder(0) / SPEC)
+    found = list(itertools.takewhile(lambda name: (at / name / SPEC).exists(), map(shard_folder, range(_PROBED + 1))))
+    if len(found) > _PROBED:
+        raise FormatError(f"{_PROBED} shards and more are there, and no list of them", where=at, hint="Name a playlist.")
     return found
 
 
