@@ -143,8 +143,8 @@ def _numbered(contents: Mapping[str, bytes | Location], empty: Iterable[str]) ->
         if path in contents:
             folder[last] = len(order)
             order.append(path)
-        elif not isinstance(folder.setdefault(last, OrderedDict()), dict):
-            raise UsageError(f"'{escape(path)}' is a file and a folder")
+        else:
+            folder.setdefault(last, OrderedDict())  # an entry that is there is a folder: a file's path is one of the contents
     return tree, order
 
 
