@@ -20,7 +20,7 @@ from flarecli.storage import Location
 __all__ = ["merge", "parts_below"]
 
 _FILES = ("raw_data", "zip_data", "raw_meta", "zip_meta")
-_SCRATCH = ".flare/"
+_SCRATCH = ".flare"
 
 
 def merge(root: Location, parts: Sequence[Location] | None = None) -> dict[str, File]:
@@ -42,7 +42,8 @@ def merge(root: Location, parts: Sequence[Location] | None = None) -> dict[str, 
             if name in seen:
                 if seen[name][0] != moved:
                     raise FormatError(f"lists {name} otherwise than {seen[name][1]}", where=here, hint="Find out which of the two was changed.")
-                continue
+                if seen[name][1] != str(where):  # what one index lists twice is there twice
+                    continue
             seen[name] = moved, str(where)
             _check_there(root, moved, here)
             shards.append(moved)
@@ -54,7 +55,7 @@ def merge(root: Location, parts: Sequence[Location] | None = None) -> dict[str, 
 def parts_below(root: Location) -> list[str]:
     """Name the folders below one that hold an `index.json`, in bytewise order of the paths."""
     names = (entry.name for entry in root.list() if entry.name.endswith(f"/{INDEX}"))
-    return [name.removesuffix(f"/{INDEX}") for name in names if _SCRATCH not in f"{name}/"]
+    return [name.removesuffix(f"/{INDEX}") for name in names if _SCRATCH not in name.split("/")]
 
 
 def _below(root: Location, part: Location) -> str:

@@ -183,8 +183,21 @@ def test_the_same_path_in_another_store_is_not_below():
 
 
 def test_what_flare_has_under_way_is_no_part(tmp_path):
-    at = merging(tmp_path, "a", ".flare/old", "b/.flare")
-    assert parts_below(at) == ["a"]
+    at = merging(tmp_path, "a", ".flare/old", "b/.flare", "c.flare/d", "e.flare")
+    assert parts_below(at) == ["a", "c.flare/d", "e.flare"]
+
+
+def test_a_shard_that_one_index_lists_twice_is_listed_twice(tmp_path):
+    at = merging(tmp_path, "x/b")
+    path = tmp_path / "x" / "b" / "index.json"
+    index = json.loads(path.read_text())
+    path.write_text(json.dumps({**index, "shards": [*index["shards"], index["shards"][0]]}))
+    merge(at / "x")
+    wanted = [shard["samples"] for shard in index["shards"]] + [index["shards"][0]["samples"]]
+    for folder in ("x/b", "x"):
+        assert open_dataset(at / folder).rows.tolist() == wanted
+    merge(at)  # two indexes list the same: that counts once
+    assert open_dataset(at).rows.tolist() == wanted
 
 
 def test_two_parts_that_list_a_shard_otherwise_are_not_merged(tmp_path):
