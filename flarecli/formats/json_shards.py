@@ -189,4 +189,4 @@ def _check(shard: Shard, start: int, stop: int, values: bool) -> None:
         wrong = pc.invert(pc.match_substring_regex(batch.column(one.name), pattern))
         if pc.any(wrong, min_count=0).as_py():
             row = start + int(pc.index(wrong, True).as_py())
-            raise ValueFitError(f"column {one.name!r}: not {one.encoding}", where=f"{shard.chunk.at}[{row}]")
+            raise ValueFitError(f"column {one.name!r:.60}: not {one.encoding}", where=f"{shard.chunk.at}[{row}]")

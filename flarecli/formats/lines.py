@@ -165,7 +165,7 @@ def assembled(shard: Shard, start: int, stop: int, names: Sequence[str] | None, 
             arrays.append(spans.viewed(array, encoding) if pa.types.is_binary_view(array.type) else encodings.typed(array, encoding))
         except ValueFitError as error:
             row = start + int(error.where[1:-1])
-            raise ValueFitError(f"column {name!r}: {error.message}", where=f"{shard.chunk.at}[{row}]") from None
+            raise ValueFitError(f"column {name!r:.60}: {error.message}", where=f"{shard.chunk.at}[{row}]") from None
         fields.append(encodings.field(by_name[name]).with_type(arrays[-1].type))
     if not arrays:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))

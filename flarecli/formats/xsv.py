@@ -135,7 +135,7 @@ class Xsv:
 def _split(shard: Shard, row: int, line: bytes) -> list[bytes]:
     newline = shard.layout["newline"]
     if not line.endswith(newline):
-        raise FormatError(f"its line does not end with {newline.decode()!r}", where=f"{shard.chunk.at}[{row}]")
+        raise FormatError(f"its line does not end with {newline.decode()!r:.60}", where=f"{shard.chunk.at}[{row}]")
     separator = shard.layout["separator"]
     parts = line[: -len(newline)].split(separator, len(shard.columns))  # no more than tell that they are too many
     if len(parts) != len(shard.columns):

@@ -309,3 +309,42 @@ def test_text_over_the_bytes_of_a_shard_is_checked_and_reaches_no_further_than_v
     assert refusal(lambda: xsv.CSV.read_batch(shard, 0, 3, views=True)) == "s.csv[1]: column 'a': str is not UTF-8"
     monkeypatch.setattr(spans, "VIEW_LIMIT", 2)
     assert xsv.CSV.read_batch(shard, 2, 3, views=True).schema.field("a").type == pa.large_string()
+
+
+# -- what is said and kept
+
+
+def test_what_is_said_of_a_name_or_a_newline_of_any_length_is_short():
+    long = "n" * 100_000
+    shard = opened("csv", {**csv("a"), "newline": long}, [b"x"])
+    assert refusal(lambda: xsv.CSV.read_rows(shard, [0])) == f"s.csv[0]: its line does not end with '{'n' * 59}"
+    shard = opened("csv", csv(long), [b"\xff\n"])
+    assert refusal(lambda: xsv.CSV.read_batch(shard, 0, 1)) == f"s.csv[0]: column '{'n' * 59}: str is not UTF-8"
+    shard = opened("json", {"columns": {long: "str"}}, [b'{"%s": 1}\n' % long.encode()])
+    (finding,) = json_shards.verify_shard(shard, values=True)
+    assert (finding.where, finding.message) == ("s.json[0]", f"column '{'n' * 59}: not json_str")
+
+
+@pytest.mark.parametrize("form", ["mds", "json", "csv"])
+@pytest.mark.parametrize("compression", [None, "gz"])
+def test_a_shard_that_was_decompressed_is_not_kept_by_who_reads_it(form, compression):
+    columns = find(form).arrange([encodings.column("a", "str")])
+    chunk = find(form).write_shard(Location(MemoryStore(), ""), 0, columns, [batch_of('"x"', '"y"')], Settings(compression))
+    shard = find(form).open_shard(chunk, columns)
+    for rows in ([0], [1, 0]):
+        find(form).read_rows(shard, rows)
+    kept = [value for value in shard.memo.values() if isinstance(value, memoryview) or getattr(value, "view", None) is not None]
+    assert len(kept) == (compression is None)
+    assert isinstance(shard.layout["starts"].obj, bytes)  # of its own where the shard is not kept
+
+
+@pytest.mark.parametrize("form", ["mds", "json", "csv"])
+def test_a_shard_may_lie_in_the_midst_of_other_bytes(form):
+    columns = find(form).arrange([encodings.column("a", "str"), encodings.column("b", "str")])
+    batch = pa.record_batch({"a": pa.array(['"one"', '""'], pa.large_string()), "b": pa.array(['"x"', '"yz"'], pa.large_string())})
+    chunk = find(form).write_shard(Location(MemoryStore(), ""), 0, columns, [batch], Settings())
+    store = MemoryStore({path: memoryview(b"before" + data + b"behind")[6:-6] for path, data in chunk.at.store.files.items()})
+    shard = find(form).open_shard(Chunk(Location(store, chunk.at.path)))
+    assert find(form).read_rows(shard, [1, 0]) == [{"a": b'""', "b": b'"yz"'}, {"a": b'"one"', "b": b'"x"'}]
+    assert find(form).read_rows(shard, [1]) == [{"a": b'""', "b": b'"yz"'}]
+    assert find(form).read_batch(shard, 0, 2).to_pylist() == batch.to_pylist()

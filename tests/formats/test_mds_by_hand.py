@@ -1,15 +1,18 @@
 """MDS shards laid byte by byte: what is just legal is read by every way, what is just not says so, each in its whole message."""
 
+import gzip
+import hashlib
 import itertools
 import json
 import struct
 
 import pyarrow as pa
 import pytest
+import xxhash
 
 from flarecli import encodings
-from flarecli.errors import FormatError, IntegrityError
-from flarecli.formats import lines, mds
+from flarecli.errors import FormatError, IntegrityError, MissingError
+from flarecli.formats import find, lines, mds
 from flarecli.model import Chunk, File, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
@@ -177,3 +180,47 @@ def test_a_shard_may_be_as_large_as_its_offsets_reach(monkeypatch):
     size = len(mds.write_shard(Location(MemoryStore()), 0, columns, [batch], Settings()).at.read())
     monkeypatch.setattr(lines, "LIMIT", size)
     assert mds.write_shard(Location(MemoryStore()), 0, columns, [batch], Settings()).files[0].size == size
+
+
+@pytest.mark.parametrize("form", ["mds", "json"])
+@pytest.mark.parametrize("compression", [None, "gz"])
+def test_each_file_is_summed_as_it_is_written_and_as_it_is_without_compression(form, compression):
+    columns = find(form).arrange([encodings.column("a", "str")])
+    batch = pa.record_batch({"a": pa.array(['"x"'], pa.large_string())})
+    chunk = find(form).write_shard(Location(MemoryStore(), ""), 7, columns, [batch], Settings(compression, ("sha1", "md5")))
+    suffix = f".{compression}" if compression else ""
+    assert [file.name for file in chunk.files] == [f"shard.00007.{form}{end}{suffix}" for end in ("", ".meta")][: 1 + (form != "mds")]
+    for at, file in zip((chunk.at, *chunk.beside), chunk.files, strict=True):
+        data = at.read()
+        raw = gzip.decompress(data) if compression else data
+        assert (file.size, file.raw_size) == (len(data), len(raw) if compression else None)
+        sums = ("sha1", "md5", "xxh3_128")
+        assert dict(file.hashes) == {name: hashed(name, data) for name in sums}
+        assert dict(file.raw_hashes) == ({name: hashed(name, raw) for name in sums} if compression else {})
+
+
+def hashed(name, data):
+    return xxhash.xxh3_128_hexdigest(data) if name == "xxh3_128" else hashlib.new(name, data).hexdigest()
+
+
+def test_of_a_shard_and_what_it_was_decompressed_to_the_shard_is_read(tmp_path):
+    right, wrong = (laid(config_of(N), value) for value in (b"1", b"2"))
+    listed = File("s.mds.gz", None, {"sha1": "zipped"}, len(right), {"sha1": "raw"})
+    folders = {"both": {"s.mds.gz": gzip.compress(right), "s.mds": wrong}, "one": {"s.mds": wrong}, "longer": {"s.mds": wrong + b"!"}}
+    for folder, files in folders.items():
+        (tmp_path / folder).mkdir()
+        for name, data in files.items():
+            (tmp_path / folder / name).write_bytes(data)
+    both, one, longer, none = (Chunk(locate(f"{tmp_path}/{name}/s.mds.gz"), 1, (listed,)) for name in ("both", "one", "longer", "none"))
+    shard = mds.open_shard(both)
+    assert (mds.read_rows(shard, [0]), shard.chunk.files) == ([{"n": b"1"}], (listed,))
+    shard = mds.open_shard(one)
+    assert (mds.read_rows(shard, [0]), shard.chunk.files) == ([{"n": b"2"}], (File("s.mds", len(right), {"sha1": "raw"}),))
+    assert mds.read_rows(mds.open_shard(Chunk(one.at)), [0]) == [{"n": b"2"}]
+    for chunk, kind, message in (
+        (longer, IntegrityError, f"longer/s.mds: is {len(wrong) + 1} bytes, {len(wrong)} are listed"),
+        (none, MissingError, "none/s.mds.gz: no such file or folder"),
+    ):
+        with pytest.raises(kind) as caught:
+            mds.open_shard(chunk)
+        assert str(caught.value) == f"{tmp_path}/{message}"

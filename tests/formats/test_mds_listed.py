@@ -153,6 +153,11 @@ def test_an_index_cut_short_says_how_to_make_it_again(tmp_path):
     with pytest.raises(FormatError) as caught:
         open_dataset(locate(str(tmp_path)))
     assert caught.value.hint == f"Fetch it again, or delete it and run `flare playlist {tmp_path} --reindex`."
+    store = MemoryStore({"index.json": b""})
+    store.is_local = False  # there is nothing to delete, nor to write to
+    with pytest.raises(FormatError) as caught:
+        open_dataset(Location(store, ""))
+    assert (caught.value.message, caught.value.hint) == ("an empty file", "Fetch it again.")
 
 
 # -- merged
