@@ -348,3 +348,33 @@ def test_a_shard_may_lie_in_the_midst_of_other_bytes(form):
     assert find(form).read_rows(shard, [1, 0]) == [{"a": b'""', "b": b'"yz"'}, {"a": b'"one"', "b": b'"x"'}]
     assert find(form).read_rows(shard, [1]) == [{"a": b'""', "b": b'"yz"'}]
     assert find(form).read_batch(shard, 0, 2).to_pylist() == batch.to_pylist()
+
+
+def test_columns_lie_in_a_line_as_the_config_names_them():
+    shard = opened("csv", csv("b", "c", "a"), [b"1,2,3\n", b",,\n", b"4,,5\n"])
+    assert xsv.CSV.read_rows(shard, [0, 2], ["a", "b"]) == [{"a": b"3", "b": b"1"}, {"a": b"5", "b": b"4"}]
+    assert xsv.CSV.read_batch(shard, 0, 3).to_pydict() == {"b": ["1", "", "4"], "c": ["2", "", ""], "a": ["3", "", "5"]}
+    assert list(xsv.CSV.verify_shard(shard, values=True)) == []
+    shard = opened("json", {"columns": {"b": "int", "a": "str"}}, [b'{"a": "x", "b": 1}\n', b'{"b": 2, "a": "y"}\n'])
+    assert json_shards.read_rows(shard, [0, 1], ["b"]) == [{"b": b"1"}, {"b": b"2"}]
+    assert (
+        json_shards.read_batch(shard, 0, 1).to_pydict() == json_shards.read_batch(shard, 0, 2).slice(0, 1).to_pydict() == {"b": ["1"], "a": ['"x"']}
+    )
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"a": 1, "b": 2}x\n', b'{"a": 1, "b": 2}\n\n', b'{"a": "", "b": 2}\n', b'{"a": , "b": 2}\n', b'{"a": 1, "b": }\n']
+)
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_line_of_other_bytes_than_its_object_is_not_cut(line, place):
+    rows = [b'{"a": 1, "b": 2}\n']
+    rows.insert(place, line)
+    shard = opened("json", {"columns": {"a": "int", "b": "int"}}, rows)
+    if line == b'{"a": 1, "b": 2}\n\n':  # blanks may stand around it
+        assert json_shards.read_batch(shard, 0, 2).to_pydict() == {"a": ["1", "1"], "b": ["2", "2"]}
+    elif b'""' in line:
+        assert json_shards.read_rows(shard, [place]) == [{"a": b'""', "b": b"2"}]
+        assert [one.message for one in json_shards.verify_shard(shard, values=True)] == ["column 'a': not json_int"]
+    else:
+        for do in ways("json", shard, place):
+            assert refusal(do).startswith(f"s.json[{place}]: not valid JSON: ")

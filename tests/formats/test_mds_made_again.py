@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from flarecli.errors import FlareError, UsageError
+from flarecli.formats import mds_reindex
 from flarecli.formats.mds_reindex import rebuild
 from flarecli.storage import locate
 
@@ -122,3 +123,11 @@ def test_an_index_that_is_there_is_left_as_it_is(tmp_path):
     assert (tmp_path / "index.json").read_bytes() == b"mine"
     rebuild(at, replace=True)
     assert len(index(tmp_path)) == 1
+
+
+def test_an_index_that_somebody_writes_meanwhile_is_left_as_it_is(tmp_path, monkeypatch):
+    at, real = folder_of(tmp_path, {"shard.00000.mds": mds()}), mds_reindex._entry
+    monkeypatch.setattr(mds_reindex, "_entry", lambda *args: (tmp_path / "index.json").write_bytes(b"theirs") and real(*args))
+    with pytest.raises(UsageError):
+        rebuild(at)
+    assert (tmp_path / "index.json").read_bytes() == b"theirs"
