@@ -15,12 +15,12 @@ from http import HTTPStatus
 
 from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, ReachError, UnsafeError
 
-__all__ = ["REDIRECTS", "Answer", "Fault", "broken", "changed", "decoded", "plain_length", "private", "refused", "settled"]
+__all__ = ["REDIRECTS", "SETTLED_S", "Answer", "Fault", "broken", "changed", "decoded", "plain_length", "private", "refused", "settled"]
 
 INFLATION = 100  # a body may inflate to so many times what was sent, and
 INFLATION_FLOOR = 16 << 20  # to this size in any case
 _STEP, _INFLATED = 1 << 14, 1 << 20  # bytes inflated at a time, and what comes of them
-_SETTLED_S = 60
+SETTLED_S = 60  # a time that lies so far behind tells one version from the next
 _SHORT = 200  # bytes of a header line that is remembered: what a hostile server may fill is bounded
 REDIRECTS = (301, 302, 303, 307, 308)
 PRIVATE_HINT = "Give --allow-private to reach it, if you trust what names it."
@@ -193,7 +193,7 @@ class Answer:
 def settled(modified: str, date: str) -> bool:
     """Say whether a file last changed so long before an answer that a change since would show: both are whole seconds (RFC 9110, 8.8.2.2)."""
     try:
-        return (parsedate_to_datetime(date) - parsedate_to_datetime(modified)).total_seconds() >= _SETTLED_S
+        return (parsedate_to_datetime(date) - parsedate_to_datetime(modified)).total_seconds() >= SETTLED_S
     except (ValueError, TypeError, OverflowError):
         return False
 

@@ -12,8 +12,10 @@ import os
 import re
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from flarecli.errors import (
@@ -30,7 +32,7 @@ from flarecli.errors import (
 from flarecli.hashes import Sums
 from flarecli.names import redact, redact_text, scheme_of
 from flarecli.storage import keys
-from flarecli.storage.answers import changed
+from flarecli.storage.answers import SETTLED_S, changed
 from flarecli.storage.credentials import ways
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, short_read
 from flarecli.storage.refusals import denied, is_refusal
@@ -45,28 +47,27 @@ SERVED = {  # scheme -> what installs the library behind it, where fsspec alone 
     "webdav": "webdav4", "webhdfs": "requests",
 }  # fmt: skip
 _WHOLE = ("abfs", "gcs", "hf", "memory", "oci", "oss", "s3")  # where a file appears when its upload has ended
-_SIGNS = (
-    "ETag",
-    "etag",
-    "e_tag",
-    "md5",
-    "blob_id",
-    "mtime",
-    "modified",
-    "modify",
-    "LastModified",
-    "last_commit",
-    "created",
-)  # what tells versions apart
+_SIGNS = ("ETag", "etag", "e_tag", "md5", "blob_id", "last_commit")  # what tells versions apart
+_TIMES = ("mtime", "modified", "modify", "LastModified", "created")  # what does so where nothing else is told, once they lie behind
 _CHECK = "Check the credentials, and that they may do this."
 _BLOCK = 8 << 20
 _KNOWN = 1 << 16
+_DAY_S = 24 * 3600
+_FTP_TIME = re.compile(r"\d{14}(\.\d{3,6})?", re.ASCII)  # RFC 3659, 2.3
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9.]{0,59}")
 _DENIED = ("GatedRepoError", "error_perm")
 _NOBODY = (  # what comes of these is no fault of a file's: all that follow would fail like it
     "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError", "SSOTokenLoadError",
     "UnauthorizedSSOTokenError", "LoginError", "AuthenticationException",
 )  # fmt: skip
+
+
+class _Known(NamedTuple):
+    """What tells a version from others, or empty; its bytes; whether a change since would show in the first."""
+
+    sign: str
+    size: int
+    is_settled: bool
 
 
 class AnyStore:
@@ -81,7 +82,7 @@ class AnyStore:
 
     def __init__(self, address: str, guard: Guard) -> None:
         self.address, self.guard, self.scheme = address, guard, scheme_of(address)
-        self._known: dict[str, tuple[str, int]] = {}
+        self._known: dict[str, _Known] = {}
         self._mine = threading.local()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -195,30 +196,33 @@ class AnyStore:
 
     # -- reading
 
-    def _look(self, path: str, known: tuple[str, int] | None = None) -> tuple[str, int]:
+    def _look(self, path: str, known: _Known | None = None) -> _Known:
         """Ask which version there is, and hold it against what is known. Raises IntegrityError if it is another."""
         info = self._do(path, lambda files, name: files.info(name))
         if info.get("type") == "directory" or info.get("size") is None:
             raise FormatError("a folder where a file is needed", where=self.show(path))
-        found = str(next((info[sign] for sign in _SIGNS if info.get(sign)), "")), int(info["size"])
-        if (known or found) != found:
+        sign = next((sign for sign in (*_SIGNS, *_TIMES) if info.get(sign)), "")
+        found = _Known(str(info.get(sign, "")), int(info["size"]), sign not in _TIMES or _lies_behind(info[sign]))
+        if (known or found)[:2] != found[:2]:
             raise changed().raised(self.show(path))
         return found
 
-    def _settle(self, path: str, found: tuple[str, int]) -> tuple[str, int]:
+    def _settle(self, path: str, found: _Known) -> _Known:
         """Say which version is given out, from now on to everybody. Raises IntegrityError if another thread was given another one meanwhile."""
         if len(self._known) >= _KNOWN:
             self._known.clear()
-        if self._known.setdefault(path, found) != found:
+        known = self._known.setdefault(path, found)
+        if known[:2] != found[:2]:
             raise changed().raised(self.show(path))
-        return found
+        return known
 
     def size(self, path: str) -> int:
         return self.version(path)[1]
 
     def version(self, path: str) -> tuple[str, int]:
         """Give what tells this version of a file from others, or empty, and its bytes."""
-        return self._known.get(path) or self._settle(path, alone(lambda: self._look(path)))
+        known = self._known.get(path) or self._settle(path, alone(lambda: self._look(path)))
+        return known.sign if known.is_settled else "", known.size
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         return b"" if start == stop else self._read(path, [(start, stop)])[0]
@@ -240,9 +244,9 @@ class AnyStore:
         self._settle(path, seen)
         return data
 
-    def _ranges(self, path: str, ranges: Sequence[tuple[int, int | None]], known: tuple[str, int] | None) -> tuple[list[bytes], tuple[str, int]]:
+    def _ranges(self, path: str, ranges: Sequence[tuple[int, int | None]], known: _Known | None) -> tuple[list[bytes], _Known]:
         known = known or alone(lambda: self._look(path))
-        size = known[1]
+        size = known.size
         wanted = [(start, size if stop is None else stop) for start, stop in ranges]
         past = max(max(pair) for pair in wanted)
         if past > size:
@@ -309,6 +313,19 @@ class AnyStore:
         with contextlib.suppress(MissingError):
             alone(lambda: self._do(path, lambda files, name: files.rm_file(name)))
         self._known.pop(path, None)
+
+
+def _lies_behind(when: Any) -> bool:
+    """Say whether a file last changed so long ago that a change since would show: of most the time is told in whole seconds, as HTTP's is."""
+    try:
+        if isinstance(when, str):
+            when = datetime.fromisoformat(f"{when[:8]}T{when[8:]}+00:00" if _FTP_TIME.fullmatch(when) else when)
+        if not isinstance(when, datetime):
+            return time.time() - float(when) >= SETTLED_S
+        zone, more_s = (when.tzinfo, 0) if when.tzinfo is not None else (UTC, _DAY_S)  # which of them, it does not say
+        return time.time() - when.replace(tzinfo=zone).timestamp() >= SETTLED_S + more_s
+    except (ValueError, TypeError, OverflowError):
+        return False
 
 
 def _answered(error: BaseException | None) -> tuple[int, str]:
