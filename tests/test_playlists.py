@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from flarecli import playlists
 from flarecli.errors import FormatError
 from flarecli.model import Column, File, Playlist, Stream
+from flarecli.playlists import reading
+from flarecli.records import replace
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
 
@@ -55,6 +57,34 @@ def fault(data: bytes) -> str:
         ),
         (b"a:\n  headers: {files: {x: 3}}\n", "d/playlist.yaml:2:21: the file 'x' has no size in bytes"),
         (b"a:\n  headers: {format: [x]}\n", "d/playlist.yaml:2:13: format ['x'] is not text"),
+        (b"a: {}\nb: !x {}\n", "d/playlist.yaml:2:4: a tag (!x), which playlists do not take"),
+        (b"a: {}\nb: {}\nc: \x01\n", "d/playlist.yaml:3:4: not valid YAML: unacceptable character #x0001: control characters are not allowed"),
+        (
+            "é: {}\nb: éééééé\nc: é\x01\n".encode(),
+            "d/playlist.yaml:3:5: not valid YAML: unacceptable character #x0001: control characters are not allowed",
+        ),
+        (b"a: {}\nb: 3\n", "d/playlist.yaml:2:1: stream 'b' is not a mapping of headers and content"),
+        (b'a:\n  content: [x, ""]\n', "d/playlist.yaml:2:3: content[1] of 'a' is '', not an address"),
+        (b"a:\n  headers: {rows: [1, 2]}\n  content: [x]\n", "d/playlist.yaml:2:13: rows has 2 values, content has 1"),
+        (b"a:\n  headers: {rows: []}\n  content: [x]\n", "d/playlist.yaml:2:13: rows has 0 values, content has 1"),
+        (b"a:\n  headers: {rows: null, md5: null}\n  content: [x]\n", "d/playlist.yaml:2:25: md5 has no list, content has 1"),
+        (b"a:\n  headers: {rows: [10000000000000000001]}\n  content: [x]\n", "d/playlist.yaml:2:13: rows[0] is 10000000000000000001, not a count"),
+        (b"a:\n  headers: {raw_bytes: [1.0]}\n  content: [x]\n", "d/playlist.yaml:2:13: raw_bytes[0] is 1.0, not a count"),
+        (b"a:\n  headers: {columns: [c]}\n", "d/playlist.yaml:2:13: columns is not a mapping of name to encoding"),
+        (b"a:\n  headers: {columns: {c: null}}\n", "d/playlist.yaml:2:23: column 'c': unknown encoding 'None'"),
+        (b"a:\n  headers: {files: [x]}\n", "d/playlist.yaml:2:13: files is not a mapping of name to size and sums"),
+        (b"a:\n  headers: {files: {x: {bytes: -1}}}\n", "d/playlist.yaml:2:21: the file 'x' has no size in bytes"),
+        (b"a:\n  headers: {files: {x: {bytes: 1, raw_bytes: y}}}\n", "d/playlist.yaml:2:21: the file 'x' has no size in bytes"),
+        (
+            b"a:\n  headers: {files: {x: {bytes: 1, md5: 12}}}\n",
+            "d/playlist.yaml:2:21: a sum of the file 'x' is not text; put it in quotes",
+        ),
+        (b"a:\n  headers: {parts: [[]]}\n  content: [x]\n", "d/playlist.yaml:2:13: parts[0] is not a mapping of name to size and sums"),
+        (b"a:\n  headers: {parts: [{y: 1}]}\n  content: [x]\n", "d/playlist.yaml:2:22: the file 'y' has no size in bytes"),
+        (
+            b"a:\n  " + b"h" * 70 + b": []\n",
+            f"d/playlist.yaml:2:3: stream 'a' has '{'h' * 59}, only headers and content are known",
+        ),
     ],
 )
 def test_faults_name_their_line(data, message):
@@ -81,7 +111,7 @@ SCALAR = st.none() | st.booleans() | st.integers(-(10**18), 10**18) | TEXT | st.
 
 @st.composite
 def streams(draw):
-    urls = draw(st.lists(TEXT, max_size=20))
+    urls = draw(st.lists(TEXT.filter(lambda url: not url.startswith("./")), max_size=20))  # `./a` is read as `a`
     n = len(urls)
     counts = st.lists(st.integers(0, 1 << 60), min_size=n, max_size=n)
     return Stream(
@@ -174,3 +204,169 @@ def test_lists_at_the_border_of_what_they_may_be(stream, told):
 def test_the_first_line_counts_when_it_is_empty():
     (error,) = playlists.faults(b"\na: \xff", locate("p.yaml"))
     assert error.where.endswith("p.yaml:2:4")
+
+
+def test_a_playlist_longer_than_any_is_not_read(monkeypatch):
+    data = playlists.text(Playlist(()))
+    at = Location(MemoryStore({"playlist.yaml": data}), "playlist.yaml")
+    monkeypatch.setattr(reading, "_SIZE_LIMIT", len(data))
+    assert playlists.stored(at) == data
+    monkeypatch.setattr(reading, "_SIZE_LIMIT", len(data) - 1)
+    with pytest.raises(FormatError) as caught:
+        playlists.stored(at)
+    assert str(caught.value) == f"playlist.yaml: {len(data)} bytes, {len(data) - 1} is the most that is read"
+
+
+def test_what_stands_behind_the_sum_is_not_protected_by_it():
+    data = playlists.text(Playlist((Stream("a", AT.folder, None, ["x"]),)))
+    assert playlists.parse(data, AT).protected
+    for more in (b"#\n", b"b: {}\n", b"\n", b" "):
+        assert not playlists.parse(data + more, AT).protected
+        assert not playlists.parse(more + data, AT).protected
+    assert not playlists.parse(data[:-1], AT).protected
+
+
+def test_all_that_is_said_of_files_is_read():
+    (stream,) = playlists.parse(
+        b"a:\n  headers:\n    rows: [null, 3]\n    bytes: [5, null]\n    raw_bytes: [null, 7]\n"
+        b"    files: {./i.json: {bytes: 1, raw_bytes: 2, md5: aa}}\n    parts: [{./x.meta: {raw_bytes: 4}}, {}]\n"
+        b"  content: [x, ./y]\n",
+        AT,
+    )
+    assert (list(stream.urls), stream.rows.tolist(), stream.sizes.tolist(), stream.raw_sizes.tolist()) == (["x", "y"], [-1, 3], [5, -1], [-1, 7])
+    assert (stream.files, stream.parts) == ({"i.json": File("i.json", 1, {"md5": "aa"}, 2)}, [(File("x.meta", None, {}, 4),), ()])
+    data = playlists.text(Playlist((stream,)))
+    read = yaml.safe_load(data)["a"]["headers"]
+    assert (read["rows"], read["bytes"], read["raw_bytes"]) == ([None, 3], [5, None], [None, 7])
+    assert (read["files"], read["parts"]) == (
+        {"i.json": {"bytes": 1, "raw_bytes": 2, "md5": "aa"}},
+        [{"x.meta": {"bytes": None, "raw_bytes": 4}}, {}],
+    )
+    assert playlists.text(playlists.parse(data, AT)) == data
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**64), 12345678901234567890, 10**38, -(10**38) - 1, 0, -1])
+def test_a_number_of_more_than_64_bits_stays_the_number_it_is(number):
+    (stream,) = playlists.parse(b"a: {headers: {x: %d, y: [%d]}}\n" % (number, number), AT)
+    data = playlists.text(Playlist((stream,)))
+    assert yaml.safe_load(data)["a"]["headers"] == {"x": number, "y": [number]}
+    assert playlists.parse(data, AT).streams[0].headers == {"x": number, "y": [number]}
+
+
+@pytest.mark.parametrize("word", ["1e999", "-1e400", "9" * 40, "0." + "1" * 40])
+def test_a_number_that_nothing_holds_stays_the_text_it_is(word):
+    (stream,) = playlists.parse(f"a: {{headers: {{x: {word}}}}}\n".encode(), AT)
+    assert stream.headers == {"x": word}
+    assert yaml.safe_load(playlists.text(Playlist((stream,))))["a"]["headers"] == {"x": word}
+
+
+WORDS = [
+    *("y", "N", "Yes", "oFF", "null", "Null", "~", "true", "NaN", ".nan", ".Inf", "-.inf", "inf", ".5", "._5", "._", "..", "0x1F", "1:30", "=", "<<"),
+    *(
+        "2024-01-01",
+        "-",
+        "- a",
+        "?",
+        "a: b",
+        "a:",
+        "#a",
+        "a #b",
+        " a",
+        "a ",
+        "",
+        "'",
+        '"',
+        "\\",
+        "[a",
+        "{",
+        "}",
+        ",",
+        "&a",
+        "*a",
+        "!a",
+        "|",
+        "%a",
+        "@a",
+    ),
+    *(
+        "\t",
+        "\n",
+        "\r",
+        "\x00",
+        "\x1b",
+        "\x7f",
+        "\x85",
+        "\xa0",
+        "\u2028",
+        "\ufeff",
+        "\ufffe",
+        "\U000e0001",
+        "é",
+        "\U0001f600",
+        "12345678",
+        "1e5",
+        "...",
+        "---",
+    ),
+]
+
+
+@pytest.mark.parametrize(("length", "step"), [(1, 1), (130, 9), (1100, 9)])
+def test_any_word_anywhere_is_the_same_to_another_reader(length, step):
+    """Also names of more than the 1,024 characters that YAML takes before a colon without a mark."""
+    words = [word * length for word in WORDS[1::step]]
+    columns = tuple(Column(word, "str") for word in words if word)
+    files = {word: File(word, 1, {"md5": word}) for word in words}
+    first = Stream("", AT.folder, None, words, columns, None, None, {"md5": words}, None, {}, {"x": {word: [word] for word in words}}, files)
+    first = replace(first, urls=[word or "x" for word in words], parts=[(File(word, 2),) for word in words])
+    data = playlists.text(Playlist((first, *(Stream(word, AT.folder, None, []) for word in words if word))))
+    assert yaml.safe_load(data) == {
+        "": {
+            "headers": {
+                "columns": {one.name: "str" for one in columns},
+                "md5": words,
+                "x": {word: [word] for word in words},
+                "files": {word: {"bytes": 1, "md5": word} for word in words},
+                "parts": [{word: {"bytes": 2}} for word in words],
+            },
+            "content": [word or "x" for word in words],
+        }
+    } | {word: {"headers": {}, "content": []} for word in words if word}
+    again = playlists.parse(data, AT)
+    assert again.protected
+    assert playlists.text(again) == data
+
+
+def test_headers_that_are_no_numbers_to_yaml_are_texts():
+    stream = Stream("a", AT.folder, None, [], headers={"x": float("inf"), "y": float("nan"), "z": {}, "hex": "deadbeef", "short": "0"})
+    read = yaml.safe_load(playlists.text(Playlist((stream,))))["a"]
+    assert read == {"headers": {"x": "inf", "y": "nan", "z": {}, "hex": "deadbeef", "short": "0"}, "content": []}
+    assert yaml.safe_load(playlists.text(Playlist((Stream("a", AT.folder, None, []),)))) == {"a": {"headers": {}, "content": []}}
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (
+            "a: {headers: {rows: [x], bytes: [1, y]}, content: [x, 3]}\nb: 3\n",
+            [
+                "p.yaml:1:15: rows has 1 values, content has 2",
+                "p.yaml:1:22: rows[0] is 'x', not a count",
+                "p.yaml:1:37: bytes[1] is 'y', not a count",
+                "p.yaml:1:55: content[1] of 'a' is 3, not an address",
+                "p.yaml:2:1: stream 'b' is not a mapping of headers and content",
+            ],
+        ),
+        (
+            "a: {}\na: {headers: 1}\nb: {content: [*x, &y z], headers: {format: 2}}\n- c\n",
+            [
+                "p.yaml:2:1: the name 'a' was used in line 1",
+                "p.yaml:3:15: an alias or anchor (x), which playlists do not take",
+                "p.yaml:3:19: an alias or anchor (y), which playlists do not take",
+                "p.yaml:4:1: not valid YAML: did not find expected key",
+            ],
+        ),
+    ],
+)
+def test_all_faults_are_told_in_the_order_of_their_lines(data, told):
+    assert [str(error) for error in playlists.faults(data.encode(), locate("p.yaml"))] == told

@@ -6,6 +6,7 @@ No tag, no alias, no second document, no depth or size without a bound, and `no`
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ _SIZE_LIMIT = 1 << 30  # bytes; a million chunks take a tenth
 _DEPTH_LIMIT = 16
 _SMALL = 1 << 18  # characters that are read sooner than the YAML library is loaded, or not much later
 _SUM_LINE = re.compile(rb"# flare xxh3_128 ([0-9a-f]{32})\n\Z")
-_INT = re.compile(r"-?(?:0|[1-9]\d{0,18})", re.ASCII)
+_INT = re.compile(r"-?(?:0|[1-9]\d{0,38})", re.ASCII)  # as long as a number may be: a float would be another one
 FLOAT = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 _SUMS = frozenset(known())
@@ -122,7 +123,10 @@ def read_yaml(decoded: str, at: Location, lifted: dict[str, list[Any]], found: l
         where = f"{at}:{mark.line + 1}:{mark.column + 1}" if mark is not None else f"{at}:1:1"
         raise FormatError(f"not valid YAML: {error.problem}", where=where) from None
     except yaml.YAMLError as error:
-        mark = _mark_in(decoded, getattr(error, "position", 0))
+        position = getattr(error, "position", 0)
+        if loader is not yaml.SafeLoader:  # libyaml counts bytes
+            position = len(decoded.encode()[:position].decode(errors="ignore"))
+        mark = _mark_in(decoded, position)
         raise fault(at, mark, f"not valid YAML: {str(error).splitlines()[0][:200]}") from None
 
 
@@ -184,7 +188,7 @@ def _plain(text: str) -> Any:
         return _WORDS[text]
     if _INT.fullmatch(text):
         return int(text)
-    return float(text) if FLOAT.fullmatch(text) and len(text) < 40 else text
+    return float(text) if FLOAT.fullmatch(text) and len(text) < 40 and math.isfinite(float(text)) else text
 
 
 def _stream(name: str, value: Any, at: Location, mark: int) -> Stream:

@@ -17,6 +17,7 @@ from flarecli.storage import Location, Written
 __all__ = ["text", "write"]
 
 _PIECE = 4096  # lines made at once
+_KEY_LIMIT = 1000  # characters; YAML takes 1,024 before the colon
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*", re.ASCII)
 _NUMBER = re.compile(r"\.[\d_]", re.ASCII)  # what is plain begins with no digit, but other readers take `.5` for a number
 _AMBIGUOUS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", ".nan", ".inf"}
@@ -45,7 +46,7 @@ def _lines(playlist: Playlist) -> Iterator[str]:
     if not playlist.streams:
         yield "{}"
     for stream in playlist.streams:
-        yield f"{_text(stream.name)}:\n  headers:"
+        yield _key(stream.name, "\n") + "\n  headers:"
         yield from _block(_headers(stream), 2)
         yield "  content:" + ("" if len(stream.urls) else " []")
         yield from (f"    - {_text(url)}" for url in stream.urls)
@@ -103,14 +104,15 @@ def _block(value: Mapping[str, Any], depth: int) -> Iterator[str]:
     if not value:
         yield "  " * depth + "{}"
     for key, one in value.items():
-        head = "  " * depth + f"{_text(key)}:"
+        pad = "  " * depth
+        head = pad + _key(key, f"\n{pad}")
         if isinstance(one, Mapping) and any(isinstance(item, (Mapping, list)) for item in one.values()):
             yield head
             yield from _block(one, depth + 1)
         elif isinstance(one, list) and (len(one) > 8 or (one and isinstance(one[0], Mapping))):
             step = 4 if isinstance(one[0], str) else 1 if isinstance(one[0], Mapping) else 16
             lines = [", ".join(map(_flow, one[i : i + step])) for i in range(0, len(one), step)]
-            pad = "  " * (depth + 1)
+            pad += "  "
             yield f"{head} [\n{pad}" + f",\n{pad}".join(lines) + "]"
         else:
             yield f"{head} {_flow(one)}"
@@ -118,7 +120,7 @@ def _block(value: Mapping[str, Any], depth: int) -> Iterator[str]:
 
 def _flow(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_text(key)}: {_flow(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(key, ' ')} {_flow(one)}" for key, one in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_flow, value)) + "]"
     if value is None:
@@ -134,6 +136,12 @@ def _flow(value: Any) -> str:
 
 def _is_hex(value: str) -> bool:
     return len(value) >= 8 and all(c in "0123456789abcdef" for c in value)
+
+
+def _key(name: str, between: str) -> str:
+    """Give a name as a key with its colon; YAML takes a long one only with a mark before it, and with something `between` it and the colon."""
+    text = _text(name)
+    return f"{text}:" if len(text) <= _KEY_LIMIT else f"? {text}{between}:"
 
 
 def _text(value: str) -> str:
