@@ -71,9 +71,11 @@ class Delimited:
         piece = next(self._pieces(), None)
         if piece is None:
             raise FormatError("no header that names the columns", where=self.at)
-        header = piece.data[: _first_record(piece)].strip(b"\r\n") + b"\n"
+        self._head = piece.data[: _first_record(piece)]
+        header = self._head.strip(b"\r\n") + b"\n"
         try:
-            return list(csv.open_csv(pa.BufferReader(header), parse_options=self._parse()).schema.names)
+            read = csv.ReadOptions(use_threads=False, block_size=len(header) + 1)
+            return list(csv.open_csv(pa.BufferReader(header), read, self._parse()).schema.names)
         except pa.ArrowInvalid as error:
             raise self._refusal(piece, [], error) from None
 
@@ -83,7 +85,10 @@ class Delimited:
     def _body(self) -> Iterator[Piece]:
         """Give the pieces without the header."""
         for number, piece in enumerate(self._pieces()):
-            rest = piece if number else piece.behind(_first_record(piece))
+            end = 0 if number else _first_record(piece)
+            if not number and piece.data[:end] != self._head:
+                raise FormatError("its header is no longer what it was", where=self.at, hint="Run the command again when nothing writes there.")
+            rest = piece.behind(end) if end else piece
             if not rest.is_blank:
                 yield rest
 

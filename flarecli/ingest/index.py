@@ -86,8 +86,9 @@ class Index:
         raises  UsageError for a column that is not there; FormatError naming file and place for bytes that are not
                 the format, or if there is no row at all
         """
+        there = set(self.schema.names)
         for name in columns or ():
-            if name not in self.schema.names:
+            if name not in there:
                 raise UsageError(f"no column {name!r}", where=self.address, hint=choose(name, self.schema.names, "Choose from"))
         names = self.schema.names if columns is None else list(columns)
         schema = pa.schema([self.schema.field(name) for name in names])
@@ -181,7 +182,8 @@ def _lumps(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _own(part: Part, names: Sequence[str]) -> list[str]:
-    return [name for name in names if name in part.schema.names]
+    there = set(part.schema.names)
+    return [name for name in names if name in there]
 
 
 def _is_far(part: Part) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from flarecli.errors import FormatError
-from flarecli.ingest.source import LocationFile, arrow_errors, check_columns
+from flarecli.ingest.source import LocationFile, arrow_errors, check_columns, native
 from flarecli.ingest.types import converted, plain
 from flarecli.storage import Location
 
@@ -67,7 +67,7 @@ class Ipc:
             row += batch.num_rows
 
     def _opened(self, file: LocationFile, names: Sequence[str] | None) -> Any:
-        source = pa.PythonFile(file, mode="r")
+        source = native(file)  # of a disk held open: what takes the file's name meanwhile is another one
         options = pa.ipc.IpcReadOptions(use_threads=False)
         if names is not None:
             all_names = self.schema.names

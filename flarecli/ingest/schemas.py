@@ -37,7 +37,8 @@ def joined(parts: Sequence[Part], allow_missing: bool) -> tuple[pa.Schema, tuple
                 raise _differs(part, first[field.name], what, _TEXT.format(field.name))
             if kind != fields[field.name]:
                 fields[field.name], first[field.name] = kind, part
-        missing = next((name for name in fields if name not in part.schema.names), None)
+        there = set(part.schema.names)
+        missing = next((name for name in fields if name not in there), None)
         if missing is not None and not allow_missing:
             raise _differs(part, parts[0], f"{missing!r} is missing", _MISSING)
     schema = pa.schema(list(fields.items()))
@@ -71,9 +72,9 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema, part: Part, row: int) -> pa
     """
     if batch.schema.equals(schema):
         return batch
-    arrays = []
+    arrays, there = [], set(batch.schema.names)
     for field in schema:
-        if field.name not in batch.schema.names:
+        if field.name not in there:
             arrays.append(pa.nulls(batch.num_rows, field.type))
             continue
         column = batch.column(field.name)

@@ -8,6 +8,7 @@ behind each. An address is a row: its name, and what lies there.
 from __future__ import annotations
 
 import os
+import select
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -61,11 +62,16 @@ class Spool:
         if self._is_whole:
             return False
         try:
-            data = self._stream.read(streams.BLOCK)
+            while (data := self._stream.read(streams.BLOCK)) is None:  # of a pipe that somebody made one that does not wait
+                select.select([self._stream], [], [])
+        except OSError as error:
+            raise ReachError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=self._shown) from None
+        try:
             self._file.write(data)
             self._file.flush()
         except OSError as error:
-            raise ReachError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=self._shown) from None
+            message, hint = f"cannot be kept: {(error.strerror or str(error)).lower()}", "Name a folder with more room by TMPDIR."
+            raise ReachError(message, where=self._shown, hint=hint) from None
         self._size += len(data)
         self._is_whole = not data
         return bool(data)

@@ -20,7 +20,7 @@ from flarecli.units import format_size
 __all__ = ["Piece", "pieces", "records"]
 
 _RECORD = 64 << 20  # bytes; a record is no larger than this
-_QUOTE, _BOM = ord('"'), b"\xef\xbb\xbf"
+_QUOTE, _LF, _CR, _BOM = ord('"'), ord("\n"), ord("\r"), b"\xef\xbb\xbf"
 _STRAY = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
 
 
@@ -94,15 +94,14 @@ def records(data: bytes) -> Iterator[tuple[int, int]]:
 
 def _end_of_records(data: bytes, quotes: Any) -> int:
     """Give where the last whole record ends: behind the last line end with an even number of quotes before it."""
-    end = len(data)
-    while end > 0:
-        # a CR at the very end may be half of a CR LF
-        last = max(data.rfind(b"\n", 0, end), data.rfind(b"\r", 0, min(end, len(data) - 1)))
-        before = int(np.searchsorted(quotes, last))
-        if before % 2 == 0:
-            return last + 1
-        end = int(quotes[before - 1])
-    return 0
+    # a CR at the very end may be half of a CR LF
+    last = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1))
+    if np.searchsorted(quotes, last) % 2 == 0:
+        return last + 1
+    raw = np.frombuffer(data, np.uint8)[:last]
+    ends = np.flatnonzero((raw == _LF) | (raw == _CR))
+    outside = ends[np.searchsorted(quotes, ends) % 2 == 0]
+    return int(outside[-1]) + 1 if len(outside) else 0
 
 
 def _check_text(piece: Piece, first: int, source: Blocks) -> None:

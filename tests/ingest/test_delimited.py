@@ -3,6 +3,7 @@
 import csv
 import io
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -238,3 +239,18 @@ def test_cells_of_200_kilobytes_are_read_whole(tmp_path, name):
     separator = "," if name == "x.csv" else "\t"
     data = f"id{separator}text\n" + "".join(f'{n}{separator}"{cell}"\n' for n, cell in enumerate(cells))
     assert rows_of(index(tmp_path, data, name)) == [{"id": n, "text": cell.replace('""', '"')} for n, cell in enumerate(cells)]
+
+
+def test_a_header_of_more_than_a_megabyte_names_its_columns(tmp_path):
+    names = [f"{n:04000}" for n in range(300)]
+    (row,) = rows_of(index(tmp_path, ",".join(names) + "\n" + ",".join("1" for _ in names) + "\n"))
+    assert row == dict.fromkeys(names, 1)
+
+
+def test_line_ends_that_are_all_inside_quotes_are_passed_over_at_once():
+    """A million of them in one record: to look for the one before, again and again, would take minutes."""
+    data = b"a\n" + b'"\n",' * 1_000_000
+    quotes = np.flatnonzero(np.frombuffer(data, np.uint8) == ord('"'))
+    assert text._end_of_records(data, quotes) == 2
+    assert text._end_of_records(data[2:], quotes - 2) == 0
+    assert text._end_of_records(data.replace(b"\n", b"\r"), quotes) == 2

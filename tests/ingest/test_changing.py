@@ -1,0 +1,141 @@
+"""Sources that are taken away, replaced or written to while they are read: one pass sees one file, or says what happened."""
+
+import errno
+import json
+import os
+import select
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from flarecli.errors import FormatError, MissingError, ReachError
+from flarecli.ingest import open_folder, open_index, streams
+from flarecli.ingest.stdin import Spool, standard_input
+
+ROWS = 3000
+NAMES = ["x.parquet", "x.csv", "x.csv.gz", "x.jsonl", "x.json", "x.arrow", "x.arrows"]
+
+
+def table(word: str) -> pa.Table:
+    return pa.table({"n": range(ROWS), "t": [f"{word} {n}" for n in range(ROWS)]})
+
+
+def write(path, of: pa.Table) -> None:
+    kind = path.name.partition(".")[2]
+    if kind == "parquet":
+        pq.write_table(of, path, row_group_size=500)
+    elif kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in of.to_pylist()))
+    elif kind == "json":
+        path.write_text(json.dumps(of.to_pylist()))
+    elif kind.startswith("arrow"):
+        with (pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream)(str(path), of.schema) as out:
+            out.write_table(of, max_chunksize=500)
+    else:
+        with pa.CompressedOutputStream(str(path), "gzip") if kind == "csv.gz" else pa.OSFile(str(path), "wb") as out:
+            pyarrow.csv.write_csv(of, out)
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_loses_its_name_while_it_is_read_is_read_to_its_end(tmp_path, monkeypatch, name, replaced):
+    monkeypatch.setattr(streams, "BLOCK", 5000)
+    monkeypatch.setattr("flarecli.ingest.parquet._ROWS", 500)
+    path = tmp_path / name
+    write(path, table("old"))
+    batches = open_index(str(path)).batches()
+    rows = [next(batches)]
+    assert rows[0].num_rows < ROWS
+    if replaced:
+        write(tmp_path / f"other_{name}", table("new"))
+        os.replace(tmp_path / f"other_{name}", path)
+    else:
+        path.unlink()
+    assert pa.Table.from_batches([*rows, *batches]).equals(table("old"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_is_gone_before_its_rows_are_asked_for_is_missing(tmp_path, name):
+    write(tmp_path / name, table("old"))
+    found = open_index(str(tmp_path / name))
+    (tmp_path / name).unlink()
+    with pytest.raises(MissingError) as caught:
+        list(found.batches())
+    assert str(caught.value) == f"{tmp_path / name}: no such file or folder"
+
+
+def test_a_table_whose_header_is_another_when_its_rows_are_read_is_refused(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("url,name\nhttp://h/a,b\n")
+    found = open_index(str(path))
+    path.write_text("name,url\nb,http://h/a\n")
+    with pytest.raises(FormatError) as caught:
+        list(found.batches())
+    assert (str(caught.value), caught.value.hint) == (
+        f"{path}: its header is no longer what it was",
+        "Run the command again when nothing writes there.",
+    )
+    path.write_text("url,name\nhttp://h/c,d\n")
+    assert [row for batch in found.batches() for row in batch.to_pylist()] == [{"url": "http://h/c", "name": "d"}]
+
+
+def test_a_file_of_a_folder_that_is_gone_is_a_flaw_of_its_row(tmp_path):
+    for number in range(3):
+        (tmp_path / f"{number}.jpg").write_text(f"{number}")
+    found = open_folder(str(tmp_path))
+    rows = list(found.batches())
+    (tmp_path / "1.jpg").unlink()
+    ((batch, flaws),) = found.filled(rows, found.links)
+    assert batch.column("jpg").to_pylist() == [b"0", None, b"2"]
+    assert [(flaw.row, flaw.column, str(flaw.error)) for flaw in flaws] == [(1, "jpg", f"{tmp_path}/1.jpg: no such file or folder")]
+
+
+# -- standard input
+
+
+def test_a_pipe_that_does_not_wait_is_waited_for(monkeypatch):
+    out, into = os.pipe()
+    os.set_blocking(out, False)
+    waited, wait = [], select.select
+
+    def writes(*args):
+        waited.append(args)
+        os.write(into, b"b.jpg\n" if len(waited) == 1 else b"c.jpg\n")
+        if len(waited) == 2:
+            os.close(into)
+        return wait(*args)
+
+    monkeypatch.setattr(select, "select", writes)
+    os.write(into, b"a.jpg\n")
+    with os.fdopen(out, "rb") as stream:
+        assert b"".join(Spool(stream).blocks()) == b"a.jpg\nb.jpg\nc.jpg\n"
+    assert len(waited) == 2
+
+
+class Broken:
+    """A stream that breaks."""
+
+    def read(self, size):
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_whether_the_stream_broke_or_the_disk_is_full_is_told():
+    with pytest.raises(ReachError) as caught:
+        list(Spool(Broken()).blocks())
+    assert str(caught.value) == "-: cannot be read: input/output error"
+    with open("/dev/zero", "rb") as stream, open("/dev/full", "wb", buffering=0) as full:
+        spool = Spool(stream)
+        spool._file.close()
+        spool._file = full
+        with pytest.raises(ReachError) as caught:
+            next(spool.blocks())
+    assert (str(caught.value), caught.value.hint) == ("-: cannot be kept: no space left on device", "Name a folder with more room by TMPDIR.")
+
+
+def test_standard_input_that_is_closed_cannot_be_read(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(ReachError) as caught:
+        standard_input()
+    assert str(caught.value) == "-: standard input is closed"
