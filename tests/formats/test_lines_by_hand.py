@@ -378,3 +378,17 @@ def test_a_line_of_other_bytes_than_its_object_is_not_cut(line, place):
     else:
         for do in ways("json", shard, place):
             assert refusal(do).startswith(f"s.json[{place}]: not valid JSON: ")
+
+
+def test_a_row_is_named_by_its_place_in_the_shard_wherever_a_batch_begins():
+    shard = opened("csv", csv("a"), [b"1\n", b"2\n", b"\xff\n", b"3\n"])
+    for start in (0, 1, 2):
+        for views in (False, True):
+            said = refusal(lambda start=start, views=views: xsv.CSV.read_batch(shard, start, 4, views=views))
+            assert said == "s.csv[2]: column 'a': str is not UTF-8"
+    shard = opened("csv", csv("a", "b"), [b"1,\n", b"2,\n", b"\n", b"3,\n"])
+    for start in (0, 1, 2):
+        assert refusal(lambda start=start: xsv.CSV.read_batch(shard, start, 4)) == "s.csv[2]: 1 values in its line, 2 are wanted"
+    shard = opened("json", {"columns": {"a": "int"}}, [b'{"a": 1}\n', b'{"a": 2}\n', b"[]\n", b'{"a": 3}\n'])
+    for start in (0, 1, 2):
+        assert refusal(lambda start=start: json_shards.read_batch(shard, start, 4)) == "s.json[2]: not valid JSON: '{' is wanted at character 0"
