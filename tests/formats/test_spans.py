@@ -59,7 +59,7 @@ def test_ranges_are_given_as_asked_whichever_lie_in_one_another(tmp_path):
     chunk = chunk_of(tmp_path, data)
     far = [(0, 100), (10, 20), (5, 5), (0, 100), (250_000, 300_000), (50, 60), (299_999, 300_000), (300_000, 300_000), (90, 130)]
     for at in (chunk.at, chunk.at.unmapped()):
-        for ranges in (far, far[::-1], far[:1], []):
+        for ranges in (far, far[::-1], far[:2], far[1::-1], far[:1], []):
             assert [bytes(part) for part in spans.read(Chunk(at, None, chunk.files), ranges)] == [data[a:b] for a, b in ranges]
 
 
@@ -71,6 +71,16 @@ def test_a_gap_that_is_near_is_read_and_one_that_is_far_is_not(monkeypatch):
     for gap, wanted in ((1 << 16, [(0, 20 + (1 << 16))]), ((1 << 16) + 1, [(0, 10), (11 + (1 << 16), 21 + (1 << 16))])):
         spans.read(Chunk(Location(store, "x")), [(10 + gap, 20 + gap), (0, 10)])
         assert asked.pop() == wanted
+
+
+def test_a_remote_store_is_asked_for_a_size_only_where_none_is_listed(monkeypatch):
+    asked, store = [], MemoryStore({"x": b"123"})
+    store.is_local = False
+    monkeypatch.setattr(store, "size", lambda path: asked.append(path) or 3)
+    assert spans.stored_size(Chunk(Location(store, "x"), None, (File("x", 7),))) == 7
+    assert asked == []
+    assert spans.stored_size(Chunk(Location(store, "x"))) == spans.stored_size(Chunk(Location(store, "x"), None, (File("x"),))) == 3
+    assert asked == ["x", "x"]
 
 
 def test_another_size_than_listed_is_refused_by_every_way(tmp_path):

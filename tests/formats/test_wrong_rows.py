@@ -52,6 +52,17 @@ def test_what_is_not_about_one_row_is_said_once():
     assert [one.message for one in wrong_rows([(0, 10), (10, 20)], check)] == ["input/output error, reading from byte 7"] * 2
 
 
+def test_a_row_that_cannot_be_reached_is_no_row_that_is_wrong():
+    asked = []
+
+    def check(start, stop):
+        asked.append((start, stop))
+        raise ReachError("no answer", where="x.json[7]")
+
+    assert [one.where for one in wrong_rows([(0, 10)], check)] == ["x.json[7]"]
+    assert asked == [(0, 10)]  # and is not asked for again
+
+
 def change(path, rows, old, new):
     """Put other bytes of the same length into lines of a file, and give them back."""
     lines = path.read_bytes().splitlines(keepends=True)
