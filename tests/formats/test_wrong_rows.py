@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from flarecli import verbs
 from flarecli.errors import FormatError, ReachError
 from flarecli.formats.wrong import NAMED, wrong_rows
+from flarecli.model import Finding
 
 ROWS = 20_000
 BAD = (0, 1, 2, 4095, 4096, 8191, 8192, 8193, 12_345, 19_999)
@@ -42,6 +43,7 @@ def test_where_all_are_wrong_the_first_thousand_are_named_and_of_each_run_behind
     found = [int(one.where[2:-1]) for one in wrong_rows(runs, check)]
     assert found[:NAMED] == list(range(NAMED))
     assert found[-127:] == [start for start, _ in runs[1:]]
+    assert found[NAMED:-127] == [1000, 1008, 1024, 2048, 4096]  # what was left of the run when the thousandth was named: halves of halves
     assert len(asked) < 4 * NAMED
 
 
@@ -61,6 +63,13 @@ def test_a_row_that_cannot_be_reached_is_no_row_that_is_wrong():
 
     assert [one.where for one in wrong_rows([(0, 10)], check)] == ["x.json[7]"]
     assert asked == [(0, 10)]  # and is not asked for again
+
+
+def test_what_is_about_a_file_with_a_number_in_its_name_is_said_once_with_its_hint():
+    def check(start, stop):
+        raise FormatError("bad", where="x[7].mds", hint="Fetch it again.")
+
+    assert list(wrong_rows([(0, 10)], check)) == [Finding("x[7].mds", "format", "bad", "Fetch it again.")]
 
 
 def change(path, rows, old, new):
