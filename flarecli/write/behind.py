@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, TypeAlias
 
+from flarecli.errors import UsageError
 from flarecli.model import Chunk
 
 __all__ = ["Behind"]
@@ -29,21 +30,30 @@ class Behind:
     jobs  made at once; 1: each by whoever adds it, with no thread
 
     Each shard is noted in order, with the row at which the next one begins, by whoever adds or closes: `note` is given each time, since a
-    Behind must not hold who holds it.
+    Behind must not hold who holds it. Once a shard failed, its rows are gone: whoever goes on all the same would end a dataset without them.
     """
 
     def __init__(self, jobs: int) -> None:
         self._jobs = jobs
         self._pool: ThreadPoolExecutor | None = None
         self._making: deque[_Making] = deque()
+        self._is_broken = False
 
     def __len__(self) -> int:
         return len(self._making)
 
     def add(self, make: Callable[[], Chunk], next: int, size: int, note: Note) -> None:
-        """Make a shard of so many bytes. Raises what this or an earlier one failed with; nothing behind that one is noted."""
+        """Make a shard of so many bytes.
+
+        raises  what this or an earlier one failed with, nothing behind that one is noted; UsageError once that was raised
+        """
+        self._check()
         if self._jobs == 1:
-            note(make(), next)
+            try:
+                note(make(), next)
+            except BaseException:
+                self._is_broken = True
+                raise
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._jobs, "shards")
@@ -54,8 +64,15 @@ class Behind:
             self._making.append(_Making(chunk, next, size))
             self._pool.submit(_make, [(chunk, make)])
         except BaseException:
-            self._end()
+            self._break()
             raise
+
+    def _check(self) -> None:
+        if self._is_broken:
+            raise UsageError(
+                "a shard before could not be written, so none is taken behind it",
+                hint="Open another Writer with resume=True: its `rows` says where to go on.",
+            )
 
     def _is_full(self, size: int) -> bool:
         return len(self._making) >= self._jobs or sum(one.size for one in self._making) + size > _BYTES
@@ -67,8 +84,12 @@ class Behind:
             self._making.popleft()
             note(made, next)
         except BaseException:
-            self._end()
+            self._break()
             raise
+
+    def _break(self) -> None:
+        self._is_broken = True
+        self._end()
 
     def _end(self) -> None:
         """Leave what is not noted; none of it is still being written after this."""
@@ -80,7 +101,8 @@ class Behind:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def close(self, note: Note) -> None:
-        """Wait for all and note them. Raises what one of them failed with."""
+        """Wait for all and note them. Raises what one of them failed with, or UsageError once that was raised."""
+        self._check()
         while self._making:
             self._settle(note)
         self._end()

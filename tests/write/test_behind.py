@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import flarecli
-from flarecli.errors import FlareError
+from flarecli.errors import FlareError, UsageError
 from flarecli.model import Chunk, Settings
 from flarecli.storage import Limits, locate
 from flarecli.write import Writer
@@ -191,4 +191,5 @@ def test_an_interrupt_while_a_thread_starts_leaves_no_shard_that_is_still_being_
     with pytest.raises(KeyboardInterrupt):
         behind.add(make, 10, 1, lambda made, next: None)
     assert (len(behind), ended) == (0, [1] if begun else [])
-    behind.close(lambda made, next: None)
+    with pytest.raises(UsageError, match="^a shard before could not be written, so none is taken behind it$"):
+        behind.close(lambda made, next: None)
