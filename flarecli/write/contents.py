@@ -26,12 +26,12 @@ def refuse_others(at: Location, names: Iterable[str], shown: str, is_begun: bool
     """Refuse to replace a folder that holds more than a dataset: replacing removes all of it.
 
     names     what lies in the folder: its files and folders
-    is_begun  an unfinished pack lies there: nothing lists its shards yet, so their names tell
+    is_begun  an unfinished pack lies there: nothing lists its shards yet, so their names tell; else any shard may be one of the dataset's
     raises    UsageError for the first that is no part of a dataset
     """
     own = {*DATASET, FAILED, SCRATCH, *_listed(at)}
     for name in names:
-        if name not in own and not sniffed(name) and not (is_begun and _OWN.fullmatch(name)) and not _is_part(at, name, shown):
+        if name not in own and not (_OWN.fullmatch(name) if is_begun else sniffed(name)) and not _is_part(at, name, shown):
             raise UsageError(f"it holds {name!r}, which is no part of a dataset", where=shown, hint="Move that elsewhere first.")
 
 

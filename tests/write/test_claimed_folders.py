@@ -1,0 +1,183 @@
+"""A claimed folder: what others put there is neither followed nor removed, and a kill at any step leaves a whole dataset."""
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from flarecli.errors import BusyError, ReachError, UsageError
+from flarecli.model import Settings
+from flarecli.write import Writer
+from flarecli.write.target import sweep
+
+COLUMNS = {"n": "int"}
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+
+
+def pack(out, rows, **options):
+    with Writer(str(out), columns=COLUMNS, settings=Settings(shard_rows=2), **options) as writer:
+        for row in range(writer.rows, rows):
+            writer.write({"n": row})
+    return files(out)
+
+
+def half(out, rows, **options):
+    """Leave an unfinished pack."""
+    writer = Writer(str(out), columns=COLUMNS, settings=Settings(shard_rows=2), **options)
+    for row in range(rows):
+        writer.write({"n": row})
+    writer._write_samples()
+    writer.abandon()
+
+
+@pytest.mark.parametrize("how", ["link", "hard link", "pipe"])
+def test_what_lies_in_the_place_of_the_lock_is_put_away_and_not_written_to(tmp_path, how):
+    """A folder that came from elsewhere may hold it."""
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "out" / ".flare").mkdir(parents=True)
+    lock = tmp_path / "out" / ".flare" / "lock"
+    make = {
+        "link": lambda: lock.symlink_to(tmp_path / "mine"),
+        "hard link": lambda: lock.hardlink_to(tmp_path / "mine"),
+        "pipe": lambda: os.mkfifo(lock),
+    }
+    make[how]()
+    assert pack(tmp_path / "out", 3) == pack(tmp_path / "other", 3)
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_a_link_in_the_place_of_the_scratch_folder_is_not_followed(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".flare").symlink_to(tmp_path / "mine")
+    for options in ({}, {"resume": True}, {"overwrite": True}):
+        with pytest.raises(ReachError) as caught:
+            pack(tmp_path / "out", 3, **options)
+        assert str(caught.value) == f"{tmp_path}/out/.flare: Not a directory"
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["photos.tar", "old.mds", "records.ffr"])
+def test_what_looks_like_a_shard_and_is_none_of_a_half_pack_is_not_removed(tmp_path, name):
+    half(tmp_path / "out", 4)
+    (tmp_path / "out" / name).write_text("mine")
+    with pytest.raises(UsageError) as caught:
+        pack(tmp_path / "out", 6, overwrite=True)
+    assert str(caught.value) == f"{tmp_path}/out: it holds {name!r}, which is no part of a dataset"
+    assert (tmp_path / "out" / name).read_text() == "mine"
+    with pytest.raises(RuntimeError), Writer(str(tmp_path / "new"), columns=COLUMNS):
+        (tmp_path / "new" / name).write_text("mine")
+        raise RuntimeError
+    assert (tmp_path / "new" / name).read_text() == "mine"
+
+
+def test_a_link_in_a_half_pack_is_removed_and_what_it_leads_to_is_not(tmp_path):
+    half(tmp_path / "out", 4)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("precious")
+    (tmp_path / "out" / "00007.mds").symlink_to(tmp_path / "mine")
+    assert pack(tmp_path / "out", 6, overwrite=True) == pack(tmp_path / "other", 6)
+    assert files(tmp_path / "mine") == {"notes": b"precious"}
+
+
+def test_the_old_dataset_stays_until_the_new_one_has_its_place_however_often_that_is_cut_short(tmp_path, monkeypatch):
+    old, rename = pack(tmp_path / "out", 3), os.rename
+
+    def killed(source, target, **more):
+        if str(source).endswith(".out.flare-new"):
+            raise KeyboardInterrupt
+        rename(source, target, **more)
+
+    for _ in range(3):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("os.rename", killed)
+            pack(tmp_path / "out", 9, overwrite=True, resume=True)
+        assert files(tmp_path / ".out.flare-old") == old
+    assert pack(tmp_path / "out", 9, overwrite=True, resume=True) == pack(tmp_path / "other", 9)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
+
+
+def test_a_whole_dataset_that_is_still_being_put_away_is_busy_to_all(tmp_path, monkeypatch):
+    unlink = os.unlink
+
+    def killed(path, **more):
+        if os.fspath(path).endswith(".flare/lock") and (tmp_path / "out" / "playlist.yaml").exists():
+            raise KeyboardInterrupt
+        unlink(path, **more)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("os.unlink", killed)
+        pack(tmp_path / "out", 3)
+    held = os.open(tmp_path / "out" / ".flare", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    try:
+        for options in ({}, {"resume": True}, {"overwrite": True}, {"overwrite": True, "resume": True}):
+            with pytest.raises(BusyError):
+                pack(tmp_path / "out", 9, **options)
+    finally:
+        os.close(held)
+    assert pack(tmp_path / "out", 9, overwrite=True) == pack(tmp_path / "other", 9)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
+
+
+def test_what_was_half_written_is_gone_before_a_resume_writes_more(tmp_path):
+    """It may be what filled the disk."""
+    half(tmp_path / "out", 4)
+    (tmp_path / "out" / ".flare" / "shard.00002.mds.1.1.part").write_bytes(bytes(99))
+    writer = Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=2), resume=True)
+    assert sorted(path.name for path in (tmp_path / "out" / ".flare").iterdir()) == ["journal", "lock"]
+    writer.abandon()
+
+
+def test_a_process_that_ends_at_once_sweeps_what_it_holds_and_nothing_it_let_go_of(tmp_path):
+    half(tmp_path / "out", 4)
+    theirs = tmp_path / "out" / ".flare" / "shard.00002.mds.1.1.part"  # of who holds it now
+    theirs.write_text("")
+    writer = Writer(str(tmp_path / "other"), columns=COLUMNS)
+    mine = tmp_path / "other" / ".flare" / "shard.00000.mds.1.1.part"
+    mine.write_text("")
+    sweep()
+    assert (theirs.exists(), mine.exists()) == (True, False)
+    writer.abandon()
+
+
+def test_names_reach_the_disk_in_the_order_in_which_they_count(tmp_path, monkeypatch):
+    """Power may go at any moment: a name that others count on is forced to the disk before the next step."""
+    pack(tmp_path / "out", 3)
+    steps, real = [], {name: getattr(os, name) for name in ("fsync", "rename", "rmdir", "unlink", "write")}
+
+    def shown(path):
+        return os.path.relpath(path, tmp_path).replace(".out.flare-new", "NEW")
+
+    def noting(name, tell):
+        def call(*args, **more):
+            with contextlib.suppress(TypeError, OSError):
+                steps.append((name, tell(*args)))
+            return real[name](*args, **more)
+
+        monkeypatch.setattr(f"os.{name}", call)
+
+    noting("fsync", lambda fd: shown(os.readlink(f"/proc/self/fd/{fd}")))
+    noting("write", lambda fd, data: shown(os.readlink(f"/proc/self/fd/{fd}")))
+    noting("rename", lambda source, target: shown(target) if os.path.isabs(source) else "")
+    noting("rmdir", lambda path: shown(path))
+    with Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=2), overwrite=True) as writer:
+        began = len(steps)
+        for row in range(3):
+            writer.write({"n": row})
+    assert steps[:began].index(("fsync", "NEW/.flare")) < steps[:began].index(("write", "NEW/.flare/journal"))
+    swapped = steps.index(("rename", "out"))
+    assert steps[swapped + 1] == ("fsync", ".")
+    assert steps[steps.index(("rmdir", "out/.flare")) + 1] == ("fsync", "out")
+
+
+def test_a_disk_that_takes_a_little_at_a_time_gets_all_of_it(tmp_path, monkeypatch):
+    whole, write = pack(tmp_path / "whole", 5), os.write
+    monkeypatch.setattr("os.write", lambda fd, data: write(fd, bytes(data[:7])))
+    half(tmp_path / "out", 4)
+    assert pack(tmp_path / "out", 5, resume=True) == whole
