@@ -1,11 +1,9 @@
 """A Writer whose disk fails once: what was lost with that is never left out of a dataset without a word."""
 
 import errno
-import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from flarecli import read

@@ -2,14 +2,17 @@
 
 import contextlib
 import fcntl
+import json
 import os
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from flarecli.errors import BusyError, ReachError, UsageError
 from flarecli.model import Settings
-from flarecli.write import Writer
+from flarecli.write import Failure, Writer
 from flarecli.write.target import sweep
 
 COLUMNS = {"n": "int"}
@@ -176,8 +179,32 @@ def test_names_reach_the_disk_in_the_order_in_which_they_count(tmp_path, monkeyp
     assert steps[steps.index(("rmdir", "out/.flare")) + 1] == ("fsync", "out")
 
 
+def test_failed_rows_are_safe_before_the_journal_counts_on_them(tmp_path, monkeypatch):
+    safe, counted, fsync = [0], [], os.fsync
+
+    def noting(fd):
+        name = os.readlink(f"/proc/self/fd/{fd}")
+        if name.endswith("failed.jsonl"):
+            safe.append(os.fstat(fd).st_size)
+        if name.endswith("journal") and "failed" in (entry := json.loads(Path(name).read_text().splitlines()[-1])):
+            counted.append((entry["failed"]["bytes"], safe[-1]))
+        fsync(fd)
+
+    monkeypatch.setattr("os.fsync", noting)
+    with Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1)) as writer:
+        for row in range(0, 6, 2):
+            writer.fail(Failure(row, f"k{row}", "n", "null", "n is null"))
+            writer.write_batch(pa.record_batch({"n": pa.array([row], pa.int64())}), np.array([row + 1]))
+        writer.write_batch(pa.record_batch({"n": pa.array([9], pa.int64())}), np.array([6]))
+    assert len(counted) == 4
+    assert all(noted == safe > 0 for noted, safe in counted[:3])
+
+
 def test_a_disk_that_takes_a_little_at_a_time_gets_all_of_it(tmp_path, monkeypatch):
     whole, write = pack(tmp_path / "whole", 5), os.write
     monkeypatch.setattr("os.write", lambda fd, data: write(fd, bytes(data[:7])))
     half(tmp_path / "out", 4)
+    writer = Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=2), resume=True)
+    assert writer.rows == 2
+    writer.abandon()
     assert pack(tmp_path / "out", 5, resume=True) == whole
