@@ -1,0 +1,193 @@
+"""What ends a dataset, step by step, and what an unfinished one is gone on with: the playlist last, each failed row once, nothing else taken up."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flarecli import playlists, verbs
+from flarecli.errors import FormatError, UnsafeError, UsageError
+from flarecli.hashes import digest
+from flarecli.model import Settings
+from flarecli.storage import locate
+from flarecli.write import Failure, Writer, parts
+
+COLUMNS = {"n": "int"}
+TWO = Settings(shard_rows=2)
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+
+
+def pack(out, rows, how=TWO, **options):
+    with Writer(str(out), columns=COLUMNS, settings=how, **options) as writer:
+        for row in range(writer.rows, rows):
+            writer.write({"n": row})
+    return files(out)
+
+
+def half(out, rows, how=TWO, **options):
+    writer = Writer(str(out), columns=COLUMNS, settings=how, **options)
+    for row in range(writer.rows, rows):
+        writer.write({"n": row})
+    writer._write_samples()
+    writer.abandon()
+
+
+def test_a_shard_that_its_rows_fill_to_the_byte_takes_all_of_them(tmp_path):
+    """The original flushes when its limit is less than what would be there: a row that just fits is taken."""
+    pack(tmp_path / "one", 3, Settings(shard_bytes=999, shard_rows=3))  # the limit stands in each shard, in as many digits
+    exact = os.path.getsize(tmp_path / "one" / "shard.00000.mds")
+    for limit, wanted in ((exact, [3, 3, 1]), (exact - 1, [2, 2, 2, 1]), (exact + 11, [3, 3, 1]), (exact + 12, [4, 3])):
+        pack(tmp_path / f"{limit}", 7, Settings(shard_bytes=limit))
+        listed = json.loads((tmp_path / f"{limit}" / "index.json").read_text())["shards"]
+        assert [shard["samples"] for shard in listed] == wanted, limit
+        assert max(shard["raw_data"]["bytes"] for shard in listed) <= limit
+
+
+def test_the_playlist_comes_when_all_else_is_there(tmp_path, monkeypatch):
+    from flarecli.formats import find
+
+    format, seen = find("mds"), []
+
+    def interrupted(at, *args):
+        seen.append(sorted(name for name in files(tmp_path / "out") if not name.startswith(".flare/")))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(format, "write_index", interrupted)
+        pack(tmp_path / "out", 3)
+    assert seen == [["shard.00000.mds", "shard.00001.mds"]]
+    assert pack(tmp_path / "out", 3, resume=True) == pack(tmp_path / "whole", 3)
+
+
+def test_the_playlist_of_parts_comes_when_all_else_is_there_and_lists_theirs(tmp_path, monkeypatch):
+    index, merge, seen = tmp_path / "i.csv", parts.mds_merge.merge, []
+    index.write_text("n\n" + "".join(f"{n}\n" for n in range(9)))
+
+    def interrupted(*args):
+        seen.append(sorted(path.name for path in (tmp_path / "out").iterdir()))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(parts.mds_merge, "merge", interrupted)
+        verbs.pack(str(index), str(tmp_path / "out"), part_rows=4)
+    assert seen == [[".flare", "00000", "00001", "00002"]]
+    assert parts.mds_merge.merge is merge
+    packed = verbs.pack(str(index), str(tmp_path / "out"), part_rows=4, resume=True)
+    assert (packed.rows, packed.resumed_rows) == (9, 9)
+    (stream,) = playlists.read(locate(str(tmp_path / "out" / "playlist.yaml"))).streams
+    for part in ("00000", "00001", "00002"):
+        data = (tmp_path / "out" / part / "playlist.yaml").read_bytes()
+        listed = stream.files[f"{part}/playlist.yaml"]
+        assert (listed.size, listed.hashes) == (len(data), {"xxh3_128": digest(data)})
+
+
+def test_parts_with_other_sums_are_not_joined(tmp_path):
+    pack(tmp_path / "out" / "00000", 3)
+    pack(tmp_path / "out" / "00001", 3, Settings(shard_rows=2, hashes=("sha1",)))
+    with pytest.raises(FormatError) as caught:
+        parts.join(locate(str(tmp_path / "out")), ["00000", "00001"], {})
+    assert str(caught.value) == f"{tmp_path}/out/00001: has other columns than the parts before"
+    assert not (tmp_path / "out" / "playlist.yaml").exists()
+
+
+def failing(out, stop=None, **options):
+    """Rows 3, 4, 8 and the last two fail; with `stop`, the process dies when so many shards are noted, though more failures are listed."""
+    writer = Writer(str(out), columns=COLUMNS, settings=TWO, **options)
+    for row in range(writer.next, 12):
+        if row in (3, 4, 8, 10, 11):
+            writer.fail(Failure(row, f"k{row}", "n", "null" if row % 2 else "value", "n is null"))
+        else:
+            writer.write_batch(pa.record_batch({"n": pa.array([row], pa.int64())}), np.array([row]))
+        if writer.shards == stop:
+            writer.abandon()
+            with (Path(out) / "failed.jsonl").open("ab") as late:
+                late.write(b'{"file": null, "row": 4, "key": "k4", "column')  # died while it wrote
+            return writer
+    writer.close()
+    return writer
+
+
+@pytest.mark.parametrize("stop", [1, 2])
+def test_failed_rows_are_counted_and_listed_once_however_the_pack_ends(tmp_path, stop):
+    whole = failing(tmp_path / "whole")
+    assert [json.loads(line)["row"] for line in (tmp_path / "whole" / "failed.jsonl").read_text().splitlines()] == [3, 4, 8, 10, 11]
+    assert whole.failed.counts == {"null": 2, "value": 3}
+    for rounds in range(2):  # cut short once, then once more at the same place
+        failing(tmp_path / f"out{rounds}", stop)
+        if rounds:
+            failing(tmp_path / f"out{rounds}", stop + 1, resume=True)
+        again = failing(tmp_path / f"out{rounds}", resume=True)
+        assert again.failed.counts == whole.failed.counts
+        assert files(tmp_path / f"out{rounds}") == files(tmp_path / "whole")
+    assert list(verbs.verify(str(tmp_path / "out0"))) == []
+
+
+def test_rows_that_fail_behind_the_last_shard_are_listed(tmp_path):
+    with Writer(str(tmp_path / "out"), columns=COLUMNS, settings=TWO) as writer:
+        for row in range(3):
+            writer.write_batch(pa.record_batch({"n": pa.array([row], pa.int64())}), np.array([row]))
+        writer._flush(3)
+        writer.fail(Failure(3, "k3", "n", "null", "n is null"))
+    assert [json.loads(line)["row"] for line in (tmp_path / "out" / "failed.jsonl").read_text().splitlines()] == [3]
+
+
+def test_a_half_pack_of_another_version_is_not_gone_on_with(tmp_path, monkeypatch):
+    """The bytes may differ from version to version."""
+    index = tmp_path / "i.csv"
+    index.write_text("n\n1\n2\n3\n4\n5\n")
+    half(tmp_path / "out", 5)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(parts.mds_merge, "merge", _interrupted)
+        verbs.pack(str(index), str(tmp_path / "parts"), part_rows=2)
+    monkeypatch.setattr("flarecli.write.writer.__version__", "99.1")
+    monkeypatch.setattr("flarecli.verbs.parts.__version__", "99.1")
+    from flarecli import __version__
+
+    for out, go_on in (("out", lambda: pack(tmp_path / "out", 5, resume=True)),
+                       ("parts", lambda: verbs.pack(str(index), str(tmp_path / "parts"), part_rows=2, resume=True))):  # fmt: skip
+        with pytest.raises(UsageError) as caught:
+            go_on()
+        assert str(caught.value) == f'{tmp_path}/{out}: the unfinished pack there was begun with flare "{__version__}", not "99.1"'
+
+
+def _interrupted(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("name", "value"), [("rows", "2"), ("rows", None), ("next", 2.5), ("failed", []), ("files", []), ("files", [{"x": 1}])])
+def test_a_line_of_the_journal_that_says_nothing_is_as_if_it_had_never_been_written(tmp_path, name, value):
+    half(tmp_path / "out", 9)
+    journal = tmp_path / "out" / ".flare" / "journal"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    lines[3][name] = value
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    writer = Writer(str(tmp_path / "out"), columns=COLUMNS, settings=TWO, resume=True)
+    assert writer.rows == 2
+    writer.abandon()
+    assert pack(tmp_path / "out", 9, resume=True) == pack(tmp_path / "whole", 9)
+
+
+def test_a_resume_that_is_refused_leaves_nothing_open(tmp_path):
+    half(tmp_path / "out", 5)
+    (tmp_path / "out" / ".flare" / "journal").open("ab").write(b"torn")  # so that it is opened, and cut
+    before = set(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(UsageError):
+            pack(tmp_path / "out", 5, Settings(shard_rows=3), resume=True)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_link_in_the_place_of_the_failed_rows_is_not_written_through(tmp_path):
+    failing(tmp_path / "out", 1)
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "out" / "failed.jsonl").unlink()
+    (tmp_path / "out" / "failed.jsonl").symlink_to(tmp_path / "mine")
+    with pytest.raises(UnsafeError):
+        failing(tmp_path / "out", resume=True)
+    assert (tmp_path / "mine").read_text() == "precious"
