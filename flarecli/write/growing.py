@@ -86,7 +86,11 @@ class _OnDisk:
             return
         if self._fd < 0:
             self._open()
-        os.ftruncate(self._fd, size)
+        try:
+            os.ftruncate(self._fd, size)
+            os.fsync(self._fd)  # nothing may be added, and then what counts on the rest would come first
+        except OSError as error:
+            raise self._store.error(error, self._at.path) from None
 
     def publish(self) -> None:
         """It lies under its name from the start."""

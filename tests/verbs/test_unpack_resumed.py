@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flarecli import verbs
-from flarecli.errors import ReachError, UsageError
+from flarecli.errors import ReachError, UnsafeError, UsageError
 from flarecli.model import Settings
 from flarecli.storage import Limits
 from flarecli.verbs import outlets
@@ -141,3 +141,15 @@ def test_a_file_that_came_to_lie_there_meanwhile_is_not_replaced(tmp_path, monke
         verbs.unpack(index, str(tmp_path / "f"), fetch=["url"], key="id", limits=LIMITS)
     assert str(caught.value) == f"{tmp_path}/f/k5.bin: something is there already"
     assert (tmp_path / "f" / "k5.bin").read_text() == "mine"
+
+
+def test_a_link_in_the_place_of_the_journal_is_not_written_through(tmp_path):
+    """A folder that came from elsewhere may hold it."""
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "f" / ".flare").mkdir(parents=True)
+    (tmp_path / "f" / ".flare" / "journal").symlink_to(tmp_path / "mine")
+    for options in ({"resume": True}, {"resume": True, "overwrite": True}):
+        with pytest.raises(UnsafeError) as caught:
+            verbs.unpack(links(tmp_path / "in", ["a"]), str(tmp_path / "f"), fetch=["url"], limits=LIMITS, **options)
+        assert str(caught.value) == f"{tmp_path}/f/.flare/journal: a symbolic link, which may lead out of the folder"
+    assert (tmp_path / "mine").read_text() == "precious"

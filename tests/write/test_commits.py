@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from flarecli import playlists, verbs
-from flarecli.errors import FormatError, UnsafeError, UsageError
+from flarecli.errors import FormatError, ReachError, UnsafeError, UsageError
 from flarecli.hashes import digest
 from flarecli.model import Settings
 from flarecli.storage import locate
@@ -17,6 +17,7 @@ from flarecli.write import Failure, Writer, parts
 
 COLUMNS = {"n": "int"}
 TWO = Settings(shard_rows=2)
+LACKING = (3, 4, 8, 10, 11)
 
 
 def files(folder):
@@ -99,12 +100,15 @@ def test_parts_with_other_sums_are_not_joined(tmp_path):
 def failing(out, stop=None, **options):
     """Rows 3, 4, 8 and the last two fail; with `stop`, the process dies when so many shards are noted, though more failures are listed."""
     writer = Writer(str(out), columns=COLUMNS, settings=TWO, **options)
-    for row in range(writer.next, 12):
-        if row in (3, 4, 8, 10, 11):
-            writer.fail(Failure(row, f"k{row}", "n", "null" if row % 2 else "value", "n is null"))
-        else:
-            writer.write_batch(pa.record_batch({"n": pa.array([row], pa.int64())}), np.array([row]))
-        if writer.shards == stop:
+    for begin in range(writer.next, 12, 5):
+        rows = range(begin, min(begin + 5, 12))
+        for row in rows:
+            if row in LACKING:
+                writer.fail(Failure(row, f"k{row}", "n", "null" if row % 2 else "value", "n is null"))
+        good = [row for row in rows if row not in LACKING]
+        if good:
+            writer.write_batch(pa.record_batch({"n": pa.array(good, pa.int64())}), np.array(good))
+        if stop is not None and writer.shards >= stop:
             writer.abandon()
             with (Path(out) / "failed.jsonl").open("ab") as late:
                 late.write(b'{"file": null, "row": 4, "key": "k4", "column')  # died while it wrote
@@ -116,7 +120,7 @@ def failing(out, stop=None, **options):
 @pytest.mark.parametrize("stop", [1, 2])
 def test_failed_rows_are_counted_and_listed_once_however_the_pack_ends(tmp_path, stop):
     whole = failing(tmp_path / "whole")
-    assert [json.loads(line)["row"] for line in (tmp_path / "whole" / "failed.jsonl").read_text().splitlines()] == [3, 4, 8, 10, 11]
+    assert [json.loads(line)["row"] for line in (tmp_path / "whole" / "failed.jsonl").read_text().splitlines()] == [*LACKING]
     assert whole.failed.counts == {"null": 2, "value": 3}
     for rounds in range(2):  # cut short once, then once more at the same place
         failing(tmp_path / f"out{rounds}", stop)
@@ -191,3 +195,38 @@ def test_a_link_in_the_place_of_the_failed_rows_is_not_written_through(tmp_path)
     with pytest.raises(UnsafeError):
         failing(tmp_path / "out", resume=True)
     assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_a_list_of_failed_rows_that_was_cut_back_is_safe_before_a_playlist_has_its_sum(tmp_path, monkeypatch):
+    """No row may fail behind it, which would force it to the disk."""
+    writer = Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1))
+    writer.fail(Failure(0, "k0", "n", "null", "n is null"))
+    for row in (1, 2, 3):
+        writer.write_batch(pa.record_batch({"n": pa.array([row], pa.int64())}), np.array([row]))
+    writer.abandon()
+    failed = tmp_path / "out" / "failed.jsonl"
+    size, safe, fsync = failed.stat().st_size, [], os.fsync
+    failed.write_bytes(failed.read_bytes() + b"torn")
+
+    def noting(fd):
+        if os.readlink(f"/proc/self/fd/{fd}") == str(failed):
+            safe.append(os.fstat(fd).st_size)
+        fsync(fd)
+
+    monkeypatch.setattr("os.fsync", noting)
+    with Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1), resume=True) as writer:
+        assert safe == [size]
+
+
+def test_a_disk_that_cannot_be_cut_back_is_an_error_that_names_the_file(tmp_path, monkeypatch):
+    half(tmp_path / "out", 5)
+    with (tmp_path / "out" / ".flare" / "journal").open("ab") as journal:
+        journal.write(b"torn")
+
+    def refused(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("os.ftruncate", refused)
+    with pytest.raises(ReachError) as caught:
+        pack(tmp_path / "out", 5, resume=True)
+    assert str(caught.value) == f"{tmp_path}/out/.flare/journal: input/output error"
