@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from flarecli.errors import BusyError
 from flarecli.model import Settings
 from flarecli.storage import locate
 from flarecli.storage.anything import AnyStore
@@ -69,3 +70,86 @@ def test_what_came_to_lie_in_a_folder_of_a_bucket_meanwhile_stays(overwrite):
         (locate(out) / "photos.tar").write([b"mine"])
         raise RuntimeError
     assert objects(out)["photos.tar"] == b"mine"
+
+
+def test_what_is_begun_anew_leaves_nothing_of_a_half_one_though_its_removal_was_cut_short(monkeypatch):
+    """Its journal goes from the end, behind its shards: without the beginning of it nobody would know of the shards."""
+    monkeypatch.setattr("flarecli.write.bucket._SIDE_BY_SIDE", 1)
+    bucket, real, kills = f"memory://half{time.monotonic_ns()}", AnyStore.delete, 0
+    for step in range(100):
+        out, left = f"{bucket}/{step}", [step]
+        pack(out, range(3))
+        half = Writer(out, columns={"n": "int"}, settings=Settings(shard_rows=2), overwrite=True)
+        for row in range(9):
+            half.write({"n": row})
+        half._write_samples()
+        half.abandon()
+
+        def dying(self, path, left=left):
+            if not path.endswith("/lock"):
+                left[0] -= 1
+                if left[0] < 0:
+                    raise Killed
+            return real(self, path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(AnyStore, "delete", dying)
+            try:
+                Writer(out, columns={"n": "int"}, settings=Settings(shard_rows=2), overwrite=True).abandon()
+                break
+            except Killed:
+                kills += 1
+        again = Writer(out, columns={"n": "int"}, settings=Settings(shard_rows=2), overwrite=True, resume=True)
+        rows = max(again.rows, 3)
+        for row in range(again.rows, rows):
+            again.write({"n": row})
+        again.close()
+        with Writer(f"{bucket}/whole{step}", columns={"n": "int"}, settings=Settings(shard_rows=2)) as whole:
+            for row in range(rows):
+                whole.write({"n": row})
+        assert objects(out) == objects(f"{bucket}/whole{step}"), step
+    assert kills > 8
+
+
+def test_a_pack_whose_lock_was_taken_over_neither_replaces_nor_removes_anything(monkeypatch):
+    bucket = f"memory://lost{time.monotonic_ns()}"
+    old = pack(f"{bucket}/a", range(3))
+    writer = Writer(f"{bucket}/a", columns={"n": "int"}, overwrite=True)
+    writer.write({"n": 7})
+    real, swapping = AnyStore.write, []
+
+    def lost(self, path, *more, **named):
+        if path.endswith("a/shard.00000.mds") and not swapping:
+            swapping.append(path)
+            writer.target._lease._lost = "another pack has taken over"
+        return real(self, path, *more, **named)
+
+    with monkeypatch.context() as patch, pytest.raises(BusyError):
+        patch.setattr(
+            AnyStore,
+            "write",
+            lambda self, path, *more, **named: lost(self, path, *more, **named) if "/.flare/" not in path else real(self, path, *more, **named),
+        )
+        writer.close()
+    assert swapping
+    assert objects(f"{bucket}/a").keys() < old.keys()  # one shard, and no playlist: whoever took over puts the rest there
+    other = Writer(f"{bucket}/b", columns={"n": "int"})
+    (locate(f"{bucket}/b") / "shard.00000.mds").write([b"of who took over"])
+    other.target._lease._lost = "another pack has taken over"
+    other.abandon()
+    assert objects(f"{bucket}/b") == {"shard.00000.mds": b"of who took over"}
+
+
+def test_a_whole_dataset_beside_a_journal_is_done(monkeypatch):
+    out = f"memory://done{time.monotonic_ns()}/out"
+
+    def killed(self):
+        if (self.at / "playlist.yaml").exists():
+            raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("flarecli.write.bucket.BucketTarget._clear", killed)
+        pack(out, range(5))
+    writer = Writer(out, columns={"n": "int"}, settings=Settings(shard_rows=2), resume=True)
+    assert (writer.is_done, writer.rows) == (True, 5)
+    assert [entry.name for entry in locate(out).list() if entry.name.startswith(".flare/")] == []

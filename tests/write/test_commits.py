@@ -1,5 +1,6 @@
 """What ends a dataset, step by step, and what an unfinished one is gone on with: the playlist last, each failed row once, nothing else taken up."""
 
+import gc
 import json
 import os
 from pathlib import Path
@@ -230,3 +231,33 @@ def test_a_disk_that_cannot_be_cut_back_is_an_error_that_names_the_file(tmp_path
     with pytest.raises(ReachError) as caught:
         pack(tmp_path / "out", 5, resume=True)
     assert str(caught.value) == f"{tmp_path}/out/.flare/journal: input/output error"
+
+
+def test_a_writer_that_is_refused_lets_go_of_the_folder_and_takes_nothing_away(tmp_path):
+    half(tmp_path / "out", 5)
+    before = {name: data for name, data in files(tmp_path / "out").items() if name != ".flare/lock"}
+    for columns, how, message in (
+        ({"n": "str"}, TWO, "the unfinished pack there has other columns"),
+        (COLUMNS, Settings(shard_rows=3), "the unfinished pack there was begun with shard_rows 2, not 3"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            Writer(str(tmp_path / "out"), columns=columns, settings=how, resume=True)
+        assert str(caught.value) == f"{tmp_path}/out: {message}"
+        assert {name: data for name, data in files(tmp_path / "out").items() if name != ".flare/lock"} == before
+    assert pack(tmp_path / "out", 5, resume=True) == pack(tmp_path / "whole", 5)
+
+
+def test_a_writer_that_ended_is_not_told_to_have_been_dropped(tmp_path, recwarn):
+    pack(tmp_path / "out", 3)
+    writer = Writer(str(tmp_path / "other"), columns=COLUMNS)
+    writer.abandon()
+    del writer
+    gc.collect()
+    assert [str(one.message) for one in recwarn if issubclass(one.category, ResourceWarning)] == []
+
+
+def test_without_a_size_shards_end_where_their_offsets_do(tmp_path, monkeypatch):
+    monkeypatch.setattr("flarecli.write.writer._SHARD_LIMIT", 300)
+    pack(tmp_path / "out", 50, Settings(shard_bytes=None))
+    assert max(path.stat().st_size for path in (tmp_path / "out").glob("*.mds")) <= 300
+    assert len(list((tmp_path / "out").glob("*.mds"))) > 2
