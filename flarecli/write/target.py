@@ -168,7 +168,7 @@ class Target:
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "start": time.strftime("%Y-%m-%d %H:%M:%S")}
         path, flags = os.path.join(scratch, "lock"), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            with contextlib.suppress(FileNotFoundError):  # a folder that came from elsewhere may have a link there, or a pipe
+            if os.path.lexists(path):  # a folder that came from elsewhere may have a link there, or a pipe
                 os.unlink(path)
             with open(os.open(path, flags, 0o666), "w", encoding="utf-8") as file:
                 json.dump(owner, file)
