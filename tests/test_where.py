@@ -2,6 +2,9 @@
 
 import datetime
 import decimal
+import os
+import subprocess
+import sys
 
 import pyarrow as pa
 import pytest
@@ -227,6 +230,25 @@ def test_a_value_that_the_condition_cannot_take_is_named(expression):
     assert str(error).startswith("--where fails on a row: Could not convert string 'x")
     assert error.hint == "Guard it, for example by try_cast."
     assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("expression", ["z >= '2020-01-01'", "SELECT z, CAST(z AS VARCHAR) AS text, hour(z) AS hour FROM dataframe"])
+def test_the_time_zone_of_the_machine_changes_nothing(expression):
+    code = """
+import datetime, sys, pyarrow as pa
+from flarecli.where import select
+batch = pa.record_batch({"z": pa.array([datetime.datetime(2020, 1, 1)], pa.timestamp("us", "UTC"))})
+schema, batches = select(batch.schema, iter([batch]), sys.argv[1])
+print(schema, [batch.to_pylist() for batch in batches])
+"""
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", code, expression], env={**os.environ, "TZ": zone}, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+        for zone in ("UTC", "America/New_York", "Asia/Kolkata")
+    }
+    assert len(told) == 1
+    assert "2020, 1, 1, 0, 0" in told.pop()
 
 
 @pytest.mark.parametrize(

@@ -28,4 +28,6 @@ def connected() -> duckdb.DuckDBPyConnection:
     import duckdb
 
     whole_path("")
-    return duckdb.connect(":memory:", config=_SETTINGS)
+    con = duckdb.connect(":memory:", config=_SETTINGS)
+    con.execute("SET TimeZone = 'UTC'")  # else a time without a zone would be one of this machine's
+    return con
