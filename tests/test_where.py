@@ -232,6 +232,15 @@ def test_a_value_that_the_condition_cannot_take_is_named(expression):
     assert "\n" not in str(error)
 
 
+@pytest.mark.parametrize(
+    "expression", ["random() < 0.5", "SELECT n, random() AS r, uuid() AS u FROM dataframe", "SELECT n FROM dataframe ORDER BY random()"]
+)
+def test_what_is_random_in_a_condition_is_the_same_every_time(expression):
+    one, two = (rows_of(select(SCHEMA, iter(Pulled(3)), expression)[1]) for _ in range(2))
+    assert one == two
+    assert one
+
+
 @pytest.mark.parametrize("expression", ["z >= '2020-01-01'", "SELECT z, CAST(z AS VARCHAR) AS text, hour(z) AS hour FROM dataframe"])
 def test_the_time_zone_of_the_machine_changes_nothing(expression):
     code = """

@@ -29,5 +29,6 @@ def connected() -> duckdb.DuckDBPyConnection:
 
     whole_path("")
     con = duckdb.connect(":memory:", config=_SETTINGS)
+    con.execute("SELECT setseed(0)")  # a pack that is resumed asks random() again, and has to be told the same
     con.execute("SET TimeZone = 'UTC'")  # else a time without a zone would be one of this machine's
     return con
