@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+import operator
+from collections.abc import Callable, Collection
 
 from flarecli.errors import UsageError
 from flarecli.records import dataclass
 
-__all__ = ["Choice"]
+__all__ = ["Choice", "sample_size"]
+
+
+def sample_size(sample: int | float, count: int, whole: Callable[[float], int] = round) -> int:
+    """Give how many of `count` a sample has: so many (an int, numpy's too), or that share of them, made whole. Raises UsageError for a share above 1."""
+    if hasattr(sample, "__index__"):
+        return operator.index(sample)
+    if sample > 1:
+        raise UsageError(f"a sample of {sample} is more than all", hint="Give a whole number, or a share from 0.0 to 1.0.")
+    return whole(sample * count)
 
 
 @dataclass(frozen=True)
@@ -42,5 +52,5 @@ class Choice:
             return found
         import random  # and with it all that makes numbers, for the few that ask for them
 
-        size = self.sample if isinstance(self.sample, int) else math.ceil(self.sample * len(found))
-        return frozenset(random.Random(self.seed).sample(found, min(size, len(found))))
+        size = sample_size(self.sample, len(found), math.ceil)
+        return frozenset(random.Random(int(self.seed)).sample(found, min(size, len(found))))

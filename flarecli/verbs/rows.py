@@ -21,6 +21,7 @@ from flarecli.model import IntArray, Stream
 from flarecli.progress import Progress
 from flarecli.read import Dataset, parse_rows, positions, resolve, select_streams
 from flarecli.storage import Guard
+from flarecli.verbs.choice import sample_size
 from flarecli.verbs.reach import described
 
 __all__ = ["Order", "first_rows", "kept", "named", "no_index", "opened", "ordered", "read_rows"]
@@ -75,7 +76,7 @@ def ordered(
     """Choose rows of `total`: those that `spec` names, a sample of them, shuffled, and one rank's share.
 
     sample  so many rows, or such a share of them as a float, in the order of the rows; `seed` says which
-    raises  UsageError if something of it makes no sense; RowsError for a row outside the data
+    raises  UsageError if something of it makes no sense, such as a share above 1.0; RowsError for a row outside the data
     """
     its, ranks = rank or (0, 1)
     if not 0 <= its < ranks:
@@ -89,8 +90,8 @@ def ordered(
     count = int(firsts[-1])
     picks = None
     if sample is not None:
-        wanted = min(count, sample if isinstance(sample, int) else round(sample * count))
-        picks = np.sort(positions(np.arange(wanted), count, seed))
+        wanted = min(count, sample_size(sample, count))
+        picks = np.sort(positions(np.arange(wanted), count, int(seed)))
         count = wanted
     return Order(
         np.array([one.start for one in ranges], np.int64),

@@ -5,6 +5,7 @@ import io
 import tarfile
 from collections import Counter
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -66,6 +67,7 @@ def test_the_rows_asked_for_come(plain, options, wanted):
         ({"shuffle": -1}, "sample is None, seed 0, shuffle -1, epoch 0: none may be below 0"),
         ({"sample": 2, "seed": -1}, "sample is 2, seed -1, shuffle None, epoch 0: none may be below 0"),
         ({"shuffle": 1, "epoch": -1}, "sample is None, seed 0, shuffle 1, epoch -1: none may be below 0"),
+        ({"sample": 1.5}, "a sample of 1.5 is more than all"),
         ({"sample": float("nan")}, "sample is nan, seed 0, shuffle None, epoch 0: none may be below 0"),
     ],
 )
@@ -107,6 +109,8 @@ def test_a_sample_is_so_many_rows_in_their_order_and_the_same_again(plain):
     assert ids(plain, sample=10, seed=1) != some
     assert len(ids(plain, sample=0.2)) == 7
     assert ids(plain, sample=1.0) == ids(plain, sample=99) == list(range(35))
+    assert ids(plain, sample=np.int64(10), seed=np.int64(1)) == ids(plain, sample=10, seed=1)
+    assert ids(plain, sample=np.float32(0.2)) == ids(plain, sample=7)
 
 
 @settings(max_examples=60, deadline=None)
