@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from flarecli.errors import UnfinishedError, UsageError
 from flarecli.formats import INDEX, mds_merge, mds_reindex
-from flarecli.names import is_url, redact
+from flarecli.given import Address, address_text, address_texts
+from flarecli.names import is_url, local_path, redact
 from flarecli.storage import Guard, Location, locate
 
 __all__ = ["merge_index", "reindex"]
@@ -14,7 +16,7 @@ __all__ = ["merge_index", "reindex"]
 _BEGUN = (".flare/journal", ".flare/lock")
 
 
-def reindex(folder: str, *, replace: bool = False, guard: Guard | None = None) -> str:
+def reindex(folder: Address, *, replace: bool = False, guard: Guard | None = None) -> str:
     """Write the lost `index.json` of a folder of MDS, JSON, CSV, TSV or XSV shards, out of what the shards say; give its address.
 
     The bytes are those of the index that was lost, where the original or flare wrote the shards.
@@ -29,18 +31,21 @@ def reindex(folder: str, *, replace: bool = False, guard: Guard | None = None) -
     return str(at / INDEX)
 
 
-def merge_index(root: str, parts: Sequence[str] | None = None, *, guard: Guard | None = None) -> str:
+def merge_index(root: Address, parts: Sequence[Address] | None = None, *, guard: Guard | None = None) -> str:
     """Write one `index.json` over datasets that lie below a folder; give its address. Nothing is copied, moved or deleted.
 
     parts   folders, or their `index.json`, in the order of the rows; None: all below the root, in bytewise order
     raises  UnsafeError, MissingError, FormatError: see `merge`
     """
     at = _writable(root, guard)
-    mds_merge.merge(at, None if parts is None else [locate(part, guard) for part in parts])
+    mds_merge.merge(at, None if parts is None else [locate(part, guard) for part in address_texts(parts)])
     return str(at / INDEX)
 
 
-def _writable(folder: str, guard: Guard | None) -> Location:
+def _writable(given: Address, guard: Guard | None) -> Location:
+    folder = address_text(given)
     if is_url(folder) and not folder.startswith("file://"):
         raise UsageError("only local folders are written yet", where=redact(folder))
+    if os.path.isfile(local_path(folder)):
+        raise UsageError("a file is there, a folder of shards is wanted", where=folder, hint=f"Name the folder: {os.path.dirname(folder) or '.'}.")
     return locate(folder, guard)

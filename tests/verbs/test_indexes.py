@@ -40,6 +40,22 @@ def test_datasets_below_a_folder_get_one_index(tmp_path):
     assert [row["n"] for row in flarecli.open(str(tmp_path))][:2] == [25, 26]
 
 
+def test_folders_may_be_paths(tmp_path):
+    write(tmp_path / "a", 0)
+    (tmp_path / "a" / "index.json").unlink()
+    assert flarecli.reindex(tmp_path / "a") == str(tmp_path / "a" / "index.json")
+    assert flarecli.merge_index(tmp_path, [tmp_path / "a"]) == str(tmp_path / "index.json")
+
+
+def test_a_file_in_place_of_the_folder_is_told_so(tmp_path):
+    write(tmp_path / "d", 0)
+    for name in ("playlist.yaml", "index.json", "shard.00000.mds"):
+        with pytest.raises(UsageError) as caught:
+            flarecli.reindex(str(tmp_path / "d" / name))
+        assert str(caught.value) == f"{tmp_path}/d/{name}: a file is there, a folder of shards is wanted"
+        assert caught.value.hint == f"Name the folder: {tmp_path}/d."
+
+
 def test_what_has_no_index_to_make_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(MissingError):
