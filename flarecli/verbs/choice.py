@@ -13,7 +13,7 @@ __all__ = ["Choice", "sample_size"]
 
 
 def sample_size(sample: int | float, count: int, whole: Callable[[float], int] = round) -> int:
-    """Give how many of `count` a sample has: so many (an int, numpy's too), or that share of them, made whole. Raises UsageError for a share above 1."""
+    """Give how many of `count` a sample has: so many (an int, numpy's too), or that share, made whole. Raises UsageError for a share above 1."""
     if hasattr(sample, "__index__"):
         return operator.index(sample)
     if sample > 1:
