@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -178,4 +179,6 @@ def _print_stream(printer: Printer, one: StreamInfo, several: bool) -> None:
         names, told = facts_table(one.stats)
         printer.table(("column", *names), ([column, *texts] for column, texts in zip(one.stats, told, strict=True)))
     if one.shard_list is not None:
-        printer.table(("shard", "rows", "bytes"), ([str(fact) for fact in shard] for shard in one.shard_list))
+        firsts = accumulate((rows for _, rows, _ in one.shard_list), initial=0)
+        shards = zip(one.shard_list, firsts, strict=False)
+        printer.table(("shard", "rows", "bytes", "first row"), ([*map(str, shard), str(first)] for shard, first in shards))
