@@ -39,6 +39,7 @@ __all__ = [
 # What escape() of names would change, but for C0, which JSON escapes by itself; a \u escape is the same value to whoever parses it
 _ACTIVE = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+_NAME = 12  # signs of a column's name that are shown at least
 _RED, _CYAN, _OFF = "\x1b[31m", "\x1b[36m", "\x1b[0m"
 
 
@@ -235,6 +236,7 @@ def _cell(cell: Any) -> Any:
 
 
 def _rich_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a ruled table; one of more columns than fit is several, below each other, since rich would leave all cells blank."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -242,6 +244,13 @@ def _rich_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
     from flarecli.cli.graphics import Graphic
 
+    console = Console(file=sys.stdout, color_system="auto" if _colours(sys.stdout) else None, markup=False, emoji=False, highlight=False)
+    runs = _runs(header, console.width)
+    if len(runs) > 1:
+        rows = list(rows)
+        for run in runs:
+            _rich_table(header[run], [row[run] for row in rows])
+        return
     table = Table(box=box.SIMPLE_HEAD)
     for cell in header:
         table.add_column(Text(cell))
@@ -251,12 +260,23 @@ def _rich_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         graphics += (cell for cell in row if isinstance(cell, Graphic))
         numbers = iter(range(first, len(graphics)))
         table.add_row(*(cell.text(next(numbers)) if isinstance(cell, Graphic) else Text(cell) if isinstance(cell, str) else cell for cell in row))
-    console = Console(file=sys.stdout, color_system="auto" if _colours(sys.stdout) else None, markup=False, emoji=False, highlight=False)
     with _answering():
         if graphics:
             _print_painted(console, table, graphics)
         else:
             console.print(table)
+
+
+def _runs(header: Sequence[str], width: int) -> list[slice]:
+    """Cut the columns of a table into runs whose names have room side by side: each takes its own signs and three of the ruling."""
+    starts, used = [0], 1
+    for i, name in enumerate(header):
+        own = min(len(name), _NAME) + 3
+        if used + own > width and i > starts[-1]:
+            starts.append(i)
+            used = 1
+        used += own
+    return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(header)], strict=True)]
 
 
 def _print_painted(console: Any, table: Any, graphics: Sequence[Graphic]) -> None:

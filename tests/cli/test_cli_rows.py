@@ -232,6 +232,16 @@ def test_pickles_are_decoded_only_by_the_switch_that_says_so(flare):
     assert (told.code, told.out, told.err) == (4, "", f"error: {error}\nhint: Leave --allow-pickle out to see its size.\n")
 
 
+@pytest.mark.parametrize("width", [20, 80])
+def test_a_table_of_more_columns_than_a_terminal_has_room_for_shows_them_all(flare, width):
+    rows = batch(**{f"c{i}": ([10 + i], pa.int64(), "int") for i in range(40)})
+    told = flare("cat", "x", "--to", "table", terminal=True, environment={"COLUMNS": str(width), "NO_COLOR": "1"}, cat=cat(rows)).out
+    words = [word for word in told.split() if word.isalnum()]
+    assert [word for word in words if word[0] == "c"] == [f"c{i}" for i in range(40)]
+    assert [word for word in words if word[0] != "c"] == [str(10 + i) for i in range(40)]
+    assert max(map(len, told.splitlines())) <= width
+
+
 def test_a_table_is_ruled_on_a_terminal_only(flare):
     rows = batch(id=(["a", "b"], TEXT, "str"), n=([1, 2], pa.int64(), "int"))
     assert flare("cat", "x", "--to", "table", cat=cat(rows)).out == "id\tn\na\t1\nb\t2\n"
