@@ -392,3 +392,29 @@ def test_a_row_is_named_by_its_place_in_the_shard_wherever_a_batch_begins():
     shard = opened("json", {"columns": {"a": "int"}}, [b'{"a": 1}\n', b'{"a": 2}\n', b"[]\n", b'{"a": 3}\n'])
     for start in (0, 1, 2):
         assert refusal(lambda start=start: json_shards.read_batch(shard, start, 4)) == "s.json[2]: not valid JSON: '{' is wanted at character 0"
+
+
+@pytest.mark.parametrize("newline", ["", "\n"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_bytes_between_an_object_and_the_next_are_found(newline, place):
+    good = f'{{"a": "x"}}{newline}'.encode()
+    rows = [good, good]
+    rows[place] += b"zz"
+    shard = opened("json", {"columns": {"a": "str"}, "newline": newline}, rows)
+    at = len(good)  # blanks may stand there
+    for do in ways("json", shard, place):
+        assert refusal(do) == f"s.json[{place}]: not valid JSON: bytes follow the object at character {at}"
+
+
+def test_a_text_where_a_number_is_wanted_is_not_cut_for_one_whatever_else_adds_up():
+    rows = [b'{"a": "", "s": 5}\n', b'{"a": 1, "s": "x"}\n']
+    for some in (rows, rows[::-1]):
+        shard = opened("json", {"columns": {"a": "int", "s": "str"}}, some)  # as many quotes as there must be
+        wanted = [{"a": '""', "s": "5"}, {"a": "1", "s": '"x"'}]
+        assert json_shards.read_batch(shard, 0, 2).to_pylist() == (wanted if some is rows else wanted[::-1])
+
+
+def test_a_text_begins_where_its_value_does():
+    shard = opened("json", {"columns": {"a": "str"}}, [b'{"a": "x"}\n', b'{"a": 1"x"}\n'])
+    for do in ways("json", shard, 1):
+        assert refusal(do) == "s.json[1]: not valid JSON: '}' is wanted at character 7"
