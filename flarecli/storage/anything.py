@@ -52,6 +52,7 @@ _TIMES = ("mtime", "modified", "modify", "LastModified", "created")  # what does
 _CHECK = "Check the credentials, and that they may do this."
 _BLOCK = 8 << 20
 _KNOWN = 1 << 16
+_DEEPEST = 100  # folders within folders, in a listing
 _DAY_S = 24 * 3600
 _FTP_TIME = re.compile(r"\d{14}(\.\d{3,6})?", re.ASCII)  # RFC 3659, 2.3
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9.]{0,59}")
@@ -263,13 +264,42 @@ class AnyStore:
         return data, known
 
     def list(self, path: str) -> Iterator[Entry]:
-        found = alone(lambda: self._do(path, lambda files, name: files.find(name, detail=True)))
-        top = self._path(path).strip("/")
-        entries = [Entry(str(name).strip("/")[len(top) + 1 if top else 0 :], int(info.get("size") or 0)) for name, info in found.items()]
-        entries = sorted((entry for entry in entries if entry.name), key=lambda entry: entry.name.encode("utf-8", "surrogateescape"))
-        if not entries:
+        """List all files below a folder: where a library lists folder by folder, no more than one of each depth is in memory."""
+        is_at_once = self.of_kind().find is not importlib.import_module("fsspec").AbstractFileSystem.find
+        is_empty = True
+        for entry in self._listed(path) if is_at_once else self._walked(path, 0):
+            is_empty = False
+            yield entry
+        if is_empty:
             raise MissingError("nothing is there", where=self.show(path))
-        yield from entries
+
+    def _listed(self, path: str) -> Iterator[Entry]:
+        found = alone(lambda: self._do(path, lambda files, name: files.find(name, detail=True)))
+        top, entries = self._path(path).strip("/"), list[Entry]()
+        while found:  # what a library tells of a file takes several times what is kept of it
+            name, info = found.popitem()
+            entries.append(Entry(str(name).strip("/")[len(top) + 1 if top else 0 :], int(info.get("size") or 0)))
+        entries.sort(key=lambda entry: entry.name.encode("utf-8", "surrogateescape"))
+        yield from (entry for entry in entries if entry.name)
+
+    def _walked(self, path: str, depth: int) -> Iterator[Entry]:
+        if depth > _DEEPEST:
+            raise FormatError(f"folders lie more than {_DEEPEST} deep in it", where=self.show(path), hint="Name a folder further down.")
+        try:
+            found = alone(lambda: self._do(path, lambda files, name: files.ls(name, detail=True)))
+        except MissingError:
+            if not depth:
+                raise
+            return  # it went while we looked
+        names = [(str(info["name"]).rstrip("/").rpartition("/")[2], info.get("type") == "directory", int(info.get("size") or 0)) for info in found]
+        if len(found) == 1 and not names[0][1] and str(found[0]["name"]).strip("/") == self._path(path).strip("/"):
+            return  # a file
+        del found
+        for name, is_folder, size in sorted(names, key=lambda one: (one[0] + "/" * one[1]).encode("utf-8", "surrogateescape")):
+            if is_folder:
+                yield from (Entry(f"{name}/{entry.name}", entry.size) for entry in self._walked(self.child(path, name), depth + 1))
+            else:
+                yield Entry(name, size)
 
     # -- writing
 

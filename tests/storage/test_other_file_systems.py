@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from flarecli.cache import Cache
+from flarecli.errors import FormatError, MissingError
 from flarecli.storage import Guard, locate
 
 fsspec = pytest.importorskip("fsspec")
@@ -60,3 +61,77 @@ def test_a_copy_is_kept_under_a_time_that_lies_behind_alone(age, is_kept, tmp_pa
     assert read(b"a" * 5_000_000) == b"a" * 5_000_000
     assert (read(b"b" * 5_000_000) == b"a" * 5_000_000) is is_kept
     files.rm("/times/a")
+
+
+class Made(fsspec.AbstractFileSystem):
+    """A file system that lists folder by folder: what `tree` says, where a folder is a dictionary and a file its size."""
+
+    def __init__(self, tree):
+        super().__init__(skip_instance_cache=True)
+        self.tree, self.asked = tree, []
+
+    def ls(self, path, detail=True, **more):
+        self.asked.append(path)
+        below = self.tree
+        for part in path.split("/")[1:]:
+            below = below.get(part) if isinstance(below, dict) else None
+        if below is None:
+            raise FileNotFoundError(path)
+        if not isinstance(below, dict):
+            return [{"name": path, "type": "file", "size": below}]
+        return [
+            {"name": f"{path}/{name}", "type": "directory" if isinstance(one, dict) else "file", "size": 0 if isinstance(one, dict) else one}
+            for name, one in below.items()
+        ]
+
+
+@pytest.fixture
+def made(monkeypatch):
+    def make(tree):
+        at, files = locate("memory://top"), Made(tree)
+        monkeypatch.setattr(at.store, "of_kind", lambda: Made)
+        monkeypatch.setattr(at.store, "_files", lambda: files)
+        return at, files
+
+    return make
+
+
+def test_a_listing_comes_in_bytewise_order_whatever_order_its_folders_come_in(made):
+    at, _ = made({"b": 1, "a": {"z": 2, "é": 3, "y": {}}, "a.txt": 4, "a-b": {"c": {"d": 5}}, "B": 6})
+    found = [(entry.name, entry.size) for entry in at.list()]
+    assert found == [("B", 6), ("a-b/c/d", 5), ("a.txt", 4), ("a/z", 2), ("a/é", 3), ("b", 1)]
+    assert [name for name, _ in found] == sorted((name for name, _ in found), key=str.encode)
+
+
+def test_a_listing_asks_for_a_folder_when_its_turn_comes(made):
+    at, files = made({f"{i:03}": {f"{k:04}": k for k in range(1000)} for i in range(1000)})
+    found = at.list()
+    assert next(found).name == "000/0000"
+    assert len(files.asked) == 2
+    assert sum(1 for _ in found) == 999_999
+    assert len(files.asked) == 1001
+
+
+def test_a_folder_that_goes_while_it_is_listed_holds_nothing(made):
+    at, files = made({"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1}})
+    found = at.list()
+    assert next(found).name == "a/x"
+    del files.tree["b"]
+    assert [entry.name for entry in found] == ["c/x"]
+
+
+@pytest.mark.parametrize("tree", [{}, {"a": {"b": {}}}, 7])
+def test_a_folder_without_files_and_a_file_are_no_listing(made, tree):
+    at, _ = made(tree)
+    with pytest.raises(MissingError) as caught:
+        list(at.list())
+    assert str(caught.value) == "memory://top: nothing is there"
+
+
+def test_folders_that_never_end_are_refused(made):
+    endless = {}
+    endless["a"] = endless
+    at, _ = made(endless)
+    with pytest.raises(FormatError) as caught:
+        list(at.list())
+    assert str(caught.value) == f"memory://top{'/a' * 101}: folders lie more than 100 deep in it"
