@@ -1,0 +1,231 @@
+"""Values, files and names at the border of what is read as what."""
+
+import json
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from flarecli.errors import FlareError, FormatError
+from flarecli.ingest import folder, is_index, lists, open_folder, open_index, streams, text
+from flarecli.ingest.jsons import Json
+from flarecli.ingest.streams import Text
+from flarecli.ingest.types import met
+from flarecli.storage import Location
+from flarecli.storage.memory import MemoryStore
+
+
+def made(path, files) -> list[str]:
+    for name, content in files.items():
+        if isinstance(content, pa.Table):
+            pq.write_table(content, path / name)
+        else:
+            (path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return [str(path / name) for name in files]
+
+
+def rows_of(names) -> list[dict]:
+    return [row for batch in open_index(names).batches() for row in batch.to_pylist()]
+
+
+def refusal(path, act) -> tuple[str, str]:
+    with pytest.raises(FlareError) as caught:
+        act()
+    return str(caught.value).replace(f"{path}/", ""), caught.value.hint
+
+
+@pytest.mark.parametrize("value", ["9007199254740993", "-9007199254740993", "+00.5", "-01.5"])
+def test_numbers_among_floats_that_a_float_would_change_are_text(tmp_path, value):
+    assert rows_of(made(tmp_path, {"x.csv": f"v\n1.5\n{value}\n"})) == [{"v": "1.5"}, {"v": value}]
+
+
+def test_blanks_in_a_header_are_of_its_names_and_lines_before_it_are_not(tmp_path):
+    assert rows_of(made(tmp_path, {"x.csv": "\n" * 100 + " a ,b\t\n1,2\n"})) == [{" a ": 1, "b\t": 2}]
+
+
+def test_only_the_first_sign_of_a_file_is_a_byte_order_mark(tmp_path, monkeypatch):
+    monkeypatch.setattr(streams, "BLOCK", 11)  # the second begins with the sign
+    assert rows_of(made(tmp_path, {"x.csv": "\ufeffa\nxxxxx\n\ufeffy\n"})) == [{"a": "xxxxx"}, {"a": "\ufeffy"}]
+
+
+def test_empty_text_stays_text_beside_a_file_of_large_text(tmp_path):
+    names = made(tmp_path, {"a.csv": "n,t\n1,\n2,x\n", "b.parquet": pa.table({"n": [3], "t": pa.array([None], pa.large_string())})})
+    assert rows_of(names) == [{"n": 1, "t": ""}, {"n": 2, "t": "x"}, {"n": 3, "t": None}]
+
+
+@pytest.mark.parametrize(("name", "hint"), [("x.csv", "Look for a quote that is never closed."), ("x.jsonl", "Write one row a line.")])
+def test_a_record_a_little_too_long_is_refused(tmp_path, monkeypatch, name, hint):
+    monkeypatch.setattr(streams, "BLOCK", 100)
+    monkeypatch.setattr(text, "_RECORD", 5000)
+    names = made(tmp_path, {name: "x" * 6000})
+    assert refusal(tmp_path, lambda: rows_of(names)) == (f"{name}: line 1: a record is longer than 5.0 kB", hint)
+
+
+def test_a_long_value_is_told_by_its_beginning(tmp_path, monkeypatch):
+    monkeypatch.setattr(streams, "BLOCK", 8)
+    names = made(tmp_path, {"x.csv": f"a,b\n1,2\n3,4\n{'x' * 41},5\n"})
+    assert refusal(tmp_path, lambda: rows_of(names))[0] == f"x.csv: line 4: column 'a' holds '{'x' * 39}…', the column is integers"
+
+
+# -- JSON
+
+
+def of_json(data: str) -> Json:
+    return Json(Text(Location(MemoryStore({"x": data.encode()}), "x")))
+
+
+@pytest.mark.parametrize(
+    "data", ['{"a": 1.5}\n{"a": -9007199254740993}', '{"a": {"b": 1.5}}\n{"a": {"b": -9007199254740993}}', '{"a": [{"b": [1.5, -9007199254740993]}]}']
+)
+def test_an_integer_that_a_float_would_change_is_told_when_the_file_is_opened(data):
+    with pytest.raises(FormatError) as caught:
+        of_json(data)
+    assert caught.value.message == f"line {data.count(chr(10)) + 1}: column 'a' holds -9007199254740993, which a float64 would change"
+
+
+@pytest.mark.parametrize("value", ["2020-01-01", "2020-01-01 00:00:00", "2020-01-01T00:00:00.123", "2020-01-01T00:00:00.123456789Z"])
+def test_text_that_looks_like_a_time_stays_text_wherever_it_is(value):
+    row = {"a": value, "b": [value], "c": {"d": value}, "e": [{"f": [value]}]}
+    assert [one for batch in of_json(json.dumps(row)).batches(None) for one in batch.to_pylist()] == [row]
+
+
+def test_what_stands_behind_an_array_is_told_however_far_it_is(monkeypatch):
+    monkeypatch.setattr(streams, "BLOCK", 12)
+    for behind in ("\\", " " * 50 + "x", "\n" * 30 + "]"):
+        with pytest.raises(FormatError) as caught:
+            list(of_json('[{"a": 1}, {"a": 2}]' + behind).batches(None))
+        assert str(caught.value) == "x: something stands behind the array"
+
+
+# -- Arrow and compressed text
+
+
+def test_text_that_is_not_utf8_in_arrow_is_told_with_its_batch(tmp_path):
+    bad = pa.record_batch({"t": pa.array([b"caf\xe9"]).view(pa.string())})
+    with pa.ipc.new_file(str(tmp_path / "x.arrow"), bad.schema) as out:
+        out.write_batch(pa.record_batch({"t": ["a"] * 20_000}))
+        out.write_batch(bad)
+    batches, taken = open_index(str(tmp_path / "x.arrow")).batches(), []
+    with pytest.raises(FormatError) as caught:
+        taken += (batch.num_rows for batch in batches)
+    with pytest.raises(pa.ArrowInvalid) as said:
+        bad.validate(full=True)
+    assert str(caught.value) == f"{tmp_path}/x.arrow[20000]: a batch that cannot be: {said.value}"
+    assert taken in ([], [8192, 8192, 3616])
+
+
+def test_small_files_may_grow_more_than_a_thousandfold(tmp_path):
+    cell = "x" * (3 << 20)
+    for suffix in (".zst", ".zstd"):
+        packed = zstandard.compress(f"a\n{cell}\n".encode())
+        assert len(packed) * 1000 < len(cell)
+        assert rows_of(made(tmp_path, {f"x.csv{suffix}": packed})) == [{"a": cell}]
+
+
+# -- lists, names, several files
+
+
+def test_a_list_may_be_written_in_many_ways(tmp_path):
+    (name,) = made(tmp_path, {"L.TXT": "#a.csv\n\t#\n././/a.csv \n.//{A,a}.csv\n\n"})
+    made(tmp_path, {"a.csv": "n\n1\n", "A.csv": "n\n2\n"})
+    assert [row["n"] for row in rows_of(name)] == [1, 2, 1]
+
+
+def test_a_list_of_too_many_files_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(lists, "_MOST", 3)
+    names = made(tmp_path, {"l.txt": "m.txt\nm.txt\n", "m.txt": "a.csv\na.csv\n", "a.csv": "n\n1\n"})
+    assert refusal(tmp_path, lambda: open_index(names[0]))[0] == "l.txt: names more than 3 files"
+    monkeypatch.setattr(lists, "_MOST", 4)
+    assert len(rows_of(names[0])) == 4
+
+
+def test_names_of_datasets_and_of_folders_are_no_indexes(tmp_path):
+    (tmp_path / "x.csv").mkdir()
+    answers = {"x.csv": False, "y.csv": True, "shard.000001.json": False, "shard.0001.json": True, "index.json.gz": True}
+    assert {name: is_index(str(tmp_path / name)) for name in answers} == answers
+
+
+def test_kinds_are_told_by_names_in_capitals_too(tmp_path):
+    assert rows_of(made(tmp_path, {"A.CSV": "n\n1\n", "B.JSONL": '{"n": 2}', "C.PARQUET": pa.table({"n": [3]})})) == [{"n": 1}, {"n": 2}, {"n": 3}]
+
+
+def test_a_row_far_into_a_file_is_named_by_its_place_and_the_file_that_gave_the_type(tmp_path):
+    many = pa.table({"n": [0] * 9000 + [2**53 + 1]})
+    names = made(tmp_path, {"a.parquet": many, "b.parquet": pa.table({"n": [0.5]}), "c.parquet": pa.table({"n": ["x"]})})
+    assert refusal(tmp_path, lambda: rows_of(names[:2]))[0] == "a.parquet[9000]: column 'n' holds 9007199254740993, which double cannot hold"
+    assert refusal(tmp_path, lambda: rows_of(names))[0] == "c.parquet: its columns are not those of b.parquet: 'n' is string, not double"
+
+
+def test_rows_behind_the_last_are_none(tmp_path):
+    (name,) = made(tmp_path, {"a.parquet": pa.table({"n": [1, 2]})})
+    assert list(open_index(name).batches(start=2)) == []
+
+
+INT, TEXT = pa.int64(), pa.string()
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "both"),
+    [
+        (pa.int8(), pa.uint8(), pa.int16()),
+        (pa.uint32(), pa.int8(), INT),
+        (pa.uint64(), pa.int8(), None),
+        (pa.uint8(), pa.uint32(), pa.uint32()),
+        (pa.float16(), pa.float32(), pa.float32()),
+        (pa.float32(), pa.int8(), pa.float64()),
+        (pa.decimal128(5, 2), pa.decimal128(9, 4), pa.decimal128(9, 4)),
+        (pa.decimal128(9, 0), pa.decimal128(4, 4), pa.decimal128(13, 4)),
+        (pa.decimal128(38, 0), pa.decimal128(38, 1), None),
+        (pa.date32(), pa.date64(), pa.date64()),
+        (pa.binary(2), pa.binary(3), pa.binary()),
+        (pa.timestamp("s", "UTC"), pa.timestamp("ms", "UTC"), pa.timestamp("ms", "UTC")),
+        (pa.timestamp("s", "UTC"), pa.timestamp("s"), None),
+        (pa.list_(pa.int8()), pa.large_list(INT), pa.large_list(INT)),
+        (pa.list_(INT), pa.list_(TEXT), None),
+        (pa.map_(TEXT, pa.int8()), pa.map_(TEXT, INT), pa.map_(TEXT, INT)),
+        (pa.struct([("a", INT)]), pa.struct([("b", INT)]), None),
+        (pa.struct([("a", INT)]), pa.struct([("a", TEXT)]), None),
+        (pa.struct([("a", pa.null())]), pa.struct([("a", TEXT)]), pa.struct([("a", TEXT)])),
+        (TEXT, pa.binary(), None),
+    ],
+)
+def test_types_meet_as_the_table_says_whichever_comes_first(one, two, both):
+    assert (met(one, two), met(two, one)) == (both, both)
+
+
+# -- folders
+
+
+def test_names_that_no_row_may_have_are_told_and_many_are_cut(tmp_path):
+    made(tmp_path, {f"{n}.jpg": "x" for n in range(6)} | {"plain\x1b[31m": "x"} | {f"{n}.txt": "x" for n in "abcdef"})
+    with open(os.fsencode(tmp_path) + b"/\xff.jpg", "wb"):
+        pass
+    found = open_folder(str(tmp_path))
+    assert found.notes == (
+        "left out 1 file with no extension: plain\\x1b[31m",
+        "left out 1 file with a name that is not UTF-8: \\udcff.jpg",
+        "left out 6 keys without jpg: a, b, c, d, e, …",
+    )
+
+
+def test_the_picture_counts_where_half_of_the_keys_have_one(tmp_path):
+    made(tmp_path, {"a.jpg": "x", "a.txt": "x", "b.txt": "x"})
+    assert open_folder(str(tmp_path)).rows == 1
+    made(tmp_path, {"c.txt": "x"})
+    assert open_folder(str(tmp_path)).rows == 3
+
+
+def test_too_many_kinds_are_refused(tmp_path, monkeypatch):
+    made(tmp_path, {"a.x": "x", "b.y": "x", "c.x": "x", "c.y": "x"})
+    monkeypatch.setattr(folder, "_COLUMNS", 1)
+    assert refusal(tmp_path.parent, lambda: open_folder(str(tmp_path))) == (
+        f"{tmp_path.name}: more than 1 kinds of files",
+        "Name the columns to pack with -c.",
+    )
+    monkeypatch.setattr(folder, "_MIXTURES", 2)
+    assert refusal(tmp_path.parent, lambda: open_folder(str(tmp_path))) == (
+        f"{tmp_path.name}: more than 2 kinds of rows",
+        "Name the tables of the folder, or a smaller folder.",
+    )
