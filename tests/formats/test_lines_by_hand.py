@@ -418,3 +418,10 @@ def test_a_text_begins_where_its_value_does():
     shard = opened("json", {"columns": {"a": "str"}}, [b'{"a": "x"}\n', b'{"a": 1"x"}\n'])
     for do in ways("json", shard, 1):
         assert refusal(do) == "s.json[1]: not valid JSON: '}' is wanted at character 7"
+
+
+def test_what_is_to_stand_behind_a_text_is_not_looked_for_behind_the_data():
+    line = b'{"a": "%s"' % (b"x" * 30)
+    shard = opened("json", {"columns": {"a": "str", "b": "str"}, "newline": ""}, [b'{"a": "", "b": ""}', line + b'""""'])
+    for do in ways("json", shard, 1):
+        assert refusal(do) == f"s.json[1]: not valid JSON: '}}' is wanted at character {len(line)}"
