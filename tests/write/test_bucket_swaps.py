@@ -153,3 +153,49 @@ def test_a_whole_dataset_beside_a_journal_is_done(monkeypatch):
     writer = Writer(out, columns={"n": "int"}, settings=Settings(shard_rows=2), resume=True)
     assert (writer.is_done, writer.rows) == (True, 5)
     assert [entry.name for entry in locate(out).list() if entry.name.startswith(".flare/")] == []
+
+
+def test_a_lock_that_another_took_over_is_noticed_before_a_step_counts_on_it_and_left_alone():
+    out = f"memory://theirs{time.monotonic_ns()}/out"
+    writer = Writer(out, columns={"n": "int"}, settings=Settings(shard_rows=2))
+    (locate(out) / ".flare/lock").write([b'{"token": "theirs"}'])
+    writer.target._lease._last -= 100  # as after a night's sleep
+    with pytest.raises(BusyError) as caught:
+        writer.target.check()
+    assert str(caught.value) == f"{out}: another pack has taken over"
+    writer.abandon()
+    assert (locate(out) / ".flare/lock").read() == b'{"token": "theirs"}'
+
+
+def test_a_lock_that_was_written_by_another_at_the_very_end_is_left_alone():
+    out = f"memory://late{time.monotonic_ns()}/out"
+    writer = Writer(out, columns={"n": "int"}, settings=Settings(shard_rows=2))
+    (locate(out) / ".flare/lock").write([b'{"token": "theirs"}'])
+    writer.target.release()
+    assert (locate(out) / ".flare/lock").read() == b'{"token": "theirs"}'
+
+
+def test_a_step_that_another_pack_noted_is_not_taken_for_ones_own():
+    out = f"memory://step{time.monotonic_ns()}/out"
+    writer = Writer(out, columns={"n": "int"}, settings=Settings(shard_rows=2))
+    (locate(out) / ".flare/journal/00002.json").write([b"theirs"])
+    with pytest.raises(BusyError) as caught:
+        for row in range(5):
+            writer.write({"n": row})
+        writer._write_samples()
+    assert str(caught.value) == f"{out}/.flare/journal/00002.json: another pack writes there"
+    writer.abandon()
+
+
+def test_what_follows_a_step_that_was_lost_is_noted_again():
+    out = f"memory://gap{time.monotonic_ns()}/out"
+    writer = Writer(out, columns={"n": "int"}, settings=Settings(shard_rows=2))
+    for row in range(9):
+        writer.write({"n": row})
+    writer._write_samples()
+    writer.abandon()
+    (locate(out) / ".flare/journal/00003.json").delete()
+    again = Writer(out, columns={"n": "int"}, settings=Settings(shard_rows=2), resume=True)
+    assert again.rows == 2
+    again.abandon()
+    assert [entry.name for entry in (locate(out) / ".flare/journal").list()] == ["00000.json", "00001.json", "00002.json"]
