@@ -208,3 +208,14 @@ def test_a_disk_that_takes_a_little_at_a_time_gets_all_of_it(tmp_path, monkeypat
     assert writer.rows == 2
     writer.abandon()
     assert pack(tmp_path / "out", 5, resume=True) == whole
+
+
+def test_a_half_pack_is_gone_on_with_where_both_ways_are_given(tmp_path):
+    """--resume is safe to give always: what --overwrite began it goes on with."""
+    half(tmp_path / "out", 5)
+    pack(tmp_path / "beside", 3)
+    half(tmp_path / "beside", 5, overwrite=True)
+    for name in ("out", "beside"):
+        writer = Writer(str(tmp_path / name), columns=COLUMNS, settings=Settings(shard_rows=2), resume=True, overwrite=True)
+        assert (writer.rows, writer.shards) == (4, 2)
+        writer.abandon()
