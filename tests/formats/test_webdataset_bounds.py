@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli import encodings
-from flarecli.errors import FormatError, ValueFitError
-from flarecli.formats import spans, tar, webdataset, webdataset_index, webdataset_stream, webdataset_table, webdataset_verify
+from flarecli.errors import FormatError, IntegrityError, ValueFitError
+from flarecli.formats import spans, tar, webdataset, webdataset_index, webdataset_shards, webdataset_stream, webdataset_table, webdataset_verify
 from flarecli.model import Chunk, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
@@ -249,6 +249,72 @@ def test_keys_of_any_length_are_read_back_and_tarfile_agrees(length):
     with tarfile.open(fileobj=io.BytesIO(files["00000.tar"])) as archive:
         assert archive.getnames() == [f"{key}.it.txt" for key in keys]
     assert list(webdataset.verify_shard(opened(files), values=True)) == []
+
+
+@pytest.mark.parametrize("part", [(0, 4), (1, 2), (3, 1), (2, 2)])
+def test_one_part_of_a_batch_is_written_as_if_it_were_whole(part):
+    columns, rows = columns_of(__key__="str", t="str"), [("a", "0"), ("bb", "1"), ("ccc", "22"), ("dddd", "3")]
+    start, count = part
+    files = written(columns, batch_of(columns, rows).slice(start, count))
+    assert files == written(columns, batch_of(columns, rows[start : start + count]))
+    assert list(webdataset.verify_shard(opened(files), values=True)) == []
+
+
+def test_a_column_lies_in_the_members_that_mean_its_encoding_where_both_are_there():
+    data = made([("k.a", b"bytes"), ("k.a.jpg", b"picture")])
+    with pytest.raises(IntegrityError) as caught:
+        opened({"00000.tar": data}, (encodings.column("a", "jpeg"),))
+    assert str(caught.value) == "00000.tar: members end in .a, and no such column is listed"
+    alone = opened({"00000.tar": made([("k.a", b"bytes")])}, (encodings.column("a", "jpeg"),))
+    assert webdataset.read_rows(alone, [0]) == [{"a": b"bytes"}]
+
+
+# -- lists of shards
+
+SHARD = {"url": "00000.tar", "nsamples": 3, "filesize": 2048, "md5sum": "0123456789ABCDEF0123456789ABCDEF"}
+
+
+def listed(shard=SHARD, **changes):
+    index = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": [shard]} | changes
+    data = json.dumps(index).encode()
+    return webdataset_shards.read_shards(Location(MemoryStore({"ds/shardindex.json": data}), "ds/shardindex.json"))
+
+
+def test_a_list_of_shards_is_read():
+    stream = listed()
+    assert (list(stream.urls), list(stream.rows), list(stream.sizes)) == (["00000.tar"], [3], [2048])
+    assert stream.hashes["md5"] == ["0123456789abcdef0123456789abcdef"]
+    less = listed({"url": "00000.tar", "nsamples": (1 << 63) - 1})
+    assert (list(less.rows), list(less.sizes), less.hashes) == ([(1 << 63) - 1], [-1], {})
+    assert len(listed(shardlist=[])) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"wids_version": True}, "version True, 1 is wanted"),
+        ({"wids_version": "1"}, "version '1', 1 is wanted"),
+        ({"wids_version": 2}, "version 2, 1 is wanted"),
+        ({"__kind__": "wids-shard-index-v2"}, "kind 'wids-shard-index-v2', 'wids-shard-index-v1' is wanted"),
+        ({"__kind__": None}, "kind None, 'wids-shard-index-v1' is wanted"),
+        ({"shardlist": {}}, "no list of shards in it"),
+        ({"shard": "00000.tar"}, "shardlist[0]: no url in it"),
+        ({"shard": SHARD | {"url": ""}}, "shardlist[0]: no url in it"),
+        ({"shard": SHARD | {"url": 1}}, "shardlist[0]: no url in it"),
+        ({"shard": SHARD | {"nsamples": True}}, "shardlist[0].nsamples: True is not a count"),
+        ({"shard": SHARD | {"nsamples": 1 << 63}}, f"shardlist[0].nsamples: {1 << 63} is not a count"),
+        ({"shard": SHARD | {"nsamples": -1}}, "shardlist[0].nsamples: -1 is not a count"),
+        ({"shard": SHARD | {"nsamples": 3.0}}, "shardlist[0].nsamples: 3.0 is not a count"),
+        ({"shard": SHARD | {"filesize": None}}, "shardlist[0].filesize: None is not a count"),
+        ({"shard": SHARD | {"md5sum": None}}, "shardlist[0]: its md5sum is not a text"),
+        ({"shard": {"url": "a", "nsamples": 1, "filesise": 2}}, "shardlist[0]: no filesize in it, but 'filesise'"),
+    ],
+)
+def test_a_list_of_shards_that_is_none_is_refused(changes, message):
+    with pytest.raises(FormatError) as caught:
+        listed(**changes)
+    assert str(caught.value) == f"ds/shardindex.json: {message}"
+    assert caught.value.hint == "Fetch it again, or remove it: the tars are found without it."
 
 
 # -- verify
