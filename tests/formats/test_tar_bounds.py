@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 
 from flarecli.errors import FormatError
-from flarecli.formats import tar
+from flarecli.formats import tar, tar_runs
+from flarecli.formats.webdataset_table import read_table
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 
@@ -178,7 +179,7 @@ def test_a_member_that_ends_with_its_file_has_its_bytes(kind):
 def test_a_name_whose_rest_or_front_would_be_empty_is_kept_in_records_where_tarfile_loses_it():
     for name in ("/" + "n" * 100, "d" * 155 + "/"):
         data = tar.header(name.encode(), 3) + b"one".ljust(512, b"\0") + tar.END
-        assert read(data) == [(name, b"one")]
+        assert (read(data), data[:14]) == ([(name, b"one")], b"././@PaxHeader")
 
 
 @pytest.mark.parametrize("name", ["d" * 154 + "/" + "n" * 100, "d" * 155 + "/n", "d" * 99 + "/" + "/" * 10 + "n"])
@@ -219,3 +220,54 @@ def test_windows_of_a_stream_are_its_bytes_however_it_comes(size):
             view = bytes(source.window(start, need))
             assert len(view) >= min(need, max(0, len(data) - start))
             assert data[start : start + len(view)] == view
+
+
+# -- runs of headers that are taken at once
+
+
+def linked(name):
+    one = tarfile.TarInfo(name)
+    one.type, one.linkname = tarfile.SYMTYPE, "a.txt"
+    return one
+
+
+@pytest.mark.parametrize(
+    ("odd", "format", "headers"),
+    [
+        ("d" * 120 + "/c.txt", tarfile.USTAR_FORMAT, None),  # a name that takes the prefix
+        (linked("c.txt"), tarfile.USTAR_FORMAT, None),
+        ("c.txt", tarfile.PAX_FORMAT, {"comment": "x"}),
+        ("é.txt", tarfile.PAX_FORMAT, None),
+    ],
+)
+@pytest.mark.parametrize("slab", [2, 4, 7, 100])
+def test_a_header_that_is_not_plain_ends_a_run_and_is_read(monkeypatch, odd, format, headers, slab):
+    monkeypatch.setattr(tar_runs, "SLAB", slab * tar.BLOCK)
+    monkeypatch.setattr(tar, "_WORTH", 1)
+    monkeypatch.setattr(tar, "_PAUSE", 0)
+    files = [("a.txt", b"1"), ("b.txt", b""), (odd, b"" if isinstance(odd, tarfile.TarInfo) else b"3"), ("x.txt", b"4"), ("y.txt", b"5")]
+    data = made(files, format, pax_headers=headers)
+    found = read_table(tar.Mapped(memoryview(data)), "t.tar")
+    wanted = [(name, len(body)) for name, body in tarfiles(data)]
+    keys = [found.keys[start:end].tobytes().decode() for start, end in itertools.pairwise([0, *found.ends])]
+    assert [(f"{key}.txt", size) for key, size in zip(keys, found.sizes[0].tolist(), strict=True)] == wanted
+
+
+def test_what_records_say_of_all_members_counts_in_a_run(monkeypatch):
+    monkeypatch.setattr(tar, "_PAUSE", 0)
+    data = made([(f"{i}.txt", b"1") for i in range(5)], pax_headers={"path": "all.txt"})
+    with pytest.raises(FormatError) as caught:
+        read_table(tar.Mapped(memoryview(data)), "t.tar")
+    assert str(caught.value) == "t.tar[0]: a second member 'all.txt' at byte 2048"
+
+
+@EVERY
+def test_a_record_ends_with_its_newline(kind):
+    for record, place in (
+        (b"17 path=long.txt ", 0),
+        (b"17 path=long.txt\n13 path=b.txt\0", 17),
+        (b"18 path=long.txt\n", 0),
+        (b"16 path=long.txt\n", 0),
+    ):
+        data = block("x", len(record), b"x") + record.ljust(512, b"\0") + made([("a.txt", b"one")])
+        assert message(data, kind) == f"t.tar: byte 512: byte {place} of its records begins none"
