@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli import encodings
-from flarecli.errors import FormatError, IntegrityError, ValueFitError
+from flarecli.errors import FormatError, IntegrityError, UnsafeError, ValueFitError
 from flarecli.formats import spans, tar, webdataset, webdataset_index, webdataset_shards, webdataset_stream, webdataset_table, webdataset_verify
 from flarecli.model import Chunk, Settings
 from flarecli.storage import Location, locate
@@ -267,6 +267,34 @@ def test_a_column_lies_in_the_members_that_mean_its_encoding_where_both_are_ther
     assert str(caught.value) == "00000.tar: members end in .a, and no such column is listed"
     alone = opened({"00000.tar": made([("k.a", b"bytes")])}, (encodings.column("a", "jpeg"),))
     assert webdataset.read_rows(alone, [0]) == [{"a": b"bytes"}]
+
+
+@pytest.mark.parametrize("length", [92, 93, 94, 95])
+def test_names_of_a_hundred_bytes_and_one_more_are_written(length):
+    columns, key = columns_of(__key__="str", it="str"), "k" * length
+    files = written(columns, batch_of(columns, [(key, "one"), ("b", "two")]))
+    with tarfile.open(fileobj=io.BytesIO(files["00000.tar"])) as archive:
+        assert [(one.name, archive.extractfile(one).read()) for one in archive] == [(f"{key}.it.txt", b"one"), ("b.it.txt", b"two")]
+
+
+def test_a_key_of_more_bytes_than_a_name_has_is_refused():
+    columns = columns_of(__key__="str", it="str")
+    assert webdataset.row_sizes(columns, batch_of(columns, [("k" * 255, "x")]), Settings())[1].tolist() == [2048]
+    with pytest.raises(UnsafeError) as caught:
+        webdataset.row_sizes(columns, batch_of(columns, [("a", "x"), ("k" * 256, "x")]), Settings())
+    assert str(caught.value) == f"[1]: the name '{'k' * 77}…' is longer than 255 bytes a part"
+
+
+def test_rows_without_keys_are_numbered_over_batches():
+    columns = columns_of(t="str")
+    shard = opened(written(columns, batch_of(columns, [("a",), ("b",)]), batch_of(columns, [("c",)])))
+    assert [row["__key__"] for row in webdataset.read_rows(shard, range(3))] == [b"00000-0000000", b"00000-0000001", b"00000-0000002"]
+
+
+def test_a_member_of_a_stream_is_no_key():
+    with pytest.raises(FormatError) as caught:
+        list(webdataset.scan([made([("a.txt", b""), ("b.__KEY__", b"x")])]))
+    assert str(caught.value) == "-[1]: a second member 'b.__KEY__' at byte 512"
 
 
 # -- lists of shards
