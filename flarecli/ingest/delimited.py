@@ -18,7 +18,7 @@ import pyarrow.csv as csv
 from flarecli.errors import FormatError
 from flarecli.ingest.source import check_columns
 from flarecli.ingest.streams import Blocks
-from flarecli.ingest.text import Piece, pieces, records
+from flarecli.ingest.text import BOM, Piece, pieces, records
 
 __all__ = ["Delimited"]
 
@@ -106,10 +106,11 @@ class Delimited:
             column_types={name: pa.string() for name in columns}, include_columns=list(columns), strings_can_be_null=False, check_utf8=False
         )
         for piece in self._body():
-            read = csv.ReadOptions(use_threads=False, block_size=len(piece.data) + 1, column_names=self._names)
+            read = csv.ReadOptions(use_threads=False, block_size=len(piece.data) + 4, column_names=self._names)
             ragged: list[Any] = []
+            data = BOM + piece.data if piece.data.startswith(BOM) else piece.data  # Arrow drops one, and this is a value's
             try:
-                table = csv.read_csv(pa.BufferReader(piece.data), read, self._parse(ragged), convert)
+                table = csv.read_csv(pa.BufferReader(data), read, self._parse(ragged), convert)
             except pa.ArrowInvalid as error:
                 raise self._refusal(piece, ragged, error) from None
             yield piece, table.combine_chunks()

@@ -17,10 +17,10 @@ from flarecli.ingest import streams
 from flarecli.ingest.streams import Blocks
 from flarecli.units import format_size
 
-__all__ = ["Piece", "pieces", "records"]
+__all__ = ["BOM", "Piece", "pieces", "records"]
 
 _RECORD = 64 << 20  # bytes; a record is no larger than this
-_QUOTE, _LF, _CR, _BOM = ord('"'), ord("\n"), ord("\r"), b"\xef\xbb\xbf"
+_QUOTE, _LF, _CR, BOM = ord('"'), ord("\n"), ord("\r"), b"\xef\xbb\xbf"
 _STRAY = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
 
 
@@ -52,8 +52,8 @@ def pieces(source: Blocks, delimiter: str) -> Iterator[Piece]:
     line, first, data = 1, 0, b""
     for block, is_last in _marked(source.blocks()):
         data += block
-        if first == 0 and data.startswith(_BOM):
-            data, first = data[len(_BOM) :], len(_BOM)
+        if first == 0 and data.startswith(BOM):
+            data, first = data[len(BOM) :], len(BOM)
         quotes = np.flatnonzero(np.frombuffer(data, np.uint8) == _QUOTE) if delimiter else np.zeros(0, np.int64)
         end = len(data) if is_last else _end_of_records(data, quotes) if delimiter else data.rfind(b"\n") + 1
         if not end:
