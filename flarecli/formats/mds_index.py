@@ -28,6 +28,9 @@ _INDEX_LIMIT = 1 << 30  # bytes: some 2 million shards
 _COUNT_LIMIT = 1 << 63
 _FILE_LIMIT = 1 << 40  # bytes: a shard ends at 4 GiB, and all that an index can list add up to an int64
 _KINDS = 100  # of hashes: each is a column as long as the list of shards
+_TOP, _FILE = frozenset(("shards", "version")), frozenset(("basename", "bytes", "hashes"))
+_SHARD = frozenset(("compression", "format", "hashes", "raw_data", "samples", "size_limit", "version", "zip_data"))  # of any form
+_LONG, _ALIKE = 60, 0.8  # characters of a key that may be meant, and how alike, of 1: `hashs` and `hashes` are, `size` and `size_limit` are not
 
 
 def open_dataset(at: Location) -> Stream:
@@ -60,6 +63,8 @@ def read_shards(where: Location) -> tuple[list[dict[str, Any]], int]:
         raise FormatError(error.message, where=error.where, hint=_lost(where)) from None
     if not size:
         raise FormatError("an empty file", where=where, hint=_lost(where))
+    if isinstance(index, dict):
+        _check_keys(index, _TOP, where)
     if not isinstance(index, dict) or not isinstance(index.get("shards"), list):
         raise FormatError("no list of shards in it", where=where)
     version = index.get("version")
@@ -98,6 +103,7 @@ class Listed:
 
     def add(self, shard: Mapping[str, Any], here: str, there: frozenset[str]) -> None:
         """Check one and keep it; `there` are the files of a cache."""
+        _check_keys(shard, _SHARD, here)
         form = shard.get("format")
         if form not in FAMILY:
             raise FormatError(f"format {form!r:.60} is none of {', '.join(FAMILY)}", where=here)
@@ -204,7 +210,21 @@ def _count(value: Any, what: str) -> int:
     return value
 
 
+def _check_keys(value: Mapping[str, Any], known: frozenset[str], where: object) -> None:
+    """Refuse a key that is missing while another is there that looks like it; what others add is theirs."""
+    if known <= value.keys():
+        return
+    import difflib
+
+    more = [key for key in value if len(key) <= _LONG and key not in known]
+    for key in sorted(known - value.keys()):
+        if alike := difflib.get_close_matches(key, more, 1, _ALIKE):
+            raise FormatError(f"no {key} in it, but {alike[0]!r}", where=where)
+
+
 def _file(value: Any, what: str) -> File:
+    if isinstance(value, dict):
+        _check_keys(value, _FILE, what)
     if not isinstance(value, dict) or not isinstance(value.get("basename"), str):
         raise FormatError("no basename in it", where=what)
     hashes = value.get("hashes")

@@ -256,3 +256,36 @@ def test_a_part_that_lacks_a_meta_is_not_merged(tmp_path):
     with pytest.raises(MissingError) as caught:
         merge(locate(str(tmp_path)))
     assert str(caught.value) == f"{tmp_path}/a/shard.00001.json.meta: no such file, {tmp_path}/a/index.json: shards[1] lists it"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda index, shard: index.update(shard=index.pop("shards")), "index.json: no shards in it, but 'shard'"),
+        (lambda index, shard: index.update(Version=index.pop("version")), "index.json: no version in it, but 'Version'"),
+        (lambda index, shard: shard.update(sampels=shard.pop("samples")), "index.json: shards[0]: no samples in it, but 'sampels'"),
+        (lambda index, shard: shard.update(compresion=shard.pop("compression")), "index.json: shards[0]: no compression in it, but 'compresion'"),
+        (lambda index, shard: shard.update(hashs=shard.pop("hashes")), "index.json: shards[0]: no hashes in it, but 'hashs'"),
+        (lambda index, shard: shard.update(zip_dat=shard.pop("zip_data")), "index.json: shards[0]: no zip_data in it, but 'zip_dat'"),
+        (lambda index, shard: shard.update(size_limits=shard.pop("size_limit")), "index.json: shards[0]: no size_limit in it, but 'size_limits'"),
+        (
+            lambda index, shard: shard["raw_data"].update(hashs=shard["raw_data"].pop("hashes")),
+            "index.json: shards[0].raw_data: no hashes in it, but 'hashs'",
+        ),
+        (
+            lambda index, shard: shard["raw_data"].update(basname=shard["raw_data"].pop("basename")),
+            "index.json: shards[0].raw_data: no basename in it, but 'basname'",
+        ),
+    ],
+)
+def test_a_misspelt_key_is_named(change, message):
+    shard = listed(hashes=[])
+    index = {"shards": [shard], "version": 2}
+    change(index, shard)
+    at = Location(MemoryStore({"index.json": json.dumps(index).encode()}), "")
+    assert refusal(lambda: open_dataset(at)) == message
+
+
+def test_keys_of_others_are_theirs():
+    shard = listed(size_in_bytes=5, schema_version=3, file_hashes={}, **{"hashes" * 20: 1})
+    assert len(stream_of(shard)) == 1  # though its `hashes` are missing
