@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from flarecli.errors import UsageError
 from flarecli.model import Chunk
 
-__all__ = ["Behind"]
+__all__ = ["Behind", "lost"]
 
 Note: TypeAlias = "Callable[[Chunk, int], None]"
 _BYTES = 256 << 20  # of rows in shards that are being made
@@ -69,10 +69,7 @@ class Behind:
 
     def _check(self) -> None:
         if self._is_broken:
-            raise UsageError(
-                "a shard before could not be written, so none is taken behind it",
-                hint="Open another Writer with resume=True: its `rows` says where to go on.",
-            )
+            raise lost()
 
     def _is_full(self, size: int) -> bool:
         return len(self._making) >= self._jobs or sum(one.size for one in self._making) + size > _BYTES
@@ -106,6 +103,12 @@ class Behind:
         while self._making:
             self._settle(note)
         self._end()
+
+
+def lost() -> UsageError:
+    """Make what is said to whoever goes on although rows were lost."""
+    hint = "Open another Writer with resume=True: its `rows` says where to go on."
+    return UsageError("a shard before could not be written, so none is taken behind it", hint=hint)
 
 
 def _make(one: list[tuple[Future[Chunk], Callable[[], Chunk]]]) -> None:

@@ -23,9 +23,10 @@ from flarecli.ingest import Running
 from flarecli.model import Chunk, Column, Columns, File, IntArray, Playlist, Settings, Stream
 from flarecli.names import escape
 from flarecli.storage import Guard
-from flarecli.write.behind import Behind
+from flarecli.write.behind import Behind, lost
 from flarecli.write.failures import Failed, Failure
 from flarecli.write.journal import Journal
+from flarecli.write.samples import Samples
 from flarecli.write.target import Target, claim
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ __all__ = ["Writer"]
 
 _SHARD_LIMIT = (1 << 32) - 1  # what uint32 offsets reach
 _APART = "Make the keys differ, or leave that column out: then each row gets a key of its own."
-_HELD_ROWS, _HELD_BYTES = 1024, 1 << 24  # samples that wait to become a batch
 
 
 class Writer:
@@ -80,12 +80,12 @@ class Writer:
         self._held: list[pa.RecordBatch] = []
         self._held_rows, self._held_size, self._base = 0, 0, 0
         self._weighed: tuple[pa.RecordBatch | None, IntArray] = (None, None)  # a batch and what its rows weigh, once that is known
-        self._samples: list[dict[str, bytes]] = []
-        self._samples_size = 0
+        self._samples = Samples()
         self._names: set[bytes] = set()  # of the rows in the shard that is being filled, where the format tells its rows apart by names
         self._behind = Behind(jobs if self.settings.compression else 1)  # bytes alone are quicker written than handed over
         self._ended = self.target.is_done
         self._is_abandoned = False
+        self._is_torn = False  # while rows are on their way from one hand to the next: an interrupt would lose them, or write them twice
         self.rows = self.next = 0
         if self._ended:
             self.rows = self._rows_there()
@@ -120,6 +120,8 @@ class Writer:
 
     def _check_open(self) -> None:
         """Refuse rows that no shard would hold."""
+        if self._is_torn and not self._ended:
+            raise lost()
         if self._ended:
             raise UsageError(
                 "the dataset is finished, and takes no more rows" if self.is_done or not self._is_abandoned else "the writer was given up",
@@ -173,41 +175,31 @@ class Writer:
     def write(self, sample: Mapping[str, Any]) -> None:
         """Write one sample: column -> Python value, or bytes stored as they are.
 
-        raises  UsageError for a missing or unknown column, or once the dataset has ended; ValueFitError for a value that its encoding cannot hold
+        raises  UsageError for a missing or unknown column, or once the dataset has ended; ValueFitError for a value that its encoding cannot hold.
+                And, naming its row, for a sample before that the format cannot hold: that one is left out, no other is
         """
         self._check_open()
         if self.columns is None:
             raise UsageError("the columns are not known", hint="Give columns= to the Writer.")
-        if not hasattr(sample, "keys"):
-            raise UsageError(f"a sample is a mapping of columns to values, not {type(sample).__name__}")
-        if sample.keys() != {column.name for column in self.columns}:
-            names = sorted(set(sample) ^ {column.name for column in self.columns})
-            raise UsageError(f"column {names[0]!r} is {'unknown' if names[0] in sample else 'missing'} in the sample")
-        row = {}
-        for column in self.columns:
-            try:
-                row[column.name] = encodings.encode(encodings.lookup(column.encoding), sample[column.name])
-            except FlareError as error:
-                where = f"row {self.rows + self._held_rows + len(self._samples)}"
-                raise type(error)(f"column {column.name!r}: {error.message}", where=where, hint=error.hint) from None
-        self._samples.append(row)
-        self._samples_size += sum(sum(map(len, stored)) if isinstance(stored, list) else len(stored) for stored in row.values())
-        if len(self._samples) >= _HELD_ROWS or self._samples_size >= _HELD_BYTES:
+        self._samples.add(self.columns, sample, self.rows + self._held_rows)
+        if self._samples.is_full:
             self._write_samples()
 
     def _write_samples(self) -> None:
-        samples, self._samples, self._samples_size = self._samples, [], 0
-        if not samples:
+        """Write the samples that wait; where one cannot be held it is left out and told, and those behind it wait on."""
+        if not self._samples:
             return
-        columns = self.columns or ()
-        found = [encodings.lookup(column.encoding) for column in columns]
-        arrays = [
-            encodings.typed(pa.array([sample[column.name] for sample in samples], encoding.raw), encoding)
-            for column, encoding in zip(columns, found, strict=True)
-        ]
-        first = self.rows + self._held_rows
-        batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(column) for column in columns]))
-        self.write_batch(batch, np.arange(first, first + len(samples)))
+        first, refused = self.rows + self._held_rows, -1
+        try:
+            self.write_batch(self._samples.batch(self.columns or (), first), np.arange(first, first + len(self._samples)))
+        except (ValueFitError, UnsafeError) as error:
+            at = re.fullmatch(r"\[(\d+)\]", error.where)
+            if at is None:
+                raise
+            refused = int(at[1]) - first
+            raise type(error)(error.message, where=f"row {at[1]}", hint=error.hint) from None
+        finally:
+            self._samples.passed(self.rows + self._held_rows - first, refused)
 
     def unheld(self, batch: pa.RecordBatch) -> tuple[int, FlareError] | None:
         """Give the first row of a batch that the format cannot hold although its encodings can, and why."""
@@ -233,7 +225,7 @@ class Writer:
         self._check_open()
         if found := self.unheld(batch):
             raise type(found[1])(found[1].message, where=f"[{rows[found[0]]}]", hint=found[1].hint)
-        sizes = self._weighed[1]
+        sizes, self._weighed = self._weighed[1], (None, None)
         ends = np.cumsum(sizes)
         limit = min(self.settings.shard_bytes or _SHARD_LIMIT, _SHARD_LIMIT)
         most = self.settings.shard_rows or 1 << 62
@@ -245,13 +237,14 @@ class Writer:
                 stop = start + 1  # larger than a shard: one of its own
             if stop > start:
                 self._tell_apart(batch.slice(start, stop - start), rows[start:])
+                self._is_torn = True
                 self._held.append(batch.slice(start, stop - start))
                 self._held_rows += stop - start
                 self._held_size += int(ends[stop - 1]) - before
+                self._is_torn = False
                 start, before = stop, int(ends[stop - 1])
             if start < batch.num_rows:
                 self._flush(int(rows[start]))
-        self._weighed = (None, None)
 
     def _tell_apart(self, batch: pa.RecordBatch, rows: IntArray) -> None:
         """Refuse a name that came before in the shard that these rows go to."""
@@ -262,23 +255,26 @@ class Writer:
         if len(fresh := set(names)) == len(names) and self._names.isdisjoint(fresh):
             self._names |= fresh
             return
+        fresh = set()
         for name, row in zip(names, rows.tolist(), strict=False):
-            if name in self._names:
+            if name in self._names or name in fresh:
                 shown = escape(name.decode("utf-8", "backslashreplace"))
                 raise ValueFitError(f"the key {shown!r:.80} came before, and is to lie in the same shard", where=f"[{row}]", hint=_APART)
-            self._names.add(name)
+            fresh.add(name)
 
     def _flush(self, next: int) -> None:
         """Write what is held as one shard, to be noted once it is there; `next` is the row at which the next one begins."""
+        self._is_torn = True
         make, size = partial(self._write_shard, len(self._chunks) + len(self._behind), self._held), self._held_size
         self.rows += self._held_rows
         self._held, self._held_rows, self._held_size, self._names = [], 0, 0, set()
         self._behind.add(make, next, size, self._note)
+        self._is_torn = False
 
     def _note(self, chunk: Chunk, next: int) -> None:
-        self._chunks.append(chunk)
         self.target.check()
         self._journal.note_shard(chunk.rows or 0, next, chunk.files, self.failed.settle(next))
+        self._chunks.append(chunk)  # not before: what no journal notes is nothing to go on from
         self.next = next
 
     def _write_shard(self, number: int, held: list[pa.RecordBatch]) -> Chunk:
@@ -297,7 +293,7 @@ class Writer:
 
         source  what the playlist says it was packed from
         """
-        if self._is_abandoned:
+        if self._is_abandoned or self._is_torn:
             self._check_open()
         if self._ended:
             return self.playlist

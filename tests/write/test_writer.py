@@ -576,7 +576,7 @@ def test_samples_hold_lists_where_the_format_does(tmp_path):
 
 
 def test_lists_wait_for_a_shard_by_their_bytes_and_not_by_their_items(tmp_path, monkeypatch):
-    monkeypatch.setattr("flarecli.write.writer._HELD_BYTES", 5000)
+    monkeypatch.setattr("flarecli.write.samples._BYTES", 5000)
     with Writer(str(tmp_path / "d"), format="granular-refs", columns={"a": "bytes[]"}) as writer:
         writer.write({"a": [b"x" * 6000]})
         assert not writer._samples
@@ -638,6 +638,6 @@ def test_a_key_that_comes_back_in_a_tar_is_refused_by_its_row_and_nothing_of_tha
     with pytest.raises(ValueFitError) as caught:
         writer.close()
     row, key = ("7", "b") if how else ("3", "a")
-    assert str(caught.value) == f"[{row}]: the key {key!r} came before, and is to lie in the same shard"
+    assert str(caught.value) == f"row {row}: the key {key!r} came before, and is to lie in the same shard"
     assert sorted(name for name in files(tmp_path / "out") if name.endswith(".tar")) == (["00000.tar", "00001.tar"] if how else [])
     writer.abandon()
