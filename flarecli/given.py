@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from flarecli.errors import UsageError
@@ -30,5 +30,7 @@ def address_texts(given: Addresses) -> list[str]:
 
 
 def name_list(given: str | Iterable[str]) -> list[str]:
-    """Give names as a list; one text is one name, not its letters."""
+    """Give names as a list; one text is one name, not its letters. Raises UsageError for a dict, whose values would be left out."""
+    if isinstance(given, Mapping):
+        raise UsageError(f"a list of names is wanted, not {type(given).__name__}", hint='Write a pair as "COLUMN:NAME".')
     return [given] if isinstance(given, str) else list(given)

@@ -148,7 +148,16 @@ def pattern_of(parts: Sequence[str]) -> re.Pattern[str]:
             continue
         hidden = "" if part.startswith(".") or not part else "(?!\\.)"
         signs = re.split(r"(\*+|\?|\[!?\]?[^\]]*\])", part)
-        out += hidden + "".join(_sign(sign) if k % 2 else re.escape(sign) for k, sign in enumerate(signs)) + ("/" if i < len(parts) - 1 else "")
+        runs = [""]  # between stars
+        for k, sign in enumerate(signs):
+            if k % 2 and sign[0] == "*":
+                runs.append("")
+            else:
+                runs[-1] += _sign(sign) if k % 2 else re.escape(sign)
+        first, *between = runs
+        last = f"[^/]*{between.pop()}" if between else ""
+        # The first place where a run fits is as good as any later one: tried again and again, a few stars would take hours
+        out += hidden + first + "".join(f"(?>[^/]*?{run})" for run in between) + last + ("/" if i < len(parts) - 1 else "")
     try:
         return re.compile(out, re.DOTALL)
     except re.error:
@@ -161,4 +170,4 @@ def _sign(sign: str) -> str:
         not_in = inside.startswith("!")
         inside = inside[not_in:].replace("]", "\\]").replace("^", "\\^")
         return f"(?!/)[{'^' if not_in else ''}{inside}]"
-    return "[^/]" if sign == "?" else "[^/]*"
+    return "[^/]"

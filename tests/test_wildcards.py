@@ -1,13 +1,17 @@
 """Braces in addresses expand as they do in bash, which is asked where there is one."""
 
+import fnmatch
 import random
 import shutil
 import subprocess
+import sys
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flarecli.errors import UsageError
-from flarecli.wildcards import braced
+from flarecli.wildcards import braced, pattern_of
 
 LISTED = {
     "a.mds": ["a.mds"],
@@ -116,3 +120,17 @@ def test_as_many_braces_as_a_hostile_line_holds_stand_for_themselves():
     assert braced("{" * 10_000 + "}" * 10_000) == ["{" * 10_000 + "}" * 10_000]
     assert braced("{1..1}" * 5_000) == ["1" * 5_000]
     assert len(braced("{a,{" * 5_000 + "b,c}")) == 2
+
+
+@given(st.text("ab*?", min_size=1, max_size=9), st.text("ab", max_size=9))
+@settings(deadline=None, max_examples=500)
+def test_a_part_fits_what_fnmatch_says(part, name):
+    if part.strip("*"):  # `**` is any number of folders
+        assert bool(pattern_of([part]).fullmatch(name)) == fnmatch.fnmatchcase(name, part)
+
+
+def test_stars_are_not_tried_in_every_way():
+    """In a process of its own: an expression that is tried so never lets go of the interpreter."""
+    code = "from flarecli.wildcards import pattern_of; print(pattern_of(['*a' * 30 + '*b.csv', '*']).fullmatch('a' * 200 + '0.csv/x'))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout == "None\n"

@@ -127,6 +127,10 @@ def unpack(
     head = {"verb": "unpack", "flare": __version__, "source": {"address": source.address, DEFAULT: source.sum()}, "options": options}
     folder = Folder(out, head, resume=resume, overwrite=overwrite)
     if folder.is_done:
+        there = folder.rows + folder.failed
+        if source.rows is not None and source.rows != there:
+            hint = "Give --overwrite to replace it, or name another folder."
+            raise UsageError(f"a finished unpack of {there} rows is there, {source.rows} are asked for", where=folder.shown, hint=hint)
         progress.note("nothing to resume: it is finished")
         return Unpacked(folder.files, folder.bytes, folder.rows, folder.failed, index=folder.index, resumed_rows=folder.rows)
     try:

@@ -153,3 +153,23 @@ def test_a_link_in_the_place_of_the_journal_is_not_written_through(tmp_path):
             verbs.unpack(links(tmp_path / "in", ["a"]), str(tmp_path / "f"), fetch=["url"], limits=LIMITS, **options)
         assert str(caught.value) == f"{tmp_path}/f/.flare/journal: a symbolic link, which may lead out of the folder"
     assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_a_finished_unpack_of_fewer_rows_is_not_taken_for_what_is_asked(tmp_path):
+    with Writer(str(tmp_path / "d"), columns={"key": "str", "b": "bytes"}) as writer:
+        for n in range(5):
+            writer.write({"key": f"k{n}", "b": b"x"})
+    out = str(tmp_path / "out")
+    assert verbs.unpack(str(tmp_path / "d"), out, limit=2).rows == 2
+    assert verbs.unpack(str(tmp_path / "d"), out, limit=2, resume=True).resumed_rows == 2
+    with pytest.raises(UsageError) as caught:
+        verbs.unpack(str(tmp_path / "d"), out, limit=3, resume=True)
+    assert str(caught.value) == f"{out}: a finished unpack of 2 rows is there, 3 are asked for"
+    assert caught.value.hint == "Give --overwrite to replace it, or name another folder."
+
+
+def test_pairs_are_no_list_of_names(tmp_path):
+    for do in (verbs.pack, verbs.unpack):
+        with pytest.raises(UsageError) as caught:
+            do(str(tmp_path / "d.csv"), str(tmp_path / "out"), fetch={"url": "image"})
+        assert (str(caught.value), caught.value.hint) == ("a list of names is wanted, not dict", 'Write a pair as "COLUMN:NAME".')
