@@ -45,7 +45,7 @@ class Parquet:
             opened = _open(file)
             self.rows: int = opened.metadata.num_rows
             self.has_sums = not self.rows or _UNSUMMED.match(head) is None
-            schema = opened.schema_arrow
+            schema = self._footer = opened.schema_arrow
             kinds = (opened.schema.column(i) for i in range(len(opened.schema)))
             self.coarse = tuple(dict.fromkeys(one.path.partition(".")[0] for one in kinds if one.physical_type == "INT96"))
             again = _schema_again(opened)
@@ -95,6 +95,9 @@ class Parquet:
         schema = pa.schema([self.schema.field(name) for name in names])
         with _parquet_errors(self.at, file):
             opened = _open(file)
+        if not opened.schema_arrow.equals(self._footer) or (groups is not None and opened.metadata.num_row_groups < groups.stop):
+            raise FormatError("its footer is no longer what it was", where=self.at, hint="Run the command again when nothing writes there.")
+        with _parquet_errors(self.at, file):
             groups = range(opened.metadata.num_row_groups) if groups is None else groups
             if isinstance(file, HeardFile):
                 file.heard = heard  # rows alone: the footer lies behind all of them

@@ -139,3 +139,17 @@ def test_standard_input_that_is_closed_cannot_be_read(monkeypatch):
     with pytest.raises(ReachError) as caught:
         standard_input()
     assert str(caught.value) == "-: standard input is closed"
+
+
+@pytest.mark.parametrize("other", [{"name": ["b"], "url": [1]}, {"name": ["b"]}], ids=["another type", "one less"])
+def test_parquet_with_other_columns_when_its_rows_are_read_is_refused(tmp_path, other):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"name": ["a"], "url": ["u"]}), path)
+    found = open_index(str(path))
+    pq.write_table(pa.table(other), path)
+    with pytest.raises(FormatError) as caught:
+        list(found.batches())
+    assert (str(caught.value), caught.value.hint) == (
+        f"{path}: its footer is no longer what it was",
+        "Run the command again when nothing writes there.",
+    )
