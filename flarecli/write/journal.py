@@ -104,8 +104,8 @@ class Journal:
             ],
             "failed": dict(failed),
         }
-        self.shards.append(entry)
         self._note(entry)
+        self.shards.append(entry)  # not before: what is not noted is nothing to go on from
 
     def _note(self, entry: dict[str, Any]) -> None:
         self._append(entry if self._running is None else {**entry, "source": self._running.noted()})

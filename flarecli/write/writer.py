@@ -7,7 +7,7 @@ import os
 import re
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -97,7 +97,7 @@ class Writer:
         except BaseException:
             self.target.abandon(keep=True)
             raise
-        self._dropped = weakref.finalize(self, _drop, os.getpid(), self.target, self.failed, self._journal, self._chunks)
+        self._dropped = weakref.finalize(self, _drop, os.getpid(), self.target, self.failed, self._journal)
         self._dropped.atexit = False  # the lock dies with its process
 
     def _begin(self, head: dict[str, Any], running: Running | None) -> None:
@@ -272,9 +272,9 @@ class Writer:
         self._is_torn = False
 
     def _note(self, chunk: Chunk, next: int) -> None:
+        self._chunks.append(chunk)
         self.target.check()
         self._journal.note_shard(chunk.rows or 0, next, chunk.files, self.failed.settle(next))
-        self._chunks.append(chunk)  # not before: what no journal notes is nothing to go on from
         self.next = next
 
     def _write_shard(self, number: int, held: list[pa.RecordBatch]) -> Chunk:
@@ -348,7 +348,7 @@ class Writer:
         self._dropped.detach()
         with contextlib.suppress(Exception):  # what ended the pack is told already
             self._behind.close(self._note)
-        _let_go(self.target, self.failed, self._journal, self._chunks)
+        _let_go(self.target, self.failed, self._journal)
 
     def __enter__(self) -> Writer:
         return self
@@ -364,10 +364,10 @@ class Writer:
             self.abandon()
 
 
-def _let_go(target: Target | BucketTarget, failed: Failed, journal: Journal, chunks: Sequence[Chunk]) -> None:
+def _let_go(target: Target | BucketTarget, failed: Failed, journal: Journal) -> None:
     failed.close()
     journal.close()
-    target.abandon(keep=bool(chunks))
+    target.abandon(keep=bool(journal.shards))
 
 
 def _drop(pid: int, target: Target | BucketTarget, *held: Any) -> None:
