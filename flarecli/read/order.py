@@ -8,7 +8,7 @@ are walked on until they fall inside. Steps are mapped in blocks that stay in th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,13 +41,7 @@ def positions(steps: IntArray, rows: int, seed: int, epoch: int = 0) -> IntArray
         raise RowsError(f"a step is outside 0 to {rows - 1}")
     a, b = _sides(rows)
     keys = _keys(seed, epoch)
-    out = np.empty(len(steps), np.int64)
-    for start in range(0, len(steps), _BLOCK):
-        block = _permuted(steps[start : start + _BLOCK].astype(np.uint64), a, b, keys)
-        while (outside := np.flatnonzero(block >= rows)).size:
-            block[outside] = _permuted(block[outside], a, b, keys)
-        out[start : start + _BLOCK] = block
-    return out
+    return _inside(steps, np.uint64(max(rows, 0)), lambda numbers, _: _permuted(numbers, a, b, keys))
 
 
 def positions_apart(steps: IntArray, which: IntArray, rows: Sequence[int], seed: int, epochs: Sequence[int]) -> IntArray:
@@ -59,18 +53,28 @@ def positions_apart(steps: IntArray, which: IntArray, rows: Sequence[int], seed:
     return  int64 [k]
     """
     sides = np.array([_sides(one) for one in rows], np.uint64).reshape(-1, 2)
-    table, sizes = np.array([_keys(seed, epoch) for epoch in epochs], np.uint64).reshape(-1, _ROUNDS), np.asarray(rows, np.int64)
-    out = np.empty(len(steps), np.int64)
+    table = np.array([_keys(seed, epoch) for epoch in epochs], np.uint64).reshape(-1, _ROUNDS)
 
-    def permuted(numbers: IntArray, own: IntArray) -> IntArray:
+    def permuted(numbers: IntArray, at: Any) -> IntArray:
+        own = which[at]
         return _permuted(numbers, sides[own, 0], sides[own, 1], (table[own, i] for i in range(_ROUNDS)))
 
+    return _inside(steps, np.asarray(rows, np.uint64)[which], permuted)
+
+
+def _inside(steps: IntArray, rows: Any, permuted: Callable[[IntArray, Any], IntArray]) -> IntArray:
+    """Permute steps, block by block, until all of them are inside of their shuffle.
+
+    rows      one, or uint64 [k]: of each step's shuffle
+    permuted  what permutes numbers, of the steps at the places that it is given: a slice, or int64 [n]
+    """
+    out = np.empty(len(steps), np.int64)
     for start in range(0, len(steps), _BLOCK):
-        own = which[start : start + _BLOCK]
-        block, ends = permuted(steps[start : start + _BLOCK].astype(np.uint64), own), sizes[own]
+        here = slice(start, start + _BLOCK)
+        block, ends = permuted(steps[here].astype(np.uint64), here), rows if np.ndim(rows) == 0 else rows[here]
         while (outside := np.flatnonzero(block >= ends)).size:
-            block[outside] = permuted(block[outside], own[outside])
-        out[start : start + _BLOCK] = block
+            block[outside] = permuted(block[outside], start + outside)
+        out[here] = block
     return out
 
 
