@@ -28,6 +28,7 @@ class LocationFile(io.RawIOBase):
 
     def __init__(self, at: Location) -> None:
         self.at, self.size, self._position = at, at.size(), 0
+        self.held: tuple[int, int] | None = None  # what `native` holds open: device and inode
         self.error: FlareError | None = None
 
     def readable(self) -> bool:
@@ -55,6 +56,15 @@ class LocationFile(io.RawIOBase):
             raise
         self._position = stop
         return data
+
+    def left(self) -> int:
+        """Give how many bytes there are by now of what was opened; what has lost its name, or has given it to another, is taken for whole."""
+        store = self.at.store
+        if isinstance(store, LocalStore):
+            with suppress(FlareError), store.opened(self.at.path) as fd:
+                now = os.fstat(fd)
+                return now.st_size if self.held in (None, (now.st_dev, now.st_ino)) else self.size
+        return self.size
 
     def readinto(self, buffer: Any) -> int:
         data = self.read(len(buffer))
@@ -90,6 +100,9 @@ class HeardFile(LocationFile):
                 self._tell(self._position, piece[:read])
             self._position += read
         return data[: self._position - start]
+
+    def left(self) -> int:
+        return os.fstat(self._fd).st_size
 
     def _space(self, size: int) -> memoryview:
         if self._is_held:
@@ -127,7 +140,9 @@ def native(file: LocationFile) -> pa.NativeFile:
     store = file.at.store
     if isinstance(store, LocalStore) and not isinstance(file, HeardFile):
         with store.opened(file.at.path) as fd, suppress(OSError):  # a system may have no names for open files
-            return pa.OSFile(f"/dev/fd/{fd}")
+            opened, stat = pa.OSFile(f"/dev/fd/{fd}"), os.fstat(fd)
+            file.held = stat.st_dev, stat.st_ino
+            return opened
     return pa.PythonFile(file, mode="r")
 
 
@@ -143,7 +158,7 @@ def arrow_errors(at: Location, file: LocationFile, what: str) -> Iterator[None]:
             raise file.error from None
         if isinstance(error, OSError) and error.errno:  # of the disk, not of what lies on it
             raise ReachError(os.strerror(error.errno).lower(), where=at) from None
-        left = at.size() if at.is_local else file.size
+        left = file.left()
         if left < file.size:
             raise FormatError(f"ends at byte {left}, it had {file.size} when it was opened", where=at, hint="Another process cut it.") from None
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]

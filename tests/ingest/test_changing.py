@@ -12,7 +12,9 @@ import pytest
 
 from flarecli.errors import FormatError, MissingError, ReachError
 from flarecli.ingest import open_folder, open_index, streams
+from flarecli.ingest.source import HeardFile, arrow_errors
 from flarecli.ingest.stdin import Spool, standard_input
+from flarecli.storage import locate
 
 ROWS = 3000
 NAMES = ["x.parquet", "x.csv", "x.csv.gz", "x.jsonl", "x.json", "x.arrow", "x.arrows"]
@@ -153,3 +155,42 @@ def test_parquet_with_other_columns_when_its_rows_are_read_is_refused(tmp_path, 
         f"{path}: its footer is no longer what it was",
         "Run the command again when nothing writes there.",
     )
+
+
+@pytest.mark.parametrize("after", ["unlinked", "replaced"])
+@pytest.mark.parametrize("name", ["x.parquet", "x.arrow", "x.arrows"])
+def test_damage_in_a_file_that_has_lost_its_name_is_told_as_what_it_is(tmp_path, monkeypatch, name, after):
+    """What is held open is judged by itself: not by what has its name by now, and not by that nothing has."""
+    monkeypatch.setattr("flarecli.ingest.parquet._ROWS", 500)
+    path = tmp_path / name
+    if name == "x.parquet":
+        pq.write_table(table("old"), path, row_group_size=500, write_page_checksum=True, compression="none", use_dictionary=False)
+        data = bytearray(path.read_bytes())
+        data[data.index(b"old 2600")] ^= 1
+        reason = "not valid parquet: could not verify page integrity, CRC checksum verification failed for page_ordinal 0"
+    else:
+        write(path, table("old"))
+        data = bytearray(path.read_bytes())
+        last = data.rindex(b"\xff\xff\xff\xff", 0, data.rindex(b"old 2600"))  # of its batch, where a message begins
+        data[last + 8 : last + 40] = b"\xff" * 32
+        reason = "not valid Arrow IPC: Invalid flatbuffers message."
+    path.write_bytes(data)
+    batches = open_index(str(path)).batches()
+    next(batches)
+    path.unlink()
+    if after == "replaced":
+        path.write_bytes(b"another")
+    with pytest.raises(FormatError) as caught:
+        list(batches)
+    assert str(caught.value) == f"{path}: {reason}"
+
+
+def test_a_file_that_was_cut_is_told_so_though_it_has_lost_its_name(tmp_path):
+    path = tmp_path / "x.parquet"
+    write(path, table("old"))
+    at, size = locate(str(path)), path.stat().st_size
+    with path.open("r+b") as held, pytest.raises(FormatError) as caught, arrow_errors(at, HeardFile(at, held.fileno()), "parquet"):
+        held.truncate(700)
+        path.unlink()
+        raise pa.ArrowInvalid("nonsense")
+    assert (str(caught.value), caught.value.hint) == (f"{path}: ends at byte 700, it had {size} when it was opened", "Another process cut it.")
