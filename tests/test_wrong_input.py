@@ -48,6 +48,35 @@ def test_missing_file(here, capfd):
     assert not (here / "out").exists()
 
 
+NO_STORE = "nosuch:// is not an address that flare reads"
+STORES = "Give a path, or an http://, https://, s3://, gs://, az:// or hf:// address."
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        "cat nosuch://x", "cat ok.csv nosuch://x", "inspect nosuch://x", "verify nosuch://x", "verify ok.csv nosuch://x", "verify ok.csv --against nosuch://x",
+        "playlist nosuch://x", "playlist --check nosuch://x", "playlist ok.csv -o nosuch://x", "pack nosuch://x out", "pack ok.csv nosuch://x",
+        "unpack nosuch://x out", "cat nosuch://me:secret@x", "pack NoSuch://x out",
+    ],
+)  # fmt: skip
+def test_a_scheme_that_no_store_serves_is_a_mistyped_address(here, capfd, args):
+    wrong(capfd, args, 2, f"nosuch://x: {NO_STORE}", STORES)
+    assert not (here / "out").exists()
+
+
+@pytest.mark.parametrize("args", ["cat nosuch://x/*.mds", "pack nosuch://x/*.csv out"])
+def test_nothing_is_looked_for_where_no_store_serves_the_scheme(here, capfd, args):
+    wrong(capfd, args, 2, f"nosuch://x: {NO_STORE}", STORES)
+
+
+def test_a_scheme_that_a_list_names_and_no_store_serves_is_refused_for_safety(here, capfd):
+    (here / "list.txt").write_text("nosuch://x/a.csv\n")
+    trust = "Give --allow-local to follow it, if you trust this dataset."
+    wrong(capfd, "pack list.txt out", 5, "list.txt: line 1: nosuch:// is not an address that data may name", trust)
+    wrong(capfd, "pack list.txt out --allow-local", 5, f"list.txt: line 1: {NO_STORE}", STORES)
+
+
 def test_standard_input_where_no_stream_is_read(here, capfd):
     for args in ("inspect -", "verify -", "playlist -", "playlist -o set.yaml -", "verify ok.csv -"):
         wrong(capfd, args, 2, "standard input is read once, and this looks at files", "Write it to a file, and name that.")

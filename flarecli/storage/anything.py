@@ -26,7 +26,6 @@ from flarecli.errors import (
     MissingError,
     MissingLibraryError,
     ReachError,
-    UnsafeError,
     UsageError,
 )
 from flarecli.hashes import Sums
@@ -96,15 +95,15 @@ class AnyStore:
         return hash((self.address, self.guard))
 
     @classmethod
-    def locate(cls, address: str, guard: Guard) -> Location:
+    def locate(cls, address: str, guard: Guard, unknown: type[FlareError] = UsageError) -> Location:
         """Make a Location of an address that the user typed.
 
-        raises  UnsafeError for a scheme that is not served; MissingLibraryError if its library is not installed
+        raises  `unknown` for a scheme that is not served; MissingLibraryError if its library is not installed
         """
         scheme = scheme_of(address)
         if scheme not in SERVED:
             hint = "Give a path, or an http://, https://, s3://, gs://, az:// or hf:// address."
-            raise UnsafeError(f"{scheme}:// is not an address that flare reads", where=redact(address), hint=hint)
+            raise unknown(f"{scheme}:// is not an address that flare reads", where=redact(address), hint=hint)
         store = cls(scheme + address[len(scheme) :], guard)
         return Location(store, store.of_kind()._strip_protocol(store.address).strip("/"))
 

@@ -60,7 +60,7 @@ def join(store: Store, home: str, path: str, url: str, guard: Guard) -> Location
         if not guard.allow_local:
             what = "file:// in what came over the network" if scheme == "file" else f"{redact(url)} is not in {home.rstrip('/')}"
             raise UnsafeError(what, where=where, hint=_ALLOW)
-        return locate(local_path(url), guard) if scheme == "file" else locate(url, guard)
+        return locate(local_path(url), guard) if scheme == "file" else locate(url, guard, UnsafeError)
     if guard.allow_local and (url.startswith("/") or ".." in url.split("/")):
         return Location(store, posixpath.normpath(posixpath.join("/", path, url)).lstrip("/"))
     return Location(store, store.child(path, check_name(bare(url), where=where)))

@@ -97,7 +97,7 @@ class LocalStore:
         if is_url(url) and scheme != "file":
             if scheme not in NAMED and not self.guard.allow_local:
                 raise UnsafeError(f"{scheme}:// is not an address that data may name", where=redact(url), hint=_SCHEME_HINT)
-            return locate(url, self.guard)  # what lies here is the user's own: each address in it is a name the user gave
+            return locate(url, self.guard, UnsafeError)  # what lies here is the user's own: each address in it is a name the user gave
         if self.guard.allow_local:
             target = os.path.join(self.root, path, local_path(url))
             if "\0" in target:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from flarecli.errors import FormatError, MissingError, UsageError
+from flarecli.errors import FlareError, FormatError, MissingError, UsageError
 from flarecli.names import check_name, is_url, local_path, scheme_of
 from flarecli.records import dataclass, field, replace
 from flarecli.storage.limits import Limits
@@ -257,13 +257,13 @@ def _without_query(path: str) -> str:
     return path.partition("?")[0] if "://" in path else path
 
 
-def locate(address: str, guard: Guard | None = None) -> Location:
+def locate(address: str, guard: Guard | None = None, unknown: type[FlareError] = UsageError) -> Location:
     """Make a Location of an address that the user typed: a path, `file://`, `http(s)://`, `s3://`, `gs://`, `az://`, `hf://` and the like.
 
     A user's own address may be a private one or a symbolic link; what data names below it may not.
 
-    raises  UsageError for an address that names nothing; UnsafeError for a scheme that no store serves;
-            MissingLibraryError if the library behind it is not installed
+    unknown  the error for a scheme that no store serves: the user mistyped it; where data names it, it is an UnsafeError
+    raises   UsageError for an address that names nothing, or `unknown`; MissingLibraryError if the library behind it is not installed
     """
     if not address:
         raise UsageError("an address is empty", hint="Name what to read; `.` is the folder you are in.")
@@ -273,11 +273,11 @@ def locate(address: str, guard: Guard | None = None) -> Location:
         from flarecli.storage.local import LocalStore
 
         return LocalStore.locate(local_path(address), guard)
-    at = _remote(scheme, address, guard)
+    at = _remote(scheme, address, guard, unknown)
     return at if guard.keeper is None else replace(at, store=guard.keeper.over(at.store))
 
 
-def _remote(scheme: str, address: str, guard: Guard) -> Location:
+def _remote(scheme: str, address: str, guard: Guard, unknown: type[FlareError]) -> Location:
     """Open the one store that serves a scheme; another library than obstore serves S3 only where the environment asks for it."""
     if scheme in ("http", "https"):
         from flarecli.storage.http import HttpStore
@@ -289,7 +289,7 @@ def _remote(scheme: str, address: str, guard: Guard) -> Location:
         return ObjectStore.locate(address, guard)
     from flarecli.storage.anything import AnyStore
 
-    return AnyStore.locate(address, guard)
+    return AnyStore.locate(address, guard, unknown)
 
 
 def short_read(where: object, start: int, stop: int, got: int) -> FormatError:
