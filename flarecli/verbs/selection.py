@@ -213,6 +213,8 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
             )
             hint = "Give --on-duplicate first to keep the first of them, or keep to keep all."
             told = f"row {before}" if earlier == file else f"{earlier}[{before}]"
+            if earlier == file and int(rows[first] - used[first]) != at - before:  # rows of one file follow one another
+                told, hint = f"{told} of that file, which comes more than once", f"Name it once. {hint}"
             raise FormatError(f"key {key_text(column[first])!r} was used in {told}", where=f"{file}[{at}]", hint=hint)
         plan.duplicates["first"] += len(again)
         yield batch.filter(pa.array(used < 0)) if len(again) else batch

@@ -178,6 +178,30 @@ def test_a_key_that_was_used_is_named_where_it_stands_and_where_it_stood(tmp_pat
     assert str(caught.value) == f"{both[1]}[3]: key 'y' was used in {both[0]}[1]"
 
 
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json", "parquet"])
+@pytest.mark.parametrize("chosen", [{}, {"where": "true"}, {"shuffle": 1}, {"limit": 3}], ids=str)
+def test_a_key_that_comes_back_says_in_which_file_it_stood(tmp_path, kind, chosen):
+    paths = [tmp_path / f"{name}.{kind}" for name in ("a", "b")]
+    for path, n in zip(paths, (1, 2), strict=True):
+        if kind == "parquet":
+            pq.write_table(pa.table({"id": ["1"], "n": [n]}), path)
+        else:
+            row = json.dumps({"id": "1", "n": n})
+            path.write_text({"csv": f"id,n\n1,{n}\n", "jsonl": f"{row}\n", "json": f"[{row}]"}[kind])
+    one, two = map(str, paths)
+    hint = "Give --on-duplicate first to keep the first of them, or keep to keep all."
+    said = [(f"{two}[0]: key '1' was used in {one}[0]", hint), (f"{one}[0]: key '1' was used in {two}[0]", hint)]
+    with pytest.raises(FormatError) as caught:
+        verbs.pack([one, two], str(tmp_path / "out"), key="id", **chosen)
+    assert (str(caught.value), caught.value.hint) in (said if "shuffle" in chosen else said[:1])
+    with pytest.raises(FormatError) as caught:
+        verbs.pack([one, one], str(tmp_path / "out"), key="id", **chosen)
+    assert (str(caught.value), caught.value.hint) == (
+        f"{one}[0]: key '1' was used in row 0 of that file, which comes more than once",
+        f"Name it once. {hint}",
+    )
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_row_without_a_key_is_a_failed_row_in_every_format(tmp_path, format):
     pq.write_table(pa.table({"id": ["a", "", None, "b", "", None], "n": range(6)}), tmp_path / "x.parquet")
