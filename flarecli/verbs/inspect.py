@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from flarecli import encodings, formats
+from flarecli import encodings, formats, playlists
 from flarecli.arrow import np
 from flarecli.compress import SUFFIXES
-from flarecli.errors import FlareError
-from flarecli.given import Addresses
+from flarecli.errors import FlareError, UsageError
+from flarecli.given import Addresses, name_list
 from flarecli.model import Column, Columns, IntArray, Playlist, Stream
 from flarecli.names import redact
 from flarecli.progress import Progress
@@ -155,9 +155,12 @@ def inspect(
              256 MiB are read, `asked` says how many were to be
     stats    also read the columns of numbers and text, and some rows of those of bytes: see `statistics`. Where shards of a
              local dataset are not there, both are of the others, and `missing` names them
-    raises   MissingError, FormatError, UnsafeError, UnfinishedError as `resolve`; UsageError for an unknown stream
+    raises   MissingError, FormatError, UnsafeError, UnfinishedError as `resolve`; UsageError for an unknown stream, or a format
+             that the list does not say: what the list tells would be shown as what it is not
     """
     found = resolve(sources, format=format, guard=bounded(guard, limits))
+    if format is not None:
+        _refuse_other(found, format, name_list(streams))
     described(found, progress or Progress())
     chosen = select_streams(found, streams)
     parts = [[filled(stream) for stream in one] for one in chosen]
@@ -197,6 +200,16 @@ def inspect(
         tuple(missing),
         numbers,
     )
+
+
+def _refuse_other(found: Sequence[Playlist], format: str, names: Sequence[str]) -> None:
+    """Hold the format that was asked for against the lists; names of shards say less than that, and are not asked. Raises UsageError."""
+    for at in (one.at for one in found if one.at is not None):
+        listed = (formats.find("mds").open_dataset(at.folder),) if at.name == formats.INDEX else playlists.read(at).streams
+        for stream in listed:
+            if stream.format not in (None, format) and (not names or stream.name in names):
+                told = f"stream {stream.name!r} is listed as {stream.format:.60}, -f says {format}"
+                raise UsageError(told, where=at, hint="Leave -f out: it is for what does not say its format.")
 
 
 def _address(found: Playlist) -> str:

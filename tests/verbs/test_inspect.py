@@ -157,3 +157,25 @@ def test_bytes_in_lists_are_plain_values_too(tmp_path):
         writer.write({"parts": [b"ab", b"c"]})
     found = json.loads(json.dumps(verbs.inspect(str(tmp_path / "d"), sample=1).as_json()))
     assert found["sample"] == [{"parts": [{"bytes": 2}, {"bytes": 1}]}]
+
+
+def test_a_format_that_the_list_does_not_say_is_refused(out, tmp_path):
+    """Nothing but the list is read: what it tells of one format would be shown as another's."""
+    shards = sorted(str(path) for path in out.glob("*.mds"))
+    hint = "Leave -f out: it is for what does not say its format."
+    for address, at in ((out, "playlist.yaml"), (out / "playlist.yaml", "playlist.yaml"), (out / "index.json", "index.json")):
+        with pytest.raises(UsageError) as caught:
+            verbs.inspect(str(address), format="granular")
+        assert str(caught.value) == f"{out}/{at}: stream 'data' is listed as mds, -f says granular"
+        assert (caught.value.hint, caught.value.exit_code) == (hint, 2)
+        assert verbs.inspect(str(address), format="mds").format == "mds"
+    assert verbs.inspect(shards, format="mds").rows == verbs.inspect(str(out)).rows
+    bare = tmp_path / "bare.yaml"
+    bare.write_text("".join(f"{name}:\n  content: [{out.name}/{Path(shards[0]).name}]\n" for name in ("data", "more")))
+    text = bare.read_text().replace("more:\n", "more:\n  headers: {format: csv}\n")
+    (tmp_path / "half.yaml").write_text(text)
+    assert verbs.inspect(str(bare), format="mds", streams=["data"]).format == "mds"
+    assert verbs.inspect(str(tmp_path / "half.yaml"), format="mds", streams=["data"]).format == "mds"
+    with pytest.raises(UsageError) as caught:
+        verbs.inspect(str(tmp_path / "half.yaml"), format="mds")
+    assert str(caught.value) == f"{tmp_path}/half.yaml: stream 'more' is listed as csv, -f says mds"
