@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from flarecli import playlists
 from flarecli.errors import FlareError, MissingError, UsageError
-from flarecli.formats import BESIDE, INDEX, SPECS, sniffed
+from flarecli.formats import INDEX, SPECS, find
+from flarecli.model import Stream
+from flarecli.names import bare
 from flarecli.playlists import PLAYLIST
 from flarecli.storage import Location
 from flarecli.storage.local import SCRATCH
@@ -26,13 +28,21 @@ def refuse_others(at: Location, names: Iterable[str], shown: str, is_begun: bool
     """Refuse to replace a folder that holds more than a dataset: replacing removes all of it.
 
     names     what lies in the folder: its files and folders
-    is_begun  an unfinished pack lies there: nothing lists its shards yet, so their names tell; else any shard may be one of the dataset's
+    is_begun  an unfinished pack lies there: nothing lists its shards yet, so their names tell, as they do where its playlist cannot
+              be read; else what no list there names is somebody else's, whatever it is called
     raises    UsageError for the first that is no part of a dataset
     """
-    own = {*DATASET, FAILED, SCRATCH, *_listed(at)}
+    names = list(names)
+    listed = _listed(at)
+    own, folders = {*DATASET, FAILED, SCRATCH, *listed}, {name.partition("/")[0] for name in listed if "/" in name}
+    by_name = is_begun or (not listed and PLAYLIST in names)
     for name in names:
-        if name not in own and not (_OWN.fullmatch(name) if is_begun else sniffed(name)) and not _is_part(at, name, shown):
-            raise UsageError(f"it holds {name!r}, which is no part of a dataset", where=shown, hint="Move that elsewhere first.")
+        if name in own or (by_name and _OWN.fullmatch(name)) or _is_part(at, name, shown):
+            continue
+        below = [f"{name}/{entry.name}" for entry in (at / name).list()] if name in folders else [name]
+        for other in below:
+            if other not in own:
+                raise UsageError(f"it holds {other!r}, which is no part of a dataset", where=shown, hint="Move that elsewhere first.")
 
 
 def _is_part(at: Location, name: str, shown: str) -> bool:
@@ -49,11 +59,21 @@ def _is_part(at: Location, name: str, shown: str) -> bool:
 
 
 def _listed(at: Location) -> set[str]:
-    """Name what a playlist there lists, by its first folder; nothing where there is none that can be read."""
+    """Name the files that a playlist there lists, an index.json or a spec.json; nothing where none can be read."""
+    names: set[str] = set()
     with contextlib.suppress(FlareError):
         found = playlists.read(at / PLAYLIST)
-        packed = (one for one in found.streams if one.format in (*BESIDE, "webdataset"))  # a playlist may also list what nobody packed
-        names = (name for one in packed for name in (*one.urls, *one.files, *(file.name for part in one.parts for file in part)))
-        parts = (name for one in found.streams for name in one.files if name.endswith(f"/{PLAYLIST}"))
-        return {name.partition("/")[0] for name in (*names, *parts)}
-    return set()
+        for one in (one for one in found.streams if one.format != "files"):  # a playlist may also list what nobody packed
+            names.update(bare(name) for name in _files(one))
+        names.update(name for one in found.streams for name in one.files if name.endswith(f"/{PLAYLIST}"))
+    for lists, format in (((INDEX,), "mds"), (SPECS, "granular")):
+        with contextlib.suppress(FlareError):
+            if any((at / name).exists() for name in lists):
+                names.update(_files(find(format).open_dataset(at)))
+    names.update([f"{folder}/{INDEX}" for folder in {name.rpartition("/")[0] for name in names} if folder])  # of parts that were merged
+    return names
+
+
+def _files(stream: Stream) -> Iterator[str]:
+    yield from (*stream.urls, *stream.files)
+    yield from (file.name for part in stream.parts for file in part)

@@ -191,6 +191,7 @@ class Target:
         """Take the scratch folder away: from here on, OUT is a dataset. Call it when everything else is on the disk."""
         try:
             if self._swaps:
+                self._refuse_others()  # what came to lie there meanwhile is nobody's to remove
                 self._swap()
             elif self._is_swapped:
                 shutil.rmtree(self._beside("old"), ignore_errors=True)
