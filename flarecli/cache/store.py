@@ -16,6 +16,7 @@ from itertools import chain
 from typing import TypeVar
 
 from flarecli.cache import folder as folders
+from flarecli.cache import pieces
 from flarecli.cache.entries import Entry, Summing, entry, place_of
 from flarecli.errors import FormatError, IntegrityError
 from flarecli.storage import Entry as Listed
@@ -28,7 +29,8 @@ BLOCK = 1 << 20  # bytes of an object that are kept and fetched together
 _RUN = 8 << 20  # bytes that one request fetches
 _JOBS = 8  # requests for one read
 _WORTH = 1 << 16  # a copy that is worth waiting for when somebody else fetches it
-_SHARE = 4  # an object larger than this part of the limit is never kept whole
+_SHARE = 4  # an object larger than this part of the limit is kept in blocks, but for a run that passes it: then it lies in memory, and
+_PASSES = 2  # where there is no more of that, goes through the folder up to this part of the limit
 _MANY = 1 << 16  # objects whose use is remembered
 _FULL_S = 1.0  # how long a folder without older copies is taken for one that has none
 
@@ -152,7 +154,7 @@ class CachedStore:
             self._used.clear()
         self._used.setdefault(path, set()).update(needed)
         blocks = self._blocks(path, needed)
-        return [_cut(blocks, start, stop) for start, stop in wanted]
+        return [pieces.cut(blocks, BLOCK, start, stop) for start, stop in wanted]
 
     def _address(self, path: str) -> str:
         return path if "://" in path else self.store.show(path)
@@ -208,7 +210,7 @@ class CachedStore:
             for k in reversed(missing):  # the first comes last: who comes meanwhile finds it missing, and waits for the turn that is its own
                 part = parts.pop(k)
                 if part is not None:
-                    _keep(part, names[k], [out[k]])
+                    pieces.keep(part, names[k], [out[k]])
             return out
         finally:
             for part in parts.values():
@@ -238,7 +240,8 @@ class CachedStore:
 
         listed   its bytes, as far as a listing says: what was never kept is then asked for at once, without asking for its version before
         passing  it is used in one place of a run and not again, and `passed` will say when: where no other process uses the folder, and
-                 that is full of what was used since this store was opened, it is held in memory so long, and drives nothing out
+                 that is full of what was used since this store was opened, or not much larger than the object, it is held in memory
+                 so long, and drives nothing out
         """
         return self._of_one_version(path, lambda: self._whole(path, listed, passing) is not None)
 
@@ -250,30 +253,50 @@ class CachedStore:
         place = place_of(self._address(path))
         own = passing and time.monotonic() < self._full and self._folder.is_alone()  # it will lie in memory: no other process waits for it
         with self._folder.turn(place, "w", lambda: self.version(path), own):  # who waits will find a copy, and asks what it is called
-            head = self._head(path, place, listed)
+            head = self._head(path, place, listed, passing)
             version, size = self.version(path)
-            if not version or (size > BLOCK and size * _SHARE > self.cache.limit):
+            if not version:
                 return None
             one = self._entry(path, "whole")
             view = self._folder.view(one) if not head else None
             if view is not None:
                 return view
-            holds = passing and self._folder.views.has_room(size) and self._folder.is_alone()
-            part = self._part(one) if holds else self._folder.part(one)
+            part, holds = self._place(place, one, passing)
             if part is None and not holds:
                 return None
             numbers = range(-(-size // BLOCK))
             groups = [list(numbers[i : i + _RUN // BLOCK]) for i in range(0, len(numbers), _RUN // BLOCK)]
             if sum(map(len, head)) != min(size, _RUN):  # it is not as large as listed
                 head = []
-            pieces = chain(head, (piece for group in groups[bool(head) :] for piece in self._pieces(path, group)))
+            came = chain(head, (piece for group in groups[bool(head) :] for piece in self._pieces(path, group)))
             if part is None:
-                return self._held(path, one, list(pieces))
-            done = _keep(part, one, pieces, at_hand=True)
+                return self._held(path, place, one, came)
+            done = pieces.keep(part, one, came, at_hand=True)
         if done and size > BLOCK and not head:
             for k in numbers:
                 self._folder.remove(self._block(path, k).name)
         return self._folder.view(one) if done else None
+
+    def _place(self, place: str, one: Entry, passing: bool) -> tuple[folders.Part | None, bool]:
+        """Take room for a whole copy: in the folder, else in memory, of which the second says whether it is taken."""
+        views = self._folder.views
+        is_passed = passing and self._folder.is_alone()
+        holds = is_passed and views.reserve(place, one.size)
+        fits = one.size <= BLOCK or one.size * (_PASSES if is_passed and not holds else _SHARE) <= self.cache.limit
+        part = None if not fits else self._part(one) if holds else self._folder.part(one)
+        if holds and part is not None:
+            views.passed(place)
+        return part, holds and part is None
+
+    def _held(self, path: str, place: str, one: Entry, came: Iterable[bytes | memoryview]) -> memoryview:
+        views = self._folder.views
+        try:
+            view = pieces.joined(came, one.size, views.room, self.show(path))
+        except BaseException:
+            views.passed(place)
+            raise
+        views.hold(one.name, view)
+        return view
 
     def _part(self, one: Entry) -> folders.Part | None:
         """Take room for a copy in place of older ones than this store."""
@@ -283,17 +306,12 @@ class CachedStore:
             self._full = now + _FULL_S
         return part
 
-    def _held(self, path: str, one: Entry, pieces: list[bytes | memoryview]) -> memoryview:
-        view = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-        if len(view) != one.size:
-            raise FormatError(f"ends at byte {len(view)}, {one.size} are needed", where=self.show(path))
-        self._folder.views.hold(one.name, view)
-        return view
-
-    def _head(self, path: str, place: str, listed: int | None) -> list[memoryview]:
+    def _head(self, path: str, place: str, listed: int | None, passing: bool) -> list[memoryview]:
         """Give the first bytes, up to _RUN, of an object of which nothing is kept: that answer says its version too. Nothing of others."""
         views = getattr(self.store, "views", None)
-        if not listed or views is None or path in self._versions or not self._tells or listed * _SHARE > self.cache.limit:
+        if not listed or views is None or path in self._versions or not self._tells:
+            return []
+        if listed * _SHARE > self.cache.limit and not passing:
             return []
         if self._folder.fd < 0 or self._folder.may_hold(place):
             return []
@@ -375,26 +393,7 @@ class CachedStore:
             part = self._folder.part(one) if view is None else None
             if part is None:
                 return view
-            return self._folder.view(one) if _keep(part, one, make(), at_hand=True) else None
+            return self._folder.view(one) if pieces.keep(part, one, make(), at_hand=True) else None
 
     def list(self, path: str) -> Iterator[Listed]:
         return self.store.list(path)
-
-
-def _keep(part: folders.Part, one: Entry, pieces: Iterable[bytes | memoryview], at_hand: bool = False) -> bool:
-    """Write a copy and give it its name; False, and nothing is left, if that fails or it has another size."""
-    sums = Summing(one)
-    try:
-        for piece in pieces:
-            sums.update(piece)
-            if sums.size > one.size or not part.write(piece):
-                return False
-        return sums.size == one.size and part.write(sums.end()) and part.publish(one, at_hand)
-    finally:
-        part.drop()
-
-
-def _cut(blocks: dict[int, bytes | memoryview], start: int, stop: int) -> bytes:
-    """Put a range together out of blocks."""
-    touched = range(start // BLOCK, -(-stop // BLOCK) if start < stop else 0)
-    return b"".join(blocks[k][max(0, start - k * BLOCK) : stop - k * BLOCK] for k in touched)

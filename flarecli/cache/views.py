@@ -7,6 +7,7 @@ And objects that a run only passes through, which no file keeps: in memory until
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 import time
@@ -29,8 +30,9 @@ class Views:
         self._touch = touch
         self._held: dict[str, tuple[memoryview, float]] = {}  # name -> bytes, and when it was last looked at; the coldest first
         self._bytes = self._maps = 0
-        self._passing: dict[str, tuple[str, memoryview]] = {}  # what a name begins with, whatever the version -> name and bytes
+        self._passing: dict[str, tuple[str, memoryview, int]] = {}  # what a name begins with, whatever the version -> name, bytes, room for them
         self._passing_bytes = 0
+        self._rooms: list[mmap.mmap] = []  # memory for it
         self._lock = threading.Lock()
 
     def get(self, name: str) -> memoryview | None:
@@ -39,8 +41,8 @@ class Views:
         with self._lock:
             held = self._held.pop(name, None)
             if held is None:
-                known, view = self._passing.get(name[:PLACE], ("", None))
-                return view if known == name else None
+                known, passing, _ = self._passing.get(name[:PLACE], ("", None, 0))
+                return passing if known == name else None
             view, looked = held
             is_due = now - looked >= _LOOK_S
             self._held[name] = view, now if is_due else looked
@@ -61,25 +63,51 @@ class Views:
             while len(self._held) > 1 and (len(self._held) > _COPIES or self._maps > most or self._bytes > _BYTES):
                 self._drop(next(iter(self._held)))
 
-    def has_room(self, size: int) -> bool:
-        """Say whether something of so many bytes may be held that no file keeps."""
-        return self._passing_bytes + size <= _PASSING
+    def reserve(self, place: str, size: int) -> bool:
+        """Take room for something of so many bytes that no file will keep, until it is held or passed; False if there is none.
+
+        place  what `entries.place_of` gives
+        """
+        with self._lock:
+            self._let_pass(place)
+            if self._passing_bytes + size > _PASSING:
+                return False
+            self._passing[place] = "", memoryview(b""), size
+            self._passing_bytes += size
+        return True
+
+    def room(self, size: int) -> memoryview:
+        """Give so many bytes of memory to put something together that is then held; what it was used for before is over, if it was used.
+
+        Fresh memory costs as much as what is fetched into it.
+        """
+        with self._lock:
+            for room in self._rooms:
+                if size <= len(room) <= 2 * size and _is_free(room):
+                    return memoryview(room)[:size]
+            room = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with contextlib.suppress(AttributeError, OSError):  # a system without
+                room.madvise(mmap.MADV_HUGEPAGE)
+            self._rooms.append(room)
+            return memoryview(room)[:size]
 
     def hold(self, name: str, view: memoryview) -> None:
         """Have something at hand that no file keeps, until it is passed."""
         with self._lock:
             self._let_pass(name[:PLACE])
-            self._passing[name[:PLACE]] = name, view
+            self._passing[name[:PLACE]] = name, view, len(view)
             self._passing_bytes += len(view)
 
     def passed(self, place: str) -> None:
-        """Let go of what no file keeps, of whatever version it is. `place` is what `entries.place_of` gives."""
+        """Let go of what no file keeps, of whatever version it is, and of room for it."""
         with self._lock:
             self._let_pass(place)
 
     def _let_pass(self, place: str) -> None:
-        _, view = self._passing.pop(place, ("", b""))
-        self._passing_bytes -= len(view)
+        _, _, size = self._passing.pop(place, ("", b"", 0))
+        self._passing_bytes -= size
+        if not self._passing:
+            self._rooms.clear()
 
     def drop(self, name: str) -> None:
         """Let go of a copy; whoever reads it goes on reading."""
@@ -93,5 +121,16 @@ class Views:
             self._maps -= isinstance(view.obj, mmap.mmap)
 
     def forked(self) -> None:
-        """In a child: another thread of the parent may have had the lock."""
+        """In a child: another thread of the parent may have had the lock, or fetched what room was taken for."""
         self._lock = threading.Lock()
+        self._passing = {place: one for place, one in self._passing.items() if one[0]}
+        self._passing_bytes = sum(size for _, _, size in self._passing.values())
+
+
+def _is_free(room: mmap.mmap) -> bool:
+    """Whether nobody has a view of it: then its size could change."""
+    try:
+        room.resize(len(room))
+    except (BufferError, OSError, SystemError):  # or the system cannot tell
+        return False
+    return True

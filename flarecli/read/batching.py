@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -44,6 +45,7 @@ class Work:
         fetches: bool = False,
     ) -> None:
         self._data, self._collate, self._key, self._fetches = data, collate, (seed, epoch), fetches
+        self._pid = os.getpid()  # of the process that runs through the data, and lets go of what it has passed
         self.waited = 0.0  # seconds for which the batch made last waited for its shards
         self._transforms = [(one, _wants_rng(one)) for one in transforms]
 
@@ -58,7 +60,7 @@ class Work:
     def _made(self, part: Part) -> Made:
         if self._fetches:  # whole shards: a piece read now would be fetched again with them
             began = time.perf_counter() - time.thread_time()
-            self._data.have(part.rows)
+            self._data.have(part.rows, os.getpid() == self._pid)
             self.waited = time.perf_counter() - time.thread_time() - began
         if not part.apart and not self._transforms and self._collate is None:
             made = Made(part.rows, self._data.collated(part.rows))

@@ -332,17 +332,22 @@ class Dataset:
             for i in chunks:
                 one.fetch(i, passing=True)
 
-    def have(self, rows: IntArray) -> None:
-        """Fetch the shards that hold these rows, int64 [k], whole into the cache, where they are not at hand."""
+    def have(self, rows: IntArray, passing: bool = False) -> None:
+        """Fetch the shards that hold these rows, int64 [k], whole into the cache, where they are not at hand; `passing`: as `fetch` does."""
         for one, chunks in self._table.holding(rows):
             for i in chunks:
-                one.fetch(i)
+                one.fetch(i, passing)
 
     def release(self, start: int, stop: int) -> None:
         """Let go of those shards in memory, and of the copies in the cache that have left it since."""
         for one, chunks in self._table.spans(start, stop):
             for i in chunks:
                 one.passed(i)
+
+    def release_all(self) -> None:
+        """Let go of whatever shards runs have left in memory."""
+        for one in self._table.series:
+            one.pass_all()
 
     def batches(
         self, size: int = 8192, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None, views: bool = False

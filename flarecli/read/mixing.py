@@ -149,15 +149,20 @@ class Mix:
         part, first = self._part(start)
         part.fetch(start - first, stop - first)
 
-    def have(self, rows: IntArray) -> None:
+    def have(self, rows: IntArray, passing: bool = False) -> None:
         """See `Dataset.have`."""
         for part, _, own in self._split(rows):
-            part.have(own)
+            part.have(own, passing)
 
     def release(self, start: int, stop: int) -> None:
         """See `Dataset.release`; all rows of one dataset."""
         part, first = self._part(start)
         part.release(start - first, stop - first)
+
+    def release_all(self) -> None:
+        """See `Dataset.release_all`."""
+        for part in self.parts:
+            part.release_all()
 
     def _part(self, row: int) -> tuple[Dataset, int]:
         k = int(np.searchsorted(self._firsts, row, "right")) - 1

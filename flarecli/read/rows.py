@@ -65,8 +65,14 @@ class Rows(Protocol):
     def fetch(self, start: int, stop: int) -> None:
         """Fetch the shards that hold rows start..stop into the cache, whole; those that are there cost nothing."""
 
-    def have(self, rows: IntArray) -> None:
-        """Fetch the shards that hold these rows, int64 [k], where they are not there yet."""
+    def have(self, rows: IntArray, passing: bool = False) -> None:
+        """Fetch the shards that hold these rows, int64 [k], where they are not there yet.
+
+        passing  as for `fetch`, whose shards they are too: `release` will come
+        """
 
     def release(self, start: int, stop: int) -> None:
         """Let go of those shards in memory."""
+
+    def release_all(self) -> None:
+        """Let go of whatever shards runs have left in memory."""

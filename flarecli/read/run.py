@@ -89,8 +89,9 @@ def _read(data: Rows, order: Order, place: Cursor, rank: int, ranks: int) -> Ite
                 some = rows[start : start + _READ]
                 if fetching:
                     fetching.reached(int(steps[start]))
-                    data.have(some)
+                    data.have(some, passing=True)
                 yield from data.__getitems__(some)
     finally:
         if fetching:
             fetching.close()
+            data.release_all()

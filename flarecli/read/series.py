@@ -51,6 +51,7 @@ class Series:
         self._doubts = _DOUBTS
         self._fetched: dict[int, Chunk] = {}  # to make a chunk takes as long as to open it: its address is checked
         self._turns: dict[int, threading.Lock] = {}  # of threads that fetch a chunk
+        self._passing: set[int] = set()  # what runs have asked for and not passed
         self._lock = threading.Lock()
         _all.add(self)
         self.columns = self._columns()
@@ -169,6 +170,8 @@ class Series:
             if i in self._fetched:
                 return
             chunk = self.chunk(i)
+            if passing:
+                self._passing.add(i)
             for at, file in zip_longest((chunk.at, *chunk.beside), chunk.files):
                 keep = getattr(at.store, "keep", None)
                 if keep is not None:
@@ -179,6 +182,15 @@ class Series:
         """Let go of a chunk that a run has passed."""
         chunk = self._fetched.get(i) or self.chunk(i)
         self.let_go(i)
+        self._pass(i, chunk)
+
+    def pass_all(self) -> None:
+        """Let go of all chunks in memory that runs have not passed; shards that are open stay so."""
+        for i in list(self._passing):
+            self._pass(i, self.chunk(i))
+
+    def _pass(self, i: int, chunk: Chunk) -> None:
+        self._passing.discard(i)
         for at in (chunk.at, *chunk.beside):
             passed = getattr(at.store, "passed", None)
             if passed is not None:

@@ -11,7 +11,7 @@ import pytest
 
 from flarecli.cache import Cache, CacheWarning, folder, kept
 from flarecli.cache.entries import entry
-from flarecli.cache.store import _keep
+from flarecli.cache.pieces import keep
 from flarecli.cache.views import Views
 from flarecli.storage import Guard, locate
 
@@ -25,7 +25,7 @@ def one(tmp_path):
 def put(one, name, size=1000):
     made = entry(name, "v", "whole", size)
     part = one.part(made)
-    assert part is not None and _keep(part, made, [bytes(size)])
+    assert part is not None and keep(part, made, [bytes(size)])
     return made.name
 
 

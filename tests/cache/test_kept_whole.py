@@ -1,14 +1,18 @@
 """Objects that a run fetches whole: how often their server is asked, and what for; and those that are held in memory until it has passed them."""
 
+import gc
 import random
 import subprocess
 import sys
 import textwrap
+from functools import partial
 
+import numpy as np
 import pytest
 
 import flarecli as flare
 from flarecli.cache import BLOCK, Cache, CachedStore, folder, kept, views
+from flarecli.cache import store as cached
 from flarecli.errors import FormatError, MissingError
 from flarecli.model import Settings
 
@@ -144,6 +148,12 @@ def test_what_came_first_stays_and_the_rest_is_fetched_once_each_time(opened, bu
     assert store._folder.views._passing_bytes == 0
 
 
+def test_what_lies_in_the_folder_takes_no_room_in_memory(opened, bucket):
+    store = opened(bucket, ROOM)
+    assert store.keep("00", SIZE, passing=True)
+    assert store._folder.views._passing_bytes == 0
+
+
 def test_one_that_was_passed_is_gone(opened, bucket):
     store = opened(bucket, ROOM)
     passes(store)
@@ -215,3 +225,134 @@ def test_a_run_leaves_nothing_in_memory(web, tmp_path, monkeypatch, most):
     (one,) = folder._folders.values()
     assert one.views._passing_bytes == 0 and not one.views._passing
     assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file()) <= limit
+
+
+# -- larger than a quarter of the cache
+
+
+LARGE = 3 * BLOCK + 77
+GREAT = {f"{i}": random.Random(i).randbytes(LARGE) for i in range(4)}
+
+
+@pytest.fixture
+def great():
+    return Objects(**{name: ("one", data) for name, data in GREAT.items()})
+
+
+@pytest.mark.parametrize("limit", [LARGE // 2, LARGE + 1000, 3 * LARGE])
+def test_a_large_one_lies_in_memory_while_a_run_passes_it(opened, great, tmp_path, limit):
+    store = opened(great, limit)
+    for name, data in GREAT.items():
+        assert store.keep(name, LARGE, passing=True)
+        assert bytes(store.map(name)) == data
+        assert store._folder.views._passing_bytes == LARGE
+        store.passed(name)
+    assert great.requests() == [(0, LARGE)] * 4
+    assert names(tmp_path) == [] and store._folder.views._passing_bytes == 0
+
+
+def test_nothing_of_it_is_kept_whole_for_others(opened, great, tmp_path):
+    store = opened(great, 3 * LARGE)
+    assert not store.keep("0", LARGE)
+    assert store.read("0", 5, 9) == GREAT["0"][5:9]
+    assert great.requests() == [("head",), (0, BLOCK)]
+    assert store._folder.views._passing_bytes == 0
+
+
+@pytest.mark.parametrize(("limit", "is_kept"), [(2 * LARGE - 1, False), (2 * LARGE, True)])
+def test_where_memory_is_full_a_large_one_goes_through_the_folder_up_to_half_of_it(opened, great, tmp_path, monkeypatch, limit, is_kept):
+    monkeypatch.setattr(views, "_PASSING", LARGE - 1)
+    store = opened(great, limit)
+    assert store.keep("0", LARGE, passing=True) is is_kept
+    assert names(tmp_path) == ["0"] * is_kept and store._folder.views._passing_bytes == 0
+
+
+def test_a_large_one_that_cannot_be_fetched_takes_no_room(opened, great):
+    store = opened(great, 3 * LARGE)
+    great.files["0"] = "one", GREAT["0"][: 2 * BLOCK]
+    store._versions["0"] = "one", LARGE  # as the server said at first
+    with pytest.raises(FormatError, match=f"s3://b/0: ends at byte {2 * BLOCK}, {LARGE} are needed"):
+        store.keep("0", LARGE, passing=True)
+    assert store._folder.views._passing_bytes == 0
+
+
+def in_groups(monkeypatch):
+    """Fetch a large one in several requests, so that it is put together."""
+    monkeypatch.setattr(cached, "_RUN", BLOCK)
+
+
+def test_memory_of_large_ones_is_used_again_once_nobody_reads_it(opened, great, monkeypatch):
+    in_groups(monkeypatch)
+    store = opened(great, 3 * LARGE)
+    rooms = []
+    assert store.keep("3", LARGE, passing=True)  # as long as something is held rooms are
+    for name in ("0", "1", "2"):
+        assert store.keep(name, LARGE, passing=True)
+        view = store.map(name)
+        assert bytes(view) == GREAT[name] and view.readonly
+        rooms.append(id(view.obj))
+        reader = view[5:9]
+        if name != "0":
+            del view, reader  # of the first somebody keeps a part
+        else:
+            first, view = reader, None
+        store.passed(name)
+    assert bytes(first) == GREAT["0"][5:9]
+    assert rooms[0] != rooms[1] == rooms[2]
+    assert bytes(store.map("3")) == GREAT["3"]
+    store.passed("3")
+    assert not store._folder.views._rooms
+
+
+def test_a_child_has_no_room_taken_by_threads_of_its_parent():
+    one = views.Views(lambda name: True)
+    name = "ab" * 20 + "-5"
+    one.hold(name, memoryview(b"12345"))
+    assert one.reserve("b" * 12, 100)
+    one.forked()
+    assert (one._passing_bytes, bytes(one.get(name))) == (5, b"12345")
+
+
+@pytest.fixture
+def shards(web, tmp_path, monkeypatch):
+    """Large shards on a server: their bytes by name, and the dataset behind a cache for two of them."""
+    monkeypatch.setattr(folder, "_folders", {})
+    rng = random.Random(1)
+    with flare.Writer(str(tmp_path / "d"), columns={"n": "int", "b": "bytes"}, settings=Settings(shard_bytes=LARGE)) as writer:
+        for n in range(200):
+            writer.write({"n": n, "b": rng.randbytes(100_000)})
+    bodies = {path.name: path.read_bytes() for path in (tmp_path / "d").iterdir()}
+    for name, body in bodies.items():
+        web.file(f"/d/{name}", body, etag='"one"')
+    data = flare.open(web.url("/d/playlist.yaml"), cache=str(tmp_path / "cache"), cache_limit=2 * LARGE)
+    web.requests.clear()
+    return {name: len(body) for name, body in bodies.items() if name.endswith(".mds")}, data
+
+
+@pytest.mark.parametrize("order", ["windows", "sequential"])
+def test_a_run_over_large_shards_fetches_each_once(web, shards, order):
+    sizes, data = shards
+    rows = [n for batch in flare.Loader(data, 16, order=order, window=2) for n in batch["n"].tolist()]
+    assert sorted(rows) == list(range(200))
+    asked = dict.fromkeys(sizes, 0)
+    for path, headers in web.requests:
+        name = path.rpartition("/")[2]
+        if name in asked and headers.get("range", "bytes=0-0") != "bytes=0-0":  # which asks for its version
+            start, _, last = headers["range"].removeprefix("bytes=").partition("-")
+            asked[name] += int(last) + 1 - int(start)
+    assert asked == sizes
+    (one,) = folder._folders.values()
+    assert one.views._passing_bytes == 0 and not one.views._passing
+
+
+@pytest.mark.parametrize("begin", [partial(flare.Loader, batch=16), flare.Dataset.run])
+def test_what_was_fetched_ahead_of_a_run_that_ends_leaves_memory(shards, begin):
+    _, data = shards
+    loop = iter(begin(data, order="windows", window=1))
+    next(loop)
+    data.have(np.arange(200), passing=True)  # as threads do that make batches ahead
+    (one,) = folder._folders.values()
+    assert one.views._passing_bytes > LARGE
+    del loop
+    gc.collect()
+    assert one.views._passing_bytes == 0 and not one.views._passing

@@ -14,8 +14,8 @@ import pytest
 from flarecli.cache import Cache, CacheWarning, folder, kept
 from flarecli.cache.entries import entry
 from flarecli.cache.left import is_left
+from flarecli.cache.pieces import keep
 from flarecli.cache.present import Present
-from flarecli.cache.store import _keep
 from flarecli.cache.views import Views
 from flarecli.errors import IntegrityError
 from flarecli.storage import Guard, locate
@@ -30,7 +30,7 @@ def one(tmp_path):
 def put(one, name, data=b"x" * 100):
     made = entry(name, "v", "whole", len(data))
     part = one.part(made)
-    assert part is not None and _keep(part, made, [data])
+    assert part is not None and keep(part, made, [data])
     return made
 
 

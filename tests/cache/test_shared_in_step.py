@@ -8,13 +8,14 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import flarecli as flare
-from flarecli.cache import Cache, folder, locks
+from flarecli.cache import Cache, folder, locks, present
 from flarecli.cache.locks import Turns
 from flarecli.model import Settings
 from flarecli.storage import Guard, locate
@@ -34,6 +35,7 @@ RANK = f"""
     cache, limit, rank = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     data, order = flare.open("s3://b/d/playlist.yaml", cache=cache, cache_limit=limit), dict(order="windows", window=2)
     print(flush=True)
+    sys.stdin.readline()
     for batch in flare.Loader(data, {BATCH}, rank=rank, ranks={RANKS}, drop_last=True, **order):
         sys.stdin.readline()
         print(*batch["n"].tolist(), flush=True)
@@ -89,7 +91,10 @@ def test_processes_in_step_have_each_shard_fetched_once(bucket, packed, tmp_path
     ranks = [subprocess.Popen([*argv, str(rank)], **pipes) for rank in range(RANKS)]
     try:
         for one in ranks:
-            one.stdout.readline()  # all use the folder before the first of them fetches
+            one.stdout.readline()  # all use the folder before the first of them fetches,
+        time.sleep(present._ALONE_S)  # and none believes any more that it is alone
+        for one in ranks:
+            one.stdin.write("\n")
         rows = []
         for _ in range(ROWS // (RANKS * BATCH)):
             for one in ranks:
