@@ -4,7 +4,7 @@
                          {"row": …, "files": {column: [name, bytes]}, "values": {…}}, {"next": …, "failed": {…}}
 
 `next` is the row of the selection at which the next batch begins. Files are not forced to the disk one by one;
-so a resume believes a batch only as far as its files are there with their sizes.
+so a resume believes a batch only as far as its files are there with their sizes. `claimed.py` has which files are under way.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import IO, Any, Protocol
 import pyarrow as pa
 
 from flarecli.errors import FlareError, UsageError
+from flarecli.names import whole_path
 from flarecli.storage import Location
 from flarecli.storage.local import SCRATCH, LocalStore
-from flarecli.verbs.tables import KINDS, read_table, table
+from flarecli.verbs.claimed import Begun, Claimed, files_below, parsed
+from flarecli.verbs.tables import read_table, table
 from flarecli.write import FAILED, Failure
 from flarecli.write.failures import Failed
-from flarecli.write.target import Target
 
-__all__ = ["Folder", "Outlet", "Tar"]
+__all__ = ["Folder", "Outlet", "Tar", "There"]
 
-_INDEXES = tuple(f"index.{kind}" for kind in KINDS if kind != "none")
 _BLOCK = 512  # of a tar
 _COPY = 1 << 20
 
@@ -49,6 +49,7 @@ class Outlet(Protocol):
 
     @property
     def reasons(self) -> Mapping[str, int]: ...
+    def begin(self, names: Sequence[str]) -> None: ...
     def put(self, name: str, data: memoryview) -> None: ...
     def fail(self, failure: Failure) -> None: ...
     def note(self, rows: Sequence[Mapping[str, Any]], next: int) -> None: ...
@@ -67,68 +68,43 @@ def _lines(rows: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in (*rows, last)).encode()
 
 
-def _files(folder: str) -> Iterator[str]:
-    """Name the files below a folder, with `/`, but for flare's own."""
-    for below, _, names in os.walk(folder):
-        for name in sorted(names):
-            path = os.path.relpath(os.path.join(below, name), folder).replace(os.sep, "/")
-            if not path.startswith(f"{SCRATCH}/"):
-                yield path
-
-
-class _Claimed(Target):
-    """A folder that unpack writes. A finished one has an index that names every file in it."""
-
-    what = "unpack"
-    hint = "Give --resume to go on with an unfinished unpack, --overwrite to replace an unpacked folder, or name another folder."
-
-    @staticmethod
-    def _holds_dataset(folder: str) -> bool:
-        return any(os.path.isfile(os.path.join(folder, name)) for name in _INDEXES)
-
-    def _refuse_others(self) -> None:
-        """Refuse to replace a folder that holds more than its index names: replacing removes all of it."""
-        if not self._holds_dataset(self.final):
-            return
-        index = next(name for name in _INDEXES if os.path.isfile(os.path.join(self.final, name)))
-        named = {hash(text) for row in read_table(os.path.join(self.final, index)) for text in row}
-        for path in _files(self.final):
-            if path not in (index, FAILED) and hash(path) not in named:
-                raise UsageError(f"it holds {path!r}, which its {index} does not name", where=self.shown, hint="Move that elsewhere first.")
-
-
 class Folder:
     """A local folder: claimed like a pack's, so that two never mix and a half one is known for what it is.
 
     head     what is unpacked and how; an unfinished folder must say the same
     is_done  a finished unpack lies there already, and `resume` was given; `failed` is how many rows it left out
+    is_bare  files lie there without an index, and none is asked for: `There` tells whether they are all that is wanted
     raises   as Target does
     """
 
-    def __init__(self, out: str, head: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
-        self._target = _Claimed(out, resume=resume, overwrite=overwrite)
+    def __init__(self, out: str, head: Mapping[str, Any], *, resume: bool, overwrite: bool, is_bare: bool = False) -> None:
+        self._target = Claimed(out, resume=resume, overwrite=overwrite, is_bare=is_bare)
         self.is_done, self.shown = self._target.is_done, self._target.shown
         self.next = self.rows = self.files = self.bytes = self.failed = 0
         self.index: str | None = None
+        index = self._target.index
+        self.is_bare = self.is_done and index is None
         if self.is_done:
-            self._count()
+            if index is not None:
+                self._count(index)
             return
         store = LocalStore(self._target.folder, self.shown, maps=False, durable=False)
         self._at, self._store = Location(store), store
         try:
             self._log = self._opened()
             self._failed = Failed(self._target.at, self._load(head))
+            self._begun = Begun(LocalStore(self._target.folder, self.shown, maps=False), self.next)
         except BaseException:
             self._target.release()
             raise
         self._kept = resume
 
-    def _count(self) -> None:
+    def _count(self, index: str) -> None:
         """Say what a finished folder holds, by its index and its files."""
-        folder, index = self._target.final, next(name for name in _INDEXES if os.path.isfile(os.path.join(self._target.final, name)))
+        folder = self._target.final
         self.index = f"{self.shown.rstrip('/')}/{index}"
         self.rows = sum(1 for _ in read_table(os.path.join(folder, index))) - (index == "index.csv")
-        for path in _files(folder):
+        for path in files_below(folder):
             if path == FAILED:
                 self.failed = sum(block.count(b"\n") for block in (self._target.at / FAILED).blocks())
             elif path != index:
@@ -153,7 +129,7 @@ class Folder:
             self._log.truncate()
             self._write(_lines([], head))
             return {}
-        if _parsed(first) != json.loads(json.dumps(head)):
+        if parsed(first) != json.loads(json.dumps(head)):
             hint = "Give --overwrite to begin anew."
             raise UsageError("the unfinished unpack there was begun from another source or with other options", where=self.shown, hint=hint)
         good = at = len(first)
@@ -161,7 +137,7 @@ class Folder:
         rows = files = size = 0
         for line in self._log:
             at += len(line)
-            entry = _parsed(line)
+            entry = parsed(line)
             written = entry.get("files", {})
             if not entry or not all(self._has(*file) for file in written.values()):
                 break
@@ -186,10 +162,26 @@ class Folder:
         except OSError as error:
             raise self._store.error(error, f"{SCRATCH}/journal") from None
 
+    def begin(self, names: Sequence[str]) -> None:
+        """Note the files that are written next: what is not noted is never removed or replaced."""
+        if names:
+            self._begun.note(self.next, names)
+
     def put(self, name: str, data: memoryview) -> None:
-        """Create a file; one of the same size that an unfinished run left is kept."""
-        if not (self._kept and self._has(name, len(data))):
-            (self._at / name).write([data], replace=self._kept)
+        """Create a file; one of the same size that an unfinished run left is kept, one of another size replaced.
+
+        raises  UsageError if something else is there
+        """
+        is_own = self._kept and self._begun.is_own(name)
+        if not (self._kept and self._has(name, len(data)) and (is_own or b"".join((self._at / name).blocks()) == data)):
+            self._write_file(self._at / name, [data], is_own)
+
+    def _write_file(self, at: Location, parts: Iterable[bytes | memoryview], is_own: bool) -> None:
+        try:
+            at.write(parts, replace=is_own)
+        except UsageError:
+            self._begun.disown(at.path)
+            raise
 
     def fail(self, failure: Failure) -> None:
         self._failed.add(failure)
@@ -202,8 +194,10 @@ class Folder:
     def finish(self, kind: str, fields: Sequence[pa.Field]) -> str | None:
         """Write the index and give the folder free; give the index's path."""
         if kind != "none":
+            name = f"index.{kind}"
+            self.begin([name])
             self._log.seek(0)
-            (self._target.at / f"index.{kind}").write(table(kind, fields, _index_rows(self._log)), replace=self._kept)
+            self._write_file(self._target.at / name, table(kind, fields, _index_rows(self._log)), self._kept and self._begun.is_own(name))
             self.index = f"{self.shown.rstrip('/')}/index.{kind}"
         self._failed.close()
         self._log.close()
@@ -217,6 +211,58 @@ class Folder:
         self._target.abandon(keep=self.next > 0)
 
 
+class There:
+    """What a finished unpack without an index left: nothing is written, everything has to be there, by name and size, and nothing else.
+
+    raises  UsageError for the first file that is not, or should not be
+    """
+
+    def __init__(self, shown: str) -> None:
+        self.next = self.rows = self.files = self.bytes = 0
+        self._folder, self._shown, self._seen = os.path.realpath(whole_path(shown)), shown, set[int]()
+        self._counts, self._failed = Counter[str](), b""
+
+    @property
+    def reasons(self) -> Mapping[str, int]:
+        return dict(sorted(self._counts.items()))
+
+    def begin(self, names: Sequence[str]) -> None:
+        """Nothing is begun."""
+
+    def put(self, name: str, data: memoryview) -> None:
+        self._expect(name, len(data))
+
+    def _expect(self, name: str, size: int) -> None:
+        path = os.path.join(self._folder, name)
+        if not os.path.isfile(path) or os.path.islink(path):
+            raise self._other(f"lacks {name!r}")
+        if os.path.getsize(path) != size:
+            raise self._other(f"its {name!r} is of {os.path.getsize(path)} bytes, not of {size}")
+        self._seen.add(hash(name))
+
+    def _other(self, what: str) -> UsageError:
+        hint = "Name another folder: without an index, an unpack is finished where all its files are there and nothing else."
+        return UsageError(f"the folder is not empty, and {what}", where=self._shown, hint=hint)
+
+    def fail(self, failure: Failure) -> None:
+        self._counts[failure.kind] += 1
+        self._failed += failure.line()
+
+    def note(self, rows: Sequence[Mapping[str, Any]], next: int) -> None:
+        self.next = next
+
+    def finish(self, kind: str, fields: Sequence[pa.Field]) -> str | None:
+        if self._failed:
+            self._expect(FAILED, len(self._failed))
+        for path in files_below(self._folder):
+            if hash(path) not in self._seen:
+                raise self._other(f"{path!r} is no file of this unpack")
+        return None
+
+    def abandon(self) -> None:
+        """Nothing is held."""
+
+
 class Tar:
     """A tar on a stream of bytes: POSIX, no times, no owners, so that the same rows give the same bytes. The index comes last."""
 
@@ -228,6 +274,9 @@ class Tar:
     @property
     def reasons(self) -> Mapping[str, int]:
         return dict(sorted(self._counts.items()))
+
+    def begin(self, names: Sequence[str]) -> None:
+        """A stream has no names that others could have taken."""
 
     def put(self, name: str, data: memoryview) -> None:
         self._member(name, len(data), [data])
@@ -269,12 +318,3 @@ class Tar:
     def abandon(self) -> None:
         self._log.close()
         self._failed.close()
-
-
-def _parsed(line: bytes) -> dict[str, Any]:
-    """Read a line of the journal; a torn one is as if it had never been written."""
-    try:
-        value = json.loads(line) if line.endswith(b"\n") else {}
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import IO, Any, NamedTuple
 
@@ -25,7 +25,7 @@ from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.verbs.naming import ADDRESS, ROW, Naming, Taken, guessed_key, pieces
 from flarecli.verbs.origin import At, Origin, open_origin
-from flarecli.verbs.outlets import Folder, Outlet, Tar
+from flarecli.verbs.outlets import Folder, Outlet, Tar, There
 from flarecli.verbs.places import Places
 from flarecli.verbs.reach import bounded
 from flarecli.verbs.rows import check_names
@@ -37,6 +37,7 @@ from flarecli.write.failures import error_of
 __all__ = ["Unpacked", "unpack"]
 
 _DIGITS = 6  # of a row's number in a name, at least
+_FINISHED = "nothing to resume: it is finished"
 _SKIP = "Give --on-error skip to leave such rows out and list them in failed.jsonl."
 
 
@@ -125,13 +126,21 @@ def unpack(
         work.check_names()
         return work.run(Tar(stream or sys.stdout.buffer))
     head = {"verb": "unpack", "flare": __version__, "source": {"address": source.address, DEFAULT: source.sum()}, "options": options}
-    folder = Folder(out, head, resume=resume, overwrite=overwrite)
+    folder = Folder(out, head, resume=resume, overwrite=overwrite, is_bare=index == "none")
+    if folder.is_bare:
+        if wanted:
+            hint = "Name another folder: without an index nothing tells whether all that the links point at is there."
+            raise UsageError("the folder is not empty", where=folder.shown, hint=hint)
+        work.check_names()
+        done = work.run(There(folder.shown))
+        progress.note(_FINISHED)
+        return replace(done, resumed_rows=done.rows)
     if folder.is_done:
         there = folder.rows + folder.failed
         if source.rows is not None and source.rows != there:
             hint = "Give --overwrite to replace it, or name another folder."
             raise UsageError(f"a finished unpack of {there} rows is there, {source.rows} are asked for", where=folder.shown, hint=hint)
-        progress.note("nothing to resume: it is finished")
+        progress.note(_FINISHED)
         return Unpacked(folder.files, folder.bytes, folder.rows, folder.failed, index=folder.index, resumed_rows=folder.rows)
     try:
         work.check_names()
@@ -267,8 +276,10 @@ class _Work:
             self.taken.add(batch, self.where)
         noted = self._noted(batch)
         size = 0
-        for column, own in zip(self.files, names, strict=False):
-            for i, (name, data) in enumerate(zip(own, pieces(batch.column(column)), strict=True)):
+        found = [(column, list(zip(own, pieces(batch.column(column)), strict=True))) for column, own in zip(self.files, names, strict=False)]
+        outlet.begin([name for _, files in found for name, data in files if data is not None])
+        for column, files in found:
+            for i, (name, data) in enumerate(files):
                 noted[i]["values"][column] = None
                 if data is not None:
                     outlet.put(name, data)

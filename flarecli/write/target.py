@@ -84,11 +84,11 @@ class Target:
         self.folder = self._beside("new") if self._swaps else self.final
         self._made = not os.path.isdir(self.folder)
         self._fd = -1
-        store = LocalStore(self.folder, self.shown if not self._swaps else None, maps=False)
-        self.at = Location(store)
+        self._store = LocalStore(self.folder, self.shown if not self._swaps else None, maps=False)
+        self.at = Location(self._store)
         self.is_done = False
         while self._fd < 0 and not self.is_done:
-            self._claim(store, resume, overwrite)
+            self._claim(self._store, resume, overwrite)
 
     def _beside(self, what: str) -> str:
         return os.path.join(os.path.dirname(self.final), f".{os.path.basename(self.final)}.flare-{what}")
@@ -98,8 +98,7 @@ class Target:
         """The address that the playlist will have, as the user would type it."""
         return f"{self.shown.rstrip('/')}/{PLAYLIST}"
 
-    @staticmethod
-    def _holds_dataset(folder: str) -> bool:
+    def _holds_dataset(self, folder: str) -> bool:
         return any(os.path.isfile(os.path.join(folder, name)) for name in DATASET)
 
     def _refuse_others(self) -> None:
