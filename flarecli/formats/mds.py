@@ -17,6 +17,7 @@ import functools
 import itertools
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from operator import sub
 from typing import TYPE_CHECKING, Any
 
 from flarecli import compress, encodings
@@ -99,8 +100,7 @@ def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
         raise FormatError(f"its config takes {first - end} bytes", where=at)
     if len(head) < first:
         head = memoryview(bytes(head) + at.read(len(head), first))
-    _, own = mds_config.parse_config(bytes(head[end:first]), NAME, at)
-    own = mds_config.agreed(own, columns, NAME, at)
+    own = mds_config.agreed(mds_config.own_columns(bytes(head[end:first]), NAME, at), columns, NAME, at)
     return Shard(
         chunk, own, rows, {"starts": memoryview(bytes(starts)).cast("I") if spans.suffix(chunk) else starts}
     )  # no table keeps a decompressed shard
@@ -230,6 +230,8 @@ def _fit(shard: Shard, start: int, stop: int, lengths: struct.Struct, fixed: int
     """Say whether the lengths of rows start..stop add up, `fixed` bytes of each in any case: of rows so few, and large, before numpy is loaded."""
     bounds = shard.layout["starts"][start : stop + 1].tolist()
     (part,) = spans.read(shard.chunk, [(bounds[0], bounds[-1])])
-    return all(
-        end - at >= lengths.size and fixed + sum(lengths.unpack_from(part, at - bounds[0])) == end - at for at, end in itertools.pairwise(bounds)
-    )
+    sizes = [*map(sub, bounds[1:], bounds)]
+    if min(sizes) < lengths.size:
+        return False
+    words = map(lengths.unpack_from, itertools.repeat(part), [at - bounds[0] for at in bounds[:-1]])
+    return [*map(sum, words)] == [size - fixed for size in sizes]

@@ -19,7 +19,7 @@ from flarecli.encodings import column
 from flarecli.errors import FormatError, IntegrityError, UsageError
 from flarecli.model import Columns, Settings
 
-__all__ = ["SEPARATORS", "agreed", "columns_of", "config", "dumped", "parse", "parse_config", "size_limit", "text_of"]
+__all__ = ["SEPARATORS", "agreed", "columns_of", "config", "dumped", "own_columns", "parse", "parse_config", "size_limit", "text_of"]
 
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 _XSV = {"str": "str", "int": "str_int", "float": "str_float"}
@@ -27,6 +27,8 @@ _MEANT = {"json": {"str": "json_str", "int": "json_int", "float": "json_float"},
 _WORDS = {"json_str": "str", "json_json": "str", "json_int": "int", "json_float": "float", "str_int": "int", "str_float": "float"}
 _UNITS = {f"{unit}b": 1 << 10 * power for power, unit in enumerate("kmgtpezy", 1)}
 _BYTES = re.compile(r"\d+b?", re.ASCII)
+_SHORT, _FEW = 1 << 14, 16  # bytes of a config that is remembered, and how many are
+_remembered: dict[tuple[str, bytes], Columns] = {}
 
 
 def dumped(value: Any, is_sorted: bool = True) -> bytes:
@@ -91,6 +93,18 @@ def parse_config(data: bytes, form: str, where: object) -> tuple[dict[str, Any],
     if form != "mds" and value.get("format") != form:
         raise FormatError(f"its config is of format {value.get('format')!r:.60}, not {form}", where=where)
     return value, columns_of(value, form, f"{where}: its config")
+
+
+def own_columns(data: bytes, form: str, where: object) -> Columns:
+    """Read the columns out of a shard's own config, as `parse_config` does; those of one dataset have the same config, which is read once."""
+    columns = _remembered.get((form, data))
+    if columns is None:
+        columns = parse_config(data, form, where)[1]
+        if len(data) <= _SHORT:
+            if len(_remembered) >= _FEW:
+                _remembered.clear()
+            _remembered[form, data] = columns
+    return columns
 
 
 def columns_of(value: Mapping[str, Any], form: str, what: str) -> Columns:

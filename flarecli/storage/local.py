@@ -24,7 +24,7 @@ from flarecli.names import bare, check_name, is_url, local_path, redact, scheme_
 from flarecli.storage.ahead import ahead_of_file
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, locate, short_read
 from flarecli.storage.specials import is_special
-from flarecli.storage.symlinks import is_link, leads_back
+from flarecli.storage.symlinks import is_link, leads_back, looked_at
 
 __all__ = ["LocalStore", "SCRATCH", "made_folder", "sync_folder"]
 
@@ -181,23 +181,22 @@ class LocalStore:
             if path.count("/") >= _DEEPEST:
                 raise FormatError(f"folders lie more than {_DEEPEST} deep in it", where=self.show(""), hint="Name a folder further down.")
             with os.scandir(folder) as entries:
-                found = sorted(entries, key=lambda e: os.fsencode(e.name) + (b"/" if e.is_dir(follow_symlinks=False) else b""))
+                found = sorted(map(looked_at, entries), key=lambda one: os.fsencode(one[0]) + (b"/" if one[1] else b""))
         except OSError as error:
             raise self.error(error, path) from None
         finally:
             os.close(folder)
-        for entry in found:
-            below = self.child(path, entry.name)
+        for name, is_folder, size in found:
+            below = self.child(path, name)
             try:
-                if entry.is_dir(follow_symlinks=False):
-                    yield from (Entry(f"{entry.name}/{name}", size) for name, size in self.list(below))
-                    continue
-                with self.opened(below) as fd:
-                    yield Entry(entry.name, os.fstat(fd).st_size)
+                if is_folder:
+                    yield from (Entry(f"{name}/{one}", its) for one, its in self.list(below))
+                else:
+                    yield Entry(name, self.size(below) if size is None else size)
             except MissingError:
                 continue  # it went while we looked
             except (UnsafeError, ReachError):
-                yield Entry(entry.name, -1)  # a link, a FIFO, no permission: named, so that whoever reads it says why not
+                yield Entry(name, -1)  # a link or a FIFO: named, so that whoever reads it says why not
 
     @contextlib.contextmanager
     def opened(self, path: str, flags: int = _READ) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Symbolic links: whether a name is one, and whether one that was met only leads back to itself."""
+"""What stands in a folder, with symbolic links among it: whether a name is one, and whether one that was met only leads back to itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 
-__all__ = ["is_link", "leads_back"]
+__all__ = ["is_link", "leads_back", "looked_at"]
 
 _LINKS = 40  # that Linux follows on one way before it gives up
 
@@ -50,3 +50,11 @@ def _ends_nowhere(path: str) -> bool:
     except OSError as error:
         return error.errno == errno.ELOOP
     return False
+
+
+def looked_at(entry: os.DirEntry[str]) -> tuple[str, bool, int | None]:
+    """Give the name of what stands in a folder, whether that is a folder, and its bytes if it is a regular file; what else it is opening tells."""
+    size = None
+    with contextlib.suppress(OSError):  # it went
+        size = entry.stat(follow_symlinks=False).st_size if entry.is_file(follow_symlinks=False) else None
+    return entry.name, entry.is_dir(follow_symlinks=False), size

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from flarecli import encodings, read
 from flarecli.encodings import lookup, stored
 from flarecli.errors import FlareError, FormatError, IntegrityError, UnsafeError, UsageError
-from flarecli.formats import mds
+from flarecli.formats import mds, mds_config
 from flarecli.model import Chunk, File, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
@@ -394,3 +394,56 @@ def test_a_dataset_that_was_replaced_by_one_of_the_same_sizes_is_read_anew(tmp_p
         with Writer(str(tmp_path / "out"), columns={"b": "bytes"}, settings=Settings("zstd"), overwrite=i > 0) as writer:
             writer.write({"b": value})
         assert read.open(str(tmp_path / "out"))[0]["b"] == value
+
+
+def shard_of(columns, rows, config=None):
+    """Make a shard by hand."""
+    own = {
+        "column_encodings": list(columns.values()),
+        "column_names": list(columns),
+        "column_sizes": [{"int": 8, "uint8": 1}.get(one) for one in columns.values()],
+    }
+    head = json.dumps(own if config is None else config).encode()
+    starts, at = [], 8 + 4 * len(rows) + len(head)
+    for row in rows:
+        starts.append(at)
+        at += len(row)
+    data = struct.pack(f"<{len(rows) + 2}I", len(rows), *starts, at) + head + b"".join(rows)
+    at = Location(MemoryStore({"a.mds": data}), "a.mds")
+    return mds.open_shard(Chunk(at, len(rows), (), "mds"))
+
+
+@given(
+    st.lists(st.binary(max_size=14), min_size=1, max_size=5),
+    st.sampled_from([{"a": "bytes"}, {"a": "int"}, {"a": "uint8", "b": "bytes", "c": "str"}]),
+)
+def test_whether_lengths_add_up_is_said_alike_with_and_without_numpy(rows, columns):
+    shard = shard_of(columns, rows)
+    lengths = struct.Struct(f"<{sum(one not in ('int', 'uint8') for one in columns.values())}I")
+    fixed = lengths.size + sum({"int": 8, "uint8": 1}.get(one, 0) for one in columns.values())
+    try:
+        mds._fields(shard, 0, len(rows))
+        fits = True
+    except FormatError:
+        fits = False
+    assert mds._fit(shard, 0, len(rows), lengths, fixed) is fits
+
+
+@given(st.binary(max_size=6), st.integers(-2, 2))
+def test_lengths_that_nearly_add_up_do_not(data, more):
+    shard = shard_of({"a": "bytes", "b": "int"}, [struct.pack("<I", max(0, len(data) + more)) + data + bytes(8)] * 2)
+    assert mds._fit(shard, 0, 2, struct.Struct("<I"), 12) is (max(0, len(data) + more) == len(data))
+
+
+def test_configs_are_read_once_and_their_own_each():
+    mds_config._remembered.clear()
+    for _ in range(2):
+        assert [one.name for one in shard_of({"a": "bytes"}, []).columns] == ["a"]
+        assert [one.name for one in shard_of({"b": "int"}, []).columns] == ["b"]
+        with pytest.raises(FormatError, match="^a.mds: its config: column_names, column_encodings and column_sizes are not lists of one length$"):
+            shard_of({}, [], {"column_names": []})
+    assert len(mds_config._remembered) == 2
+    for i in range(3 * mds_config._FEW):
+        assert [one.name for one in shard_of({f"c{i}": "int"}, []).columns] == [f"c{i}"]
+    shard_of({"x" * mds_config._SHORT: "int"}, [])
+    assert len(mds_config._remembered) <= mds_config._FEW and max(len(data) for _, data in mds_config._remembered) < 200

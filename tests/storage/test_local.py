@@ -162,6 +162,14 @@ def test_listing_is_bytewise_and_names_what_cannot_be_read(root, tmp_path):
     ]
 
 
+def test_listing_opens_folders_and_links_alone(root, tmp_path, monkeypatch):
+    (tmp_path / "data" / "sub" / "z").symlink_to("b.bin")
+    sized = []
+    monkeypatch.setattr(type(root.store), "size", lambda self, path: sized.append(path) or 0)
+    assert [entry.name for entry in root.list()] == ["a.bin", "sub/b.bin", "sub/z"]
+    assert sized == ["sub/z"]
+
+
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "/etc/passwd", "../secret.txt", "sub/../../secret.txt"])
 def test_addresses_in_data_stay_in_the_folder(root, url):
     with pytest.raises(UnsafeError) as caught:
