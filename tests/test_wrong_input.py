@@ -57,7 +57,7 @@ STORES = "Give a path, or an http://, https://, s3://, gs://, az:// or hf:// add
     [
         "cat nosuch://x", "cat ok.csv nosuch://x", "inspect nosuch://x", "verify nosuch://x", "verify ok.csv nosuch://x", "verify ok.csv --against nosuch://x",
         "playlist nosuch://x", "playlist --check nosuch://x", "playlist ok.csv -o nosuch://x", "pack nosuch://x out", "pack ok.csv nosuch://x",
-        "unpack nosuch://x out", "cat nosuch://me:secret@x", "pack NoSuch://x out",
+        "unpack nosuch://x out", "pack ok.csv nosuch://x --dry-run", "cat nosuch://me:secret@x", "pack NoSuch://x out",
     ],
 )  # fmt: skip
 def test_a_scheme_that_no_store_serves_is_a_mistyped_address(here, capfd, args):

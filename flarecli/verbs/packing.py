@@ -32,6 +32,7 @@ from flarecli.verbs.selection import Plan, checked, fetched, parse_link
 from flarecli.verbs.source import Source, open_source
 from flarecli.write import Failure, Target, Writer, error_of, key_text, links
 from flarecli.write.columns import Typed, chosen_encodings, looks_like_addresses
+from flarecli.write.target import bucket_of
 
 if TYPE_CHECKING:
     from flarecli.write.bucket import BucketTarget
@@ -328,7 +329,8 @@ def done_before(target: Target | BucketTarget, about: Mapping[str, Any], format:
 
 
 def would_pack(request: Request, plan: Plan, names: list[str], part_rows: int | None = None) -> Packed:
-    """Say what would be packed; a row that fails among the first ones fails here too."""
+    """Say what would be packed; a row that fails among the first ones fails here too, and a target that cannot be written to."""
+    bucket_of(request.out, request.guard)
     would = reckon(plan, names, request.format, request.settings, part_rows)
     note_addresses(would.addresses, plan.progress)
     if would.failures and plan.on_error == "fail":

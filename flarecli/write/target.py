@@ -32,7 +32,7 @@ from flarecli.write.contents import DATASET, HINT, refuse_others
 if TYPE_CHECKING:
     from flarecli.write.bucket import BucketTarget
 
-__all__ = ["Target", "claim", "sweep"]
+__all__ = ["Target", "bucket_of", "claim", "sweep"]
 
 _claimed: set[str] = set()  # scratch folders of this process
 
@@ -43,13 +43,21 @@ def claim(out: Address, *, resume: bool = False, overwrite: bool = False, guard:
     raises  UsageError for a place that cannot be written to, else what `Target` raises
     """
     out = address_text(out)
-    if not is_url(out) or scheme_of(out) == "file":
+    at = bucket_of(out, guard)
+    if at is None:
         return Target(out, resume=resume, overwrite=overwrite)
-    if scheme_of(out) in ("http", "https"):
-        raise UsageError("a web server is read, not written to", where=redact(out), hint="Name a folder, or a bucket such as s3://bucket/folder.")
     from flarecli.write.bucket import BucketTarget  # with it comes the client of buckets
 
-    return BucketTarget(locate(out, replace(guard or Guard(), keeper=None)), resume=resume, overwrite=overwrite)
+    return BucketTarget(at, resume=resume, overwrite=overwrite)
+
+
+def bucket_of(out: str, guard: Guard | None = None) -> Location | None:
+    """Give where a target lies that is in a bucket; None for one on a disk. Raises UsageError for a place that cannot be written to."""
+    if not is_url(out) or scheme_of(out) == "file":
+        return None
+    if scheme_of(out) in ("http", "https"):
+        raise UsageError("a web server is read, not written to", where=redact(out), hint="Name a folder, or a bucket such as s3://bucket/folder.")
+    return locate(out, replace(guard or Guard(), keeper=None))
 
 
 class Target:
