@@ -139,7 +139,7 @@ class Folder:
             at += len(line)
             entry = parsed(line)
             written = entry.get("files", {})
-            if not entry or not all(self._has(*file) for file in written.values()):
+            if not _is_noted(entry) or not all(self._has(*file) for file in written.values()):
                 break
             rows, files, size = rows + bool("files" in entry), files + len(written), size + sum(one for _, one in written.values())
             if "next" in entry:
@@ -209,6 +209,16 @@ class Folder:
         self._failed.close()
         self._log.close()
         self._target.abandon(keep=self.next > 0)
+
+
+def _is_noted(entry: Mapping[str, Any]) -> bool:
+    """Say whether a line of the journal is what `note` writes: a bit of it may have flipped."""
+    if "next" in entry:
+        return isinstance(entry["next"], int) and isinstance(entry.get("failed"), dict)
+    files = entry.get("files")
+    if not isinstance(files, dict) or not isinstance(entry.get("values"), dict):
+        return False
+    return all(isinstance(one, list) and [type(part) for part in one] == [str, int] for one in files.values())
 
 
 class There:

@@ -339,3 +339,46 @@ def test_notes_that_say_nothing_name_nothing(source, tmp_path, monkeypatch, name
     (to / "notes").unlink()
     verbs.unpack(source, str(to), overwrite=True, rows="0", index="none")
     assert sorted(tree(to)) == names([0])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"files": {"b": 7}, "values": {}}',
+        '{"files": {"b": ["x"]}, "values": {}}',
+        '{"files": [], "values": {}}',
+        '{"files": {}}',
+        "{}",
+        '{"next": "3"}',
+    ],
+)
+@pytest.mark.parametrize("at", [1, 2, 4])
+def test_a_line_of_the_journal_that_is_none_is_where_a_resume_begins(source, tmp_path, monkeypatch, line, at):
+    to = tmp_path / "f"
+    half(source, to, monkeypatch)
+    journal = to / ".flare" / "journal"
+    lines = journal.read_text().splitlines()
+    journal.write_text("\n".join([*lines[:at], line, *lines[at + 1 :]]) + "\n")
+    verbs.unpack(source, str(to), resume=True)
+    verbs.unpack(source, str(tmp_path / "whole"))
+    assert tree(to) == tree(tmp_path / "whole")
+
+
+def test_what_came_to_lie_in_the_old_folder_while_the_new_one_was_made_stays(source, tmp_path, monkeypatch):
+    to, put = tmp_path / "f", outlets.Folder.put
+    verbs.unpack(source, str(to))
+    old = tree(to)
+
+    def late(self, name, data):
+        (to / "notes").write_text("mine")
+        put(self, name, data)
+
+    with monkeypatch.context() as patch, pytest.raises(UsageError) as caught:
+        patch.setattr(outlets.Folder, "put", late)
+        verbs.unpack(source, str(to), overwrite=True, rows="0:6")
+    assert (str(caught.value), caught.value.hint) == (f"{to}: it holds 'notes', which its index.jsonl does not name", HINT)
+    assert tree(to) == {**old, "notes": b"mine"}
+    (to / "notes").unlink()
+    verbs.unpack(source, str(to), overwrite=True, resume=True, rows="0:6")
+    assert sorted(tree(to)) == sorted([*names(range(6)), "index.jsonl"])
+    assert sorted(os.listdir(tmp_path)) == ["d", "f"]
