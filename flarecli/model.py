@@ -188,12 +188,17 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A place in a run; `step` counts rows of all ranks."""
+    """A place in a run; `step` counts rows of all ranks.
+
+    rows, window  of the epoch and of the run that it lies in, so that no other goes on from there; None: not known
+    """
 
     seed: int
     epoch: int
     step: int
     order: str
+    rows: int | None = field(default=None, compare=False)
+    window: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

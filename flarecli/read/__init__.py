@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flarecli.read.mixing import Mix, mix
     from flarecli.read.order import positions
     from flarecli.read.passing import Passed, passed, taken
-    from flarecli.read.rows import Rows
+    from flarecli.read.rows import Rows, check_rows
     from flarecli.read.run import Run, check_place
     from flarecli.read.selection import parse_rows
     from flarecli.read.series import Series
@@ -41,6 +41,7 @@ __all__ = [
     "Work",
     "begun",
     "check_place",
+    "check_rows",
     "expand",
     "expected",
     "mix",
@@ -71,6 +72,7 @@ _FILES = {
     "Work": "batching",
     "begun": "fetching",
     "check_place": "run",
+    "check_rows": "rows",
     "expected": "fetching",
     "mix": "mixing",
     "open": "entrance",

@@ -15,12 +15,13 @@ from flarecli import encodings
 from flarecli import where as sql
 from flarecli.encodings import BINARY
 from flarecli.errors import UsageError, ValueFitError
-from flarecli.given import name_list
+from flarecli.given import checked, name_list, shown, whole
 from flarecli.guesses import choose
 from flarecli.model import Columns, Cursor, IntArray, Playlist, Row, Sample, Stream
+from flarecli.read.cuts import of_size
 from flarecli.read.decoding import Decoder, How, NotDecoded, collated, stacked
 from flarecli.read.joined import Joined, numbers_of
-from flarecli.read.run import Run, beginning
+from flarecli.read.run import WINDOW, Run, beginning
 from flarecli.read.series import Series
 from flarecli.read.windows import Epoch
 
@@ -77,10 +78,16 @@ class Dataset:
         if isinstance(index, (int, np.integer)):
             return self._decoded([int(index)])[0]
         if isinstance(index, slice):
-            return self._decoded(range(len(self))[index])
+            return self._decoded(self._sliced(index))
         if getattr(index, "ndim", 1) == 0:  # one number, as numpy and torch have it
             return self._decoded(numbers_of([index.item()]))[0]
         return self._decoded(index)
+
+    def _sliced(self, index: slice) -> range:
+        try:
+            return range(len(self))[index]
+        except (TypeError, ValueError):
+            raise UsageError(f"{shown(index)} is no slice of rows", hint="Give whole numbers, such as data[10:20] or data[::100].") from None
 
     def __getitems__(self, indices: Sequence[int] | IntArray) -> list[Sample]:
         return self._decoded(indices)
@@ -104,7 +111,11 @@ class Dataset:
 
         raises  as reading a row does
         """
-        stored, out = self._table.read_columns(indices, self._chosen), dict[str, Any]()
+        try:
+            stored, out = self._table.read_columns(indices, self._chosen), dict[str, Any]()
+        except TypeError:
+            numbers_of(indices)  # says what is no list of positions
+            raise
         for name, decoder in self._decoders.items():
             data = stored[name]
             array = decoder.array(data)
@@ -133,7 +144,7 @@ class Dataset:
         ranges  column -> positions in its list, `range(32, 42)`; past its end there is nothing
         raises  UsageError for a column without lists, a range that goes down; RowsError outside the data
         """
-        if not ranges:
+        if ranges is None or (isinstance(ranges, Mapping) and not ranges):
             return self[row]
         wanted = {name: (one.start, one.stop) for name, one in self._checked(ranges).items()}
         found = self._table.read([row], self._chosen, wanted)[0]
@@ -141,6 +152,8 @@ class Dataset:
         return {name: value[:: ranges[name].step] if name in ranges else value for name, value in values.items()}
 
     def _checked(self, ranges: Mapping[str, range]) -> Mapping[str, range]:
+        if not isinstance(ranges, Mapping) or not all(isinstance(one, range) for one in ranges.values()):
+            raise UsageError(f"ranges is {shown(ranges)}: a dict of ranges is wanted", hint='Write it like {"frames": range(32, 42)}.')
         self._names(list(ranges))
         for name, one in ranges.items():
             if self._encodings[name].item is None:
@@ -197,11 +210,18 @@ class Dataset:
         views  text and bytes may be views over the mapped shard: faster, and what many of Arrow's kernels do not take
         raises UsageError for a start or a stop below 0, a size below 1, an unknown column
         """
-        first, last = start, len(self) if stop is None else min(stop, len(self))
+        try:
+            start, last, size = whole(start), len(self) if stop is None else min(whole(stop), len(self)), whole(size)
+        except TypeError:
+            raise UsageError(f"rows {shown(start)} to {shown(stop)} in batches of {shown(size)}: whole numbers are wanted") from None
         if start < 0 or last < 0 or size < 1:
             raise UsageError(f"rows {start} to {last} in batches of {size}: at least 0, 0 and 1 are wanted")
-        for batch in self._table.scan(self._names(columns), start, last, size, views):
-            yield batch if exact else self._natural(batch, range(first, first + batch.num_rows))
+        batches = self._table.scan(self._names(columns), start, last, size, views)
+        return batches if exact else self._all_natural(batches, start)
+
+    def _all_natural(self, batches: Iterator[pa.RecordBatch], first: int) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield self._natural(batch, range(first, first + batch.num_rows))
             first += batch.num_rows
 
     def _natural(self, batch: pa.RecordBatch, rows: Sequence[int] | IntArray) -> pa.RecordBatch:
@@ -237,6 +257,7 @@ class Dataset:
         out._describe()
         return out
 
+    @checked
     def where(self, condition: str) -> Dataset:
         """Give the rows that an SQL condition is true for, in their order; the columns that it looks at are read through once.
 
@@ -260,12 +281,16 @@ class Dataset:
         out._table = self._table.only(np.concatenate(parts) if parts else np.zeros(0, np.int64))
         return out
 
+    @checked
     def decoded(self, how: Mapping[str, How]) -> Dataset:
         """Give the same rows with other values: `{column: False}` gives its stored bytes, `{column: function}` what that makes of them.
 
         raises  UsageError for an unknown column
         """
         self._names(list(how))
+        for name, one in how.items():
+            if not callable(one) and one is not True and one is not False:
+                raise UsageError(f"column {name!r} is decoded by {shown(one)}: a function, True or False is wanted")
         out = copy.copy(self)
         out._decoders = {name: replace(one, how=how.get(name, one.how)) for name, one in self._decoders.items()}
         return out
@@ -277,6 +302,7 @@ class Dataset:
 
     # -- in the order of training
 
+    @checked
     def run(
         self,
         seed: int = 0,
@@ -285,18 +311,19 @@ class Dataset:
         rank: int = 0,
         ranks: int = 1,
         cursor: Cursor | None = None,
-        window: int = 8,
+        window: int = WINDOW,
     ) -> Run:
         """Give the samples of an epoch in a fixed order, those of one rank; see `Run`.
 
         order   `shuffle`: all rows among each other; `windows`: chunks, then rows inside `window` of them at a time, for data
                 that is fetched; `sequential`
-        cursor  go on from the `cursor` of another run, with as many ranks as there are now; it says seed, epoch and order
-        raises  UsageError for a rank, an order or a place that is none
+        cursor  go on from the `cursor` of another run, with as many ranks as there are now; it says seed, epoch, order and window
+        raises  UsageError for a rank, an order or a place that is none, or one of other data
         """
-        return Run(self, cursor or beginning(seed, epoch, order), rank, ranks, window)
+        return Run(self, beginning(seed, epoch, order, window, cursor), rank, ranks)
 
-    def order(self, seed: int, epoch: int, order: str, window: int = 8) -> Epoch:
+    @checked
+    def order(self, seed: int, epoch: int, order: str, window: int = WINDOW) -> Epoch:
         """Give an epoch: which row each of its steps has. Raises UsageError for an order that is none."""
         return Epoch(np.asarray(self.edges), seed, epoch, order, window)
 
@@ -349,22 +376,12 @@ class Dataset:
         for one in self._table.series:
             one.pass_all()
 
+    @checked
     def batches(
         self, size: int = 8192, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None, views: bool = False
     ) -> Iterator[pa.RecordBatch]:
         """Give rows start..stop in order as typed batches of exactly `size` rows, the last one smaller; `views` as in `scan`."""
-        held: list[pa.RecordBatch] = []
-        count = 0
-        for batch in self.scan(columns, start, stop, size, views=views):
-            while count + batch.num_rows >= size:
-                cut = size - count
-                yield pa.concat_batches([*held, batch.slice(0, cut)]) if held else batch.slice(0, cut)
-                batch, held, count = batch.slice(cut), [], 0
-            if batch.num_rows:
-                held.append(batch)
-                count += batch.num_rows
-        if held:
-            yield pa.concat_batches(held)
+        return of_size(self.scan(columns, start, stop, size, views=views), size)
 
 
 def _plain(array: pa.Array, field: pa.Field, encoding: encodings.Encoding) -> tuple[pa.Array, pa.Field]:

@@ -11,6 +11,7 @@ import numpy as np
 from flarecli import encodings
 from flarecli.encodings import BINARY, Encoding
 from flarecli.errors import FlareError, UsageError, ValueFitError
+from flarecli.given import shown
 
 __all__ = ["Decoder", "How", "NotDecoded", "collated", "stacked"]
 
@@ -109,6 +110,8 @@ class Decoder:
 
 def collated(samples: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str | None]) -> dict[str, Any]:
     """Collate samples by column. Raises UsageError if they are no dicts of the same columns."""
+    if not isinstance(samples, Sequence):
+        raise UsageError(f"{shown(samples)} is no list of samples")
     if not samples:
         return {}
     if not all(isinstance(one, Mapping) for one in samples):

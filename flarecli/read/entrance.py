@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from flarecli.cache import Cache
-from flarecli.given import Address, Addresses, address_text
+from flarecli.errors import UsageError
+from flarecli.given import Address, Addresses, address_text, checked
 from flarecli.read.dataset import Dataset
 from flarecli.read.decoding import How
 from flarecli.read.resolve import resolve, select_streams
@@ -16,6 +17,7 @@ from flarecli.units import parse_size
 __all__ = ["open"]
 
 
+@checked
 def open(
     sources: Addresses,
     *,
@@ -40,6 +42,8 @@ def open(
     """
     if cache is not None:
         limit = parse_size(cache_limit) if isinstance(cache_limit, str) else cache_limit
+        if limit < 0:
+            raise UsageError(f"cache_limit is {limit}, below 0")
         guard = replace(guard or Guard(), keeper=Cache(address_text(cache), limit))
     found = resolve(sources, format=format, guard=guard, maps=maps)
     data = Dataset(select_streams(found, streams), found, allow_pickle)

@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 
 from flarecli.errors import UsageError
+from flarecli.given import checked, whole
 from flarecli.model import Cursor
 from flarecli.read.ahead import Ahead
 from flarecli.read.batching import Made, Part, Work
 from flarecli.read.decoding import How
 from flarecli.read.fetching import begun
 from flarecli.read.processes import Process, close_all
-from flarecli.read.rows import Order, Rows
-from flarecli.read.run import beginning, check_place
+from flarecli.read.rows import Order, Rows, check_rows
+from flarecli.read.run import WINDOW, check_place
 
 __all__ = ["Loader"]
 
 _BLOCK = 1 << 14  # steps mapped to rows at once, about
+_WORKERS = 1 << 16  # no machine starts as many
 _KEYS = {"seed", "epoch", "step", "order", "window", "rows", "ranks", "skip"}
 
 
@@ -46,6 +48,7 @@ class Loader:
     raises      UsageError for what makes no sense; while iterating TransformError naming the row, and what reading raises
     """
 
+    @checked
     def __init__(
         self,
         data: Rows,
@@ -55,7 +58,7 @@ class Loader:
         *,
         epoch: int = 0,
         order: str = "shuffle",
-        window: int = 8,
+        window: int = WINDOW,
         rank: int = 0,
         ranks: int = 1,
         decode: Mapping[str, How] | None = None,
@@ -66,19 +69,20 @@ class Loader:
         ahead: int | None = None,
         drop_last: bool = False,
     ) -> None:
+        check_rows(data)
         if batch < 1 or workers < 0 or (ahead is not None and ahead < 1):
             raise UsageError(f"batch is {batch}, workers {workers}, ahead {ahead}: at least 1, 0 and 1 are wanted")
+        if workers >= _WORKERS:
+            raise UsageError(f"workers is {workers}: fewer than {_WORKERS:,} are wanted")
         if not 0 <= rank < ranks:
             raise UsageError(f"rank {rank} of {ranks} is no rank")
-        if not hasattr(data, "order"):
-            raise UsageError(f"{data!r:.80} is no dataset", hint="Give what flare.open gives.")
         self.data = data.decoded(decode) if decode else data
-        self.batch, self.workers, self.rank, self.ranks, self.drop_last = int(batch), int(workers), int(rank), int(ranks), drop_last
+        self.batch, self.workers, self.rank, self.ranks, self.drop_last = batch, workers, rank, ranks, drop_last
         self._transforms = (transform,) if callable(transform) else tuple(transform)
         self._collate, self._processes, self._start = collate, processes, start
         self._ahead = ahead or workers + 2  # few: memory that is used again costs less than fresh memory (measured: half)
-        self._window, self._skip = int(window), 0  # samples of the row at the place that were given already
-        self._place, self._loop = beginning(seed, epoch, order), 0
+        self._window, self._skip = window, 0  # samples of the row at the place that were given already
+        self._place, self._loop = Cursor(seed, epoch, 0, order), 0
         self._order()
 
     def _order(self) -> Order:
@@ -88,7 +92,8 @@ class Loader:
     @property
     def cursor(self) -> Cursor:
         """The place behind the batches given so far, if every rank gave as many."""
-        return self._place
+        place = self._place
+        return Cursor(place.seed, place.epoch, place.step, place.order, self._order().rows, self._window)
 
     def __repr__(self) -> str:
         at = self._place
@@ -108,8 +113,7 @@ class Loader:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go to a place that `save` told. Raises UsageError if it is none, or one in other data."""
-        if not isinstance(state, Mapping) or state.keys() != _KEYS or not all(isinstance(state[key], int) for key in _KEYS - {"order"}):
-            raise UsageError("this is no place that a loader saved")
+        state = _numbers(state)
         before = self._place, self._window
         self._place, self._window = Cursor(state["seed"], state["epoch"], state["step"], state["order"]), state["window"]
         try:
@@ -139,7 +143,12 @@ class Loader:
         fetching = begun(self.data, order, place, self.ranks)
         work = Work(self.data, self._transforms, self._collate, place.seed, place.epoch, fetching is not None)
         held: deque[tuple[Any, int, int]] = deque()  # samples that no batch has yet, and the place behind each: rows, and samples of the next one
-        flow, close = self._flow(work, self._parts(order, place.step, self._skip, held))
+        try:
+            flow, close = self._flow(work, self._parts(order, place.step, self._skip, held))
+        except BaseException:
+            if fetching:
+                fetching.close()
+            raise
         rows, skip = 0, self._skip
         try:
             for made in flow:
@@ -211,3 +220,14 @@ class Loader:
     def _joined(self, work: Work, held: deque[tuple[Any, int, int]], place: Cursor, end: int) -> Any:
         taken = [held.popleft() for _ in range(min(self.batch, len(held)))]
         return self._given(work.collated([one for one, _, _ in taken]), place, *taken[-1][1:], end)
+
+
+def _numbers(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what a loader saved, with numpy's integers as Python's. Raises UsageError for anything else."""
+    try:
+        found = {key: state[key] if key == "order" else whole(state[key]) for key in state}
+    except (TypeError, IndexError):
+        found = {}
+    if found.keys() != _KEYS or found["ranks"] < 1 or found["skip"] < 0:
+        raise UsageError("this is no place that a loader saved", hint="Give what its save() told.")
+    return found

@@ -14,20 +14,23 @@ from typing import Any
 import numpy as np
 
 from flarecli.errors import RowsError, UsageError
+from flarecli.given import checked, number, shown
 from flarecli.model import Cursor, IntArray, Sample
 from flarecli.read.dataset import Dataset
 from flarecli.read.decoding import How, collated, stacked
 from flarecli.read.joined import numbers_of
 from flarecli.read.order import positions
 from flarecli.read.rows import Order
-from flarecli.read.run import Run, beginning
+from flarecli.read.run import WINDOW, Run, beginning
 
 __all__ = ["Mix", "mix"]
 
 BLOCK = 10_000  # steps; a weight counts in parts of this
+_STEPS = 1 << 62  # of all epochs, so that int64 counts them
 _KEY = 1 << 40  # epochs from here on key the blocks, not the rows
 
 
+@checked
 def mix(weights: Mapping[Dataset, float], rows: int | None = None) -> Mix:
     """Mix datasets: `flare.mix({a: 0.7, b: 0.3})` takes seven of ten samples from a, whatever their sizes.
 
@@ -41,11 +44,18 @@ def mix(weights: Mapping[Dataset, float], rows: int | None = None) -> Mix:
 class Mix:
     """Several datasets by weight; a Loader takes it as it takes a Dataset. Rows are numbered one dataset behind the other."""
 
+    @checked
     def __init__(self, parts: Sequence[Dataset], weights: Sequence[float], rows: int | None = None) -> None:
-        if not parts or not all(0 < weight < float("inf") for weight in weights):
-            raise UsageError("a mix wants datasets, each with a weight above 0")
-        if not all(len(part) for part in parts) or (rows is not None and rows < 1):
+        for part in parts if isinstance(parts, Sequence) else [parts]:
+            if not isinstance(part, Dataset):
+                raise UsageError(f"{shown(part)} is no dataset", hint="Give what flare.open gives.")
+        weights = list(weights) if isinstance(weights, (Sequence, np.ndarray)) and np.ndim(weights) else []
+        if not parts or len(parts) != len(weights) or not all(_is_weight(weight) for weight in weights):
+            raise UsageError("a mix wants datasets, each with a weight above 0", hint="Write it like flare.mix({a: 0.7, b: 0.3}).")
+        if not all(len(part) for part in parts):
             raise UsageError("a dataset without rows cannot be mixed")
+        if rows is not None and rows < 1:
+            raise UsageError(f"rows is {rows}: an epoch has at least 1")
         names = [column.name for column in parts[0].columns]
         for part in parts:
             if other := {column.name for column in part.columns} ^ set(names):
@@ -101,6 +111,7 @@ class Mix:
         out.parts = tuple(part.decoded(how) for part in self.parts)
         return out
 
+    @checked
     def run(
         self,
         seed: int = 0,
@@ -109,11 +120,12 @@ class Mix:
         rank: int = 0,
         ranks: int = 1,
         cursor: Cursor | None = None,
-        window: int = 8,
+        window: int = WINDOW,
     ) -> Run:
         """Give the samples of an epoch; see `Dataset.run`."""
-        return Run(self, cursor or beginning(seed, epoch, order), rank, ranks, window)
+        return Run(self, beginning(seed, epoch, order, window, cursor), rank, ranks)
 
+    @checked
     def order(self, seed: int, epoch: int, order: str, window: int) -> Order:
         """Give an epoch: the number of the row that each step takes."""
         return _MixOrder(self, seed, epoch, order, window)
@@ -171,6 +183,8 @@ class Mix:
 
 class _MixOrder:
     def __init__(self, whole: Mix, seed: int, epoch: int, order: str, window: int) -> None:
+        if (epoch + 1) * whole.rows > _STEPS:
+            raise UsageError(f"epoch {epoch} of {whole.rows} rows ends past step 2^62")
         self.rows, self.beside = whole.rows, len(whole.parts)
         self._mix, self._seed, self._first, self._how = whole, seed, epoch * whole.rows, (order, window)
         self._orders: dict[tuple[int, int], Order] = {}
@@ -240,6 +254,14 @@ class _MixOrder:
         if found is None:  # several threads come here
             found = self._orders[k, epoch] = self._mix.parts[k].order(self._seed + k, epoch, *self._how)
         return found
+
+
+def _is_weight(given: object) -> bool:
+    """Whether this is a number above 0, numpy's too; a truth value is none."""
+    try:
+        return 0 < float(number(given)) < float("inf")
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def _quotas(weights: Any) -> IntArray:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from flarecli.errors import MissingLibraryError, UsageError, ValueFitError
+from flarecli.given import checked
 from flarecli.media import FORMATS
 
 __all__ = ["Audio", "Image", "Text", "Video", "audio", "image", "text", "video"]
@@ -60,6 +61,7 @@ class Image:
         return left, top, left + width * scale, top + height * scale
 
 
+@checked
 def image(size: int | tuple[int, int] | None = None, mode: str = "RGB", crop: bool = True) -> Image:
     """Decode pictures to uint8 [height, width, channels].
 
@@ -90,6 +92,7 @@ class Text:
         return out
 
 
+@checked
 def text(size: int) -> Text:
     """Give text as its first `size` bytes, uint8 [size], zeros behind its end."""
     if size < 0:
@@ -122,6 +125,7 @@ class Audio:
             raise ValueFitError(f"no sound: {error}") from error
 
 
+@checked
 def audio(rate: int | None = None, seconds: float = 600.0) -> Audio:
     """Decode sound to float32 [channels, samples], by PyAV.
 
@@ -157,6 +161,7 @@ class Video:
             raise ValueFitError(f"no video: {error}") from error
 
 
+@checked
 def video(frames: int, step: int = 1, size: int | tuple[int, int] | None = None) -> Video:
     """Decode the first `frames` frames of a video, every `step`-th, to uint8 [frames, height, width, 3], by PyAV; size is (width, height)."""
     if frames < 1 or step < 1:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from flarecli.errors import UsageError
+from flarecli.given import shown
 from flarecli.model import IntArray, Sample
 from flarecli.read.decoding import How
 
-__all__ = ["Order", "Rows"]
+__all__ = ["Order", "Rows", "check_rows"]
 
 
 class Order(Protocol):
@@ -76,3 +78,9 @@ class Rows(Protocol):
 
     def release_all(self) -> None:
         """Let go of whatever shards runs have left in memory."""
+
+
+def check_rows(data: object) -> None:
+    """Refuse what is neither a Dataset nor a Mix. Raises UsageError."""
+    if isinstance(data, type) or not hasattr(data, "order") or not hasattr(data, "collated"):
+        raise UsageError(f"{shown(data)} is no dataset", hint="Give what flare.open gives.")

@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 
 import numpy as np
 
 from flarecli.errors import UsageError
+from flarecli.given import shown, whole
 from flarecli.model import Cursor, Sample
 from flarecli.read.fetching import begun
 from flarecli.read.rows import Order, Rows
 
-__all__ = ["Run", "beginning", "check_place"]
+__all__ = ["WINDOW", "Run", "beginning", "check_place"]
 
+WINDOW = 8  # chunks whose rows are mixed, unless something else is said
 _BLOCK = 1 << 14  # steps mapped to rows at once
 _READ = 64  # rows read at once
 
 
-def beginning(seed: int, epoch: int, order: str) -> Cursor:
-    """Give the place where an epoch begins. Raises UsageError for a seed or an epoch that is no whole number.
+def beginning(seed: int, epoch: int, order: str, window: int, cursor: Cursor | None = None) -> Cursor:
+    """Give the place where a run begins: at the beginning of an epoch, or at a cursor, which says seed, epoch, order and window.
 
-    Numpy's integers become Python's: those do not wrap, and JSON takes them.
+    raises  UsageError for a cursor that is no place, or where something else is asked for than it says
     """
+    if cursor is None:
+        return Cursor(seed, epoch, 0, order, window=window)
     try:
-        return Cursor(operator.index(seed), operator.index(epoch), 0, order)
+        seed_, epoch_, step_ = whole(cursor.seed), whole(cursor.epoch), whole(cursor.step)
+        place = Cursor(seed_, epoch_, step_, cursor.order, cursor.rows, window if cursor.window is None else whole(cursor.window))
     except TypeError:
-        raise UsageError(f"seed is {seed!r:.60}, epoch {epoch!r:.60}: whole numbers are wanted") from None
+        raise UsageError(f"{shown(cursor)} is no place of a run", hint="Give whole numbers: flare.Cursor(seed, epoch, step, order).") from None
+    for name, given, unsaid in (("seed", seed, 0), ("epoch", epoch, 0), ("order", order, "shuffle"), ("window", window, WINDOW)):
+        if given not in (unsaid, its := getattr(place, name)) and (name != "window" or place.order == "windows"):
+            raise UsageError(f"{name} is {given!r:.60}, the cursor's is {its!r:.60}", hint=f"Leave {name} out: the cursor says it.")
+    return place
 
 
 def check_place(rows: int, place: Cursor) -> None:
-    """Refuse a place outside its epoch. Raises UsageError."""
+    """Refuse a place outside its epoch, or of an epoch of other rows. Raises UsageError."""
     if not 0 <= place.step <= rows:
         raise UsageError(f"step {place.step} is outside the epoch, which has {rows}")
+    if place.rows not in (None, rows) and place.order != "sequential":  # where a row is in its order whatever comes behind it
+        raise UsageError(f"saved in data of {place.rows} rows, here are {rows}", hint="Open the data that it was saved with.")
 
 
 class Run:
@@ -45,11 +55,11 @@ class Run:
     raises  UsageError for a rank outside the ranks, an order that is none, a place outside the epoch
     """
 
-    def __init__(self, data: Rows, cursor: Cursor, rank: int, ranks: int, window: int) -> None:
+    def __init__(self, data: Rows, cursor: Cursor, rank: int, ranks: int) -> None:
         if not 0 <= rank < ranks:
             raise UsageError(f"rank {rank} of {ranks} is no rank")
         self._ranks = ranks
-        self._epoch = data.order(cursor.seed, cursor.epoch, cursor.order, window)
+        self._epoch = data.order(cursor.seed, cursor.epoch, cursor.order, WINDOW if cursor.window is None else cursor.window)
         check_place(self._epoch.rows, cursor)
         self._begun, self._given, self._place = cursor.step + rank, 0, cursor
         self._samples = _read(data, self._epoch, cursor, rank, ranks)
@@ -59,7 +69,7 @@ class Run:
         """The place behind the samples given so far, if every rank gave as many: after k of them, k × ranks steps on."""
         start = self._place
         step = min(self._epoch.rows, start.step + self._given * self._ranks)
-        return Cursor(start.seed, start.epoch, step, start.order)
+        return Cursor(start.seed, start.epoch, step, start.order, self._epoch.rows, start.window)
 
     def __repr__(self) -> str:
         at = self.cursor

@@ -14,13 +14,15 @@ import torch
 from torch.utils import data as torch_data
 
 from flarecli.errors import UsageError
+from flarecli.given import checked, whole
 from flarecli.model import Cursor
-from flarecli.read import Ahead, Made, Part, Rows, Work, begun, check_place
+from flarecli.read import Ahead, Made, Part, Rows, Work, begun, check_place, check_rows
 from flarecli.torch.sending import Named, called, is_from_elsewhere, tensors
 
 __all__ = ["IterableDataset", "MapDataset"]
 
 _BLOCK = 1 << 14  # steps mapped to rows at once, about
+_MOST = 1 << 31  # rows of a batch, and ranks
 _KEYS = {"seed", "epoch", "order", "window", "rows", "batch", "ranks", "workers", "step", "given"}
 
 
@@ -30,7 +32,9 @@ class MapDataset(torch_data.Dataset):  # type: ignore[misc]
     transform  a function of a sample; what it returns is the sample
     """
 
+    @checked
     def __init__(self, data: Rows, transform: Callable[[Any], Any] | None = None) -> None:
+        check_rows(data)
         self.data, self.transform = data, transform
         data.load()
 
@@ -59,6 +63,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
     raises      UsageError for what makes no sense
     """
 
+    @checked
     def __init__(
         self,
         data: Rows,
@@ -77,10 +82,14 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         drop_last: bool = False,
         threads: int = 0,
     ) -> None:
+        check_rows(data)
         its, of = _ranks() if rank is None or ranks is None else (rank, ranks)
         self._rank, self.ranks = its if rank is None else rank, of if ranks is None else ranks
         if batch < 1 or threads < 0 or not 0 <= self._rank < self.ranks:
             raise UsageError(f"batch is {batch}, threads {threads}, rank {self._rank} of {self.ranks}: that makes no stream")
+        if max(batch, threads, self.ranks) >= _MOST:
+            raise UsageError(f"batch is {batch}, threads {threads}, ranks {self.ranks}: fewer than 2^31 are wanted")
+        _check_epoch(epoch)
         self.data = data.decoded(decode) if decode else data
         self.data.load()
         self._transforms = (transform,) if callable(transform) else tuple(transform)
@@ -101,8 +110,10 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
             self._epoch = _shared(*self._epoch)
         self._name = called(self, self._name)
 
+    @checked
     def set_epoch(self, epoch: int, step: int = 0) -> None:
         """Choose the epoch of the next loop, and where it begins: after k batches on every rank step is k × batch × ranks, whatever they are now."""
+        _check_epoch(epoch)
         check_place(self._rows, Cursor(self._seed, epoch, step, self._order))
         self._epoch[0], self._epoch[1], self._resume = epoch, step, None
 
@@ -122,8 +133,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a place told by as many ranks and workers. Raises UsageError for another stream's."""
-        if state.keys() != _KEYS:
-            raise UsageError("this is no place that a stream saved")
+        state = _numbers(state)
         own = self.state_dict()
         for key in ("seed", "order", "window", "rows", "batch", "ranks"):
             if state[key] != own[key]:
@@ -131,6 +141,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
                     f"saved with {key} {state[key]}, here it is {own[key]}", hint="Use set_epoch(epoch, step) to go on with other ranks."
                 )
         place = Cursor(state["seed"], state["epoch"], state["step"], state["order"])
+        _check_epoch(place.epoch)
         check_place(self._rows, place)
         self._at, self._resume = (place, state["given"]), (state["epoch"], state["step"], state["given"], state["workers"])
 
@@ -145,8 +156,9 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         self._at = Cursor(self._seed, epoch, step, self._order), given
         fetching = begun(self.data, order, self._at[0], self.ranks)
         work = Work(self.data, self._transforms, self._collate, self._seed, epoch, fetching is not None)
-        flow = self._flow(work, self._parts(order, step, worker, workers), fetching is None)
+        flow: Iterator[Made] = iter(())
         try:
+            flow = self._flow(work, self._parts(order, step, worker, workers), fetching is None)
             for made in flow:
                 if fetching:
                     fetching.reached(step)
@@ -203,6 +215,22 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
 
     def _named(self, part: Part) -> Named:
         return Named(self._name, self.data, part.rows)
+
+
+def _check_epoch(epoch: int) -> None:
+    if not 0 <= epoch < 1 << 63:
+        raise UsageError(f"epoch is {epoch}: at least 0 and below 2^63 is wanted")
+
+
+def _numbers(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what a stream saved, with numpy's integers as Python's. Raises UsageError for anything else."""
+    try:
+        found = {key: state[key] if key == "order" else whole(state[key]) for key in state}
+    except (TypeError, IndexError):
+        found = {}
+    if found.keys() != _KEYS or found["given"] < 0:
+        raise UsageError("this is no place that a stream saved", hint="Give what its state_dict() told.")
+    return found
 
 
 def _shared(*values: int) -> Any:

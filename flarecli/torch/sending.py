@@ -40,7 +40,11 @@ def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
     """
     if isinstance(batch, _Sent):
         return batch
-    made = _with_tensors(batch)
+    try:
+        made = _with_tensors(batch)
+    except AttributeError:
+        hint = "Give it to a DataLoader of an IterableDataset, with batch_size=None."
+        raise UsageError(f"{type(batch).__name__} is no batch, a dict of columns is wanted", hint=hint) from None
     return made if torch_data.get_worker_info() is None else _Sent(made)
 
 

@@ -11,7 +11,7 @@ from typing import IO
 import pyarrow as pa
 
 from flarecli.errors import UsageError
-from flarecli.given import Addresses, address_texts, name_list
+from flarecli.given import Addresses, address_texts, checked, name_list
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.verbs import streamed
@@ -21,6 +21,7 @@ from flarecli.verbs.rows import check_names, first_rows, kept, last_rows, needed
 __all__ = ["cat"]
 
 
+@checked
 def cat(
     sources: Addresses,
     *,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from flarecli.errors import UnfinishedError, UsageError
 from flarecli.formats import INDEX, mds_merge, mds_reindex
-from flarecli.given import Address, address_text, address_texts
+from flarecli.given import Address, address_text, address_texts, checked
 from flarecli.names import is_url, local_path, redact
 from flarecli.storage import Guard, Location, locate
 
@@ -16,6 +16,7 @@ __all__ = ["merge_index", "reindex"]
 _BEGUN = (".flare/journal", ".flare/lock")
 
 
+@checked
 def reindex(folder: Address, *, replace: bool = False, guard: Guard | None = None) -> str:
     """Write the lost `index.json` of a folder of MDS, JSON, CSV, TSV or XSV shards, out of what the shards say; give its address.
 
@@ -31,6 +32,7 @@ def reindex(folder: Address, *, replace: bool = False, guard: Guard | None = Non
     return str(at / INDEX)
 
 
+@checked
 def merge_index(root: Address, parts: Sequence[Address] | None = None, *, guard: Guard | None = None) -> str:
     """Write one `index.json` over datasets that lie below a folder; give its address. Nothing is copied, moved or deleted.
 

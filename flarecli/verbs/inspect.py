@@ -13,7 +13,7 @@ from flarecli import encodings, formats, playlists
 from flarecli.arrow import np
 from flarecli.compress import SUFFIXES
 from flarecli.errors import FlareError, UsageError
-from flarecli.given import Addresses, name_list
+from flarecli.given import Addresses, checked, name_list
 from flarecli.model import Column, Columns, IntArray, Playlist, Stream
 from flarecli.names import redact
 from flarecli.progress import Progress
@@ -132,6 +132,7 @@ def _plain(value: Any) -> Any:
     return {"bytes": len(value)} if isinstance(value, bytes) else value
 
 
+@checked
 def inspect(
     sources: Addresses,
     *,

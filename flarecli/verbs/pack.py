@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from flarecli.errors import UsageError
 from flarecli.formats import find
-from flarecli.given import Address, Addresses, address_text, address_texts, name_list
+from flarecli.given import Address, Addresses, address_text, address_texts, checked, name_list
 from flarecli.guesses import choose
 from flarecli.media import Resize
 from flarecli.model import Settings
@@ -27,6 +27,7 @@ __all__ = ["Packed", "pack"]
 _SEPARATORS = {"csv": ",", "tsv": "\t"}
 
 
+@checked
 def pack(
     sources: Addresses,
     out: Address,
@@ -95,6 +96,9 @@ def pack(
     raises        UsageError, ReachError, FormatError, UnsafeError and what is below them, each with its exit code
     """
     limits = limits or Limits()
+    for name, value in (("limit", limit), ("shuffle", shuffle), ("shard-size", shard_bytes)):
+        if isinstance(value, int) and value < 0:
+            raise UsageError(f"--{name} is {value}, below 0")
     find(format)
     if address_text(out) == "-":
         raise UsageError("shards are written to a folder or a bucket, not to stdout", hint="Name a folder; `./-` is one of that name.")
@@ -103,7 +107,7 @@ def pack(
     most = parse_size(shard_bytes) if isinstance(shard_bytes, str) else shard_bytes
     settings = Settings(compress or None, tuple(sorted(name_list(hashes))), most or None, shard_rows, newline, _separator(format, separator))
     request = Request(
-        tuple(address_texts(sources)), address_text(out), format, tuple(name_list(fetch)), key,
+        tuple(address_texts(sources)), address_text(out), format, tuple(name_list(fetch)), key or None,
         None if columns is None else tuple(name_list(columns)), dict(encode or {}), where, limit, None, shuffle, settings,
         _one_of("--on-error", on_error, ("fail", "skip")),
         _one_of("--on-duplicate", on_duplicate, ("error", "first", "keep")), dry_run, resume, overwrite, allow_empty, allow_missing,

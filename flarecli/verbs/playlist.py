@@ -16,7 +16,7 @@ import numpy as np
 from flarecli import formats
 from flarecli import hashes as sums
 from flarecli.errors import FlareError, FormatError, UsageError
-from flarecli.given import Address, Addresses, address_text, address_texts, name_list
+from flarecli.given import Address, Addresses, address_text, address_texts, checked, name_list, shown
 from flarecli.model import Chunk, File, Finding, Playlist, Stream
 from flarecli.names import is_url, local_path, redact, scheme_of, whole_path, without_user
 from flarecli.playlists import faults, parse, places, stored, text
@@ -31,9 +31,11 @@ __all__ = ["check_playlist", "playlist"]
 
 _NAMED = re.compile(r"([^/:?=]+)=(.+)", re.DOTALL)
 Pairs: TypeAlias = "Mapping[str, str] | Sequence[tuple[str, str]]"
+_PAIRS = 'Give a dict, such as {"OLD": "NEW"}.'
 _RESERVED = ("format", "columns", "rows", "bytes", "raw_bytes", "files", "content")
 
 
+@checked
 def playlist(
     sources: Addresses,
     *,
@@ -61,7 +63,7 @@ def playlist(
     raises   UsageError for what makes no playlist: a file that lies above it, shards that two lists name; whatever resolving and reading raise
     """
     guard = bounded(guard, limits)
-    rebase, headers = _pairs(rebase), _pairs(headers)
+    rebase, headers = _pairs("rebase", rebase), _pairs("headers", headers)
     for name, _ in headers:
         if name in (*_RESERVED, *sums.known()):
             raise UsageError(f"the header {name!r} is flare's own", hint="Choose another name.")
@@ -82,8 +84,15 @@ def playlist(
     return data.decode()
 
 
-def _pairs(given: Pairs) -> list[tuple[str, str]]:
-    return list(given.items() if isinstance(given, Mapping) else given)
+def _pairs(name: str, given: Pairs) -> list[tuple[str, str]]:
+    """Give pairs of texts as a list. Raises UsageError for anything else."""
+    try:
+        found = [(one, other) for one, other in (given.items() if isinstance(given, Mapping) else given)]
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} is {shown(given)}: pairs of texts are wanted", hint=_PAIRS) from None
+    if not all(isinstance(text, str) for pair in found for text in pair):
+        raise UsageError(f"{name} is {shown(given)}: pairs of texts are wanted", hint=_PAIRS)
+    return found
 
 
 def _grouped(sources: Sequence[str], format: str | None, guard: Guard) -> dict[str, list[Stream]]:

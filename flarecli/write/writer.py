@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from flarecli import __version__, compress, encodings, formats, hashes, playlists
+from flarecli import __version__, encodings, formats, hashes, playlists
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
-from flarecli.given import Address
+from flarecli.given import Address, checked
 from flarecli.ingest import Running
-from flarecli.model import Chunk, Column, Columns, File, IntArray, Playlist, Settings, Stream
+from flarecli.model import Chunk, Columns, File, IntArray, Playlist, Settings, Stream
 from flarecli.names import escape
 from flarecli.storage import Guard
 from flarecli.write.behind import Behind, lost
 from flarecli.write.failures import Failed, Failure
 from flarecli.write.journal import Journal
 from flarecli.write.samples import Samples
+from flarecli.write.settings import SHARD_LIMIT as _SHARD_LIMIT
+from flarecli.write.settings import column_pairs, held_settings
 from flarecli.write.target import Target, claim
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Writer"]
 
-_SHARD_LIMIT = (1 << 32) - 1  # what uint32 offsets reach
 _APART = "Make the keys differ, or leave that column out: then each row gets a key of its own."
 
 
@@ -56,6 +57,7 @@ class Writer:
     raises     UsageError, UnfinishedError, BusyError: see `Target`; UsageError for an unknown name
     """
 
+    @checked
     def __init__(
         self,
         path: Address,
@@ -70,7 +72,9 @@ class Writer:
         guard: Guard | None = None,
         jobs: int = 1,
     ) -> None:
-        self._format, self.settings = formats.find(format), _checked(settings or Settings())
+        if jobs < 1:
+            raise UsageError(f"jobs is {jobs}: at least 1 is wanted")
+        self._format, self.settings = formats.find(format), held_settings(settings or Settings())
         is_cut = self.settings.shard_bytes is not None or self.settings.shard_rows is not None
         self._inside = formats.INSIDE.get(format, "") if is_cut else ""
         given = None if columns is None else self._arranged(columns)
@@ -130,10 +134,7 @@ class Writer:
             )
 
     def _arranged(self, columns: Mapping[str, str] | Columns) -> Columns:
-        if not isinstance(columns, Mapping) and not all(isinstance(column, Column) for column in columns):
-            raise UsageError("columns are names without encodings", hint='Write them like {"image": "jpeg", "label": "int"}.')
-        pairs = columns.items() if isinstance(columns, Mapping) else ((column.name, column.encoding) for column in columns)
-        return self._format.arrange(encodings.column(name, encoding) for name, encoding in pairs)
+        return self._format.arrange(encodings.column(name, encoding) for name, encoding in column_pairs(columns))
 
     def _name_columns(self, columns: Columns) -> None:
         if self.columns is None:
@@ -288,6 +289,7 @@ class Writer:
         """List a row that is left out; rows come in order, before any row behind them is written."""
         self.failed.add(failure)
 
+    @checked
     def close(self, source: Mapping[str, Any] | None = None) -> str:
         """End the dataset: the last shard, the index, then the playlist; give the playlist's path.
 
@@ -376,18 +378,6 @@ def _drop(pid: int, target: Target | BucketTarget, *held: Any) -> None:
         return
     warnings.warn(f"{target.shown}: a Writer was dropped without close()", ResourceWarning, stacklevel=2)
     target.apart(partial(_let_go, target, *held))
-
-
-def _checked(settings: Settings) -> Settings:
-    """Refuse settings that no shard can be written with, before anything is there."""
-    if settings.compression is not None:
-        compress.suffix_of(settings.compression)
-    hashes.Sums(settings.hashes)
-    if settings.shard_bytes is not None and settings.shard_bytes > _SHARD_LIMIT:
-        raise UsageError(f"a shard of {settings.shard_bytes} bytes is past 4 GiB, which its offsets cannot reach")
-    if settings.shard_rows is not None and settings.shard_rows < 1:
-        raise UsageError(f"a shard of {settings.shard_rows} rows holds nothing")
-    return settings
 
 
 def _plain(settings: Settings) -> dict[str, Any]:

@@ -88,9 +88,9 @@ def test_one_number_of_numpys_is_one_row(out):
 @pytest.mark.parametrize(("start", "stop", "size"), [(-1, None, 8), (0, -1, 8), (0, None, 0)])
 def test_batches_of_rows_that_are_none_are_refused(out, start, stop, size):
     data = read.open(out)
-    for batches in (data.scan(None, start, stop, size), data.batches(size, None, start, stop)):
+    for ask in (lambda: data.scan(None, start, stop, size), lambda: data.batches(size, None, start, stop)):
         with pytest.raises(UsageError, match=f"^rows {start} to {stop or 200} in batches of {size}: at least 0, 0 and 1 are wanted$"):
-            next(batches)
+            ask()
 
 
 def test_a_condition_may_name_any_column(tmp_path):

@@ -368,7 +368,7 @@ def test_numpys_integers_are_integers(data):
     assert [one["n"] for one in mixed.run(np.int64(3))] == [one["n"] for one in mixed.run(3)]
     with pytest.raises(UsageError) as caught:
         flare.Loader(data, seed=1.5)
-    assert str(caught.value) == "seed is 1.5, epoch 0: whole numbers are wanted"
+    assert str(caught.value) == "seed is 1.5: a whole number is wanted"
 
 
 def test_processes_are_started_in_a_way_that_there_is(data):

@@ -109,3 +109,69 @@ def test_what_makes_no_run_is_refused(data):
         with pytest.raises(UsageError) as caught:
             data.run(**options)
         assert str(caught.value) == message
+
+
+ANEW = "Give the `cursor` of a run, or make it anew: flare.Cursor(seed, epoch, step, order)."
+OTHER = "Open the data that it was saved with."
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        ({"cursor": {}}, "cursor is {}: a Cursor is wanted", ANEW),
+        ({"cursor": (1, 0, 3, "shuffle")}, "cursor is (1, 0, 3, 'shuffle'): a Cursor is wanted", ANEW),
+        ({"cursor": Cursor(0, 0, 9, "shuffle", rows=200)}, f"saved in data of 200 rows, here are {ROWS}", OTHER),
+        ({"cursor": Cursor(0, 0, 9, "windows", rows=50)}, f"saved in data of 50 rows, here are {ROWS}", OTHER),
+        ({"cursor": Cursor(0, 0, -1, "shuffle")}, f"step -1 is outside the epoch, which has {ROWS}", ""),
+        ({"cursor": Cursor(1, 0, 9, "shuffle"), "seed": 2}, "seed is 2, the cursor's is 1", "Leave seed out: the cursor says it."),
+        ({"cursor": Cursor(1, 4, 9, "shuffle"), "epoch": 5}, "epoch is 5, the cursor's is 4", "Leave epoch out: the cursor says it."),
+        (
+            {"cursor": Cursor(1, 0, 9, "shuffle"), "order": "windows"},
+            "order is 'windows', the cursor's is 'shuffle'",
+            "Leave order out: the cursor says it.",
+        ),
+        (
+            {"cursor": Cursor(1, 0, 9, "windows", window=3), "window": 4},
+            "window is 4, the cursor's is 3",
+            "Leave window out: the cursor says it.",
+        ),
+        (
+            {"cursor": Cursor(1, 0, 1.5, "shuffle")},
+            "Cursor(seed=1, epoch=0, step=1.5, order='shuffle', rows=Non… is no place of a run",
+            "Give whole numbers: flare.Cursor(seed, epoch, step, order).",
+        ),
+        ({"rank": "0/8"}, "rank is '0/8': a whole number is wanted", "Give rank=R, ranks=N: rank R of N."),
+    ],
+)
+def test_a_place_of_another_run_is_refused(data, options, message, hint):
+    for rows in (data, flarecli.mix({data: 1})):
+        with pytest.raises(UsageError) as caught:
+            rows.run(**options)
+        assert (str(caught.value), caught.value.hint) == (message, hint)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_cursor_says_of_what_run_it_is(data, order):
+    run = data.run(5, 1, order, window=3)
+    seen = [next(run)["n"] for _ in range(20)]
+    cursor = pickle.loads(pickle.dumps(run.cursor))
+    assert (cursor.rows, cursor.window) == (ROWS, 3)
+    rest = numbers(run)
+    assert numbers(data.run(cursor=cursor)) == rest
+    assert numbers(data.run(5, 1, order, window=3, cursor=cursor)) == rest
+    assert numbers(data.run(cursor=Cursor(np.int64(5), np.uint8(1), np.int32(20), order), window=3)) == rest
+    assert sorted(seen + rest) == list(range(ROWS))
+    less = data.where("n < 50")
+    if order == "sequential":
+        assert numbers(less.run(cursor=cursor)) == list(range(20, 50))
+        return
+    with pytest.raises(UsageError, match=f"^saved in data of {ROWS} rows, here are 50$"):
+        less.run(cursor=cursor)
+
+
+def test_a_loaders_cursor_is_a_place_of_a_run(data):
+    loader = flarecli.Loader(data, 10, 7, order="windows", window=2)
+    batch = next(iter(loader))
+    assert loader.cursor == Cursor(7, 0, 10, "windows")
+    assert (loader.cursor.rows, loader.cursor.window) == (ROWS, 2)
+    assert sorted([*batch["n"].tolist(), *numbers(data.run(cursor=loader.cursor))]) == list(range(ROWS))

@@ -130,6 +130,37 @@ def test_places_of_another_stream_are_refused(data):
         IterableDataset(data, 0)
 
 
+def told(call, message, hint=""):
+    with pytest.raises(UsageError) as caught:
+        call()
+    assert (str(caught.value), caught.value.hint) == (message, hint)
+
+
+TENSORS = "Give it to a DataLoader of an IterableDataset, with batch_size=None."
+SAVED = "Give what its state_dict() told."
+
+
+def test_what_makes_no_stream_is_refused(data):
+    told(lambda: IterableDataset("d"), "'d' is no dataset", "Give what flare.open gives.")
+    told(lambda: MapDataset(None), "None is no dataset", "Give what flare.open gives.")
+    told(lambda: MapDataset(data, 3), "transform is 3: a function is wanted")
+    told(lambda: IterableDataset(data, 1.5), "batch is 1.5: a whole number is wanted")
+    told(lambda: IterableDataset(data, rank="0/8"), "rank is '0/8': a whole number is wanted", "Give rank=R, ranks=N: rank R of N.")
+    told(lambda: IterableDataset(data, collated="no"), "collated is 'no': True or False is wanted")
+    told(lambda: IterableDataset(data, ranks=1 << 40), f"batch is 64, threads 0, ranks {1 << 40}: fewer than 2^31 are wanted")
+    told(lambda: IterableDataset(data, epoch=1 << 63), f"epoch is {1 << 63}: at least 0 and below 2^63 is wanted")
+    stream = IterableDataset(data, np.int64(8), np.uint8(6), epoch=np.int32(1), rank=np.int8(0), ranks=np.int8(1))
+    assert stream.state_dict() == IterableDataset(data, 8, 6, epoch=1, rank=0, ranks=1).state_dict()
+    assert {type(value) for value in stream.state_dict().values()} == {int, str}
+    told(lambda: stream.set_epoch(1.5), "epoch is 1.5: a whole number is wanted")
+    told(lambda: stream.set_epoch(-1), "epoch is -1: at least 0 and below 2^63 is wanted")
+    told(lambda: stream.set_epoch(0, "4"), "step is '4': a whole number is wanted")
+    for state in (None, 3, [], {}, stream.state_dict() | {"step": 1.5}, stream.state_dict() | {"given": -1}, stream.state_dict() | {"epoch": True}):
+        told(lambda state=state: stream.load_state_dict(state), "this is no place that a stream saved", SAVED)
+    stream.load_state_dict({key: np.int64(value) if key != "order" else value for key, value in stream.state_dict().items()})
+    told(lambda: tensors([{"n": 1}]), "list is no batch, a dict of columns is wanted", TENSORS)
+
+
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 @pytest.mark.parametrize("given", [{"collate_fn": tensors}, {}])
 def test_large_batches_of_bytes_are_the_same_from_workers(tmp_path, start, given):
