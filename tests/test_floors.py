@@ -37,7 +37,7 @@ DOORS = {  # `locate` opens the store that an address asks for, and data may lea
 }
 PARTS = {  # what higher floors may take from inside a room; anything else goes by the room's own file
     # writing a journal needs the local disk, a check a file in memory or in passing, links the engine below the store
-    "storage": {"addresses", "local", "memory", "object_sums", "passing", "swaps", "threads", "transfers"},
+    "storage": {"addresses", "local", "memory", "object_sums", "passing", "swaps", "threads", "transfers", "workers"},
     "formats": {
         "ffrecord",
         "ffrecord_table",

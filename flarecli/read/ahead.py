@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
+from flarecli.storage.threads import start
+
 __all__ = ["Ahead", "Call"]
 
 A = TypeVar("A")
@@ -31,7 +33,7 @@ class Ahead(Generic[A, T]):
            next, since threads that do no more than move bytes only get into its way (measured: 1.6 times the CPU)
     waited seconds for which the last call of `own` waited for what threads of others bring: more threads would bring nothing sooner
     quick  whether items are likely to be quick; if not, threads begin with the first of them
-    raises what a call raises, where its result would have been
+    raises what a call raises, where its result would have been; ReachError where no thread can be started
     """
 
     def __init__(
@@ -60,8 +62,13 @@ class Ahead(Generic[A, T]):
 
     def _start(self) -> None:
         self._threads = [threading.Thread(target=self._work, args=(call,), name="flare-loader", daemon=True) for call in self._calls]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                start(thread, "workers")
+        except BaseException:
+            self._threads = [thread for thread in self._threads if thread.ident is not None]
+            self.close()
+            raise
 
     def __iter__(self) -> Iterator[T]:
         return self

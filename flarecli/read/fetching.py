@@ -15,6 +15,7 @@ from flarecli.errors import FlareError
 from flarecli.model import Cursor
 from flarecli.read.heap import keep_freed
 from flarecli.read.rows import Order, Rows
+from flarecli.storage import threads
 
 __all__ = ["Fetching", "begun", "expected"]
 
@@ -59,8 +60,13 @@ class Fetching:
         self._bytes = 0  # of what was fetched and is not behind the run
         self._passed: list[tuple[int, int, int, int]] = []  # a heap: the step behind a run's window, the run, its bytes
         self._threads = [threading.Thread(target=self._work, name="flare-loader", daemon=True) for _ in range(_THREADS)]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                threads.start(thread, "workers")
+        except BaseException:
+            self._threads = [thread for thread in self._threads if thread.ident is not None]
+            self.close()
+            raise
 
     def reached(self, step: int) -> None:
         """Say where the run is; shards that lie behind it are let go."""

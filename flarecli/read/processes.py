@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from flarecli.encodings import OWN, Own
-from flarecli.errors import FlareError, TransformError, UsageError
+from flarecli.errors import FlareError, ReachError, TransformError, UsageError
 from flarecli.read.heap import keep_freed
 
 __all__ = ["Process", "close_all"]
@@ -29,7 +29,7 @@ class Process:
     """A call made in another process; one thread at a time uses it.
 
     start   `fork`, `spawn` or `forkserver`; None is what Python does by default
-    raises  UsageError if the call cannot be sent there
+    raises  UsageError if the call cannot be sent there; ReachError where no process can be started
     """
 
     def __init__(self, call: Callable[[Any], Any], start: str | None = None) -> None:
@@ -46,6 +46,10 @@ class Process:
             self._pipe.close()
             hint = "Define what it calls at the top of a module, or take threads."
             raise UsageError(f"cannot be sent to another process: {error}", hint=hint) from error
+        except OSError as error:
+            self._pipe.close()
+            hint = "Give it fewer workers, or let the user or the container have more processes and memory (`ulimit -u`)."
+            raise ReachError(f"the system lets no further process start: {(error.strerror or str(error)).lower()}", hint=hint) from error
         finally:
             other.close()
 

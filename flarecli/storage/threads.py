@@ -55,20 +55,20 @@ def _work() -> None:
         _idle.release()
 
 
-def none_left(error: BaseException) -> FlareError | None:
-    """Give what to tell the user where Python could start no thread; None for any other error."""
+def none_left(error: BaseException, of: str = "--jobs") -> FlareError | None:
+    """Give what to tell the user where Python could start no thread, and which number to lower; None for any other error."""
     if not isinstance(error, RuntimeError) or not str(error).startswith("can't start new thread"):
         return None
-    hint = "Give it fewer --jobs, or let the user or the container have more processes (`ulimit -u`)."
+    hint = f"Give it fewer {of}, or let the user or the container have more processes (`ulimit -u`)."
     return ReachError("the system lets no further thread start", hint=hint)
 
 
-def start(thread: threading.Thread) -> None:
-    """Start a thread. Raises ReachError where the system allows no more of them."""
+def start(thread: threading.Thread, of: str = "--jobs") -> None:
+    """Start a thread; `of` is what its number comes from. Raises ReachError where the system allows no more of them."""
     try:
         thread.start()
     except RuntimeError as error:
-        raise none_left(error) or error from None
+        raise none_left(error, of) or error from None
 
 
 def _start(task: Callable[[], None]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
@@ -15,6 +14,7 @@ from flarecli.errors import IntegrityError, UsageError
 from flarecli.hashes import Sums, known
 from flarecli.model import Columns, File, Stream
 from flarecli.storage import Location
+from flarecli.storage.workers import Workers
 
 __all__ = ["filled", "summed"]
 
@@ -26,7 +26,7 @@ B = TypeVar("B")
 
 def _each(work: Callable[[A], B], items: Iterable[A], local: bool) -> Iterator[B]:
     """Do the work on all items in parallel; results come in order, and the first error ends it."""
-    pool = ThreadPoolExecutor((os.cpu_count() or 1) if local else _REMOTE_JOBS, "fill")
+    pool = Workers((os.cpu_count() or 1) if local else _REMOTE_JOBS, "fill")
     try:
         yield from pool.map(work, items)
     finally:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,6 +23,7 @@ from flarecli.media import INFO, Resize, contradiction, has_films, is_medium, is
 from flarecli.model import IntArray
 from flarecli.names import redact
 from flarecli.progress import Progress
+from flarecli.storage.workers import Workers
 from flarecli.units import format_count
 from flarecli.write import Failure, key_text
 from flarecli.write.links import Fetched
@@ -197,7 +198,7 @@ def taken_in(
     """
     contradictions = _Contradictions()
     is_work = asked.info or not asked.resize.is_nothing
-    pool = ThreadPoolExecutor(min(jobs, len(os.sched_getaffinity(0))), "media") if is_work and jobs > 1 else None
+    pool = Workers(min(jobs, len(os.sched_getaffinity(0))), "media") if is_work and jobs > 1 else None
     ahead, held = deque[tuple[Fetched, list[list[Future[_Run]]]]](), 0
     try:
         while (part := next(parts, None)) is not None or ahead:
@@ -227,7 +228,7 @@ def _name(part: Fetched, medium: Medium, row: int) -> str:
     return names[row] if names is not None else ""
 
 
-def _begun(part: Fetched, medium: Medium, asked: Intake, is_work: bool, pool: ThreadPoolExecutor | None) -> list[Future[_Run]]:
+def _begun(part: Fetched, medium: Medium, asked: Intake, is_work: bool, pool: Workers | None) -> list[Future[_Run]]:
     """Hand the values of a column to threads, some at a time; where only contradictions count, look at their first bytes at once."""
     column, names = part.batch.column(medium.name), part.names.get(medium.name)
     if not is_work or pool is None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import NamedTuple, TypeAlias
 
 from flarecli.errors import UsageError
 from flarecli.model import Chunk
+from flarecli.storage.workers import Workers
 
 __all__ = ["Behind", "lost"]
 
@@ -35,7 +36,7 @@ class Behind:
 
     def __init__(self, jobs: int) -> None:
         self._jobs = jobs
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: Workers | None = None
         self._making: deque[_Making] = deque()
         self._is_broken = False
 
@@ -56,7 +57,7 @@ class Behind:
                 raise
             return
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._jobs, "shards")
+            self._pool = Workers(self._jobs, "shards")
         while self._making and (self._is_full(size) or self._making[0].chunk.done()):
             self._settle(note)
         chunk: Future[Chunk] = Future()

@@ -19,6 +19,7 @@ from flarecli.errors import FlareError, MissingError, UnfinishedError, UsageErro
 from flarecli.playlists import PLAYLIST
 from flarecli.storage import Entry, Location, side_by_side
 from flarecli.storage.local import SCRATCH
+from flarecli.storage.threads import start
 from flarecli.write.contents import DATASET, HINT, refuse_others
 from flarecli.write.lease import Lease
 
@@ -159,8 +160,14 @@ class BucketTarget:
             self.release()
 
     def apart(self, act: Callable[[], None]) -> None:
-        """Do what a finalizer has to do here: in a thread, for what it came in between may hold the locks that requests need."""
-        threading.Thread(target=act, name="flare-dropped", daemon=True).start()
+        """Do what a finalizer has to do here: in a thread, for what it came in between may hold the locks that requests need.
+
+        Where no thread can be started, nothing is done but that the lock grows old.
+        """
+        try:
+            start(threading.Thread(target=act, name="flare-dropped", daemon=True))
+        except FlareError:
+            self._lease.leave()
 
     def release(self) -> None:
         """Let go of the lock."""

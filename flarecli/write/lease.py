@@ -20,6 +20,7 @@ from typing import Any
 from flarecli.errors import BusyError, FlareError
 from flarecli.storage import Location
 from flarecli.storage.swaps import Held, held, swap
+from flarecli.storage.threads import start
 
 __all__ = ["DEAD_S", "Lease"]
 
@@ -32,7 +33,7 @@ class Lease:
     """A lock on a folder of a bucket, held while its process lives and reaches the bucket.
 
     waits   watch a lock whose owner may be dead; else it counts as alive
-    raises  BusyError, naming the owner, while another process is at work there
+    raises  BusyError, naming the owner, while another process is at work there; ReachError where no thread can write it again
     """
 
     def __init__(self, at: Location, where: str, waits: bool) -> None:
@@ -50,7 +51,11 @@ class Lease:
         self._held = self._taken(waits)
         self._last = _now()
         self._thread = threading.Thread(target=self._beat_on, name="flare-lease", daemon=True)
-        self._thread.start()
+        try:
+            start(self._thread)
+        except BaseException:
+            self.release()
+            raise
 
     def _next(self) -> bytes:
         self._beats += 1
@@ -114,6 +119,10 @@ class Lease:
             self._beat()
         if self._lost:
             raise BusyError(self._lost, where=self._where, hint="Stop one of the two, then run this one again with --resume.")
+
+    def leave(self) -> None:
+        """Write the lock no more, with no request: whoever wants it finds that its owner is dead."""
+        self._ended.set()
 
     def release(self) -> None:
         """Let go of the lock, if it is still ours."""

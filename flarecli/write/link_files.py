@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 from flarecli.errors import MissingError, ReachError
 from flarecli.storage import Limits, Location
+from flarecli.storage.workers import Workers
 from flarecli.write.asking import Flaw, Found
 
 __all__ = ["LinkedFiles"]
@@ -18,14 +19,14 @@ class LinkedFiles:
 
     def __init__(self, at: Location, limits: Limits) -> None:
         self._at, self._limits = at, limits
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: Workers | None = None
 
     def read_ahead(self, found: list[Found], begin: int, width: int) -> None:
         """Begin to read the objects of buckets that a row names, and the next few."""
         for place in range(begin, min(begin + max(width, _OBJECTS), len(found))):
             want = found[place]
             if isinstance(want, Location) and not want.is_local:
-                self._pool = self._pool or ThreadPoolExecutor(_OBJECTS, "objects")
+                self._pool = self._pool or Workers(_OBJECTS, "objects")
                 found[place] = self._pool.submit(self._small, want)
 
     def _small(self, at: Location) -> bytes | Flaw | None:

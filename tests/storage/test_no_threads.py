@@ -5,15 +5,20 @@ import threading
 
 import pytest
 
-from flarecli import verbs
+import flarecli as flare
+from flarecli import read, verbs
 from flarecli.cli import run
 from flarecli.errors import ReachError
 from flarecli.model import Settings
-from flarecli.storage import threads, transfers
+from flarecli.storage import locate, threads, transfers
 from flarecli.storage.limits import Limits
+from flarecli.storage.workers import Workers
 from flarecli.write import Writer
+from flarecli.write.bucket import BucketTarget
+from flarecli.write.lease import Lease
 
 NONE = "the system lets no further thread start"
+WORKERS = "Give it fewer workers, or let the user or the container have more processes (`ulimit -u`)."
 HINT = "Give it fewer --jobs, or let the user or the container have more processes (`ulimit -u`)."
 
 
@@ -109,3 +114,118 @@ def test_a_pack_says_that_no_thread_starts_and_leaves_the_way_free_for_the_next(
     allowed(100)
     assert run(line) == 0
     assert list(verbs.verify(out)) == []
+
+
+def test_a_pack_from_python_says_it_too(tmp_path, allowed):
+    source, out = tmp_path / "in.jsonl", str(tmp_path / "out")
+    source.write_text("".join(f'{{"id": {i}}}\n' for i in range(100)))
+    allowed(0)
+    with pytest.raises(ReachError) as caught:
+        flare.pack(str(source), out, shard_bytes=200, compress="zstd")
+    assert told(caught) == (NONE, HINT)
+    allowed(100)
+    assert flare.pack(str(source), out, shard_bytes=200, compress="zstd").rows == 100
+
+
+def test_pictures_that_no_thread_can_shrink_are_told(tmp_path, allowed):
+    pillow = pytest.importorskip("PIL.Image")
+    pillow.new("RGB", (9, 9)).save(tmp_path / "one.png")
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"url": "one.png"}\n' * 3)
+    allowed(0)
+    with pytest.raises(ReachError) as caught:
+        flare.pack(str(source), str(tmp_path / "out"), fetch="url:image", resize=4)
+    assert told(caught) == (NONE, HINT)
+
+
+@pytest.mark.parametrize("count", range(3))
+def test_a_loader_says_it_and_ends_the_threads_that_it_has(tmp_path, allowed, count):
+    data = read.open(packed(tmp_path / "out"))
+    loader = flare.Loader(data, 1, workers=3, transform=dict)
+    before = threading.active_count()
+    allowed(count)
+    with pytest.raises(ReachError) as caught:
+        next(iter(loader))
+    assert told(caught) == (NONE, WORKERS)
+    assert threading.active_count() == before
+    assert [batch["id"].tolist() for batch in flare.Loader(data, 1, workers=0, order="sequential", transform=dict)] == [[0], [1], [2]]
+    allowed(100)
+    assert sorted(batch["id"].tolist() for batch in loader) == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("count", range(4))
+@pytest.mark.parametrize("transform", [(), dict])
+def test_what_fetches_ahead_says_it_and_ends_the_threads_that_it_has(tmp_path, allowed, count, transform, monkeypatch):
+    data = read.open(packed(tmp_path / "out"))
+    monkeypatch.setattr(type(data), "room", 1 << 30)  # as if it came from far away
+    before = threading.active_count()
+    for begin in (lambda: data.run(order="windows"), lambda: iter(flare.Loader(data, 1, order="windows", transform=transform))):
+        allowed(count)
+        with pytest.raises(ReachError) as caught:
+            next(begin())
+        assert told(caught) == (NONE, WORKERS)
+        assert threading.active_count() == before
+
+
+def test_where_workers_cannot_start_what_fetches_ahead_ends(tmp_path, allowed, monkeypatch):
+    data = read.open(packed(tmp_path / "out"))
+    monkeypatch.setattr(type(data), "room", 1 << 30)
+    before = threading.active_count()
+    allowed(5)  # four that fetch, and one worker
+    with pytest.raises(ReachError) as caught:
+        next(iter(flare.Loader(data, 1, order="windows", transform=dict)))
+    assert told(caught) == (NONE, WORKERS)
+    assert threading.active_count() == before
+
+
+def test_a_lock_that_nobody_can_write_again_is_let_go_of(tmp_path, allowed):
+    lock = locate(str(tmp_path)) / "lock"
+    allowed(0)
+    with pytest.raises(ReachError) as caught:
+        Lease(lock, "s3://b/out", waits=False)
+    assert told(caught) == (NONE, HINT)
+    assert not lock.exists()
+    allowed(1)
+    lease = Lease(lock, "s3://b/out", waits=False)
+    lease.leave()
+    lease._thread.join(10)
+    assert not lease._thread.is_alive()
+    assert lock.exists()
+
+
+def test_a_dropped_pack_that_no_thread_can_end_leaves_its_lock_to_grow_old(tmp_path, allowed):
+    allowed(1)
+    target, done = BucketTarget(locate(str(tmp_path)) / "out"), []
+    target.apart(lambda: done.append("by a thread that is not there"))
+    target._lease._thread.join(10)
+    assert not target._lease._thread.is_alive()
+    assert done == []
+    assert (tmp_path / "out/.flare/lock").exists()
+    target.release()
+    assert not (tmp_path / "out/.flare/lock").exists()
+
+
+def test_calls_that_are_handed_to_workers_say_it(allowed):
+    allowed(0)
+    with Workers(2) as pool, pytest.raises(ReachError) as caught:
+        pool.submit(len, "a")
+    assert told(caught) == (NONE, HINT)
+    allowed(2)
+    with Workers(2) as pool:
+        assert list(pool.map(len, ["a", "bc"])) == [1, 2]
+        assert pool.submit(int, "11", base=2).result() == 3
+    with pytest.raises(RuntimeError, match="^cannot schedule new futures after shutdown$"):
+        pool.submit(len, "a")
+
+
+def test_processes_that_cannot_start_are_told(tmp_path, monkeypatch):
+    data = read.open(packed(tmp_path / "out"))
+
+    def forked():
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("os.fork", forked)
+    with pytest.raises(ReachError) as caught:
+        next(iter(flare.Loader(data, 1, processes=True, start="fork", workers=2)))
+    hint = "Give it fewer workers, or let the user or the container have more processes and memory (`ulimit -u`)."
+    assert told(caught) == ("the system lets no further process start: resource temporarily unavailable", hint)

@@ -162,7 +162,7 @@ def test_one_job_makes_each_shard_where_it_is_added():
 
 
 def test_shards_that_are_not_compressed_are_written_by_whoever_gives_the_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr("flarecli.write.behind.ThreadPoolExecutor", None)
+    monkeypatch.setattr("flarecli.write.behind.Workers", None)
     with Writer(str(tmp_path / "out"), columns={"n": "int"}, settings=Settings(shard_rows=5), jobs=4) as writer:
         writer.write_batch(pa.record_batch({"n": pa.array(range(50), pa.int64())}), range(50))
     assert writer.shards == 10

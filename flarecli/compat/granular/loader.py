@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from flarecli.errors import FormatError, UsageError
+from flarecli.storage.workers import Workers
 
 __all__ = ["Loader"]
 
@@ -54,7 +55,7 @@ class Loader:
     def __iter__(self) -> Loader:
         if self._pool is None:
             if self._mp is None:
-                self._pool = ThreadPoolExecutor(self._workers, "flare-load")
+                self._pool = Workers(self._workers, "flare-load")
             else:
                 self._pool = ProcessPoolExecutor(self._workers, self._mp)
         return self

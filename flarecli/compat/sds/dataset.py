@@ -12,7 +12,7 @@ import secrets
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from types import GeneratorType
 from typing import Any
 
@@ -25,6 +25,7 @@ from flarecli.errors import RowsError, UsageError
 from flarecli.formats import mds_config
 from flarecli.model import Sample
 from flarecli.read.windows import Epoch
+from flarecli.storage.workers import Workers
 
 __all__ = ["StreamingDataset"]
 
@@ -205,7 +206,7 @@ class StreamingDataset:
         """Give samples in order while the files of the next ones are fetched."""
         under_way: deque[int] = deque()
         try:
-            with ThreadPoolExecutor(1, "flare-sds") as pool:
+            with Workers(1, "flare-sds") as pool:
                 ahead = self._fetched(pool, blocks, under_way)
                 while ahead is not None:
                     brought, ahead = ahead.result(), self._fetched(pool, blocks, under_way)
@@ -222,7 +223,7 @@ class StreamingDataset:
             for row in under_way:
                 self._let(row)
 
-    def _fetched(self, pool: ThreadPoolExecutor, blocks: Iterator[list[int]], under_way: deque[int]) -> Future[list[Brought]] | None:
+    def _fetched(self, pool: Workers, blocks: Iterator[list[int]], under_way: deque[int]) -> Future[list[Brought]] | None:
         """Have the next rows brought; noted first, since what one of them has from before must not go in between."""
         rows = next(blocks, None)
         if rows is None:

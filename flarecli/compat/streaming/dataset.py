@@ -9,7 +9,7 @@ import os
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import accumulate
 from typing import Any
 
@@ -26,6 +26,7 @@ from flarecli.compat.streaming.streams import Stream
 from flarecli.errors import MissingError, UsageError
 from flarecli.formats import mds_config
 from flarecli.model import IntArray, Sample
+from flarecli.storage.workers import Workers
 
 __all__ = ["StreamingDataset"]
 
@@ -215,7 +216,7 @@ class StreamingDataset:
         ends = np.cumsum(self.samples_per_shard)
         ahead: deque[tuple[int, int]] = deque()  # samples and their shards
         known: dict[int, Future[None] | None] = {}
-        pool = ThreadPoolExecutor(_FETCHERS, "flare-fetch") if any(one.is_copied for one in self.streams) else None
+        pool = Workers(_FETCHERS, "flare-fetch") if any(one.is_copied for one in self.streams) else None
 
         def given() -> Any:
             sample, shard = ahead.popleft()
