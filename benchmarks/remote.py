@@ -1,6 +1,9 @@
 """Training from S3 through a cache of a tenth of the data, shuffled by windows, beside the bare download of the same bytes.
 
-    remote.py [--rounds N] [--rows N] [--shard BYTES]
+    remote.py [--rounds N] [--rows N] [--shard BYTES …]
+
+With shards of 2.5 and 8 MB, and of the 64 MiB that the original writes unless told: what a shard costs besides its bytes weighs less there,
+and a tenth of the data is three of them.
 
 A local nginx answers path-style GETs, unsigned, as fast as it can, on the same cores: what it takes of them is told. Then again with at
 most RATE for each request, about what a bucket gives one: there the cores wait. `obstore` gets each shard by a thread of four and drops
@@ -28,10 +31,11 @@ from typing import Any
 
 from storage import serve
 
-ROWS, SAMPLE, SHARD, WINDOW, RANKS, LEAST, RATE = 40_000, 20_000, 2_500_000, 3, 4, 0.7, "80m"
+ROWS, SAMPLE, SHARDS, WINDOW, RANKS, LEAST, RATE = 40_000, 20_000, (2_500_000, 8_000_000, 1 << 26), 3, 4, 0.7, "80m"
+LEAST_SHARDS = 36  # of a dataset: a tenth holds a window
 
 
-def make(folder: Path, rows: int = ROWS, shard: int = SHARD) -> int:
+def make(folder: Path, rows: int, shard: int) -> int:
     """Pack random bytes; give the bytes of all shards."""
     import random
 
@@ -164,26 +168,32 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=ROWS)
-    parser.add_argument("--shard", type=int, default=SHARD)
+    parser.add_argument("--shard", type=int, nargs="+", default=SHARDS)
     parser.add_argument("--side")
     args = parser.parse_args()
     if args.side:
         side(json.loads(args.side))
         return
+    for shard in args.shard:
+        measured(max(args.rows, LEAST_SHARDS * shard // SAMPLE), shard, args.rounds)
+
+
+def measured(rows: int, shard: int, rounds: int) -> None:
+    """All of it over one dataset."""
     with tempfile.TemporaryDirectory(prefix="flare-streaming-") as scratch:
         folder = Path(scratch)
         os.chmod(folder, 0o755)
-        total = make(folder / "files" / "d", args.rows, args.shard)
+        total = make(folder / "files" / "d", rows, shard)
         sizes = {path.name: path.stat().st_size for path in sorted((folder / "files" / "d").glob("*.mds"))}
-        print(f"{len(sizes)} shards, {total / 1e6:.0f} MB, cache {total / 1e7:.0f} MB; load {os.getloadavg()[0]:.1f}")
-        for rate, rounds in (("0", args.rounds), (RATE, min(3, args.rounds))):
+        print(f"{len(sizes)} shards of {shard / 1e6:.1f} MB, {total / 1e6:.0f} MB, cache {total / 1e7:.0f} MB; load {os.getloadavg()[0]:.1f}")
+        for rate, times in (("0", rounds), (RATE, min(3, rounds))):
             log = folder / f"log-{rate}"
             server, url = serve(folder, str(log), rate)
             try:
                 print("as fast as it can" if rate == "0" else f"{rate}B/s for each request")
-                compared(url, log, folder / "cache", total, sizes, rounds, server.pid)
+                compared(url, log, folder / "cache", total, sizes, times, server.pid)
                 if rate == "0":
-                    together(url, log, folder / "cache", total, sizes, args.rows)
+                    together(url, log, folder / "cache", total, sizes, rows)
                     again(url, log, folder / "cache", total, sizes)
             finally:
                 server.terminate()

@@ -27,6 +27,7 @@ __all__ = ["BLOCK", "Cache", "CachedStore"]
 T = TypeVar("T")
 BLOCK = 1 << 20  # bytes of an object that are kept and fetched together
 _RUN = 8 << 20  # bytes that one request fetches
+_AT_ONCE = 32 << 20  # bytes of a whole object that are asked for at once; a bucket gives them by several requests side by side
 _JOBS = 8  # requests for one read
 _WORTH = 1 << 16  # a copy that is worth waiting for when somebody else fetches it
 _SHARE = 4  # an object larger than this part of the limit is kept in blocks, but for a run that passes it: then it lies in memory, and
@@ -265,8 +266,8 @@ class CachedStore:
             if part is None and not holds:
                 return None
             numbers = range(-(-size // BLOCK))
-            groups = [list(numbers[i : i + _RUN // BLOCK]) for i in range(0, len(numbers), _RUN // BLOCK)]
-            if sum(map(len, head)) != min(size, _RUN):  # it is not as large as listed
+            groups = [list(numbers[i : i + _AT_ONCE // BLOCK]) for i in range(0, len(numbers), _AT_ONCE // BLOCK)]
+            if sum(map(len, head)) != min(size, _AT_ONCE):  # it is not as large as listed
                 head = []
             came = chain(head, (piece for group in groups[bool(head) :] for piece in self._pieces(path, group)))
             if part is None:
@@ -307,7 +308,7 @@ class CachedStore:
         return part
 
     def _head(self, path: str, place: str, listed: int | None, passing: bool) -> list[memoryview]:
-        """Give the first bytes, up to _RUN, of an object of which nothing is kept: that answer says its version too. Nothing of others."""
+        """Give the first bytes, up to _AT_ONCE, of an object of which nothing is kept: that answer says its version too. Nothing of others."""
         views = getattr(self.store, "views", None)
         if not listed or views is None or path in self._versions or not self._tells:
             return []
@@ -316,7 +317,7 @@ class CachedStore:
         if self._folder.fd < 0 or self._folder.may_hold(place):
             return []
         with contextlib.suppress(FormatError):  # shorter than listed: whoever reads it says so
-            return list(views(path, 0, min(listed, _RUN)))
+            return list(views(path, 0, min(listed, _AT_ONCE)))
         return []
 
     def _pieces(self, path: str, group: Sequence[int]) -> list[bytes | memoryview]:

@@ -61,6 +61,7 @@ class Objects:
 def opened(tmp_path, monkeypatch):
     """A cache before a bucket, as a new process would open it."""
     monkeypatch.setattr(folder, "_folders", {})
+    monkeypatch.setattr(cached, "_AT_ONCE", 8 * BLOCK)  # so that there are objects that are asked for twice
 
     def opened(bucket, limit=1_000_000_000):
         folder._folders.clear()
@@ -278,7 +279,7 @@ def test_a_large_one_that_cannot_be_fetched_takes_no_room(opened, great):
 
 def in_groups(monkeypatch):
     """Fetch a large one in several requests, so that it is put together."""
-    monkeypatch.setattr(cached, "_RUN", BLOCK)
+    monkeypatch.setattr(cached, "_AT_ONCE", BLOCK)
 
 
 def test_memory_of_large_ones_is_used_again_once_nobody_reads_it(opened, great, monkeypatch):
