@@ -25,7 +25,7 @@ def pictures(tmp_path_factory):
 
 @pytest.fixture
 def few(monkeypatch):
-    monkeypatch.setitem(verbs.inspect.__globals__, "_ROWS", 5)
+    monkeypatch.setitem(verbs.inspect.__wrapped__.__globals__, "_ROWS", 5)
 
 
 def test_a_huge_sample_is_cut_to_what_one_looks_at_and_says_so(pictures, few, tmp_path, capsys):
@@ -43,7 +43,7 @@ def test_a_huge_sample_is_cut_to_what_one_looks_at_and_says_so(pictures, few, tm
 
 
 def test_a_sample_takes_no_more_bytes_than_are_held(pictures, monkeypatch):
-    monkeypatch.setitem(verbs.inspect.__globals__, "_BYTES", 300_000)
+    monkeypatch.setitem(verbs.inspect.__wrapped__.__globals__, "_BYTES", 300_000)
     found = verbs.inspect(pictures, sample=40)
     assert 0 < sum(batch.num_rows for batch in found.sample) < 10
     assert "sample_asked" not in verbs.inspect(pictures, sample=1).as_json()
