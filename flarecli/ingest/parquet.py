@@ -24,7 +24,7 @@ __all__ = ["Parquet"]
 _MAGIC, _SEALED = b"PAR1", b"PARE"
 _HEAD = 64  # bytes that hold the beginning of the first page
 _UNSUMMED = re.compile(rb"PAR1(?:\x15[\x80-\xff]*[\0-\x7f]){3}[^\x15]")  # its header: kind, two sizes, and then no CRC-32
-_ROWS, _BATCH_BYTES = 8192, 15 << 18  # of a batch; Arrow doubles what it decodes into: just below a power of two least is copied on the way
+_ROWS, _BATCH_BYTES = 8192, 15 << 17  # of a batch; Arrow doubles what it decodes into: just below a power of two least is copied on the way
 _FAR, _NEAR = 1 << 20, 1 << 16  # bytes read at once, at least: far away each read is a request, here what is larger is copied once less
 _PROBE = 64  # rows; what a dictionary holds once may stand in every row, and only decoding tells
 
@@ -153,7 +153,7 @@ def _open(file: LocationFile) -> pq.ParquetFile:
 
 
 def _rows_at_once(opened: pq.ParquetFile, names: Sequence[str], numbers: range) -> int:
-    """Give how many rows make a batch: 8,192, or fewer that fill 3.75 MB."""
+    """Give how many rows make a batch: 8,192, or fewer that fill 1.9 MB."""
     groups = [opened.metadata.row_group(i) for i in numbers]
     widest = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
     first = next(opened.iter_batches(_PROBE, row_groups=list(numbers), columns=list(names), use_threads=False), None)

@@ -115,7 +115,7 @@ def test_row_groups_larger_than_a_buffer_are_read_piece_by_piece():
     store = Watched(stored(table, compression="none", use_dictionary=False, row_group_size=20_000))
     batches = Parquet(Location(store, "x.parquet")).batches(None)
     first = next(batches)
-    assert 7 << 19 < first.nbytes < 8 << 19
+    assert 7 << 18 < first.nbytes < 8 << 18
     assert max(stop - start for start, stop in store.reads) <= 2 << 20
     assert sum(stop - start for start, stop in store.reads) < 12 << 20
     assert sum(batch.num_rows for batch in batches) == 20_000 - first.num_rows
