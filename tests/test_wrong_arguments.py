@@ -263,6 +263,28 @@ def test_the_other_verbs_say_what_they_want(here, data):
     assert sorted(os.listdir()) == ["d"]
 
 
+def test_verify_and_unpack_say_what_they_want(here):
+    part = "Give part=(k, n): the k-th of n parts, counted from 0."
+    told(lambda: flare.verify("d", part=3), "part is 3: two whole numbers are wanted", part)
+    told(lambda: flare.verify("d", part="1/8"), "part is '1/8': two whole numbers are wanted", part)
+    told(lambda: flare.verify("d", sample="all"), "sample is 'all': a number is wanted")
+    told(lambda: flare.verify("d", quick="no"), "quick is 'no': True or False is wanted")
+    told(lambda: flare.verify("d", jobs=0), "jobs is 0: at least 1 is wanted")
+    told(lambda: flare.verify("d", max_findings=0), "max_findings is 0: at least 1 is wanted")
+    told(lambda: flare.verify("d", against=3), "int is no address", "Give text, or a path of pathlib.")
+    told(lambda: flare.verify("d", state=b"s"), "bytes is no address", "Give text, or a path of pathlib.")
+    told(lambda: flare.unpack("d", "out", rows=3), "rows is 3: text is wanted", ROWS)
+    told(lambda: flare.unpack("d", "out", limit=1.5), "limit is 1.5: a whole number is wanted")
+    told(lambda: flare.unpack("d", "out", overwrite="no"), "overwrite is 'no': True or False is wanted")
+    told(lambda: flare.unpack("d", "out", columns=3), "columns is 3: a list of names is wanted")
+    told(lambda: flare.unpack("d", "out", stream=3), "stream is 3: a file that is open is wanted")
+    told(lambda: flare.encoding(3, bytes, bytes), "name is 3: text is wanted")
+    told(lambda: flare.encoding("own", "utf-8", bytes), "encode is 'utf-8': a function is wanted")
+    assert sorted(os.listdir()) == ["d"]
+    assert list(flare.verify("d", against=here / "d", state=here / "s", jobs=np.int64(2), max_findings=np.uint8(3))) == []
+    assert flare.unpack("d", "out", limit=np.int64(2), rows="3:9").rows == 2
+
+
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.uint64, np.int64, np.array])
 def test_numpys_integers_stand_for_pythons_everywhere(here, data, kind):
     three = kind(3)

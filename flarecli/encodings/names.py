@@ -17,6 +17,7 @@ from typing import Any
 from flarecli.arrow import pa
 from flarecli.encodings.own import OWN, Own, remember
 from flarecli.errors import UsageError
+from flarecli.given import checked
 from flarecli.guesses import choose
 from flarecli.model import Column
 from flarecli.records import dataclass
@@ -143,6 +144,7 @@ def lookup(name: str) -> Encoding:
     raise UsageError(f"unknown encoding {shown!r}", hint=hint)
 
 
+@checked
 def register(name: str, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
     """Add an encoding of one's own, for this process: columns may have it, and `NAME[]` is a list of them.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from flarecli.errors import FlareError, ReachError
 from flarecli.media import kind_of
 from flarecli.model import ENCODING
 from flarecli.storage import Limits, Location
+from flarecli.storage.workers import Workers
 from flarecli.units import format_size
 
 __all__ = ["Flaw", "contents", "filled"]
@@ -141,7 +142,7 @@ def contents(
     limits = limits or Limits()
     room, number, ahead, rows = _Room(limits.ahead_bytes), 0, deque[_Slice](), 0
     reader = _Reader(find, room, limits.max_bytes, min(_TOGETHER, limits.ahead_bytes) if together > 1 else limits.max_bytes)
-    pool = ThreadPoolExecutor(min(_READERS, limits.jobs))
+    pool = Workers(min(_READERS, limits.jobs))
     try:
         for batch in batches:
             for start in range(0, batch.num_rows, _STEP):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import IO
@@ -32,6 +31,7 @@ from flarecli.ingest.statistics import kept
 from flarecli.ingest.stdin import DATA, NAME, Addresses, Spool, standard_input
 from flarecli.names import redact
 from flarecli.storage import Guard, Limits, Location, locate
+from flarecli.storage.workers import Workers
 
 __all__ = ["Index", "open_folder", "open_index"]
 
@@ -258,7 +258,7 @@ def _of_tables(shown: str, found: Sequence[Named], text: Collection[str], allow_
     if len(found) == 1 or all(named.at.is_local for named in found):
         parts = [begun(named) for named in found]
     else:
-        with ThreadPoolExecutor(_OPENERS) as pool:
+        with Workers(_OPENERS) as pool:
             parts = list(pool.map(begun, found))
     schema, all_parts = joined(parts, allow_missing)
     rows = [part.rows for part in parts]

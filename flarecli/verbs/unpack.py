@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from flarecli import __version__
 from flarecli.errors import FlareError, FormatError, UsageError
-from flarecli.given import Address, Addresses, address_text, name_list
+from flarecli.given import Address, Addresses, address_text, checked, name_list
 from flarecli.guesses import choose
 from flarecli.hashes import DEFAULT
 from flarecli.model import IntArray
@@ -67,6 +67,7 @@ class _Part(NamedTuple):
     until: int
 
 
+@checked
 def unpack(
     sources: Addresses,
     out: Address,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flarecli import formats
 from flarecli.errors import UsageError
-from flarecli.given import Addresses, address_texts
+from flarecli.given import Address, Addresses, address_text, address_texts, checked
 from flarecli.model import Finding, Playlist, Stream
 from flarecli.progress import Progress
 from flarecli.read import expand, resolve
@@ -216,6 +216,7 @@ class Verification:
             yield from (*task.findings, *done.findings)
 
 
+@checked
 def verify(
     sources: Addresses,
     *,
@@ -226,8 +227,8 @@ def verify(
     sample: int | float | None = None,
     part: tuple[int, int] | None = None,
     seed: int = 0,
-    against: str | None = None,
-    state: str | None = None,
+    against: Address | None = None,
+    state: Address | None = None,
     duplicates: bool = False,
     max_findings: int = 100,
     jobs: int | None = None,
@@ -253,6 +254,10 @@ def verify(
     return      iterate it for the findings; its counts are whole after that
     raises      MissingError if nothing is at an address; ReachError if it cannot be reached; UsageError
     """
+    against, state = (None if one is None else address_text(one) for one in (against, state))
+    for name, value in (("max_findings", max_findings), ("jobs", jobs)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}: at least 1 is wanted")
     addresses = [one for source in address_texts(sources) for one in expand(source, guard)]
     if not addresses:
         raise UsageError("no source is named")
