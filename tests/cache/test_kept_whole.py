@@ -346,7 +346,14 @@ def test_a_run_over_large_shards_fetches_each_once(web, shards, order):
     assert one.views._passing_bytes == 0 and not one.views._passing
 
 
-@pytest.mark.parametrize("begin", [partial(flare.Loader, batch=16), flare.Dataset.run])
+def streamed(data, **options):
+    pytest.importorskip("torch")
+    from flarecli.torch import IterableDataset
+
+    return IterableDataset(data, 16, **options)
+
+
+@pytest.mark.parametrize("begin", [partial(flare.Loader, batch=16), flare.Dataset.run, streamed])
 def test_what_was_fetched_ahead_of_a_run_that_ends_leaves_memory(shards, begin):
     _, data = shards
     loop = iter(begin(data, order="windows", window=1))
