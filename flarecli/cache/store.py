@@ -103,7 +103,7 @@ class CachedStore:
     @property
     def room(self) -> int:
         """Bytes that a run may have fetched ahead and not passed yet: less where other processes use the folder, and may lag behind this one."""
-        return self.cache.limit * 9 // 10 if self._folder.is_alone() else self.cache.limit // 2
+        return max(self.cache.limit * 9 // 10, self._folder.views.most_passing) if self._folder.is_alone() else self.cache.limit // 2
 
     # -- reading
 

@@ -19,7 +19,7 @@ from flarecli.storage import files_limit
 __all__ = ["Views"]
 
 _COPIES, _BYTES = 1024, 256 << 20
-_PASSING = 256 << 20  # bytes of what runs pass through
+_PASSING = 384 << 20  # bytes of what runs pass through: two windows of three shards of 64 MiB
 _LOOK_S = 1.0  # how often it is noted that a copy is in use, and found out that it is gone
 
 
@@ -62,6 +62,11 @@ class Views:
             most = files_limit(_COPIES)
             while len(self._held) > 1 and (len(self._held) > _COPIES or self._maps > most or self._bytes > _BYTES):
                 self._drop(next(iter(self._held)))
+
+    @property
+    def most_passing(self) -> int:
+        """Bytes that runs may have in memory."""
+        return _PASSING
 
     def reserve(self, place: str, size: int) -> bool:
         """Take room for something of so many bytes that no file will keep, until it is held or passed; False if there is none.

@@ -45,7 +45,7 @@ class Work:
         fetches: bool = False,
     ) -> None:
         self._data, self._collate, self._key, self._fetches = data, collate, (seed, epoch), fetches
-        self._pid = os.getpid()  # of the process that runs through the data, and lets go of what it has passed
+        self._pid, self._is_over = os.getpid(), False  # of the process that runs through the data, and lets go of what it has passed
         self.waited = 0.0  # seconds for which the batch made last waited for its shards
         self._transforms = [(one, _wants_rng(one)) for one in transforms]
 
@@ -61,6 +61,8 @@ class Work:
         if self._fetches:  # whole shards: a piece read now would be fetched again with them
             began = time.perf_counter() - time.thread_time()
             self._data.have(part.rows, os.getpid() == self._pid)
+            if self._is_over:  # nobody else lets go of it now
+                self._data.release_all()
             self.waited = time.perf_counter() - time.thread_time() - began
         if not part.apart and not self._transforms and self._collate is None:
             made = Made(part.rows, self._data.collated(part.rows))
@@ -71,6 +73,12 @@ class Work:
         if part.apart or any(len(one) != 1 for one in samples):
             return Made(part.rows, None, samples)
         return Made(part.rows, self.collated([one[0] for one in samples]))
+
+    def end(self) -> None:
+        """Let go of what batches made ahead of the run have fetched; one that is still being made does so itself."""
+        self._is_over = True
+        if self._fetches:
+            self._data.release_all()
 
     def samples(self, rows: IntArray) -> list[list[Any]]:
         """Give the samples that each row becomes. Raises TransformError naming the row."""

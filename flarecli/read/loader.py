@@ -173,8 +173,7 @@ class Loader:
             if fetching:
                 fetching.close()
             close()
-            if fetching:  # batches made ahead have fetched what lies ahead of it
-                self.data.release_all()
+            work.end()
 
     def _parts(self, order: Order, first: int, skip: int, held: Sequence[Any]) -> Iterator[Part]:
         """Give the rows of each batch of this rank."""

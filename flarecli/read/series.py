@@ -177,6 +177,8 @@ class Series:
                 if keep is not None:
                     keep(at.path, file.size if file else None, passing)
             self._fetched[i] = chunk
+            if passing and i not in self._passing:  # a run ended meanwhile
+                self._pass(i, chunk)
 
     def passed(self, i: int) -> None:
         """Let go of a chunk that a run has passed."""

@@ -169,8 +169,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
                 fetching.close()
             if isinstance(flow, Ahead):
                 flow.close()
-            if fetching:  # batches made ahead have fetched what lies ahead of it
-                self.data.release_all()
+            work.end()
 
     def _given(self, work: Work, made: Made, given: int) -> Iterator[Any]:
         """Give what came of a part; the place is behind it before it is taken."""

@@ -5,6 +5,8 @@ import random
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from functools import partial
 
 import numpy as np
@@ -15,6 +17,8 @@ from flarecli.cache import BLOCK, Cache, CachedStore, folder, kept, views
 from flarecli.cache import store as cached
 from flarecli.errors import FormatError, MissingError
 from flarecli.model import Settings
+from flarecli.read import fetching
+from flarecli.read.batching import Part, Work
 
 DATA = random.Random(5).randbytes(10 * BLOCK + 345)
 SIZE, COUNT = 300_000, 12
@@ -205,6 +209,15 @@ def test_a_child_is_another_process(opened, bucket, tmp_path):
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "cache"), str(ROOM)], check=True)
 
 
+def assert_nothing_held():
+    """A transfer that was under way at the end of a run ends by itself, and then holds nothing."""
+    (one,) = folder._folders.values()
+    until = time.monotonic() + 20
+    while one.views._passing and time.monotonic() < until:
+        time.sleep(0.01)
+    assert one.views._passing_bytes == 0 and not one.views._passing
+
+
 @pytest.mark.parametrize("most", [1000, 7])
 def test_a_run_leaves_nothing_in_memory(web, tmp_path, monkeypatch, most):
     monkeypatch.setattr(folder, "_folders", {})
@@ -223,8 +236,7 @@ def test_a_run_leaves_nothing_in_memory(web, tmp_path, monkeypatch, most):
         rows += batch["n"].tolist()
     loop.close()
     assert len(rows) == len(set(rows)) == min(500, most * 16)
-    (one,) = folder._folders.values()
-    assert one.views._passing_bytes == 0 and not one.views._passing
+    assert_nothing_held()
     assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file()) <= limit
 
 
@@ -342,8 +354,7 @@ def test_a_run_over_large_shards_fetches_each_once(web, shards, order):
             start, _, last = headers["range"].removeprefix("bytes=").partition("-")
             asked[name] += int(last) + 1 - int(start)
     assert asked == sizes
-    (one,) = folder._folders.values()
-    assert one.views._passing_bytes == 0 and not one.views._passing
+    assert_nothing_held()
 
 
 def streamed(data, **options):
@@ -354,7 +365,8 @@ def streamed(data, **options):
 
 
 @pytest.mark.parametrize("begin", [partial(flare.Loader, batch=16), flare.Dataset.run, streamed])
-def test_what_was_fetched_ahead_of_a_run_that_ends_leaves_memory(shards, begin):
+def test_what_was_fetched_ahead_of_a_run_that_ends_leaves_memory(shards, monkeypatch, begin):
+    monkeypatch.setattr(fetching, "_NEAR", 0)  # so that it has not fetched all of them by then
     _, data = shards
     loop = iter(begin(data, order="windows", window=1))
     next(loop)
@@ -363,4 +375,23 @@ def test_what_was_fetched_ahead_of_a_run_that_ends_leaves_memory(shards, begin):
     assert one.views._passing_bytes > LARGE
     del loop
     gc.collect()
-    assert one.views._passing_bytes == 0 and not one.views._passing
+    assert_nothing_held()
+
+
+def test_what_is_fetched_while_a_run_ends_leaves_memory(shards, monkeypatch):
+    _, data = shards
+    (series,) = data._table.series
+    work = Work(data, (), None, 0, 0, fetches=True)
+    store, fetch = type(series.chunk(0).at.store), threading.Event()
+    keep = store.keep
+    monkeypatch.setattr(store, "keep", lambda self, *given: (began.set(), fetch.wait(20), keep(self, *given))[2])
+    for rows in ([0], [150]):  # the run ends while it is under way; it is over before it begins
+        began = threading.Event()
+        made = threading.Thread(target=work, args=([Part(np.array(rows), False)],))
+        made.start()
+        assert began.wait(20)
+        if rows == [0]:
+            work.end()
+        fetch.set()
+        made.join()
+        assert_nothing_held()
