@@ -312,7 +312,7 @@ class CachedStore:
         views = getattr(self.store, "views", None)
         if not listed or views is None or path in self._versions or not self._tells:
             return []
-        if listed * _SHARE > self.cache.limit and not passing:
+        if listed * _SHARE > self.cache.limit and not (passing and self._folder.is_alone()):
             return []
         if self._folder.fd < 0 or self._folder.may_hold(place):
             return []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -93,7 +94,8 @@ class Views:
             room = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             with contextlib.suppress(AttributeError, OSError):  # a system without
                 room.madvise(mmap.MADV_HUGEPAGE)
-            self._rooms.append(room)
+            if sys.platform == "linux":  # elsewhere nothing tells that a map is free
+                self._rooms.append(room)
             return memoryview(room)[:size]
 
     def hold(self, name: str, view: memoryview) -> None:
@@ -136,6 +138,6 @@ def _is_free(room: mmap.mmap) -> bool:
     """Whether nobody has a view of it: then its size could change."""
     try:
         room.resize(len(room))
-    except (BufferError, OSError, SystemError):  # or the system cannot tell
+    except (BufferError, OSError):
         return False
     return True

@@ -272,6 +272,13 @@ def test_nothing_of_it_is_kept_whole_for_others(opened, great, tmp_path):
     assert store._folder.views._passing_bytes == 0
 
 
+def test_where_another_process_uses_the_folder_nothing_of_a_large_one_is_fetched_for_nothing(opened, great, monkeypatch):
+    store = opened(great, 3 * LARGE)
+    monkeypatch.setattr(store._folder, "is_alone", lambda: False)
+    assert not store.keep("0", LARGE, passing=True)
+    assert great.requests() == [("head",)]
+
+
 @pytest.mark.parametrize(("limit", "is_kept"), [(2 * LARGE - 1, False), (2 * LARGE, True)])
 def test_where_memory_is_full_a_large_one_goes_through_the_folder_up_to_half_of_it(opened, great, tmp_path, monkeypatch, limit, is_kept):
     monkeypatch.setattr(views, "_PASSING", LARGE - 1)
