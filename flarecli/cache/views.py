@@ -7,7 +7,6 @@ And objects that a run only passes through, which no file keeps: in memory until
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import sys
 import threading
@@ -15,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from flarecli.cache.entries import PLACE
-from flarecli.storage import files_limit
+from flarecli.storage import files_limit, large_memory
 
 __all__ = ["Views"]
 
@@ -91,9 +90,7 @@ class Views:
             for room in self._rooms:
                 if size <= len(room) <= 2 * size and _is_free(room):
                     return memoryview(room)[:size]
-            room = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            with contextlib.suppress(AttributeError, OSError):  # a system without
-                room.madvise(mmap.MADV_HUGEPAGE)
+            room = large_memory(max(1, size))
             if sys.platform == "linux":  # elsewhere nothing tells that a map is free
                 self._rooms.append(room)
             return memoryview(room)[:size]

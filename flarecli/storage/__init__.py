@@ -6,7 +6,7 @@ per scheme, chosen openly: no store ever stands in for another. A short read is 
 
 from __future__ import annotations
 
-from flarecli.storage.ahead import expect, is_cold, read_ahead
+from flarecli.storage.ahead import expect, is_cold, large_memory, read_ahead
 from flarecli.storage.globs import globbed
 from flarecli.storage.handles import files_limit
 from flarecli.storage.limits import Limits
@@ -26,6 +26,7 @@ __all__ = [
     "files_limit",
     "globbed",
     "is_cold",
+    "large_memory",
     "locate",
     "read_ahead",
     "read_each",

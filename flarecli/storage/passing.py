@@ -15,6 +15,7 @@ from typing import Any
 
 from flarecli.errors import FlareError
 from flarecli.hashes import Sums
+from flarecli.storage.ahead import large_memory
 from flarecli.storage.local import LocalStore
 from flarecli.storage.location import Location, short_read
 
@@ -114,12 +115,10 @@ class _Passing(LocalStore):
 
 
 def _room(size: int) -> memoryview:
-    """Give this thread's room. Large pages: touching them for the first time costs a fraction."""
+    """Give this thread's room."""
     room: mmap.mmap | None = getattr(_OWN, "room", None)
     if room is None or len(room) < size:
-        room = mmap.mmap(-1, max(size, _ROOM), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(AttributeError, OSError):  # a system without
-            room.madvise(mmap.MADV_HUGEPAGE)
+        room = large_memory(max(size, _ROOM))
         if size <= _KEPT:
             _OWN.room = room
     return memoryview(room)
