@@ -185,9 +185,13 @@ def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tu
 
     raises  ValueFitError for a row that no shard holds
     """
-    config = len(_config(columns, settings))
-    fixed = 4 + sum(4 if column.size is None else column.size for column in columns)
-    return 8 + config, lines.weights(columns, batch, fixed, 8 + config, NAME)
+    base = 8 + len(_config(columns, settings))
+    return base, _weights(columns, batch, base)
+
+
+def _weights(columns: Columns, batch: pa.RecordBatch, base: int) -> IntArray:
+    fixed = 4 + sum([4 if column.size is None else column.size for column in columns])
+    return lines.weights(columns, batch, fixed, base, NAME)
 
 
 def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[pa.RecordBatch], settings: Settings) -> Chunk:
@@ -198,7 +202,7 @@ def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[p
     raises  ValueFitError if it would pass 4 GiB
     """
     name, config = name_of(number, NAME), _config(columns, settings)
-    sizes = [row_sizes(columns, batch, settings)[1] for batch in batches]
+    sizes = [_weights(columns, batch, 8 + len(config)) for batch in batches]
     rows = sum(map(len, sizes))
     starts = np.full(rows + 1, 8 + 4 * rows + len(config), np.int64)
     starts[1:] += np.cumsum(np.concatenate([*sizes, np.zeros(0, np.int64)]) - 4)

@@ -6,15 +6,16 @@ joins few pieces: one before each field of variable size. Measured at rows of 1 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flarecli import encodings
 from flarecli.arrow import np, pa, pc
 from flarecli.encodings import lookup
 from flarecli.errors import ValueFitError
 from flarecli.formats import lines
-from flarecli.model import Column, Columns, IntArray
+from flarecli.model import Column, Columns
 
 __all__ = ["bodies"]
 
@@ -38,11 +39,12 @@ def bodies(columns: Columns, batches: Sequence[pa.RecordBatch]) -> Iterator[memo
 
 
 def _bodies(columns: Columns, batch: pa.RecordBatch) -> Iterator[memoryview]:
-    pieces, step = _pieces(columns, batch), lines.step_of(batch)
+    pieces = _pieces(columns, batch)
+    step = lines.step_of(batch.num_rows, sum(int(ends[-1] - ends[0]) for ends in map(lines.ends, pieces)))
     for start in range(0, batch.num_rows, step):
         some = [piece.slice(start, step) for piece in pieces]
         body = some[0] if len(some) == 1 else pc.binary_join_element_wise(*some, pa.scalar(b"", encodings.BINARY))
-        ends = _ends(body)
+        ends = lines.ends(body)
         yield memoryview(body.buffers()[2] or b"")[int(ends[0]) : int(ends[-1])]
 
 
@@ -70,7 +72,7 @@ def _fixed(array: pa.Array, column: Column) -> _Bytes:
     encoding, size = lookup(column.encoding), column.size or 0
     if encoding.arrow.equals(encodings.BINARY):
         raw = encodings.stored(array, encoding)
-        ends, data = _ends(raw), raw.buffers()[2]
+        ends, data = lines.ends(raw), raw.buffers()[2]
         if (np.diff(ends) != size).any():
             raise ValueFitError(f"column {column.name!r}: not {size} bytes")
         first = int(ends[0])
@@ -83,8 +85,15 @@ def _lengths(fields: Sequence[pa.Array], rows: int) -> _Bytes:
     """Give the lengths of fields of variable size: uint8 [rows, 4 for each field]."""
     words = np.empty((rows, len(fields)), "<u4")
     for i, field in enumerate(fields):
-        words[:, i] = np.diff(_ends(field))
+        ends = lines.ends(field)
+        words[:, i] = ends[1:] - ends[:-1]
     return words.view(np.uint8)
+
+
+@functools.lru_cache(maxsize=64)
+def _word(width: int) -> np.dtype[Any]:
+    """Give what fields of so many bytes are copied by."""
+    return np.dtype(f"u{next(size for size in _WORDS if width % size == 0)}")
 
 
 def _laid(run: Sequence[_Bytes]) -> list[pa.Array]:
@@ -95,13 +104,8 @@ def _laid(run: Sequence[_Bytes]) -> list[pa.Array]:
     data, at = np.empty((rows, size), np.uint8), 0
     for field in run:
         width = field.shape[1]
-        word = np.dtype(f"u{next(size for size in _WORDS if width % size == 0)}")
+        word = _word(width)
         data[:, at : at + width].view(word)[...] = field.view(word)
         at += width
     ends = np.arange(rows + 1, dtype=np.int64) * size
     return [pa.Array.from_buffers(encodings.BINARY, rows, [None, pa.py_buffer(ends), pa.py_buffer(data)])]
-
-
-def _ends(array: pa.Array) -> IntArray:
-    """Give where each value of a large_binary starts, and where the last one ends: int64 [rows + 1]."""
-    return np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8)

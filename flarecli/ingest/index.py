@@ -107,8 +107,8 @@ class Index:
                 low, high = max(start - first - at, 0), min(last - first - at, batch.num_rows)
                 if low < high:
                     fit = fitted(batch.slice(low, high - low), schema, part, at + low)
-                    places = np.arange(first + at + low, first + at + high)
-                    yield fit if row is None else fit.append_column(pa.field(row, pa.int64()), pa.array(places))
+                    places = None if row is None else pa.array(np.arange(first + at + low, first + at + high))
+                    yield fit if row is None else fit.append_column(pa.field(row, pa.int64()), places)
                 if first + count >= last:
                     return
             first += count if part.rows is None else part.rows

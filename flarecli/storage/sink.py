@@ -18,6 +18,7 @@ import mmap
 import os
 from collections.abc import Callable
 
+from flarecli.storage.ahead import large_memory
 from flarecli.storage.room import Room
 
 __all__ = ["Sink", "write_all"]
@@ -92,7 +93,7 @@ def _buffer() -> mmap.mmap:
     try:
         return _idle.pop()
     except IndexError:
-        return mmap.mmap(-1, _BUFFER, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # no forked process must share it
+        return large_memory(_BUFFER)
 
 
 def write_all(fd: int, data: memoryview) -> None:

@@ -43,13 +43,17 @@ class Intake:
 
     info    width, height, frames and duration of each become columns
     strict  content that contradicts its name is a failed row
-    films   FFmpeg is asked for what the headers of films and sounds do not say
+    films   FFmpeg is asked for what the headers of films and sounds do not say; None: where it is to be had, of an `info`
     """
 
     resize: Resize = field(default_factory=Resize)
     info: bool = False
     strict: bool = False
-    films: bool = field(default_factory=has_films)
+    films: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.films is None:  # to look for a library goes through all folders of packages
+            object.__setattr__(self, "films", self.info and has_films())
 
     @property
     def is_nothing(self) -> bool:
@@ -69,7 +73,7 @@ class Intake:
         if self.is_nothing:
             return {}
         asked = {**asdict(self), "resize": {**asdict(self.resize), "size": self.resize.box and list(self.resize.box)}}
-        return {"media": {**asked, "films": self.info and self.films}}
+        return {"media": {**asked, "films": self.info and bool(self.films)}}
 
 
 class Medium(NamedTuple):
@@ -150,7 +154,7 @@ def _take(data: bytes, name: str, medium: Medium, asked: Intake) -> _Taken:
             return _Taken(None, error.message, wrong)
     if not asked.info:
         return _Taken(data, None, wrong)
-    found = measured(data, asked.films)
+    found = measured(data, bool(asked.films))
     return _Taken(data, None, wrong, (found.width or 0, found.height or 0, found.frames or 0, found.duration or 0.0))
 
 

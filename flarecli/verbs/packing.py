@@ -228,7 +228,7 @@ def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
         plan.progress.note(f"going on after {writer.rows} rows in {writer.shards} shards")
     nulls = writer.format in HOLDS_NULL
     typed = Typed(writer.columns, plan.named_by, nulls) if writer.columns else None
-    stream = fetched(plan, names, writer.next)
+    stream, taken = fetched(plan, names, writer.next), writer.taken
     try:
         for part in stream:
             if typed is None and part.batch.num_rows:
@@ -252,7 +252,8 @@ def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
             if failures and plan.on_error == "fail":
                 raise error_of(failures[0], plan.source.address, SKIP)
             plan.places.forget(part.until)
-            plan.progress.advance(part.batch.num_rows + len(part.failures), part.batch.nbytes)
+            plan.progress.advance(part.batch.num_rows + len(part.failures), writer.taken - taken)
+            taken = writer.taken
     finally:
         stream.close()  # type: ignore[attr-defined]
     if plan.duplicates["first"]:

@@ -171,12 +171,16 @@ def selected(plan: Plan, skip: int = 0) -> Iterator[pa.RecordBatch]:
     if plan.key is not None and plan.on_duplicate != "keep":
         batches = _distinct(batches, plan)
     after: list[str] = []
+    is_renamed = False
     for batch in batches:
         cut = min(skip, batch.num_rows)
         skip -= cut
-        after = after or [plan.named(name) for name in batch.schema.names]
+        if not after:
+            after = [plan.named(name) for name in batch.schema.names]
+            is_renamed = after != batch.schema.names
         if batch.num_rows > cut:
-            yield batch.slice(cut).rename_columns(after)
+            rest = batch.slice(cut)
+            yield rest.rename_columns(after) if is_renamed else rest
 
 
 def _listed(plan: Plan, schema: pa.Schema) -> pa.Schema:

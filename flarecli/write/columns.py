@@ -56,6 +56,7 @@ class Typed:
         self._columns, self._key, self._nulls = columns, key, nulls
         self._encodings = [encodings.lookup(column.encoding) for column in columns]
         self._schema = pa.schema([encodings.field(column) for column in columns])
+        self._had: tuple[pa.Schema, list[encodings.Encoding | None]] | None = None  # of the batch before: mostly they are the same
 
     def convert(self, batch: pa.RecordBatch, rows: IntArray) -> tuple[pa.RecordBatch, IntArray, list[Failure]]:
         """Convert a batch.
@@ -64,9 +65,8 @@ class Typed:
         return  typed columns of the rows that fit, their places, and the rows that do not, in order
         """
         arrays, reasons = [], self._unnamed(batch)
-        for column, encoding in zip(self._columns, self._encodings, strict=True):
-            had = encodings.encoding_of(batch.schema.field(column.name))
-            array, failures = encodings.coerce(batch.column(column.name), encoding, encodings.lookup(had) if had else None)
+        for column, encoding, had in zip(self._columns, self._encodings, self._encodings_of(batch.schema), strict=True):
+            array, failures = encodings.coerce(batch.column(column.name), encoding, had)
             arrays.append(array)
             for at, reason in (one for one in failures if not (self._nulls and one[1] == "is null")):
                 reasons.setdefault(at, (column.name, reason))
@@ -82,6 +82,13 @@ class Typed:
         keep = np.ones(len(rows), bool)
         keep[list(reasons)] = False
         return typed.filter(pa.array(keep)), rows[keep], out
+
+    def _encodings_of(self, schema: pa.Schema) -> list[encodings.Encoding | None]:
+        """Give the encodings that columns of a batch have already."""
+        if self._had is None or not self._had[0].equals(schema, check_metadata=True):
+            names = [encodings.encoding_of(schema.field(column.name)) for column in self._columns]
+            self._had = schema, [encodings.lookup(name) if name else None for name in names]
+        return self._had[1]
 
     def _unnamed(self, batch: pa.RecordBatch) -> dict[int, tuple[str, str]]:
         """Find the rows that their key does not name: position in the batch -> key and reason."""

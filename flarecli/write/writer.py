@@ -90,7 +90,7 @@ class Writer:
         self._ended = self.target.is_done
         self._is_abandoned = False
         self._is_torn = False  # while rows are on their way from one hand to the next: an interrupt would lose them, or write them twice
-        self.rows = self.next = 0
+        self.rows = self.next = self.taken = 0  # taken: bytes of the rows that were handed in here, as they lie in shards
         if self._ended:
             self.rows = self._rows_there()
             return
@@ -228,6 +228,7 @@ class Writer:
             raise type(found[1])(found[1].message, where=f"[{rows[found[0]]}]", hint=found[1].hint)
         sizes, self._weighed = self._weighed[1], (None, None)
         ends = np.cumsum(sizes)
+        self.taken += int(ends[-1]) if len(ends) else 0
         limit = min(self.settings.shard_bytes or _SHARD_LIMIT, _SHARD_LIMIT)
         most = self.settings.shard_rows or 1 << 62
         start, before = 0, 0

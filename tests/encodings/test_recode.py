@@ -390,3 +390,15 @@ def test_a_column_of_any_type_is_converted_or_each_of_its_values_is_named(array)
         out.validate(full=True)
         assert (out.type, len(out)) == (lookup(encoding).arrow, len(array))
         assert [row for row, valid in enumerate(out.is_valid().to_pylist()) if not valid] == [row for row, _ in failures]
+
+
+@settings(max_examples=200)
+@given(st.lists(st.none() | st.text(max_size=5), max_size=30), st.data())
+def test_text_becomes_the_same_column_wherever_it_lies_in_its_buffers(values, data):
+    start = data.draw(st.integers(0, len(values)))
+    kept = values[start : start + data.draw(st.integers(0, len(values)))]
+    for kind in (pa.string(), pa.large_string(), pa.string_view()):
+        out, failures = coerce(pa.array(values, kind)[start : start + len(kept)], lookup("str"))
+        out.validate(full=True)
+        assert out.equals(pa.array(kept, pa.large_string()))
+        assert [row for row, _ in failures] == [row for row, value in enumerate(kept) if value is None]

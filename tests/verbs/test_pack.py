@@ -345,3 +345,19 @@ def test_rows_that_a_format_cannot_hold_fail_one_by_one(tmp_path):
     assert (packed.rows, packed.failed) == (2, 3)
     assert [json.loads(line)["key"] for line in (tmp_path / "skip" / "failed.jsonl").read_text().splitlines()] == ["b", "d", "e"]
     assert list(verbs.verify(str(tmp_path / "skip"))) == []
+
+
+def test_progress_counts_rows_and_the_bytes_that_they_take_in_shards(tmp_path):
+    class Counts(Progress):
+        rows = bytes = 0
+
+        def advance(self, rows, bytes):
+            self.rows, self.bytes = self.rows + rows, self.bytes + bytes
+
+    pq.write_table(pa.table({"n": range(9000), "text": [f"{i}" * (i % 7) for i in range(9000)]}), tmp_path / "index.parquet")
+    seen = Counts()
+    done = verbs.pack(str(tmp_path / "index.parquet"), str(tmp_path / "out"), progress=seen)
+    (chunk,) = playlists.read(locate(done.playlist)).streams[0]
+    with chunk.at.store.opened(chunk.at.path) as fd:
+        start = int.from_bytes(os.pread(fd, 4, 4), "little")  # of the first row: before it the table, a word a row and three more, and the config
+    assert (seen.rows, seen.bytes) == (9000, done.bytes - start + 4 * 9000)
