@@ -29,7 +29,7 @@ _DEFAULTS = {"br": 11, "bz2": 9, "gz": 9, "snappy": 0, "zstd": 3}
 SUFFIXES = tuple(_LEVELS)
 _MEANT = {"gzip": "gz", "zst": "zstd", "zstandard": "zstd", "brotli": "br", "bzip2": "bz2"}  # what others call them
 NAMES = tuple(name for kind, levels in _LEVELS.items() for name in (kind, *(f"{kind}:{level}" for level in levels)))
-_NAME = re.compile(r"([a-z0-9]+)(?::(0|[1-9]\d?))?", re.ASCII)
+_NAME = r"(?a)([a-z0-9]+)(?::(0|[1-9]\d?))?"
 _WINDOW = 1 << 27  # what zstd itself takes without --long; more is a bomb's way to make a reader allocate
 _STEP = 1 << 20  # bytes given out at once
 _TAKEN = {"bz2": 1 << 16, "gz": 1 << 16, "zstd": 1 << 11}  # bytes taken at once: 4 of zstd may stand for 128 KiB, and come out together
@@ -47,7 +47,7 @@ def suffix_of(compression: str) -> str:
 
 
 def _parsed(compression: str) -> tuple[str, int]:
-    match = _NAME.fullmatch(compression)
+    match = re.fullmatch(_NAME, compression)
     if not match or match[1] not in _LEVELS:
         hint = choose(compression.partition(":")[0], _LEVELS, meant=_MEANT, more=", or NAME:LEVEL")
         raise UsageError(f"unknown compression {compression!r:.60}", hint=hint)

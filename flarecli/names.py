@@ -29,19 +29,21 @@ __all__ = [
 NAME_BYTES, PATH_BYTES = 255, 4096  # what Linux file systems take
 DEVICE = "\0"  # stands for each name of a device in what `collision_key` gives; no name holds it
 
+# all others are compiled when they are first used, which most commands never do: they take longer than a command may
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_HERE = re.compile(r"(?:\./)+(?=[^/])")
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s\"'<>]*[^\s\"'<>.,:;)\]]")
-_DRIVE = re.compile(r"[A-Za-z]:")
-_PART_DRIVE = re.compile(r"/[A-Za-z]:")  # a program that joins part by part begins anew there
-_NO_NAME = re.compile(r"(?:^|/)[. ]+(?:/|$)")  # Windows drops what a name ends in: `.. ` is the folder above
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]")  # and halves of characters, but for those that stand for a byte
+_PLAIN = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*")  # a name as nearly all are
+_HERE = r"(?:\./)+(?=[^/])"
+_URL = r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s\"'<>]*[^\s\"'<>.,:;)\]]"
+_DRIVE = "[A-Za-z]:"
+_PART_DRIVE = "/[A-Za-z]:"  # a program that joins part by part begins anew there
+_NO_NAME = "(?:^|/)[. ]+(?:/|$)"  # Windows drops what a name ends in: `.. ` is the folder above
+_CONTROL = "[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]"  # and halves of characters, but for those that stand for a byte
 # C0, DEL, C1, bidirectional controls, line and paragraph separators, byte order mark, lone surrogates
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-_BROKEN = re.compile(r"https?:/?[^/]", re.IGNORECASE)  # a scheme without its slashes: who knows where the password is
-_SECRET = re.compile(r"sig|token|secret|passw|pwd|auth|cred|key|session|policy|expires|x-amz|x-goog|^(?:s[aeikprv]|st)$", re.IGNORECASE)
+_UNPRINTABLE = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+_BROKEN = "(?i)https?:/?[^/]"  # a scheme without its slashes: who knows where the password is
+_SECRET = "(?i)sig|token|secret|passw|pwd|auth|cred|key|session|policy|expires|x-amz|x-goog|^(?:s[aeikprv]|st)$"
 # what Windows keeps for devices, whatever follows behind a dot or a colon; its code pages make digits of the three raised ones
-_DEVICE_END = re.compile(r" *[.:]")
+_DEVICE_END = " *[.:]"
 _RESERVED = {"con", "prn", "aux", "nul", "conin$", "conout$", *(port + n for port in ("com", "lpt") for n in "123456789\xb9\xb2\xb3")}
 
 
@@ -60,7 +62,9 @@ def check_name(name: str, where: object = "") -> str:
 def _why_not(name: str) -> str:
     if not name:
         return "is empty"
-    if name.startswith("/") or _DRIVE.match(name):
+    if len(name) < NAME_BYTES // 4 and _PLAIN.fullmatch(name):
+        return ""
+    if name.startswith("/") or re.match(_DRIVE, name):
         return "is not relative"
     if name.startswith("~"):
         return "starts at a home folder"
@@ -68,16 +72,16 @@ def _why_not(name: str) -> str:
         return "holds a backslash"
     if _SCHEME.match(name):
         return "is an address"
-    if found := _CONTROL.search(name):
+    if found := re.search(_CONTROL, name):
         return "holds a control character" if found[0] < "\ud800" else "holds half a character"
     parts = name.split("/")
     if ".." in parts:
         return "leaves the folder"
     if "" in parts or "." in parts:
         return "has an empty part"
-    if _NO_NAME.search(name):
+    if re.search(_NO_NAME, name):
         return "has a part of dots and spaces alone"
-    if _PART_DRIVE.search(name):
+    if re.search(_PART_DRIVE, name):
         return "names a drive on Windows"
     if len(name) < NAME_BYTES // 4:  # no character takes more than 4 bytes
         return ""
@@ -103,13 +107,13 @@ def collision_key(name: str) -> str:
     parts = []
     for part in unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold()).split("/"):
         part = part.rstrip(". ")
-        parts.append(DEVICE if _DEVICE_END.split(part, maxsplit=1)[0] in _RESERVED else part)
+        parts.append(DEVICE if re.split(_DEVICE_END, part, maxsplit=1)[0] in _RESERVED else part)
     return "/".join(parts)
 
 
 def escape(text: str) -> str:
     r"""Make text from data fit to print: control, C1 and bidi characters become `\x1b` and the like."""
-    return _UNPRINTABLE.sub(_escaped, text)
+    return text if text.isascii() and text.isprintable() else re.sub(_UNPRINTABLE, _escaped, text)
 
 
 def _escaped(match: re.Match[str]) -> str:
@@ -153,7 +157,7 @@ def is_url(address: str) -> bool:
 
 def bare(address: str) -> str:
     """Give a relative address without the `./` before it, which says nothing."""
-    return _HERE.sub("", address, count=1) if address.startswith("./") else address
+    return re.sub(_HERE, "", address, count=1) if address.startswith("./") else address
 
 
 def without_user(url: str) -> str:
@@ -169,7 +173,7 @@ def without_user(url: str) -> str:
 
 def redact(address: str) -> str:
     """Give an address fit to print and to store: no user info, no signed or secret query, no fragment."""
-    if _BROKEN.match(address):
+    if re.match(_BROKEN, address):
         return address.partition(":")[0] + "://…"
     if not _SCHEME.match(address):
         return address
@@ -182,10 +186,10 @@ def redact(address: str) -> str:
         return address.split("://")[0] + "://…"
     host = parts.netloc.rpartition("@")[2]
     named = (one.partition("=") for one in parts.query.replace(";", "&").split("&"))
-    query = "redacted" if any(equals and _SECRET.search(unquote(name)) for name, equals, _ in named) else parts.query
+    query = "redacted" if any(equals and re.search(_SECRET, unquote(name)) for name, equals, _ in named) else parts.query
     return urlunsplit((parts.scheme, host, parts.path, query, ""))
 
 
 def redact_text(text: str) -> str:
     """Redact every address inside a text, such as a library's own message."""
-    return _URL.sub(lambda match: redact(match[0]), text)
+    return re.sub(_URL, lambda match: redact(match[0]), text)

@@ -8,8 +8,8 @@ from flarecli.errors import UsageError
 
 __all__ = ["format_count", "format_size", "parse_box", "parse_size", "parse_time"]
 
-_SIZE = re.compile(r"(\d{1,99})(?:\.(\d{1,99}))? ?([kmgtpe]?)(i?)b?", re.ASCII | re.IGNORECASE)
-_TIME = re.compile(r"(\d+(?:\.\d+)?) ?(ms|s|m|min|h|d)?", re.ASCII)
+_SIZE = r"(?ai)(\d{1,99})(?:\.(\d{1,99}))? ?([kmgtpe]?)(i?)b?"
+_TIME = r"(?a)(\d+(?:\.\d+)?) ?(ms|s|m|min|h|d)?"
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
 _SECONDS = {"ms": 0.001, "s": 1, None: 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _LIMIT = 1 << 63  # a size is an int64 everywhere else
@@ -21,7 +21,7 @@ def parse_size(text: str) -> int:
     return  at least 0 and below 2^63, rounded down
     raises  UsageError if the text is no size
     """
-    match = _SIZE.fullmatch(text.strip())
+    match = re.fullmatch(_SIZE, text.strip())
     if not match or (match[4] and not match[3]):
         raise UsageError(f"{text!r:.60} is not a size", hint="Write it like 512K, 64MB or 64MiB.")
     step, part = 1024 if match[4] else 1000, match[2] or ""
@@ -48,7 +48,7 @@ def parse_time(text: str) -> float:
 
     raises  UsageError if the text is no duration, or not above zero
     """
-    match = _TIME.fullmatch(text.strip())
+    match = re.fullmatch(_TIME, text.strip())
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not 0 < seconds < 1e9:
         raise UsageError(f"{text!r} is not a duration", hint="Write it like 30s, 10m or 2h.")

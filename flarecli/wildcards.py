@@ -12,10 +12,10 @@ __all__ = ["SIGNS", "braced", "divided", "pattern_of"]
 SIGNS = "*?["
 _BRACE_LIMIT = 1 << 20  # addresses
 _DEEPEST = 100  # braces in braces
-_MARKS = re.compile(r"\\[{},]|[{},]")
-_NUMBERS = re.compile(r"([+-]?\d{1,18})\.\.([+-]?\d{1,18})(?:\.\.([+-]?\d{1,18}))?", re.ASCII)
-_PADDED = re.compile(r"[+-]?0\d")
-_LETTERS = re.compile(r"(?:([a-z])\.\.([a-z])|([A-Z])\.\.([A-Z]))(?:\.\.([+-]?\d{1,18}))?", re.ASCII)
+_MARKS = r"\\[{},]|[{},]"
+_NUMBERS = r"(?a)([+-]?\d{1,18})\.\.([+-]?\d{1,18})(?:\.\.([+-]?\d{1,18}))?"
+_PADDED = r"[+-]?0\d"
+_LETTERS = r"(?a)(?:([a-z])\.\.([a-z])|([A-Z])\.\.([A-Z]))(?:\.\.([+-]?\d{1,18}))?"
 
 
 def braced(address: str) -> list[str]:
@@ -26,7 +26,7 @@ def braced(address: str) -> list[str]:
 
     raises  UsageError for more than a million addresses, or braces more than a hundred deep in one another
     """
-    marks = list(_MARKS.finditer(address))
+    marks = list(re.finditer(_MARKS, address))
     if not marks:
         return [address]
     meant, at = _meant(address, marks), 0
@@ -69,7 +69,7 @@ def _meant(address: str, marks: Sequence[re.Match[str]]) -> dict[int, str]:
             inside = address[marks[first].end() : mark.start()]
             if commas:
                 out |= {first: "{", i: "}", **dict.fromkeys(commas, ",")}
-            elif i == first + 1 and (_NUMBERS.fullmatch(inside) or _LETTERS.fullmatch(inside)):
+            elif i == first + 1 and (re.fullmatch(_NUMBERS, inside) or re.fullmatch(_LETTERS, inside)):
                 out[i] = "{" + inside
     return out
 
@@ -120,7 +120,7 @@ def _run(text: str) -> list[str]:
         raise UsageError(f"{text}}} names more than {_BRACE_LIMIT} addresses")
     if is_letters:
         return [chr(n) for n in run]
-    width = max(len(first), len(last)) if any(_PADDED.match(word) for word in (first, last)) else 0
+    width = max(len(first), len(last)) if any(re.match(_PADDED, word) for word in (first, last)) else 0
     return [f"{n:0{width}d}" for n in run]
 
 

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 # What escape() of names would change, but for C0, which JSON escapes by itself; a \u escape is the same value to whoever parses it
-_ACTIVE = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+_ACTIVE = "[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"  # compiled when it is first needed
 _ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _NAME = 12  # signs of a column's name that are shown at least
 _RED, _CYAN, _OFF = "\x1b[31m", "\x1b[36m", "\x1b[0m"
@@ -137,7 +137,8 @@ def compact(data: bytes) -> dict[str, Any]:
 
 def json_text(value: Any) -> str:
     r"""Write one JSON value on one line; it always parses, and what a terminal would act on is a \u escape in it."""
-    return _ACTIVE.sub(lambda found: f"\\u{ord(found[0]):04x}", _ENCODE(value))
+    text = _ENCODE(value)
+    return text if text.isascii() and "\x7f" not in text else re.sub(_ACTIVE, lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _colours(stream: TextIO | None) -> bool:

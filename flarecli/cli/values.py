@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["guard", "keeper", "names", "pairs", "part", "rank", "share", "unescaped"]
 
-_OF = re.compile(r"(\d{1,18})/(\d{1,18})", re.ASCII)
+_OF = r"(?a)(\d{1,18})/(\d{1,18})"
 _ESCAPES = {"\\t": "\t", "\\n": "\n", "\\r": "\r", "\\\\": "\\"}
 
 
@@ -102,7 +102,7 @@ def rank(text: str | None) -> tuple[int, int] | None:
     """Read `0/8` as rank 0 of 8. Raises UsageError for anything else."""
     if text is None:
         return None
-    found = _OF.fullmatch(text)
+    found = re.fullmatch(_OF, text)
     if found is None or not int(found[1]) < int(found[2]):
         raise UsageError(f"{text!r:.60} is no rank", hint="Write it like 0/8: the first of eight.")
     return int(found[1]), int(found[2])
@@ -112,7 +112,7 @@ def part(text: str | None) -> tuple[int, int] | None:
     """Read `3/7` as the third of seven: (2, 7). Raises UsageError for anything else."""
     if text is None:
         return None
-    found = _OF.fullmatch(text)
+    found = re.fullmatch(_OF, text)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise UsageError(f"{text!r:.60} is no part", hint="Write it like 3/7: the third of seven.")
     return int(found[1]) - 1, int(found[2])

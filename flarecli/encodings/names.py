@@ -66,7 +66,7 @@ NDARRAY_CODES = {
     "float64": 66,
 }
 NDARRAY_CODES_SIZE = {dtype: int(re.sub(r"\D", "", dtype)) // 8 for dtype in NDARRAY_CODES}
-_NDARRAY = re.compile(r"ndarray:([a-z]+\d+)(?::( *\d+ *(?:, *\d+ *)*))?", re.ASCII)
+_NDARRAY = r"(?a)ndarray:([a-z]+\d+)(?::( *\d+ *(?:, *\d+ *)*))?"
 _NDARRAY_BYTES = 1 << 32  # a sample is no larger than the uint32 offsets of its shard
 
 
@@ -131,7 +131,7 @@ def lookup(name: str) -> Encoding:
     if name.endswith("[]") and not name.endswith("[][]"):
         item = lookup(name[:-2])
         return Encoding(name, None, f"{item.kind}[]", item=item)
-    match = _NDARRAY.fullmatch(name) if len(name) < 1000 else None
+    match = re.fullmatch(_NDARRAY, name) if len(name) < 1000 else None
     if match and match[1] in NDARRAY_CODES:
         shape = tuple(int(dim) for dim in match[2].split(",")) if match[2] else ()
         size = math.prod(shape) * NDARRAY_CODES_SIZE[match[1]] if shape else None

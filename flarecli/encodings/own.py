@@ -10,7 +10,7 @@ from flarecli.errors import UsageError
 
 __all__ = ["OWN", "Own", "remember"]
 
-_NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
+_NAME = r"(?a)[A-Za-z_][\w.-]{0,63}"
 
 
 class Own(NamedTuple):
@@ -25,6 +25,6 @@ OWN: dict[str, Own] = {}  # of this process: each that reads or writes such a co
 
 def remember(name: str, own: Own) -> None:
     """Keep an encoding under a name; the same name again replaces it. Raises UsageError for a name that cannot be one."""
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(_NAME, name):
         raise UsageError(f"{name!r:.80} cannot name an encoding", hint="Take letters, digits, _, - and dots, 64 at most, and begin with a letter.")
     OWN[name] = own

@@ -26,7 +26,7 @@ _XSV = {"str": "str", "int": "str_int", "float": "str_float"}
 _MEANT = {"json": {"str": "json_str", "int": "json_int", "float": "json_float"}, "csv": _XSV, "tsv": _XSV, "xsv": _XSV}
 _WORDS = {"json_str": "str", "json_json": "str", "json_int": "int", "json_float": "float", "str_int": "int", "str_float": "float"}
 _UNITS = {f"{unit}b": 1 << 10 * power for power, unit in enumerate("kmgtpezy", 1)}
-_BYTES = re.compile(r"\d+b?", re.ASCII)
+_BYTES = r"(?a)\d+b?"
 _SHORT, _FEW = 1 << 14, 16  # bytes of a config that is remembered, and how many are
 _remembered: dict[tuple[str, bytes], Columns] = {}
 
@@ -197,4 +197,4 @@ def _human(text: str) -> float:
                 return int(float(text.removesuffix(unit)) * step)
     except (ValueError, OverflowError):
         return -1
-    return int(text.removesuffix("b")) if _BYTES.fullmatch(text) and len(text) < 40 else -1
+    return int(text.removesuffix("b")) if re.fullmatch(_BYTES, text) and len(text) < 40 else -1

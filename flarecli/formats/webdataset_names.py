@@ -39,7 +39,7 @@ _EXTENSIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(  # encoding -> ex
 )
 _MEANT: dict[str, str] = {one: encoding for encoding, ones in reversed(list(_EXTENSIONS.items())) for one in ones}
 _TAKEN = (KEY, "__url__", "__local_path__")  # what webdataset itself puts into a sample
-_UNFIT = re.compile(r"[\x00-\x1f\x7f/\\]")
+_UNFIT = r"[\x00-\x1f\x7f/\\]"
 _LIMIT = 255  # bytes of an extension: what a file system takes of a whole name
 
 
@@ -50,7 +50,7 @@ def meant(extension: str) -> str:
 
 def extension_of(one: Column) -> str:
     """Give the extension of the members that hold a column; what no member's name may hold becomes `%2f` and the like."""
-    name = _UNFIT.sub(lambda match: f"%{ord(match[0]):02x}", one.name).lower()
+    name = re.sub(_UNFIT, lambda match: f"%{ord(match[0]):02x}", one.name).lower()
     means = _MEANT.get(name.rpartition(".")[2], "bytes")
     if name not in _TAKEN and not name.endswith("__") and (means == one.encoding or name.rpartition(".")[2] in _EXTENSIONS.get(one.encoding, ())):
         return name

@@ -12,7 +12,7 @@ from flarecli.model import Finding
 __all__ = ["NAMED", "wrong_rows"]
 
 NAMED = 1000  # rows of a shard: where all are wrong, to name each takes a hundred times as long as to say so
-_ROW = re.compile(r"\[\d+\]$")
+_ROW = r"\[\d+\]$"
 
 
 def wrong_rows(runs: Iterable[tuple[int, int]], check: Callable[[int, int], Any]) -> Iterator[Finding]:
@@ -29,7 +29,7 @@ def wrong_rows(runs: Iterable[tuple[int, int]], check: Callable[[int, int], Any]
             try:
                 check(start, stop)
             except FlareError as error:
-                if stop - start > 1 and named < NAMED and isinstance(error, FormatError) and _ROW.search(error.where):
+                if stop - start > 1 and named < NAMED and isinstance(error, FormatError) and re.search(_ROW, error.where):
                     middle = (start + stop) // 2
                     waiting += [(middle, stop), (start, middle)]
                     continue

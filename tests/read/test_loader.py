@@ -282,7 +282,8 @@ loader = flare.Loader(flare.open(sys.argv[1]), 4, transform=slow, processes=sys.
 try:
     while True:
         for batch in loader:
-            print("batch", flush=True)
+            sys.stdout.write("batch\\n")  # as one: an interrupt may come between a line and its end
+            sys.stdout.flush()
 except KeyboardInterrupt:
     print([thread.name for thread in threading.enumerate()])
     print(__import__("multiprocessing").active_children())
