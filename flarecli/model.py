@@ -161,11 +161,16 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Playlist:
-    """Named streams, in order. `at` is the playlist's own address, or None when it was made in memory."""
+    """Named streams, in order. `at` is the playlist's own address, or None when it was made in memory.
+
+    protected  the file ends with a right sum over itself
+    meant      the format that the user named, which the list may contradict; empty: none
+    """
 
     streams: tuple[Stream, ...]
     at: Location | None = None
-    protected: bool = False  # the file ends with a right sum over itself
+    protected: bool = False
+    meant: str = ""
 
     def __len__(self) -> int:
         return len(self.streams)

@@ -75,7 +75,7 @@ def resolve(
 ) -> list[Playlist]:
     """Find out what lies at each address; no shard is opened.
 
-    format    what the shards are, instead of what their names and indexes say
+    format    what the shards are where no list says it, instead of what their names say; a list that says another is refused by `select_streams`
     maps      False where the files may be cut short while they are read
     expanded  the addresses are what `expand` gave: a brace or a sign that is in one of them is part of a name
     return    one Playlist a source, in order; neighbouring shard files of one folder share one
@@ -215,7 +215,9 @@ def _holds(at: Location) -> bool:
 def _formatted(found: Playlist, format: str | None) -> Playlist:
     if format is not None:
         formats.find(format)
-        return replace(found, streams=tuple(replace(stream, format=format) for stream in found.streams))
+        is_said = found.at is not None  # names of shards say less than a list does
+        streams = tuple(stream if is_said and stream.format in formats.names() else replace(stream, format=format) for stream in found.streams)
+        return replace(found, streams=streams, meant=format)
     streams = tuple(_named(stream, found) if stream.format is None and len(stream) else stream for stream in found.streams)
     for stream in streams:
         if stream.format is not None and stream.format not in formats.names():
@@ -237,7 +239,8 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
     """Choose streams by name and put those of several sources behind one another.
 
     return  one list for each stream, its parts in the order of the sources
-    raises  UsageError for a name that no source has, sources whose streams do not pair up, or that share shards
+    raises  UsageError for a name that no source has, sources whose streams do not pair up, or that share shards; for one that is listed as
+            another format than the user meant
     """
     chosen, names = [], name_list(names)
     for one in found:
@@ -246,6 +249,10 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
         if missing:
             raise UsageError(f"no stream {missing[0]!r}", where=one.at or "", hint=choose(missing[0], known))
         chosen.append([stream for stream in one.streams if not names or stream.name in names])
+        for stream in chosen[-1]:
+            if one.meant not in ("", stream.format):
+                told = f"stream {stream.name!r} is listed as {stream.format}, -f says {one.meant}"
+                raise UsageError(told, where=one.at or "", hint="Leave -f out: it is for what does not say its format.")
     if len(chosen) == 1:
         return [[stream] for stream in chosen[0]]
     refuse_repeats(found, chosen)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from flarecli import encodings, formats, playlists
+from flarecli import encodings, formats
 from flarecli.arrow import np
 from flarecli.compress import SUFFIXES
-from flarecli.errors import FlareError, UsageError
-from flarecli.given import Addresses, checked, name_list
+from flarecli.errors import FlareError
+from flarecli.given import Addresses, checked
 from flarecli.model import Column, Columns, IntArray, Playlist, Stream
 from flarecli.names import redact
 from flarecli.progress import Progress
@@ -160,8 +160,6 @@ def inspect(
              that the list does not say: what the list tells would be shown as what it is not
     """
     found = resolve(sources, format=format, guard=bounded(guard, limits))
-    if format is not None:
-        _refuse_other(found, format, name_list(streams))
     described(found, progress or Progress())
     chosen = select_streams(found, streams)
     parts = [[filled(stream) for stream in one] for one in chosen]
@@ -201,16 +199,6 @@ def inspect(
         tuple(missing),
         numbers,
     )
-
-
-def _refuse_other(found: Sequence[Playlist], format: str, names: Sequence[str]) -> None:
-    """Hold the format that was asked for against the lists; names of shards say less than that, and are not asked. Raises UsageError."""
-    for at in (one.at for one in found if one.at is not None):
-        listed = (formats.find("mds").open_dataset(at.folder),) if at.name == formats.INDEX else playlists.read(at).streams
-        for stream in listed:
-            if stream.format not in (None, format) and (not names or stream.name in names):
-                told = f"stream {stream.name!r} is listed as {stream.format:.60}, -f says {format}"
-                raise UsageError(told, where=at, hint="Leave -f out: it is for what does not say its format.")
 
 
 def _address(found: Playlist) -> str:

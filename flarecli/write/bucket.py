@@ -86,6 +86,8 @@ class BucketTarget:
             if self._done.exists():
                 self._clear()
             elif (self._new / PLAYLIST).exists():
+                if (self._out / PLAYLIST).exists():  # the old one's, which goes first: nothing was swapped yet
+                    self._refuse_others()
                 self._swap()
                 self._clear()
             elif not resume:
@@ -139,6 +141,7 @@ class BucketTarget:
         """Take the scratch objects away. Call it when everything else is in the bucket."""
         try:
             if self.at is self._new:
+                self._refuse_others()  # again: much may have come to lie there meanwhile
                 self._swap()
             self._clear()
         finally:

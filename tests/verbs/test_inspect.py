@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flarecli import verbs
+from flarecli import read, verbs
 from flarecli.errors import MissingError, UsageError
 from flarecli.storage.local import LocalStore
 from flarecli.write import Writer
@@ -169,6 +169,11 @@ def test_a_format_that_the_list_does_not_say_is_refused(out, tmp_path):
         assert str(caught.value) == f"{out}/{at}: stream 'data' is listed as mds, -f says granular"
         assert (caught.value.hint, caught.value.exit_code) == (hint, 2)
         assert verbs.inspect(str(address), format="mds").format == "mds"
+    for verb in (read.open, verbs.verify, verbs.cat, verbs.playlist, lambda *more, **named: verbs.unpack(*more, str(tmp_path / "un"), **named)):
+        with pytest.raises(UsageError) as caught:
+            list(verb(str(out), format="granular"))
+        assert str(caught.value) == f"{out}/playlist.yaml: stream 'data' is listed as mds, -f says granular"
+    assert not (tmp_path / "un").exists()
     assert verbs.inspect(shards, format="mds").rows == verbs.inspect(str(out)).rows
     bare = tmp_path / "bare.yaml"
     bare.write_text("".join(f"{name}:\n  content: [{out.name}/{Path(shards[0]).name}]\n" for name in ("data", "more")))

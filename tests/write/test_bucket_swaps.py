@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from flarecli.errors import BusyError
+from flarecli.errors import BusyError, UsageError
 from flarecli.model import Settings
 from flarecli.storage import locate
 from flarecli.storage.anything import AnyStore
@@ -70,6 +70,25 @@ def test_what_came_to_lie_in_a_folder_of_a_bucket_meanwhile_stays(overwrite):
         (locate(out) / "photos.tar").write([b"mine"])
         raise RuntimeError
     assert objects(out)["photos.tar"] == b"mine"
+
+
+def test_what_came_to_lie_in_the_old_dataset_of_a_bucket_meanwhile_stays():
+    bucket = f"memory://late{time.monotonic_ns()}"
+    out = f"{bucket}/out"
+    old, how = pack(out, range(3)), {"columns": {"n": "int"}, "settings": Settings(shard_rows=2), "overwrite": True}
+    message = f"{out}: it holds 'photos.tar', which is no part of a dataset"
+    with pytest.raises(UsageError) as caught, Writer(out, **how) as writer:
+        for row in range(100, 104):
+            writer.write({"n": row})
+        (locate(out) / "photos.tar").write([b"mine"])
+    assert str(caught.value) == message
+    assert objects(out) == {**old, "photos.tar": b"mine"}
+    with pytest.raises(UsageError) as caught:
+        Writer(out, **how, resume=True)
+    assert str(caught.value) == message
+    assert objects(out) == {**old, "photos.tar": b"mine"}
+    (locate(out) / "photos.tar").delete()
+    assert pack(out, range(100, 104), overwrite=True, resume=True) == pack(f"{bucket}/other", range(100, 104))
 
 
 def test_what_is_begun_anew_leaves_nothing_of_a_half_one_though_its_removal_was_cut_short(monkeypatch):
