@@ -41,8 +41,8 @@ def plain_line(args: Sequence[str]) -> Callable[[], int] | None:
     for arg in rest:
         if arg in switches:
             given[switches[arg]] = True
-        elif arg in _JOBS:
-            number = next(rest, "")
+        elif arg.startswith(("-j", "--jobs=")) or arg == "--jobs":
+            number = next(rest, "") if arg in _JOBS else arg[2 if arg.startswith("-j") else 7 :]
             if "jobs" in given or not (number.isascii() and number.isdecimal() and len(number) <= _MOST and int(number)):
                 return None
             given["jobs"] = int(number)

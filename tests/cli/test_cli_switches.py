@@ -77,9 +77,20 @@ OTHERS = [
     ["verify", "--help", "a"],
     ["verify", "-j", "0", "a"],
     ["verify", "a", "-j"],
+    ["verify", "-j=2", "a"],
+    ["verify", "-j--jobs=2", "a"],
+    ["verify", "--jobs=", "a"],
+    ["verify", "--jobs2", "a"],
     ["verify", "-j", "1", "-j", "1", "a"],
 ]
 OTHERS += [["verify", "--", "a"], ["verify", "-qv", "a"], ["verify", ""], ["verify", "a", "--quik"], ["cat", "a"], ["--quiet", "verify", "a"], []]
+
+
+@pytest.mark.parametrize("jobs", [["-j", "2"], ["-j2"], ["--jobs", "2"], ["--jobs=2"]])
+def test_a_number_of_jobs_takes_no_typer_however_it_is_spelt(jobs):
+    plain = plain_line(["verify", *jobs, "a"])
+    assert plain is not None
+    assert (plain.args, plain.keywords) == ((["a"],), {"jobs": 2})
 
 
 @pytest.mark.parametrize("line", OTHERS)
