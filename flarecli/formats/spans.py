@@ -20,6 +20,7 @@ __all__ = ["TARS", "VIEW_LIMIT", "of", "ragged", "read", "stored_size", "suffix"
 
 TARS = {".tgz": "gz", ".tbz2": "bz2", ".tar.zst": "zstd"}  # what compressed tars are called besides; no other format has such names
 
+_ENDS = (*TARS, *(f".{kind}" for kind in compress.SUFFIXES))
 HELD = 256 << 20  # bytes of decompressed shards kept; one larger than that is kept alone
 _NEAR = 1 << 16  # a gap that costs less to read than another request would
 VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
@@ -35,8 +36,9 @@ def of(at: Location, file: File | None = None) -> Chunk:
 def suffix(chunk: Chunk) -> str:
     """Give the compression suffix of a chunk's file, such as `zstd`; empty when it is stored as it is."""
     name = chunk.at.name
-    last = next((kind for end, kind in TARS.items() if name.endswith(end)), name.rpartition(".")[2])
-    return last if last in compress.SUFFIXES else ""
+    if not name.endswith(_ENDS):  # as nearly all: this is asked for each few rows
+        return ""
+    return next((kind for end, kind in TARS.items() if name.endswith(end)), name.rpartition(".")[2])
 
 
 def stored_size(chunk: Chunk) -> int:
@@ -89,6 +91,8 @@ def read(chunk: Chunk, ranges: Sequence[tuple[int, int]]) -> list[bytes | memory
         if len(ranges) > 1 and is_cold(view, [ranges[i][0] for i in (0, len(ranges) // 2, -1)]):
             read_ahead(view, ranges)
         return [view[start:stop] for start, stop in ranges]
+    if len(ranges) == 1:
+        return [memoryview(data) for data in chunk.at.read_many(ranges)]
     order = sorted(range(len(ranges)), key=ranges.__getitem__)
     joined: list[list[int]] = []
     part_of = [0] * len(ranges)
