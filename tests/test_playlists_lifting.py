@@ -92,6 +92,18 @@ def test_any_text_of_such_lines_means_the_same(seed):
     assert outcome(reading._document, text, AT) == outcome(alone, text)
 
 
+@pytest.mark.parametrize(
+    "end",
+    ["abc def", "3 4", "a: b", "a:", '"a', '"a" b', "-", "3, ", "3, 4 5", "3,4", "3, , 4", "3, # more", "3 # more", "[4", "&a 3", "*a", "# more"],
+)
+@pytest.mark.parametrize("head, tail", [("l: [\n", "  3]\n"), ("l:\n", "")])
+def test_a_run_ends_where_a_line_does_not_fit_however_much_of_it_does(head, tail, end):
+    line = "  1, 2,\n" if tail else "  - 1\n"
+    for last in (f"  {end},\n", f"  {end}\n", f"  - {end}\n", f"  - 1{end}\n"):
+        text = head + line * LONG + last + tail
+        assert outcome(reading._document, text, AT) == outcome(alone, text), last
+
+
 def test_long_lists_reach_the_library_as_one_item():
     text = "k:\n" + "  - a\n" * LONG + "l: [\n" + "  1, 2,\n" * LONG + "  3]\n"
     short, lifted = lifting.lift(text, str)

@@ -17,7 +17,8 @@ __all__ = ["lift"]
 _WORTH = 4096  # characters that are worth it
 _PLAIN = r"[A-Za-z0-9_./][A-Za-z0-9_./:%?=&+@~-]*+(?<!:)"
 _ITEM = rf'(?:"[ !#-\[\]-~]*+"|{_PLAIN})'
-_LINE = rf"{_ITEM}(?:, {_ITEM})*+,\n"
+# Python before 3.11.5 leaves a group that is repeated possessively where its last try failed: what follows one must not fit there
+_LINE = rf"{_ITEM}(?>(?:, {_ITEM})*),\n"
 _RUN = re.compile(rf"^( *)(?:- {_ITEM}\n(?:\1- {_ITEM}\n)++|{_LINE}(?:\1{_LINE})++)", re.MULTILINE)
 _COUNTS = re.compile(r"(?: *+(?:0|[1-9][0-9]{0,17}+)[,\n]++)*+")
 _TEXTS, _TEXT = re.compile(r'(?: *"[^"]*+"[,\n]*+)*+'), re.compile(r'"([^"]*+)"')
@@ -34,7 +35,7 @@ def lift(text: str, scalar: Callable[[str], Any]) -> tuple[str, dict[str, list[A
     pieces: list[str] = []
     done, secret = 0, f"lifted{os.urandom(16).hex()}x"
     for match in _RUN.finditer(text):
-        start, stop, indent = match.start(), match.end(), match[1]
+        start, stop, indent = match.start(), text.rfind("\n", match.start(), match.end()) + 1, match[1]  # whole lines, whatever was tried behind
         if stop - start < _WORTH:
             continue
         word = f"{secret}{len(lifted)}"
