@@ -6,6 +6,7 @@ in memory; more are put into temporary files by the first bits of their number, 
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from collections.abc import Iterable, Iterator
 from typing import IO
@@ -16,11 +17,12 @@ import pyarrow as pa
 from flarecli.errors import ReachError
 from flarecli.model import IntArray
 from flarecli.read import positions
+from flarecli.storage.handles import files_limit
 
 __all__ = ["shuffled"]
 
 _HELD_BYTES = 128 << 20  # rows that wait in memory
-_BITS, _SPAN = 8, 62  # of a number: those that choose a file, and all
+_BITS, _SPAN = 8, 62  # of a number: those that choose a file, at most, and all
 _STEP = 8192
 _PLACE = "place in the order"  # the last column, whatever those of the source are called
 
@@ -80,14 +82,17 @@ def _in_order(held: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class _Files:
-    """Temporary files of no name, one for each value of the first bits of a place; each holds batches one behind the other."""
+    """Temporary files of no name, one for each value of the first bits of a place; each holds batches one behind the other.
+
+    The fewer files a process may have open, the fewer bits: all of them are open at once, beside what else is.
+    """
 
     def __init__(self, schema: pa.Schema) -> None:
-        self._schema = schema
+        self._bits = (files_limit(2 << _BITS) // 2).bit_length() - 1
         self._files: list[IO[bytes]] = []
         self._writers: list[pa.RecordBatchStreamWriter] = []
         try:
-            for _ in range(1 << _BITS):
+            for _ in range(1 << self._bits):
                 self._files.append(tempfile.TemporaryFile(prefix="flare-"))  # noqa: SIM115 - they live as long as this does
                 self._writers.append(pa.ipc.new_stream(self._files[-1], schema))
         except OSError as error:
@@ -96,9 +101,9 @@ class _Files:
 
     def put(self, table: pa.Table) -> None:
         """Put each row into its file; the rows of one keep their order."""
-        of = _places(table) >> (_SPAN - _BITS)
+        of = _places(table) >> (_SPAN - self._bits)
         order = np.argsort(of, kind="stable")
-        ends = np.searchsorted(of[order], np.arange(1 << _BITS), "right")
+        ends = np.searchsorted(of[order], np.arange(1 << self._bits), "right")
         table = table.take(pa.array(order))
         start = 0
         try:
@@ -128,7 +133,6 @@ class _Files:
 
 
 def _refusal(error: OSError) -> ReachError:
-    where = tempfile.gettempdir()
-    return ReachError(
-        f"rows to shuffle cannot wait there: {(error.strerror or str(error)).lower()}", where=where, hint="Set TMPDIR to a larger disk."
-    )
+    is_of_files = error.errno in (errno.EMFILE, errno.ENFILE)
+    hint = "Let the process have more files open (`ulimit -n`)." if is_of_files else "Set TMPDIR to a larger disk."
+    return ReachError(f"rows to shuffle cannot wait there: {(error.strerror or str(error)).lower()}", where=tempfile.gettempdir(), hint=hint)

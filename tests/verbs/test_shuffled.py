@@ -1,6 +1,8 @@
 """pack --shuffle: one order of all rows, whatever waits in memory, and the seed alone decides."""
 
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -84,3 +86,33 @@ def test_a_full_disk_is_said(monkeypatch):
         list(shuffled(batches(20_000)[1], 5, 1))
     assert str(caught.value) == f"{room.tempfile.gettempdir()}: rows to shuffle cannot wait there: no space left on device"
     assert caught.value.hint == "Set TMPDIR to a larger disk."
+
+
+LIMITED = """
+import resource, sys
+import pyarrow as pa
+from flarecli.errors import FlareError
+from flarecli.verbs.shuffled import shuffled
+
+batches = pa.table({"id": range(30_000)}).to_batches(max_chunksize=1000)
+order = lambda: [one for batch in shuffled(batches, 7, int(sys.argv[2])) for one in batch.column("id").to_pylist()]
+before = order() if sys.argv[2] == "1" else []
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2)
+try:
+    print(order() == before)
+except FlareError as error:
+    print(error, error.hint, sep="; ")
+"""
+
+
+@pytest.mark.parametrize("files", [1024, 256, 64, 24])
+def test_fewer_files_that_may_be_open_are_used_and_the_order_is_the_same(files):
+    ran = subprocess.run([sys.executable, "-c", LIMITED, str(files), "1"], capture_output=True, text=True)
+    assert (ran.stdout, ran.stderr) == ("True\n", "")
+
+
+def test_too_few_files_are_told_as_such():
+    code = LIMITED.replace('== "1"', '== "never"')
+    ran = subprocess.run([sys.executable, "-c", code, "6", "1"], capture_output=True, text=True, env={**os.environ, "TMPDIR": "/tmp"})
+    told = "/tmp: rows to shuffle cannot wait there: too many open files; Let the process have more files open (`ulimit -n`).\n"
+    assert (ran.stdout, ran.stderr) == (told, "")
