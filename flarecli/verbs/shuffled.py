@@ -17,7 +17,7 @@ import pyarrow as pa
 from flarecli.errors import ReachError
 from flarecli.model import IntArray
 from flarecli.read import positions
-from flarecli.storage.handles import files_limit
+from flarecli.storage import files_limit
 
 __all__ = ["shuffled"]
 
