@@ -3,7 +3,9 @@
     python benchmarks/loaders.py [side …]
 
 Prints samples a second on the clock, CPU time a sample (of all threads and processes) and the milliseconds until the first batch, the best of
-two turns of four epochs. `floor` is a map, struct and slices over the same files. A rival takes part if its interpreter is named: see README.md.
+two turns of four epochs. Torch forks its workers anew for each epoch, which takes most of one here, or lets them live on
+(`persistent_workers`): those are `kept`, where a side takes torch's own DataLoader. `floor` is a map, struct and slices over the same files.
+A rival takes part if its interpreter is named: see README.md.
 """
 
 import json
@@ -28,6 +30,7 @@ PYTHONS = {  # side: what names its interpreter
 }
 FOLDERS = {"floor": "flare", "grain": "array_record"}
 NO_TORCH = ("array_record", "grain", "webdataset")
+OWN_LOADER = ("ffrecord", "litdata")
 
 
 def child(python: str, *arguments: str) -> str | None:
@@ -53,7 +56,9 @@ def loaders(chosen: list[str], tmp: str) -> None:
         if side not in FOLDERS:
             child(pythons[side], "write", side, f"{tmp}/{side}")
     turns = [(side, "2" if side == "flare" else "0", "") for side in pythons] + ([("flare", "0", "")] if "flare" in pythons else [])
-    turns += [(side, workers, "torch") for side in pythons if side not in NO_TORCH and has_torch(pythons[side]) for workers in ("0", "2")]
+    has = [side for side in pythons if side not in NO_TORCH and has_torch(pythons[side])]
+    turns += [(side, workers, "torch") for side in has for workers in ("0", "2")]
+    turns += [(side, "2", "kept") for side in has if side not in OWN_LOADER]
     best: dict[tuple[str, str, str], list[float]] = {}
     for number in range(ROUNDS):
         print(f"round {number + 1} of {ROUNDS}", file=sys.stderr)
@@ -65,11 +70,12 @@ def loaders(chosen: list[str], tmp: str) -> None:
             rate, cost, first = json.loads(told)
             old = best.get(turn, [0, float("inf"), float("inf")])
             best[turn] = [max(rate, old[0]), min(cost, old[1]), min(first, old[2])]
-    print(f"{'':28}{'samples/s':>12}{'CPU µs':>10}{'first ms':>10}")
+    print(f"{'':32}{'samples/s':>12}{'CPU µs':>10}{'first ms':>10}")
     for side, workers, torch in sorted(best, key=lambda turn: (turn[2], turn[1] if turn[2] else "", -best[turn][0])):
         rate, cost, first = best[side, workers, torch]
-        what = f"{side}, {'torch, ' if torch else ''}{workers} {'workers' if torch else 'threads'}" if torch or side == "flare" else side
-        print(f"{what:28}{rate:12,.0f}{cost * 1e6:10.1f}{first * 1e3:10.1f}")
+        who = f"{workers} {'kept ' * (torch == 'kept')}workers" if torch else f"{workers} threads"
+        what = f"{side}, {'torch, ' if torch else ''}{who}" if torch or side == "flare" else side
+        print(f"{what:32}{rate:12,.0f}{cost * 1e6:10.1f}{first * 1e3:10.1f}")
 
 
 def order() -> None:

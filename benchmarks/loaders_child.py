@@ -15,6 +15,8 @@ from formats_data import WORKLOADS, samples
 
 ROWS, BATCH, TIMES = WORKLOADS["w2"].rows, 64, 4
 Batch = Any
+keeps = False  # whether workers of torch live on from epoch to epoch
+kept: list[Any] = []  # then: the DataLoader whose they are
 
 
 def collated(rows: list[dict[str, Any]]) -> Batch:
@@ -50,7 +52,20 @@ def loaded(source: Any, seed: int, workers: int, **options: Any) -> Iterator[Bat
     import torch
 
     torch.manual_seed(seed)
-    return iter(torch.utils.data.DataLoader(source, num_workers=workers, **options))
+    loader = torch.utils.data.DataLoader(source, num_workers=workers, persistent_workers=keeps, **options)
+    if keeps:
+        kept.append(loader)
+    return iter(loader)
+
+
+def once_more(seed: int) -> Iterator[Batch]:
+    """The next epoch of the DataLoader whose workers live on."""
+    import torch
+
+    torch.manual_seed(seed)
+    if hasattr(kept[0].dataset, "set_epoch"):
+        kept[0].dataset.set_epoch(seed)
+    return iter(kept[0])
 
 
 def by_position(read: Callable[[int], dict[str, Any]], seed: int, workers: int, torch: bool) -> Iterator[Batch]:
@@ -111,12 +126,12 @@ def write_lmdb(folder: str) -> None:
 def read_lmdb(folder: str, seed: int, workers: int, torch: bool) -> Iterator[Batch]:
     import lmdb
 
-    held: list[Any] = []
+    opened: list[Any] = []
 
     def read(row: int) -> dict[str, Any]:
-        if not held:
-            held.append(lmdb.open(folder, readonly=True, lock=False, readahead=False).begin(buffers=True))
-        data = held[0].get(b"%08d" % row)
+        if not opened:
+            opened.append(lmdb.open(folder, readonly=True, lock=False, readahead=False).begin(buffers=True))
+        data = opened[0].get(b"%08d" % row)
         label, size = struct.unpack_from("<qI", data)
         return {"caption": bytes(data[12 : 12 + size]).decode(), "image": bytes(data[12 + size :]), "label": label}
 
@@ -270,13 +285,15 @@ def spent() -> float:
 
 
 def main(verb: str, side: str, folder: str, workers: str = "0", torch: str = "") -> None:
+    global keeps
     if verb == "write":
         globals()[f"write_{side}"](folder)
         return
+    keeps = torch == "kept"
     read, rate, cost, first = globals()[f"read_{side}"], 0.0, float("inf"), float("inf")
     for seed in range(TIMES):
         began, used, rows, wait = time.perf_counter(), spent(), 0, None
-        for batch in read(folder, seed, int(workers), bool(torch)):
+        for batch in once_more(seed) if kept else read(folder, seed, int(workers), bool(torch)):
             wait = wait or time.perf_counter() - began
             rows += len(batch["image"])
         if rows != ROWS:

@@ -63,7 +63,7 @@ class Format(Protocol):
     open_shard    read a header, footer or companion only; counts are checked before anything is allocated; `columns` is what
                   a listing says: it counts where the format says nothing itself, and must agree where it does
     read_rows     encoded bytes of rows, in the order asked; `ranges` (start, stop) of list columns, each one read
-    read_columns  the same by columns, those of one size as arrays of voids; only formats that do it faster have it
+    find_columns  where the same lie in memory, by columns (`spans.Lying`); only formats that read them faster so have it
     at_hand       whether it copies rows out of memory and waits for nothing; only those that can tell have it
     read_batch    rows start..stop as typed columns; with `views`, text and bytes may be views over the mapped shard
     row_sizes     bytes that an empty shard weighs, and that each row of a batch adds; int64 [rows]

@@ -33,7 +33,7 @@ from flarecli.model import Chunk, Column, Columns, Finding, IntArray, Settings, 
 from flarecli.storage import Location
 
 if TYPE_CHECKING:
-    from flarecli.formats.mds_columns import at_hand, read_columns
+    from flarecli.formats.mds_columns import at_hand, find_columns
     from flarecli.formats.mds_rows import read_rows
 
 __all__ = [
@@ -44,7 +44,7 @@ __all__ = [
     "open_dataset",
     "open_shard",
     "read_batch",
-    "read_columns",
+    "find_columns",
     "read_rows",
     "row_sizes",
     "sniff",
@@ -58,7 +58,7 @@ _CONFIG_LIMIT = 1 << 24  # bytes of JSON; thousands of columns take less
 _FEW = 256  # rows in a run of a bounded number of bytes that are checked one by one
 _HEAD = 1 << 16  # bytes of a remote shard that are asked for before its row count is known
 
-_FILES = {"at_hand": "mds_columns", "read_columns": "mds_columns", "read_rows": "mds_rows"}  # of no use to a check
+_FILES = {"at_hand": "mds_columns", "find_columns": "mds_columns", "read_rows": "mds_rows"}  # of no use to a check
 
 
 def __getattr__(name: str) -> Any:

@@ -6,16 +6,17 @@ Lengths and columns of one size are gathered by numpy, all rows at once; only wh
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from flarecli.formats.mds_rows import Ready, prepared, read_rows
+from flarecli.formats import spans
+from flarecli.formats.mds_rows import Ready, prepared
 from flarecli.model import IntArray, Shard
 from flarecli.storage import is_cold, read_ahead
 
-__all__ = ["at_hand", "read_columns"]
+__all__ = ["at_hand", "find_columns"]
 
 _SURE, _SOME = 4, 8  # batches found in memory one after the other; from then on one in so many is looked at: looking costs as much as two rows
 _MANY = 1 << 12  # bytes of lengths that are gathered for a row before it is known to have so many: a hostile config may name any
@@ -42,14 +43,14 @@ class _Laid(NamedTuple):
     looks: list[int]
 
 
-def read_columns(shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence[str] | None = None) -> dict[str, Any]:
-    """Give the stored bytes of each column, row by row in the order asked: of one size as an array of voids [rows], else as a list of bytes.
+def find_columns(shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence[str] | None = None) -> spans.Lying | None:
+    """Find the stored bytes of each column, row by row in the order asked; what is of one size is copied, and all of a compressed shard.
 
-    raises  FormatError naming the row whose lengths do not add up
+    return  None where they do not lie in memory, or the lengths of a row do not add up: reading the rows says of which
     """
     laid = _laid(shard, columns)
     if laid is None:
-        return _turned(shard, rows, columns, prepared(shard, columns).names)
+        return None
     ready, view, starts, words, every, steps, looks = laid
     own = np.asarray(rows, np.int64)
     looks[0] += 1
@@ -58,11 +59,11 @@ def read_columns(shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence
         read_ahead(view, zip(starts[own].tolist(), starts[own + 1].tolist(), strict=True))
     at, ends = starts[own].astype(np.int64), starts[own + 1]
     if words > _MANY and (at + words > ends).any():
-        return _turned(shard, rows, columns, ready.names)
+        return None
     try:
         lengths = every[at].view("<u4").reshape(len(own), words // 4) if words else every
     except IndexError:
-        return _turned(shard, rows, columns, ready.names)
+        return None
     at += words
     places: list[tuple[str, Any, IntArray, IntArray]] = []
     for name, size, where in steps:
@@ -71,14 +72,9 @@ def read_columns(shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence
             places.append((name, where if size else None, at, stop))
         at = stop
     if np.count_nonzero(at != ends):
-        return _turned(shard, rows, columns, ready.names)
-    return {name: _cut(ready, at, stop) if every is None else every[at] for name, every, at, stop in places}
-
-
-def _cut(ready: Ready, starts: IntArray, stops: IntArray) -> list[bytes]:
-    source: Any = ready.source
-    cut = [source[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
-    return [*map(bytes, cut)] if source is ready.view else cut  # slices of a view are views
+        return None
+    lying = spans.Lying(ready.source, {name: (at, stop) if every is None else every[at] for name, every, at, stop in places})
+    return lying.apart() if spans.suffix(shard.chunk) else lying  # a decompressed shard is held elsewhere, and not for ever
 
 
 def _laid(shard: Shard, columns: Sequence[str] | None) -> _Laid | None:
@@ -114,9 +110,3 @@ def at_hand(shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = N
     ready = prepared(shard, columns)
     view = ready.view
     return view is not None and isinstance(view.obj, mmap.mmap) and not is_cold(view, [ready.table[row] for row in rows])
-
-
-def _turned(shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence[str] | None, names: Iterable[str]) -> dict[str, Any]:
-    own = rows.tolist() if isinstance(rows, np.ndarray) else rows
-    read = read_rows(shard, own, columns)  # which says what is wrong with which row
-    return {name: [row[name] for row in read] for name in names}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flarecli import compress, encodings
 from flarecli.arrow import np, pa
@@ -16,7 +16,7 @@ from flarecli.storage import Location, is_cold, read_ahead
 if TYPE_CHECKING:
     from flarecli.encodings import Encoding
 
-__all__ = ["TARS", "VIEW_LIMIT", "of", "ragged", "read", "stored_size", "suffix", "viewed", "views", "whole"]
+__all__ = ["Lying", "TARS", "VIEW_LIMIT", "of", "ragged", "read", "stored_size", "suffix", "viewed", "views", "whole"]
 
 TARS = {".tgz": "gz", ".tbz2": "bz2", ".tar.zst": "zstd"}  # what compressed tars are called besides; no other format has such names
 
@@ -26,6 +26,27 @@ _NEAR = 1 << 16  # a gap that costs less to read than another request would
 VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
 _held: OrderedDict[object, tuple[Location, bytearray]] = OrderedDict()  # each with the Location that keeps its store's id from being used again
 _lock = threading.Lock()
+
+
+class Lying:
+    """Rows of one shard that were found in memory, so that those of many batches are found at once and copied one by one.
+
+    source   what gives bytes when it is sliced, or a view
+    columns  name -> of one size: an array of voids [rows], copied already; else where each value starts and stops in `source`,
+             int64 [rows] twice, or a list of bytes
+    """
+
+    __slots__ = ("columns", "source")
+
+    def __init__(self, source: Any, columns: dict[str, Any]) -> None:
+        self.source, self.columns = source, columns
+
+    def apart(self) -> Lying:
+        """Give the same with every value copied: nothing of the shard is held."""
+        return Lying(b"", {name: self._copied(*one) if isinstance(one, tuple) else one for name, one in self.columns.items()})
+
+    def _copied(self, starts: IntArray, stops: IntArray) -> list[bytes]:
+        return [bytes(self.source[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
 
 def of(at: Location, file: File | None = None) -> Chunk:

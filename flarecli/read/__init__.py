@@ -14,7 +14,7 @@ from flarecli.read.resolve import expand, resolve, select_streams
 if TYPE_CHECKING:
     from flarecli.read import presets
     from flarecli.read.ahead import Ahead
-    from flarecli.read.batching import Made, Part, Work
+    from flarecli.read.batching import Made, Part, Work, parts_of
     from flarecli.read.dataset import Dataset
     from flarecli.read.entrance import open
     from flarecli.read.fetching import begun, expected
@@ -47,6 +47,7 @@ __all__ = [
     "mix",
     "open",
     "parse_rows",
+    "parts_of",
     "passed",
     "place_of",
     "places_of",
@@ -77,6 +78,7 @@ _FILES = {
     "mix": "mixing",
     "open": "entrance",
     "parse_rows": "selection",
+    "parts_of": "batching",
     "passed": "passing",
     "positions": "order",
     "presets": "presets",

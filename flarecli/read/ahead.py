@@ -18,6 +18,7 @@ T = TypeVar("T")
 Call = Callable[[list[A]], list[T]]
 _TURN_S = 0.004  # what is asked of a thread at once should take this long: less, and handing it over costs more than doing it
 _QUICK_S = 0.002  # what takes less is little but bytes moved
+_LITTLE_S = 0.00025  # what takes less is done before a thread is awake
 _TRY = 64  # items handed over before it is tried again whether they are quick; each time twice as many
 _MOST = 16  # items handed over at once
 _TICK_S = 0.5
@@ -91,7 +92,7 @@ class Ahead(Generic[A, T]):
         out = call([next(self._items)])[0]
         self._left = time.perf_counter()
         took = self._left - began - self._waited()
-        self._slow = self._slow + took if took > _QUICK_S or away > took else 0.0
+        self._slow = self._slow + took if took > _QUICK_S or away > took > _LITTLE_S else 0.0
         if self._slow > 2 * _QUICK_S:  # once it takes long, a few times it takes somewhat longer: threads would be done by now
             self._slow, self._apart, self._try = 0.0, self._try, 2 * self._try
             if not self._threads:

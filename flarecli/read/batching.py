@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,15 +13,47 @@ import numpy as np
 from flarecli.errors import FlareError, TransformError
 from flarecli.model import IntArray
 from flarecli.read.rows import Rows
+from flarecli.read.stock import Found
 
-__all__ = ["Made", "Part", "Work"]
+__all__ = ["Made", "Part", "Work", "parts_of"]
+
+_FOUND = 512  # rows that are found at once
+
+
+class Block:
+    """Rows of several batches, int64 [k], one behind the other: where they lie in memory is found for all at once."""
+
+    def __init__(self, rows: IntArray) -> None:
+        self.rows, self._is_read = rows, False
+        self._found: tuple[int, Found | None] = 0, None  # from which row on
+
+    def batch(self, data: Rows, start: int, stop: int) -> dict[str, Any]:
+        """Give rows start..stop as one batch. Raises what reading them does."""
+        first, found = self._found
+        if not self._is_read and (found is None or not first <= start <= stop <= first + found.rows):
+            first, found = self._found = start, data.found(self.rows[start:], stop - start)
+            self._is_read = found is None
+        if found is None:
+            return data.collated(self.rows[start:stop])
+        return found.batch(start - first, stop - first)
 
 
 class Part(NamedTuple):
-    """Rows of one batch, int64 [k], and whether their samples are wanted one by one."""
+    """Rows of one batch, int64 [k], and whether their samples are wanted one by one; the block that they are in, and where they begin there."""
 
     rows: IntArray
     apart: bool = False
+    block: Block | None = None
+    start: int = 0
+
+
+def parts_of(rows: IntArray, batch: int, apart: bool = False) -> Iterator[Part]:
+    """Cut rows into batches, in blocks of many rows."""
+    most = batch * max(1, _FOUND // batch)
+    for first in range(0, len(rows), most):
+        block = Block(rows[first : first + most])
+        for start in range(0, len(block.rows), batch):
+            yield Part(block.rows[start : start + batch], apart, block, start)
 
 
 class Made(NamedTuple):
@@ -65,6 +97,8 @@ class Work:
                 self._data.release_all()
             self.waited = time.perf_counter() - time.thread_time() - began
         if not part.apart and not self._transforms and self._collate is None:
+            if not self._fetches and part.block is not None:
+                return Made(part.rows, part.block.batch(self._data, part.start, part.start + len(part.rows)))
             made = Made(part.rows, self._data.collated(part.rows))
             if self._fetches:  # what lies in memory by now is only waited for where other threads are at work
                 self.waited = time.perf_counter() - time.thread_time() - began

@@ -23,6 +23,7 @@ from flarecli.read.decoding import Decoder, How, NotDecoded, collated, stacked
 from flarecli.read.joined import Joined, numbers_of
 from flarecli.read.run import WINDOW, Run, beginning
 from flarecli.read.series import Series
+from flarecli.read.stock import Found
 from flarecli.read.windows import Epoch
 
 __all__ = ["Dataset"]
@@ -112,10 +113,19 @@ class Dataset:
         raises  as reading a row does
         """
         try:
-            stored, out = self._table.read_columns(indices, self._chosen), dict[str, Any]()
+            stored = self._table.read_columns(indices, self._chosen)
         except TypeError:
             numbers_of(indices)  # says what is no list of positions
             raise
+        return self._batch(stored, indices)
+
+    def found(self, rows: IntArray, least: int) -> Found | None:
+        """Find local rows in memory, int64 [k], from the first on: at least so many of them, or None; more if little is copied now."""
+        stock = self._table.stock(rows, least, self._chosen)
+        return None if stock is None else Found(stock.rows, lambda start, stop: self._batch(stock.columns(start, stop), rows[start:stop]))
+
+    def _batch(self, stored: Mapping[str, Any], indices: Sequence[int] | IntArray) -> dict[str, Any]:
+        out = dict[str, Any]()
         for name, decoder in self._decoders.items():
             data = stored[name]
             array = decoder.array(data)

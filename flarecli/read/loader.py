@@ -12,7 +12,7 @@ from flarecli.errors import UsageError
 from flarecli.given import checked, whole
 from flarecli.model import Cursor
 from flarecli.read.ahead import Ahead
-from flarecli.read.batching import Made, Part, Work
+from flarecli.read.batching import Made, Part, Work, parts_of
 from flarecli.read.decoding import How
 from flarecli.read.fetching import begun
 from flarecli.read.processes import Process, close_all
@@ -183,8 +183,8 @@ class Loader:
         start, block, most = first + self.rank, whole, max(1, _BLOCK // self.batch) * whole  # the first batch waits for itself alone
         while start < stop:
             rows = order.at(np.arange(start, min(start + block, stop), self.ranks, dtype=np.int64))
-            for at in range(0, len(rows), self.batch):
-                yield Part(rows[at : at + self.batch], bool(held or skip))
+            for part in parts_of(rows, self.batch):
+                yield part._replace(apart=True) if held or skip else part
                 skip = 0
             start, block = start + block, most
 
@@ -203,7 +203,7 @@ class Loader:
         except BaseException:
             close_all(processes)
             raise
-        over = Ahead(processes, parts, self._ahead)
+        over = Ahead(processes, (part._replace(block=None) for part in parts), self._ahead)
 
         def close() -> None:
             over.stop()

@@ -97,6 +97,9 @@ class Mix:
         found = [(at, part.collated(rows)) for part, at, rows in self._split(indices)]
         return {name: _merged([(at, batch[name]) for at, batch in found], len(indices)) for name in self._names}
 
+    def found(self, rows: IntArray, least: int) -> None:
+        """Find nothing: rows of several datasets are read batch by batch."""
+
     def at_hand(self, indices: Sequence[int] | IntArray) -> bool:
         """See `Dataset.at_hand`."""
         return all(part.at_hand(()) for part in self.parts) and all(part.at_hand(rows) for part, _, rows in self._split(indices))

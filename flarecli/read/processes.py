@@ -17,7 +17,6 @@ from typing import Any
 
 from flarecli.encodings import OWN, Own
 from flarecli.errors import FlareError, ReachError, TransformError, UsageError
-from flarecli.read.heap import keep_freed
 
 __all__ = ["Process", "close_all"]
 
@@ -110,7 +109,6 @@ def _serve(pipe: Connection, call: Callable[[Any], Any], own: dict[str, Own]) ->
     """Answer until the pipe ends, or the parent does: siblings that were forked hold the pipe open."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     OWN.update(own)
-    keep_freed()
     parent = os.getppid()
     try:
         while True:

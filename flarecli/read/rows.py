@@ -9,6 +9,7 @@ from flarecli.errors import UsageError
 from flarecli.given import shown
 from flarecli.model import IntArray, Sample
 from flarecli.read.decoding import How
+from flarecli.read.stock import Found
 
 __all__ = ["Order", "Rows", "check_rows"]
 
@@ -34,6 +35,9 @@ class Rows(Protocol):
 
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
         """Give rows as one batch."""
+
+    def found(self, rows: IntArray, least: int) -> Found | None:
+        """Find local rows in memory, from the first on: at least so many of them, or None where that is no faster than `collated`."""
 
     def at_hand(self, indices: Sequence[int] | IntArray) -> bool:
         """Say whether these rows lie in memory, in mapped files, and `collated` is little but copying them; of no row, whether values are copies."""

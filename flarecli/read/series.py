@@ -8,9 +8,8 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, zip_longest
-from operator import itemgetter
-from typing import Any, TypeAlias
+from itertools import pairwise, zip_longest
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,7 +19,9 @@ from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.formats import spans
 from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream
 from flarecli.read import opened
-from flarecli.storage import expect
+from flarecli.read.heap import keep_freed
+from flarecli.read.stock import Stock
+from flarecli.storage import expect, files_limit
 
 __all__ = ["Series"]
 
@@ -29,7 +30,8 @@ Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 _all: weakref.WeakSet[Series] = weakref.WeakSet()
 _BATCH_BYTES = 16 << 20  # what a scan holds at once, roughly
 _DOUBTS, _SOME = 2, 16  # looks at all rows whether they are at hand; then at some, one in so many
-_TOGETHER = 8  # rows of a shard that are worth reading by columns
+_TOGETHER = 8  # rows of a shard that are worth finding by columns
+_HELD = 256  # twice the shards that are held besides those that are open, where the system gives handles for so many
 
 
 class Series:
@@ -124,6 +126,7 @@ class Series:
         if expected:  # before its table is read, which would bring the first megabytes in small pages
             with contextlib.suppress(FlareError):  # opening it says so
                 _expect(chunk, expected)
+        keep_freed()
         shard = formats.find(chunk.format or "").open_shard(chunk, columns)
         with self._lock:
             self._open[i] = shard
@@ -228,25 +231,34 @@ class Series:
                 out[k] = row
         return out
 
-    def read_columns(self, rows: IntArray, columns: Sequence[str] | None = None) -> dict[str, Sequence[Any]] | None:
-        """Give what `read_rows` gives as columns, where the format makes them so, and enough of the rows lie together; else None."""
+    def stock(self, rows: IntArray, columns: Sequence[str] | None = None) -> Stock | None:
+        """Find rows in memory, in the order asked; None where the format or the store cannot, or few of them lie together.
+
+        rows  int64 [k], each in [0, rows)
+        """
         where: IntArray = self.starts.searchsorted(rows, "right") - 1
         own, order = rows - self.starts[where], where.argsort(kind="stable")
         where = where[order]
         firsts: list[int] = [0, *((where[1:] != where[:-1]).nonzero()[0] + 1).tolist()]  # in that order, of each shard
-        if len(rows) < _TOGETHER * len(firsts):
+        if len(rows) < _TOGETHER * len(firsts) or len(firsts) > files_limit(_HELD) // 2:
             return None
-        parts: list[dict[str, Any]] = []
-        for first, stop in zip(firsts, [*firsts[1:], len(rows)], strict=True):
+        bounds, parts = [*firsts, len(rows)], list[spans.Lying]()
+        for first, stop in pairwise(bounds):
             shard = self.shard(int(where[first]))
-            read = getattr(formats.find(shard.chunk.format or ""), "read_columns", None)
-            if read is None:
+            find = getattr(formats.find(shard.chunk.format or ""), "find_columns", None)
+            found = find(shard, own if len(firsts) == 1 else own[order[first:stop]], columns) if find is not None else None
+            if found is None:
                 return None
-            parts.append(read(shard, own if len(firsts) == 1 else own[order[first:stop]], columns))
-        return parts[0] if len(parts) == 1 else _in_order(parts, order)
+            parts.append(found)
+        return Stock(parts, [stop - first for first, stop in pairwise(bounds)], order)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all shards lie on this machine."""
+        return all(stream.at.is_local for stream in self.streams)
 
     def at_hand(self, rows: IntArray, columns: Sequence[str] | None = None) -> bool:
-        """Say whether these rows lie in memory, in mapped files, as the format's `read_columns` takes them.
+        """Say whether these rows lie in memory, in mapped files, as the format's `find_columns` takes them.
 
         To ask of each takes a third of the time of copying it: once all were there a few times, some of them tell, until one is not.
         """
@@ -300,22 +312,6 @@ class Series:
         )
         step = max(1, int(_BATCH_BYTES // max(1, weight // max(1, shard.rows))))
         return min(start + min(size, step), int(self.starts[i + 1]), stop)
-
-
-def _in_order(parts: Sequence[Mapping[str, Any]], order: IntArray) -> dict[str, Any]:
-    """Put parts behind one another; `order` says which row each of theirs is."""
-    back = np.empty_like(order)
-    back[order] = np.arange(len(order))
-    taken, out = itemgetter(*back.tolist()), dict[str, Any]()
-    for name, first in parts[0].items():
-        pieces = [part[name] for part in parts]
-        is_array = all(isinstance(piece, np.ndarray) and piece.dtype == first.dtype for piece in pieces)
-        out[name] = np.concatenate(pieces)[back] if is_array else taken([*chain.from_iterable(map(_listed, pieces))])
-    return out
-
-
-def _listed(piece: Any) -> list[Any]:
-    return list(piece.tolist() if isinstance(piece, np.ndarray) else piece)
 
 
 def _expect(chunk: Chunk, together: int) -> None:

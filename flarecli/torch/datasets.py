@@ -16,7 +16,7 @@ from torch.utils import data as torch_data
 from flarecli.errors import UsageError
 from flarecli.given import checked, whole
 from flarecli.model import Cursor
-from flarecli.read import Ahead, Made, Part, Rows, Work, begun, check_place, check_rows
+from flarecli.read import Ahead, Made, Part, Rows, Work, begun, check_place, check_rows, parts_of
 from flarecli.torch.sending import Named, called, is_from_elsewhere, tensors
 
 __all__ = ["IterableDataset", "MapDataset"]
@@ -203,8 +203,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
             firsts = np.arange(begin, min(begin + block, stop), workers * whole, dtype=np.int64)
             steps = (firsts[:, None] + inside).ravel()
             rows = order.at(steps if steps[-1] < stop else steps[steps < stop])
-            for at in range(0, len(rows), self._batch):
-                yield Part(rows[at : at + self._batch], not self._collated)
+            yield from parts_of(rows, self._batch, not self._collated)
             begin, block = begin + block, most
 
     def _flow(self, work: Work, parts: Iterator[Part], is_plain: bool) -> Iterator[Made]:

@@ -1,0 +1,142 @@
+"""Batches whose rows were found many at a time: each is what its rows are one by one, owns its memory, and is damaged alone."""
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flarecli as flare
+from flarecli.errors import FormatError
+from flarecli.model import Settings
+
+COLUMNS = {"body": "bytes", "box": "ndarray:float32:2,3", "n": "int", "name": "str"}
+ROWS = 1500
+KINDS = {"plain": None, "compressed": "zstd"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    out = {}
+    for kind, compression in KINDS.items():
+        out[kind] = str(tmp_path_factory.mktemp("blocks") / kind)
+        with flare.Writer(out[kind], columns=COLUMNS, settings=Settings(shard_rows=400, compression=compression)) as writer:
+            for n in range(ROWS):
+                box = np.full((2, 3), n, np.float32)
+                writer.write({"body": bytes([n % 251]) * (n * 7 % 30), "box": box, "n": n - 50, "name": "é" * (n % 4)})
+    return out
+
+
+def apart(samples: list[dict]) -> list[dict]:
+    return samples
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("maps", [True, False])
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_batches_are_what_their_rows_are(folders: dict[str, str], kind: str, maps: bool, data: st.DataObject) -> None:
+    whole = flare.open(folders[kind], maps=maps)
+    batch, order = data.draw(st.sampled_from([1, 7, 64, 600, 2000])), data.draw(st.sampled_from(["shuffle", "windows", "sequential"]))
+    chosen = whole if data.draw(st.booleans()) else whole.where("n > 200 and n < 1300")
+    asked = {"batch": batch, "seed": 3, "order": order, "workers": data.draw(st.sampled_from([0, 2]))}
+    given_, samples = list(flare.Loader(chosen, **asked)), list(flare.Loader(chosen, **asked, collate=apart))
+    assert [len(one["n"]) for one in given_] == [len(one) for one in samples]
+    for columns, rows in zip(given_, samples, strict=True):
+        for name, values in columns.items():
+            wanted = [row[name] for row in rows]
+            assert values == wanted if name in ("body", "name") else values.tolist() == np.array(wanted).tolist()
+
+
+def test_each_batch_owns_its_memory(folders: dict[str, str]) -> None:
+    batches = list(flare.Loader(flare.open(folders["plain"]), 64, seed=1, workers=0))
+    arrays = [array for one in batches for array in (one["n"], one["box"])]
+    assert [(array if array.base is None else array.base).nbytes for array in arrays] == [array.nbytes for array in arrays]
+    before = [one["n"].tolist() for one in batches]
+    batches[3]["n"][:] = 0
+    assert [one["n"].tolist() for one in batches[:3] + batches[4:]] == before[:3] + before[4:]
+
+
+def test_little_of_one_size_is_copied_before_its_batch(tmp_path: Path) -> None:
+    with flare.Writer(str(tmp_path / "data"), columns={"a": "ndarray:uint8:40000", "n": "int"}) as writer:
+        for n in range(200):
+            writer.write({"a": np.full(40_000, n, np.uint8), "n": n})
+    data = flare.open(str(tmp_path / "data"))
+    assert data.found(np.arange(200), 10).rows == 26  # of 40 KB in 1 MiB
+    assert data.found(np.arange(200), 64).rows == 64
+    assert data.select(["n"]).found(np.arange(200), 10).rows == 200
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_damaged_row_fails_in_its_own_batch(tmp_path: Path, workers: int) -> None:
+    path = tmp_path / "data"
+    with flare.Writer(str(path), columns={"b": "bytes", "n": "int"}) as writer:
+        for n in range(1000):
+            writer.write({"b": b"x" * 9, "n": n})
+    shard = path / "shard.00000.mds"
+    data = bytearray(shard.read_bytes())
+    starts = np.frombuffer(data, "<u4", 1001, 4)
+    data[starts[700]] += 1  # a length
+    shard.write_bytes(data)
+    given_ = []
+    with pytest.raises(FormatError) as caught:
+        for batch in flare.Loader(flare.open(str(path)), 64, order="sequential", workers=workers):
+            given_ += batch["n"].tolist()
+    assert str(caught.value) == f"{shard}[700]: its fields take 22 bytes, the sample has 21"
+    assert given_ == list(range(640))
+
+
+HANDLES = """
+    import resource, sys
+    import flarecli as flare
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    data = flare.open(sys.argv[1])
+    for workers in (0, 2):
+        rows = [n for batch in flare.Loader(data, 64, workers=workers) for n in batch["n"].tolist()]
+        assert sorted(rows) == list(range(len(data)))
+    print("whole")
+"""
+
+
+def test_blocks_over_many_shards_need_few_handles(tmp_path: Path) -> None:
+    """512 rows lie in all of these: were they held for them, there would be too few handles."""
+    with flare.Writer(str(tmp_path / "data"), columns={"n": "int", "t": "str"}, settings=Settings(shard_rows=20)) as writer:
+        for n in range(1200):
+            writer.write({"n": n, "t": "x" * n})
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(HANDLES), str(tmp_path / "data")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ran.stdout, ran.stderr) == ("whole\n", "")
+
+
+FAULTS = """
+    import resource, sys
+    import flarecli as flare
+
+    data = flare.open(sys.argv[1])
+    rows = list(range(len(data)))
+    for _ in range(5):
+        data[rows]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        data[rows]
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of glibc's allocator")
+def test_rows_come_in_memory_that_was_used_before(tmp_path: Path) -> None:
+    with flare.Writer(str(tmp_path / "data"), columns={"b": "bytes"}) as writer:
+        for n in range(64):
+            writer.write({"b": bytes([n]) * 20_000})
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FAULTS), str(tmp_path / "data")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert re.fullmatch(r"\d+\n", ran.stdout), ran.stderr
+    assert int(ran.stdout) < 1000  # of 320 pages, 20 times
