@@ -49,7 +49,8 @@ class Ahead(Generic[A, T]):
         self._waited = waited
         self._items, self._most, self._calls, self._own = items, max(most, len(calls)), calls, own
         self._apart: float = (0 if quick else _TRY) if own else math.inf  # items that are still handed over before the taker tries again
-        self._slow, self._try, self._left = 0.0, _TRY if quick else 2 * _TRY, time.perf_counter()
+        self._slow: list[float] = []  # seconds that the last items took, one after the other no longer quick
+        self._try, self._left = _TRY if quick else 2 * _TRY, time.perf_counter()
         self._wake, self._closed = threading.Condition(), False
         self._todo: deque[tuple[int, list[A]]] = deque()
         self._done: dict[int, list[T] | BaseException] = {}
@@ -92,9 +93,9 @@ class Ahead(Generic[A, T]):
         out = call([next(self._items)])[0]
         self._left = time.perf_counter()
         took = self._left - began - self._waited()
-        self._slow = self._slow + took if took > _QUICK_S or away > took > _LITTLE_S else 0.0
-        if self._slow > 2 * _QUICK_S:  # once it takes long, a few times it takes somewhat longer: threads would be done by now
-            self._slow, self._apart, self._try = 0.0, self._try, 2 * self._try
+        self._slow = [*self._slow, took] if took > _QUICK_S or away > took > _LITTLE_S else []
+        if len(self._slow) > 1 and sum(self._slow) > 2 * _QUICK_S:  # threads would be done by now; a single one was held up by something else
+            self._slow, self._apart, self._try = [], self._try, 2 * self._try
             if not self._threads:
                 self._start()
         return out

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 import flarecli as flare
 from flarecli.errors import FlareError, TransformError, UsageError
 from flarecli.model import Settings
+from flarecli.read import Ahead
 
 ROWS = 103
 
@@ -320,6 +322,24 @@ def test_quick_batches_are_made_where_they_are_taken_until_they_take_long(data, 
     assert not none_left()
     assert [batch["n"][0] for batch in loop] == list(range(6, ROWS))
     assert none_left()
+
+
+@pytest.mark.parametrize(("slow", "threads"), [((2,), 0), ((2, 4, 6), 0), ((2, 3), 2)])
+def test_a_batch_that_was_held_up_alone_is_no_reason_for_threads(monkeypatch, slow, threads):
+    monkeypatch.setattr("flarecli.read.ahead._QUICK_S", 0.1)
+    began = []
+
+    def made(items):
+        began.append(threading.current_thread().name)
+        if items[0] in slow and threading.current_thread() is threading.main_thread():
+            time.sleep(0.25)
+        return items
+
+    flow = Ahead([made] * 2, iter(range(9)), 4, made)
+    assert [next(flow) for _ in range(8)] == list(range(8))
+    assert len([thread for thread in threading.enumerate() if thread.name == "flare-loader"]) == threads
+    assert ("flare-loader" in began) is bool(threads)
+    flow.close()
 
 
 @pytest.mark.parametrize("options", [{"transform": dict}, {"collate": list}, {"decode": {"text": len}}])
