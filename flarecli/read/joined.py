@@ -15,8 +15,6 @@ from flarecli.read.stock import Stock
 
 __all__ = ["Joined", "numbers_of"]
 
-_AT_ONCE = 1 << 20  # bytes of columns of one size that are copied when rows are found, but for the least
-
 
 def numbers_of(indices: Sequence[int] | IntArray) -> IntArray:
     """Give positions of rows as int64 [k], wherever they lie. Raises UsageError for no list of whole numbers, RowsError for one past int64."""
@@ -106,23 +104,16 @@ class Joined:
     def read_columns(self, indices: Sequence[int] | IntArray, names: Sequence[str] | None) -> Mapping[str, Sequence[Any]]:
         """Give encoded rows as columns: name -> bytes of each row, in the order asked."""
         if len(self.series) == 1 and len(indices) > 1:
-            found = self.series[0].stock(self.places(indices), names)
+            found = self.series[0].stock(self.places(indices), len(indices), names)
             if found is not None:
                 return found.columns(0, found.rows)
         rows = self.read(indices, names)
         return {name: [row[name] for row in rows] for name in ([column.name for column in self.columns] if names is None else names)}
 
     def stock(self, rows: IntArray, least: int, names: Sequence[str] | None) -> Stock | None:
-        """Find rows in memory, from the first on: at least so many of them, and more if little of them is copied now.
-
-        rows    int64 [k], inside the data
-        return  None where they may have to be fetched, or that is no faster than reading them
-        """
+        """Find local rows in memory, int64 [k], inside the data, from the first on; see `Series.stock`."""
         one = self.series[0]
-        if len(self.series) > 1 or not one.is_local:
-            return None
-        copied = sum(column.size or 0 for column in self.columns if names is None or column.name in names)
-        return one.stock(self.places(rows[: max(least, _AT_ONCE // max(1, copied))]), names)
+        return one.stock(self.places(rows), least, names) if len(self.series) == 1 and one.is_local else None
 
     def at_hand(self, indices: Sequence[int] | IntArray, names: Sequence[str] | None) -> bool:
         """Say whether these rows lie in memory, in mapped files, as the formats' `find_columns` takes them."""

@@ -31,6 +31,7 @@ _all: weakref.WeakSet[Series] = weakref.WeakSet()
 _BATCH_BYTES = 16 << 20  # what a scan holds at once, roughly
 _DOUBTS, _SOME = 2, 16  # looks at all rows whether they are at hand; then at some, one in so many
 _TOGETHER = 8  # rows of a shard that are worth finding by columns
+_AT_ONCE = 8 << 20  # bytes of rows that are found at once, reckoned, but for the least
 _HELD = 256  # twice the shards that are held besides those that are open, where the system gives handles for so many
 
 
@@ -231,11 +232,17 @@ class Series:
                 out[k] = row
         return out
 
-    def stock(self, rows: IntArray, columns: Sequence[str] | None = None) -> Stock | None:
-        """Find rows in memory, in the order asked; None where the format or the store cannot, or few of them lie together.
+    def stock(self, rows: IntArray, least: int, columns: Sequence[str] | None = None) -> Stock | None:
+        """Find rows in memory, in the order asked, from the first on; None where the format or the store cannot, or few of them lie together.
 
-        rows  int64 [k], each in [0, rows)
+        rows   int64 [k], each in [0, rows)
+        least  so many at any rate; more as long as they are few bytes, since what is on a disk is read ahead, and none of a compressed shard,
+               whose rows are copied when they are found
         """
+        if len(rows) > least:
+            i = self.at(int(rows[0]))
+            size = self.weight(i) // max(1, self._edges[i + 1] - self._edges[i])
+            rows = rows[: max(least, _AT_ONCE // size if size and not spans.suffix(self.shard(i).chunk) else 0)]
         where: IntArray = self.starts.searchsorted(rows, "right") - 1
         own, order = rows - self.starts[where], where.argsort(kind="stable")
         where = where[order]
