@@ -120,7 +120,7 @@ class Dataset:
         return self._batch(stored, indices)
 
     def found(self, rows: IntArray, least: int) -> Found | None:
-        """Find local rows in memory, int64 [k], from the first on: at least so many of them, or None; more if little is copied now."""
+        """Find rows in memory, int64 [k], from the first on: at least so many of them, or None; more if little is copied now."""
         stock = self._table.stock(rows, least, self._chosen)
         return None if stock is None else Found(stock.rows, lambda start, stop: self._batch(stock.columns(start, stop), rows[start:stop]))
 

@@ -111,9 +111,8 @@ class Joined:
         return {name: [row[name] for row in rows] for name in ([column.name for column in self.columns] if names is None else names)}
 
     def stock(self, rows: IntArray, least: int, names: Sequence[str] | None) -> Stock | None:
-        """Find local rows in memory, int64 [k], inside the data, from the first on; see `Series.stock`."""
-        one = self.series[0]
-        return one.stock(self.places(rows), least, names) if len(self.series) == 1 and one.is_local else None
+        """Find rows in memory, int64 [k], inside the data, from the first on; see `Series.stock`."""
+        return self.series[0].stock(self.places(rows), least, names) if len(self.series) == 1 else None
 
     def at_hand(self, indices: Sequence[int] | IntArray, names: Sequence[str] | None) -> bool:
         """Say whether these rows lie in memory, in mapped files, as the formats' `find_columns` takes them."""

@@ -37,7 +37,7 @@ class Rows(Protocol):
         """Give rows as one batch."""
 
     def found(self, rows: IntArray, least: int) -> Found | None:
-        """Find local rows in memory, from the first on: at least so many of them, or None where that is no faster than `collated`."""
+        """Find rows in memory, from the first on: at least so many of them, or None where that is no faster than `collated`."""
 
     def at_hand(self, indices: Sequence[int] | IntArray) -> bool:
         """Say whether these rows lie in memory, in mapped files, and `collated` is little but copying them; of no row, whether values are copies."""

@@ -236,13 +236,13 @@ class Series:
         """Find rows in memory, in the order asked, from the first on; None where the format or the store cannot, or few of them lie together.
 
         rows   int64 [k], each in [0, rows)
-        least  so many at any rate; more as long as they are few bytes, since what is on a disk is read ahead, and none of a compressed shard,
-               whose rows are copied when they are found
+        least  so many at any rate; more as long as they are few bytes, since what is on a disk is read ahead, and lie in local shards that are
+               not compressed: others may have to be fetched, or are copied when they are found
         """
         if len(rows) > least:
             i = self.at(int(rows[0]))
             size = self.weight(i) // max(1, self._edges[i + 1] - self._edges[i])
-            rows = rows[: max(least, _AT_ONCE // size if size and not spans.suffix(self.shard(i).chunk) else 0)]
+            rows = rows[: max(least, _AT_ONCE // size if size and _is_mapped(self.shard(i)) else 0)]
         where: IntArray = self.starts.searchsorted(rows, "right") - 1
         own, order = rows - self.starts[where], where.argsort(kind="stable")
         where = where[order]
@@ -252,17 +252,14 @@ class Series:
         bounds, parts = [*firsts, len(rows)], list[spans.Lying]()
         for first, stop in pairwise(bounds):
             shard = self.shard(int(where[first]))
+            if len(rows) > least and not _is_mapped(shard):
+                return self.stock(rows[:least], least, columns)
             find = getattr(formats.find(shard.chunk.format or ""), "find_columns", None)
             found = find(shard, own if len(firsts) == 1 else own[order[first:stop]], columns) if find is not None else None
             if found is None:
                 return None
             parts.append(found)
         return Stock(parts, [stop - first for first, stop in pairwise(bounds)], order)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether all shards lie on this machine."""
-        return all(stream.at.is_local for stream in self.streams)
 
     def at_hand(self, rows: IntArray, columns: Sequence[str] | None = None) -> bool:
         """Say whether these rows lie in memory, in mapped files, as the format's `find_columns` takes them.
@@ -319,6 +316,10 @@ class Series:
         )
         step = max(1, int(_BATCH_BYTES // max(1, weight // max(1, shard.rows))))
         return min(start + min(size, step), int(self.starts[i + 1]), stop)
+
+
+def _is_mapped(shard: Shard) -> bool:
+    return shard.chunk.at.is_local and not spans.suffix(shard.chunk)
 
 
 def _expect(chunk: Chunk, together: int) -> None:

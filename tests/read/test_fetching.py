@@ -133,3 +133,19 @@ def test_a_shard_that_is_gone_is_named(served, packed, tmp_path):
     with pytest.raises(FlareError) as caught:
         list(flare.Loader(data, 32, order="windows"))
     assert Path(caught.value.where).name == name
+
+
+def test_rows_of_a_local_list_of_links_are_not_looked_for_ahead(served, packed, tmp_path):
+    """Finding many at once would open shards that the first batches have no part in."""
+    lines = packed["playlist.yaml"].decode().replace("shard.", served.url("/d/shard.")).splitlines(keepends=True)
+    (tmp_path / "links.yaml").write_text("".join(lines[:-1]))  # but the last, which is its sum
+    data = flare.open(str(tmp_path / "links.yaml"))
+    edges = data._table.edges
+    rows = {seed: data.order(seed, 0, "shuffle", 1).at(np.arange(16)) for seed in range(50)}
+    seed = next(seed for seed, its in rows.items() if its.min() >= edges[1])  # none of the first shard
+    served.requests.clear()
+    loop = iter(flare.Loader(data, 8, seed, workers=0))
+    assert [next(loop)["n"].tolist() for _ in range(2)] == [rows[seed][:8].tolist(), rows[seed][8:].tolist()]
+    shards = {int(path[-9:-4]) for path, _ in served.requests}
+    assert shards == set((np.searchsorted(edges, rows[seed], "right") - 1).tolist())
+    loop.close()
