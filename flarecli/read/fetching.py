@@ -13,6 +13,7 @@ from collections import deque
 
 from flarecli.errors import FlareError
 from flarecli.model import Cursor
+from flarecli.read.heap import keep_freed
 from flarecli.read.rows import Order, Rows
 from flarecli.storage import threads
 
@@ -36,6 +37,7 @@ def begun(data: Rows, order: Order, place: Cursor, ranks: int) -> Fetching | Non
 
 def expected(data: Rows, ranks: int) -> None:
     """Say that this process will read most rows, if not too many ranks share them."""
+    keep_freed()  # also where other processes open the shards, and batches come from them
     if ranks <= _BESIDE and (together := data.stored) >= _LITTLE:
         data.expect(together)
 
