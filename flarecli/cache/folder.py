@@ -343,7 +343,7 @@ class Part:
         try:
             with self._folder.locked():  # a listing that somebody takes room by could miss a file that changes its name meanwhile
                 os.rename(self._name, one.name, src_dir_fd=folder, dst_dir_fd=folder)
-                self._folder.places.changed()
+                self._folder.places.added(one.name)
         except OSError as error:
             if not isinstance(error, FileNotFoundError):  # else somebody took this process for dead
                 self._folder.warn(_words(error))

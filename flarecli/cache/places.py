@@ -20,36 +20,37 @@ class Places:
     """The places of copies, as a listing says. This process tells when it adds one; others that come meanwhile cost a fetch at worst."""
 
     def __init__(self) -> None:
-        self._known: frozenset[str] | None = None
+        self._known: set[str] | None = None
         self._listed = 0.0
         self._changes = 0
         self._lock = threading.Lock()
 
-    def changed(self) -> None:
-        """Forget what was listed: there is one more."""
+    def added(self, place: str) -> None:
+        """Say that there is a copy more: to list all names again for each would cost more than the copy, where there are thousands."""
         with self._lock:
-            self._changes, self._known = self._changes + 1, None
+            self._changes += 1
+            if self._known is not None:
+                self._known.add(place[:PLACE])
 
     def may_hold(self, folder: int, place: str, is_alone: bool) -> bool:
         """Say whether there may be a copy, of whatever version, whose name begins so. `folder` is open."""
         with self._lock:
-            known, before = self._known, self._changes
-            if not is_alone or time.monotonic() - self._listed >= _BELIEVED_S:
-                known = None
-        if known is None:
-            listed = time.monotonic()
-            try:
-                with listing(folder) as own:
-                    names = os.listdir(own)
-            except OSError:
-                return True
-            if len(names) > _NAMES:
-                return True
-            known = frozenset(name[:PLACE] for name in names if NAME.fullmatch(name))
-            with self._lock:
-                if before == self._changes:
-                    self._known, self._listed = known, listed
-        return place[:PLACE] in known
+            before = self._changes
+            if is_alone and self._known is not None and time.monotonic() - self._listed < _BELIEVED_S:
+                return place[:PLACE] in self._known
+        listed = time.monotonic()
+        try:
+            with listing(folder) as own:
+                names = os.listdir(own)
+        except OSError:
+            return True
+        if len(names) > _NAMES:
+            return True
+        known = {name[:PLACE] for name in names if NAME.fullmatch(name)}
+        with self._lock:
+            if before == self._changes:  # else it may miss what came meanwhile
+                self._known, self._listed = known, listed
+            return place[:PLACE] in known
 
 
 @contextlib.contextmanager

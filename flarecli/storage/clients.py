@@ -1,10 +1,13 @@
 """Clients of obstore: opened when they are needed, for each process anew, one way to be let in after another.
 
-What is set where, what they may cost, and an error of ours when they cannot be made.
+What is set where, what they may cost, and an error of ours when they cannot be made. Stores that would open the same client
+share one, with its connections: to open one takes as long as a hundred small objects.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +20,8 @@ __all__ = ["Clients"]
 
 _KINDS = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
 _CONNECT_S = 10
+_MOST = 64  # clients of a process that are kept for whoever would open the same
+_shared: dict[tuple[int, bytes], Any] = {}  # by process, and by what a client depends on
 
 
 class Clients:
@@ -50,6 +55,8 @@ class Clients:
             _, clients = self._open
             if clients[-1][1] is not refused:
                 return True  # another thread has
+            for key in [key for key, client in _shared.items() if client is refused]:  # what let it in may be renewed
+                del _shared[key]
             for i in range(len(clients), len(self._ways)):
                 if self.way(i).is_open:
                     clients.append(self._opened(library, i))
@@ -67,7 +74,16 @@ class Clients:
         return [way for way, _ in self._open[1]]
 
     def _opened(self, library: Any, i: int) -> tuple[Way, Any]:
-        return self.way(i), _client(library, self._home, self.way(i), self._limits)
+        way = self.way(i)
+        known = repr((self._home, sorted(way.config.items()), self._limits, sorted(os.environ.items())))  # the library looks there itself
+        key = native.pid(), hashlib.sha256(known.encode("utf-8", "surrogateescape")).digest()
+        if key not in _shared:
+            made = _client(library, self._home, way, self._limits)
+            own = [one for one in _shared if one[0] == native.pid()]  # ending a parent's client could wait for threads that are not here
+            for one in own[: len(own) + 1 - _MOST]:
+                del _shared[one]
+            _shared[key] = made
+        return way, _shared[key]
 
 
 def _client(library: Any, home: str, way: Way, limits: Limits) -> Any:

@@ -24,6 +24,7 @@ from flarecli.storage.window import Window
 
 __all__ = ["shared", "transfer"]
 
+_BUFFER = 512 << 10  # bytes handed over at once: each time the interpreter is waited for, and here there are few transfers
 _KEPT = 64  # idle handles of an engine, each with its connections, for each kind
 _lock = threading.Lock()
 _shared: dict[Limits, Engine] = {}
@@ -77,6 +78,7 @@ def transfer(request: Request, engine: Engine) -> bool:
 
 def _opened(limits: Limits, permitted: bool) -> Slot:
     slot = Slot(limits, permitted, Window(None))
+    slot.easy.setopt(pycurl.BUFFERSIZE, _BUFFER)
     slot.easy.setopt(pycurl.LOW_SPEED_LIMIT, SLOW)
     slot.easy.setopt(pycurl.LOW_SPEED_TIME, math.ceil(limits.timeout_s))
     slot.easy.setopt(pycurl.TIMEOUT_MS, min(int(1000 * limits.deadline_s), (1 << 31) - 1))

@@ -241,11 +241,14 @@ class ObjectStore:
     def _many(self, path: str, pieces: Sequence[tuple[int, int]], known: _Known | None = None) -> tuple[list[memoryview], _Known]:
         jobs = self.guard.limits.jobs
         if len(pieces) <= _FEW or max(stop - start for start, stop in pieces) > PIECE >> 3:
-            done = []
-            if known is None:  # the first says which version the others must be
-                first, known = alone(partial(self._got, path, None, pieces[0]))
-                done = [first]
-            rest = side_by_side(partial(self._got, path, known), pieces[len(done) :], jobs) if len(pieces) > len(done) else []
+            done = list[memoryview]()
+            if known is None:  # the first few say which version the others must be, and must all be of one
+                first = side_by_side(partial(self._got, path, None), pieces[:AHEAD], jobs)
+                known = first[0][1]
+                for data, seen in first:
+                    known = self._learn(path, *seen, known)
+                    done.append(data)
+            rest = side_by_side(partial(self._got, path, known), pieces[len(done) :], jobs)
             return done + [data for data, _ in rest], known
         known = known or alone(partial(self._head, path))
         groups = [pieces[i : i + _GROUP] for i in range(0, len(pieces), _GROUP)]

@@ -13,13 +13,14 @@ import textwrap
 import threading
 import time
 import warnings
+from itertools import pairwise
 
 import pytest
 
 from flarecli.cache import BLOCK, Cache, CacheWarning, folder, kept
 from flarecli.cache.entries import entry
 from flarecli.hashes import digest
-from flarecli.storage import Guard, locate
+from flarecli.storage import Guard, http, locate
 
 DATA = random.Random(5).randbytes(5 * BLOCK + 12_345)
 
@@ -82,6 +83,25 @@ def test_an_object_that_was_read_through_is_one_file_and_mapped(web, home):
     assert bytes((opened(web, home) / "a").map()) == DATA
     assert bodies(web) == []
     assert (opened(web, home) / "a").unmapped().map() is None
+
+
+def test_an_object_that_is_fetched_whole_is_asked_for_once(web, home):
+    web.file("/d/a", DATA, '"one"')
+    at = opened(web, home) / "a"
+    assert at.store.keep(at.path, len(DATA))
+    assert bytes(at.map()) == DATA
+    assert [headers["range"] for _, headers in web.requests] == [f"bytes=0-{len(DATA) - 1}"]
+
+
+def test_a_large_object_is_fetched_by_several_requests(web, home, monkeypatch):
+    monkeypatch.setattr(http, "_PIECE", 2 * BLOCK)
+    web.file("/d/a", DATA, '"one"')
+    at = opened(web, home) / "a"
+    assert at.store.keep(at.path, len(DATA))
+    assert bytes(at.map()) == DATA
+    edges = [0, 2 * BLOCK, 4 * BLOCK, len(DATA)]
+    assert sorted(headers["range"] for _, headers in web.requests) == [f"bytes={a}-{b - 1}" for a, b in pairwise(edges)]
+    assert [headers.get("if-match") for _, headers in web.requests] == [None, '"one"', '"one"']
 
 
 def test_an_object_that_is_half_used_becomes_one_file(web, home):
@@ -434,7 +454,7 @@ def test_only_what_comes_over_the_network_is_kept(tmp_path, web, home):
 FEW_HANDLES = """
     import os, resource, sys
     from flarecli.cache import Cache
-    from flarecli.storage import Guard, locate
+    from flarecli.storage import Guard, http, locate
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     guard, views = Guard(keeper=Cache(sys.argv[2])), []

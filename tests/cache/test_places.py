@@ -35,6 +35,17 @@ def test_a_copy_that_this_process_adds_is_seen_at_once(alone):
     assert not alone.may_hold(place_of(ADDRESS + "x"))
 
 
+def test_copies_that_this_process_adds_take_no_listing_each(alone, monkeypatch):
+    monkeypatch.setattr(places, "_BELIEVED_S", 1000.0)
+    listed, listdir = [], os.listdir
+    monkeypatch.setattr(os, "listdir", lambda fd: listed.append(fd) or listdir(fd))
+    for i in range(20):
+        assert not alone.may_hold(place_of(f"{ADDRESS}{i}"))
+        kept(alone, f"{ADDRESS}{i}")
+    assert all(alone.may_hold(place_of(f"{ADDRESS}{i}")) for i in range(20))
+    assert len(listed) == 1
+
+
 def test_a_copy_that_another_adds_is_seen_after_a_moment(alone, monkeypatch):
     monkeypatch.setattr(places, "_BELIEVED_S", 1000.0)
     assert not alone.may_hold(place_of(ADDRESS))
@@ -57,7 +68,7 @@ def test_a_listing_under_way_while_a_copy_is_added_is_not_believed(alone, monkey
 
     def slow(fd):
         found = listdir(fd)
-        known.changed()
+        known.added(place_of(ADDRESS))
         return found
 
     monkeypatch.setattr(places, "_BELIEVED_S", 1000.0)

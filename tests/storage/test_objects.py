@@ -249,6 +249,18 @@ def test_a_change_between_two_reads_is_noticed_and_begins_again_where_it_can(clo
     assert locate("s3://b/c").read_many([(0, 10), (150_000, 150_010)]) == [DATA[:10], DATA[150_000:150_010]]
 
 
+def test_the_first_pieces_of_a_read_do_not_wait_for_one_another(cloud):
+    together = threading.Barrier(3)
+
+    def page(handler, times):
+        together.wait(20)
+        return thing(handler)
+
+    cloud.pages["/b/a"] = page
+    ranges = [(start, start + 10) for start in (0, 70_000, 140_000)]
+    assert locate("s3://b/a").read_many(ranges) == [DATA[a:b] for a, b in ranges]
+
+
 def test_many_ranges_of_an_object_that_changes_meanwhile_are_begun_again(cloud):
     asked = threading.Event()
 
