@@ -8,7 +8,7 @@ help:   ## list targets
 demo: .venv/installed  ## pack 500 photographs over HTTP, look at them in every way, unpack and compare: two minutes at most
 	@$(BIN)/python docs/demo.py demo
 test: .venv/dev  ## unit tests: nothing but this machine is asked
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 interop: .venv/dev  ## the tests beside the original libraries, which are installed for it (1.5 GB)
 	@mkdir -p .venv/peers
 	$(BIN)/python tests/interop/environments.py .venv/peers > .venv/peers/names

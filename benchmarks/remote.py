@@ -2,8 +2,7 @@
 
     remote.py [--rounds N] [--rows N] [--shard BYTES …]
 
-With shards of 2.5 and 8 MB, and of the 64 MiB that the original writes unless told: what a shard costs besides its bytes weighs less there,
-and a tenth of the data is three of them.
+With shards of 2.5 and 8 MB, and of the 64 MiB that flare and the original write unless told: what a shard costs besides its bytes weighs less there.
 
 A local nginx answers path-style GETs, unsigned, as fast as it can, on the same cores: what it takes of them is told. Then again with at
 most RATE for each request, about what a bucket gives one: there the cores wait. `obstore` gets each shard by a thread of four and drops
@@ -32,7 +31,7 @@ from typing import Any
 from storage import serve
 
 ROWS, SAMPLE, SHARDS, WINDOW, RANKS, LEAST, RATE = 40_000, 20_000, (2_500_000, 8_000_000, 1 << 26), 3, 4, 0.7, "80m"
-LEAST_SHARDS = 36  # of a dataset: a tenth holds a window
+LEAST_SHARDS = 96  # of a dataset: a tenth holds three windows, and the first one, for which batches wait, is little of an epoch
 
 
 def make(folder: Path, rows: int, shard: int) -> int:

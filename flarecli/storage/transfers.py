@@ -65,7 +65,7 @@ class Engine:
         self._lane = Lane(limits, self._window, self.hosts)
         self._tries = Tries(limits.retries, self.hosts)
         self._active: set[Slot] = set()
-        self._checked = 0.0
+        self._checked = self._now = 0.0  # when slow transfers were looked for; when requests could last be started
         self.idle: dict[bool, list[Slot]] = {False: [], True: []}  # handles of transfers that are made elsewhere, see `direct`
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
@@ -173,7 +173,7 @@ class Engine:
         while self._calls:
             what, argument = self._calls.popleft()
             what(argument)
-        now = time.monotonic()
+        now = self._now = time.monotonic()
         for pool in self._both:
             if pool.busy:
                 self._collect(pool, now)
@@ -189,7 +189,7 @@ class Engine:
     def _timeout(self) -> float | None:
         now = time.monotonic()
         dues = [self._checked + self._tick_s] if self._active else []
-        dues += [due for due in (self._tries.next_due(), self.hosts.next_due(now)) if due is not None]
+        dues += [due for due in (self._tries.next_due(), self.hosts.next_due(self._now)) if due is not None]  # not `now`: it may be due since
         pauses = [pause for pool in self._both if (pause := pool.due()) is not None]
         if dues:
             pauses.append(max(0.0, min(dues) - now))

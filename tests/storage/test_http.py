@@ -3,6 +3,7 @@
 import gzip
 import os
 import pickle
+import random
 import shutil
 import socket
 import ssl
@@ -19,7 +20,7 @@ import pytest
 from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, ReachError, UnsafeError, UsageError
 from flarecli.storage import Guard, Limits, locate, slots
 
-DATA = os.urandom(300_000)
+DATA = random.Random(1).randbytes(300_000)
 
 
 def caught(error, call, *args):

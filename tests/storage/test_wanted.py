@@ -2,10 +2,11 @@
 
 import os
 import threading
+import time
 
 from flarecli.storage.addresses import parse
 from flarecli.storage.hosts import Hosts
-from flarecli.storage.transfers import Fault, Page, Wanted
+from flarecli.storage.transfers import Engine, Fault, Page, Wanted
 
 BODY = os.urandom(20_000)
 
@@ -66,6 +67,21 @@ def test_one_that_was_tried_again_is_like_the_others(web, engine, monkeypatch):
         web.pages[f"/{i}"] = serve
     one = engine(jobs=4)
     assert fetched(one, [web.url(f"/{i}") for i in range(30)]) == [b"/%d" % i for i in range(30)]
+
+
+def test_a_crowded_host_whose_time_comes_while_the_thread_is_held_up_is_asked_again(web, engine, monkeypatch):
+    """A busy machine may stop the thread between its look at what may be started and its wait."""
+    monkeypatch.setattr("flarecli.storage.tries.WAIT_S", 0.001)
+    reckoned = Engine._timeout
+
+    def held_up(self):
+        if not self._active:
+            time.sleep(0.05)  # more than a crowded host's pace
+        return reckoned(self)
+
+    monkeypatch.setattr(Engine, "_timeout", held_up)
+    web.pages["/a"] = lambda handler, times: handler.answer(503 if times == 1 else 200, b"a")
+    assert fetched(engine(jobs=1), [web.url("/a")] * 3) == [b"a"] * 3
 
 
 def test_passwords_go_to_their_own_objects_only(web, engine):
