@@ -17,6 +17,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background jo
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_make_parametrize_id(val, argname):
+    """Name tests by no bytes: those of gzip hold the time, and processes that run a part of the tests each must call them the same."""
+    return argname if isinstance(val, bytes) else None
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
