@@ -28,7 +28,6 @@ from flarecli.storage.transfers import Request
 __all__ = ["HttpStore"]
 
 _BLOCK = 1 << 20  # a file up to this size is read at once
-_PIECE = 8 << 20  # what one request reads of a range that is handed on as it comes
 _WINDOW = 8 << 20  # bytes of a larger one that may be read before they are used
 _KEPT = 64 << 20  # bytes of files from servers that ignore ranges; one larger than that is kept alone
 _KNOWN = 1 << 16  # files whose size and version are remembered
@@ -143,8 +142,7 @@ class HttpStore:
 
     def views(self, path: str, start: int, stop: int) -> list[memoryview]:
         """Read a range as `read` does, a large one as several side by side; give them in order and not copied."""
-        ranges = [(at, min(at + _PIECE, stop)) for at in range(start, stop, _PIECE)] if stop - start > 2 * _PIECE else [(start, stop)]
-        return [memoryview(data) for data in self._read_pieces(path, ranges)]
+        return [memoryview(data) for data in self._read_pieces(path, plan.split(start, stop))]
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         pieces, piece_of = plan.joined(ranges)

@@ -20,7 +20,7 @@ from flarecli.storage.answers import changed
 from flarecli.storage.clients import Clients
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, short_read
 from flarecli.storage.threads import ahead, alone, in_order, side_by_side
-from flarecli.storage.uploads import AHEAD, PIECE, upload
+from flarecli.storage.uploads import AHEAD, upload
 
 __all__ = ["ObjectStore", "Unconditional"]
 
@@ -223,8 +223,8 @@ class ObjectStore:
 
     def views(self, path: str, start: int, stop: int | None) -> list[memoryview]:
         """Read as `read` does; give the bytes as the library has them, in order and not copied."""
-        if stop is not None and stop - start > 2 * PIECE:
-            pieces = [(at, min(at + PIECE, stop)) for at in range(start, stop, PIECE)]
+        pieces = [] if stop is None else plan.split(start, stop)
+        if len(pieces) > 1:
             return self._of_one_version(path, lambda known: self._many(path, pieces, known))
         return [self._of_one_version(path, lambda known: alone(partial(self._got, path, known, (start, stop))))]
 
@@ -240,7 +240,7 @@ class ObjectStore:
 
     def _many(self, path: str, pieces: Sequence[tuple[int, int]], known: _Known | None = None) -> tuple[list[memoryview], _Known]:
         jobs = self.guard.limits.jobs
-        if len(pieces) <= _FEW or max(stop - start for start, stop in pieces) > PIECE >> 3:
+        if len(pieces) <= _FEW or max(stop - start for start, stop in pieces) > plan.PIECE >> 3:
             done = list[memoryview]()
             if known is None:  # the first few say which version the others must be, and must all be of one
                 first = side_by_side(partial(self._got, path, None), pieces[:AHEAD], jobs)
@@ -347,7 +347,7 @@ class ObjectStore:
         """Write a large object as an upload of many parts, which appears at its end; what raises in between drops it."""
         if not replace:  # the library has no condition for these: two that begin at once may both end
             self._refuse_what_is_there(path)
-        self._do(path, lambda library, client: library.put(client, path, pieces, use_multipart=True, chunk_size=PIECE, max_concurrency=AHEAD))
+        self._do(path, lambda library, client: library.put(client, path, pieces, use_multipart=True, chunk_size=plan.PIECE, max_concurrency=AHEAD))
 
     def _refuse_what_is_there(self, path: str) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Ranges of a file, planned: those that lie near each other become one piece, since a gap costs less to read than another request."""
+"""Ranges of a file, planned: near ones become one piece, since a gap costs less to read than another request; a large one becomes several."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ from collections.abc import Sequence
 
 from flarecli.storage.location import Part
 
-__all__ = ["cut", "joined"]
+__all__ = ["PIECE", "cut", "joined", "split"]
 
+PIECE = 8 << 20  # what one request reads, or one part of an upload holds
 _NEAR = 1 << 16  # bytes of a gap that costs less to read
+
+
+def split(start: int, stop: int) -> list[tuple[int, int]]:
+    """Cut a large range into pieces that are asked for side by side; what is little more than one of them is not cut."""
+    return [(at, min(at + PIECE, stop)) for at in range(start, stop, PIECE)] if stop - start > 2 * PIECE else [(start, stop)]
 
 
 def joined(ranges: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[int]]:

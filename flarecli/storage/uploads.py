@@ -13,11 +13,11 @@ from queue import Empty, Full, Queue, SimpleQueue
 
 from flarecli.hashes import Sums
 from flarecli.storage.location import Part
+from flarecli.storage.plan import PIECE
 from flarecli.storage.threads import Outcome, begin, wait_for
 
-__all__ = ["AHEAD", "PIECE", "upload"]
+__all__ = ["AHEAD", "upload"]
 
-PIECE = 8 << 20  # what one request reads, or one part of an upload holds
 AHEAD = 4  # pieces under way at a time
 _GRACE_S = 2.0  # how long dropping an upload is waited for
 

@@ -9,7 +9,8 @@ import pytest
 
 from flarecli.hashes import Sums
 from flarecli.storage import uploads
-from flarecli.storage.uploads import PIECE, upload
+from flarecli.storage.plan import PIECE
+from flarecli.storage.uploads import upload
 
 
 def test_an_upload_that_has_failed_takes_no_more_of_what_is_to_be_written():
