@@ -76,7 +76,7 @@ class Clients:
     def _opened(self, library: Any, i: int) -> tuple[Way, Any]:
         way = self.way(i)
         known = repr((self._home, sorted(way.config.items()), self._limits, sorted(os.environ.items())))  # the library looks there itself
-        key = native.pid(), hashlib.sha256(known.encode("utf-8", "surrogateescape")).digest()
+        key = native.pid(), hashlib.sha256(known.encode()).digest()
         if key not in _shared:
             made = _client(library, self._home, way, self._limits)
             own = [one for one in _shared if one[0] == native.pid()]  # ending a parent's client could wait for threads that are not here
