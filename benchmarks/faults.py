@@ -46,7 +46,13 @@ class Gate:
             answer("200 OK", [("Content-Type", "application/json")])
             return [json.dumps(self.counts).encode()]
         verb, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "")
-        what = "list" if "list-type" in query else "delete" if verb == "DELETE" or query.startswith("delete") else verb
+        what = (
+            "list"
+            if "list-type" in query
+            else "delete"
+            if verb == "DELETE" or query.startswith("delete")
+            else verb
+        )
         with self.lock:
             self.counts[what] += 1
             self.counts["bytes in"] += int(environ.get("CONTENT_LENGTH") or 0)
@@ -83,8 +89,20 @@ def served(args) -> tuple[subprocess.Popen, str]:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
-    argv = [sys.executable, __file__, "--serve", str(port), "--latency", str(args.latency), "--faults", str(args.faults)]
-    server, at = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL), f"http://127.0.0.1:{port}"
+    argv = [
+        sys.executable,
+        __file__,
+        "--serve",
+        str(port),
+        "--latency",
+        str(args.latency),
+        "--faults",
+        str(args.faults),
+    ]
+    server, at = (
+        subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL),
+        f"http://127.0.0.1:{port}",
+    )
     for _ in range(300):
         try:
             urllib.request.urlopen(urllib.request.Request(f"{at}/bucket", method="PUT")).close()
@@ -100,11 +118,18 @@ def index(path: str, rows: int, part_rows: int) -> None:
         for first in range(0, rows, AT_ONCE):
             ids = pa.array(np.arange(first, min(first + AT_ONCE, rows)))
             words = pc.binary_repeat("word ", pa.array(np.arange(len(ids)) % 17))
-            file.write_table(pa.table([ids, pc.binary_join_element_wise(words, ids.cast(pa.string()), "-")], schema), row_group_size=part_rows)
+            file.write_table(
+                pa.table(
+                    [ids, pc.binary_join_element_wise(words, ids.cast(pa.string()), "-")], schema
+                ),
+                row_group_size=part_rows,
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--part-rows", type=int, default=50_000)
     parser.add_argument("--latency", type=float, default=0.005, help="seconds")
@@ -115,8 +140,17 @@ def main() -> None:
         serve(args.serve, args.latency, args.faults)
         return
     server, at = served(args)
-    secrets = {"AWS_ACCESS_KEY_ID": "AKIDEXAMPLE", "AWS_SECRET_ACCESS_KEY": "verysecret", "AWS_EC2_METADATA_DISABLED": "true"}
-    os.environ.update(AWS_ENDPOINT_URL=at, AWS_CONFIG_FILE=os.devnull, AWS_SHARED_CREDENTIALS_FILE=os.devnull, **secrets)
+    secrets = {
+        "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",
+        "AWS_SECRET_ACCESS_KEY": "verysecret",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    os.environ.update(
+        AWS_ENDPOINT_URL=at,
+        AWS_CONFIG_FILE=os.devnull,
+        AWS_SHARED_CREDENTIALS_FILE=os.devnull,
+        **secrets,
+    )
     try:
         with tempfile.TemporaryDirectory() as scratch:
             source, local = f"{scratch}/index.parquet", Path(scratch, "local")
@@ -126,14 +160,21 @@ def main() -> None:
             most, took = measure.peak([measure.FLARE, "pack", source, "s3://bucket/out", *options])
             with urllib.request.urlopen(at + COUNTS) as answer:
                 counts = json.load(answer)
-            same = (local / "playlist.yaml").read_bytes() == locate("s3://bucket/out/playlist.yaml").read()
+            same = (local / "playlist.yaml").read_bytes() == locate(
+                "s3://bucket/out/playlist.yaml"
+            ).read()
             shards = len(list(local.glob("*/*.mds")))
     finally:
         server.terminate()
         server.wait()
-    parts, requests = -(-args.rows // args.part_rows), sum(counts[verb] for verb in VERBS if verb in counts)
+    parts, requests = (
+        -(-args.rows // args.part_rows),
+        sum(counts[verb] for verb in VERBS if verb in counts),
+    )
     print(f"{args.rows:,} rows, {parts:,} parts, {shards:,} shards, load {os.getloadavg()[0]:.1f}")
-    print(f"{requests:,} requests, {requests / parts:.1f} a part, {requests / shards:.1f} a shard: {counts}")
+    print(
+        f"{requests:,} requests, {requests / parts:.1f} a part, {requests / shards:.1f} a shard: {counts}"
+    )
     print(f"{took:.0f} s, {here.wall:.0f} s into a folder; peak {most / 1e6:.0f} MB")
     sys.exit(None if same else "the playlists differ")
 

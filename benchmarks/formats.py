@@ -33,7 +33,9 @@ PEERS = {
     "ffrecord": "",  # this interpreter does
 }
 FLOORS = ("mds", "granular", "ffrecord")
-WORKLOADS = {name: ("w1",) if name in ("json", "csv") else ("w1", "w2", "w3") for name in PEERS}  # lines hold no bytes
+WORKLOADS = {
+    name: ("w1",) if name in ("json", "csv") else ("w1", "w2", "w3") for name in PEERS
+}  # lines hold no bytes
 LABELS = {
     "row": "random row",
     "row_of_dataset": "same, data.rows",
@@ -57,7 +59,9 @@ TIMES_PEER = {  # at least so many times the original, w1 w2 w3
     ("ffrecord", "views"): (2, 8, 8),
 }
 TIMES_FLOOR = {(name, "row"): (1.3, 1.3, 1.3) for name in FLOORS}  # at most so many times the floor
-AT_MOST = {("ffrecord", "write"): (3.2 * 1.2, 18 * 1.2, 500 * 1.2)}  # µs: the original's own figures, of another machine
+AT_MOST = {
+    ("ffrecord", "write"): (3.2 * 1.2, 18 * 1.2, 500 * 1.2)
+}  # µs: the original's own figures, of another machine
 
 
 class Child:
@@ -65,7 +69,13 @@ class Child:
 
     def __init__(self, python: str, side: str, form: str, folder: str) -> None:
         argv = [python, str(HERE / "formats_child.py"), side, form, folder]
-        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **KEEP})
+        self._process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **KEEP},
+        )
 
     def ask(self, workload: str, operation: str) -> float:
         if self._process.stdin is None or self._process.stdout is None:
@@ -94,22 +104,43 @@ class Line(NamedTuple):
     costs: dict[str, list[float]]
 
     def shown(self) -> str:
-        cells = [f"{statistics.median(self.costs[side]):9.2f}" if side in self.costs else f"{'':9}" for side in ("flare", "peer", "floor")]
+        cells = [
+            f"{statistics.median(self.costs[side]):9.2f}" if side in self.costs else f"{'':9}"
+            for side in ("flare", "peer", "floor")
+        ]
         return f"{self.form:11}{self.workload:4}{LABELS[self.operation]:19}{''.join(cells)}   {'; '.join(self.ratios())}"
 
     def ratios(self) -> list[str]:
         number, key = int(self.workload[1]) - 1, (self.form, self.operation)
         out = []
         if "peer" in self.costs:
-            out.append(_told("times the original", self.ratio("peer"), TIMES_PEER.get(key, (None,) * 3)[number], True))
+            out.append(
+                _told(
+                    "times the original",
+                    self.ratio("peer"),
+                    TIMES_PEER.get(key, (None,) * 3)[number],
+                    True,
+                )
+            )
         if "floor" in self.costs:
-            out.append(_told("of the floor", 1 / self.ratio("floor"), TIMES_FLOOR.get(key, (None,) * 3)[number], False))
+            out.append(
+                _told(
+                    "of the floor",
+                    1 / self.ratio("floor"),
+                    TIMES_FLOOR.get(key, (None,) * 3)[number],
+                    False,
+                )
+            )
         if key in AT_MOST:
-            out.append(_told("µs", statistics.median(self.costs["flare"]), AT_MOST[key][number], False))
+            out.append(
+                _told("µs", statistics.median(self.costs["flare"]), AT_MOST[key][number], False)
+            )
         return out
 
     def ratio(self, side: str) -> float:
-        return statistics.median(other / own for other, own in zip(self.costs[side], self.costs["flare"], strict=True))
+        return statistics.median(
+            other / own for other, own in zip(self.costs[side], self.costs["flare"], strict=True)
+        )
 
 
 def _told(what: str, value: float, wanted: float | None, at_least: bool) -> str:
@@ -120,19 +151,39 @@ def _told(what: str, value: float, wanted: float | None, at_least: bool) -> str:
 
 
 def operations(form: str) -> tuple[str, ...]:
-    return ("row", "row_of_dataset", "scan", "scan_views", *(("copies", "views") if form == "ffrecord" else ()), "write")
+    return (
+        "row",
+        "row_of_dataset",
+        "scan",
+        "scan_views",
+        *(("copies", "views") if form == "ffrecord" else ()),
+        "write",
+    )
 
 
 def sides_of(form: str, operation: str, children: dict[str, Child]) -> list[str]:
     out = []
     for side in children:
-        if side == "flare" or (operation not in OWN and operation not in NOT_OF.get(side, {}).get(form, ())):
+        if side == "flare" or (
+            operation not in OWN and operation not in NOT_OF.get(side, {}).get(form, ())
+        ):
             out.append(side)
-    return [side for side in out if side != "floor" or operation not in ("copies", "views", *(("write",) if form != "mds" else ()))]
+    return [
+        side
+        for side in out
+        if side != "floor"
+        or operation not in ("copies", "views", *(("write",) if form != "mds" else ()))
+    ]
 
 
-def measured(form: str, workload: str, children: dict[str, Child], rounds: int, only: list[str]) -> list[Line]:
-    lines = [Line(form, workload, operation, {}) for operation in operations(form) if not only or operation in only]
+def measured(
+    form: str, workload: str, children: dict[str, Child], rounds: int, only: list[str]
+) -> list[Line]:
+    lines = [
+        Line(form, workload, operation, {})
+        for operation in operations(form)
+        if not only or operation in only
+    ]
     for number in range(rounds + 1):
         for line in lines:
             sides = sides_of(form, line.operation, children)
@@ -143,15 +194,21 @@ def measured(form: str, workload: str, children: dict[str, Child], rounds: int, 
     for line in lines:  # what flare has two ways for is held against the one that the others have
         if line.operation in RIVALS:
             for other in (one for one in lines if one.operation == RIVALS[line.operation]):
-                line.costs.update({side: other.costs[side] for side in ("peer", "floor") if side in other.costs})
+                line.costs.update(
+                    {side: other.costs[side] for side in ("peer", "floor") if side in other.costs}
+                )
     return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("formats", nargs="*", help=f"{', '.join(PEERS)}; default: all")
     parser.add_argument("--workloads", default="w1,w2,w3")
-    parser.add_argument("--only", default="", help=f"operations, of {', '.join(LABELS)}; default: all")
+    parser.add_argument(
+        "--only", default="", help=f"operations, of {', '.join(LABELS)}; default: all"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     if unknown := [name for name in args.formats if name not in PEERS]:
@@ -159,14 +216,21 @@ def main() -> None:
     only = [name for name in args.only.split(",") if name]
     from formats_flare import make
 
-    print(f"CPU µs a sample, medians of {args.rounds} rounds\n{'format':15}{'operation':19}{'flare':>9}{'original':>9}{'floor':>9}", flush=True)
+    print(
+        f"CPU µs a sample, medians of {args.rounds} rounds\n{'format':15}{'operation':19}{'flare':>9}{'original':>9}{'floor':>9}",
+        flush=True,
+    )
     for form in args.formats or PEERS:
         python = os.environ.get(PEERS[form]) if PEERS[form] else sys.executable
         with tempfile.TemporaryDirectory() as folder:
             wanted = [name for name in args.workloads.split(",") if name in WORKLOADS[form]]
             for workload in wanted:
                 make(form, workload, Path(folder, workload))
-            pythons = {"flare": sys.executable, **({"peer": python} if python else {}), **({"floor": sys.executable} if form in FLOORS else {})}
+            pythons = {
+                "flare": sys.executable,
+                **({"peer": python} if python else {}),
+                **({"floor": sys.executable} if form in FLOORS else {}),
+            }
             children = {side: Child(path, side, form, folder) for side, path in pythons.items()}
             try:
                 for workload in wanted:

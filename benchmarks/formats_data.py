@@ -16,8 +16,12 @@ class Workload(NamedTuple):
 
 
 WORKLOADS = {
-    "w1": Workload(100_000, 20_000, {"number": "int", "score": "float64", "text": "str"}, 20_000, 2_000),  # 1 KB
-    "w2": Workload(5_000, 5_000, {"caption": "str", "image": "bytes", "label": "int"}, 5_000, 1_000),  # 20 KB
+    "w1": Workload(
+        100_000, 20_000, {"number": "int", "score": "float64", "text": "str"}, 20_000, 2_000
+    ),  # 1 KB
+    "w2": Workload(
+        5_000, 5_000, {"caption": "str", "image": "bytes", "label": "int"}, 5_000, 1_000
+    ),  # 20 KB
     "w3": Workload(1_000, 1_000, {"data": "bytes", "number": "int"}, 500, 300),  # 500 KB
 }
 RECORD = {"w1": "text", "w2": "image", "w3": "data"}  # the field that a format of one column holds
@@ -27,7 +31,10 @@ SHARD = 1 << 26
 def samples(workload: str, rows: int) -> Iterator[dict[str, Any]]:
     """Give the first rows of a workload: text of about 1 KB, bytes like those of a JPEG of about 20 KB, or 500 KB of noise."""
     rng = random.Random(workload)
-    words = [bytes(rng.choices(b"abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 11))).decode() for _ in range(4000)]
+    words = [
+        bytes(rng.choices(b"abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 11))).decode()
+        for _ in range(4000)
+    ]
     text = " ".join(rng.choices(words, k=300_000))
     noise = rng.randbytes(8 << 20)
 
@@ -37,10 +44,18 @@ def samples(workload: str, rows: int) -> Iterator[dict[str, Any]]:
 
     for number in range(rows):
         if workload == "w1":
-            yield {"number": number, "score": rng.random(), "text": piece(text, rng.randint(600, 1400))}
+            yield {
+                "number": number,
+                "score": rng.random(),
+                "text": piece(text, rng.randint(600, 1400)),
+            }
         elif workload == "w2":
             image = b"\xff\xd8\xff\xe0" + piece(noise, rng.randint(15_000, 25_000)) + b"\xff\xd9"
-            yield {"caption": piece(text, rng.randint(20, 80)), "image": image, "label": number % 1000}
+            yield {
+                "caption": piece(text, rng.randint(20, 80)),
+                "image": image,
+                "label": number % 1000,
+            }
         else:
             yield {"data": piece(noise, 500_000), "number": number}
 

@@ -29,7 +29,9 @@ def batches(form: str, workload: str, rows: int) -> list[pa.RecordBatch]:
     size = 0
     for sample in samples(workload, rows):
         held.append({name: sample[name] for name in names})
-        size += sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in held[-1].values())
+        size += sum(
+            len(value) if isinstance(value, (str, bytes)) else 8 for value in held[-1].values()
+        )
         if size > BATCH_BYTES or len(held) == 8192:
             out.append(pa.RecordBatch.from_pylist(held, schema))
             held, size = [], 0
@@ -69,7 +71,9 @@ class Flare:
         shards = [series.shard(i) for i in range(series.chunks)]
         self.rows = picks(workload, False)
         where = np.searchsorted(self.data.edges, self.rows, "right") - 1
-        self.places = [(shards[i], row - edges[i]) for i, row in zip(where.tolist(), self.rows, strict=True)]
+        self.places = [
+            (shards[i], row - edges[i]) for i, row in zip(where.tolist(), self.rows, strict=True)
+        ]
         self.batches: list[pa.RecordBatch] | None = None
 
     def row(self) -> int:

@@ -82,7 +82,13 @@ class Mds(Floor):
                 start = table[row]
                 (size,) = one(data, start)
                 middle = start + 20
-                out.append({"number": data[start + 4 : start + 12], "score": data[start + 12 : middle], "text": data[middle : middle + size]})
+                out.append(
+                    {
+                        "number": data[start + 4 : start + 12],
+                        "score": data[start + 12 : middle],
+                        "text": data[middle : middle + size],
+                    }
+                )
             return out
 
         def w2(data: Any, table: Any, rows: Any) -> list[Any]:
@@ -92,7 +98,13 @@ class Mds(Floor):
                 first, second = two(data, start)
                 middle = start + 8 + first
                 stop = middle + second
-                out.append({"caption": data[start + 8 : middle], "image": data[middle:stop], "label": data[stop : stop + 8]})
+                out.append(
+                    {
+                        "caption": data[start + 8 : middle],
+                        "image": data[middle:stop],
+                        "label": data[stop : stop + 8],
+                    }
+                )
             return out
 
         def w3(data: Any, table: Any, rows: Any) -> list[Any]:
@@ -116,10 +128,23 @@ class Mds(Floor):
 
         def w2(sample: Any) -> bytes:
             caption, image = sample["caption"].encode(), sample["image"]
-            return b"".join((struct.pack("<II", len(caption), len(image)), caption, image, struct.pack("<q", sample["label"])))
+            return b"".join(
+                (
+                    struct.pack("<II", len(caption), len(image)),
+                    caption,
+                    image,
+                    struct.pack("<q", sample["label"]),
+                )
+            )
 
         def w3(sample: Any) -> bytes:
-            return b"".join((struct.pack("<I", len(sample["data"])), sample["data"], struct.pack("<q", sample["number"])))
+            return b"".join(
+                (
+                    struct.pack("<I", len(sample["data"])),
+                    sample["data"],
+                    struct.pack("<q", sample["number"]),
+                )
+            )
 
         encode = {"w1": w1, "w2": w2, "w3": w3}[self.workload]
 
@@ -155,7 +180,9 @@ class Ffrecord(Floor):
             data = mapped(path)
             (rows,) = struct.unpack_from("<q", data, 4)
             starts = struct.unpack_from(f"<{rows}q", data, 12 + 4 * rows)
-            out.append((data, memoryview(struct.pack(f"<{rows + 1}q", *starts, len(data))).cast("q"), rows))
+            out.append(
+                (data, memoryview(struct.pack(f"<{rows + 1}q", *starts, len(data))).cast("q"), rows)
+            )
         return out
 
     def reader(self, workload: str) -> Read:
@@ -171,17 +198,33 @@ class Granular(Floor):
     def shards(self, folder: Path) -> list[tuple[Any, Any, int]]:
         names = sorted(json.loads((folder / "spec.json").read_text()))
         bags = tuple(mapped(folder / f"{name}.bag") for name in names)
-        tables = tuple(memoryview(bytes(8) + (folder / f"{name}.idx").read_bytes()).cast("q") for name in names)
+        tables = tuple(
+            memoryview(bytes(8) + (folder / f"{name}.idx").read_bytes()).cast("q") for name in names
+        )
         return [(bags, tables, len(tables[0]) - 1)]
 
     def reader(self, workload: str) -> Read:
         def w1(bags: Any, tables: Any, rows: Any) -> list[Any]:
             (a, b, c), (i, j, k) = bags, tables
-            return [{"number": a[i[n] : i[n + 1]], "score": b[j[n] : j[n + 1]], "text": c[k[n] : k[n + 1]]} for n in rows]
+            return [
+                {
+                    "number": a[i[n] : i[n + 1]],
+                    "score": b[j[n] : j[n + 1]],
+                    "text": c[k[n] : k[n + 1]],
+                }
+                for n in rows
+            ]
 
         def w2(bags: Any, tables: Any, rows: Any) -> list[Any]:
             (a, b, c), (i, j, k) = bags, tables
-            return [{"caption": a[i[n] : i[n + 1]], "image": b[j[n] : j[n + 1]], "label": c[k[n] : k[n + 1]]} for n in rows]
+            return [
+                {
+                    "caption": a[i[n] : i[n + 1]],
+                    "image": b[j[n] : j[n + 1]],
+                    "label": c[k[n] : k[n + 1]],
+                }
+                for n in rows
+            ]
 
         def w3(bags: Any, tables: Any, rows: Any) -> list[Any]:
             (a, b), (i, j) = bags, tables

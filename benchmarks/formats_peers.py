@@ -49,7 +49,11 @@ class Streaming(Peer):
     def write(self, out: Path) -> Callable[[], int]:
         import streaming
 
-        make = {"mds": streaming.MDSWriter, "json": streaming.JSONWriter, "csv": streaming.CSVWriter}[self.form]
+        make = {
+            "mds": streaming.MDSWriter,
+            "json": streaming.JSONWriter,
+            "csv": streaming.CSVWriter,
+        }[self.form]
         kinds = dict(WORKLOADS[self.workload].kinds)
         if self.form != "mds":
             kinds = {name: {"float64": "float"}.get(kind, kind) for name, kind in kinds.items()}
@@ -116,7 +120,12 @@ class WebDataset(Peer):
             out.mkdir()
             with webdataset.TarWriter(str(out / "00000.tar")) as writer:
                 for i, sample in enumerate(data):
-                    writer.write({"__key__": f"{i:08}", **{names[name]: value for name, value in sample.items()}})
+                    writer.write(
+                        {
+                            "__key__": f"{i:08}",
+                            **{names[name]: value for name, value in sample.items()},
+                        }
+                    )
             return len(data)
 
         return write
@@ -142,7 +151,9 @@ class Plain(Peer):
                 row, i = row - rows_of[i], i + 1
             picked.setdefault(i, []).append(row)
         for i, rows in picked.items():
-            self.batches += [(self.files[i], rows[start : start + 64]) for start in range(0, len(rows) - 63, 64)]
+            self.batches += [
+                (self.files[i], rows[start : start + 64]) for start in range(0, len(rows) - 63, 64)
+            ]
 
     def copies(self) -> int:
         done = 0

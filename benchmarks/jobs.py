@@ -31,16 +31,37 @@ def index(path: str, rows: int) -> None:
     scene = Image.open(io.BytesIO(resize.photograph(1)))
     pictures = []
     for _ in range(rows):
-        left, top = (chance.randrange(whole - side) for whole, side in zip(scene.size, SIDES, strict=True))
+        left, top = (
+            chance.randrange(whole - side) for whole, side in zip(scene.size, SIDES, strict=True)
+        )
         out = io.BytesIO()
         scene.crop((left, top, left + SIDES[0], top + SIDES[1])).save(out, "jpeg", quality=QUALITY)
         pictures.append(out.getvalue())
     columns = {"n": range(rows), "caption": [f"a photograph, number {i}" for i in range(rows)]}
-    pq.write_table(pa.table({**columns, "image": pa.array(pictures, pa.large_binary())}), path, row_group_size=500)
+    pq.write_table(
+        pa.table({**columns, "image": pa.array(pictures, pa.large_binary())}),
+        path,
+        row_group_size=500,
+    )
 
 
 def packing(source: str, out: str, jobs: int) -> list[str]:
-    return [measure.FLARE, "pack", source, out, "--encode", "image=jpeg", "--resize", "256", "-z", "zstd", "--jobs", str(jobs), "--overwrite", "-q"]
+    return [
+        measure.FLARE,
+        "pack",
+        source,
+        out,
+        "--encode",
+        "image=jpeg",
+        "--resize",
+        "256",
+        "-z",
+        "zstd",
+        "--jobs",
+        str(jobs),
+        "--overwrite",
+        "-q",
+    ]
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -67,15 +88,25 @@ def main() -> None:
             ratios.append(costs[1].wall / costs[cores].wall)
             free += [ratios[-1]] if min(alone) >= FREE else []
             used.append(costs[cores].cpu / costs[1].cpu)
-            told = ", ".join(f"--jobs {jobs}: {cost.wall:.1f} s, {cost.cpu:.1f} CPU s" for jobs, cost in sorted(costs.items()))
-            print(f"{told}: {ratios[-1]:.2f}; control {min(alone):.2f}; load {os.getloadavg()[0]:.1f}", flush=True)
+            told = ", ".join(
+                f"--jobs {jobs}: {cost.wall:.1f} s, {cost.cpu:.1f} CPU s"
+                for jobs, cost in sorted(costs.items())
+            )
+            print(
+                f"{told}: {ratios[-1]:.2f}; control {min(alone):.2f}; load {os.getloadavg()[0]:.1f}",
+                flush=True,
+            )
         size = sum(map(len, files(Path(scratch, "1")).values()))
         most, _ = measure.peak(packing(source, f"{scratch}/peak", cores))
     print(
         f"{rows:,} photographs, {size / 1e6:.0f} MB of shards, the same bytes; peak {most / 1e6:.0f} MB; {statistics.median(used):.2f} times the CPU"
     )
     for what, found in (("all pairs", ratios), ("pairs with all cores free", free)):
-        median = f"{statistics.median(found):.2f} times --jobs 1, {min(found):.2f} to {max(found):.2f}" if found else "none"
+        median = (
+            f"{statistics.median(found):.2f} times --jobs 1, {min(found):.2f} to {max(found):.2f}"
+            if found
+            else "none"
+        )
         print(f"{len(found)} {what}: {median}")
 
 

@@ -36,20 +36,41 @@ def make(folder: Path, url: str) -> Path:
     (folder / "pictures").mkdir()
     for i in range(COUNT):
         if i % 50 == 0:  # coarse noise, blown up: as hard to encode as a photograph
-            small = Image.fromarray(noise.integers(0, 255, (HEIGHT // 10, WIDTH // 10, 3), dtype=np.uint8))
+            small = Image.fromarray(
+                noise.integers(0, 255, (HEIGHT // 10, WIDTH // 10, 3), dtype=np.uint8)
+            )
             out = io.BytesIO()
             small.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC).save(out, "JPEG", quality=75)
-        (folder / "pictures" / f"{i:05}.jpg").write_bytes(out.getvalue() + rng.randbytes(8))  # what follows the end is no part of it
+        (folder / "pictures" / f"{i:05}.jpg").write_bytes(
+            out.getvalue() + rng.randbytes(8)
+        )  # what follows the end is no part of it
     links = [f"{url}/pictures/{i:05}.jpg" for i in range(COUNT)]
     path = folder / "links.parquet"
-    pyarrow.parquet.write_table(pa.table({"id": [f"{i:05}" for i in range(COUNT)], "url": links}), path)
+    pyarrow.parquet.write_table(
+        pa.table({"id": [f"{i:05}" for i in range(COUNT)], "url": links}), path
+    )
     print(f"{COUNT} pictures of {len(out.getvalue())} bytes")
     return path
 
 
 def flare(table: Path, out: Path, task: str) -> Cost:
     more = ("--resize", "256", "--quality", "95") if task == "resized" else ()
-    return run([FLARE, "pack", str(table), str(out), "--fetch", "url:jpg", "--key", "id", "--format", "webdataset", "-q", *more])
+    return run(
+        [
+            FLARE,
+            "pack",
+            str(table),
+            str(out),
+            "--fetch",
+            "url:jpg",
+            "--key",
+            "id",
+            "--format",
+            "webdataset",
+            "-q",
+            *more,
+        ]
+    )
 
 
 def img2dataset(table: Path, out: Path, task: str) -> Cost:
@@ -59,10 +80,29 @@ def img2dataset(table: Path, out: Path, task: str) -> Cost:
         else ("--resize_mode", "no", "--disable_all_reencoding", "True")
     )
     argv = (
-        str(Path(os.environ["PEER_PYTHON"]).with_name("img2dataset")), "--url_list", str(table), "--input_format", "parquet", "--url_col", "url",
-        "--output_folder", str(out), "--output_format", "webdataset", "--processes_count", "2", "--thread_count", "64",
-        "--number_sample_per_shard", str(SHARD), "--enable_wandb", "False", "--encode_quality", "95", *mode,
-    )  # fmt: skip
+        str(Path(os.environ["PEER_PYTHON"]).with_name("img2dataset")),
+        "--url_list",
+        str(table),
+        "--input_format",
+        "parquet",
+        "--url_col",
+        "url",
+        "--output_folder",
+        str(out),
+        "--output_format",
+        "webdataset",
+        "--processes_count",
+        "2",
+        "--thread_count",
+        "64",
+        "--number_sample_per_shard",
+        str(SHARD),
+        "--enable_wandb",
+        "False",
+        "--encode_quality",
+        "95",
+        *mode,
+    )
     return run(argv, NO_ALBUMENTATIONS_UPDATE="1")
 
 
@@ -105,10 +145,17 @@ def compare(table: Path, out: Path, task: str, least: float, rounds: int) -> Non
             if packed(out) != COUNT:
                 sys.exit(f"{name}, {task}: {packed(out)} of {COUNT} pictures were packed")
     for name, costs in found.items():
-        wall, cpu = (statistics.median(getattr(cost, kind) for cost in costs) for kind in ("wall", "cpu"))
+        wall, cpu = (
+            statistics.median(getattr(cost, kind) for cost in costs) for kind in ("wall", "cpu")
+        )
         print(f"{task:14}{name:14}{COUNT / wall:8,.0f}/s {COUNT / cpu:8,.0f} a second of CPU")
-    ratio = statistics.median(two.cpu / one.cpu for one, two in zip(found["flare"], found["img2dataset"], strict=True))
-    print(f"{task}: {ratio:.1f} times as many (at least {least}){'' if ratio >= least else '   MISSED'}", flush=True)
+    ratio = statistics.median(
+        two.cpu / one.cpu for one, two in zip(found["flare"], found["img2dataset"], strict=True)
+    )
+    print(
+        f"{task}: {ratio:.1f} times as many (at least {least}){'' if ratio >= least else '   MISSED'}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

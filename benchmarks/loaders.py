@@ -35,7 +35,9 @@ OWN_LOADER = ("ffrecord", "litdata")
 
 def child(python: str, *arguments: str) -> str | None:
     try:
-        ran = subprocess.run([python, CHILD, *arguments], capture_output=True, text=True, check=False, timeout=60)
+        ran = subprocess.run(
+            [python, CHILD, *arguments], capture_output=True, text=True, check=False, timeout=60
+        )
     except subprocess.TimeoutExpired:
         print(f"  {' '.join(arguments)}: not done in a minute", file=sys.stderr)
         return None
@@ -46,16 +48,22 @@ def child(python: str, *arguments: str) -> str | None:
 
 
 def has_torch(python: str) -> bool:
-    return not subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode
+    return not subprocess.run(
+        [python, "-c", "import torch"], capture_output=True, check=False
+    ).returncode
 
 
 def loaders(chosen: list[str], tmp: str) -> None:
-    pythons = {"flare": sys.executable, "floor": sys.executable} | {side: os.environ[name] for side, name in PYTHONS.items() if name in os.environ}
+    pythons = {"flare": sys.executable, "floor": sys.executable} | {
+        side: os.environ[name] for side, name in PYTHONS.items() if name in os.environ
+    }
     pythons = {side: python for side, python in pythons.items() if not chosen or side in chosen}
     for side in pythons:
         if side not in FOLDERS:
             child(pythons[side], "write", side, f"{tmp}/{side}")
-    turns = [(side, "2" if side == "flare" else "0", "") for side in pythons] + ([("flare", "0", "")] if "flare" in pythons else [])
+    turns = [(side, "2" if side == "flare" else "0", "") for side in pythons] + (
+        [("flare", "0", "")] if "flare" in pythons else []
+    )
     has = [side for side in pythons if side not in NO_TORCH and has_torch(pythons[side])]
     turns += [(side, workers, "torch") for side in has for workers in ("0", "2")]
     turns += [(side, "2", "kept") for side in has if side not in OWN_LOADER]
@@ -64,14 +72,18 @@ def loaders(chosen: list[str], tmp: str) -> None:
         print(f"round {number + 1} of {ROUNDS}", file=sys.stderr)
         for turn in turns:
             side, workers, torch = turn
-            told = child(pythons[side], "read", side, f"{tmp}/{FOLDERS.get(side, side)}", workers, torch)
+            told = child(
+                pythons[side], "read", side, f"{tmp}/{FOLDERS.get(side, side)}", workers, torch
+            )
             if told is None:
                 continue
             rate, cost, first = json.loads(told)
             old = best.get(turn, [0, float("inf"), float("inf")])
             best[turn] = [max(rate, old[0]), min(cost, old[1]), min(first, old[2])]
     print(f"{'':32}{'samples/s':>12}{'CPU µs':>10}{'first ms':>10}")
-    for side, workers, torch in sorted(best, key=lambda turn: (turn[2], turn[1] if turn[2] else "", -best[turn][0])):
+    for side, workers, torch in sorted(
+        best, key=lambda turn: (turn[2], turn[1] if turn[2] else "", -best[turn][0])
+    ):
         rate, cost, first = best[side, workers, torch]
         who = f"{workers} {'kept ' * (torch == 'kept')}workers" if torch else f"{workers} threads"
         what = f"{side}, {'torch, ' if torch else ''}{who}" if torch or side == "flare" else side
@@ -95,7 +107,9 @@ def order() -> None:
         positions(steps, rows, 1)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        print(f"order of {rows:>17,} rows: {min(took) / len(steps):5.1f} ns an index, {peak / 1e6:.2f} MB")
+        print(
+            f"order of {rows:>17,} rows: {min(took) / len(steps):5.1f} ns an index, {peak / 1e6:.2f} MB"
+        )
 
 
 def decoding(tmp: str) -> None:
@@ -110,7 +124,9 @@ def decoding(tmp: str) -> None:
     rng, files = np.random.default_rng(1), []
     for _ in range(64):
         out = io.BytesIO()
-        Image.fromarray(rng.integers(0, 255, (12, 16, 3), np.uint8)).resize((640, 480), Image.Resampling.BICUBIC).save(out, "JPEG", quality=90)
+        Image.fromarray(rng.integers(0, 255, (12, 16, 3), np.uint8)).resize(
+            (640, 480), Image.Resampling.BICUBIC
+        ).save(out, "JPEG", quality=90)
         files.append(out.getvalue())
     with flare.Writer(f"{tmp}/jpeg", columns={"image": "jpeg"}) as writer:
         for k in range(1024):
@@ -123,12 +139,19 @@ def decoding(tmp: str) -> None:
         best["pillow"] = max(best["pillow"], 256 / (time.perf_counter() - began))
         for workers in (1, 2):
             began = time.perf_counter()
-            done = sum(len(batch["image"]) for batch in flare.Loader(data, 64, workers=workers, decode={"image": flare.presets.image(224)}))
+            done = sum(
+                len(batch["image"])
+                for batch in flare.Loader(
+                    data, 64, workers=workers, decode={"image": flare.presets.image(224)}
+                )
+            )
             name = f"{workers} thread{'s' * (workers > 1)}"
             best[name] = max(best[name], done / (time.perf_counter() - began))
     for name, rate in best.items():
         print(f"decoding 640 x 480, {name:10}{rate:10,.0f} pictures/s")
-    print(f"two threads {best['2 threads'] / best['1 thread']:.2f} times one, {best['2 threads'] / best['pillow']:.2f} times Pillow's decoding alone")
+    print(
+        f"two threads {best['2 threads'] / best['1 thread']:.2f} times one, {best['2 threads'] / best['pillow']:.2f} times Pillow's decoding alone"
+    )
 
 
 if __name__ == "__main__":

@@ -52,7 +52,9 @@ def loaded(source: Any, seed: int, workers: int, **options: Any) -> Iterator[Bat
     import torch
 
     torch.manual_seed(seed)
-    loader = torch.utils.data.DataLoader(source, num_workers=workers, persistent_workers=keeps, **options)
+    loader = torch.utils.data.DataLoader(
+        source, num_workers=workers, persistent_workers=keeps, **options
+    )
     if keeps:
         kept.append(loader)
     return iter(loader)
@@ -68,9 +70,13 @@ def once_more(seed: int) -> Iterator[Batch]:
     return iter(kept[0])
 
 
-def by_position(read: Callable[[int], dict[str, Any]], seed: int, workers: int, torch: bool) -> Iterator[Batch]:
+def by_position(
+    read: Callable[[int], dict[str, Any]], seed: int, workers: int, torch: bool
+) -> Iterator[Batch]:
     if torch:
-        return loaded(Positions(read), seed, workers, batch_size=BATCH, shuffle=True, collate_fn=collated)
+        return loaded(
+            Positions(read), seed, workers, batch_size=BATCH, shuffle=True, collate_fn=collated
+        )
     return batches(shuffled(seed), read)
 
 
@@ -80,7 +86,9 @@ def by_position(read: Callable[[int], dict[str, Any]], seed: int, workers: int, 
 def write_flare(folder: str) -> None:
     import flarecli as flare
 
-    with flare.Writer(folder, columns={"caption": "str", "image": "bytes", "label": "int"}) as writer:
+    with flare.Writer(
+        folder, columns={"caption": "str", "image": "bytes", "label": "int"}
+    ) as writer:
         for sample in samples("w2", ROWS):
             writer.write(sample)
 
@@ -91,7 +99,13 @@ def read_flare(folder: str, seed: int, workers: int, torch: bool) -> Iterator[Ba
     if torch:
         from flarecli.torch import IterableDataset, tensors
 
-        return loaded(IterableDataset(flare.open(folder), BATCH, seed), seed, workers, batch_size=None, collate_fn=tensors)
+        return loaded(
+            IterableDataset(flare.open(folder), BATCH, seed),
+            seed,
+            workers,
+            batch_size=None,
+            collate_fn=tensors,
+        )
     return iter(flare.Loader(flare.open(folder), BATCH, seed, workers=workers))
 
 
@@ -109,7 +123,11 @@ def read_floor(folder: str, seed: int, workers: int, torch: bool) -> Iterator[Ba
         first, second = two(data, start)
         middle = start + 8 + first
         stop = middle + second
-        return {"caption": data[start + 8 : middle].decode(), "image": data[middle:stop], "label": int.from_bytes(data[stop : stop + 8], "little")}
+        return {
+            "caption": data[start + 8 : middle].decode(),
+            "image": data[middle:stop],
+            "label": int.from_bytes(data[stop : stop + 8], "little"),
+        }
 
     return by_position(read, seed, workers, torch)
 
@@ -120,7 +138,10 @@ def write_lmdb(folder: str) -> None:
     with lmdb.open(folder, map_size=1 << 30) as env, env.begin(write=True) as txn:
         for row, one in enumerate(samples("w2", ROWS)):
             caption = one["caption"].encode()
-            txn.put(b"%08d" % row, struct.pack("<qI", one["label"], len(caption)) + caption + one["image"])
+            txn.put(
+                b"%08d" % row,
+                struct.pack("<qI", one["label"], len(caption)) + caption + one["image"],
+            )
 
 
 def read_lmdb(folder: str, seed: int, workers: int, torch: bool) -> Iterator[Batch]:
@@ -130,10 +151,16 @@ def read_lmdb(folder: str, seed: int, workers: int, torch: bool) -> Iterator[Bat
 
     def read(row: int) -> dict[str, Any]:
         if not opened:
-            opened.append(lmdb.open(folder, readonly=True, lock=False, readahead=False).begin(buffers=True))
+            opened.append(
+                lmdb.open(folder, readonly=True, lock=False, readahead=False).begin(buffers=True)
+            )
         data = opened[0].get(b"%08d" % row)
         label, size = struct.unpack_from("<qI", data)
-        return {"caption": bytes(data[12 : 12 + size]).decode(), "image": bytes(data[12 + size :]), "label": label}
+        return {
+            "caption": bytes(data[12 : 12 + size]).decode(),
+            "image": bytes(data[12 + size :]),
+            "label": label,
+        }
 
     return by_position(read, seed, workers, torch)
 
@@ -153,15 +180,24 @@ def read_litdata(folder: str, seed: int, workers: int, torch: bool) -> Iterator[
 
     data = StreamingDataset(folder, shuffle=True, seed=seed)
     if torch:
-        return iter(StreamingDataLoader(data, batch_size=BATCH, num_workers=workers, collate_fn=collated))
+        return iter(
+            StreamingDataLoader(data, batch_size=BATCH, num_workers=workers, collate_fn=collated)
+        )
     rows = (row for row in data)  # which stays at its end; the dataset itself would begin again
-    return iter(lambda: collated([row for _, row in zip(range(BATCH), rows, strict=False)] or [{"image": []}]), {"image": [[]]})
+    return iter(
+        lambda: collated(
+            [row for _, row in zip(range(BATCH), rows, strict=False)] or [{"image": []}]
+        ),
+        {"image": [[]]},
+    )
 
 
 def write_datasets(folder: str) -> None:
     import datasets
 
-    datasets.Dataset.from_generator(lambda: samples("w2", ROWS), cache_dir=folder + "-tmp").save_to_disk(folder)
+    datasets.Dataset.from_generator(
+        lambda: samples("w2", ROWS), cache_dir=folder + "-tmp"
+    ).save_to_disk(folder)
 
 
 def read_datasets(folder: str, seed: int, workers: int, torch: bool) -> Iterator[Batch]:
@@ -208,9 +244,21 @@ def read_ffrecord(folder: str, seed: int, workers: int, torch: bool) -> Iterator
 
         manual_seed(seed)
         ahead = 2 if workers else None  # its own 2 is refused without workers
-        return iter(DataLoader(Rows(), batch_size=BATCH, shuffle=True, num_workers=workers, collate_fn=collated, prefetch_factor=ahead))
+        return iter(
+            DataLoader(
+                Rows(),
+                batch_size=BATCH,
+                shuffle=True,
+                num_workers=workers,
+                collate_fn=collated,
+                prefetch_factor=ahead,
+            )
+        )
     reader, rows = FileReader(f"{folder}/0.ffr", check_data=False), shuffled(seed)
-    return (collated([pickle.loads(one) for one in reader.read(rows[at : at + BATCH])]) for at in range(0, ROWS, BATCH))
+    return (
+        collated([pickle.loads(one) for one in reader.read(rows[at : at + BATCH])])
+        for at in range(0, ROWS, BATCH)
+    )
 
 
 def write_array_record(folder: str) -> None:
@@ -231,7 +279,10 @@ def read_array_record(folder: str, seed: int, workers: int, torch: bool) -> Iter
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
     data, rows = ArrayRecordDataSource(f"{folder}/0.array_record"), shuffled(seed)
-    return (collated([pickle.loads(one) for one in data.__getitems__(rows[at : at + BATCH])]) for at in range(0, ROWS, BATCH))
+    return (
+        collated([pickle.loads(one) for one in data.__getitems__(rows[at : at + BATCH])])
+        for at in range(0, ROWS, BATCH)
+    )
 
 
 def read_grain(folder: str, seed: int, workers: int, torch: bool) -> Iterator[Batch]:
@@ -240,14 +291,20 @@ def read_grain(folder: str, seed: int, workers: int, torch: bool) -> Iterator[Ba
     import grain
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-    data = grain.MapDataset.source(ArrayRecordDataSource(f"{folder}/0.array_record")).shuffle(seed=seed).map(pickle.loads)
+    data = (
+        grain.MapDataset.source(ArrayRecordDataSource(f"{folder}/0.array_record"))
+        .shuffle(seed=seed)
+        .map(pickle.loads)
+    )
     return iter(data.to_iter_dataset().batch(BATCH, batch_fn=collated))
 
 
 def write_mds(folder: str) -> None:
     from streaming import MDSWriter
 
-    with MDSWriter(out=folder, columns={"caption": "str", "image": "bytes", "label": "int"}) as writer:
+    with MDSWriter(
+        out=folder, columns={"caption": "str", "image": "bytes", "label": "int"}
+    ) as writer:
         for sample in samples("w2", ROWS):
             writer.write(sample)
 
@@ -268,7 +325,14 @@ def write_webdataset(folder: str) -> None:
     Path(folder).mkdir(parents=True)
     with webdataset.ShardWriter(f"{folder}/%05d.tar", maxsize=1 << 26, verbose=0) as writer:
         for row, one in enumerate(samples("w2", ROWS)):
-            writer.write({"__key__": f"{row:08}", "txt": one["caption"], "jpg": one["image"], "cls": one["label"]})
+            writer.write(
+                {
+                    "__key__": f"{row:08}",
+                    "txt": one["caption"],
+                    "jpg": one["image"],
+                    "cls": one["label"],
+                }
+            )
 
 
 def read_webdataset(folder: str, seed: int, workers: int, torch: bool) -> Iterator[Batch]:
@@ -276,12 +340,22 @@ def read_webdataset(folder: str, seed: int, workers: int, torch: bool) -> Iterat
 
     urls = [str(path) for path in sorted(Path(folder).glob("*.tar"))]
     data = webdataset.WebDataset(urls, shardshuffle=len(urls), seed=seed).shuffle(1000)
-    rows = ({"caption": one["txt"].decode(), "image": one["jpg"], "label": int(one["cls"])} for one in data)
-    return iter(lambda: collated([row for _, row in zip(range(BATCH), rows, strict=False)] or [{"image": []}]), {"image": [[]]})
+    rows = (
+        {"caption": one["txt"].decode(), "image": one["jpg"], "label": int(one["cls"])}
+        for one in data
+    )
+    return iter(
+        lambda: collated(
+            [row for _, row in zip(range(BATCH), rows, strict=False)] or [{"image": []}]
+        ),
+        {"image": [[]]},
+    )
 
 
 def spent() -> float:
-    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(
+        sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
 
 
 def main(verb: str, side: str, folder: str, workers: str = "0", torch: str = "") -> None:
@@ -298,7 +372,11 @@ def main(verb: str, side: str, folder: str, workers: str = "0", torch: str = "")
             rows += len(batch["image"])
         if rows != ROWS:
             sys.exit(f"{side}: {rows} of {ROWS} rows")
-        rate, cost, first = max(rate, rows / (time.perf_counter() - began)), min(cost, (spent() - used) / rows), min(first, wait or 0)
+        rate, cost, first = (
+            max(rate, rows / (time.perf_counter() - began)),
+            min(cost, (spent() - used) / rows),
+            min(first, wait or 0),
+        )
     print(json.dumps([rate, cost, first]))
 
 

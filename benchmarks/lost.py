@@ -42,11 +42,15 @@ def served() -> subprocess.Popen:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    server = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], **quiet)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], **quiet
+    )
     os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
     for _ in range(300):
         try:
-            urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/bucket", method="PUT")).close()
+            urllib.request.urlopen(
+                urllib.request.Request(f"http://127.0.0.1:{port}/bucket", method="PUT")
+            ).close()
             return server
         except OSError:
             time.sleep(0.1)
@@ -56,8 +60,14 @@ def served() -> subprocess.Popen:
 def workers(cluster) -> list[int]:
     """Give the processes that pack parts on the nodes of this cluster."""
     nodes = {str(node.all_processes["raylet"][0].process.pid) for node in cluster.list_all_nodes()}
-    found = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
-    return [int(line.split()[0]) for line in found if "ray::_outcome" in line and line.split()[1] in nodes]
+    found = subprocess.run(
+        ["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    return [
+        int(line.split()[0])
+        for line in found
+        if "ray::_outcome" in line and line.split()[1] in nodes
+    ]
 
 
 def packed_anyhow(argv: list[str], out, cluster, second, args) -> str:
@@ -66,14 +76,20 @@ def packed_anyhow(argv: list[str], out, cluster, second, args) -> str:
     driver, last = subprocess.Popen(argv), time.monotonic()
     while driver.poll() is None:
         time.sleep(0.25)
-        parts = sum(entry.name.endswith("/playlist.yaml") for entry in out.list()) if (out / ".flare/journal/00000.json").exists() else 0
+        parts = (
+            sum(entry.name.endswith("/playlist.yaml") for entry in out.list())
+            if (out / ".flare/journal/00000.json").exists()
+            else 0
+        )
         if time.monotonic() - last > args.every and (there := workers(cluster)):
             os.kill(chance.choice(there), signal.SIGKILL)
             workers_killed, last = workers_killed + 1, time.monotonic()
         if is_there and parts >= args.parts // 2:
             cluster.remove_node(second)
             is_there = False
-        if drivers_killed < args.drivers and parts >= args.parts * (drivers_killed + 1) // (args.drivers + 1):
+        if drivers_killed < args.drivers and parts >= args.parts * (drivers_killed + 1) // (
+            args.drivers + 1
+        ):
             driver.kill()
             driver.wait()
             drivers_killed += 1
@@ -84,10 +100,14 @@ def packed_anyhow(argv: list[str], out, cluster, second, args) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--parts", type=int, default=200)
     parser.add_argument("--rows", type=int, default=20, help="of a part")
-    parser.add_argument("--every", type=float, default=3.0, help="seconds between two workers killed")
+    parser.add_argument(
+        "--every", type=float, default=3.0, help="seconds between two workers killed"
+    )
     parser.add_argument("--drivers", type=int, default=2, help="times that the driver is killed")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
@@ -97,7 +117,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         index, local = f"{scratch}/index.parquet", Path(scratch, "local")
         rows = range(args.parts * args.rows)
-        pq.write_table(pa.table({"id": [f"k{i}" for i in rows], "text": ["é" * (i % 700) for i in rows]}), index, row_group_size=500)
+        pq.write_table(
+            pa.table({"id": [f"k{i}" for i in rows], "text": ["é" * (i % 700) for i in rows]}),
+            index,
+            row_group_size=500,
+        )
         options = ["--part-rows", str(args.rows), "--shard-size", "4000", "-q"]
         measure.run([measure.FLARE, "pack", index, str(local), *options])
         server, out = served(), locate("s3://bucket/out")
@@ -107,16 +131,30 @@ def main() -> None:
             second = cluster.add_node(**node)
             os.environ["RAY_ADDRESS"] = cluster.address
             began = time.monotonic()
-            told = packed_anyhow([measure.FLARE, "pack", index, str(out), *options, "--engine", "ray", "--resume"], out, cluster, second, args)
-            print(f"{args.parts} parts, {len(rows)} rows in {time.monotonic() - began:.0f} s: {told}; load {os.getloadavg()[0]:.1f}")
+            told = packed_anyhow(
+                [measure.FLARE, "pack", index, str(out), *options, "--engine", "ray", "--resume"],
+                out,
+                cluster,
+                second,
+                args,
+            )
+            print(
+                f"{args.parts} parts, {len(rows)} rows in {time.monotonic() - began:.0f} s: {told}; load {os.getloadavg()[0]:.1f}"
+            )
             found = {entry.name: (out / entry.name).read() for entry in out.list()}
         finally:
             cluster.shutdown()
             server.terminate()
             server.wait()
-        wanted = {str(path.relative_to(local)): path.read_bytes() for path in local.rglob("*") if path.is_file()}
+        wanted = {
+            str(path.relative_to(local)): path.read_bytes()
+            for path in local.rglob("*")
+            if path.is_file()
+        }
         if found != wanted:
-            names = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+            names = sorted(
+                name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)
+            )
             sys.exit(f"{len(names)} objects differ: {', '.join(names[:5])}")
         print(f"{len(found)} objects, each as the local engine wrote it")
 

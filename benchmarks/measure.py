@@ -46,5 +46,9 @@ def peak(argv: Sequence[str]) -> tuple[int, float]:
     with tempfile.NamedTemporaryFile("r") as told:
         run([GNU_TIME, "-v", "-o", told.name, *argv])
         lines = dict(line.strip().rsplit(": ", 1) for line in told if ": " in line)
-    clock = [float(part) for part in lines["Elapsed (wall clock) time (h:mm:ss or m:ss)"].split(":")]
-    return int(lines["Maximum resident set size (kbytes)"]) * 1024, sum(part * 60**i for i, part in enumerate(reversed(clock)))
+    clock = [
+        float(part) for part in lines["Elapsed (wall clock) time (h:mm:ss or m:ss)"].split(":")
+    ]
+    return int(lines["Maximum resident set size (kbytes)"]) * 1024, sum(
+        part * 60**i for i, part in enumerate(reversed(clock))
+    )

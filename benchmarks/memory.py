@@ -35,17 +35,36 @@ def photographs(scratch: str, size: float) -> str:
         data = photograph(number)
         (root / f"{number}.jpg").write_bytes(data)
         drawn.append(len(data))
-    rows = next(row for row, total in enumerate(itertools.accumulate(itertools.cycle(drawn)), 1) if total >= size)
+    rows = next(
+        row
+        for row, total in enumerate(itertools.accumulate(itertools.cycle(drawn)), 1)
+        if total >= size
+    )
     with Server(root) as server:
         links = [f"{server.url}/{row % DIFFERENT}.jpg?{row}" for row in range(rows)]
-        pq.write_table(pa.table({"data_id": [f"{row:08}" for row in range(rows)], "data_url": links}), f"{scratch}/photos.parquet")
-        argv = [FLARE, "pack", f"{scratch}/photos.parquet", f"{scratch}/packed", "--fetch", "data_url:image", "--key", "data_id", "-q"]
+        pq.write_table(
+            pa.table({"data_id": [f"{row:08}" for row in range(rows)], "data_url": links}),
+            f"{scratch}/photos.parquet",
+        )
+        argv = [
+            FLARE,
+            "pack",
+            f"{scratch}/photos.parquet",
+            f"{scratch}/packed",
+            "--fetch",
+            "data_url:image",
+            "--key",
+            "data_id",
+            "-q",
+        ]
         most, seconds = peak(argv)
         return f"{rows:,} photographs, {server.sent / 1e9:.2f} GB over HTTP: peak {most / 1e6:.0f} MB, {seconds:.1f} s"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", default="10000,100000,1000000")
     parser.add_argument("--photos-gb", type=float, default=2.0)
     args = parser.parse_args()

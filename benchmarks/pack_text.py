@@ -56,8 +56,12 @@ def peer_by_columns(index: str, out: str) -> Callable[[], object]:
 
     def pack() -> None:
         with MDSWriter(out=out, columns=COLUMNS, hashes=["xxh3_128"], size_limit=LIMIT) as writer:
-            for batch in pq.ParquetFile(index, pre_buffer=False).iter_batches(BATCH, use_threads=False):
-                for number, score, text in zip(*(batch.column(name).to_pylist() for name in COLUMNS), strict=True):
+            for batch in pq.ParquetFile(index, pre_buffer=False).iter_batches(
+                BATCH, use_threads=False
+            ):
+                for number, score, text in zip(
+                    *(batch.column(name).to_pylist() for name in COLUMNS), strict=True
+                ):
                     writer.write({"number": number, "score": score, "text": text})
 
     return pack
@@ -111,11 +115,22 @@ def floor(index: str, out: str) -> Callable[[], object]:
             text = batch.column("text").cast(pa.large_string()).cast(binary)
             lengths = np.diff(np.frombuffer(text.buffers()[1], "<i8", len(text) + 1))
             numbers = [fixed(batch.column(name).to_numpy()) for name in ("number", "score")]
-            rows = pc.binary_join_element_wise(fixed(lengths.astype("<u4")), *numbers, text, pa.scalar(b"", binary))
+            rows = pc.binary_join_element_wise(
+                fixed(lengths.astype("<u4")), *numbers, text, pa.scalar(b"", binary)
+            )
             ends = np.frombuffer(rows.buffers()[1], "<i8", len(rows) + 1)
             data, start = memoryview(rows.buffers()[2]), 0
             while start < len(rows):
-                stop = int(np.searchsorted(ends + 4 * np.arange(len(ends)), LIMIT - held + ends[start] + 4 * start, "right")) - 1
+                stop = (
+                    int(
+                        np.searchsorted(
+                            ends + 4 * np.arange(len(ends)),
+                            LIMIT - held + ends[start] + 4 * start,
+                            "right",
+                        )
+                    )
+                    - 1
+                )
                 parts.append(data[ends[start] : ends[stop]])
                 sizes.append(np.diff(ends[start : stop + 1]))
                 held += int(ends[stop] - ends[start]) + 4 * (stop - start)
@@ -124,7 +139,9 @@ def floor(index: str, out: str) -> Callable[[], object]:
                     parts, sizes, held = [], [], 8 + len(config)
                 start = stop
         flush(parts, sizes)
-        Path(out, "index.json").write_text(json.dumps({"shards": listed, "version": 2}, sort_keys=True))
+        Path(out, "index.json").write_text(
+            json.dumps({"shards": listed, "version": 2}, sort_keys=True)
+        )
 
     return pack
 
@@ -139,13 +156,18 @@ def make(path: str, rows: int, codec: str = "snappy") -> None:
     import pyarrow.parquet as pq
 
     rng = random.Random(1)
-    words = [bytes(rng.choices(b"abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 11))).decode() for _ in range(4000)]
+    words = [
+        bytes(rng.choices(b"abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 11))).decode()
+        for _ in range(4000)
+    ]
     schema = pa.schema({"text": pa.string(), "number": pa.int64(), "score": pa.float64()})
     with pq.ParquetWriter(path, schema, compression=codec) as writer:
         for start in range(0, rows, 10_000):
             numbers = range(start, min(start + 10_000, rows))
             texts = [" ".join(rng.choices(words, k=rng.randint(80, 190))) for _ in numbers]
-            writer.write_table(pa.table([texts, list(numbers), [rng.random() for _ in numbers]], schema=schema))
+            writer.write_table(
+                pa.table([texts, list(numbers), [rng.random() for _ in numbers]], schema=schema)
+            )
 
 
 def child(name: str, index: str, out: str) -> None:
@@ -159,11 +181,22 @@ def child(name: str, index: str, out: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--peer", default=os.environ.get("PEER_PYTHON"), help="interpreter that has mosaicml-streaming; default: PEER_PYTHON")
-    parser.add_argument("--codecs", nargs="+", default=["none", "snappy"], help="of the parquet file: none, snappy, zstd …")
+    parser.add_argument(
+        "--peer",
+        default=os.environ.get("PEER_PYTHON"),
+        help="interpreter that has mosaicml-streaming; default: PEER_PYTHON",
+    )
+    parser.add_argument(
+        "--codecs",
+        nargs="+",
+        default=["none", "snappy"],
+        help="of the parquet file: none, snappy, zstd …",
+    )
     args = parser.parse_args()
     for codec in args.codecs:
         compare(codec, args.rows, args.rounds, args.peer)
@@ -175,7 +208,9 @@ def compare(codec: str, rows: int, rounds: int, python_of_peer: str | None) -> N
     """Let all of them pack the same parquet file, and print what each took."""
     from measure import run
 
-    pythons = {name: python_of_peer if name.startswith("peer") else sys.executable for name in PACKERS}
+    pythons = {
+        name: python_of_peer if name.startswith("peer") else sys.executable for name in PACKERS
+    }
     lowest: dict[str, list[float]] = {name: [] for name, python in pythons.items() if python}
     first: dict[str, list[float]] = {name: [] for name in lowest}
     with tempfile.TemporaryDirectory() as scratch:
@@ -184,7 +219,9 @@ def compare(codec: str, rows: int, rounds: int, python_of_peer: str | None) -> N
         for number in range(rounds):
             names = list(lowest)[:: 1 if number % 2 else -1]
             for name in names:
-                cost = run([str(pythons[name]), __file__, "--child", name, index, f"{scratch}/{name}"])
+                cost = run(
+                    [str(pythons[name]), __file__, "--child", name, index, f"{scratch}/{name}"]
+                )
                 seconds = [float(line) for line in cost.out.split()]
                 first[name].append(seconds[0] / rows * 1e6)
                 lowest[name].append(min(seconds) / rows * 1e6)
@@ -192,18 +229,31 @@ def compare(codec: str, rows: int, rounds: int, python_of_peer: str | None) -> N
                 check(Path(scratch, "flare"), Path(scratch, name), name)
             for name in names:  # the next round finds the machine as this one did: memory of the page cache free again
                 shutil.rmtree(Path(scratch, name))
-    for what, each in ((f"lowest of {PACKS} packs in a process", lowest), ("first pack of a process", first)):
-        print(f"parquet of {codec}, {what}: CPU µs a row, medians of {rounds} rounds, and times flare")
+    for what, each in (
+        (f"lowest of {PACKS} packs in a process", lowest),
+        ("first pack of a process", first),
+    ):
+        print(
+            f"parquet of {codec}, {what}: CPU µs a row, medians of {rounds} rounds, and times flare"
+        )
         for name, values in each.items():
             ratios = [other / own for other, own in zip(values, each["flare"], strict=True)]
             ratio = statistics.median(ratios)
-            goal = f", {WANTED[name]:g} wanted: {'met' if ratio >= WANTED[name] else 'not met'}" if name in WANTED and each is lowest else ""
-            print(f"  {name:16}{statistics.median(values):7.2f}{ratio:8.2f} ({min(ratios):.2f} to {max(ratios):.2f}){goal}")
+            goal = (
+                f", {WANTED[name]:g} wanted: {'met' if ratio >= WANTED[name] else 'not met'}"
+                if name in WANTED and each is lowest
+                else ""
+            )
+            print(
+                f"  {name:16}{statistics.median(values):7.2f}{ratio:8.2f} ({min(ratios):.2f} to {max(ratios):.2f}){goal}"
+            )
 
 
 def check(own: Path, other: Path, name: str) -> None:
     """Expect the same shards and index in both folders."""
-    files = sorted(path.name for path in other.iterdir() if path.is_file()) if name != "flare" else []
+    files = (
+        sorted(path.name for path in other.iterdir() if path.is_file()) if name != "flare" else []
+    )
     _, different, missing = filecmp.cmpfiles(own, other, files, shallow=False)
     if different or missing:
         sys.exit(f"flare and {name} differ: {different + missing}")

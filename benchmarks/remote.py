@@ -30,7 +30,15 @@ from typing import Any
 
 from storage import serve
 
-ROWS, SAMPLE, SHARDS, WINDOW, RANKS, LEAST, RATE = 40_000, 20_000, (2_500_000, 8_000_000, 1 << 26), 3, 4, 0.7, "80m"
+ROWS, SAMPLE, SHARDS, WINDOW, RANKS, LEAST, RATE = (
+    40_000,
+    20_000,
+    (2_500_000, 8_000_000, 1 << 26),
+    3,
+    4,
+    0.7,
+    "80m",
+)
 LEAST_SHARDS = 96  # of a dataset: a tenth holds three windows, and the first one, for which batches wait, is little of an epoch
 
 
@@ -42,7 +50,9 @@ def make(folder: Path, rows: int, shard: int) -> int:
     from flarecli.model import Settings
 
     rng = random.Random(1)
-    with flare.Writer(str(folder), columns={"n": "int", "b": "bytes"}, settings=Settings(shard_bytes=shard)) as writer:
+    with flare.Writer(
+        str(folder), columns={"n": "int", "b": "bytes"}, settings=Settings(shard_bytes=shard)
+    ) as writer:
         for n in range(rows):
             writer.write({"n": n, "b": rng.randbytes(SAMPLE)})
     return sum(path.stat().st_size for path in folder.glob("*.mds"))
@@ -52,7 +62,13 @@ def raw(url: str, names: list[str]) -> int:
     import obstore
     from obstore.store import S3Store
 
-    store = S3Store("files", endpoint=url, skip_signature=True, region="us-east-1", client_options={"allow_http": True})
+    store = S3Store(
+        "files",
+        endpoint=url,
+        skip_signature=True,
+        region="us-east-1",
+        client_options={"allow_http": True},
+    )
     with ThreadPoolExecutor(4) as threads:
         return sum(threads.map(lambda name: len(obstore.get(store, f"d/{name}").bytes()), names))
 
@@ -63,7 +79,13 @@ def written(url: str, names: list[str], folder: str, limit: int) -> int:
     import xxhash
     from obstore.store import S3Store
 
-    store = S3Store("files", endpoint=url, skip_signature=True, region="us-east-1", client_options={"allow_http": True})
+    store = S3Store(
+        "files",
+        endpoint=url,
+        skip_signature=True,
+        region="us-east-1",
+        client_options={"allow_http": True},
+    )
     kept: deque[tuple[str, int]] = deque()
 
     def one(name: str) -> int:
@@ -94,7 +116,9 @@ def ranked(cache: str, limit: int, rank: int, barrier: Any, out: Any) -> None:
     import flarecli as flare
 
     data, rows = flare.open("s3://files/d/playlist.yaml", cache=cache, cache_limit=limit), []
-    for batch in flare.Loader(data, 64, order="windows", window=WINDOW, rank=rank, ranks=RANKS, drop_last=True):
+    for batch in flare.Loader(
+        data, 64, order="windows", window=WINDOW, rank=rank, ranks=RANKS, drop_last=True
+    ):
         rows += batch["n"].tolist()
         barrier.wait(120)
     out.put(rows)
@@ -105,7 +129,10 @@ def in_step(url: str, cache: str, limit: int) -> tuple[int, float]:
     os.environ.update(environment(url))
     context, began = multiprocessing.get_context("spawn"), time.perf_counter()
     barrier, out = context.Barrier(RANKS), context.Queue()
-    processes = [context.Process(target=ranked, args=(cache, limit, rank, barrier, out)) for rank in range(RANKS)]
+    processes = [
+        context.Process(target=ranked, args=(cache, limit, rank, barrier, out))
+        for rank in range(RANKS)
+    ]
     for process in processes:
         process.start()
     rows = [row for _ in processes for row in out.get(timeout=240)]
@@ -127,7 +154,16 @@ def side(task: dict) -> None:
         raw(*task["args"][:1], task["args"][1][:1])
     began, used = time.perf_counter(), time.process_time()
     got = {"raw": raw, "written": written, "streamed": streamed}[task["kind"]](*task["args"])
-    print(json.dumps({"seconds": time.perf_counter() - began, "cpu": time.process_time() - used, "bytes": got}), flush=True)
+    print(
+        json.dumps(
+            {
+                "seconds": time.perf_counter() - began,
+                "cpu": time.process_time() - used,
+                "bytes": got,
+            }
+        ),
+        flush=True,
+    )
 
 
 def environment(url: str) -> dict[str, str]:
@@ -142,7 +178,12 @@ def environment(url: str) -> dict[str, str]:
 
 def begin(url: str, task: dict) -> subprocess.Popen:
     env = {"PATH": os.environ["PATH"]} | environment(url)
-    return subprocess.Popen([sys.executable, __file__, "--side", json.dumps(task)], stdout=subprocess.PIPE, text=True, env=env)
+    return subprocess.Popen(
+        [sys.executable, __file__, "--side", json.dumps(task)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=env,
+    )
 
 
 def ended(process: subprocess.Popen) -> dict:
@@ -183,8 +224,13 @@ def measured(rows: int, shard: int, rounds: int) -> None:
         folder = Path(scratch)
         os.chmod(folder, 0o755)
         total = make(folder / "files" / "d", rows, shard)
-        sizes = {path.name: path.stat().st_size for path in sorted((folder / "files" / "d").glob("*.mds"))}
-        print(f"{len(sizes)} shards of {shard / 1e6:.1f} MB, {total / 1e6:.0f} MB, cache {total / 1e7:.0f} MB; load {os.getloadavg()[0]:.1f}")
+        sizes = {
+            path.name: path.stat().st_size
+            for path in sorted((folder / "files" / "d").glob("*.mds"))
+        }
+        print(
+            f"{len(sizes)} shards of {shard / 1e6:.1f} MB, {total / 1e6:.0f} MB, cache {total / 1e7:.0f} MB; load {os.getloadavg()[0]:.1f}"
+        )
         for rate, times in (("0", rounds), (RATE, min(3, rounds))):
             log = folder / f"log-{rate}"
             server, url = serve(folder, str(log), rate)
@@ -199,9 +245,15 @@ def measured(rows: int, shard: int, rounds: int) -> None:
                 server.wait()
 
 
-def compared(url: str, log: Path, cache: Path, total: int, sizes: dict[str, int], rounds: int, server: int) -> None:
+def compared(
+    url: str, log: Path, cache: Path, total: int, sizes: dict[str, int], rounds: int, server: int
+) -> None:
     names, limit = list(sizes), total // 10
-    tasks = {"raw": [url, names], "written": [url, names, str(cache), limit], "streamed": [str(cache), limit]}
+    tasks = {
+        "raw": [url, names],
+        "written": [url, names, str(cache), limit],
+        "streamed": [str(cache), limit],
+    }
     rows: dict[str, list[dict]] = {kind: [] for kind in tasks}
     times = []
     for _ in range(rounds):
@@ -209,23 +261,46 @@ def compared(url: str, log: Path, cache: Path, total: int, sizes: dict[str, int]
             os.truncate(log, 0)
             before = cpu_of(server)
             one = ended(begin(url, {"kind": kind, "args": args}))
-            rows[kind].append(one | {"rate": one["bytes"] / one["seconds"], "server": cpu_of(server) - before})
+            rows[kind].append(
+                one | {"rate": one["bytes"] / one["seconds"], "server": cpu_of(server) - before}
+            )
             shutil.rmtree(cache, ignore_errors=True)
         times.append(fetches(log, sizes))
-    for name, kind in (("obstore", "raw"), ("and written", "written"), ("flare.Loader", "streamed")):
-        best, cpu, its = (min(one[what] for one in rows[kind]) for what in ("seconds", "cpu", "server"))
-        print(f"{name:14}{total / best / 1e6:8,.0f} MB/s{cpu * 1e9 / total:8.2f} CPU ns/byte, the server{its * 1e9 / total:6.2f}")
-    ratios = {kind: statistics.median(b["rate"] / a["rate"] for a, b in zip(rows["raw"], rows[kind], strict=True)) for kind in tasks}
+    for name, kind in (
+        ("obstore", "raw"),
+        ("and written", "written"),
+        ("flare.Loader", "streamed"),
+    ):
+        best, cpu, its = (
+            min(one[what] for one in rows[kind]) for what in ("seconds", "cpu", "server")
+        )
+        print(
+            f"{name:14}{total / best / 1e6:8,.0f} MB/s{cpu * 1e9 / total:8.2f} CPU ns/byte, the server{its * 1e9 / total:6.2f}"
+        )
+    ratios = {
+        kind: statistics.median(
+            b["rate"] / a["rate"] for a, b in zip(rows["raw"], rows[kind], strict=True)
+        )
+        for kind in tasks
+    }
     ratio = ratios["streamed"]
-    print(f"flare over obstore: {ratio:.2f} (at least {LEAST}){'' if ratio >= LEAST else '   MISSED'}; the control {ratios['written']:.2f}")
-    print(f"each shard fetched {min(map(min, times)):.3f} to {max(map(max, times)):.3f} times an epoch")
+    print(
+        f"flare over obstore: {ratio:.2f} (at least {LEAST}){'' if ratio >= LEAST else '   MISSED'}; the control {ratios['written']:.2f}"
+    )
+    print(
+        f"each shard fetched {min(map(min, times)):.3f} to {max(map(max, times)):.3f} times an epoch"
+    )
 
 
-def together(url: str, log: Path, cache: Path, total: int, sizes: dict[str, int], rows: int) -> None:
+def together(
+    url: str, log: Path, cache: Path, total: int, sizes: dict[str, int], rows: int
+) -> None:
     got, took = in_step(url, str(cache), total // 10)
     shared = fetches(log, sizes)
     shutil.rmtree(cache)
-    print(f"{RANKS} processes in step, one cache: {got} of {rows} samples, {got * SAMPLE / took / 1e6:,.0f} MB/s with their start")
+    print(
+        f"{RANKS} processes in step, one cache: {got} of {rows} samples, {got * SAMPLE / took / 1e6:,.0f} MB/s with their start"
+    )
     print(f"each shard fetched {min(shared):.3f} to {max(shared):.3f} times")
 
 
@@ -233,12 +308,17 @@ def again(url: str, log: Path, cache: Path, total: int, sizes: dict[str, int]) -
     ended(begin(url, {"kind": "streamed", "args": [str(cache), total // 10, 2]}))
     times = fetches(log, sizes)
     shutil.rmtree(cache)
-    print(f"two epochs: each shard fetched {min(times):.3f} to {max(times):.3f} times, {statistics.mean(times):.2f} on average")
+    print(
+        f"two epochs: each shard fetched {min(times):.3f} to {max(times):.3f} times, {statistics.mean(times):.2f} on average"
+    )
 
 
 def cpu_of(server: int) -> float:
     """Seconds of CPU that a server and its workers have taken."""
-    pids, ticks = [server, *map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split())], 0
+    pids, ticks = (
+        [server, *map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split())],
+        0,
+    )
     for pid in pids:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks += int(words[11]) + int(words[12])

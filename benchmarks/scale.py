@@ -76,11 +76,29 @@ def listing(shards: int, rows: int) -> bytes:
     files = {"shardindex.json": File("shardindex.json", 300, {"xxh3_128": "cd" * 16})}
     columns = (column("image", "jpeg"), column("text", "str"))
     counts = np.full(shards, rows // shards)
-    return playlists.text(Playlist((Stream("data", None, "webdataset", names, columns, counts, counts * 100_000, hashes, files=files),)))
+    return playlists.text(
+        Playlist(
+            (
+                Stream(
+                    "data",
+                    None,
+                    "webdataset",
+                    names,
+                    columns,
+                    counts,
+                    counts * 100_000,
+                    hashes,
+                    files=files,
+                ),
+            )
+        )
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--parts", type=int, default=100_000)
     parser.add_argument("--rows", type=int, default=100_000, help="of a part")
     parser.add_argument("--shards", type=int, default=2, help="of a part")
@@ -92,9 +110,13 @@ def main() -> None:
     stream = parts.join(Location(store, ""), map(parts.part_name, range(args.parts)), {})
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     took, used = time.monotonic() - began, time.process_time() - cpu
-    print(f"{args.parts:,} parts, {int(stream.rows.sum()):,} rows, {len(stream):,} shards, playlist {store.written:,} bytes")
+    print(
+        f"{args.parts:,} parts, {int(stream.rows.sum()):,} rows, {len(stream):,} shards, playlist {store.written:,} bytes"
+    )
     print(f"requests: {dict(store.asked)}")
-    print(f"{took:.1f} s, {used:.1f} CPU s, peak {peak / 1024:.0f} MB, {(peak - before) / 1024:.0f} MB of it for the parts")
+    print(
+        f"{took:.1f} s, {used:.1f} CPU s, peak {peak / 1024:.0f} MB, {(peak - before) / 1024:.0f} MB of it for the parts"
+    )
 
 
 if __name__ == "__main__":

@@ -24,10 +24,24 @@ def install(folder: str) -> Path:
     """Make an environment with the package in it, and give the folder of its programs; libraries are borrowed from this interpreter's."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     bin, source = Path(folder, "bin"), Path(folder, "source")
-    shutil.copytree(ROOT / "flarecli", source / "flarecli")  # a build leaves things beside what it builds
+    shutil.copytree(
+        ROOT / "flarecli", source / "flarecli"
+    )  # a build leaves things beside what it builds
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    subprocess.run([bin / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", source], check=True)
+    subprocess.run(
+        [
+            bin / "python",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            source,
+        ],
+        check=True,
+    )
     site = next(Path(folder, "lib").glob("python*/site-packages"))
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return bin
@@ -38,7 +52,9 @@ def median(costs: tuple[Cost, ...], of: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=20)
     count = parser.parse_args().pairs
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +69,9 @@ def main() -> None:
             names = [" ".join([Path(program).name, *rest]) for program, *rest in (argv, rival)]
             for of in ("wall", "cpu"):
                 one, other = median(ours, of), median(theirs, of)
-                print(f"{names[0]}: {one:.1f} ms {of}, {names[1]}: {other:.1f} ms, ratio {one / other:.2f} (at most {bound} is promised)")
+                print(
+                    f"{names[0]}: {one:.1f} ms {of}, {names[1]}: {other:.1f} ms, ratio {one / other:.2f} (at most {bound} is promised)"
+                )
 
 
 if __name__ == "__main__":

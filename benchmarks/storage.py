@@ -68,7 +68,11 @@ def flare(task: str, base: str, threads: bool = False) -> int:
 
     at = locate(base, Guard(limits=Limits(jobs=32)))
     if task == "4 KB ranges":
-        return sum(map(len, (at / names(task)[0]).read_many([(start, start + RANGE) for start in starts()])))
+        return sum(
+            map(
+                len, (at / names(task)[0]).read_many([(start, start + RANGE) for start in starts()])
+            )
+        )
     if task == "64 MB":
         return in_threads(lambda name: sum(map(len, (at / name).blocks(SHAPES[task][0]))), task)
     if threads:
@@ -102,7 +106,15 @@ def flare_http_links(task: str, url: str) -> int:
 
     links = pa.record_batch({"url": [f"{url}/files/{name}" for name in names(task)]})
     got = 0
-    for some in fetch([links], [Link("url", "data")], key=None, at=locate("."), guard=Guard(), limits=Limits(jobs=32), progress=Progress()):
+    for some in fetch(
+        [links],
+        [Link("url", "data")],
+        key=None,
+        at=locate("."),
+        guard=Guard(),
+        limits=Limits(jobs=32),
+        progress=Progress(),
+    ):
         if some.failures:
             sys.exit(str(some.failures[0]))
         got += some.batch.column("data").nbytes
@@ -122,7 +134,9 @@ def _obstore_client(url: str, kind: str) -> object:
     if kind == "http":
         return _obstore_http_client(url)
     options = {"allow_http": True, "timeout": "10 minutes"}
-    return S3Store("files", endpoint=url, skip_signature=True, region="us-east-1", client_options=options)
+    return S3Store(
+        "files", endpoint=url, skip_signature=True, region="us-east-1", client_options=options
+    )
 
 
 def obstore(task: str, url: str, kind: str = "s3") -> int:
@@ -140,7 +154,13 @@ def obstore_ranges(task: str, url: str) -> int:
     import obstore
 
     at = starts()
-    found = obstore.get_ranges(_obstore_client(url, "s3"), names(task)[0], starts=at, ends=[start + RANGE for start in at], coalesce=1 << 16)
+    found = obstore.get_ranges(
+        _obstore_client(url, "s3"),
+        names(task)[0],
+        starts=at,
+        ends=[start + RANGE for start in at],
+        coalesce=1 << 16,
+    )
     return sum(map(len, found))
 
 
@@ -209,7 +229,11 @@ def contend(name: str, task: str, url: str) -> None:
         got = call(task, url)
         calls.append((time.perf_counter() - began, time.process_time() - cpu))
     seconds, used = (statistics.median(column) for column in zip(*calls, strict=True))
-    peak = next(int(line.split()[1]) * 1024 for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    peak = next(
+        int(line.split()[1]) * 1024
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    )
     print(json.dumps({"seconds": seconds, "cpu": used, "bytes": got, "peak": peak}), flush=True)
     os._exit(0)
 
@@ -225,7 +249,10 @@ def serve(folder: Path, log: str = "off", rate: str = "0") -> tuple[subprocess.P
     with socket.socket() as one:
         one.bind((HOST, 0))
         port = one.getsockname()[1]
-    temporary = "".join(f"{kind}_temp_path {folder}/tmp;" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    temporary = "".join(
+        f"{kind}_temp_path {folder}/tmp;"
+        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
     user = "user root;" if os.geteuid() == 0 else ""
     (folder / "conf").write_text(
         f"{user} daemon off; worker_processes 1; error_log {folder}/error.log crit; pid {folder}/pid; events {{ worker_connections 4096; }}"
@@ -260,7 +287,12 @@ def run(name: str, task: str, url: str) -> dict[str, float]:
         "AWS_REGION": "us-east-1",
         "AWS_CONFIG_FILE": os.devnull,
     }
-    ran = subprocess.run([python, __file__, "--one", name, "--task", task, "--url", url], capture_output=True, text=True, env=env)
+    ran = subprocess.run(
+        [python, __file__, "--one", name, "--task", task, "--url", url],
+        capture_output=True,
+        text=True,
+        env=env,
+    )
     if ran.returncode:
         sys.exit(f"{name}, {task}: {ran.stderr}")
     return json.loads(ran.stdout)
@@ -276,14 +308,21 @@ def main() -> None:
     if args.one:
         contend(args.one, args.task, args.url)
     with_s3fs = bool(os.environ.get("PEER_PYTHON"))
-    contenders = {name: tasks for name, (_, tasks) in CONTENDERS.items() if name != "s3fs" or with_s3fs}
+    contenders = {
+        name: tasks for name, (_, tasks) in CONTENDERS.items() if name != "s3fs" or with_s3fs
+    }
     with tempfile.TemporaryDirectory(prefix="flare-storage-") as scratch:
         folder = Path(scratch)
         os.chmod(folder, 0o755)
         make(folder)
         server, url = serve(folder)
         try:
-            pairs = [(name, task) for task in TASKS for name, tasks in contenders.items() if task in tasks]
+            pairs = [
+                (name, task)
+                for task in TASKS
+                for name, tasks in contenders.items()
+                if task in tasks
+            ]
             found: dict[tuple[str, str], list[dict[str, float]]] = {pair: [] for pair in pairs}
             for i in range(args.rounds):
                 for name, task in pairs:
@@ -301,13 +340,17 @@ def report(found: dict[tuple[str, str], list[dict[str, float]]]) -> None:
         count = RANGES if task not in SHAPES else SHAPES[task][1]
         middle = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
         per_s, mb = count / middle["seconds"], middle["bytes"] / middle["seconds"] / 1e6
-        print(f"{name:22}{task:14}{per_s:10,.0f}{mb:8,.0f}{middle['cpu']:8.2f}{middle['peak'] / 1e6:9.0f}")
+        print(
+            f"{name:22}{task:14}{per_s:10,.0f}{mb:8,.0f}{middle['cpu']:8.2f}{middle['peak'] / 1e6:9.0f}"
+        )
     for one, two, tasks, least in RATIOS:
         for task in tasks:
             if (one, task) in found and (two, task) in found:
                 pairs = zip(found[one, task], found[two, task], strict=False)
                 ratio = statistics.median(b["seconds"] / a["seconds"] for a, b in pairs)
-                print(f"{one} over {two}, {task}: {ratio:.2f}{f' (at least {least})' if least else ''}{'' if ratio >= least else '   MISSED'}")
+                print(
+                    f"{one} over {two}, {task}: {ratio:.2f}{f' (at least {least})' if least else ''}{'' if ratio >= least else '   MISSED'}"
+                )
 
 
 if __name__ == "__main__":

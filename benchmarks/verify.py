@@ -20,14 +20,18 @@ from flarecli.write import Writer
 
 def packed(folder: Path, megabytes: int, hashes: tuple[str, ...]) -> list[str]:
     """Write rows of 100 KB; give the shards."""
-    with Writer(str(folder), columns={"id": "int", "data": "bytes"}, settings=Settings(hashes=hashes)) as writer:
+    with Writer(
+        str(folder), columns={"id": "int", "data": "bytes"}, settings=Settings(hashes=hashes)
+    ) as writer:
         for i in range(megabytes * 10):
             writer.write({"id": i, "data": os.urandom(100_000)})
     return sorted(str(path) for path in folder.glob("*.mds"))
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     asked.add_argument("--mb", type=int, default=1000)
     asked.add_argument("--rounds", type=int, default=5)
     given = asked.parse_args()
@@ -50,21 +54,32 @@ def main() -> None:
             "flare verify, sha256": [FLARE, "verify", "-q", str(slow)],
             "flare verify -j1, sha256": [FLARE, "verify", "-q", "-j", "1", str(slow)],
         }
-        compiled = {"PYTHONDONTWRITEBYTECODE": ""}  # whatever is said here: where it is installed modules are compiled
+        compiled = {
+            "PYTHONDONTWRITEBYTECODE": ""
+        }  # whatever is said here: where it is installed modules are compiled
         for argv in contenders.values():
             run(argv, **compiled)
-        rounds = [{name: run(argv, **compiled).wall for name, argv in contenders.items()} for _ in range(given.rounds)]
+        rounds = [
+            {name: run(argv, **compiled).wall for name, argv in contenders.items()}
+            for _ in range(given.rounds)
+        ]
     size = given.mb
     for name in contenders:
         seconds = statistics.median(one[name] for one in rounds)
         print(f"{name:26} {seconds:7.3f} s  {size / seconds:8,.0f} MB/s")
     ratios = {
-        "two xxhsum over one, the control": lambda one: one["xxhsum -H3"] / one["two xxhsum side by side"],
-        "of the slower of xxhsum and cat, wanted 0.8": lambda one: max(one["cat"], one["xxhsum -H3"]) / one["flare verify"],
+        "two xxhsum over one, the control": lambda one: (
+            one["xxhsum -H3"] / one["two xxhsum side by side"]
+        ),
+        "of the slower of xxhsum and cat, wanted 0.8": lambda one: (
+            max(one["cat"], one["xxhsum -H3"]) / one["flare verify"]
+        ),
         "of sha256sum, wanted 2": lambda one: one["sha256sum"] / one["flare verify, sha256"],
         "all cores over one, wanted 1.6": lambda one: one["flare verify -j1"] / one["flare verify"],
         "all cores over one core": lambda one: one["flare verify, one core"] / one["flare verify"],
-        "all cores over one with sha256, wanted 1.6": lambda one: one["flare verify -j1, sha256"] / one["flare verify, sha256"],
+        "all cores over one with sha256, wanted 1.6": lambda one: (
+            one["flare verify -j1, sha256"] / one["flare verify, sha256"]
+        ),
     }
     for name, ratio in ratios.items():
         print(f"{statistics.median(map(ratio, rounds)):5.2f}  {name}")

@@ -30,8 +30,26 @@ from PIL import Image
 
 SIZES = ((800, 600), (640, 640), (1024, 683), (600, 800), (960, 540), (1200, 800), (320, 240))
 TEXTURE = 2048  # pixels of a side
-PLACES = ("a harbour", "a hillside", "an orchard", "a river bend", "a market", "a ridge", "a bay", "a lane")
-LIGHTS = ("at dawn", "in fog", "at noon", "in rain", "at dusk", "under snow", "by moonlight", "after a storm")
+PLACES = (
+    "a harbour",
+    "a hillside",
+    "an orchard",
+    "a river bend",
+    "a market",
+    "a ridge",
+    "a bay",
+    "a lane",
+)
+LIGHTS = (
+    "at dawn",
+    "in fog",
+    "at noon",
+    "in rain",
+    "at dusk",
+    "under snow",
+    "by moonlight",
+    "after a storm",
+)
 MADE = ("photos", "out", "files", "index.parquet", "far.parquet", "near.jpg", "far.jpg", "set.yaml")
 
 
@@ -55,14 +73,30 @@ def photograph(seed: int) -> bytes:
 
     def piece(kind: str) -> np.ndarray:
         top, left = rng.integers(0, (TEXTURE - height, TEXTURE - width))
-        return texture(kind)[top : top + height, left : left + width][:: rng.choice((-1, 1)), :: rng.choice((-1, 1))]
+        return texture(kind)[top : top + height, left : left + width][
+            :: rng.choice((-1, 1)), :: rng.choice((-1, 1))
+        ]
 
-    across, down = np.linspace(0, 1, width, dtype=np.float32), np.linspace(0, 1, height, dtype=np.float32)[:, None]
-    sky, ground = rng.uniform(60, 230, 3).astype(np.float32), rng.uniform(20, 140, 3).astype(np.float32)
-    horizon = 0.55 + 0.15 * np.interp(across, np.linspace(0, 1, 40), rng.normal(0, 0.5, 40).cumsum() / 3).astype(np.float32)
+    across, down = (
+        np.linspace(0, 1, width, dtype=np.float32),
+        np.linspace(0, 1, height, dtype=np.float32)[:, None],
+    )
+    sky, ground = (
+        rng.uniform(60, 230, 3).astype(np.float32),
+        rng.uniform(20, 140, 3).astype(np.float32),
+    )
+    horizon = 0.55 + 0.15 * np.interp(
+        across, np.linspace(0, 1, 40), rng.normal(0, 0.5, 40).cumsum() / 3
+    ).astype(np.float32)
     below = down > horizon
-    shade, light = piece("detail") * np.where(below, np.float32(1), np.float32(0.35)) + piece("grain"), 1 - 0.4 * down
-    bands = [np.clip(np.where(below, ground[i], sky[i] * light) + shade, 0, 255).astype(np.uint8) for i in range(3)]
+    shade, light = (
+        piece("detail") * np.where(below, np.float32(1), np.float32(0.35)) + piece("grain"),
+        1 - 0.4 * down,
+    )
+    bands = [
+        np.clip(np.where(below, ground[i], sky[i] * light) + shade, 0, 255).astype(np.uint8)
+        for i in range(3)
+    ]
     out = io.BytesIO()
     Image.merge("RGB", [Image.fromarray(band) for band in bands]).save(out, "jpeg", quality=90)
     return out.getvalue()
@@ -95,7 +129,9 @@ class Handler(BaseHTTPRequestHandler):
         if start >= len(data):
             self.answer(416, b"", {"Content-Range": f"bytes */{len(data)}"})
             return
-        self.answer(206, data[start:stop], {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"})
+        self.answer(
+            206, data[start:stop], {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
+        )
 
     do_HEAD = do_GET
 
@@ -134,7 +170,9 @@ class Server(ThreadingHTTPServer):
         """A client that goes away is nothing to report."""
 
     def __enter__(self) -> "Server":
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        ).start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -176,7 +214,12 @@ def write_index(path: Path, keys: list[str], url: str) -> None:
     """Write the parquet index: a key, a link, a caption and a score for each photograph."""
     rng = np.random.default_rng(7)
     captions = [f"{rng.choice(PLACES)} {rng.choice(LIGHTS)}, no. {int(key)}" for key in keys]
-    table = {"data_id": keys, "data_url": [f"{url}/photos/{key}.jpg" for key in keys], "caption": captions, "score": rng.random(len(keys)).round(4)}
+    table = {
+        "data_id": keys,
+        "data_url": [f"{url}/photos/{key}.jpg" for key in keys],
+        "caption": captions,
+        "score": rng.random(len(keys)).round(4),
+    }
     pq.write_table(pa.table(table), path)
 
 
@@ -200,9 +243,18 @@ def show(folder: Path, photos: dict[str, bytes], server: Server) -> None:
     check(f"far.jpg is photograph {key}", (folder / "far.jpg").read_bytes() == photos[key])
     whole = sum(path.stat().st_size for path in (folder / "out").iterdir())
     asked = server.sent - sent
-    check(f"{server.answers - answers} answers, {asked:,} bytes: not the {whole:,} of the dataset", asked < len(photos[key]) + (1 << 20))
-    run(f"flare cat {server.url}/out/playlist.yaml --columns data_id,score --to parquet > far.parquet", folder)
-    check("its keys are those of the index", pq.read_table(folder / "far.parquet")["data_id"].to_pylist() == list(photos))
+    check(
+        f"{server.answers - answers} answers, {asked:,} bytes: not the {whole:,} of the dataset",
+        asked < len(photos[key]) + (1 << 20),
+    )
+    run(
+        f"flare cat {server.url}/out/playlist.yaml --columns data_id,score --to parquet > far.parquet",
+        folder,
+    )
+    check(
+        "its keys are those of the index",
+        pq.read_table(folder / "far.parquet")["data_id"].to_pylist() == list(photos),
+    )
 
     listing = run("flare unpack out/ files/", folder).split()[-1]
     compare(folder, listing, photos)
@@ -211,13 +263,20 @@ def show(folder: Path, photos: dict[str, bytes], server: Server) -> None:
 def compare(folder: Path, listing: str, photos: dict[str, bytes]) -> None:
     """Hold every unpacked file against the photograph that it came from."""
     rows = [json.loads(line) for line in (folder / listing).read_text().splitlines()]
-    same = sum((folder / "files" / row["image"]).read_bytes() == photos[row["data_id"]] for row in rows)
-    check(f"{same} of {len(photos)} photographs are unpacked, each byte as it was drawn", same == len(photos) == len(rows))
+    same = sum(
+        (folder / "files" / row["image"]).read_bytes() == photos[row["data_id"]] for row in rows
+    )
+    check(
+        f"{same} of {len(photos)} photographs are unpacked, each byte as it was drawn",
+        same == len(photos) == len(rows),
+    )
 
 
 def main() -> None:
     """Make the folder, serve it, show everything in it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--photos", type=int, default=500)
     args = parser.parse_args()
@@ -229,11 +288,15 @@ def main() -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     photos = make(folder, args.photos)
     size = sum(map(len, photos.values()))
-    print(f"# {len(photos)} photographs, {size / 1e6:.1f} MB, drawn in {time.monotonic() - began:.0f} s; all that follows happens in {args.folder}/")
+    print(
+        f"# {len(photos)} photographs, {size / 1e6:.1f} MB, drawn in {time.monotonic() - began:.0f} s; all that follows happens in {args.folder}/"
+    )
     with Server(folder) as server:
         write_index(folder / "index.parquet", list(photos), server.url)
         show(folder, photos, server)
-    print(f"\nThe demo took {time.monotonic() - began:.0f} s. Everything is in {args.folder}/ to look at.")
+    print(
+        f"\nThe demo took {time.monotonic() - began:.0f} s. Everything is in {args.folder}/ to look at."
+    )
 
 
 if __name__ == "__main__":

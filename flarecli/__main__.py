@@ -113,7 +113,14 @@ def _tell(text: str) -> None:
 
 def _flag(args: Sequence[str], name: str) -> bool:
     """Say whether a switch is given, before or without the command line being understood."""
-    return f"--{name}" in args or os.environ.get(f"FLARE_{name.upper()}", "").lower() in ("1", "true", "t", "yes", "y", "on")
+    return f"--{name}" in args or os.environ.get(f"FLARE_{name.upper()}", "").lower() in (
+        "1",
+        "true",
+        "t",
+        "yes",
+        "y",
+        "on",
+    )
 
 
 def _importing(frame: FrameType | None) -> bool:
@@ -136,7 +143,9 @@ def _run(args: Sequence[str], signals: _Signals) -> int:
             signals.armed = False  # from here on a signal only changes the exit code
     except KeyboardInterrupt:
         signals.number = signals.number or signal.SIGINT
-    except Exception as error:  # an installation that is not whole; everything else is told by the command line
+    except (
+        Exception
+    ) as error:  # an installation that is not whole; everything else is told by the command line
         code = 6 if isinstance(error, ImportError) else 1
         _tell(f"error: {type(error).__name__}: {error}\nhint: Install flare again.\n")
     if signals.number:
@@ -150,7 +159,12 @@ def _answer(args: Sequence[str], signals: _Signals) -> int:
         return _version()
     from flarecli.cli import run
 
-    return run(list(args), as_json=_flag(args, "json"), debug=_flag(args, "debug"), stopped=lambda: bool(signals.number))
+    return run(
+        list(args),
+        as_json=_flag(args, "json"),
+        debug=_flag(args, "debug"),
+        stopped=lambda: bool(signals.number),
+    )
 
 
 def _version() -> int:
@@ -182,7 +196,9 @@ def _set_streams(wanted: Sequence[tuple[Any, str, str]]) -> list[tuple[Any, str,
 
 
 def _utf8() -> list[tuple[Any, str, str]]:
-    return _set_streams([(stream, "utf-8", "backslashreplace") for stream in (sys.stdout, sys.stderr)])
+    return _set_streams(
+        [(stream, "utf-8", "backslashreplace") for stream in (sys.stdout, sys.stderr)]
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -213,8 +229,12 @@ class _NoPandas:
 
 def entry() -> NoReturn:
     """Run the process's own command line and end the process: no finalizer may block, print or change the exit code."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's algebra, which no command does, would start a thread for each core
-    gc.set_threshold(20_000, 10, 10)  # what is imported stays: to look through it every 700 objects takes a tenth of the start
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # numpy's algebra, which no command does, would start a thread for each core
+    gc.set_threshold(
+        20_000, 10, 10
+    )  # what is imported stays: to look through it every 700 objects takes a tenth of the start
     signals = _Signals(sys.argv[1:])
     code = 128 + signal.SIGINT
     try:

@@ -24,15 +24,37 @@ from flarecli.guesses import choose
 
 __all__ = ["NAMES", "SUFFIXES", "compressed", "decompress", "stream", "suffix_of"]
 
-_LEVELS = {"br": range(12), "bz2": range(1, 10), "gz": range(10), "snappy": range(0), "zstd": range(1, 23)}
+_LEVELS = {
+    "br": range(12),
+    "bz2": range(1, 10),
+    "gz": range(10),
+    "snappy": range(0),
+    "zstd": range(1, 23),
+}
 _DEFAULTS = {"br": 11, "bz2": 9, "gz": 9, "snappy": 0, "zstd": 3}
 SUFFIXES = tuple(_LEVELS)
-_MEANT = {"gzip": "gz", "zst": "zstd", "zstandard": "zstd", "brotli": "br", "bzip2": "bz2"}  # what others call them
-NAMES = tuple(name for kind, levels in _LEVELS.items() for name in (kind, *(f"{kind}:{level}" for level in levels)))
+_MEANT = {
+    "gzip": "gz",
+    "zst": "zstd",
+    "zstandard": "zstd",
+    "brotli": "br",
+    "bzip2": "bz2",
+}  # what others call them
+NAMES = tuple(
+    name
+    for kind, levels in _LEVELS.items()
+    for name in (kind, *(f"{kind}:{level}" for level in levels))
+)
 _NAME = r"(?a)([a-z0-9]+)(?::(0|[1-9]\d?))?"
-_WINDOW = 1 << 27  # what zstd itself takes without --long; more is a bomb's way to make a reader allocate
+_WINDOW = (
+    1 << 27
+)  # what zstd itself takes without --long; more is a bomb's way to make a reader allocate
 _STEP = 1 << 20  # bytes given out at once
-_TAKEN = {"bz2": 1 << 16, "gz": 1 << 16, "zstd": 1 << 11}  # bytes taken at once: 4 of zstd may stand for 128 KiB, and come out together
+_TAKEN = {
+    "bz2": 1 << 16,
+    "gz": 1 << 16,
+    "zstd": 1 << 11,
+}  # bytes taken at once: 4 of zstd may stand for 128 KiB, and come out together
 _RATIO, _TOTAL = 1000, 1 << 32  # the first bounds what declares no size, the second everything
 _SNAPPY_RATIO, _SNAPPY_MOST = 22, (1 << 32) - 1  # three bytes copy at most 64; the size is a uint32
 _CUT_HINT = "It was cut short; fetch or pack it again."
@@ -54,7 +76,11 @@ def _parsed(compression: str) -> tuple[str, int]:
     kind, level = match[1], int(match[2]) if match[2] else _DEFAULTS[match[1]]
     if match[2] and level not in _LEVELS[kind]:
         levels = _LEVELS[kind]
-        raise UsageError(f"{kind} has levels {levels[0]} to {levels[-1]}, not {level}" if levels else f"{kind} has no levels")
+        raise UsageError(
+            f"{kind} has levels {levels[0]} to {levels[-1]}, not {level}"
+            if levels
+            else f"{kind} has no levels"
+        )
     return kind, level
 
 
@@ -86,7 +112,10 @@ def _codec(kind: str, level: int = 0) -> Any:
 
     name = {"br": "brotli"}.get(kind, kind)
     if not pa.Codec.is_available(name):
-        raise MissingLibraryError(f"this build of pyarrow has no {name}", hint="Run: pip install --force-reinstall pyarrow")
+        raise MissingLibraryError(
+            f"this build of pyarrow has no {name}",
+            hint="Run: pip install --force-reinstall pyarrow",
+        )
     return pa.Codec(name) if kind == "snappy" else pa.Codec(name, compression_level=level)
 
 
@@ -157,7 +186,11 @@ def _nothing(_: Any) -> bytes:
 
 _KINDS = {  # behind a gzip member zeros are padding; behind a bzip2 stream, what begins none is no part of it: both as the original has it
     "zstd": _Kind(_zstd, _nothing, lambda data: data),
-    "gz": _Kind(_gunzip, lambda reader: bytes(reader.unconsumed_tail), lambda data: memoryview(bytes(data).lstrip(b"\0"))),
+    "gz": _Kind(
+        _gunzip,
+        lambda reader: bytes(reader.unconsumed_tail),
+        lambda data: memoryview(bytes(data).lstrip(b"\0")),
+    ),
     "bz2": _Kind(_bz2, _nothing, lambda data: data if b"BZh".startswith(data[:3]) else None),
 }
 
@@ -218,7 +251,9 @@ class _Readable:
 def _snappy(source: _Blocks, limit: int, where: object) -> bytes | memoryview:
     """Read one block of Snappy: the size that it declares is held against the limit and against its length before anything is allocated."""
     head = b""
-    while len(head) < 5 and (part := bytes(source.read(5 - len(head)))):  # blocks may be of any length
+    while len(head) < 5 and (
+        part := bytes(source.read(5 - len(head)))
+    ):  # blocks may be of any length
         head += part
     size, at = 0, 0
     for at, byte in enumerate(head):
@@ -239,38 +274,65 @@ def _snappy(source: _Blocks, limit: int, where: object) -> bytes | memoryview:
         if len(data) > most:
             raise FormatError(f"not valid snappy: more than {most} bytes for {size}", where=where)
     if size > _SNAPPY_RATIO * len(data):
-        raise FormatError(f"not valid snappy: {len(data)} bytes cannot hold {size}", where=where, hint=_CUT_HINT)
+        raise FormatError(
+            f"not valid snappy: {len(data)} bytes cannot hold {size}", where=where, hint=_CUT_HINT
+        )
     if not size and len(data) > at + 1:
         raise FormatError("not valid snappy: bytes follow its end", where=where)
     try:
-        return memoryview(_codec("snappy").decompress(data, decompressed_size=size)) if size else b""
+        return (
+            memoryview(_codec("snappy").decompress(data, decompressed_size=size)) if size else b""
+        )
     except MemoryError:
-        raise FormatError(f"{size} bytes when decompressed do not fit in memory", where=where) from None
+        raise FormatError(
+            f"{size} bytes when decompressed do not fit in memory", where=where
+        ) from None
 
 
-def decompress(suffix: str, blocks: Iterable[bytes], raw_size: int | None, where: object) -> bytearray:
+def decompress(
+    suffix: str, blocks: Iterable[bytes], raw_size: int | None, where: object
+) -> bytearray:
     """Decompress a whole file, all its streams, never past the declared size.
 
     raw_size  bytes that must come out; None: not declared, then growth is bounded by ratio and in all
     raises    IntegrityError if another number of bytes comes out; FormatError if the bytes are not the format, or end too early
     """
     if suffix not in SUFFIXES:
-        raise UsageError(f"unknown compression {suffix!r:.60}", where=where, hint=f"Choose one of {', '.join(SUFFIXES)}.")
-    if raw_size is not None and raw_size > _TOTAL:  # whoever made the file may have made the listing
-        raise FormatError(f"{raw_size} bytes when decompressed are listed, {_TOTAL} is the most that is read", where=where)
+        raise UsageError(
+            f"unknown compression {suffix!r:.60}",
+            where=where,
+            hint=f"Choose one of {', '.join(SUFFIXES)}.",
+        )
+    if (
+        raw_size is not None and raw_size > _TOTAL
+    ):  # whoever made the file may have made the listing
+        raise FormatError(
+            f"{raw_size} bytes when decompressed are listed, {_TOTAL} is the most that is read",
+            where=where,
+        )
     source, out = _Blocks(blocks), bytearray()
     try:
         for data in _pieces(suffix, source, _TOTAL if raw_size is None else raw_size, where):
-            limit = raw_size if raw_size is not None else min(_TOTAL, max(64 * _STEP, _RATIO * source.size))
+            limit = (
+                raw_size
+                if raw_size is not None
+                else min(_TOTAL, max(64 * _STEP, _RATIO * source.size))
+            )
             if len(out) + len(data) > limit:
                 raise _too_much(limit, where)
             out += data
     except MemoryError:
-        raise FormatError(f"decompresses to more than the {len(out)} bytes that fit in memory", where=where) from None
+        raise FormatError(
+            f"decompresses to more than the {len(out)} bytes that fit in memory", where=where
+        ) from None
     except Exception as error:  # each library has errors of its own
         raise _fault(error, suffix, where) from None
     if raw_size is not None and len(out) != raw_size:
-        raise IntegrityError(f"decompresses to {len(out)} bytes, {raw_size} are wanted", where=where, hint="Fetch or pack it again.")
+        raise IntegrityError(
+            f"decompresses to {len(out)} bytes, {raw_size} are wanted",
+            where=where,
+            hint="Fetch or pack it again.",
+        )
     return out
 
 
@@ -295,7 +357,9 @@ def _fault(error: Exception, suffix: str, where: object) -> Exception:
     return FormatError(f"not valid {suffix}: {reason}", where=where)
 
 
-def _pieces(suffix: str, source: _Blocks, limit: int, where: object) -> Iterator[bytes | memoryview]:
+def _pieces(
+    suffix: str, source: _Blocks, limit: int, where: object
+) -> Iterator[bytes | memoryview]:
     if suffix == "snappy":
         yield _snappy(source, limit, where)
     elif suffix == "br":
@@ -305,4 +369,8 @@ def _pieces(suffix: str, source: _Blocks, limit: int, where: object) -> Iterator
 
 
 def _too_much(limit: int, where: object) -> IntegrityError:
-    return IntegrityError(f"decompresses to more than {limit} bytes", where=where, hint="It may be a decompression bomb; do not trust it.")
+    return IntegrityError(
+        f"decompresses to more than {limit} bytes",
+        where=where,
+        hint="It may be a decompression bomb; do not trust it.",
+    )

@@ -73,7 +73,11 @@ def first_fall(values: memoryview) -> int | None:
     """Give the first position behind which a lower integer stands than at it; None if they never fall."""
     if len(values) <= _FEW and "numpy" not in sys.modules:
         rising = values.tolist()
-        return None if rising == sorted(rising) else next(i for i in range(len(rising) - 1) if rising[i] > rising[i + 1])
+        return (
+            None
+            if rising == sorted(rising)
+            else next(i for i in range(len(rising) - 1) if rising[i] > rising[i + 1])
+        )
     table = np.asarray(values)
     falls = table[1:] < table[:-1]
     return int(np.argmax(falls)) if falls.any() else None

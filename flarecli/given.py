@@ -10,14 +10,27 @@ from typing import Any, TypeAlias, TypeVar
 
 from flarecli.errors import UsageError
 
-__all__ = ["Address", "Addresses", "address_text", "address_texts", "checked", "name_list", "number", "shown", "whole"]
+__all__ = [
+    "Address",
+    "Addresses",
+    "address_text",
+    "address_texts",
+    "checked",
+    "name_list",
+    "number",
+    "shown",
+    "whole",
+]
 
 Address: TypeAlias = "str | os.PathLike[str]"
 Addresses: TypeAlias = "Address | Sequence[Address]"
 F = TypeVar("F", bound="Callable[..., Any]")
 _Taken: TypeAlias = "Callable[[Any], Any]"  # gives what it is given as the function wants it, or raises TypeError or ValueError
 _HINTS = {  # parameter and what it wants: how a command line has it is not how Python does
-    ("cursor", "a Cursor"): "Give the `cursor` of a run, or make it anew: flare.Cursor(seed, epoch, step, order).",
+    (
+        "cursor",
+        "a Cursor",
+    ): "Give the `cursor` of a run, or make it anew: flare.Cursor(seed, epoch, step, order).",
     ("part", "two whole numbers"): "Give part=(k, n): the k-th of n parts, counted from 0.",
     ("rank", "a whole number"): "Give rank=R, ranks=N: rank R of N.",
     ("rank", "two whole numbers"): "Give rank=(R, N): rank R of N.",
@@ -31,7 +44,9 @@ def address_text(given: Address) -> str:
     """Give an address, or a path of pathlib, as text. Raises UsageError for anything else."""
     text = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
     if not isinstance(text, str):
-        raise UsageError(f"{type(given).__name__} is no address", hint="Give text, or a path of pathlib.")
+        raise UsageError(
+            f"{type(given).__name__} is no address", hint="Give text, or a path of pathlib."
+        )
     return text
 
 
@@ -47,7 +62,10 @@ def address_texts(given: Addresses) -> list[str]:
 def name_list(given: str | Iterable[str]) -> list[str]:
     """Give names as a list; one text is one name, not its letters. Raises UsageError for what holds none, and for a dict, whose values are lost."""
     if isinstance(given, Mapping):
-        raise UsageError(f"a list of names is wanted, not {type(given).__name__}", hint='Write a pair as "COLUMN:NAME".')
+        raise UsageError(
+            f"a list of names is wanted, not {type(given).__name__}",
+            hint='Write a pair as "COLUMN:NAME".',
+        )
     try:
         return list(_names(given))
     except TypeError:
@@ -87,9 +105,18 @@ def checked(function: F) -> F:
     @wraps(function)
     def call(*given: Any, **named: Any) -> Any:
         if not known:  # the classes that are named are all there by now
-            known.update({name: _Wanted(name, kind, function.__globals__) for name, kind in function.__annotations__.items()})
+            known.update(
+                {
+                    name: _Wanted(name, kind, function.__globals__)
+                    for name, kind in function.__annotations__.items()
+                }
+            )
         values = [taken(name, value) for name, value in zip(names, given, strict=False)]
-        return function(*values, *given[len(names) :], **{name: taken(name, value) for name, value in named.items()})
+        return function(
+            *values,
+            *given[len(names) :],
+            **{name: taken(name, value) for name, value in named.items()},
+        )
 
     def taken(name: str, value: Any) -> Any:
         return known[name].taken(value) if name in known else value
@@ -102,11 +129,16 @@ class _Wanted:
 
     def __init__(self, name: str, annotation: str, space: Mapping[str, Any]) -> None:
         kinds = _split(annotation)
-        found = [("", _none) if kind == "None" else _KINDS.get(kind) or _of_class(kind, space) for kind in kinds]
+        found = [
+            ("", _none) if kind == "None" else _KINDS.get(kind) or _of_class(kind, space)
+            for kind in kinds
+        ]
         self._name = name
         self._ways = [one for one in found if one] if all(found) else []
         said = [one for one, _ in self._ways if one]
-        self._said = " or ".join(one for one in said if one != "a whole number" or "a number" not in said)
+        self._said = " or ".join(
+            one for one in said if one != "a whole number" or "a number" not in said
+        )
 
     def taken(self, value: Any) -> Any:
         for _, way in self._ways:
@@ -117,7 +149,10 @@ class _Wanted:
         if not self._ways:
             return value
         verb = "are" if self._said.endswith("numbers") else "is"
-        raise UsageError(f"{self._name} is {shown(value)}: {self._said} {verb} wanted", hint=_HINTS.get((self._name, self._said), ""))
+        raise UsageError(
+            f"{self._name} is {shown(value)}: {self._said} {verb} wanted",
+            hint=_HINTS.get((self._name, self._said), ""),
+        )
 
 
 def _split(annotation: str) -> list[str]:
@@ -177,7 +212,9 @@ def _names(given: Any) -> Any:
 
 
 def _texts(given: Any) -> Any:
-    if not isinstance(given, Mapping) or not all(isinstance(one, str) for pair in given.items() for one in pair):
+    if not isinstance(given, Mapping) or not all(
+        isinstance(one, str) for pair in given.items() for one in pair
+    ):
         raise TypeError
     return given
 

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping
 __all__ = ["choose", "nearest"]
 
 SHOWN = 60  # names of a hint; of the thousand columns of a table nobody reads more
-_LOOKED_AT, _LONGEST = 5_000, 100  # names, and characters of one: those may come from data, and comparing costs
+_LOOKED_AT, _LONGEST = (
+    5_000,
+    100,
+)  # names, and characters of one: those may come from data, and comparing costs
 
 
 def nearest(given: str, known: Iterable[str]) -> str | None:
@@ -25,11 +28,19 @@ def nearest(given: str, known: Iterable[str]) -> str | None:
         return names[plain]
     found = difflib.get_close_matches(plain, names, 1, 0.7)
     if not found and len(plain) >= 3:  # `url` of `data_url`
-        found = sorted((name for name in names if plain in name.replace("-", "_").split("_")), key=len)[:1]
+        found = sorted(
+            (name for name in names if plain in name.replace("-", "_").split("_")), key=len
+        )[:1]
     return names[found[0]] if found else None
 
 
-def choose(given: str, known: Iterable[str], ask: str = "Choose one of", meant: Mapping[str, str] = {}, more: str = "") -> str:
+def choose(
+    given: str,
+    known: Iterable[str],
+    ask: str = "Choose one of",
+    meant: Mapping[str, str] = {},
+    more: str = "",
+) -> str:
     """Give the hint for a name that is none: the one that was meant, if that can be guessed, and those that there are.
 
     meant  what names that others use are called here
@@ -38,6 +49,8 @@ def choose(given: str, known: Iterable[str], ask: str = "Choose one of", meant: 
     names = list(known)
     known_as = meant.get(given.strip().casefold())
     guess = known_as if known_as in names else nearest(given, names)
-    shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else "")
+    shown = ", ".join(names[:SHOWN]) + (
+        f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    )
     asked = f"{ask} {shown}{more}." if names else ""
     return f"Did you mean {guess}? {asked}".strip() if guess else asked

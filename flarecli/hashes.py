@@ -21,8 +21,19 @@ DEFAULT = "xxh3_128"  # what every playlist carries: as fast as memory, long eno
 _XXHASH = ("xxh128", "xxh32", "xxh3_128", "xxh3_64", "xxh64")
 _AWSCRT = {"crc32c": 8, "crc64nvme": 16}  # what S3 may keep of an object, and the digits of each
 _HASHLIB = (  # what hashlib has everywhere; loading it takes as long as summing 30 MB
-    "blake2b", "blake2s", "md5", "sha1", "sha224", "sha256", "sha384", "sha3_224", "sha3_256", "sha3_384", "sha3_512", "sha512",
-)  # fmt: skip
+    "blake2b",
+    "blake2s",
+    "md5",
+    "sha1",
+    "sha224",
+    "sha256",
+    "sha384",
+    "sha3_224",
+    "sha3_256",
+    "sha3_384",
+    "sha3_512",
+    "sha512",
+)
 
 
 class _Crc:
@@ -92,7 +103,9 @@ class Sums:
 
     def differences(self, wanted: Mapping[str, str]) -> list[str]:
         """Name the hashes whose value differs from the one wanted, sorted."""
-        return sorted(name for name, value in self.hex().items() if name in wanted and wanted[name] != value)
+        return sorted(
+            name for name, value in self.hex().items() if name in wanted and wanted[name] != value
+        )
 
 
 def digest(data: bytes | memoryview, name: str = DEFAULT) -> str:

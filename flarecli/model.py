@@ -31,7 +31,9 @@ __all__ = [
     "Stream",
 ]
 
-Row: TypeAlias = dict[str, "bytes | list[bytes] | None"]  # column -> encoded bytes as the format stores them
+Row: TypeAlias = dict[
+    str, "bytes | list[bytes] | None"
+]  # column -> encoded bytes as the format stores them
 Sample: TypeAlias = dict[str, Any]  # column -> Python value
 IntArray: TypeAlias = Any  # numpy integer array, or Counts; numpy is too slow to import for a name
 ENCODING = b"encoding"  # the key in an Arrow field's metadata that names the column's encoding
@@ -89,17 +91,34 @@ class Shard:
     memo: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        views = {name: bytes(table) for name, table in self.layout.items() if isinstance(table, memoryview)}  # of uint32, all of them
+        views = {
+            name: bytes(table)
+            for name, table in self.layout.items()
+            if isinstance(table, memoryview)
+        }  # of uint32, all of them
         if not views:
             return Shard, (self.chunk, self.columns, self.rows, self.layout)
-        return _unpickled, (self.chunk, self.columns, self.rows, {**self.layout, **views}, tuple(views))
+        return _unpickled, (
+            self.chunk,
+            self.columns,
+            self.rows,
+            {**self.layout, **views},
+            tuple(views),
+        )
 
     def __len__(self) -> int:
         return self.rows
 
 
-def _unpickled(chunk: Chunk, columns: Columns, rows: int, layout: Mapping[str, Any], views: tuple[str, ...]) -> Shard:
-    return Shard(chunk, columns, rows, {**layout, **{name: memoryview(layout[name]).cast("I") for name in views}})
+def _unpickled(
+    chunk: Chunk, columns: Columns, rows: int, layout: Mapping[str, Any], views: tuple[str, ...]
+) -> Shard:
+    return Shard(
+        chunk,
+        columns,
+        rows,
+        {**layout, **{name: memoryview(layout[name]).cast("I") for name in views}},
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +158,9 @@ class Stream:
         """Bytes that each chunk takes with its companions, as far as listed: int64 [chunks], -1 where its main file's are not; None if `sizes` is."""
         if self.sizes is None or not any(self.parts):
             return self.sizes
-        return self.sizes + [sum(file.size or 0 for file in one) for one in self.parts] * (self.sizes >= 0)
+        return self.sizes + [sum(file.size or 0 for file in one) for one in self.parts] * (
+            self.sizes >= 0
+        )
 
     def __iter__(self) -> Iterator[Chunk]:
         return (self.chunk(i) for i in range(len(self.urls)))
@@ -148,7 +169,9 @@ class Stream:
         """Make the Chunk at position i; its addresses are checked here, before anything opens them."""
         raw = int(self.raw_sizes[i]) if self.raw_sizes is not None else -1
         file = File(
-            self.urls[i].partition("?")[0].rpartition("/")[2] if is_url(self.urls[i]) else self.urls[i],
+            self.urls[i].partition("?")[0].rpartition("/")[2]
+            if is_url(self.urls[i])
+            else self.urls[i],
             None if self.sizes is None or self.sizes[i] < 0 else int(self.sizes[i]),
             {name: values[i] for name, values in self.hashes.items() if values[i]},
             None if raw < 0 else raw,
@@ -156,7 +179,13 @@ class Stream:
         )
         rows = None if self.rows is None or self.rows[i] < 0 else int(self.rows[i])
         beside = self.parts[i] if self.parts else ()
-        return Chunk(self.at.join(self.urls[i]), rows, (file, *beside), self.format, tuple(self.at.join(one.name) for one in beside))
+        return Chunk(
+            self.at.join(self.urls[i]),
+            rows,
+            (file, *beside),
+            self.format,
+            tuple(self.at.join(one.name) for one in beside),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,9 @@ DEVICE = "\0"  # stands for each name of a device in what `collision_key` gives;
 
 # all others are compiled when they are first used, which most commands never do: they take longer than a command may
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_PLAIN = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*")  # a name as nearly all are
+_PLAIN = re.compile(
+    r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*"
+)  # a name as nearly all are
 _HERE = r"(?:\./)+(?=[^/])"
 _URL = r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s\"'<>]*[^\s\"'<>.,:;)\]]"
 _DRIVE = "[A-Za-z]:"
@@ -44,7 +46,15 @@ _BROKEN = "(?i)https?:/?[^/]"  # a scheme without its slashes: who knows where t
 _SECRET = "(?i)sig|token|secret|passw|pwd|auth|cred|key|session|policy|expires|x-amz|x-goog|^(?:s[aeikprv]|st)$"
 # what Windows keeps for devices, whatever follows behind a dot or a colon; its code pages make digits of the three raised ones
 _DEVICE_END = " *[.:]"
-_RESERVED = {"con", "prn", "aux", "nul", "conin$", "conout$", *(port + n for port in ("com", "lpt") for n in "123456789\xb9\xb2\xb3")}
+_RESERVED = {
+    "con",
+    "prn",
+    "aux",
+    "nul",
+    "conin$",
+    "conout$",
+    *(port + n for port in ("com", "lpt") for n in "123456789\xb9\xb2\xb3"),
+}
 
 
 def check_name(name: str, where: object = "") -> str:
@@ -55,7 +65,11 @@ def check_name(name: str, where: object = "") -> str:
     """
     reason = _why_not(name)
     if reason:
-        raise UnsafeError(f"the name {_short(name)} {reason}", where=where, hint="Repair the file that lists it; nothing was read or written there.")
+        raise UnsafeError(
+            f"the name {_short(name)} {reason}",
+            where=where,
+            hint="Repair the file that lists it; nothing was read or written there.",
+        )
     return name
 
 
@@ -105,7 +119,9 @@ def collision_key(name: str) -> str:
     import unicodedata
 
     parts = []
-    for part in unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold()).split("/"):
+    for part in unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold()).split(
+        "/"
+    ):
         part = part.rstrip(". ")
         parts.append(DEVICE if re.split(_DEVICE_END, part, maxsplit=1)[0] in _RESERVED else part)
     return "/".join(parts)
@@ -147,7 +163,9 @@ def whole_path(path: str) -> str:
         if os.path.isabs(path):
             return path
         hint = "Change to a folder that is there, or give the path from the root."
-        raise MissingError("the folder that you are in was deleted or cannot be read", where=path or ".", hint=hint) from None
+        raise MissingError(
+            "the folder that you are in was deleted or cannot be read", where=path or ".", hint=hint
+        ) from None
 
 
 def is_url(address: str) -> bool:
@@ -186,7 +204,11 @@ def redact(address: str) -> str:
         return address.split("://")[0] + "://…"
     host = parts.netloc.rpartition("@")[2]
     named = (one.partition("=") for one in parts.query.replace(";", "&").split("&"))
-    query = "redacted" if any(equals and re.search(_SECRET, unquote(name)) for name, equals, _ in named) else parts.query
+    query = (
+        "redacted"
+        if any(equals and re.search(_SECRET, unquote(name)) for name, equals, _ in named)
+        else parts.query
+    )
     return urlunsplit((parts.scheme, host, parts.path, query, ""))
 
 

@@ -32,7 +32,9 @@ try:
     from ray.data.block import BlockMetadata
     from ray.data.datasource import Datasink, Datasource, ReadTask
 except ImportError:
-    raise MissingLibraryError("flarecli.ray needs ray", hint="pip install 'flarecli[ray]'") from None
+    raise MissingLibraryError(
+        "flarecli.ray needs ray", hint="pip install 'flarecli[ray]'"
+    ) from None
 
 __all__ = ["FlareSink", "FlareSource"]
 
@@ -49,10 +51,17 @@ class FlareSource(Datasource):
     """
 
     def __init__(
-        self, address: str | Sequence[str], *, columns: Sequence[str] | None = None, where: str | None = None, guard: Guard | None = None
+        self,
+        address: str | Sequence[str],
+        *,
+        columns: Sequence[str] | None = None,
+        where: str | None = None,
+        guard: Guard | None = None,
     ) -> None:
         super().__init__()
-        self._address = _whole(address) if isinstance(address, str) else [_whole(one) for one in address]
+        self._address = (
+            _whole(address) if isinstance(address, str) else [_whole(one) for one in address]
+        )
         self._where, self._guard = where, guard
         data = read.open(address, guard=guard)
         check_names(data.schema, columns or (), "columns")
@@ -62,7 +71,9 @@ class FlareSource(Datasource):
         if where is not None:
             if not sql.is_row_by_row(self._schema, where):
                 hint = "Leave that to Ray: read, then sort or aggregate what it gives."
-                raise UsageError("each task would sort, group, count or limit its own rows alone", hint=hint)
+                raise UsageError(
+                    "each task would sort, group, count or limit its own rows alone", hint=hint
+                )
             self._schema, _ = sql.select(self._schema, iter(()), where)
         self._rows, self._ends, self._bytes = len(data), _shard_ends(data), _stored(data)
 
@@ -70,17 +81,39 @@ class FlareSource(Datasource):
         """Reckon the bytes of all rows by what their shards take on the disk."""
         return self._bytes
 
-    def get_read_tasks(self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None) -> list[ReadTask]:
+    def get_read_tasks(
+        self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
+    ) -> list[ReadTask]:
         """Cut the rows into so many runs, at borders of shards where there are enough of them."""
-        cuts = np.linspace(0, self._rows, min(max(1, parallelism), max(1, self._rows)) + 1).astype(np.int64)
+        cuts = np.linspace(0, self._rows, min(max(1, parallelism), max(1, self._rows)) + 1).astype(
+            np.int64
+        )
         if len(self._ends) >= len(cuts) - 1:
-            cuts = np.unique(np.concatenate([[0], self._ends[np.minimum(np.searchsorted(self._ends, cuts[1:]), len(self._ends) - 1)]]))
+            cuts = np.unique(
+                np.concatenate(
+                    [
+                        [0],
+                        self._ends[
+                            np.minimum(np.searchsorted(self._ends, cuts[1:]), len(self._ends) - 1)
+                        ],
+                    ]
+                )
+            )
         tasks = []
         for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
             rows = stop - start if self._where is None else None
             weight = self._bytes * (stop - start) // max(1, self._rows)
-            about = BlockMetadata(num_rows=rows, size_bytes=weight, exec_stats=None, input_files=None)
-            tasks.append(ReadTask(self._reader(start, stop), about, schema=self._schema, per_task_row_limit=per_task_row_limit))
+            about = BlockMetadata(
+                num_rows=rows, size_bytes=weight, exec_stats=None, input_files=None
+            )
+            tasks.append(
+                ReadTask(
+                    self._reader(start, stop),
+                    about,
+                    schema=self._schema,
+                    per_task_row_limit=per_task_row_limit,
+                )
+            )
         return tasks
 
     def _reader(self, start: int, stop: int) -> Callable[[], Iterator[pa.Table]]:
@@ -90,7 +123,11 @@ class FlareSource(Datasource):
             data = read.open(address, guard=guard)
             batches = data.scan(columns, start, stop)
             if where is not None:
-                schema = data.schema if columns is None else pa.schema([data.schema.field(name) for name in columns])
+                schema = (
+                    data.schema
+                    if columns is None
+                    else pa.schema([data.schema.field(name) for name in columns])
+                )
                 _, batches = sql.select(schema, batches, where)
             for batch in batches:
                 yield pa.Table.from_batches([batch])
@@ -109,7 +146,13 @@ class FlareSink(Datasink[Any]):
     """
 
     def __init__(
-        self, out: str, *, format: str = "mds", columns: Mapping[str, str] | None = None, settings: Settings | None = None, overwrite: bool = False
+        self,
+        out: str,
+        *,
+        format: str = "mds",
+        columns: Mapping[str, str] | None = None,
+        settings: Settings | None = None,
+        overwrite: bool = False,
     ) -> None:
         super().__init__()
         find(format)
@@ -124,7 +167,13 @@ class FlareSink(Datasink[Any]):
     def on_write_start(self, schema: pa.Schema | None = None) -> None:
         """Claim the folder."""
         target = claim(self._out, overwrite=self._overwrite)
-        head = {"flare": __version__, "format": self._format, "settings": asdict(self._settings), "source": "ray", "options": {}}
+        head = {
+            "flare": __version__,
+            "format": self._format,
+            "settings": asdict(self._settings),
+            "source": "ray",
+            "options": {},
+        }
         self._open = target, Journal(target.at, json.loads(json.dumps(head)))
         self._at = str(target.at)
 
@@ -140,7 +189,9 @@ class FlareSink(Datasink[Any]):
                     if not batch.num_rows:
                         continue
                     if writer is None or typed is None:
-                        writer = Writer(out, format=self._format, settings=self._settings, overwrite=True)
+                        writer = Writer(
+                            out, format=self._format, settings=self._settings, overwrite=True
+                        )
                         typed = Typed(self._columns(writer, batch), None)
                     _put(writer, typed, batch, rows)
                     rows += batch.num_rows
@@ -155,15 +206,22 @@ class FlareSink(Datasink[Any]):
 
     def _columns(self, writer: Writer, batch: pa.RecordBatch) -> Columns:
         check_names(batch.schema, list(self._given), "columns")
-        stored = {field.name: kept for field in batch.schema if (kept := encodings.encoding_of(field))}
-        return writer.name_columns(chosen_encodings(batch, batch.schema.names, self._given, {}, stored))
+        stored = {
+            field.name: kept for field in batch.schema if (kept := encodings.encoding_of(field))
+        }
+        return writer.name_columns(
+            chosen_encodings(batch, batch.schema.names, self._given, {}, stored)
+        )
 
     def on_write_complete(self, write_result: Any) -> None:
         """Join the parts; the playlist is written last."""
         if self._open is None:
             raise UsageError("nothing was begun", where=self._out)
         target, journal = self._open
-        names = [parts.part_name(number) for number in sorted(one for one in write_result.write_returns if one is not None)]
+        names = [
+            parts.part_name(number)
+            for number in sorted(one for one in write_result.write_returns if one is not None)
+        ]
         if not names:
             self.on_write_failed(NoRowsError("no rows to write"))
             raise NoRowsError("no rows to write", where=self._out)
@@ -189,18 +247,24 @@ def _whole(address: str) -> str:
 def _put(writer: Writer, typed: Typed, batch: pa.RecordBatch, first: int) -> None:
     fit, places, failures = typed.convert(batch, first + np.arange(batch.num_rows))
     if failures:
-        raise error_of(failures[0], writer.target.shown, "Leave such rows out before they are written.")
+        raise error_of(
+            failures[0], writer.target.shown, "Leave such rows out before they are written."
+        )
     writer.write_batch(fit, places)
 
 
 def _table(block: Any) -> pa.Table:
-    return block if isinstance(block, pa.Table) else pa.Table.from_pandas(block, preserve_index=False)
+    return (
+        block if isinstance(block, pa.Table) else pa.Table.from_pandas(block, preserve_index=False)
+    )
 
 
 def _shard_ends(data: read.Dataset) -> Any:
     """Give the row at which each shard ends: int64; empty where streams are joined by column, or the listing does not say."""
     streams = [stream for one in data.playlists for stream in one.streams]
-    if len({stream.name for stream in streams}) > 1 or any(stream.rows is None or (stream.rows < 0).any() for stream in streams):
+    if len({stream.name for stream in streams}) > 1 or any(
+        stream.rows is None or (stream.rows < 0).any() for stream in streams
+    ):
         return np.zeros(0, np.int64)
     return np.cumsum(np.concatenate([np.zeros(0, np.int64), *(stream.rows for stream in streams)]))
 

@@ -23,7 +23,12 @@ else:
 
         def __init__(self, default=_NONE, default_factory=_NONE, repr=True, compare=True):
             self.name, self.type = "", ""
-            self.default, self.default_factory, self.repr, self.compare = default, default_factory, repr, compare
+            self.default, self.default_factory, self.repr, self.compare = (
+                default,
+                default_factory,
+                repr,
+                compare,
+            )
 
     field = _Field
 
@@ -36,9 +41,15 @@ else:
             fields = []
             for mine in cls._record_fields:
                 given = {"repr": mine.repr, "compare": mine.compare}
-                given |= {name: value for name in ("default", "default_factory") if (value := getattr(mine, name)) is not _NONE}
+                given |= {
+                    name: value
+                    for name in ("default", "default_factory")
+                    if (value := getattr(mine, name)) is not _NONE
+                }
                 fields.append((mine.name, mine.type, dataclasses.field(**given)))
-            cls.__dataclass_fields__ = known = dataclasses.make_dataclass(cls.__name__, fields).__dataclass_fields__
+            cls.__dataclass_fields__ = known = dataclasses.make_dataclass(
+                cls.__name__, fields
+            ).__dataclass_fields__
             return known
 
     def dataclass(cls=None, *, frozen=False, slots=False, eq=True):
@@ -47,13 +58,21 @@ else:
             return lambda one: dataclass(one, frozen=frozen, slots=slots, eq=eq)
         fields = [_field_of(cls, name, kind) for name, kind in cls.__annotations__.items()]
         names = tuple(one.name for one in fields)
-        made = {name: value for name, value in cls.__dict__.items() if name not in ("__dict__", "__weakref__")}
+        made = {
+            name: value
+            for name, value in cls.__dict__.items()
+            if name not in ("__dict__", "__weakref__")
+        }
         for one in fields:
             if one.default is not _NONE and not slots:
                 made[one.name] = one.default
             else:
                 made.pop(one.name, None)
-        made |= {"_record_fields": tuple(fields), "__dataclass_fields__": _Fields(), "__match_args__": names}
+        made |= {
+            "_record_fields": tuple(fields),
+            "__dataclass_fields__": _Fields(),
+            "__match_args__": names,
+        }
         if slots:
             made["__slots__"] = names
         made.setdefault("__repr__", _repr([one.name for one in fields if one.repr]))
@@ -122,7 +141,11 @@ else:
                 return tuple(getattr(one, name) for name in names)
 
         def __eq__(self, other):
-            return values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
+            return (
+                values(self) == values(other)
+                if other.__class__ is self.__class__
+                else NotImplemented
+            )
 
         def __hash__(self):
             return hash(values(self))

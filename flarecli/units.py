@@ -26,7 +26,9 @@ def parse_size(text: str) -> int:
         raise UsageError(f"{text!r:.60} is not a size", hint="Write it like 512K, 64MB or 64MiB.")
     step, part = 1024 if match[4] else 1000, match[2] or ""
     power: int = step ** _POWERS[match[3].lower()]
-    size = int(match[1] + part) * power // int("1" + "0" * len(part))  # a float would make 1000 of 1.001K
+    size = (
+        int(match[1] + part) * power // int("1" + "0" * len(part))
+    )  # a float would make 1000 of 1.001K
     if size >= _LIMIT:
         raise UsageError(f"{text!r:.60} is more than 2^63 bytes")
     return size

@@ -41,7 +41,9 @@ def braced(address: str) -> list[str]:
         elif what == "{":
             open_.append(_Words(address))
             if len(open_) > _DEEPEST:
-                raise UsageError(f"{address!r:.80} has braces more than {_DEEPEST} deep in one another")
+                raise UsageError(
+                    f"{address!r:.80} has braces more than {_DEEPEST} deep in one another"
+                )
         elif what == ",":
             words.next()
         elif what == "}":
@@ -69,7 +71,9 @@ def _meant(address: str, marks: Sequence[re.Match[str]]) -> dict[int, str]:
             inside = address[marks[first].end() : mark.start()]
             if commas:
                 out |= {first: "{", i: "}", **dict.fromkeys(commas, ",")}
-            elif i == first + 1 and (re.fullmatch(_NUMBERS, inside) or re.fullmatch(_LETTERS, inside)):
+            elif i == first + 1 and (
+                re.fullmatch(_NUMBERS, inside) or re.fullmatch(_LETTERS, inside)
+            ):
                 out[i] = "{" + inside
     return out
 
@@ -89,7 +93,10 @@ class _Words:
             return
         self._bound(len(self._words) * len(run))
         heads = self._ended()
-        self._words, self.text = run if heads == [""] else [head + one for head in heads for one in run], ""
+        self._words, self.text = (
+            run if heads == [""] else [head + one for head in heads for one in run],
+            "",
+        )
 
     def next(self) -> None:
         """Begin another alternative."""
@@ -120,7 +127,9 @@ def _run(text: str) -> list[str]:
         raise UsageError(f"{text}}} names more than {_BRACE_LIMIT} addresses")
     if is_letters:
         return [chr(n) for n in run]
-    width = max(len(first), len(last)) if any(re.match(_PADDED, word) for word in (first, last)) else 0
+    width = (
+        max(len(first), len(last)) if any(re.match(_PADDED, word) for word in (first, last)) else 0
+    )
     return [f"{n:0{width}d}" for n in run]
 
 
@@ -157,7 +166,13 @@ def pattern_of(parts: Sequence[str]) -> re.Pattern[str]:
         first, *between = runs
         last = f"[^/]*{between.pop()}" if between else ""
         # The first place where a run fits is as good as any later one: tried again and again, a few stars would take hours
-        out += hidden + first + "".join(f"(?>[^/]*?{run})" for run in between) + last + ("/" if i < len(parts) - 1 else "")
+        out += (
+            hidden
+            + first
+            + "".join(f"(?>[^/]*?{run})" for run in between)
+            + last
+            + ("/" if i < len(parts) - 1 else "")
+        )
     try:
         return re.compile(out, re.DOTALL)
     except re.error:

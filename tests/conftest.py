@@ -14,7 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job: what the tests start would ignore it too
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # a shell's background job: what the tests start would ignore it too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -34,7 +36,9 @@ class _Handler(BaseHTTPRequestHandler):
         web, path = self.server.web, self.path.partition("?")[0]
         with web.lock:
             web.asked[path] += 1
-            web.requests.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+            web.requests.append(
+                (self.path, {name.lower(): value for name, value in self.headers.items()})
+            )
             times = web.asked[path]
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             web.pages.get(path, lambda handler, times: handler.answer(404, b"no"))(self, times)
@@ -43,7 +47,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self, status, body=b"", **headers):
         self.send_response(status)
-        given = {"Content-Length": len(body), **{name.replace("_", "-"): value for name, value in headers.items()}}
+        given = {
+            "Content-Length": len(body),
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        }
         for name, value in given.items():
             if value is not None:
                 self.send_header(name, str(value))
@@ -74,7 +81,9 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 256  # else the kernel drops connections that come at once, and they try again a second later
 
     def handle_error(self, request, client_address):
-        if not isinstance(sys.exception(), ConnectionError):  # which is how clients end that a test kills
+        if not isinstance(
+            sys.exception(), ConnectionError
+        ):  # which is how clients end that a test kills
             super().handle_error(request, client_address)
 
 
@@ -87,7 +96,9 @@ class Web:
         self.server = _Server(("127.0.0.1", 0), _Handler)
         self.server.web = self
         self.port = self.server.server_address[1]
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self.thread = threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        )
         self.thread.start()
 
     def url(self, path, user="", host="127.0.0.1"):
@@ -113,7 +124,9 @@ class Web:
             start, stop = int(match[1]), min(len(data), int(match[2] or len(data) - 1) + 1)
             if start >= len(data):
                 return handler.answer(416, b"", Content_Range=f"bytes */{len(data)}", **more)
-            return handler.answer(206, data[start:stop], Content_Range=f"bytes {start}-{stop - 1}/{len(data)}", **more)
+            return handler.answer(
+                206, data[start:stop], Content_Range=f"bytes {start}-{stop - 1}/{len(data)}", **more
+            )
 
         self.pages[path] = serve
         return self.url(path)

@@ -18,8 +18,12 @@ READERS = {
     "br": lambda data, size: pa.Codec("brotli").decompress(data, size).to_pybytes(),
     "bz2": lambda data, size: bz2.decompress(data),
     "gz": lambda data, size: gzip.decompress(data),
-    "snappy": lambda data, size: pa.Codec("snappy").decompress(data, size).to_pybytes() if size else b"",
-    "zstd": lambda data, size: zstandard.ZstdDecompressor().decompress(data),  # one frame that says its size
+    "snappy": lambda data, size: (
+        pa.Codec("snappy").decompress(data, size).to_pybytes() if size else b""
+    ),
+    "zstd": lambda data, size: zstandard.ZstdDecompressor().decompress(
+        data
+    ),  # one frame that says its size
 }
 
 
@@ -31,7 +35,14 @@ def packed(name, data):
 def test_what_is_compressed_comes_back(parts, name, step):
     data, kind = b"".join(parts), suffix_of(name)
     stored = b"".join(compressed(name, parts, len(data)))
-    assert bytes(decompress(kind, [stored[i : i + step] for i in range(0, len(stored), step)], len(data), "x")) == data
+    assert (
+        bytes(
+            decompress(
+                kind, [stored[i : i + step] for i in range(0, len(stored), step)], len(data), "x"
+            )
+        )
+        == data
+    )
     assert READERS[kind](stored, len(data)) == data
 
 
@@ -42,13 +53,23 @@ def test_blocks_may_be_as_short_as_a_byte(kind):
 
 def test_names_are_the_58_of_mds():
     assert len(NAMES) == len(set(NAMES)) == 58
-    assert [suffix_of(name) for name in ("br", "br:0", "bz2:1", "gz:0", "snappy", "zstd:22")] == ["br", "br", "bz2", "gz", "snappy", "zstd"]
+    assert [suffix_of(name) for name in ("br", "br:0", "bz2:1", "gz:0", "snappy", "zstd:22")] == [
+        "br",
+        "br",
+        "bz2",
+        "gz",
+        "snappy",
+        "zstd",
+    ]
 
 
 @pytest.mark.parametrize("kind", SUFFIXES)
 def test_the_same_bytes_give_the_same_file(kind):
     first = packed(kind, TEXT)
-    assert b"".join(compressed(kind, [TEXT[:1000], memoryview(TEXT)[1000:]], len(TEXT))) == first or kind == "zstd"
+    assert (
+        b"".join(compressed(kind, [TEXT[:1000], memoryview(TEXT)[1000:]], len(TEXT))) == first
+        or kind == "zstd"
+    )
     assert packed(kind, TEXT) == first
 
 
@@ -63,20 +84,32 @@ def test_a_gzip_member_has_the_head_that_python_gives_it_but_no_time():
 def test_a_file_cut_anywhere_is_an_error(kind):
     for data in (b"", b"abc", TEXT[:4000]):
         stored = packed(kind, data)
-        for cut in {*range(min(30, len(stored))), len(stored) // 2, *range(max(0, len(stored) - 12), len(stored))}:
+        for cut in {
+            *range(min(30, len(stored))),
+            len(stored) // 2,
+            *range(max(0, len(stored) - 12), len(stored)),
+        }:
             for size in (None, len(data)):
                 with pytest.raises(FormatError):
                     decompress(kind, [stored[:cut]], size, "a")
     with pytest.raises(FormatError) as caught:
         decompress(kind, [], None, "a")
-    assert (str(caught.value), caught.value.hint) == (f"a: the {kind} file ends in its middle", "It was cut short; fetch or pack it again.")
+    assert (str(caught.value), caught.value.hint) == (
+        f"a: the {kind} file ends in its middle",
+        "It was cut short; fetch or pack it again.",
+    )
 
 
 @pytest.mark.parametrize("kind", ["bz2", "gz", "zstd"])
 def test_streams_behind_one_another_are_one_file(kind):
     both = packed(kind, TEXT) + packed(kind, b"") + packed(kind, b"two")
     for step in (1, 7, len(both)):
-        assert decompress(kind, [both[i : i + step] for i in range(0, len(both), step)], len(TEXT) + 3, "x") == TEXT + b"two"
+        assert (
+            decompress(
+                kind, [both[i : i + step] for i in range(0, len(both), step)], len(TEXT) + 3, "x"
+            )
+            == TEXT + b"two"
+        )
     with pytest.raises(FormatError):
         decompress(kind, [both[:-1]], None, "x")
 
@@ -166,17 +199,26 @@ def test_a_bomb_without_a_declared_size_stops_by_ratio():
 
 
 def test_a_window_larger_than_zstd_itself_takes_is_refused():
-    params = zstandard.ZstdCompressionParameters.from_level(3, window_log=28, write_content_size=False)
+    params = zstandard.ZstdCompressionParameters.from_level(
+        3, window_log=28, write_content_size=False
+    )
     stored = zstandard.ZstdCompressor(compression_params=params).compressobj()
     data = stored.compress(b"x" * 1000) + stored.flush()
-    with pytest.raises(FormatError, match="^a: not valid zstd: frame requires too much memory for decoding$"):
+    with pytest.raises(
+        FormatError, match="^a: not valid zstd: frame requires too much memory for decoding$"
+    ):
         decompress("zstd", [data], 1000, "a")
 
 
 def test_a_frame_that_wants_a_dictionary_or_lies_about_its_size_is_refused():
     words = zstandard.ZstdCompressionDict(b"a word and another word " * 200)
     with pytest.raises(FormatError, match="^a: not valid zstd: "):
-        decompress("zstd", [zstandard.ZstdCompressor(dict_data=words).compress(b"a word and another word " * 50)], None, "a")
+        decompress(
+            "zstd",
+            [zstandard.ZstdCompressor(dict_data=words).compress(b"a word and another word " * 50)],
+            None,
+            "a",
+        )
     data = bytearray(zstandard.compress(bytes(range(200))))
     assert data[4:6] == b"\x20\xc8"  # one segment, its size in one byte: 200
     for said in (199, 201):
@@ -198,7 +240,24 @@ def test_rest_behind_the_last_frame_is_an_error():
 
 
 @pytest.mark.parametrize(
-    "name", ["zstd:0", "zstd:23", "zstd:03", "ZSTD", "gzip", "zst", "zstd:", "", "snappy:1", "bz2:0", "br:12", "gz:10", "gz:-1", "br:00", " br"]
+    "name",
+    [
+        "zstd:0",
+        "zstd:23",
+        "zstd:03",
+        "ZSTD",
+        "gzip",
+        "zst",
+        "zstd:",
+        "",
+        "snappy:1",
+        "bz2:0",
+        "br:12",
+        "gz:10",
+        "gz:-1",
+        "br:00",
+        " br",
+    ],
 )
 def test_names_are_spelt_exactly(name):
     with pytest.raises(UsageError):
@@ -208,4 +267,7 @@ def test_names_are_spelt_exactly(name):
 def test_a_listing_that_declares_more_than_any_shard_holds_is_refused_before_a_byte_is_read():
     with pytest.raises(FormatError) as caught:
         decompress("zstd", (pytest.fail("it was read") for _ in "a"), 1 << 50, "x.mds.zstd")
-    assert str(caught.value) == "x.mds.zstd: 1125899906842624 bytes when decompressed are listed, 4294967296 is the most that is read"
+    assert (
+        str(caught.value)
+        == "x.mds.zstd: 1125899906842624 bytes when decompressed are listed, 4294967296 is the most that is read"
+    )

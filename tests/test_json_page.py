@@ -22,12 +22,18 @@ def tables():
     found = {}
     for part in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]:
         title = part.split("\n", 1)[0].split(",")[0]
-        for i, rows in enumerate(re.findall(r"\| key \| type \| \|\n\|[-|]+\|\n((?:\|.*\n)+)", part)):
+        for i, rows in enumerate(
+            re.findall(r"\| key \| type \| \|\n\|[-|]+\|\n((?:\|.*\n)+)", part)
+        ):
             keys = []
             for row in rows.splitlines():
                 names, kinds, text = (cell.strip() for cell in row.strip("|").split("|", 2))
                 kinds = kinds.split(", ")
-                for name, kind in zip(re.findall(r"`(\w+)`", names), kinds * (1 if len(kinds) > 1 else 9), strict=False):
+                for name, kind in zip(
+                    re.findall(r"`(\w+)`", names),
+                    kinds * (1 if len(kinds) > 1 else 9),
+                    strict=False,
+                ):
                     keys.append((name, kind, "*Only with*" not in text))
             found[title, i] = keys
     return found
@@ -38,7 +44,11 @@ TABLES = tables()
 
 def holds(value, table, without=()):
     """Hold an object against a table of the page."""
-    wanted = [(name, kind) for name, kind, always in TABLES[table] if (always or name in value) and name not in without]
+    wanted = [
+        (name, kind)
+        for name, kind, always in TABLES[table]
+        if (always or name in value) and name not in without
+    ]
     assert list(value) == [name for name, _ in wanted]
     for name, kind in wanted:
         if value[name] is None:
@@ -52,7 +62,14 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("json")
     (folder / "a.bin").write_bytes(b"\xff\xfe")
     pq.write_table(
-        pa.table({"id": ["a", "b"], "url": ["a.bin", "gone.bin"], "n": [float("nan"), float("inf")], "text": ["x", "y"]}),
+        pa.table(
+            {
+                "id": ["a", "b"],
+                "url": ["a.bin", "gone.bin"],
+                "n": [float("nan"), float("inf")],
+                "text": ["x", "y"],
+            }
+        ),
         folder / "t.parquet",
     )
     return folder
@@ -68,7 +85,11 @@ def run(place, monkeypatch, capfd):
         out, err = capfd.readouterr()
         for text in (*out.splitlines(), *err.splitlines()):
             json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-        return code, [json.loads(text) for text in out.splitlines()], [json.loads(text) for text in err.splitlines()]
+        return (
+            code,
+            [json.loads(text) for text in out.splitlines()],
+            [json.loads(text) for text in err.splitlines()],
+        )
 
     return ran
 
@@ -84,9 +105,27 @@ def packed(run, place, tmp_path):
 
 
 def test_pack_and_its_list_of_failed_rows(run, tmp_path, capfd):
-    assert main(["pack", "t.parquet", f"{tmp_path}/some", "--fetch", "url", "--on-error", "skip", "-q", "--key", "id"]) == 1
+    assert (
+        main(
+            [
+                "pack",
+                "t.parquet",
+                f"{tmp_path}/some",
+                "--fetch",
+                "url",
+                "--on-error",
+                "skip",
+                "-q",
+                "--key",
+                "id",
+            ]
+        )
+        == 1
+    )
     capfd.readouterr()
-    (failed,) = [json.loads(line) for line in (tmp_path / "some" / "failed.jsonl").read_text().splitlines()]
+    (failed,) = [
+        json.loads(line) for line in (tmp_path / "some" / "failed.jsonl").read_text().splitlines()
+    ]
     holds(failed, ("failed.jsonl", 0))
     code, (told,), _ = run(f"pack t.parquet {tmp_path}/dry --dry-run")
     assert (code, told["dry_run"]) == (0, True)
@@ -146,7 +185,11 @@ def test_playlist(run, packed, tmp_path, place, monkeypatch):
     assert list(run(f"playlist {out} -o {tmp_path}/p.yaml")[1][0]) == ["playlist"]
     code, (told,), _ = run("playlist out")
     assert (code, list(told), told["playlist"]) == (0, ["playlist", "text"], None)
-    assert list(run(f"playlist {out} --diff {tmp_path}/p.yaml")[1][0]) == ["added", "removed", "changed"]
+    assert list(run(f"playlist {out} --diff {tmp_path}/p.yaml")[1][0]) == [
+        "added",
+        "removed",
+        "changed",
+    ]
     code, (finding,), _ = run(f"playlist --check {place}/t.parquet")
     assert (code, list(finding)) == (1, ["where", "kind", "message", "hint"])
     (out / "index.json").unlink()
@@ -155,21 +198,39 @@ def test_playlist(run, packed, tmp_path, place, monkeypatch):
 
 def test_cat_and_errors(run, packed):
     _, out = packed()
-    assert run(f"cat {out}")[:2] == (0, [{"id": "a", "n": None, "text": "x"}, {"id": "b", "n": None, "text": "y"}])
+    assert run(f"cat {out}")[:2] == (
+        0,
+        [{"id": "a", "n": None, "text": "x"}, {"id": "b", "n": None, "text": "y"}],
+    )
     code, told, (error,) = run(f"cat {out} -r 7")
     assert (code, told, list(error)) == (2, [], ["error"])
     holds(error["error"], ("Errors", 0))
 
 
 def test_every_kind_of_error_is_told_with_its_exit_code():
-    kinds = {(one.kind, one.exit_code) for one in vars(errors).values() if isinstance(one, type) and issubclass(one, Exception)}
+    kinds = {
+        (one.kind, one.exit_code)
+        for one in vars(errors).values()
+        if isinstance(one, type) and issubclass(one, Exception)
+    }
     shown = re.search(r"\| exit \| kinds \|\n\|[-|]+\|\n((?:\|.*\n)+)", PAGE)[1]
-    told = {(kind, int(row.split("|")[1].split(",")[0])) for row in shown.splitlines() for kind in re.findall(r"`(\w+)`", row)}
+    told = {
+        (kind, int(row.split("|")[1].split(",")[0]))
+        for row in shown.splitlines()
+        for kind in re.findall(r"`(\w+)`", row)
+    }
     assert told == kinds | {("bug", 1), ("interrupted", 130)}
 
 
 def test_with_json_in_the_environment_only_errors_change_a_form_that_was_asked_for(packed):
     _, out = packed()
     command = [sys.executable, "-m", "flarecli", "cat", str(out), "--to", "csv", "-c", "id"]
-    ran = subprocess.run(command, env={"FLARE_JSON": "1", "PATH": ""}, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(
+        command,
+        env={"FLARE_JSON": "1", "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "id\na\nb\n", "")

@@ -90,7 +90,18 @@ def test_error_pages_are_told(page, kind):
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"B", b"BMW is a car, and no bitmap", b"<3 you", b"< html", b"<header>", b"a <html> tag", b'{"a": 1}', b"\xff\xfe<\0h\0", b"\x1f\x8bx"],
+    [
+        b"",
+        b"B",
+        b"BMW is a car, and no bitmap",
+        b"<3 you",
+        b"< html",
+        b"<header>",
+        b"a <html> tag",
+        b'{"a": 1}',
+        b"\xff\xfe<\0h\0",
+        b"\x1f\x8bx",
+    ],
 )
 def test_what_only_looks_like_it_is_nothing(text):
     assert sniff(text) is None

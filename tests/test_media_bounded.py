@@ -26,10 +26,17 @@ def empty_png(width, height):
     """A PNG of a few hundred bytes that says it is as large as asked for."""
 
     def chunk(name, data):
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
 
     head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes((width // 8 + 1) * 8))) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(bytes((width // 8 + 1) * 8)))
+        + chunk(b"IEND", b"")
+    )
 
 
 @pytest.fixture
@@ -42,7 +49,11 @@ def decoders():
 def test_whole_pictures_pass_and_one_child_decodes_them_all(decoders):
     for kind in ("jpeg", "png", "gif", "webp", "tiff", "bmp"):
         assert decoders.reason(picture(kind)) == "", kind
-    assert decoders.reason(picture("gif", frames=4)) == decoders.reason(picture("tiff", frames=3)) == ""
+    assert (
+        decoders.reason(picture("gif", frames=4))
+        == decoders.reason(picture("tiff", frames=3))
+        == ""
+    )
     assert decoders.started == 1
 
 
@@ -50,14 +61,24 @@ def test_whole_pictures_pass_and_one_child_decodes_them_all(decoders):
     ("data", "said"),
     [
         (b"", "no picture"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no picture"),  # Pillow would run Ghostscript for it
+        (
+            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+            "no picture",
+        ),  # Pillow would run Ghostscript for it
         (picture()[:-30], "image file is truncated (8 bytes not processed)"),
-        (empty_png(60_000, 60_000), "a picture of 60000 x 60000 pixels, 134217728 are decoded at most"),
+        (
+            empty_png(60_000, 60_000),
+            "a picture of 60000 x 60000 pixels, 134217728 are decoded at most",
+        ),
     ],
 )
 def test_what_is_not_whole_is_told_and_the_child_goes_on(decoders, data, said):
     answer = decoders.reason(data)
-    assert answer.startswith("image file is truncated (") if said.startswith("image") else answer == said
+    assert (
+        answer.startswith("image file is truncated (")
+        if said.startswith("image")
+        else answer == said
+    )
     assert (decoders.reason(picture()), decoders.started) == ("", 1)
 
 
@@ -72,7 +93,11 @@ def test_a_fault_in_a_later_frame_is_found(decoders):
 def test_a_picture_that_takes_too_much_memory_is_told():
     decoders = Decoders(memory=120 << 20)
     answers = [decoders.reason(data) for data in (picture(), empty_png(11_000, 11_000), picture())]
-    assert answers == ["", "a picture of 11000 x 11000 pixels takes more memory than decoding may have", ""]
+    assert answers == [
+        "",
+        "a picture of 11000 x 11000 pixels takes more memory than decoding may have",
+        "",
+    ]
     assert decoders.started == 1
     decoders.close()
 
@@ -111,7 +136,14 @@ def test_a_decoder_that_dies_or_stops_is_told_and_another_goes_on(odd):
     decoders, good = Decoders(), picture()
     told = [decoders.reason(data) for data in (good, b"kill", good, b"exit", b"long", good)]
     died = "its decoder died of it (SIGSEGV)"
-    assert told == ["", died, "", "its decoder died of it (exit 3)", "its decoder gave no answer", ""]
+    assert told == [
+        "",
+        died,
+        "",
+        "its decoder died of it (exit 3)",
+        "its decoder gave no answer",
+        "",
+    ]
     assert decoders.started == 4
     decoders.close()
     late = Decoders(seconds=0.5)
@@ -145,7 +177,12 @@ def test_closing_ends_the_children_and_a_copy_starts_its_own(decoders):
 
 def test_the_program_imports_nothing_of_the_package():
     code = "import runpy, sys; runpy.run_path(sys.argv[1]); print([name for name in sys.modules if name.startswith('flarecli')])"
-    done = subprocess.run([sys.executable, "-P", "-c", code, pixels.__file__], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, pixels.__file__],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout == "[]\n"
 
 

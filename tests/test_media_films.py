@@ -16,7 +16,11 @@ from flarecli.errors import MissingLibraryError
 from flarecli.media import Measures, Resize, films, measure, measured
 from flarecli.verbs.intake import Intake
 
-FILES = {path.name: path.read_bytes() for path in sorted((Path(__file__).parents[1] / "fixtures" / "media").glob("*.*")) if path.suffix != ".md"}
+FILES = {
+    path.name: path.read_bytes()
+    for path in sorted((Path(__file__).parents[1] / "fixtures" / "media").glob("*.*"))
+    if path.suffix != ".md"
+}
 SILENT = ("fragments.mp4", "whole.mkv", "whole.webm")  # of the number of pictures
 
 
@@ -34,7 +38,10 @@ def test_what_a_header_does_not_say_the_packets_do(av, name):
         assert found == known
 
 
-@pytest.mark.parametrize(("container", "codec", "kind"), [("ogg", "flac", "ogg"), ("webm", "libvpx", "webm"), ("matroska", "mpeg4", "mkv")])
+@pytest.mark.parametrize(
+    ("container", "codec", "kind"),
+    [("ogg", "flac", "ogg"), ("webm", "libvpx", "webm"), ("matroska", "mpeg4", "mkv")],
+)
 def test_files_of_other_codecs_are_measured_too(av, container, codec, kind):
     out = io.BytesIO()
     is_sound = codec == "flac"
@@ -46,8 +53,14 @@ def test_files_of_other_codecs_are_measured_too(av, container, codec, kind):
             stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
         for n in range(10):
             if is_sound:
-                frame = av.AudioFrame(format="s16", layout="mono", samples=stream.codec_context.frame_size or 800)
-                frame.sample_rate, frame.pts, frame.time_base = 8000, n * frame.samples, Fraction(1, 8000)
+                frame = av.AudioFrame(
+                    format="s16", layout="mono", samples=stream.codec_context.frame_size or 800
+                )
+                frame.sample_rate, frame.pts, frame.time_base = (
+                    8000,
+                    n * frame.samples,
+                    Fraction(1, 8000),
+                )
                 frame.planes[0].update(bytes(2 * frame.samples))
             else:
                 frame = av.VideoFrame(64, 48, "yuv420p")
@@ -56,13 +69,22 @@ def test_files_of_other_codecs_are_measured_too(av, container, codec, kind):
         file.mux(stream.encode(None))
     found = measured(out.getvalue(), True)
     if is_sound:
-        assert (found.kind, found.frames, found.duration) == (kind, None, pytest.approx(10 * frame.samples / 8000, rel=0.01))
+        assert (found.kind, found.frames, found.duration) == (
+            kind,
+            None,
+            pytest.approx(10 * frame.samples / 8000, rel=0.01),
+        )
     else:
         assert found == Measures(kind, 64, 48, 10, pytest.approx(0.4, abs=0.05))
 
 
 @settings(max_examples=60, deadline=None)
-@given(name=st.sampled_from(SILENT), place=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255), cut=st.floats(0.1, 1))
+@given(
+    name=st.sampled_from(SILENT),
+    place=st.floats(0, 1, exclude_max=True),
+    byte=st.integers(0, 255),
+    cut=st.floats(0.1, 1),
+)
 def test_damage_gives_measures_or_none(name, place, byte, cut):
     pytest.importorskip("av")
     data = bytearray(FILES[name])
@@ -86,7 +108,9 @@ def packed(tmp_path, **options):
     verbs.pack(str(tmp_path / "i.parquet"), str(tmp_path / "out"), media_info=True, **options)
     data = read.Dataset(read.select_streams(found := read.resolve(str(tmp_path / "out"))), found)
     return {
-        row["name"]: (row["width"], row["height"], row["frames"], round(row["duration"], 3)) for batch in data.scan() for row in batch.to_pylist()
+        row["name"]: (row["width"], row["height"], row["frames"], round(row["duration"], 3))
+        for batch in data.scan()
+        for row in batch.to_pylist()
     }
 
 
@@ -109,11 +133,16 @@ def test_a_pack_goes_on_only_where_it_measures_the_same(tmp_path, monkeypatch):
     without = Intake(info=True).options()
     monkeypatch.setattr(films.importlib.util, "find_spec", lambda name: object())
     assert without != Intake(info=True).options()
-    assert Intake(Resize(32), films=False).options() == Intake(Resize(32)).options()  # nothing is measured
+    assert (
+        Intake(Resize(32), films=False).options() == Intake(Resize(32)).options()
+    )  # nothing is measured
 
 
 def test_what_a_driver_has_and_a_worker_lacks_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(MissingLibraryError) as caught:
         measured(FILES["whole.webm"], True)
-    assert (str(caught.value), caught.value.hint) == ("--media-info needs PyAV here", "Run pip install 'flarecli[media]'.")
+    assert (str(caught.value), caught.value.hint) == (
+        "--media-info needs PyAV here",
+        "Run pip install 'flarecli[media]'.",
+    )

@@ -73,7 +73,9 @@ def test_sound_has_a_duration():
         file.writeframes(bytes(8000 * 4 // 2))
     assert measure(out.getvalue()) == Measures("wav", duration=0.5)
     packed = (44_100 << 44 | 1 << 41 | 15 << 36 | 88_200).to_bytes(8)
-    assert measure(b"fLaC\0\0\0\x22" + bytes(10) + packed + bytes(16)) == Measures("flac", duration=2.0)
+    assert measure(b"fLaC\0\0\0\x22" + bytes(10) + packed + bytes(16)) == Measures(
+        "flac", duration=2.0
+    )
 
 
 def box(name: bytes, *parts: bytes) -> bytes:
@@ -82,14 +84,24 @@ def box(name: bytes, *parts: bytes) -> bytes:
 
 
 def movie(version: int = 0) -> bytes:
-    head = struct.pack(">B3x16xIQ", 1, 600, 1500) if version else struct.pack(">B3x8xII", 0, 600, 1500)
+    head = (
+        struct.pack(">B3x16xIQ", 1, 600, 1500) if version else struct.pack(">B3x8xII", 0, 600, 1500)
+    )
     sound = box(b"trak", box(b"tkhd", bytes(84)), box(b"mdia", box(b"hdlr", bytes(8), b"soun")))
     track = box(
         b"trak",
         box(b"tkhd", bytes(76), struct.pack(">II", 640 << 16, 360 << 16)),
-        box(b"mdia", box(b"hdlr", bytes(8), b"vide", bytes(13)), box(b"minf", box(b"stbl", box(b"stsz", struct.pack(">III", 0, 0, 75))))),
+        box(
+            b"mdia",
+            box(b"hdlr", bytes(8), b"vide", bytes(13)),
+            box(b"minf", box(b"stbl", box(b"stsz", struct.pack(">III", 0, 0, 75)))),
+        ),
     )
-    return box(b"ftyp", b"isom", bytes(4), b"mp41") + box(b"mdat", bytes(99)) + box(b"moov", box(b"mvhd", head, bytes(80)), sound, track)
+    return (
+        box(b"ftyp", b"isom", bytes(4), b"mp41")
+        + box(b"mdat", bytes(99))
+        + box(b"moov", box(b"mvhd", head, bytes(80)), sound, track)
+    )
 
 
 @pytest.mark.parametrize("version", [0, 1])
@@ -103,13 +115,26 @@ def element(name: str, *parts: bytes) -> bytes:
 
 
 def test_matroska_says_its_size_and_how_long_it_is():
-    info = element("1549a966", element("2ad7b1", (1_000_000).to_bytes(3)), element("4489", struct.pack(">d", 2500)))
+    info = element(
+        "1549a966",
+        element("2ad7b1", (1_000_000).to_bytes(3)),
+        element("4489", struct.pack(">d", 2500)),
+    )
     video = element("ae", element("e0", element("b0", b"\x02\x80"), element("ba", b"\x01\x68")))
-    data = element("1a45dfa3", element("4282", b"webm")) + bytes.fromhex("18538067") + b"\xff" + info + element("1654ae6b", video)
+    data = (
+        element("1a45dfa3", element("4282", b"webm"))
+        + bytes.fromhex("18538067")
+        + b"\xff"
+        + info
+        + element("1654ae6b", video)
+    )
     assert measure(data) == Measures("webm", 640, 360, None, 2.5)
 
 
-WHOLE = [saved(kind) for kind in ("jpeg", "png", "webp", "gif", "bmp", "tiff", "avif")] + [movie(), saved("webp", lossless=True)]
+WHOLE = [saved(kind) for kind in ("jpeg", "png", "webp", "gif", "bmp", "tiff", "avif")] + [
+    movie(),
+    saved("webp", lossless=True),
+]
 
 
 @given(st.sampled_from(WHOLE), st.integers(0, 10_000), st.integers(0, 255), st.integers(0, 10_000))

@@ -44,7 +44,12 @@ def test_pixels_are_those_of_pillow_itself(size, mode):
     }
     for way, result in wanted.items():
         found = opened(resized(saved(image), Resize(32, way)))
-        assert (found.format, found.mode, found.size, found.tobytes()) == ("PNG", mode, result.size, result.tobytes())
+        assert (found.format, found.mode, found.size, found.tobytes()) == (
+            "PNG",
+            mode,
+            result.size,
+            result.tobytes(),
+        )
 
 
 @pytest.mark.parametrize("size", [(90, 60), (60, 90), (333, 7), (64, 48)])
@@ -85,7 +90,14 @@ def test_a_jpeg_is_the_bytes_that_pillow_writes():
         (saved(picture(), "jpeg"), Resize(1000)),
         (saved(picture((64, 64)), "png"), Resize(64, "crop")),
         (saved(picture((64, 64)), "png"), Resize(64, "stretch", quality=10)),
-        (saved(picture(), "jpeg", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"), Resize(90)),
+        (
+            saved(
+                picture(),
+                "jpeg",
+                exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0",
+            ),
+            Resize(90),
+        ),
     ],
 )
 def test_bytes_stay_as_they_came_when_nothing_asks_for_a_change(data, asked):
@@ -114,7 +126,11 @@ def test_a_quality_alone_encodes_anew():
 
 def test_small_pictures_fill_a_crop_and_a_stretch_but_not_a_fit():
     data = saved(picture((20, 10)))
-    assert [opened(resized(data, Resize(32, way))).size for way in ("fit", "crop", "stretch")] == [(20, 10), (32, 32), (32, 32)]
+    assert [opened(resized(data, Resize(32, way))).size for way in ("fit", "crop", "stretch")] == [
+        (20, 10),
+        (32, 32),
+        (32, 32),
+    ]
 
 
 def test_a_picture_stands_as_its_exif_says():
@@ -153,7 +169,10 @@ def test_other_modes_and_kinds_are_resized(data, mode):
 
 # what img2dataset 1.47 made of pictures of these sizes, asked for 32 pixels and min_image_size=3: the size, or that it refused;
 # keep_ratio_largest with resize_only_if_bigger and max_aspect_ratio=20, then center_crop with max_aspect_ratio=3
-ASKED = {"fit": Resize(32, "fit", min_size=3, max_aspect=20), "crop": Resize(32, "crop", min_size=3, max_aspect=3)}
+ASKED = {
+    "fit": Resize(32, "fit", min_size=3, max_aspect=20),
+    "crop": Resize(32, "crop", min_size=3, max_aspect=3),
+}
 OTHERS = [
     ((90, 60), (32, 21), (32, 32)),
     ((60, 90), (21, 32), (32, 32)),
@@ -177,7 +196,9 @@ OTHERS = [
 def test_sizes_and_refusals_are_those_of_img2dataset(size, fit, crop):
     for way, wanted in (("fit", fit), ("crop", crop)):
         if isinstance(wanted, str):
-            assert {"aspect": "one side is more than", "small": "its shorter side is below 3"}[wanted] in refusal(saved(picture(size)), ASKED[way])
+            assert {"aspect": "one side is more than", "small": "its shorter side is below 3"}[
+                wanted
+            ] in refusal(saved(picture(size)), ASKED[way])
         else:
             assert opened(resized(saved(picture(size)), ASKED[way])).size == wanted
 
@@ -186,37 +207,65 @@ def bomb(width: int, height: int) -> bytes:
     """A PNG of one bit a pixel, all zero."""
 
     def chunk(name, data):
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
 
     row = bytes(1 + (width + 7) // 8)
     packer = zlib.compressobj(9)
     body = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0))
+        + chunk(b"IDAT", body)
+        + chunk(b"IEND", b"")
+    )
 
 
 def test_a_bomb_is_refused_before_it_is_decoded():
     data = bomb(20_000, 20_000)
     assert len(data) < 60_000
-    assert refusal(data, Resize(256)) == "is 20000×20000 pixels, more than the 67108864 that are decoded"
+    assert (
+        refusal(data, Resize(256))
+        == "is 20000×20000 pixels, more than the 67108864 that are decoded"
+    )
 
 
 def test_a_header_that_says_two_things_is_held_to_both():
     data = bytearray(saved(picture((16, 16)), "gif"))
     data[6:10] = struct.pack("<HH", 16, 16)
-    at = data.index(b"\x2c", 13 + (3 << (data[10] % 8 + 1)))  # behind the colours, as many as the header says
-    data[at + 5 : at + 9] = struct.pack("<HH", 60_000, 60_000)  # the frame is larger than the screen
-    assert refusal(bytes(data), Resize(8)).startswith(("is 60000×60000 pixels", "is a gif that cannot be decoded"))
+    at = data.index(
+        b"\x2c", 13 + (3 << (data[10] % 8 + 1))
+    )  # behind the colours, as many as the header says
+    data[at + 5 : at + 9] = struct.pack(
+        "<HH", 60_000, 60_000
+    )  # the frame is larger than the screen
+    assert refusal(bytes(data), Resize(8)).startswith(
+        ("is 60000×60000 pixels", "is a gif that cannot be decoded")
+    )
 
 
 @pytest.mark.parametrize(
     ("data", "asked", "message"),
     [
-        (saved(picture()), Resize(256, min_size=64), "is 90×60 pixels, its shorter side is below 64"),
-        (saved(picture((100, 20))), Resize(256, max_aspect=3), "is 100×20 pixels, one side is more than 3 times the other"),
+        (
+            saved(picture()),
+            Resize(256, min_size=64),
+            "is 90×60 pixels, its shorter side is below 64",
+        ),
+        (
+            saved(picture((100, 20))),
+            Resize(256, max_aspect=3),
+            "is 100×20 pixels, one side is more than 3 times the other",
+        ),
         (b"hello", Resize(256), "is no picture that can be resized"),
         (b"", Resize(256), "is no picture that can be resized"),
         (b"\xff\xd8\xff\xd9", Resize(256), "is a jpeg whose size cannot be told"),
-        (saved(picture(), "jpeg")[:1500], Resize(40), "is a jpeg that cannot be decoded: image file is truncated"),
+        (
+            saved(picture(), "jpeg")[:1500],
+            Resize(40),
+            "is a jpeg that cannot be decoded: image file is truncated",
+        ),
     ],
 )
 def test_what_is_refused_says_why(data, asked, message):
@@ -224,7 +273,10 @@ def test_what_is_refused_says_why(data, asked, message):
 
 
 def test_damaged_exif_is_a_picture_that_fails_whatever_pillow_trips_over():
-    orientation, title = struct.pack("<HHIHH", 0x0112, 3, 1, 6, 0), struct.pack("<HHII", 0x010E, 11, 1, 5)  # a title that is a float
+    orientation, title = (
+        struct.pack("<HHIHH", 0x0112, 3, 1, 6, 0),
+        struct.pack("<HHII", 0x010E, 11, 1, 5),
+    )  # a title that is a float
     exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + title + orientation + bytes(4)
     out = io.BytesIO()
     picture().save(out, "jpeg", exif=exif)
@@ -233,8 +285,13 @@ def test_damaged_exif_is_a_picture_that_fails_whatever_pillow_trips_over():
 
 def test_an_animation_is_not_resized():
     out = io.BytesIO()
-    Image.new("RGB", (80, 40)).save(out, "gif", save_all=True, append_images=[Image.new("RGB", (80, 40), "red")])
-    assert refusal(out.getvalue(), Resize(40)) == "is an animation of 2 frames, and those are not resized"
+    Image.new("RGB", (80, 40)).save(
+        out, "gif", save_all=True, append_images=[Image.new("RGB", (80, 40), "red")]
+    )
+    assert (
+        refusal(out.getvalue(), Resize(40))
+        == "is an animation of 2 frames, and those are not resized"
+    )
     assert resized(out.getvalue(), Resize(80)) == out.getvalue()
 
 
@@ -245,7 +302,9 @@ def test_a_column_keeps_its_order_and_names_what_fails(jobs):
     found, failures = resize(pa.array(values, pa.binary()), Resize(16), jobs)
     assert found.type == pa.large_binary()
     assert failures == [(8, "is no picture that can be resized")]
-    assert found.to_pylist() == [None if value in (None, b"no picture") else resized(value, Resize(16)) for value in values]
+    assert found.to_pylist() == [
+        None if value in (None, b"no picture") else resized(value, Resize(16)) for value in values
+    ]
 
 
 @pytest.mark.parametrize(

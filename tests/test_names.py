@@ -42,7 +42,13 @@ def test_a_name_that_is_no_plain_relative_path_is_refused(name, reason):
     assert caught.value.exit_code == 5
 
 
-@given(st.lists(st.text(string.ascii_letters + string.digits + "._- é漢", min_size=1, max_size=20), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.text(string.ascii_letters + string.digits + "._- é漢", min_size=1, max_size=20),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_a_plain_name_passes_unchanged(parts):
     name = "/".join(parts)
     plain = all(part.strip(". ") for part in parts)
@@ -81,12 +87,21 @@ def test_different_names_do_not_collide():
 @given(st.text())
 def test_escaped_text_moves_no_cursor_and_hides_no_order(text):
     shown = escape(text)
-    assert not any(ord(c) < 32 or 127 <= ord(c) < 160 or c in "\u061c\u200e\u200f\u2028\u2029\ufeff" or 0x202A <= ord(c) <= 0x202E for c in shown)
+    assert not any(
+        ord(c) < 32
+        or 127 <= ord(c) < 160
+        or c in "\u061c\u200e\u200f\u2028\u2029\ufeff"
+        or 0x202A <= ord(c) <= 0x202E
+        for c in shown
+    )
     shown.encode()  # no lone surrogate is left
 
 
 def test_escaping_shows_the_code():
-    assert escape("a\x1b]0;t\x07\r\n\x9b\u202e\ud800🙂") == "a\\x1b]0;t\\x07\\r\\n\\x9b\\u202e\\ud800🙂"
+    assert (
+        escape("a\x1b]0;t\x07\r\n\x9b\u202e\ud800🙂")
+        == "a\\x1b]0;t\\x07\\r\\n\\x9b\\u202e\\ud800🙂"
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,7 +127,10 @@ def test_addresses_are_shown_without_secrets(address, shown):
 
 
 def test_secrets_inside_a_message_go_too():
-    assert redact_text("cannot get 'http://u:p@h/x?token=1': no") == "cannot get 'http://h/x?redacted': no"
+    assert (
+        redact_text("cannot get 'http://u:p@h/x?token=1': no")
+        == "cannot get 'http://h/x?redacted': no"
+    )
 
 
 def test_long_addresses_and_texts_are_looked_through_once():  # hours, if each letter began a search to the end
@@ -145,5 +163,7 @@ def test_a_byte_that_is_no_utf8_may_stand_in_a_name():
         ("", ""),
     ],
 )
-def test_a_dot_before_a_relative_address_says_nothing_and_never_makes_it_an_absolute_one(address, plain):
+def test_a_dot_before_a_relative_address_says_nothing_and_never_makes_it_an_absolute_one(
+    address, plain
+):
     assert bare(address) == plain

@@ -27,60 +27,135 @@ def fault(data: bytes) -> str:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"a: &a [x]\nb: *a\n", "d/playlist.yaml:1:4: an alias or anchor (a), which playlists do not take"),
-        (b"a:\n  content: [*b]\n", "d/playlist.yaml:2:13: an alias or anchor (b), which playlists do not take"),
+        (
+            b"a: &a [x]\nb: *a\n",
+            "d/playlist.yaml:1:4: an alias or anchor (a), which playlists do not take",
+        ),
+        (
+            b"a:\n  content: [*b]\n",
+            "d/playlist.yaml:2:13: an alias or anchor (b), which playlists do not take",
+        ),
         (
             b'!!python/object/apply:os.system ["touch x"]\n',
             "d/playlist.yaml:1:1: a tag (tag:yaml.org,2002:python/object/apply:os.system), which playlists do not take",
         ),
         (b"a: {}\na: {}\n", "d/playlist.yaml:2:1: the name 'a' was used in line 1"),
         (b"1: {}\n", "d/playlist.yaml:1:1: the name 1 is not text; put it in quotes"),
-        (b"[1]: 2\n", "d/playlist.yaml:1:1: the name ['1'] is not text; put it in quotes".replace("'1'", "1")),
+        (
+            b"[1]: 2\n",
+            "d/playlist.yaml:1:1: the name ['1'] is not text; put it in quotes".replace("'1'", "1"),
+        ),
         (b"[" * 20_000, "d/playlist.yaml:1:17: nested deeper than 16"),
         (b"", "d/playlist.yaml:1:1: no mapping of streams in it"),
         (b"\xff", "d/playlist.yaml:1:1: not UTF-8 at byte 0"),
         (b"--- {}\n--- {}\n", "d/playlist.yaml:2:1: a second document"),
-        (b"\t- x\n", "d/playlist.yaml:1:1: not valid YAML: found character that cannot start any token"),
+        (
+            b"\t- x\n",
+            "d/playlist.yaml:1:1: not valid YAML: found character that cannot start any token",
+        ),
         (b"a: 3\n", "d/playlist.yaml:1:1: stream 'a' is not a mapping of headers and content"),
-        (b"a:\n  contents: []\n", "d/playlist.yaml:2:3: stream 'a' has 'contents', only headers and content are known"),
+        (
+            b"a:\n  contents: []\n",
+            "d/playlist.yaml:2:3: stream 'a' has 'contents', only headers and content are known",
+        ),
         (b"a:\n  headers: []\n", "d/playlist.yaml:2:3: the headers of 'a' are not a mapping"),
         (b"a:\n  content: x\n", "d/playlist.yaml:2:3: the content of 'a' is not a list"),
         (b"a:\n  content: [x, 3]\n", "d/playlist.yaml:2:3: content[1] of 'a' is 3, not an address"),
-        (b"a:\n  headers: {rows: [1]}\n  content: [x, y]\n", "d/playlist.yaml:2:13: rows has 1 values, content has 2"),
-        (b"a:\n  headers: {bytes: [-1]}\n  content: [x]\n", "d/playlist.yaml:2:13: bytes[0] is -1, not a count"),
-        (b"a:\n  headers: {bytes: [true]}\n  content: [x]\n", "d/playlist.yaml:2:13: bytes[0] is True, not a count"),
+        (
+            b"a:\n  headers: {rows: [1]}\n  content: [x, y]\n",
+            "d/playlist.yaml:2:13: rows has 1 values, content has 2",
+        ),
+        (
+            b"a:\n  headers: {bytes: [-1]}\n  content: [x]\n",
+            "d/playlist.yaml:2:13: bytes[0] is -1, not a count",
+        ),
+        (
+            b"a:\n  headers: {bytes: [true]}\n  content: [x]\n",
+            "d/playlist.yaml:2:13: bytes[0] is True, not a count",
+        ),
         (b"a:\n  headers: {md5: [0123]}\n  content: [x]\n", None),
-        (b"a:\n  headers: {md5: [1234]}\n  content: [x]\n", "d/playlist.yaml:2:13: md5[0] is 1234, not text; put it in quotes"),
+        (
+            b"a:\n  headers: {md5: [1234]}\n  content: [x]\n",
+            "d/playlist.yaml:2:13: md5[0] is 1234, not text; put it in quotes",
+        ),
         (
             b"a:\n  headers:\n    columns:\n      c: nope\n",
             "d/playlist.yaml:4:7: column 'c': unknown encoding 'nope'",
         ),
-        (b"a:\n  headers: {files: {x: 3}}\n", "d/playlist.yaml:2:21: the file 'x' has no size in bytes"),
+        (
+            b"a:\n  headers: {files: {x: 3}}\n",
+            "d/playlist.yaml:2:21: the file 'x' has no size in bytes",
+        ),
         (b"a:\n  headers: {format: [x]}\n", "d/playlist.yaml:2:13: format ['x'] is not text"),
         (b"a: {}\nb: !x {}\n", "d/playlist.yaml:2:4: a tag (!x), which playlists do not take"),
-        (b"a: {}\nb: {}\nc: \x01\n", "d/playlist.yaml:3:4: not valid YAML: unacceptable character #x0001: control characters are not allowed"),
+        (
+            b"a: {}\nb: {}\nc: \x01\n",
+            "d/playlist.yaml:3:4: not valid YAML: unacceptable character #x0001: control characters are not allowed",
+        ),
         (
             "é: {}\nb: éééééé\nc: é\x01\n".encode(),
             "d/playlist.yaml:3:5: not valid YAML: unacceptable character #x0001: control characters are not allowed",
         ),
-        (b"a: {}\nb: 3\n", "d/playlist.yaml:2:1: stream 'b' is not a mapping of headers and content"),
-        (b'a:\n  content: [x, ""]\n', "d/playlist.yaml:2:3: content[1] of 'a' is '', not an address"),
-        (b"a:\n  headers: {rows: [1, 2]}\n  content: [x]\n", "d/playlist.yaml:2:13: rows has 2 values, content has 1"),
-        (b"a:\n  headers: {rows: []}\n  content: [x]\n", "d/playlist.yaml:2:13: rows has 0 values, content has 1"),
-        (b"a:\n  headers: {rows: null, md5: null}\n  content: [x]\n", "d/playlist.yaml:2:25: md5 has no list, content has 1"),
-        (b"a:\n  headers: {rows: [10000000000000000001]}\n  content: [x]\n", "d/playlist.yaml:2:13: rows[0] is 10000000000000000001, not a count"),
-        (b"a:\n  headers: {raw_bytes: [1.0]}\n  content: [x]\n", "d/playlist.yaml:2:13: raw_bytes[0] is 1.0, not a count"),
-        (b"a:\n  headers: {columns: [c]}\n", "d/playlist.yaml:2:13: columns is not a mapping of name to encoding"),
-        (b"a:\n  headers: {columns: {c: null}}\n", "d/playlist.yaml:2:23: column 'c': unknown encoding 'None'"),
-        (b"a:\n  headers: {files: [x]}\n", "d/playlist.yaml:2:13: files is not a mapping of name to size and sums"),
-        (b"a:\n  headers: {files: {x: {bytes: -1}}}\n", "d/playlist.yaml:2:21: the file 'x' has no size in bytes"),
-        (b"a:\n  headers: {files: {x: {bytes: 1, raw_bytes: y}}}\n", "d/playlist.yaml:2:21: the file 'x' has no size in bytes"),
+        (
+            b"a: {}\nb: 3\n",
+            "d/playlist.yaml:2:1: stream 'b' is not a mapping of headers and content",
+        ),
+        (
+            b'a:\n  content: [x, ""]\n',
+            "d/playlist.yaml:2:3: content[1] of 'a' is '', not an address",
+        ),
+        (
+            b"a:\n  headers: {rows: [1, 2]}\n  content: [x]\n",
+            "d/playlist.yaml:2:13: rows has 2 values, content has 1",
+        ),
+        (
+            b"a:\n  headers: {rows: []}\n  content: [x]\n",
+            "d/playlist.yaml:2:13: rows has 0 values, content has 1",
+        ),
+        (
+            b"a:\n  headers: {rows: null, md5: null}\n  content: [x]\n",
+            "d/playlist.yaml:2:25: md5 has no list, content has 1",
+        ),
+        (
+            b"a:\n  headers: {rows: [10000000000000000001]}\n  content: [x]\n",
+            "d/playlist.yaml:2:13: rows[0] is 10000000000000000001, not a count",
+        ),
+        (
+            b"a:\n  headers: {raw_bytes: [1.0]}\n  content: [x]\n",
+            "d/playlist.yaml:2:13: raw_bytes[0] is 1.0, not a count",
+        ),
+        (
+            b"a:\n  headers: {columns: [c]}\n",
+            "d/playlist.yaml:2:13: columns is not a mapping of name to encoding",
+        ),
+        (
+            b"a:\n  headers: {columns: {c: null}}\n",
+            "d/playlist.yaml:2:23: column 'c': unknown encoding 'None'",
+        ),
+        (
+            b"a:\n  headers: {files: [x]}\n",
+            "d/playlist.yaml:2:13: files is not a mapping of name to size and sums",
+        ),
+        (
+            b"a:\n  headers: {files: {x: {bytes: -1}}}\n",
+            "d/playlist.yaml:2:21: the file 'x' has no size in bytes",
+        ),
+        (
+            b"a:\n  headers: {files: {x: {bytes: 1, raw_bytes: y}}}\n",
+            "d/playlist.yaml:2:21: the file 'x' has no size in bytes",
+        ),
         (
             b"a:\n  headers: {files: {x: {bytes: 1, md5: 12}}}\n",
             "d/playlist.yaml:2:21: a sum of the file 'x' is not text; put it in quotes",
         ),
-        (b"a:\n  headers: {parts: [[]]}\n  content: [x]\n", "d/playlist.yaml:2:13: parts[0] is not a mapping of name to size and sums"),
-        (b"a:\n  headers: {parts: [{y: 1}]}\n  content: [x]\n", "d/playlist.yaml:2:22: the file 'y' has no size in bytes"),
+        (
+            b"a:\n  headers: {parts: [[]]}\n  content: [x]\n",
+            "d/playlist.yaml:2:13: parts[0] is not a mapping of name to size and sums",
+        ),
+        (
+            b"a:\n  headers: {parts: [{y: 1}]}\n  content: [x]\n",
+            "d/playlist.yaml:2:22: the file 'y' has no size in bytes",
+        ),
         (
             b"a:\n  " + b"h" * 70 + b": []\n",
             f"d/playlist.yaml:2:3: stream 'a' has '{'h' * 59}, only headers and content are known",
@@ -95,7 +170,9 @@ def test_faults_name_their_line(data, message):
 
 
 def test_words_that_other_readers_turn_into_values_stay_texts():
-    (stream,) = playlists.parse(b"a: {content: [no, 012, 1:30, yes, 0x1f, 1_000, .inf, 2024-01-01]}\n", AT)
+    (stream,) = playlists.parse(
+        b"a: {content: [no, 012, 1:30, yes, 0x1f, 1_000, .inf, 2024-01-01]}\n", AT
+    )
     assert list(stream.urls) == ["no", "012", "1:30", "yes", "0x1f", "1_000", ".inf", "2024-01-01"]
 
 
@@ -106,12 +183,20 @@ def test_missing_and_null_parts_are_empty():
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 HEX = st.text("0123456789abcdef", min_size=16, max_size=16)
-SCALAR = st.none() | st.booleans() | st.integers(-(10**18), 10**18) | TEXT | st.floats(allow_nan=False, allow_infinity=False)
+SCALAR = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**18), 10**18)
+    | TEXT
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
 
 
 @st.composite
 def streams(draw):
-    urls = draw(st.lists(TEXT.filter(lambda url: not url.startswith("./")), max_size=20))  # `./a` is read as `a`
+    urls = draw(
+        st.lists(TEXT.filter(lambda url: not url.startswith("./")), max_size=20)
+    )  # `./a` is read as `a`
     n = len(urls)
     counts = st.lists(st.integers(0, 1 << 60), min_size=n, max_size=n)
     return Stream(
@@ -128,7 +213,13 @@ def streams(draw):
         {
             f"x-{key}": value
             for key, value in draw(
-                st.dictionaries(TEXT, SCALAR | st.lists(SCALAR, max_size=10) | st.dictionaries(TEXT, SCALAR, max_size=3), max_size=3)
+                st.dictionaries(
+                    TEXT,
+                    SCALAR
+                    | st.lists(SCALAR, max_size=10)
+                    | st.dictionaries(TEXT, SCALAR, max_size=3),
+                    max_size=3,
+                )
             ).items()
         },
         {"index.json": File("index.json", 3, {"md5": "00"})},
@@ -166,7 +257,16 @@ def test_another_yaml_reader_sees_the_flare_shape(values):
 
 
 def test_every_flipped_bit_is_noticed():
-    stream = Stream("data", AT.folder, "mds", ["a.mds"], (Column("c", "int", 8),), np.array([3]), np.array([99]), {"xxh3_128": ["0" * 32]})
+    stream = Stream(
+        "data",
+        AT.folder,
+        "mds",
+        ["a.mds"],
+        (Column("c", "int", 8),),
+        np.array([3]),
+        np.array([99]),
+        {"xxh3_128": ["0" * 32]},
+    )
     data = playlists.text(Playlist((stream,)))
     for bit in range(8 * len(data)):
         flipped = bytearray(data)
@@ -177,7 +277,10 @@ def test_every_flipped_bit_is_noticed():
             pass
 
 
-@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda t: t.encode("utf-8", "surrogatepass")))
+@given(
+    st.binary(max_size=200)
+    | st.text(max_size=200).map(lambda t: t.encode("utf-8", "surrogatepass"))
+)
 def test_any_bytes_are_a_playlist_or_a_format_error(data):
     try:
         playlists.parse(data, AT)
@@ -191,10 +294,16 @@ def test_any_bytes_are_a_playlist_or_a_format_error(data):
         ("a: [1]", ["stream 'a' is not a mapping of headers and content"]),
         ("a: {headers: {parts: []}, content: [x.mds]}", ["parts has 0 values, content has 1"]),
         ("a: {headers: {parts: 5}, content: [x.mds]}", ["parts has no list, content has 1"]),
-        (f"a: {{headers: {{rows: [{1 << 62}]}}, content: [x.mds]}}", [f"rows[0] is {1 << 62}, not a count"]),
+        (
+            f"a: {{headers: {{rows: [{1 << 62}]}}, content: [x.mds]}}",
+            [f"rows[0] is {1 << 62}, not a count"],
+        ),
         (f"a: {{headers: {{rows: [{(1 << 62) - 1}]}}, content: [x.mds]}}", []),
         ("a: {headers: {rows: [0, null]}, content: [x.mds, y.mds]}", []),
-        ("a: {headers: {rows: [-1, null]}, content: [x.mds, y.mds]}", ["rows[0] is -1, not a count"]),
+        (
+            "a: {headers: {rows: [-1, null]}, content: [x.mds, y.mds]}",
+            ["rows[0] is -1, not a count"],
+        ),
     ],
 )
 def test_lists_at_the_border_of_what_they_may_be(stream, told):
@@ -214,7 +323,10 @@ def test_a_playlist_longer_than_any_is_not_read(monkeypatch):
     monkeypatch.setattr(reading, "_SIZE_LIMIT", len(data) - 1)
     with pytest.raises(FormatError) as caught:
         playlists.stored(at)
-    assert str(caught.value) == f"playlist.yaml: {len(data)} bytes, {len(data) - 1} is the most that is read"
+    assert (
+        str(caught.value)
+        == f"playlist.yaml: {len(data)} bytes, {len(data) - 1} is the most that is read"
+    )
 
 
 def test_what_stands_behind_the_sum_is_not_protected_by_it():
@@ -233,8 +345,16 @@ def test_all_that_is_said_of_files_is_read():
         b"  content: [x, ./y]\n",
         AT,
     )
-    assert (list(stream.urls), stream.rows.tolist(), stream.sizes.tolist(), stream.raw_sizes.tolist()) == (["x", "y"], [-1, 3], [5, -1], [-1, 7])
-    assert (stream.files, stream.parts) == ({"i.json": File("i.json", 1, {"md5": "aa"}, 2)}, [(File("x.meta", None, {}, 4),), ()])
+    assert (
+        list(stream.urls),
+        stream.rows.tolist(),
+        stream.sizes.tolist(),
+        stream.raw_sizes.tolist(),
+    ) == (["x", "y"], [-1, 3], [5, -1], [-1, 7])
+    assert (stream.files, stream.parts) == (
+        {"i.json": File("i.json", 1, {"md5": "aa"}, 2)},
+        [(File("x.meta", None, {}, 4),), ()],
+    )
     data = playlists.text(Playlist((stream,)))
     read = yaml.safe_load(data)["a"]["headers"]
     assert (read["rows"], read["bytes"], read["raw_bytes"]) == ([None, 3], [5, None], [None, 7])
@@ -245,7 +365,9 @@ def test_all_that_is_said_of_files_is_read():
     assert playlists.text(playlists.parse(data, AT)) == data
 
 
-@pytest.mark.parametrize("number", [2**63, -(2**64), 12345678901234567890, 10**38, -(10**38) - 1, 0, -1])
+@pytest.mark.parametrize(
+    "number", [2**63, -(2**64), 12345678901234567890, 10**38, -(10**38) - 1, 0, -1]
+)
 def test_a_number_of_more_than_64_bits_stays_the_number_it_is(number):
     (stream,) = playlists.parse(b"a: {headers: {x: %d, y: [%d]}}\n" % (number, number), AT)
     data = playlists.text(Playlist((stream,)))
@@ -261,7 +383,29 @@ def test_a_number_that_nothing_holds_stays_the_text_it_is(word):
 
 
 WORDS = [
-    *("y", "N", "Yes", "oFF", "null", "Null", "~", "true", "NaN", ".nan", ".Inf", "-.inf", "inf", ".5", "._5", "._", "..", "0x1F", "1:30", "=", "<<"),
+    *(
+        "y",
+        "N",
+        "Yes",
+        "oFF",
+        "null",
+        "Null",
+        "~",
+        "true",
+        "NaN",
+        ".nan",
+        ".Inf",
+        "-.inf",
+        "inf",
+        ".5",
+        "._5",
+        "._",
+        "..",
+        "0x1F",
+        "1:30",
+        "=",
+        "<<",
+    ),
     *(
         "2024-01-01",
         "-",
@@ -317,9 +461,26 @@ def test_any_word_anywhere_is_the_same_to_another_reader(length, step):
     words = [word * length for word in WORDS[1::step]]
     columns = tuple(Column(word, "str") for word in words if word)
     files = {word: File(word, 1, {"md5": word}) for word in words}
-    first = Stream("", AT.folder, None, words, columns, None, None, {"md5": words}, None, {}, {"x": {word: [word] for word in words}}, files)
-    first = replace(first, urls=[word or "x" for word in words], parts=[(File(word, 2),) for word in words])
-    data = playlists.text(Playlist((first, *(Stream(word, AT.folder, None, []) for word in words if word))))
+    first = Stream(
+        "",
+        AT.folder,
+        None,
+        words,
+        columns,
+        None,
+        None,
+        {"md5": words},
+        None,
+        {},
+        {"x": {word: [word] for word in words}},
+        files,
+    )
+    first = replace(
+        first, urls=[word or "x" for word in words], parts=[(File(word, 2),) for word in words]
+    )
+    data = playlists.text(
+        Playlist((first, *(Stream(word, AT.folder, None, []) for word in words if word)))
+    )
     assert yaml.safe_load(data) == {
         "": {
             "headers": {
@@ -338,10 +499,21 @@ def test_any_word_anywhere_is_the_same_to_another_reader(length, step):
 
 
 def test_headers_that_are_no_numbers_to_yaml_are_texts():
-    stream = Stream("a", AT.folder, None, [], headers={"x": float("inf"), "y": float("nan"), "z": {}, "hex": "deadbeef", "short": "0"})
+    stream = Stream(
+        "a",
+        AT.folder,
+        None,
+        [],
+        headers={"x": float("inf"), "y": float("nan"), "z": {}, "hex": "deadbeef", "short": "0"},
+    )
     read = yaml.safe_load(playlists.text(Playlist((stream,))))["a"]
-    assert read == {"headers": {"x": "inf", "y": "nan", "z": {}, "hex": "deadbeef", "short": "0"}, "content": []}
-    assert yaml.safe_load(playlists.text(Playlist((Stream("a", AT.folder, None, []),)))) == {"a": {"headers": {}, "content": []}}
+    assert read == {
+        "headers": {"x": "inf", "y": "nan", "z": {}, "hex": "deadbeef", "short": "0"},
+        "content": [],
+    }
+    assert yaml.safe_load(playlists.text(Playlist((Stream("a", AT.folder, None, []),)))) == {
+        "a": {"headers": {}, "content": []}
+    }
 
 
 @pytest.mark.parametrize(

@@ -32,16 +32,46 @@ def short_lists_too(monkeypatch):
 
 
 ITEMS = [
-    "a/b.mds", "00000/shard.0000001.mds", "https://host.example:80/a?b=c&d=%20e", "12", "0", "007", "1:30", "no", "true", "null", "~", "-1", "1.5",
+    "a/b.mds",
+    "00000/shard.0000001.mds",
+    "https://host.example:80/a?b=c&d=%20e",
+    "12",
+    "0",
+    "007",
+    "1:30",
+    "no",
+    "true",
+    "null",
+    "~",
+    "-1",
+    "1.5",
     "1e3",
-    "9223372036854775807", "99999999999999999999", "0x1F", "1_000", ".5", "...", "=", "_", "a:b", '"a b"', '"007"', '"#"', '""', '"12"', '"a, b"',
+    "9223372036854775807",
+    "99999999999999999999",
+    "0x1F",
+    "1_000",
+    ".5",
+    "...",
+    "=",
+    "_",
+    "a:b",
+    '"a b"',
+    '"007"',
+    '"#"',
+    '""',
+    '"12"',
+    '"a, b"',
     '"- a"',
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("item", ITEMS)
 def test_items_mean_the_same_in_a_long_list(item):
-    for text in ("k:\n" + f"  - {item}\n" * LONG + "  - z\n", "k:\n" + f"- {item}\n" * LONG, "k: [\n" + f"  {item}, {item},\n" * LONG + "  1]\n"):
+    for text in (
+        "k:\n" + f"  - {item}\n" * LONG + "  - z\n",
+        "k:\n" + f"- {item}\n" * LONG,
+        "k: [\n" + f"  {item}, {item},\n" * LONG + "  1]\n",
+    ):
         assert reading._document(text, AT) == alone(text)
 
 
@@ -86,7 +116,24 @@ def test_any_text_of_such_lines_means_the_same(seed):
     lines = ["k:"]
     for _ in range(rng.randrange(1, 8)):
         indent, item = " " * rng.choice((0, 1, 2, 2, 2, 4)), rng.choice(ITEMS)
-        line = rng.choice((f"- {item}", f"- {item}", f"{item}, {item},", f"{item}:", "x: [", "]", "x: |", "x: {", "}", "- - a", item, "x:", "#", ""))
+        line = rng.choice(
+            (
+                f"- {item}",
+                f"- {item}",
+                f"{item}, {item},",
+                f"{item}:",
+                "x: [",
+                "]",
+                "x: |",
+                "x: {",
+                "}",
+                "- - a",
+                item,
+                "x:",
+                "#",
+                "",
+            )
+        )
         lines += [indent + line] * rng.choice((1, 1, 2, 3, 10))
     text = "\n".join(lines) + "\n"
     assert outcome(reading._document, text, AT) == outcome(alone, text)
@@ -94,7 +141,25 @@ def test_any_text_of_such_lines_means_the_same(seed):
 
 @pytest.mark.parametrize(
     "end",
-    ["abc def", "3 4", "a: b", "a:", '"a', '"a" b', "-", "3, ", "3, 4 5", "3,4", "3, , 4", "3, # more", "3 # more", "[4", "&a 3", "*a", "# more"],
+    [
+        "abc def",
+        "3 4",
+        "a: b",
+        "a:",
+        '"a',
+        '"a" b',
+        "-",
+        "3, ",
+        "3, 4 5",
+        "3,4",
+        "3, , 4",
+        "3, # more",
+        "3 # more",
+        "[4",
+        "&a 3",
+        "*a",
+        "# more",
+    ],
 )
 @pytest.mark.parametrize("head, tail", [("l: [\n", "  3]\n"), ("l:\n", "")])
 def test_a_run_ends_where_a_line_does_not_fit_however_much_of_it_does(head, tail, end):

@@ -129,7 +129,11 @@ def plainly(text):
 
 
 def test_all_that_flare_writes_is_read():
-    assert plainly(WHOLE) == library(WHOLE) and plainly(WHOLE)["data"]["headers"]["rows"] == [1, 2, None]
+    assert plainly(WHOLE) == library(WHOLE) and plainly(WHOLE)["data"]["headers"]["rows"] == [
+        1,
+        2,
+        None,
+    ]
 
 
 @pytest.mark.parametrize("text", ODD)
@@ -145,29 +149,75 @@ def test_a_changed_text_means_the_same_or_is_left_to_the_library(seed):
         at = chance.randrange(len(text))
         text = (
             text[:at]
-            + chance.choice(["", " ", "\n", ",", ": ", "[", "]", "{", "}", '"', "#", "- ", "a", "0", "\n  ", "\\", "'"])
+            + chance.choice(
+                [
+                    "",
+                    " ",
+                    "\n",
+                    ",",
+                    ": ",
+                    "[",
+                    "]",
+                    "{",
+                    "}",
+                    '"',
+                    "#",
+                    "- ",
+                    "a",
+                    "0",
+                    "\n  ",
+                    "\\",
+                    "'",
+                ]
+            )
             + text[at + chance.randint(0, 2) :]
         )
     assert plainly(text) in (None, library(text))
 
 
-NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1, max_size=12).filter(lambda name: name not in (".", ".."))
+NAMES = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1, max_size=12
+).filter(lambda name: name not in (".", ".."))
 
 
 @settings(max_examples=100)
 @given(
-    st.lists(st.tuples(NAMES, st.integers(-1, 1 << 60), st.one_of(st.just(""), st.text("0123456789abcdef", min_size=32, max_size=32))), max_size=20)
+    st.lists(
+        st.tuples(
+            NAMES,
+            st.integers(-1, 1 << 60),
+            st.one_of(st.just(""), st.text("0123456789abcdef", min_size=32, max_size=32)),
+        ),
+        max_size=20,
+    )
 )
 def test_a_playlist_that_flare_writes_reads_as_through_the_library(shards):
     names = [f"x{name}" for name, _, _ in shards]
     counts = [count for _, count, _ in shards]
-    stream = Stream("data", AT.folder, "mds", names, (Column("id", "int", 8),), Counts(counts), None, {"xxh3_128": [sum for _, _, sum in shards]})
+    stream = Stream(
+        "data",
+        AT.folder,
+        "mds",
+        names,
+        (Column("id", "int", 8),),
+        Counts(counts),
+        None,
+        {"xxh3_128": [sum for _, _, sum in shards]},
+    )
     found = Playlist(
-        (Stream(**{name: getattr(stream, name) for name in stream.__slots__} | {"files": {"index.json": File("index.json", 5, {"sha1": "0a"})}}),)
+        (
+            Stream(
+                **{name: getattr(stream, name) for name in stream.__slots__}
+                | {"files": {"index.json": File("index.json", 5, {"sha1": "0a"})}}
+            ),
+        )
     )
     text = playlists.text(found).decode()
     assert plainly(text) in (None, library(text))
-    assert plainly(text) is not None or not all(name.isascii() and name.isprintable() and '"' not in name and "\\" not in name for name in names)
+    assert plainly(text) is not None or not all(
+        name.isascii() and name.isprintable() and '"' not in name and "\\" not in name
+        for name in names
+    )
 
 
 def test_a_fault_is_told_with_its_place_all_the_same():

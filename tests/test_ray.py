@@ -13,13 +13,22 @@ import flarecli
 from flarecli.errors import UsageError
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # what it calls the switch that keeps 127.0.0.1 what it is
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = (
+    "0"  # what it calls the switch that keeps 127.0.0.1 what it is
+)
 ray = pytest.importorskip("ray", reason="needs ray: pip install 'flarecli[ray]'")
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1", object_store_memory=100 << 20)
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        _node_ip_address="127.0.0.1",
+        object_store_memory=100 << 20,
+    )
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
@@ -29,14 +38,20 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture
 def packed(tmp_path: Path) -> str:
-    columns = {"id": [f"k{i}" for i in range(300)], "n": list(range(300)), "data": [b"\x89" + bytes([i % 251]) * i for i in range(300)]}
+    columns = {
+        "id": [f"k{i}" for i in range(300)],
+        "n": list(range(300)),
+        "data": [b"\x89" + bytes([i % 251]) * i for i in range(300)],
+    }
     pq.write_table(pa.table(columns), tmp_path / "index.parquet")
     flarecli.pack(str(tmp_path / "index.parquet"), str(tmp_path / "mds"), shard_bytes=5000)
     return str(tmp_path / "mds")
 
 
 @pytest.mark.parametrize("format", ["webdataset", "granular"])
-def test_read_filter_write_as_another_format(cluster: None, packed: str, tmp_path: Path, format: str) -> None:
+def test_read_filter_write_as_another_format(
+    cluster: None, packed: str, tmp_path: Path, format: str
+) -> None:
     from ray.data.expressions import col
 
     from flarecli.ray import FlareSink, FlareSource
@@ -52,30 +67,49 @@ def test_read_filter_write_as_another_format(cluster: None, packed: str, tmp_pat
     assert not (tmp_path / "out/.flare").exists()
 
 
-def test_relative_paths_start_where_the_driver_is(cluster: None, packed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_start_where_the_driver_is(
+    cluster: None, packed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from flarecli.ray import FlareSink, FlareSource
 
     monkeypatch.chdir(tmp_path)
-    ray.data.read_datasource(FlareSource("mds", columns=["n"]), override_num_blocks=2).write_datasink(FlareSink("out"))
+    ray.data.read_datasource(
+        FlareSource("mds", columns=["n"]), override_num_blocks=2
+    ).write_datasink(FlareSink("out"))
     assert [row["n"] for row in flarecli.open(str(tmp_path / "out"))] == list(range(300))
 
 
 def test_a_source_reads_only_the_columns_and_rows_asked_for(cluster: None, packed: str) -> None:
     from flarecli.ray import FlareSource
 
-    data = ray.data.read_datasource(FlareSource(packed, columns=["id", "n"], where="n >= 290"), override_num_blocks=3)
+    data = ray.data.read_datasource(
+        FlareSource(packed, columns=["id", "n"], where="n >= 290"), override_num_blocks=3
+    )
     assert data.take_all() == [{"id": f"k{i}", "n": i} for i in range(290, 300)]
 
 
 @pytest.mark.parametrize(
-    "where", ["SELECT count(*) AS n FROM dataframe", "SELECT n FROM dataframe ORDER BY n DESC", "SELECT n FROM dataframe LIMIT 3"]
+    "where",
+    [
+        "SELECT count(*) AS n FROM dataframe",
+        "SELECT n FROM dataframe ORDER BY n DESC",
+        "SELECT n FROM dataframe LIMIT 3",
+    ],
 )
 def test_what_a_task_cannot_know_of_its_rows_alone_is_refused(packed: str, where: str) -> None:
     from flarecli.ray import FlareSource
 
-    with pytest.raises(UsageError, match="^each task would sort, group, count or limit its own rows alone$"):
+    with pytest.raises(
+        UsageError, match="^each task would sort, group, count or limit its own rows alone$"
+    ):
         FlareSource(packed, columns=["n"], where=where)
-    tables = [table for task in FlareSource(packed, columns=["n"], where="SELECT n + 1 AS m FROM dataframe").get_read_tasks(3) for table in task()]
+    tables = [
+        table
+        for task in FlareSource(
+            packed, columns=["n"], where="SELECT n + 1 AS m FROM dataframe"
+        ).get_read_tasks(3)
+        for table in task()
+    ]
     assert [m for table in tables for m in table.column("m").to_pylist()] == list(range(1, 301))
 
 
@@ -84,7 +118,9 @@ def test_every_row_is_read_once_whatever_the_number_of_tasks(packed: str) -> Non
 
     source = FlareSource(packed)
     for parallelism in (1, 2, 7, 300, 10_000):
-        tables: list[Any] = [table for task in source.get_read_tasks(parallelism) for table in task()]
+        tables: list[Any] = [
+            table for task in source.get_read_tasks(parallelism) for table in task()
+        ]
         assert [n for table in tables for n in table.column("n").to_pylist()] == list(range(300))
 
 
@@ -92,7 +128,9 @@ def test_a_row_that_does_not_fit_leaves_nothing(cluster: None, packed: str, tmp_
     from flarecli.ray import FlareSink, FlareSource
 
     with pytest.raises(Exception, match="n is 256, which does not fit into uint8|n .*uint8"):
-        ray.data.read_datasource(FlareSource(packed)).write_datasink(FlareSink(str(tmp_path / "out"), columns={"n": "uint8"}))
+        ray.data.read_datasource(FlareSource(packed)).write_datasink(
+            FlareSink(str(tmp_path / "out"), columns={"n": "uint8"})
+        )
     assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
 
 

@@ -16,10 +16,23 @@ import flarecli
 from flarecli.__main__ import main
 
 ROOT = Path(__file__).parents[1]
-OTHERS = ("make ", "pip ", "flare --install-completion", "$ ")  # not flare's, or with what they print: tests of their own
-HERE = (("s3://bucket", "bucket"), ("s3://b/", "bucket/"), ("https://host/", "host/"), ("--engine ray", "--engine local"), ("-r 41237", "-r 7"))
+OTHERS = (
+    "make ",
+    "pip ",
+    "flare --install-completion",
+    "$ ",
+)  # not flare's, or with what they print: tests of their own
+HERE = (
+    ("s3://bucket", "bucket"),
+    ("s3://b/", "bucket/"),
+    ("https://host/", "host/"),
+    ("--engine ray", "--engine local"),
+    ("-r 41237", "-r 7"),
+)
 
-pytestmark = pytest.mark.skipif(not all(map(shutil.which, ("bash", "jq", "tar"))), reason="no bash, jq or tar here")
+pytestmark = pytest.mark.skipif(
+    not all(map(shutil.which, ("bash", "jq", "tar"))), reason="no bash, jq or tar here"
+)
 
 
 def lines():
@@ -45,8 +58,15 @@ def place(tmp_path_factory):
         for name in ids:
             (folder / below / f"{name}.jpg").write_bytes(made.getvalue())
     links = [f"pictures/{name}.jpg" for name in ids]
-    small = {"score": [i / 20 for i in range(20)], "aes": list(range(20)), "lang": ["en", "de"] * 10, "label": [i % 3 for i in range(20)]}
-    pq.write_table(pa.table({"data_id": ids, "data_url": links, **small}), folder / "photos.parquet")
+    small = {
+        "score": [i / 20 for i in range(20)],
+        "aes": list(range(20)),
+        "lang": ["en", "de"] * 10,
+        "label": [i % 3 for i in range(20)],
+    }
+    pq.write_table(
+        pa.table({"data_id": ids, "data_url": links, **small}), folder / "photos.parquet"
+    )
     for name in ("big.parquet", "links.parquet", "bucket/index/a.parquet"):
         pq.write_table(pa.table({"id": ids, "url": links}), folder / name)
     (folder / "texts.csv").write_text("id,n,text\n1,2,a\n2,3,b\n")
@@ -57,7 +77,9 @@ def place(tmp_path_factory):
     flarecli.pack(folder / "texts.csv", folder / "lab")
     flarecli.pack(folder / "rows.parquet", folder / "old" / "mds")
     text = (folder / "old" / "mds" / "playlist.yaml").read_text()
-    (folder / "old" / "mds" / "playlist.yaml").write_text(re.sub("^data:", "images:", text[: text.rindex("#")], count=1))
+    (folder / "old" / "mds" / "playlist.yaml").write_text(
+        re.sub("^data:", "images:", text[: text.rindex("#")], count=1)
+    )
     for name in ("old.yaml", "new.yaml", "set.yaml"):
         flarecli.playlist(folder / "out", out=folder / name)
     return folder
@@ -74,14 +96,32 @@ def test_the_line_runs(line, page, place, tmp_path):
             shutil.rmtree(here / target)
     if "--reindex" in line:
         (here / "out" / "index.json").unlink()
-    fails = "" if line.endswith("| head") else "set -o pipefail; "  # whoever writes to a head that has enough is ended
+    fails = (
+        "" if line.endswith("| head") else "set -o pipefail; "
+    )  # whoever writes to a head that has enough is ended
     script = f'{fails}flare() {{ "{sys.executable}" -m flarecli "$@"; }}; python() {{ "{sys.executable}" "$@"; }}\n{line}'
-    ran = subprocess.run(["bash", "-c", script], cwd=here, capture_output=True, timeout=120, check=False)
-    assert (ran.returncode, b"error:" in ran.stderr) == (0, False), (page, ran.stderr.decode(errors="replace"))
-    assert ran.stdout or line.startswith("P=") or ">" in line or "--check" in line or "--diff" in line or "select(" in line
+    ran = subprocess.run(
+        ["bash", "-c", script], cwd=here, capture_output=True, timeout=120, check=False
+    )
+    assert (ran.returncode, b"error:" in ran.stderr) == (0, False), (
+        page,
+        ran.stderr.decode(errors="replace"),
+    )
+    assert (
+        ran.stdout
+        or line.startswith("P=")
+        or ">" in line
+        or "--check" in line
+        or "--diff" in line
+        or "select(" in line
+    )
 
 
 def test_no_page_with_command_lines_is_left_out():
-    pages = {path.name for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")] if "```console" in path.read_text()}
+    pages = {
+        path.name
+        for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+        if "```console" in path.read_text()
+    }
     assert pages == {"README.md", "inspect.md", "json.md", "scale.md", "verify.md", "recipes.md"}
     assert main(["--version"]) == 0

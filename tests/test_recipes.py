@@ -15,7 +15,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "recipes.md"
 
 
 def rows(start, stop):
-    return pa.table({"id": list(range(start, stop)), "text": [f"row {i}" for i in range(start, stop)]})
+    return pa.table(
+        {"id": list(range(start, stop)), "text": [f"row {i}" for i in range(start, stop)]}
+    )
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
@@ -27,11 +29,28 @@ def test_the_recipes_do_what_they_say(tmp_path):
         (tmp_path / f"part{i}.jsonl.gz").write_bytes(gzip.compress(b'{"a": %d}\n' % i))
     (tmp_path / "links.csv").write_text("id,url\na,a.bin\nb,b.bin\n")
     (tmp_path / "a.bin").write_bytes(b"a")
-    lines = [line for block in re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL) for line in block.splitlines()]
+    lines = [
+        line
+        for block in re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        for line in block.splitlines()
+    ]
     commands = [line[2:] for line in lines if line.startswith("$ ")]
-    script = [f'flare() {{ "{sys.executable}" -m flarecli "$@"; }}', *(f'{command}\necho "$?" >> codes; echo @@@' for command in commands)]
-    ran = subprocess.run(["bash", "-c", "\n".join(script)], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    told = [f"$ {command}\n{out}" for command, out in zip(commands, ran.stdout.split("@@@\n"), strict=False)]
+    script = [
+        f'flare() {{ "{sys.executable}" -m flarecli "$@"; }}',
+        *(f'{command}\necho "$?" >> codes; echo @@@' for command in commands),
+    ]
+    ran = subprocess.run(
+        ["bash", "-c", "\n".join(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    told = [
+        f"$ {command}\n{out}"
+        for command, out in zip(commands, ran.stdout.split("@@@\n"), strict=False)
+    ]
     assert "".join(told).splitlines() == lines, ran.stderr
     codes = (tmp_path / "codes").read_text().split()
     assert codes == ["1" if command.endswith("# exit 1") else "0" for command in commands]

@@ -43,15 +43,32 @@ def test_they_are_made_changed_and_shown_alike(frozen, slots):
         lambda one: repr(one(1)),
         lambda one: repr(one(1, "y", [2], {3: 4})),
         lambda one: repr(one(c=[1], a=2)),
-        lambda one: (one(1) == one(1), one(1) == one(2), one(1) != one(1, d={1: 2}), one(1) == (1,)),
+        lambda one: (
+            one(1) == one(1),
+            one(1) == one(2),
+            one(1) != one(1, d={1: 2}),
+            one(1) == (1,),
+        ),
         lambda one: one(1).c is one(1).c,
-        lambda one: (one(3).double, len(one(3)), one.__doc__, one.__match_args__, one.__name__, one.__qualname__, one.__module__),
+        lambda one: (
+            one(3).double,
+            len(one(3)),
+            one.__doc__,
+            one.__match_args__,
+            one.__name__,
+            one.__qualname__,
+            one.__module__,
+        ),
         lambda one: dataclasses.asdict(one(1, "y", [2], {3: 4})),
         lambda one: repr(dataclasses.replace(one(1, "y"), a=2)),
         lambda one: repr(records.replace(one(1, "y"), a=2)),
-        lambda one: [(field.name, field.type, field.repr, field.compare) for field in dataclasses.fields(one)],
+        lambda one: [
+            (field.name, field.type, field.repr, field.compare) for field in dataclasses.fields(one)
+        ],
         lambda one: dataclasses.is_dataclass(one) and dataclasses.is_dataclass(one(1)),
-        lambda one: [(name, field.kind) for name, field in inspect.signature(one).parameters.items()],
+        lambda one: [
+            (name, field.kind) for name, field in inspect.signature(one).parameters.items()
+        ],
         lambda one: hasattr(one(1), "__dict__"),
         lambda one: repr(copy.deepcopy(one(1, c=[2]))) + repr(copy.copy(one(1, c=[2]))),
     ):
@@ -113,5 +130,9 @@ def test_the_library_s_own_are_replaced_too():
 
 
 def test_they_take_no_part_of_the_library():
-    code = "import sys, flarecli.model; print('dataclasses' in sys.modules, 'inspect' in sys.modules)"
-    assert subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, cwd=".", timeout=60).stdout in ("False False\n", "")
+    code = (
+        "import sys, flarecli.model; print('dataclasses' in sys.modules, 'inspect' in sys.modules)"
+    )
+    assert subprocess.run(
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, cwd=".", timeout=60
+    ).stdout in ("False False\n", "")

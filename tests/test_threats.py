@@ -51,12 +51,23 @@ sys.exit(code)
 def run(args, cwd, env=None, before=None):
     command = [sys.executable, "-m", "flarecli", *args]
     return subprocess.run(
-        command, cwd=cwd, env={**os.environ, **(env or {})}, preexec_fn=before, capture_output=True, text=True, timeout=60, check=False
+        command,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        preexec_fn=before,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 @pytest.fixture
@@ -65,7 +76,12 @@ def links(tmp_path):
     (tmp_path / "files").mkdir()
     for i in range(60):
         (tmp_path / "files" / f"{i}.bin").write_bytes(bytes([i]) * (3000 + 7 * i))
-    pq.write_table(pa.table({"id": [f"k{i}" for i in range(60)], "url": [f"files/{i}.bin" for i in range(60)]}), tmp_path / "index.parquet")
+    pq.write_table(
+        pa.table(
+            {"id": [f"k{i}" for i in range(60)], "url": [f"files/{i}.bin" for i in range(60)]}
+        ),
+        tmp_path / "index.parquet",
+    )
     return tmp_path
 
 
@@ -77,7 +93,9 @@ def links(tmp_path):
         (["\u017fs", "ss"], "ss.*"),
     ],
 )
-def test_names_that_are_one_on_another_file_system_are_refused_before_the_first(tmp_path, capfd, keys, second):
+def test_names_that_are_one_on_another_file_system_are_refused_before_the_first(
+    tmp_path, capfd, keys, second
+):
     with Writer(str(tmp_path / "d"), columns={"key": "str", "data": "bytes"}) as writer:
         for key in keys:
             writer.write({"key": key, "data": b"x"})
@@ -106,7 +124,9 @@ def test_names_that_are_one_on_another_file_system_are_refused_before_the_first(
     ],
 )
 @pytest.mark.parametrize("target", ["out", "-"])
-def test_names_that_another_system_has_no_file_for_are_refused_here_too(tmp_path, capfd, monkeypatch, keys, row, said, target):
+def test_names_that_another_system_has_no_file_for_are_refused_here_too(
+    tmp_path, capfd, monkeypatch, keys, row, said, target
+):
     monkeypatch.chdir(tmp_path)
     with Writer("d", columns={"key": "str", "data": "bytes"}) as writer:
         for key in keys:
@@ -127,14 +147,24 @@ def test_names_that_only_look_like_devices_are_names(tmp_path, monkeypatch):
         for key in keys:
             writer.write({"key": key, "data": key.encode()})
     assert main(["unpack", "d", "out", "--name", "{key}", "-q"]) == 0
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.suffix != ".jsonl"} == {key: key.encode() for key in keys}
+    assert {
+        path.name: path.read_bytes()
+        for path in (tmp_path / "out").iterdir()
+        if path.suffix != ".jsonl"
+    } == {key: key.encode() for key in keys}
 
 
 @pytest.mark.parametrize("suffix", [".mds", ".mds.zstd"])
-def test_shards_come_in_the_order_of_the_index_whatever_their_numbers_sort_like(tmp_path, monkeypatch, capfd, suffix):
+def test_shards_come_in_the_order_of_the_index_whatever_their_numbers_sort_like(
+    tmp_path, monkeypatch, capfd, suffix
+):
     monkeypatch.chdir(tmp_path)
     numbers = [99_998, 99_999, 100_000, 100_001]
-    with Writer("d", columns={"n": "int"}, settings=Settings(shard_rows=1, compression="zstd" if suffix.endswith("zstd") else None)) as writer:
+    with Writer(
+        "d",
+        columns={"n": "int"},
+        settings=Settings(shard_rows=1, compression="zstd" if suffix.endswith("zstd") else None),
+    ) as writer:
         for number in numbers:
             writer.write({"n": number})
     index = json.loads(Path("d/index.json").read_text())
@@ -153,8 +183,14 @@ def test_shards_come_in_the_order_of_the_index_whatever_their_numbers_sort_like(
 
     assert rows("d") == rows("d/index.json") == numbers
     bytewise = [100_000, 100_001, 99_998, 99_999]
-    assert rows(f"d/*{suffix}") == bytewise  # a pattern says nothing of an order: names come as their bytes sort
-    assert main(["playlist", "d", "-o", "set.yaml", "-q"]) == main(["playlist", f"d/*{suffix}", "-o", "other.yaml", "-q"]) == 0
+    assert (
+        rows(f"d/*{suffix}") == bytewise
+    )  # a pattern says nothing of an order: names come as their bytes sort
+    assert (
+        main(["playlist", "d", "-o", "set.yaml", "-q"])
+        == main(["playlist", f"d/*{suffix}", "-o", "other.yaml", "-q"])
+        == 0
+    )
     capfd.readouterr()
     assert (rows("set.yaml"), rows("other.yaml")) == (numbers, bytewise)
 
@@ -168,7 +204,10 @@ def test_the_hundred_thousandth_shard_has_a_name_of_its_own(tmp_path, name):
     batch = batch.cast(pa.schema([("data", pa.large_binary())])) if name == "ffrecord" else batch
     settings = Settings(separator={"xsv": "|", "tsv": "\t"}.get(name, ","))
     numbers = (0, 9_999, 99_999, 100_000, 100_001, 1_000_000)
-    found = [module.write_shard(at, number, columns, [batch], settings).files[0].name for number in numbers]
+    found = [
+        module.write_shard(at, number, columns, [batch], settings).files[0].name
+        for number in numbers
+    ]
     assert len(set(found)) == len(found)
     if name == "ffrecord":
         assert sorted(found) == found
@@ -196,8 +235,11 @@ def test_what_is_no_file_is_named_and_nobody_waits_for_it(tmp_path, capfd, monke
         link = "a symbolic link, which may lead out of the folder"
         assert main(["verify", "d"]) == 1
         assert [line for line in capfd.readouterr().out.splitlines() if line.startswith("d/")] == [
-            "d/f.bin: not a regular file", f"d/l.bin: {link}", f"d/loop: {link}", "d/s.bin: not a regular file",
-        ]  # fmt: skip
+            "d/f.bin: not a regular file",
+            f"d/l.bin: {link}",
+            f"d/loop: {link}",
+            "d/s.bin: not a regular file",
+        ]
         assert main(["pack", "d", "out", "--on-error", "skip", "-q"]) == 1
         rows = [json.loads(line) for line in Path("out/failed.jsonl").read_text().splitlines()]
         assert [(row["key"], row["kind"], row["reason"]) for row in rows] == [
@@ -223,14 +265,22 @@ def test_a_playlist_larger_than_any_is_not_read(tmp_path, capfd, monkeypatch):
     ):
         code = main(args)
         said = "set.yaml: 1073741825 bytes, 1073741824 is the most that is read"
-        assert (said in "".join(capfd.readouterr()), code) == (True, 1 if args[0] == "verify" else 4), args
+        assert (said in "".join(capfd.readouterr()), code) == (
+            True,
+            1 if args[0] == "verify" else 4,
+        ), args
 
 
 def test_a_playlist_that_names_itself_is_no_shard_and_ends(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for head in ("", "  headers: {format: mds}\n"):
         Path("set.yaml").write_text(f"one:\n{head}  content: [set.yaml, set.yaml]\n")
-        for args in (["cat", "set.yaml"], ["unpack", "set.yaml", "out"], ["inspect", "set.yaml", "--stats"], ["pack", "set.yaml", "out"]):
+        for args in (
+            ["cat", "set.yaml"],
+            ["unpack", "set.yaml", "out"],
+            ["inspect", "set.yaml", "--stats"],
+            ["pack", "set.yaml", "out"],
+        ):
             code = main(args)
             out, err = capfd.readouterr()
             assert (code, out, err.count("error: ")) == (4, "", 1), err
@@ -254,20 +304,54 @@ def test_a_file_that_may_not_grow_ends_an_unpack_with_one_line_and_it_can_go_on(
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-@pytest.mark.parametrize("args", [["unpack", "d", "-"], ["cat", "d", "--raw", "data"], ["cat", "d", "--to", "parquet"], ["cat", "d", "--to", "csv"]])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["unpack", "d", "-"],
+        ["cat", "d", "--raw", "data"],
+        ["cat", "d", "--to", "parquet"],
+        ["cat", "d", "--to", "csv"],
+    ],
+)
 def test_a_full_disk_behind_stdout_ends_unpack_and_cat(tmp_path, args):
     with Writer(str(tmp_path / "d"), columns={"key": "str", "data": "bytes"}) as writer:
         for i in range(300):
             writer.write({"key": str(i), "data": bytes(1000)})
     command = [sys.executable, "-m", "flarecli", *args]
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
     assert (done.returncode, done.stderr) == (3, "error: stdout: No space left on device\n")
 
 
-def test_a_clock_that_goes_backwards_or_stands_changes_nothing_and_nobody_waits(links, capfd, monkeypatch, web):
+def test_a_clock_that_goes_backwards_or_stands_changes_nothing_and_nobody_waits(
+    links, capfd, monkeypatch, web
+):
     monkeypatch.chdir(links)
-    assert main(["pack", "index.parquet", "d", "--fetch", "url:data", "--key", "id", "--shard-size", "30K", "-q"]) == 0
+    assert (
+        main(
+            [
+                "pack",
+                "index.parquet",
+                "d",
+                "--fetch",
+                "url:data",
+                "--key",
+                "id",
+                "--shard-size",
+                "30K",
+                "-q",
+            ]
+        )
+        == 0
+    )
     for path in (links / "d").iterdir():
         web.file(f"/d/{path.name}", path.read_bytes(), f'"{path.name}"')
     capfd.readouterr()
@@ -275,9 +359,25 @@ def test_a_clock_that_goes_backwards_or_stands_changes_nothing_and_nobody_waits(
     wanted, began = capfd.readouterr().out, time.monotonic()
     for n, step in enumerate((-3600.0, 0.0, -1e8, 1e8)):
         now = [1.7e9]
-        monkeypatch.setattr(time, "time", lambda now=now, step=step: now.append(now[-1] + step) or now[-1])
+        monkeypatch.setattr(
+            time, "time", lambda now=now, step=step: now.append(now[-1] + step) or now[-1]
+        )
         for _ in range(2):
-            assert main(["cat", web.url("/d/playlist.yaml"), "--bytes", "base64", "--cache", "kept", "--cache-limit", "100K"]) == 0
+            assert (
+                main(
+                    [
+                        "cat",
+                        web.url("/d/playlist.yaml"),
+                        "--bytes",
+                        "base64",
+                        "--cache",
+                        "kept",
+                        "--cache-limit",
+                        "100K",
+                    ]
+                )
+                == 0
+            )
             assert capfd.readouterr() == (wanted, "")
         assert main(["unpack", web.url("/d/"), f"out{n}", "--cache", "kept", "-q"]) == 0
         assert len(list((links / f"out{n}").glob("*.bin"))) == 60
@@ -288,7 +388,11 @@ def test_a_clock_that_goes_backwards_or_stands_changes_nothing_and_nobody_waits(
 
 def test_the_same_bytes_whatever_the_seed_of_hashes_and_the_number_of_jobs(links):
     for name, seed, jobs in (("a", "0", "1"), ("b", "1", "16"), ("c", "2", "3")):
-        done = run(["pack", "index.parquet", name, "--fetch", "url:data", "--key", "id", "-j", jobs], links, {"PYTHONHASHSEED": seed})
+        done = run(
+            ["pack", "index.parquet", name, "--fetch", "url:data", "--key", "id", "-j", jobs],
+            links,
+            {"PYTHONHASHSEED": seed},
+        )
         assert (done.returncode, done.stdout) == (0, f"{name}/playlist.yaml\n")
     assert tree(links / "a") == tree(links / "b") == tree(links / "c")
 
@@ -311,7 +415,14 @@ def test_a_file_that_may_not_grow_ends_a_pack_with_one_line_and_it_can_go_on(lin
 
 def test_a_pack_syncs_before_it_names_and_names_the_playlist_last(links):
     code = _EVENTS.format(args=["pack", "index.parquet", "out", "--fetch", "url:data", "-q"])
-    done = subprocess.run([sys.executable, "-c", code], cwd=links, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=links,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     events = [tuple(line.split(" ", 1)) for line in done.stdout.splitlines()[1:]]
     named = [what for kind, what in events if kind == "name"]
@@ -320,11 +431,15 @@ def test_a_pack_syncs_before_it_names_and_names_the_playlist_last(links):
     assert set(written) <= set(named)
     for name, inode in written.items():
         assert ("sync", str(inode)) in events[: events.index(("name", name))], name
-    assert ("sync", str((links / "out").stat().st_ino)) in events[events.index(("name", "playlist.yaml")) :]
+    assert ("sync", str((links / "out").stat().st_ino)) in events[
+        events.index(("name", "playlist.yaml")) :
+    ]
 
 
 def test_many_shards_need_few_open_files(tmp_path):
-    with Writer(str(tmp_path / "d"), columns={"n": "int"}, settings=Settings(shard_rows=1)) as writer:
+    with Writer(
+        str(tmp_path / "d"), columns={"n": "int"}, settings=Settings(shard_rows=1)
+    ) as writer:
         for i in range(300):
             writer.write({"n": i})
 
@@ -332,13 +447,23 @@ def test_many_shards_need_few_open_files(tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
     assert run(["verify", "d"], tmp_path, before=limited).returncode == 0
-    assert run(["cat", "d", "--shuffle", "1", "-q"], tmp_path, before=limited).stdout.count("\n") == 300
+    assert (
+        run(["cat", "d", "--shuffle", "1", "-q"], tmp_path, before=limited).stdout.count("\n")
+        == 300
+    )
 
 
 def test_importing_asks_nothing_of_the_network(tmp_path):
     code = "import socket\ndef no(*a, **k): raise RuntimeError('network')\nsocket.socket.connect = socket.getaddrinfo = no\n"
     code += "import flarecli, flarecli.verbs, flarecli.cli.app, flarecli.storage, flarecli.cache, flarecli.read, flarecli.write\n"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -354,5 +479,8 @@ def test_an_index_changed_between_two_runs_is_refused(links):
     done = run([*line, "--resume"], links)
     assert (done.returncode, done.stdout) == (2, "")
     error = "out: the unfinished pack there was begun with another source, or with this one before it was changed"
-    assert done.stderr.splitlines()[-2:] == [f"error: {error}", "hint: Give --overwrite to begin anew."]
+    assert done.stderr.splitlines()[-2:] == [
+        f"error: {error}",
+        "hint: Give --overwrite to begin anew.",
+    ]
     assert run([*line, "--overwrite"], links).returncode == 0

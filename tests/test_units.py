@@ -59,7 +59,10 @@ def test_a_size_that_no_int64_holds_is_refused():
         assert str(caught.value) == f"{text!r} is more than 2^63 bytes"
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("30s", 30), ("10m", 600), ("2h", 7200), ("500ms", 0.5), ("1.5", 1.5), ("1d", 86400)])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30s", 30), ("10m", 600), ("2h", 7200), ("500ms", 0.5), ("1.5", 1.5), ("1d", 86400)],
+)
 def test_times(text, seconds):
     assert parse_time(text) == seconds
 
@@ -73,7 +76,15 @@ def test_what_is_no_time_is_refused(text):
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (67_108_864, "67.1 MB"), (999_949, "999.9 kB"), (999_950, "1.0 MB"), (10**18, "1.0 EB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (67_108_864, "67.1 MB"),
+        (999_949, "999.9 kB"),
+        (999_950, "1.0 MB"),
+        (10**18, "1.0 EB"),
+    ],
 )
 def test_sizes_are_written_for_people(size, text):
     assert format_size(size) == text

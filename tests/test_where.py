@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from flarecli.errors import FormatError, UsageError
 from flarecli.where import Bound, bounds, select
 
-SCHEMA = pa.schema([pa.field("n", pa.int64()), pa.field("text", pa.large_string(), metadata={b"encoding": b"str"})])
+SCHEMA = pa.schema(
+    [pa.field("n", pa.int64()), pa.field("text", pa.large_string(), metadata={b"encoding": b"str"})]
+)
 CONDITION = "Write it like \"aes > 4 and lang = 'en'\"."
 
 
@@ -29,7 +31,11 @@ class Pulled:
             self.count += 1
             numbers = range(i * self.rows, (i + 1) * self.rows)
             yield pa.record_batch(
-                [pa.array(numbers, pa.int64()), pa.array([f"{n:0{self.width}}" for n in numbers], pa.large_string())], schema=SCHEMA
+                [
+                    pa.array(numbers, pa.int64()),
+                    pa.array([f"{n:0{self.width}}" for n in numbers], pa.large_string()),
+                ],
+                schema=SCHEMA,
             )
 
 
@@ -45,17 +51,38 @@ def refused(expression: str, schema: pa.Schema = SCHEMA, batches=()) -> UsageErr
 
 @settings(max_examples=25, deadline=None)
 @given(
-    st.lists(st.lists(st.tuples(st.none() | st.integers(-5, 5), st.none() | st.text("ab'\"%é", max_size=3)), max_size=20), max_size=4),
+    st.lists(
+        st.lists(
+            st.tuples(st.none() | st.integers(-5, 5), st.none() | st.text("ab'\"%é", max_size=3)),
+            max_size=20,
+        ),
+        max_size=4,
+    ),
     st.integers(-5, 5),
 )
 def test_a_condition_keeps_the_rows_that_python_keeps(groups, bound):
     batches = [
-        pa.record_batch([pa.array([n for n, _ in group], pa.int64()), pa.array([t for _, t in group], pa.large_string())], schema=SCHEMA)
+        pa.record_batch(
+            [
+                pa.array([n for n, _ in group], pa.int64()),
+                pa.array([t for _, t in group], pa.large_string()),
+            ],
+            schema=SCHEMA,
+        )
         for group in groups
     ]
-    kept = [{"n": n, "text": t} for group in groups for n, t in group if n is not None and n > bound and t is not None and "a" in t]
+    kept = [
+        {"n": n, "text": t}
+        for group in groups
+        for n, t in group
+        if n is not None and n > bound and t is not None and "a" in t
+    ]
     condition = f"n > {bound} and contains(text, 'a')"
-    for expression in (condition, f"SELECT * FROM dataframe WHERE {condition}", f"SELECT * FROM dataframe WHERE {condition} LIMIT 1000000"):
+    for expression in (
+        condition,
+        f"SELECT * FROM dataframe WHERE {condition}",
+        f"SELECT * FROM dataframe WHERE {condition} LIMIT 1000000",
+    ):
         assert rows_of(select(SCHEMA, batches, expression)[1]) == kept
 
 
@@ -71,7 +98,12 @@ def test_a_condition_changes_no_type_and_no_metadata():
         "struct": pa.array([{"x": 1}, None]),
         "none": pa.nulls(2),
     }
-    schema = pa.schema([pa.field(name, array.type, metadata={b"encoding": b"bytes"}) for name, array in values.items()])
+    schema = pa.schema(
+        [
+            pa.field(name, array.type, metadata={b"encoding": b"bytes"})
+            for name, array in values.items()
+        ]
+    )
     batch = pa.record_batch(list(values.values()), schema=schema)
     found, batches = select(schema, [batch], "i = 2")
     assert found.equals(schema, check_metadata=True)
@@ -80,15 +112,25 @@ def test_a_condition_changes_no_type_and_no_metadata():
 
 
 def test_a_select_names_its_own_columns():
-    schema, batches = select(SCHEMA, Pulled(3), "SELECT n + 1 AS next, text FROM dataframe WHERE n % 1000 = 7")
+    schema, batches = select(
+        SCHEMA, Pulled(3), "SELECT n + 1 AS next, text FROM dataframe WHERE n % 1000 = 7"
+    )
     assert schema == pa.schema([("next", pa.int64()), ("text", pa.string())])
     assert schema.field("text").metadata == {b"encoding": b"str"}
     assert rows_of(batches) == [{"next": n + 1, "text": f"{n:010}"} for n in (7, 1007, 2007)]
 
 
 def test_a_select_may_sort_group_and_number():
-    assert rows_of(select(SCHEMA, Pulled(3), "SELECT n FROM dataframe ORDER BY n DESC LIMIT 2")[1]) == [{"n": 2999}, {"n": 2998}]
-    assert rows_of(select(SCHEMA, Pulled(3), "SELECT n % 2 AS odd, count(*) AS c FROM dataframe GROUP BY ALL ORDER BY odd")[1]) == [
+    assert rows_of(
+        select(SCHEMA, Pulled(3), "SELECT n FROM dataframe ORDER BY n DESC LIMIT 2")[1]
+    ) == [{"n": 2999}, {"n": 2998}]
+    assert rows_of(
+        select(
+            SCHEMA,
+            Pulled(3),
+            "SELECT n % 2 AS odd, count(*) AS c FROM dataframe GROUP BY ALL ORDER BY odd",
+        )[1]
+    ) == [
         {"odd": 0, "c": 1500},
         {"odd": 1, "c": 1500},
     ]
@@ -97,12 +139,21 @@ def test_a_select_may_sort_group_and_number():
 
 
 def test_enums_come_as_text():
-    schema, batches = select(SCHEMA, Pulled(1, 1), "SELECT 'x'::ENUM ('x', 'y') AS e FROM dataframe")
+    schema, batches = select(
+        SCHEMA, Pulled(1, 1), "SELECT 'x'::ENUM ('x', 'y') AS e FROM dataframe"
+    )
     assert schema == pa.schema([("e", pa.string())])
     assert rows_of(batches) == [{"e": "x"}]
 
 
-@pytest.mark.parametrize("expression", ["n % 2 = 0", "n IN (0, 1, 2, 3, 4, 5, 6, 7, 8)", "SELECT n, text FROM dataframe WHERE n % 2 = 0"])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "n % 2 = 0",
+        "n IN (0, 1, 2, 3, 4, 5, 6, 7, 8)",
+        "SELECT n, text FROM dataframe WHERE n % 2 = 0",
+    ],
+)
 def test_one_batch_is_pulled_when_the_first_rows_are_consumed(expression):
     source = Pulled(100)
     _, batches = select(SCHEMA, source, expression)
@@ -141,7 +192,9 @@ def test_the_order_of_the_input_stays_whatever_joins_the_plan_holds():
         assert [row["n"] for row in rows_of(select(SCHEMA, Pulled(20), expression)[1])] == wanted
 
 
-@pytest.mark.parametrize("expression", ["n >= 0", "SELECT * FROM dataframe", "SELECT * FROM dataframe ORDER BY n"])
+@pytest.mark.parametrize(
+    "expression", ["n >= 0", "SELECT * FROM dataframe", "SELECT * FROM dataframe ORDER BY n"]
+)
 def test_an_error_of_the_source_comes_out_as_it_was(expression):
     def source():
         yield from Pulled(2)
@@ -168,15 +221,43 @@ def test_an_interrupt_in_the_source_is_an_interrupt():
         ("aes > 4", "--where: no column 'aes'", "Choose from n, text."),
         ("n >", "--where: syntax error: it breaks off", CONDITION),
         ("n > 3)", '--where: syntax error at or near ")"', CONDITION),
-        ('text = "row"', "--where: no column 'row'", "Choose from n, text. Text stands between single quotes: 'row'."),
-        ("SELECT * FROM rows", "--where: Table with name rows does not exist!", "The rows are called dataframe: SELECT … FROM dataframe …"),
+        (
+            'text = "row"',
+            "--where: no column 'row'",
+            "Choose from n, text. Text stands between single quotes: 'row'.",
+        ),
+        (
+            "SELECT * FROM rows",
+            "--where: Table with name rows does not exist!",
+            "The rows are called dataframe: SELECT … FROM dataframe …",
+        ),
         ("SELECT * FROM dataframe WHER n", '--where: syntax error at or near "n"', CONDITION),
-        ("SELECT 1; SELECT * FROM dataframe", "--where takes one condition, or one SELECT", CONDITION),
-        ("WITH d AS (SELECT 1) INSERT INTO dataframe SELECT * FROM d", "--where takes one condition, or one SELECT", CONDITION),
+        (
+            "SELECT 1; SELECT * FROM dataframe",
+            "--where takes one condition, or one SELECT",
+            CONDITION,
+        ),
+        (
+            "WITH d AS (SELECT 1) INSERT INTO dataframe SELECT * FROM d",
+            "--where takes one condition, or one SELECT",
+            CONDITION,
+        ),
         ("count(*) > 1", "--where: WHERE clause cannot contain aggregates!", CONDITION),
-        ("SELECT 1 AS n", "--where reads no rows of the source", "Write SELECT … FROM dataframe …, or a condition."),
-        ("SELECT * FROM range(1000000000000)", "--where reads no rows of the source", "Write SELECT … FROM dataframe …, or a condition."),
-        ("SELECT n, n FROM dataframe", "--where gives two columns named 'n'", "Rename one of them: SELECT … AS name."),
+        (
+            "SELECT 1 AS n",
+            "--where reads no rows of the source",
+            "Write SELECT … FROM dataframe …, or a condition.",
+        ),
+        (
+            "SELECT * FROM range(1000000000000)",
+            "--where reads no rows of the source",
+            "Write SELECT … FROM dataframe …, or a condition.",
+        ),
+        (
+            "SELECT n, n FROM dataframe",
+            "--where gives two columns named 'n'",
+            "Rename one of them: SELECT … AS name.",
+        ),
         (
             "n > (SELECT avg(n) FROM dataframe)",
             "--where reads the rows more than once",
@@ -191,9 +272,13 @@ def test_what_is_no_condition_is_refused_in_one_line(expression, message, hint):
 
 def test_a_column_of_the_source_may_have_the_name_of_the_positions():
     names = ["position in its batch", "Position in its batch'", "n"]
-    batch = pa.record_batch([pa.array([0, 0, 0]), pa.array([9, 9, 9]), pa.array([1, 2, 3])], names=names)
+    batch = pa.record_batch(
+        [pa.array([0, 0, 0]), pa.array([9, 9, 9]), pa.array([1, 2, 3])], names=names
+    )
     _, batches = select(batch.schema, [batch], "n > 1")
-    assert [row for one in batches for row in one.to_pylist()] == [dict(zip(names, (0, 9, n), strict=True)) for n in (2, 3)]
+    assert [row for one in batches for row in one.to_pylist()] == [
+        dict(zip(names, (0, 9, n), strict=True)) for n in (2, 3)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -220,12 +305,20 @@ def test_two_columns_of_one_name_are_refused():
 
 def test_columns_that_differ_in_case_only_are_refused():
     error = refused("id > 1", pa.schema([("id", pa.int64()), ("ID", pa.int64())]))
-    assert (str(error), error.hint) == ("--where cannot tell the columns 'id' and 'ID' apart", "Rename one of them in the source.")
+    assert (str(error), error.hint) == (
+        "--where cannot tell the columns 'id' and 'ID' apart",
+        "Rename one of them in the source.",
+    )
 
 
-@pytest.mark.parametrize("expression", ["CAST(text AS INTEGER) = 1", "SELECT CAST(text AS INTEGER) AS i FROM dataframe ORDER BY i"])
+@pytest.mark.parametrize(
+    "expression",
+    ["CAST(text AS INTEGER) = 1", "SELECT CAST(text AS INTEGER) AS i FROM dataframe ORDER BY i"],
+)
 def test_a_value_that_the_condition_cannot_take_is_named(expression):
-    batch = pa.record_batch([pa.array([1], pa.int64()), pa.array(["x\x1b[2J"], pa.large_string())], schema=SCHEMA)
+    batch = pa.record_batch(
+        [pa.array([1], pa.int64()), pa.array(["x\x1b[2J"], pa.large_string())], schema=SCHEMA
+    )
     error = refused(expression, batches=[batch])
     assert str(error).startswith("--where fails on a row: Could not convert string 'x")
     assert error.hint == "Guard it, for example by try_cast."
@@ -233,7 +326,12 @@ def test_a_value_that_the_condition_cannot_take_is_named(expression):
 
 
 @pytest.mark.parametrize(
-    "expression", ["random() < 0.5", "SELECT n, random() AS r, uuid() AS u FROM dataframe", "SELECT n FROM dataframe ORDER BY random()"]
+    "expression",
+    [
+        "random() < 0.5",
+        "SELECT n, random() AS r, uuid() AS u FROM dataframe",
+        "SELECT n FROM dataframe ORDER BY random()",
+    ],
 )
 def test_what_is_random_in_a_condition_is_the_same_every_time(expression):
     one, two = (rows_of(select(SCHEMA, iter(Pulled(3)), expression)[1]) for _ in range(2))
@@ -241,7 +339,10 @@ def test_what_is_random_in_a_condition_is_the_same_every_time(expression):
     assert one
 
 
-@pytest.mark.parametrize("expression", ["z >= '2020-01-01'", "SELECT z, CAST(z AS VARCHAR) AS text, hour(z) AS hour FROM dataframe"])
+@pytest.mark.parametrize(
+    "expression",
+    ["z >= '2020-01-01'", "SELECT z, CAST(z AS VARCHAR) AS text, hour(z) AS hour FROM dataframe"],
+)
 def test_the_time_zone_of_the_machine_changes_nothing(expression):
     code = """
 import datetime, sys, pyarrow as pa
@@ -252,7 +353,12 @@ print(schema, [batch.to_pylist() for batch in batches])
 """
     told = {
         subprocess.run(
-            [sys.executable, "-c", code, expression], env={**os.environ, "TZ": zone}, capture_output=True, text=True, timeout=60, check=True
+            [sys.executable, "-c", code, expression],
+            env={**os.environ, "TZ": zone},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
         ).stdout
         for zone in ("UTC", "America/New_York", "Asia/Kolkata")
     }
@@ -278,7 +384,9 @@ print(schema, [batch.to_pylist() for batch in batches])
 def test_nothing_outside_the_batches_is_reached(tmp_path, expression):
     secret_table = pa.table({"n": [1]})  # a table that DuckDB would find by the name of a variable
     (tmp_path / "secret.csv").write_text("n,text\n1,secret\n")
-    error = refused(expression.format(file=tmp_path / "secret.csv", folder=tmp_path), batches=Pulled(1))
+    error = refused(
+        expression.format(file=tmp_path / "secret.csv", folder=tmp_path), batches=Pulled(1)
+    )
     assert "secret\n" not in str(error)
     assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
     assert secret_table.num_rows == 1

@@ -106,8 +106,14 @@ def test_a_backslash_before_anything_else_is_one():
         ("{1..1048577}", "{1..1048577} names more than 1048576 addresses"),
         ("{1..999999999999999999}", "{1..999999999999999999} names more than 1048576 addresses"),
         ("a{1..1025}{1..1025}", "'a{1..1025}{1..1025}' names more than 1048576 addresses"),
-        ("{{1..1000},{1..1048576}}", "'{{1..1000},{1..1048576}}' names more than 1048576 addresses"),
-        ("{a," * 100 + "b" + "}" * 100, f"{('{a,' * 27)[:79]!r:.80} has braces more than 100 deep in one another"),
+        (
+            "{{1..1000},{1..1048576}}",
+            "'{{1..1000},{1..1048576}}' names more than 1048576 addresses",
+        ),
+        (
+            "{a," * 100 + "b" + "}" * 100,
+            f"{('{a,' * 27)[:79]!r:.80} has braces more than 100 deep in one another",
+        ),
     ],
 )
 def test_more_addresses_or_braces_than_anyone_means_are_refused(address, message):
@@ -132,5 +138,7 @@ def test_a_part_fits_what_fnmatch_says(part, name):
 def test_stars_are_not_tried_in_every_way():
     """In a process of its own: an expression that is tried so never lets go of the interpreter."""
     code = "from flarecli.wildcards import pattern_of; print(pattern_of(['*a' * 30 + '*b.csv', '*']).fullmatch('a' * 200 + '0.csv/x'))"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert ran.stdout == "None\n"

@@ -29,7 +29,9 @@ SLICE = "Give whole numbers, such as data[10:20] or data[::100]."
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     path = str(tmp_path_factory.mktemp("wrong") / "d")
-    with flare.Writer(path, columns={"n": "int", "t": "str"}, settings=Settings(shard_rows=7)) as writer:
+    with flare.Writer(
+        path, columns={"n": "int", "t": "str"}, settings=Settings(shard_rows=7)
+    ) as writer:
         for n in range(50):
             writer.write({"n": n, "t": "x"})
     return flare.open(path)
@@ -56,7 +58,11 @@ def told(call, message, hint=""):
         ({"rows": [1, 2]}, "rows is [1, 2]: text is wanted", ROWS),
         ({"columns": 3}, "columns is 3: a list of names is wanted", ""),
         ({"columns": [b"n"]}, "columns is [b'n']: a list of names is wanted", ""),
-        ({"columns": {"n": 1}}, "a list of names is wanted, not dict", 'Write a pair as "COLUMN:NAME".'),
+        (
+            {"columns": {"n": 1}},
+            "a list of names is wanted, not dict",
+            'Write a pair as "COLUMN:NAME".',
+        ),
         ({"streams": None}, "streams is None: a list of names is wanted", ""),
         ({"format": 1}, "format is 1: text is wanted", ""),
         ({"where": True}, "where is True: text is wanted", ""),
@@ -101,9 +107,17 @@ def test_cat_says_what_it_wants(here, options, message, hint):
         ({"rank": -1, "ranks": 2}, "rank -1 of 2 is no rank", ""),
         ({"rank": np.int64(2), "ranks": np.uint8(2)}, "rank 2 of 2 is no rank", ""),
         ({"decode": ["n"]}, "decode is ['n']: a dict is wanted", ""),
-        ({"decode": {"n": 3}}, "column 'n' is decoded by 3: a function, True or False is wanted", ""),
+        (
+            {"decode": {"n": 3}},
+            "column 'n' is decoded by 3: a function, True or False is wanted",
+            "",
+        ),
         ({"transform": 3}, "transform is 3: a function or a list of functions is wanted", ""),
-        ({"transform": [len, 3]}, "transform is [<built-in function len>, 3]: a function or a list of functions is wanted", ""),
+        (
+            {"transform": [len, 3]},
+            "transform is [<built-in function len>, 3]: a function or a list of functions is wanted",
+            "",
+        ),
         ({"collate": "stack"}, "collate is 'stack': a function is wanted", ""),
         ({"processes": "spawn"}, "processes is 'spawn': True or False is wanted", ""),
         ({"start": 1}, "start is 1: text is wanted", ""),
@@ -116,7 +130,11 @@ def test_a_loader_says_what_it_wants(data, options, message, hint):
 
 
 def test_what_is_no_dataset_makes_no_loader(data):
-    for wrong, name in ((None, "None"), (flare.Dataset, "<class 'flarecli.read.dataset.Dataset'>"), (iter([]), None)):
+    for wrong, name in (
+        (None, "None"),
+        (flare.Dataset, "<class 'flarecli.read.dataset.Dataset'>"),
+        (iter([]), None),
+    ):
         told(lambda wrong=wrong: flare.Loader(wrong), f"{name or shown(wrong)} is no dataset", OPEN)
 
 
@@ -139,22 +157,41 @@ def test_a_place_of_a_loader_is_whole_numbers(data, change, is_one):
         assert loader.save() == {**state, "step": 4}
         assert type(loader.save()["step"]) is int
     else:
-        told(lambda: loader.load(state), "this is no place that a loader saved", "Give what its save() told.")
+        told(
+            lambda: loader.load(state),
+            "this is no place that a loader saved",
+            "Give what its save() told.",
+        )
 
 
 @pytest.mark.parametrize("state", [None, 3, "place", [], {1}, {}, np.arange(3)])
 def test_what_is_no_dict_is_no_place_of_a_loader(data, state):
-    told(lambda: flare.Loader(data).load(state), "this is no place that a loader saved", "Give what its save() told.")
+    told(
+        lambda: flare.Loader(data).load(state),
+        "this is no place that a loader saved",
+        "Give what its save() told.",
+    )
 
 
 def test_batches_are_refused_when_they_are_asked_for(data):
     told(lambda: data.batches(1.5), "size is 1.5: a whole number is wanted")
     told(lambda: data.batches(True), "size is True: a whole number is wanted")
     told(lambda: data.batches(0), "rows 0 to 50 in batches of 0: at least 0, 0 and 1 are wanted")
-    told(lambda: data.scan(size=-1), "rows 0 to 50 in batches of -1: at least 0, 0 and 1 are wanted")
-    told(lambda: data.scan(start=-1), "rows -1 to 50 in batches of 8192: at least 0, 0 and 1 are wanted")
-    told(lambda: data.scan(stop="end"), "rows 0 to 'end' in batches of 8192: whole numbers are wanted")
-    told(lambda: data.scan(start=True, size=1.5), "rows True to None in batches of 1.5: whole numbers are wanted")
+    told(
+        lambda: data.scan(size=-1), "rows 0 to 50 in batches of -1: at least 0, 0 and 1 are wanted"
+    )
+    told(
+        lambda: data.scan(start=-1),
+        "rows -1 to 50 in batches of 8192: at least 0, 0 and 1 are wanted",
+    )
+    told(
+        lambda: data.scan(stop="end"),
+        "rows 0 to 'end' in batches of 8192: whole numbers are wanted",
+    )
+    told(
+        lambda: data.scan(start=True, size=1.5),
+        "rows True to None in batches of 1.5: whole numbers are wanted",
+    )
     told(lambda: data.batches(columns=3), "columns is 3: a list of names is wanted")
     told(lambda: data.scan(["m"]), "no column 'm'", "Choose from n, t.")
 
@@ -165,13 +202,24 @@ def test_rows_that_are_none_are_refused(data):
     told(lambda: data.collated(3), "int is no list of positions of rows", POSITIONS)
     told(lambda: data.collated(None), "NoneType is no list of positions of rows", POSITIONS)
     told(lambda: data.collate(3), "3 is no list of samples")
-    told(lambda: data.read(0, {"n": 3}), "ranges is {'n': 3}: a dict of ranges is wanted", 'Write it like {"frames": range(32, 42)}.')
-    told(lambda: data.read(0, ["n"]), "ranges is ['n']: a dict of ranges is wanted", 'Write it like {"frames": range(32, 42)}.')
+    told(
+        lambda: data.read(0, {"n": 3}),
+        "ranges is {'n': 3}: a dict of ranges is wanted",
+        'Write it like {"frames": range(32, 42)}.',
+    )
+    told(
+        lambda: data.read(0, ["n"]),
+        "ranges is ['n']: a dict of ranges is wanted",
+        'Write it like {"frames": range(32, 42)}.',
+    )
     told(lambda: data.select(3), "3 is no list of names")
     told(lambda: data.rows([0], [3]), "[3] is no list of names")
     told(lambda: data.where(3), "condition is 3: text is wanted")
     told(lambda: data.decoded(["n"]), "how is ['n']: a dict is wanted")
-    told(lambda: data.decoded({"n": "int"}), "column 'n' is decoded by 'int': a function, True or False is wanted")
+    told(
+        lambda: data.decoded({"n": "int"}),
+        "column 'n' is decoded by 'int': a function, True or False is wanted",
+    )
     told(lambda: data.order("1", 0, "shuffle"), "seed is '1': a whole number is wanted")
 
 
@@ -180,14 +228,21 @@ def test_what_makes_no_mix_is_refused(data):
     told(lambda: flare.mix([data, data]), f"weights is {listed[:59]}…: a dict is wanted", MIX)
     told(lambda: flare.mix({"d": 1}), "'d' is no dataset", OPEN)
     for wrong in ("1", True, None, float("inf"), 0, -1, 1 << 2000):
-        told(lambda wrong=wrong: flare.mix({data: wrong}), "a mix wants datasets, each with a weight above 0", WEIGHTS)
+        told(
+            lambda wrong=wrong: flare.mix({data: wrong}),
+            "a mix wants datasets, each with a weight above 0",
+            WEIGHTS,
+        )
     told(lambda: flare.mix({data: 1}, rows=1.5), "rows is 1.5: a whole number is wanted")
     told(lambda: flare.mix({data: 1}, rows=0), "rows is 0: an epoch has at least 1")
     told(lambda: flare.Mix([data], []), "a mix wants datasets, each with a weight above 0", WEIGHTS)
     told(lambda: flare.Mix(data, 1), "a mix wants datasets, each with a weight above 0", WEIGHTS)
     told(lambda: flare.Mix(3, 1), "3 is no dataset", OPEN)
     epoch = 1 << 60
-    told(lambda: flare.mix({data: 1}).run(epoch=epoch), f"epoch {epoch} of 50 rows ends past step 2^62")
+    told(
+        lambda: flare.mix({data: 1}).run(epoch=epoch),
+        f"epoch {epoch} of 50 rows ends past step 2^62",
+    )
     assert flare.mix({data: np.float32(0.5)}).quotas.tolist() == [10_000]
 
 
@@ -223,7 +278,11 @@ def test_pack_says_what_it_wants_and_writes_nothing(here, options, message, hint
         ({"columns": 3}, "columns are names without encodings", COLUMNS),
         ({"columns": {"n": int}}, "columns are names without encodings", COLUMNS),
         ({"format": None}, "format is None: text is wanted", ""),
-        ({"settings": {"shard_rows": 3}}, "settings is {'shard_rows': 3}: a Settings is wanted", ""),
+        (
+            {"settings": {"shard_rows": 3}},
+            "settings is {'shard_rows': 3}: a Settings is wanted",
+            "",
+        ),
         ({"settings": Settings(shard_rows=1.5)}, "shard_rows is 1.5: a whole number is wanted", ""),
         ({"settings": Settings(shard_bytes=-1)}, "a shard of -1 bytes holds nothing", ""),
         ({"settings": Settings(shard_rows=0)}, "a shard of 0 rows holds nothing", ""),
@@ -244,18 +303,37 @@ def test_the_other_verbs_say_what_they_want(here, data):
     told(lambda: flare.open("d", decode=[1]), "decode is [1]: a dict is wanted")
     told(lambda: flare.open("d", maps="no"), "maps is 'no': True or False is wanted")
     told(lambda: flare.open("d", cache="c", cache_limit=-1), "cache_limit is -1, below 0")
-    told(lambda: flare.open("d", cache_limit=1.5), "cache_limit is 1.5: a whole number or text is wanted")
-    told(lambda: flare.open(np.array(3)), "ndarray is no address", "Give text, or a path of pathlib.")
+    told(
+        lambda: flare.open("d", cache_limit=1.5),
+        "cache_limit is 1.5: a whole number or text is wanted",
+    )
+    told(
+        lambda: flare.open(np.array(3)), "ndarray is no address", "Give text, or a path of pathlib."
+    )
     told(lambda: flare.inspect("d", sample="3"), "sample is '3': a number is wanted")
     told(lambda: flare.inspect("d", stats="yes"), "stats is 'yes': True or False is wanted")
-    told(lambda: flare.playlist("d", rebase=["a"]), "rebase is ['a']: pairs of texts are wanted", DICT)
-    told(lambda: flare.playlist("d", headers={"a": 1}), "headers is {'a': 1}: pairs of texts are wanted", DICT)
+    told(
+        lambda: flare.playlist("d", rebase=["a"]),
+        "rebase is ['a']: pairs of texts are wanted",
+        DICT,
+    )
+    told(
+        lambda: flare.playlist("d", headers={"a": 1}),
+        "headers is {'a': 1}: pairs of texts are wanted",
+        DICT,
+    )
     told(lambda: flare.playlist("d", headers=3), "headers is 3: pairs of texts are wanted", DICT)
     told(lambda: flare.playlist("d", base=3), "base is 3: text is wanted")
     told(lambda: flare.reindex("d", replace="no"), "replace is 'no': True or False is wanted")
     told(lambda: flare.merge_index(".", 3), "int is no address", "Give text, or a path of pathlib.")
-    told(lambda: flare.presets.image("512"), "size is '512': a whole number or two whole numbers are wanted")
-    told(lambda: flare.presets.image((1, 2, 3)), "size is (1, 2, 3): a whole number or two whole numbers are wanted")
+    told(
+        lambda: flare.presets.image("512"),
+        "size is '512': a whole number or two whole numbers are wanted",
+    )
+    told(
+        lambda: flare.presets.image((1, 2, 3)),
+        "size is (1, 2, 3): a whole number or two whole numbers are wanted",
+    )
     told(lambda: flare.presets.image(mode=3), "mode is 3: text is wanted")
     told(lambda: flare.presets.text(1.5), "size is 1.5: a whole number is wanted")
     told(lambda: flare.presets.video(True), "frames is True: a whole number is wanted")
@@ -271,17 +349,39 @@ def test_verify_and_unpack_say_what_they_want(here):
     told(lambda: flare.verify("d", quick="no"), "quick is 'no': True or False is wanted")
     told(lambda: flare.verify("d", jobs=0), "jobs is 0: at least 1 is wanted")
     told(lambda: flare.verify("d", max_findings=0), "max_findings is 0: at least 1 is wanted")
-    told(lambda: flare.verify("d", against=3), "int is no address", "Give text, or a path of pathlib.")
-    told(lambda: flare.verify("d", state=b"s"), "bytes is no address", "Give text, or a path of pathlib.")
+    told(
+        lambda: flare.verify("d", against=3),
+        "int is no address",
+        "Give text, or a path of pathlib.",
+    )
+    told(
+        lambda: flare.verify("d", state=b"s"),
+        "bytes is no address",
+        "Give text, or a path of pathlib.",
+    )
     told(lambda: flare.unpack("d", "out", rows=3), "rows is 3: text is wanted", ROWS)
     told(lambda: flare.unpack("d", "out", limit=1.5), "limit is 1.5: a whole number is wanted")
-    told(lambda: flare.unpack("d", "out", overwrite="no"), "overwrite is 'no': True or False is wanted")
+    told(
+        lambda: flare.unpack("d", "out", overwrite="no"),
+        "overwrite is 'no': True or False is wanted",
+    )
     told(lambda: flare.unpack("d", "out", columns=3), "columns is 3: a list of names is wanted")
     told(lambda: flare.unpack("d", "out", stream=3), "stream is 3: a file that is open is wanted")
     told(lambda: flare.encoding(3, bytes, bytes), "name is 3: text is wanted")
     told(lambda: flare.encoding("own", "utf-8", bytes), "encode is 'utf-8': a function is wanted")
     assert sorted(os.listdir()) == ["d"]
-    assert list(flare.verify("d", against=here / "d", state=here / "s", jobs=np.int64(2), max_findings=np.uint8(3))) == []
+    assert (
+        list(
+            flare.verify(
+                "d",
+                against=here / "d",
+                state=here / "s",
+                jobs=np.int64(2),
+                max_findings=np.uint8(3),
+            )
+        )
+        == []
+    )
     assert flare.unpack("d", "out", limit=np.int64(2), rows="3:9").rows == 2
 
 
@@ -291,17 +391,27 @@ def test_numpys_integers_stand_for_pythons_everywhere(here, data, kind):
     for option in ("limit", "head", "tail", "sample", "shuffle"):
         found = [batch.to_pydict() for batch in flare.cat("d", **{option: three})]
         assert found == [batch.to_pydict() for batch in flare.cat("d", **{option: 3})]
-    ranked = [batch.to_pydict() for batch in flare.cat("d", shuffle=three, epoch=three, rank=(kind(1), three))]
-    assert ranked == [batch.to_pydict() for batch in flare.cat("d", shuffle=3, epoch=3, rank=(1, 3))]
+    ranked = [
+        batch.to_pydict()
+        for batch in flare.cat("d", shuffle=three, epoch=three, rank=(kind(1), three))
+    ]
+    assert ranked == [
+        batch.to_pydict() for batch in flare.cat("d", shuffle=3, epoch=3, rank=(1, 3))
+    ]
     assert [len(batch) for batch in data.batches(three, start=three, stop=kind(10))] == [3, 3, 1]
     assert [one["n"] for one in data.run(three, three, "windows", kind(1), three, None, three)] == [
         one["n"] for one in data.run(3, 3, "windows", 1, 3, None, 3)
     ]
-    assert data.order(three, three, "shuffle").at(np.arange(5)).tolist() == data.order(3, 3, "shuffle").at(np.arange(5)).tolist()
+    assert (
+        data.order(three, three, "shuffle").at(np.arange(5)).tolist()
+        == data.order(3, 3, "shuffle").at(np.arange(5)).tolist()
+    )
     assert flare.mix({data: three}, rows=three).rows == 3
     assert flare.pack("d", "out", limit=three, shard_rows=kind(2), shuffle=three).shards == 2
     assert flare.presets.image(three).size == (3, 3)
-    with flare.Writer("written", columns={"n": "int"}, settings=Settings(shard_rows=three), jobs=three) as writer:
+    with flare.Writer(
+        "written", columns={"n": "int"}, settings=Settings(shard_rows=three), jobs=three
+    ) as writer:
         for n in range(7):
             writer.write({"n": n})
     assert writer.shards == 3
@@ -322,13 +432,26 @@ class Thing:
 
 def test_what_a_signature_names_is_looked_at_and_the_rest_is_not():
     @checked
-    def taken(number: int, share: float | None = None, thing: Thing | str = "", other: list[int] | Path = (), *, names: Sequence[str] = ()) -> object:
+    def taken(
+        number: int,
+        share: float | None = None,
+        thing: Thing | str = "",
+        other: list[int] | Path = (),
+        *,
+        names: Sequence[str] = (),
+    ) -> object:
         """Give what came."""
         return number, share, thing, other, names
 
     assert (taken.__name__, taken.__doc__) == ("taken", "Give what came.")
     one = Thing()
-    assert taken(np.int8(-3), np.float32(0.5), one, {}, names=iter("ab")) == (-3, 0.5, one, {}, ["a", "b"])
+    assert taken(np.int8(-3), np.float32(0.5), one, {}, names=iter("ab")) == (
+        -3,
+        0.5,
+        one,
+        {},
+        ["a", "b"],
+    )
     assert taken(3, thing="x", names="text")[-1] == ["text"]
     told(lambda: taken(3, "x"), "share is 'x': a number is wanted")
     told(lambda: taken(3, thing=4), "thing is 4: a Thing or text is wanted")
@@ -349,4 +472,8 @@ def test_names_are_texts():
     assert name_list(iter(["one", "two"])) == ["one", "two"]
     told(lambda: name_list(None), "None is no list of names")
     told(lambda: name_list(b"one"), "b'one' is no list of names")
-    told(lambda: name_list({"one": 1}), "a list of names is wanted, not dict", 'Write a pair as "COLUMN:NAME".')
+    told(
+        lambda: name_list({"one": 1}),
+        "a list of names is wanted, not dict",
+        'Write a pair as "COLUMN:NAME".',
+    )

@@ -26,7 +26,9 @@ def here(tmp_path, monkeypatch):
 
 
 def dataset(path, rows=50):
-    with Writer(str(path), columns={"n": "int", "t": "str"}, settings=Settings(shard_bytes=1000)) as writer:
+    with Writer(
+        str(path), columns={"n": "int", "t": "str"}, settings=Settings(shard_bytes=1000)
+    ) as writer:
         for i in range(rows):
             writer.write({"n": i, "t": "x" * i})
 
@@ -55,11 +57,23 @@ STORES = "Give a path, or an http://, https://, s3://, gs://, az:// or hf:// add
 @pytest.mark.parametrize(
     "args",
     [
-        "cat nosuch://x", "cat ok.csv nosuch://x", "inspect nosuch://x", "verify nosuch://x", "verify ok.csv nosuch://x", "verify ok.csv --against nosuch://x",
-        "playlist nosuch://x", "playlist --check nosuch://x", "playlist ok.csv -o nosuch://x", "pack nosuch://x out", "pack ok.csv nosuch://x",
-        "unpack nosuch://x out", "pack ok.csv nosuch://x --dry-run", "cat nosuch://me:secret@x", "pack NoSuch://x out",
+        "cat nosuch://x",
+        "cat ok.csv nosuch://x",
+        "inspect nosuch://x",
+        "verify nosuch://x",
+        "verify ok.csv nosuch://x",
+        "verify ok.csv --against nosuch://x",
+        "playlist nosuch://x",
+        "playlist --check nosuch://x",
+        "playlist ok.csv -o nosuch://x",
+        "pack nosuch://x out",
+        "pack ok.csv nosuch://x",
+        "unpack nosuch://x out",
+        "pack ok.csv nosuch://x --dry-run",
+        "cat nosuch://me:secret@x",
+        "pack NoSuch://x out",
     ],
-)  # fmt: skip
+)
 def test_a_scheme_that_no_store_serves_is_a_mistyped_address(here, capfd, args):
     wrong(capfd, args, 2, f"nosuch://x: {NO_STORE}", STORES)
     assert not (here / "out").exists()
@@ -73,18 +87,42 @@ def test_nothing_is_looked_for_where_no_store_serves_the_scheme(here, capfd, arg
 def test_a_scheme_that_a_list_names_and_no_store_serves_is_refused_for_safety(here, capfd):
     (here / "list.txt").write_text("nosuch://x/a.csv\n")
     trust = "Give --allow-local to follow it, if you trust this dataset."
-    wrong(capfd, "pack list.txt out", 5, "list.txt: line 1: nosuch:// is not an address that data may name", trust)
+    wrong(
+        capfd,
+        "pack list.txt out",
+        5,
+        "list.txt: line 1: nosuch:// is not an address that data may name",
+        trust,
+    )
     wrong(capfd, "pack list.txt out --allow-local", 5, f"list.txt: line 1: {NO_STORE}", STORES)
 
 
 def test_standard_input_where_no_stream_is_read(here, capfd):
-    for args in ("inspect -", "verify -", "playlist -", "playlist -o set.yaml -", "verify ok.csv -"):
-        wrong(capfd, args, 2, "standard input is read once, and this looks at files", "Write it to a file, and name that.")
+    for args in (
+        "inspect -",
+        "verify -",
+        "playlist -",
+        "playlist -o set.yaml -",
+        "verify ok.csv -",
+    ):
+        wrong(
+            capfd,
+            args,
+            2,
+            "standard input is read once, and this looks at files",
+            "Write it to a file, and name that.",
+        )
 
 
 def test_a_closed_standard_input_is_told(here, capfd, monkeypatch):
     monkeypatch.setattr("sys.stdin", None)  # so Python finds it
-    for args in ("pack - out", "pack - out -0", "cat -", "unpack - out -f webdataset", "unpack - out --fetch data"):
+    for args in (
+        "pack - out",
+        "pack - out -0",
+        "cat -",
+        "unpack - out -f webdataset",
+        "unpack - out --fetch data",
+    ):
         wrong(capfd, args, 3, "-: standard input is closed")
 
 
@@ -98,19 +136,63 @@ def test_an_index_where_a_dataset_is_wanted_is_a_file_and_told_so(here, capfd):
 
 
 def test_a_column_that_is_not_there(here, capfd):
-    wrong(capfd, "pack ok.csv out --fetch url:image", 2, "no column 'url', which --fetch names", "Choose from k, n, t.")
-    wrong(capfd, "pack ok.csv out --key id", 2, "no column 'id', which --key names", "Choose from k, n, t.")
-    wrong(capfd, "pack ok.csv out -c n,x", 2, "no column 'x', which --columns names", "Choose from k, n, t.")
-    wrong(capfd, "pack ok.csv out --encode x=str", 2, "no column 'x', which --encode names", "Choose from k, n, t.")
+    wrong(
+        capfd,
+        "pack ok.csv out --fetch url:image",
+        2,
+        "no column 'url', which --fetch names",
+        "Choose from k, n, t.",
+    )
+    wrong(
+        capfd,
+        "pack ok.csv out --key id",
+        2,
+        "no column 'id', which --key names",
+        "Choose from k, n, t.",
+    )
+    wrong(
+        capfd,
+        "pack ok.csv out -c n,x",
+        2,
+        "no column 'x', which --columns names",
+        "Choose from k, n, t.",
+    )
+    wrong(
+        capfd,
+        "pack ok.csv out --encode x=str",
+        2,
+        "no column 'x', which --encode names",
+        "Choose from k, n, t.",
+    )
     assert not (here / "out").exists()
 
 
 def test_duplicate_columns(here, capfd):
     (here / "two.csv").write_text("a,a\n1,2\n")
-    wrong(capfd, "pack two.csv out", 4, "two.csv: duplicate column 'a'", "Rename one of them in the index.")
-    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), "two.parquet")
-    wrong(capfd, "pack two.parquet out", 4, "two.parquet: duplicate column 'a'", "Rename one of them in the index.")
-    wrong(capfd, "pack ok.csv out --fetch k:t", 2, "two columns would be named 't'", "Give the fetched one another name: --fetch COLUMN:NAME.")
+    wrong(
+        capfd,
+        "pack two.csv out",
+        4,
+        "two.csv: duplicate column 'a'",
+        "Rename one of them in the index.",
+    )
+    pq.write_table(
+        pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), "two.parquet"
+    )
+    wrong(
+        capfd,
+        "pack two.parquet out",
+        4,
+        "two.parquet: duplicate column 'a'",
+        "Rename one of them in the index.",
+    )
+    wrong(
+        capfd,
+        "pack ok.csv out --fetch k:t",
+        2,
+        "two columns would be named 't'",
+        "Give the fetched one another name: --fetch COLUMN:NAME.",
+    )
 
 
 def test_ragged_csv(here, capfd):
@@ -119,7 +201,13 @@ def test_ragged_csv(here, capfd):
     wrong(capfd, "pack ragged.csv out", 4, "ragged.csv: line 3 has 1 field, the header has 2", hint)
     (here / "open.csv").write_text('a,b\n1,"2\n3,4\n')
     quotes = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
-    wrong(capfd, "pack open.csv out", 4, "open.csv: line 2: a quote is opened and never closed", quotes)
+    wrong(
+        capfd,
+        "pack open.csv out",
+        4,
+        "open.csv: line 2: a quote is opened and never closed",
+        quotes,
+    )
 
 
 def test_empty_index(here, capfd):
@@ -129,14 +217,28 @@ def test_empty_index(here, capfd):
     wrong(capfd, "pack none.csv out", 4, "none.csv: an empty file")
     wrong(capfd, "pack head.csv out", 4, "head.csv: the index has no rows")
     wrong(capfd, "pack none.parquet out", 4, "none.parquet: the index has no rows")
-    wrong(capfd, "pack ok.csv out --limit 0", 4, "ok.csv: no rows to pack", "Look at --rows, --where and --limit.")
+    wrong(
+        capfd,
+        "pack ok.csv out --limit 0",
+        4,
+        "ok.csv: no rows to pack",
+        "Look at --rows, --where and --limit.",
+    )
     assert not (here / "out").exists()
 
 
 def test_null_link_and_null_value(here, capfd):
     (here / "pic.bin").write_bytes(b"data")
-    pq.write_table(pa.table({"id": ["a", "b"], "url": ["pic.bin", None], "t": ["x", "y"]}), "null.parquet")
-    wrong(capfd, "pack null.parquet out --fetch url --key id", 4, "null.parquet[1]: b: url is null", SKIP)
+    pq.write_table(
+        pa.table({"id": ["a", "b"], "url": ["pic.bin", None], "t": ["x", "y"]}), "null.parquet"
+    )
+    wrong(
+        capfd,
+        "pack null.parquet out --fetch url --key id",
+        4,
+        "null.parquet[1]: b: url is null",
+        SKIP,
+    )
     pq.write_table(pa.table({"id": ["a", "b"], "t": [None, "y"]}), "value.parquet")
     wrong(capfd, "pack value.parquet out2", 4, "value.parquet[0]: t is null", SKIP)
     assert not (here / "out").exists()
@@ -145,10 +247,22 @@ def test_null_link_and_null_value(here, capfd):
 
 def test_a_target_that_cannot_be_made(here, capfd):
     (here / "file").write_text("")
-    wrong(capfd, "pack ok.csv file", 2, "file: a file is there, a folder is wanted", "Name the folder to write, last.")
+    wrong(
+        capfd,
+        "pack ok.csv file",
+        2,
+        "file: a file is there, a folder is wanted",
+        "Name the folder to write, last.",
+    )
     wrong(capfd, "pack ok.csv file/out", 3, f"{here}/file: a file is there, a folder is wanted")
     hint = "Name a folder, or a bucket such as s3://bucket/folder."
-    wrong(capfd, "pack ok.csv http://127.0.0.1:9/out", 2, "http://127.0.0.1:9/out: a web server is read, not written to", hint)
+    wrong(
+        capfd,
+        "pack ok.csv http://127.0.0.1:9/out",
+        2,
+        "http://127.0.0.1:9/out: a web server is read, not written to",
+        hint,
+    )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")
@@ -179,20 +293,55 @@ def test_unknown_encoding(here, capfd):
 
 
 def test_a_value_that_does_not_fit(here, capfd):
-    wrong(capfd, "pack ok.csv out --encode n=uint8 --key k", 4, "ok.csv[2]: c: n 300 does not fit uint8 (0 to 255)", SKIP)
+    wrong(
+        capfd,
+        "pack ok.csv out --encode n=uint8 --key k",
+        4,
+        "ok.csv[2]: c: n 300 does not fit uint8 (0 to 255)",
+        SKIP,
+    )
     assert not (here / "out").exists()
 
 
 def test_a_value_that_does_not_fit_is_listed_when_asked(here, capfd):
-    assert main(["pack", "ok.csv", "out", "--encode", "n=uint8", "--key", "k", "--on-error", "skip", "-q"]) == 1
+    assert (
+        main(
+            [
+                "pack",
+                "ok.csv",
+                "out",
+                "--encode",
+                "n=uint8",
+                "--key",
+                "k",
+                "--on-error",
+                "skip",
+                "-q",
+            ]
+        )
+        == 1
+    )
     (line,) = (here / "out" / "failed.jsonl").read_text().splitlines()
-    told = {"file": "ok.csv", "row": 2, "key": "c", "column": "n", "kind": "value", "reason": "n 300 does not fit uint8 (0 to 255)"}
+    told = {
+        "file": "ok.csv",
+        "row": 2,
+        "key": "c",
+        "column": "n",
+        "kind": "value",
+        "reason": "n 300 does not fit uint8 (0 to 255)",
+    }
     assert json.loads(line) == told
 
 
 def test_text_that_is_not_utf8(here, capfd):
     (here / "latin.csv").write_bytes(b"a,b\n1,caf\xe9\n")
-    wrong(capfd, "pack latin.csv out", 4, "latin.csv: line 2: byte 9 is not UTF-8", "Save it as UTF-8 text.")
+    wrong(
+        capfd,
+        "pack latin.csv out",
+        4,
+        "latin.csv: line 2: byte 9 is not UTF-8",
+        "Save it as UTF-8 text.",
+    )
     text = pa.Array.from_buffers(pa.string(), 2, pa.array([b"ok", b"\xff\xfe"]).buffers())
     pq.write_table(pa.Table.from_arrays([text], names=["t"]), "latin.parquet")
     wrong(capfd, "pack latin.parquet out", 4, "latin.parquet[1]: t is not UTF-8", SKIP)
@@ -218,7 +367,10 @@ def test_a_truncated_shard(here, capfd):
     os.truncate(shard, size - 10)
     error = f"d/shard.00001.mds: is {size - 10} bytes, {size} are listed"
     assert main(["cat", "d", "-q"]) == 4
-    assert capfd.readouterr().err == f"error: {error}\nhint: It was cut short; fetch or pack it again.\n"
+    assert (
+        capfd.readouterr().err
+        == f"error: {error}\nhint: It was cut short; fetch or pack it again.\n"
+    )
     assert main(["verify", "d"]) == 1
     assert "shard.00001.mds" in capfd.readouterr().out
 
@@ -229,7 +381,13 @@ def test_a_pickle_is_not_decoded(here, capfd):
     assert capfd.readouterr().out == '{"p": "<pickle, 21 B, not decoded>"}\n'
     (here / "index.json").write_text(json.dumps([1]))
     (here / "j.csv").write_text("j\n[1]\n")
-    wrong(capfd, "pack j.csv out --encode j=pkl", 5, "j is packed as pkl, and reading a pickle runs code", "Use --encode j=json or j=bytes.")
+    wrong(
+        capfd,
+        "pack j.csv out --encode j=pkl",
+        5,
+        "j is packed as pkl, and reading a pickle runs code",
+        "Use --encode j=json or j=bytes.",
+    )
 
 
 def test_an_unfinished_pack(here, capfd):
@@ -237,7 +395,13 @@ def test_an_unfinished_pack(here, capfd):
     (here / "d" / ".flare").mkdir()
     (here / "d" / ".flare" / "journal").write_text("{}\n")
     for command in ("cat d", "inspect d", "unpack d files"):
-        wrong(capfd, command, 4, "d: an unfinished pack", "Run the same `flare pack` command again with --resume.")
+        wrong(
+            capfd,
+            command,
+            4,
+            "d: an unfinished pack",
+            "Run the same `flare pack` command again with --resume.",
+        )
     hint = "Run the same command with --resume, or with --overwrite to begin anew."
     wrong(capfd, "pack ok.csv d", 4, "d: an unfinished pack", hint)
     assert main(["verify", "d"]) == 1
@@ -248,18 +412,28 @@ def test_a_broken_playlist_beside_a_whole_index(here, capfd):
     dataset(here / "d")
     (here / "d" / "playlist.yaml").write_text("data: [\n")
     for command in ("cat d", "inspect d", "unpack d files", "pack d out"):
-        wrong(capfd, command, 4, "d/playlist.yaml:2:1: not valid YAML: did not find expected node content")
+        wrong(
+            capfd,
+            command,
+            4,
+            "d/playlist.yaml:2:1: not valid YAML: did not find expected node content",
+        )
     assert main(["verify", "d"]) == 1
     assert "d/playlist.yaml:2:1" in capfd.readouterr().out
 
 
 def test_a_column_of_links_names_no_files(here, capfd):
     error = "column 'k' holds addresses, which --fetch takes: they name no files"
-    wrong(capfd, "unpack ok.csv files --fetch k:data --key k", 2, error, "Give --key another column.")
+    wrong(
+        capfd, "unpack ok.csv files --fetch k:data --key k", 2, error, "Give --key another column."
+    )
 
 
 def test_a_pack_goes_to_no_stream(here, capfd):
-    error, hint = "shards are written to a folder or a bucket, not to stdout", "Name a folder; `./-` is one of that name."
+    error, hint = (
+        "shards are written to a folder or a bucket, not to stdout",
+        "Name a folder; `./-` is one of that name.",
+    )
     wrong(capfd, "pack ok.csv -", 2, error, hint)
     wrong(capfd, "pack ok.csv - --part-rows 1", 2, error, hint)
     assert main(["pack", "ok.csv", "./-", "-q"]) == 0
@@ -269,17 +443,47 @@ def test_a_pack_goes_to_no_stream(here, capfd):
 def test_options_that_would_do_nothing_are_refused(here, capfd):
     for option in ("--resize 8", "--quality 9", "--min-size 1", "--max-aspect 2", "--media-info"):
         hint = "Name a column of links with --fetch."
-        wrong(capfd, f"pack ok.csv out {option}", 2, f"{option.split(' ')[0]} finds no column of files", hint)
-        wrong(capfd, f"pack ok.csv out {option} --part-rows 1", 2, f"{option.split(' ')[0]} finds no column of files", hint)
-    wrong(capfd, "pack ok.csv out --newline \\r\\n", 2, "mds shards have no lines", "Those that have are json, csv, tsv and xsv.")
+        wrong(
+            capfd,
+            f"pack ok.csv out {option}",
+            2,
+            f"{option.split(' ')[0]} finds no column of files",
+            hint,
+        )
+        wrong(
+            capfd,
+            f"pack ok.csv out {option} --part-rows 1",
+            2,
+            f"{option.split(' ')[0]} finds no column of files",
+            hint,
+        )
+    wrong(
+        capfd,
+        "pack ok.csv out --newline \\r\\n",
+        2,
+        "mds shards have no lines",
+        "Those that have are json, csv, tsv and xsv.",
+    )
     assert not (here / "out").exists()
     assert main(["pack", "ok.csv", "out", "-f", "csv", "--newline", "\\r\\n", "-q"]) == 0
 
 
 def test_a_name_of_nothing_lists_what_there_is(here, capfd):
-    wrong(capfd, "unpack ok.csv files --name {x}", 2, "--name asks for {x}", "Choose from key, row, ext, column, n.")
+    wrong(
+        capfd,
+        "unpack ok.csv files --name {x}",
+        2,
+        "--name asks for {x}",
+        "Choose from key, row, ext, column, n.",
+    )
     (here / "one.csv").write_text("t\na\n")
-    wrong(capfd, "unpack one.csv files --name {x}", 2, "--name asks for {x}", "Choose from key, row, ext, column.")
+    wrong(
+        capfd,
+        "unpack one.csv files --name {x}",
+        2,
+        "--name asks for {x}",
+        "Choose from key, row, ext, column.",
+    )
 
 
 def test_duplicate_keys(here, capfd):
@@ -311,7 +515,13 @@ def test_details_say_what_was_found(here, capfd):
 def test_a_link_that_leaves_the_folder_names_the_switch(here, capfd):
     (here / "l.csv").write_text("u\nfile:///etc/passwd\n")
     hint = "Give --allow-local or --allow-private if you trust what it links to, or --on-error skip to leave such rows out."
-    wrong(capfd, "pack l.csv out --fetch u", 5, "l.csv[0]: the address 'file:///etc/passwd' leaves the folder", hint)
+    wrong(
+        capfd,
+        "pack l.csv out --fetch u",
+        5,
+        "l.csv[0]: the address 'file:///etc/passwd' leaves the folder",
+        hint,
+    )
 
 
 def test_other_options_than_the_half_pack_had(here, capfd):
@@ -319,6 +529,9 @@ def test_other_options_than_the_half_pack_had(here, capfd):
     assert main(["pack", "bad.csv", "out", "--shard-rows", "10"]) == 4
     capfd.readouterr()
     wrong(
-        capfd, "pack bad.csv out --shard-rows 20 --resume", 2,
-        "out: the unfinished pack there was begun with shard_rows 10, not 20", "Give --overwrite to begin anew.",
-    )  # fmt: skip
+        capfd,
+        "pack bad.csv out --shard-rows 20 --resume",
+        2,
+        "out: the unfinished pack there was begun with shard_rows 10, not 20",
+        "Give --overwrite to begin anew.",
+    )

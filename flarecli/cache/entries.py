@@ -29,7 +29,17 @@ import xxhash
 
 from flarecli.names import redact
 
-__all__ = ["NAME", "PLACE", "Entry", "Summing", "entry", "opened", "place_of", "read_note", "viewed"]
+__all__ = [
+    "NAME",
+    "PLACE",
+    "Entry",
+    "Summing",
+    "entry",
+    "opened",
+    "place_of",
+    "read_note",
+    "viewed",
+]
 
 NAME = re.compile(r"([0-9a-f]{40})-([0-9a-f]{1,16})")
 PLACE = 12  # hex digits that the names of all copies of one object begin with
@@ -43,9 +53,15 @@ _SMALL = 1 << 16  # bytes of a file that is read: a map would hold a handle for 
 _SIGNED: tuple[tuple[frozenset[str], re.Pattern[str]], ...] = (
     (frozenset({"x-amz-signature"}), re.compile(r"x-amz-[a-z-]+")),
     (frozenset({"x-goog-signature"}), re.compile(r"x-goog-[a-z-]+")),
-    (frozenset({"signature", "awsaccesskeyid"}), re.compile(r"signature|awsaccesskeyid|expires|x-amz-security-token")),
+    (
+        frozenset({"signature", "awsaccesskeyid"}),
+        re.compile(r"signature|awsaccesskeyid|expires|x-amz-security-token"),
+    ),
     (frozenset({"signature", "googleaccessid"}), re.compile(r"signature|googleaccessid|expires")),
-    (frozenset({"signature", "key-pair-id"}), re.compile(r"signature|key-pair-id|expires|policy|hash-algorithm")),
+    (
+        frozenset({"signature", "key-pair-id"}),
+        re.compile(r"signature|key-pair-id|expires|policy|hash-algorithm"),
+    ),
     (frozenset({"sig", "sv"}), re.compile(r"sig|s[evprti]|spr|sip|skoid|sktid|skt|ske|sks|skv")),
 )
 
@@ -81,9 +97,13 @@ def entry(address: str, version: str, part: str, size: int) -> Entry:
     address  whole; what signs it for a while does not count
     part     `whole`, `4096+1048576`, `raw`: what of the object is kept
     """
-    own = hashlib.sha256("\0".join((_unsigned(address), version, part)).encode("utf-8", "surrogateescape")).hexdigest()[:28]
+    own = hashlib.sha256(
+        "\0".join((_unsigned(address), version, part)).encode("utf-8", "surrogateescape")
+    ).hexdigest()[:28]
     key = place_of(address) + own
-    note = json.dumps({"address": redact(address)[:2000], "version": version[:500], "part": part, "key": key}).encode()
+    note = json.dumps(
+        {"address": redact(address)[:2000], "version": version[:500], "part": part, "key": key}
+    ).encode()
     return Entry(f"{key}-{size + len(note) + _TAIL.size:x}", size, note)
 
 
@@ -95,7 +115,9 @@ def _unsigned(address: str) -> str:
     pairs = [(pair.partition("=")[0].lower(), pair) for pair in parts.query.split("&")]
     names = {name for name, _ in pairs}
     signing = [pattern for marks, pattern in _SIGNED if marks <= names]
-    query = "&".join(pair for name, pair in pairs if not any(pattern.fullmatch(name) for pattern in signing))
+    query = "&".join(
+        pair for name, pair in pairs if not any(pattern.fullmatch(name) for pattern in signing)
+    )
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, query, ""))
 
 
@@ -125,7 +147,9 @@ def opened(folder: int, one: Entry) -> memoryview | None:
     raises  ValueError if the file is not this copy, or not whole
     """
     try:
-        fd = os.open(one.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        fd = os.open(
+            one.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+        )
     except FileNotFoundError:
         return None
     except OSError as error:  # a link
@@ -153,7 +177,11 @@ def viewed(fd: int, one: Entry) -> memoryview:
 
     A map is of these bytes alone, without what stands behind them: so whoever reads rows may cut them out of it as out of a whole file.
     """
-    return memoryview(mmap.mmap(fd, one.size, prot=mmap.PROT_READ) if one.file_bytes > _SMALL else os.pread(fd, one.size, 0))
+    return memoryview(
+        mmap.mmap(fd, one.size, prot=mmap.PROT_READ)
+        if one.file_bytes > _SMALL
+        else os.pread(fd, one.size, 0)
+    )
 
 
 def read_note(folder: int, name: str) -> dict[str, Any]:
@@ -162,7 +190,9 @@ def read_note(folder: int, name: str) -> dict[str, Any]:
     try:
         end = os.fstat(fd).st_size
         tail = os.pread(fd, _TAIL.size, max(0, end - _TAIL.size))
-        size, note_bytes, _, magic = _TAIL.unpack(tail) if len(tail) == _TAIL.size else (0, 0, b"", b"")
+        size, note_bytes, _, magic = (
+            _TAIL.unpack(tail) if len(tail) == _TAIL.size else (0, 0, b"", b"")
+        )
         if magic != _MAGIC or note_bytes > _NOTE_BYTES or size + note_bytes + _TAIL.size != end:
             return {}
         found = json.loads(os.pread(fd, note_bytes, size))

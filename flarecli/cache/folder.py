@@ -40,7 +40,10 @@ from flarecli.names import whole_path
 __all__ = ["LAYOUT", "CacheWarning", "Folder", "Part", "shared"]
 
 LAYOUT = "flare-1"
-_TWICE, _MANY_WRONG = 2, 1 << 12  # a copy that was wrong so often is made no more; names remembered for that
+_TWICE, _MANY_WRONG = (
+    2,
+    1 << 12,
+)  # a copy that was wrong so often is made no more; names remembered for that
 _MANY = 512  # copies from which on looking at all of them is worth saving
 _ROOM = 64 << 20  # room taken at once, at most, and
 _ROOM_SHARE = 64  # this part of the limit at most
@@ -67,7 +70,9 @@ class Folder:
         self._host = host()
         self._present = Present(self._host)
         self.views = Views(self.touch)
-        self._threads = threading.Lock()  # those of this process need not ask the file system again and again whose turn it is
+        self._threads = (
+            threading.Lock()
+        )  # those of this process need not ask the file system again and again whose turn it is
         self._turns, self.places = Turns(), Places()
         self._wrong: dict[str, int] = {}  # name -> how often that copy was found wrong
 
@@ -78,7 +83,9 @@ class Folder:
         """The open folder; -1 while it cannot be used."""
         if self._pid != os.getpid():
             with self._threads:
-                if self._pid != os.getpid():  # what a parent had open stays so: other threads may be about to use it
+                if (
+                    self._pid != os.getpid()
+                ):  # what a parent had open stays so: other threads may be about to use it
                     self._room, self._room_bytes = -1, 0
                     self._present = Present(self._host)
                     self._open()
@@ -115,7 +122,9 @@ class Folder:
         self._not_before = time.monotonic() + _AGAIN_S
         if self.path not in _warned:
             _warned.add(self.path)
-            warnings.warn(f"the cache in {self._given} is not used: {why}", CacheWarning, stacklevel=2)
+            warnings.warn(
+                f"the cache in {self._given} is not used: {why}", CacheWarning, stacklevel=2
+            )
 
     # -- copies
 
@@ -167,13 +176,20 @@ class Folder:
 
         since  copies that were used after that time do not leave for it
         """
-        if self.fd < 0 or one.file_bytes > self.limit or time.monotonic() < self._not_before or self._wrong.get(one.name, 0) >= _TWICE:
+        if (
+            self.fd < 0
+            or one.file_bytes > self.limit
+            or time.monotonic() < self._not_before
+            or self._wrong.get(one.name, 0) >= _TWICE
+        ):
             return None
         fd = self._fd
         try:
             try:
                 return self._part(one, since)
-            except FileNotFoundError:  # somebody removed the folder, and what room was taken there: it is made anew
+            except (
+                FileNotFoundError
+            ):  # somebody removed the folder, and what room was taken there: it is made anew
                 with self._threads:
                     if self._fd == fd:  # else another thread has done so
                         self._give_up_room()
@@ -192,10 +208,14 @@ class Folder:
                 part = self._make(f"{one.key}.", "part", one.file_bytes)
         finally:
             for name in gone:  # else its memory would be held, and the next copy be written into fresh memory: 4 times as slow
-                self.views.drop(name)  # not under the lock: giving back the memory of a large one takes a while
+                self.views.drop(
+                    name
+                )  # not under the lock: giving back the memory of a large one takes a while
         try:
             if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(part.fd, 0, one.file_bytes)  # a full disk is noticed before anything is fetched
+                os.posix_fallocate(
+                    part.fd, 0, one.file_bytes
+                )  # a full disk is noticed before anything is fetched
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 part.drop()
@@ -205,7 +225,12 @@ class Folder:
     def _make(self, start: str, end: str, size: int) -> Part:
         """Make a file of this size that no other process has; it is locked while this one lives."""
         name = f"{start}{self._host}.{os.getpid()}.{next(_number)}.{end}"
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+        fd = os.open(
+            name,
+            os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+            0o600,
+            dir_fd=self._fd,
+        )
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         part = Part(self, name, fd)
@@ -223,7 +248,11 @@ class Folder:
             os.ftruncate(self._room, self._room_bytes)
             return True
         used, copies = self._look()
-        room = min(_ROOM, self.limit // _ROOM_SHARE) if len(copies) > _MANY and size < self.limit // _ROOM_SHARE else 0
+        room = (
+            min(_ROOM, self.limit // _ROOM_SHARE)
+            if len(copies) > _MANY and size < self.limit // _ROOM_SHARE
+            else 0
+        )
         wanted = max(0, room - self._room_bytes)
         excess = used + size + wanted - self.limit
         if excess > 0:
@@ -270,7 +299,11 @@ class Folder:
         """Give the size of a file that is no copy; one that its process has left behind is removed."""
         try:
             found = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
-            if name.endswith((".part", ".room")) and stat.S_ISREG(found.st_mode) and is_left(self._fd, name, found, self._host):
+            if (
+                name.endswith((".part", ".room"))
+                and stat.S_ISREG(found.st_mode)
+                and is_left(self._fd, name, found, self._host)
+            ):
                 os.unlink(name, dir_fd=self._fd)
                 return 0
             return found.st_size if stat.S_ISREG(found.st_mode) else 0
@@ -280,7 +313,9 @@ class Folder:
     def _let_go(self, copies: list[tuple[float, str, int]], wanted: int, gone: list[str]) -> int:
         """Remove the coldest copies until so many bytes are free; a time of use that lies ahead is of a clock that was wrong."""
         now, freed = time.time(), 0
-        for _, name, size in sorted((used if used <= now + 1 else 0.0, name, size) for used, name, size in copies):
+        for _, name, size in sorted(
+            (used if used <= now + 1 else 0.0, name, size) for used, name, size in copies
+        ):
             if freed >= wanted:
                 break
             with contextlib.suppress(FileNotFoundError):
@@ -297,7 +332,12 @@ class Folder:
         threads = self._threads
         is_mine = threads.acquire(timeout=_LOCK_S)
         try:
-            fd = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+            fd = os.open(
+                "lock",
+                os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o600,
+                dir_fd=self._fd,
+            )
             with held(fd):
                 locked_within(fd, _LOCK_S)
                 yield
@@ -310,7 +350,13 @@ class Folder:
         self._threads, self._turns, self.places = threading.Lock(), Turns(), Places()
         self.views.forked()
 
-    def turn(self, key: str, kind: str = "b", meanwhile: Callable[[], object] | None = None, own: bool = False) -> AbstractContextManager[None]:
+    def turn(
+        self,
+        key: str,
+        kind: str = "b",
+        meanwhile: Callable[[], object] | None = None,
+        own: bool = False,
+    ) -> AbstractContextManager[None]:
         """Wait, for a while, while others fetch something of the same key, and do something meanwhile; see `Turns.turn`.
 
         own  what is fetched is for this process alone, so that others are not asked

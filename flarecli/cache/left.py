@@ -11,7 +11,10 @@ import time
 
 __all__ = ["host", "is_left"]
 
-_YOUNG_S, _OLD_S = 5.0, 3600.0  # a part whose lock is free is left alone so long; one whose lock says nothing, so long
+_YOUNG_S, _OLD_S = (
+    5.0,
+    3600.0,
+)  # a part whose lock is free is left alone so long; one whose lock says nothing, so long
 
 
 def host() -> str:
@@ -19,7 +22,10 @@ def host() -> str:
     words = [socket.gethostname()]
     with contextlib.suppress(OSError):
         words.append(os.readlink("/proc/self/ns/pid"))
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file,
+    ):
         words.append(file.read())
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
 

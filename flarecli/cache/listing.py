@@ -30,11 +30,17 @@ def kept(path: str) -> Iterator[Kept]:
     raises  ReachError for a folder that cannot be looked at
     """
     try:
-        folder = os.open(os.path.join(path, LAYOUT), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        folder = os.open(
+            os.path.join(path, LAYOUT), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ReachError(error.strerror or str(error), where=path, hint="Name a folder that was given as --cache before.") from None
+        raise ReachError(
+            error.strerror or str(error),
+            where=path,
+            hint="Name a folder that was given as --cache before.",
+        ) from None
     try:
         now = time.time()
         for name in os.listdir(folder):
@@ -43,6 +49,11 @@ def kept(path: str) -> Iterator[Kept]:
             with contextlib.suppress(OSError):
                 note = read_note(folder, name)
                 idle = max(0.0, now - os.stat(name, dir_fd=folder).st_mtime)
-                yield Kept(str(note.get("address", "?")), str(note.get("part", "?")), int(name.partition("-")[2], 16), idle)
+                yield Kept(
+                    str(note.get("address", "?")),
+                    str(note.get("part", "?")),
+                    int(name.partition("-")[2], 16),
+                    idle,
+                )
     finally:
         os.close(folder)

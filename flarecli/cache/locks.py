@@ -20,7 +20,9 @@ __all__ = ["Turns", "held", "locked_within"]
 
 _PAUSE_S = 0.004  # between two looks, at most
 _TURNS, _DIGITS, _FEW = "turns", 12, 2  # hex digits of a key that choose its byte, or its file
-_OF_BYTES: int | None = getattr(fcntl, "F_OFD_SETLK", None) if struct.calcsize("l") == struct.calcsize("q") else None
+_OF_BYTES: int | None = (
+    getattr(fcntl, "F_OFD_SETLK", None) if struct.calcsize("l") == struct.calcsize("q") else None
+)
 _BYTE = struct.Struct("hhqqi4x")  # the system's own `flock`: kind, whence, start, length, process
 
 
@@ -44,7 +46,11 @@ def _set(fd: int, byte: int | None, lock: bool) -> None:
     if byte is None or _OF_BYTES is None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB if lock else fcntl.LOCK_UN)
     else:
-        fcntl.fcntl(fd, _OF_BYTES, _BYTE.pack(fcntl.F_WRLCK if lock else fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0))
+        fcntl.fcntl(
+            fd,
+            _OF_BYTES,
+            _BYTE.pack(fcntl.F_WRLCK if lock else fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0),
+        )
 
 
 class Turns:
@@ -52,10 +58,19 @@ class Turns:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._taken: dict[str, tuple[threading.Lock, int]] = {}  # and how many threads have it or wait for it
+        self._taken: dict[
+            str, tuple[threading.Lock, int]
+        ] = {}  # and how many threads have it or wait for it
 
     @contextlib.contextmanager
-    def turn(self, folder: int, key: str, kind: str, seconds: float, meanwhile: Callable[[], object] | None = None) -> Iterator[None]:
+    def turn(
+        self,
+        folder: int,
+        key: str,
+        kind: str,
+        seconds: float,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> Iterator[None]:
         """Wait so long for those that asked before, then go on in any case.
 
         folder     open; -1: threads of this process alone take turns
@@ -68,7 +83,9 @@ class Turns:
                 yield
                 return
             byte = int(key[-_DIGITS:], 16)
-            with _opened(folder, kind if _OF_BYTES is not None else f"{kind}.{byte % 16**_FEW:02x}", byte) as fd:
+            with _opened(
+                folder, kind if _OF_BYTES is not None else f"{kind}.{byte % 16**_FEW:02x}", byte
+            ) as fd:
                 if fd >= 0 and (meanwhile is None or not locked_within(fd, 0.0, byte)):
                     if meanwhile is not None:
                         meanwhile()
@@ -110,7 +127,12 @@ def held(fd: int, byte: int | None = None) -> Iterator[None]:
 def _opened(folder: int, name: str, byte: int) -> Iterator[int]:
     for _ in range(2):
         try:
-            fd = os.open(f"{_TURNS}/{name}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+            fd = os.open(
+                f"{_TURNS}/{name}",
+                os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o600,
+                dir_fd=folder,
+            )
         except FileNotFoundError:
             with contextlib.suppress(OSError):
                 os.mkdir(_TURNS, 0o700, dir_fd=folder)

@@ -26,7 +26,9 @@ def keep(part: Part, one: Entry, pieces: Iterable[Piece], at_hand: bool = False)
         part.drop()
 
 
-def joined(pieces: Iterable[Piece], size: int, room: Callable[[int], memoryview], where: str) -> memoryview:
+def joined(
+    pieces: Iterable[Piece], size: int, room: Callable[[int], memoryview], where: str
+) -> memoryview:
     """Put pieces together in memory; a single one is not copied.
 
     room    gives so many bytes of memory that nobody reads

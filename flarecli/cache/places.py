@@ -12,7 +12,9 @@ from flarecli.cache.entries import NAME, PLACE
 
 __all__ = ["Places", "listing"]
 
-_NAMES = 1 << 12  # from so many files on, looking at all names costs more than asking a server for a version
+_NAMES = (
+    1 << 12
+)  # from so many files on, looking at all names costs more than asking a server for a version
 _BELIEVED_S = 0.25  # how long a listing is believed by a process that is alone at the folder
 
 
@@ -36,7 +38,11 @@ class Places:
         """Say whether there may be a copy, of whatever version, whose name begins so. `folder` is open."""
         with self._lock:
             before = self._changes
-            if is_alone and self._known is not None and time.monotonic() - self._listed < _BELIEVED_S:
+            if (
+                is_alone
+                and self._known is not None
+                and time.monotonic() - self._listed < _BELIEVED_S
+            ):
                 return place[:PLACE] in self._known
         listed = time.monotonic()
         try:

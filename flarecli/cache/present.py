@@ -35,7 +35,12 @@ class Present:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(_HERE, 0o700, dir_fd=folder)
             name = f"{_HERE}/of.{self._host}.{os.getpid()}.{next(_number)}.here"
-            self._fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+            self._fd = os.open(
+                name,
+                os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o600,
+                dir_fd=folder,
+            )
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def is_alone(self, folder: int) -> bool:
@@ -48,7 +53,9 @@ class Present:
     def _count(self, folder: int) -> int:
         others = 0
         try:
-            fd = os.open(_HERE, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            fd = os.open(
+                _HERE, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder
+            )
         except OSError:
             return 1
         try:
@@ -56,7 +63,9 @@ class Present:
                 if name.startswith(f"of.{self._host}.{os.getpid()}."):
                     continue
                 with contextlib.suppress(FileNotFoundError):
-                    if is_left(fd, name, os.stat(name, dir_fd=fd, follow_symlinks=False), self._host):
+                    if is_left(
+                        fd, name, os.stat(name, dir_fd=fd, follow_symlinks=False), self._host
+                    ):
                         os.unlink(name, dir_fd=fd)
                     else:
                         others += 1

@@ -27,7 +27,9 @@ __all__ = ["BLOCK", "Cache", "CachedStore"]
 T = TypeVar("T")
 BLOCK = 1 << 20  # bytes of an object that are kept and fetched together
 _RUN = 8 << 20  # bytes that one request fetches
-_AT_ONCE = 32 << 20  # bytes of a whole object that are asked for at once; a bucket gives them by several requests side by side
+_AT_ONCE = (
+    32 << 20
+)  # bytes of a whole object that are asked for at once; a bucket gives them by several requests side by side
 _JOBS = 8  # requests for one read
 _WORTH = 1 << 16  # a copy that is worth waiting for when somebody else fetches it
 _SHARE = 4  # an object larger than this part of the limit is kept in blocks, but for a run that passes it: then it lies in memory, and
@@ -45,7 +47,9 @@ class Cache:
 
     def over(self, store: Store) -> Store:
         """Put the cache before a store on the network."""
-        return store if store.is_local or isinstance(store, CachedStore) else CachedStore(store, self)
+        return (
+            store if store.is_local or isinstance(store, CachedStore) else CachedStore(store, self)
+        )
 
 
 class CachedStore:
@@ -58,14 +62,20 @@ class CachedStore:
         self._folder = folders.shared(cache.folder, cache.limit)
         self._versions: dict[str, tuple[str, int]] = {}
         self._tells = True  # until an object turned out to have no version
-        self._since, self._full = time.time(), 0.0  # when this was opened; when only copies younger than that were found
+        self._since, self._full = (
+            time.time(),
+            0.0,
+        )  # when this was opened; when only copies younger than that were found
         self._used: dict[str, set[int]] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
         return CachedStore, (self.store, self.cache, self._maps)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, CachedStore) and (self.store, self.cache) == (other.store, other.cache)
+        return isinstance(other, CachedStore) and (self.store, self.cache) == (
+            other.store,
+            other.cache,
+        )
 
     def __hash__(self) -> int:
         return hash((self.store, self.cache))
@@ -88,7 +98,9 @@ class CachedStore:
         at = self.store.join(path, url)
         return replace(at, store=self if at.store == self.store else self.cache.over(at.store))
 
-    def write(self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True) -> Written:
+    def write(
+        self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
+    ) -> Written:
         self._versions.pop(path, None)
         return self.store.write(path, parts, hashes, replace)
 
@@ -103,7 +115,11 @@ class CachedStore:
     @property
     def room(self) -> int:
         """Bytes that a run may have fetched ahead and not passed yet: less where other processes use the folder, and may lag behind this one."""
-        return max(self.cache.limit * 9 // 10, self._folder.views.most_passing) if self._folder.is_alone() else self.cache.limit // 2
+        return (
+            max(self.cache.limit * 9 // 10, self._folder.views.most_passing)
+            if self._folder.is_alone()
+            else self.cache.limit // 2
+        )
 
     # -- reading
 
@@ -114,7 +130,9 @@ class CachedStore:
             if len(self._versions) >= _MANY:
                 self._versions.clear()
             ask = getattr(self.store, "version", None)
-            known = self._versions[path] = ask(path) if ask is not None else ("", self.store.size(path))
+            known = self._versions[path] = (
+                ask(path) if ask is not None else ("", self.store.size(path))
+            )
             self._tells = self._tells and bool(known[0])
         return known
 
@@ -122,7 +140,11 @@ class CachedStore:
         return self.store.size(path) if path not in self._versions else self._versions[path][1]
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        return b"" if start == stop else self._of_one_version(path, lambda: self._ranges(path, [(start, stop)])[0])
+        return (
+            b""
+            if start == stop
+            else self._of_one_version(path, lambda: self._ranges(path, [(start, stop)])[0])
+        )
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return self._of_one_version(path, lambda: self._ranges(path, ranges)) if ranges else []
@@ -144,13 +166,24 @@ class CachedStore:
         past = max(max(pair) for pair in wanted)
         if past > size:
             message = f"ends at byte {size}, {past} are needed"
-            raise FormatError(message, where=self.show(path), hint="The file was cut short; fetch or pack it again.")
+            raise FormatError(
+                message,
+                where=self.show(path),
+                hint="The file was cut short; fetch or pack it again.",
+            )
         if not version or self._folder.fd < 0:
             return self.store.read_many(path, wanted)
         whole = self._folder.view(self._entry(path, "whole"))
         if whole is not None:
             return [bytes(whole[start:stop]) for start, stop in wanted]
-        needed = sorted({k for start, stop in wanted if start < stop for k in range(start // BLOCK, (stop - 1) // BLOCK + 1)})
+        needed = sorted(
+            {
+                k
+                for start, stop in wanted
+                if start < stop
+                for k in range(start // BLOCK, (stop - 1) // BLOCK + 1)
+            }
+        )
         if len(self._used) >= _MANY:
             self._used.clear()
         self._used.setdefault(path, set()).update(needed)
@@ -164,12 +197,19 @@ class CachedStore:
         version, whole = self.version(path)
         address = self._address(path)
         origin = getattr(self.store, "origin", "")
-        return entry(address, f"{version} {origin}" if origin else version, part, whole if size is None else size)
+        return entry(
+            address,
+            f"{version} {origin}" if origin else version,
+            part,
+            whole if size is None else size,
+        )
 
     def _block(self, path: str, k: int) -> Entry:
         size = self.version(path)[1]
         bytes_here = min(BLOCK, size - k * BLOCK)
-        return self._entry(path, f"{k * BLOCK}+{bytes_here}" if size > BLOCK else "whole", bytes_here)
+        return self._entry(
+            path, f"{k * BLOCK}+{bytes_here}" if size > BLOCK else "whole", bytes_here
+        )
 
     def _blocks(self, path: str, needed: Sequence[int]) -> dict[int, bytes | memoryview]:
         """Give blocks by their number; those that are not kept are fetched, neighbours together, and kept."""
@@ -192,7 +232,9 @@ class CachedStore:
                     missing.remove(k)
             return found | self._fetched(path, missing, names)
 
-    def _fetched(self, path: str, missing: Sequence[int], names: dict[int, Entry]) -> dict[int, bytes | memoryview]:
+    def _fetched(
+        self, path: str, missing: Sequence[int], names: dict[int, Entry]
+    ) -> dict[int, bytes | memoryview]:
         runs: list[list[int]] = []
         for k in missing:
             if runs and k == runs[-1][-1] + 1 and len(runs[-1]) * BLOCK < _RUN:
@@ -207,8 +249,12 @@ class CachedStore:
             self._hold(path, known)
             out: dict[int, bytes | memoryview] = {}
             for run, read in zip(runs, data, strict=True):
-                out.update((k, memoryview(read)[i * BLOCK : (i + 1) * BLOCK]) for i, k in enumerate(run))
-            for k in reversed(missing):  # the first comes last: who comes meanwhile finds it missing, and waits for the turn that is its own
+                out.update(
+                    (k, memoryview(read)[i * BLOCK : (i + 1) * BLOCK]) for i, k in enumerate(run)
+                )
+            for k in reversed(
+                missing
+            ):  # the first comes last: who comes meanwhile finds it missing, and waits for the turn that is its own
                 part = parts.pop(k)
                 if part is not None:
                     pieces.keep(part, names[k], [out[k]])
@@ -250,10 +296,16 @@ class CachedStore:
         """Let go of an object that was held for a run that passed it."""
         self._folder.views.passed(place_of(self._address(path)))
 
-    def _whole(self, path: str, listed: int | None = None, passing: bool = False) -> memoryview | None:
+    def _whole(
+        self, path: str, listed: int | None = None, passing: bool = False
+    ) -> memoryview | None:
         place = place_of(self._address(path))
-        own = passing and time.monotonic() < self._full and self._folder.is_alone()  # it will lie in memory: no other process waits for it
-        with self._folder.turn(place, "w", lambda: self.version(path), own):  # who waits will find a copy, and asks what it is called
+        own = (
+            passing and time.monotonic() < self._full and self._folder.is_alone()
+        )  # it will lie in memory: no other process waits for it
+        with self._folder.turn(
+            place, "w", lambda: self.version(path), own
+        ):  # who waits will find a copy, and asks what it is called
             head = self._head(path, place, listed, passing)
             version, size = self.version(path)
             if not version:
@@ -266,10 +318,16 @@ class CachedStore:
             if part is None and not holds:
                 return None
             numbers = range(-(-size // BLOCK))
-            groups = [list(numbers[i : i + _AT_ONCE // BLOCK]) for i in range(0, len(numbers), _AT_ONCE // BLOCK)]
+            groups = [
+                list(numbers[i : i + _AT_ONCE // BLOCK])
+                for i in range(0, len(numbers), _AT_ONCE // BLOCK)
+            ]
             if sum(map(len, head)) != min(size, _AT_ONCE):  # it is not as large as listed
                 head = []
-            came = chain(head, (piece for group in groups[bool(head) :] for piece in self._pieces(path, group)))
+            came = chain(
+                head,
+                (piece for group in groups[bool(head) :] for piece in self._pieces(path, group)),
+            )
             if part is None:
                 return self._held(path, place, one, came)
             done = pieces.keep(part, one, came, at_hand=True)
@@ -283,13 +341,18 @@ class CachedStore:
         views = self._folder.views
         is_passed = passing and self._folder.is_alone()
         holds = is_passed and views.reserve(place, one.size)
-        fits = one.size <= BLOCK or one.size * (_PASSES if is_passed and not holds else _SHARE) <= self.cache.limit
+        fits = (
+            one.size <= BLOCK
+            or one.size * (_PASSES if is_passed and not holds else _SHARE) <= self.cache.limit
+        )
         part = None if not fits else self._part(one) if holds else self._folder.part(one)
         if holds and part is not None:
             views.passed(place)
         return part, holds and part is None
 
-    def _held(self, path: str, place: str, one: Entry, came: Iterable[bytes | memoryview]) -> memoryview:
+    def _held(
+        self, path: str, place: str, one: Entry, came: Iterable[bytes | memoryview]
+    ) -> memoryview:
         views = self._folder.views
         try:
             view = pieces.joined(came, one.size, views.room, self.show(path))
@@ -329,14 +392,20 @@ class CachedStore:
         views = getattr(self.store, "views", None)  # not copied, where the store can
         known = self.version(path)
         start, stop = group[0] * BLOCK, min(known[1], (group[-1] + 1) * BLOCK)
-        pieces = [self.store.read(path, start, stop)] if views is None else list(views(path, start, stop))
+        pieces = (
+            [self.store.read(path, start, stop)]
+            if views is None
+            else list(views(path, start, stop))
+        )
         self._hold(path, known)
         return pieces
 
     def _hold(self, path: str, known: tuple[str, int]) -> None:
         """Hold what was read against the version that copies are named by: a store of very many objects may have forgotten that, and read another."""
         if getattr(self.store, "version", lambda _: known)(path) != known:
-            raise IntegrityError("changed while it was read", where=self.show(path), hint="Run the command again.")
+            raise IntegrityError(
+                "changed while it was read", where=self.show(path), hint="Run the command again."
+            )
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
         """Read bytes 0..size in order; an object read to its end is kept whole."""
@@ -375,7 +444,9 @@ class CachedStore:
         finally:
             part.drop()
 
-    def derived(self, path: str, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]) -> memoryview | None:
+    def derived(
+        self, path: str, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]
+    ) -> memoryview | None:
         """Give what is made of an object, such as its decompressed bytes, kept in its place.
 
         kind  what was made of it, and how: `zstd`

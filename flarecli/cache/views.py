@@ -28,9 +28,13 @@ class Views:
 
     def __init__(self, touch: Callable[[str], bool]) -> None:
         self._touch = touch
-        self._held: dict[str, tuple[memoryview, float]] = {}  # name -> bytes, and when it was last looked at; the coldest first
+        self._held: dict[
+            str, tuple[memoryview, float]
+        ] = {}  # name -> bytes, and when it was last looked at; the coldest first
         self._bytes = self._maps = 0
-        self._passing: dict[str, tuple[str, memoryview, int]] = {}  # what a name begins with, whatever the version -> name, bytes, room for them
+        self._passing: dict[
+            str, tuple[str, memoryview, int]
+        ] = {}  # what a name begins with, whatever the version -> name, bytes, room for them
         self._passing_bytes = 0
         self._rooms: list[mmap.mmap] = []  # memory for it
         self._lock = threading.Lock()
@@ -60,7 +64,9 @@ class Views:
             self._bytes += len(view)
             self._maps += isinstance(view.obj, mmap.mmap)
             most = files_limit(_COPIES)
-            while len(self._held) > 1 and (len(self._held) > _COPIES or self._maps > most or self._bytes > _BYTES):
+            while len(self._held) > 1 and (
+                len(self._held) > _COPIES or self._maps > most or self._bytes > _BYTES
+            ):
                 self._drop(next(iter(self._held)))
 
     @property

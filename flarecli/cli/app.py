@@ -26,8 +26,24 @@ COMMANDS = {
     "playlist": "Write the playlist of datasets: addresses to YAML.",
     "cat": "Print rows.",
 }
-_MEANT = {"convert": "pack", "create": "pack", "write": "pack", "extract": "unpack", "info": "inspect", "show": "inspect", "stat": "inspect"}
-_MEANT |= {"ls": "inspect", "check": "verify", "validate": "verify", "list": "playlist", "head": "cat", "read": "cat", "print": "cat"}
+_MEANT = {
+    "convert": "pack",
+    "create": "pack",
+    "write": "pack",
+    "extract": "unpack",
+    "info": "inspect",
+    "show": "inspect",
+    "stat": "inspect",
+}
+_MEANT |= {
+    "ls": "inspect",
+    "check": "verify",
+    "validate": "verify",
+    "list": "playlist",
+    "head": "cat",
+    "read": "cat",
+    "print": "cat",
+}
 _NARROW = 60  # columns; Click would write 50 wide on any narrower terminal
 _HELP = "Pack, unpack, inspect, verify, list and print sharded datasets, local or remote, without trusting a byte of them."
 _EPILOG = """Example: flare pack photos.parquet out/ --fetch data_url --key data_id && flare verify out/
@@ -38,13 +54,17 @@ An option's default can be set in the environment: --shard-size as FLARE_SHARD_S
 
 Exit codes: 0 done, 1 done and the answer is no, 2 the command line is wrong, 3 cannot reach or write, 4 the bytes are not what
 the format says, 5 refused for safety, 6 a library is missing, 130 interrupted, 143 terminated."""
-_WRONG_LINE: Any = typer.BadParameter.__mro__[2]  # Click's ClickException, wherever this Typer keeps its copy of Click
+_WRONG_LINE: Any = typer.BadParameter.__mro__[
+    2
+]  # Click's ClickException, wherever this Typer keeps its copy of Click
 
 
 class _Helped:
     """Says where a help text could not be printed."""
 
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
         try:
             return super().make_context(info_name, args, parent, **extra)  # type: ignore[misc]
         except OSError as error:
@@ -77,8 +97,16 @@ class _Command(_Helped, typer.core.TyperCommand):
         def parse_args(args: list[str]) -> Any:
             found: Any = parse(args=args)
             for one in found[2]:
-                if one.param_type_name == "option" and not (one.multiple or one.is_flag) and found[2].count(one) > 1:
-                    hint = "Write them with commas between, such as 3,1,4 or id,score." if one.metavar in ("SPEC", "A,B") else "Give it once."
+                if (
+                    one.param_type_name == "option"
+                    and not (one.multiple or one.is_flag)
+                    and found[2].count(one) > 1
+                ):
+                    hint = (
+                        "Write them with commas between, such as 3,1,4 or id,score."
+                        if one.metavar in ("SPEC", "A,B")
+                        else "Give it once."
+                    )
                     raise UsageError(f"{one.opts[0]} is given twice", hint=hint)
             return found
 
@@ -94,9 +122,16 @@ class _Commands(_Helped, typer.core.TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in COMMANDS and cmd_name not in self.commands:
-            one = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+            one = typer.Typer(
+                add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+            )
             command = importlib.import_module(f"flarecli.cli.{cmd_name}").command
-            one.command(cmd_name, cls=_Command, short_help=COMMANDS[cmd_name], context_settings={"help_option_names": ["-h", "--help"]})(command)
+            one.command(
+                cmd_name,
+                cls=_Command,
+                short_help=COMMANDS[cmd_name],
+                context_settings={"help_option_names": ["-h", "--help"]},
+            )(command)
             self.commands[cmd_name] = typer.main.get_command(one)
         return self.commands.get(cmd_name)
 
@@ -106,7 +141,11 @@ class _Commands(_Helped, typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            hint = "Run `flare --help`, or `flare COMMAND --help`." if args[0] == "help" else choose(args[0], COMMANDS, meant=_MEANT)
+            hint = (
+                "Run `flare --help`, or `flare COMMAND --help`."
+                if args[0] == "help"
+                else choose(args[0], COMMANDS, meant=_MEANT)
+            )
             raise UsageError(f"there is no command {args[0]!r}", hint=hint)
         return super().resolve_command(ctx, args)
 
@@ -144,7 +183,12 @@ def _app() -> Any:
     )
 
     @app.callback()
-    def flare(version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)] = False) -> None:
+    def flare(
+        version: Annotated[
+            bool,
+            typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+        ] = False,
+    ) -> None:
         pass
 
     if "_FLARE_COMPLETE" in os.environ:
@@ -172,14 +216,23 @@ def answer(args: list[str]) -> Any:
 
 def _missing(error: Any, args: list[str]) -> str:
     """Name what is missing behind commands that take SOURCE and OUT: Click would ask for SOURCE, as it gives the only one to OUT."""
-    both = bool(args) and args[0] in ("pack", "unpack") and type(error).__name__ == "MissingParameter"
-    return "missing argument: both SOURCE and OUT are wanted" if both and error.param.param_type_name == "argument" else ""
+    both = (
+        bool(args) and args[0] in ("pack", "unpack") and type(error).__name__ == "MissingParameter"
+    )
+    return (
+        "missing argument: both SOURCE and OUT are wanted"
+        if both and error.param.param_type_name == "argument"
+        else ""
+    )
 
 
 def _no_option(error: Any, command: str) -> UsageError:
     """Tell of an option that there is none of, and which was meant."""
     guess = nearest(error.option_name, error.possibilities or ())
-    return UsageError(f"no such option: {error.option_name}", hint=(f"Did you mean {guess}? " if guess else "") + f"Run `{command} --help`.")
+    return UsageError(
+        f"no such option: {error.option_name}",
+        hint=(f"Did you mean {guess}? " if guess else "") + f"Run `{command} --help`.",
+    )
 
 
 def _wrong_line(error: Any, args: list[str]) -> UsageError:
@@ -188,5 +241,7 @@ def _wrong_line(error: Any, args: list[str]) -> UsageError:
     message = _missing(error, args) or error.format_message().strip().rstrip(".")
     if type(error).__name__ == "NoSuchOption":
         return _no_option(error, command)
-    message = message.replace("valid int range", "whole number").replace("valid int", "whole number")
+    message = message.replace("valid int range", "whole number").replace(
+        "valid int", "whole number"
+    )
     return UsageError(message[:1].lower() + message[1:], hint=f"Run `{command} --help`.")

@@ -38,7 +38,16 @@ class Bar(Progress):
         layout = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} rows, {elapsed}<{remaining}{postfix}"
         if rows is None:
             layout = "{desc}: {n_fmt} rows, {elapsed}{postfix}"
-        self._bar = tqdm(total=rows, desc=what, unit="row", file=sys.stderr, leave=False, dynamic_ncols=True, bar_format=layout, mininterval=0.2)
+        self._bar = tqdm(
+            total=rows,
+            desc=what,
+            unit="row",
+            file=sys.stderr,
+            leave=False,
+            dynamic_ncols=True,
+            bar_format=layout,
+            mininterval=0.2,
+        )
 
     def advance(self, rows: int, bytes: int) -> None:
         """Count rows and bytes."""
@@ -77,11 +86,15 @@ class Bar(Progress):
 
     def counts(self, reasons: Mapping[str, int]) -> None:
         """Say how often each reason for a failure came, the most frequent first; all of them are listed elsewhere."""
-        for reason, number in sorted(reasons.items(), key=lambda one: (-one[1], one[0]))[:FAILURES_SHOWN]:
+        for reason, number in sorted(reasons.items(), key=lambda one: (-one[1], one[0]))[
+            :FAILURES_SHOWN
+        ]:
             self._printer.note(f"{format_count(number, 'row')} failed: {reason}")
 
     def sum_up(self, text: str) -> None:
         """Say in one line what was done, and how fast."""
         self.close()
         seconds = max(1e-3, time.monotonic() - self._began)
-        self._printer.note(f"{text} in {seconds:.1f} s ({format_size(int(self._bytes / seconds))}/s)")
+        self._printer.note(
+            f"{text} in {seconds:.1f} s ({format_size(int(self._bytes / seconds))}/s)"
+        )

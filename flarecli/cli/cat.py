@@ -22,17 +22,48 @@ def command(
     rows: params.Rows = None,
     where: params.Where = None,
     limit: params.Limit = None,
-    head: Annotated[int | None, option("--head", metavar="N", min=0, help="The first N rows.")] = None,
-    tail: Annotated[int | None, option("--tail", metavar="N", min=0, help="The last N rows.")] = None,
-    sample: Annotated[str | None, option("--sample", metavar="N|P%", help="So many rows, or such a share, by chance.")] = None,
-    seed: Annotated[int, option("--seed", metavar="N", min=0, help="Of whatever is by chance.")] = 0,
-    shuffle: Annotated[int | None, option("--shuffle", metavar="SEED", min=0, help="Rows in the order of a shuffled run.")] = None,
+    head: Annotated[
+        int | None, option("--head", metavar="N", min=0, help="The first N rows.")
+    ] = None,
+    tail: Annotated[
+        int | None, option("--tail", metavar="N", min=0, help="The last N rows.")
+    ] = None,
+    sample: Annotated[
+        str | None,
+        option("--sample", metavar="N|P%", help="So many rows, or such a share, by chance."),
+    ] = None,
+    seed: Annotated[
+        int, option("--seed", metavar="N", min=0, help="Of whatever is by chance.")
+    ] = 0,
+    shuffle: Annotated[
+        int | None,
+        option("--shuffle", metavar="SEED", min=0, help="Rows in the order of a shuffled run."),
+    ] = None,
     epoch: Annotated[int, option("--epoch", metavar="E", min=0, help="The epoch of that run.")] = 0,
-    rank: Annotated[str | None, option("--rank", metavar="R/N", help="The rows of rank R of N.")] = None,
-    to: Annotated[str, option("--to", metavar="FORM", help=f"One of {', '.join(output.FORMS)}.", autocompletion=completes(*output.FORMS))] = "jsonl",
-    raw: Annotated[str | None, option("--raw", metavar="COLUMN", help="One column's stored bytes, and nothing else.")] = None,
+    rank: Annotated[
+        str | None, option("--rank", metavar="R/N", help="The rows of rank R of N.")
+    ] = None,
+    to: Annotated[
+        str,
+        option(
+            "--to",
+            metavar="FORM",
+            help=f"One of {', '.join(output.FORMS)}.",
+            autocompletion=completes(*output.FORMS),
+        ),
+    ] = "jsonl",
+    raw: Annotated[
+        str | None,
+        option("--raw", metavar="COLUMN", help="One column's stored bytes, and nothing else."),
+    ] = None,
     bytes_as: Annotated[
-        str, option("--bytes", metavar="sha256|base64", help="Bytes as size and SHA-256, or whole.", autocompletion=completes(*output.BYTES))
+        str,
+        option(
+            "--bytes",
+            metavar="sha256|base64",
+            help="Bytes as size and SHA-256, or whole.",
+            autocompletion=completes(*output.BYTES),
+        ),
     ] = "sha256",
     retries: params.Retries = 4,
     timeout: params.Timeout = 30.0,
@@ -59,10 +90,20 @@ def command(
     from flarecli import verbs
 
     printer = Printer(as_json, quiet, verbose)
-    guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline, keeper=params.keeper(printer, cache, cache_limit))
+    guard = params.guard(
+        allow_private,
+        allow_local,
+        jobs,
+        retries,
+        timeout,
+        deadline,
+        keeper=params.keeper(printer, cache, cache_limit),
+    )
     output.check(to, raw, bytes_as)
     if raw is not None and (columns is not None or to != "jsonl"):
-        raise UsageError("--raw prints the bytes of one column alone", hint="Leave --columns and --to out.")
+        raise UsageError(
+            "--raw prints the bytes of one column alone", hint="Leave --columns and --to out."
+        )
     batches = verbs.cat(
         sources,
         format=format,

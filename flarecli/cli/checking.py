@@ -80,12 +80,23 @@ def check(
             bar.hide()
             kept += [finding] if report else []
             if as_json:
-                told = {"where": finding.where, "kind": finding.kind, "message": finding.message, "hint": finding.hint}
+                told = {
+                    "where": finding.where,
+                    "kind": finding.kind,
+                    "message": finding.message,
+                    "hint": finding.hint,
+                }
                 printer.json({**told, "bytes": finding.span})
             elif not quiet:
                 hint = f" ({finding.hint})" if verbose and finding.hint else ""
-                printer.line(f"{finding.where}: {finding.message}{f' ({bytes_of(finding)})' if finding.span else ''}{hint}")
-                if not (verbose or github) and finding.hint not in hints and len(hints) < HINTS_SHOWN:  # each once, below the first that needs it
+                printer.line(
+                    f"{finding.where}: {finding.message}{f' ({bytes_of(finding)})' if finding.span else ''}{hint}"
+                )
+                if (
+                    not (verbose or github)
+                    and finding.hint not in hints
+                    and len(hints) < HINTS_SHOWN
+                ):  # each once, below the first that needs it
                     finish()
                     printer.note(f"hint: {finding.hint}")
                     hints.add(finding.hint)
@@ -94,22 +105,34 @@ def check(
             finish()
     finally:
         bar.close()
-    counts = {"files": found.files, "shards": found.shards, "rows": found.rows, "bytes": found.bytes, "findings": found.findings}
+    counts = {
+        "files": found.files,
+        "shards": found.shards,
+        "rows": found.rows,
+        "bytes": found.bytes,
+        "findings": found.findings,
+    }
     for path in report or ():
         from flarecli.report import Result, write_report
 
         write_report(path, Result(sources, kept, counts, found.unprotected, found.extra))
     if as_json:
-        printer.json({**counts, "unprotected": found.unprotected, "extra": found.extra, "left": found.left})
+        printer.json(
+            {**counts, "unprotected": found.unprotected, "extra": found.extra, "left": found.left}
+        )
     else:
         for text in found.unprotected[:NOTES_SHOWN]:
             printer.note(text)
         if len(found.unprotected) > NOTES_SHOWN:
-            printer.note(f"and {len(found.unprotected) - NOTES_SHOWN:,} more without sums; --json lists them")
+            printer.note(
+                f"and {len(found.unprotected) - NOTES_SHOWN:,} more without sums; --json lists them"
+            )
         for name in found.extra:
             printer.note(f"{name}: not listed, not checked", verbose=True)
         verdict = format_count(found.findings, "finding") if found.findings else "whole"
         checked = f"{format_count(found.files, 'file')}, {format_count(found.shards, 'shard')}, {format_count(found.rows, 'row')}"
-        less = ", sizes and headers only" * quick + (f", {format_count(found.left, 'shard')} left out" if found.left else "")
+        less = ", sizes and headers only" * quick + (
+            f", {format_count(found.left, 'shard')} left out" if found.left else ""
+        )
         printer.line(f"{verdict}: {checked}, {format_size(found.bytes)}{less}")
     return 1 if found.findings else 0

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["Graphic", "graphic", "painted", "protocol"]
 
 COLUMNS, LINES = 24, 12  # of a picture in a cell
-_CELL, _MOST = (10, 20), 40  # pixels of a character where the terminal does not say; the most of a side that are believed
+_CELL, _MOST = (
+    (10, 20),
+    40,
+)  # pixels of a character where the terminal does not say; the most of a side that are believed
 _COLOURS, _PART = 128, 4096
 _KITTY_TERMS = frozenset({"xterm-kitty", "xterm-ghostty"})
 _SIXEL_TERMS = re.compile(r"(?:foot|mlterm|yaft|contour|.*sixel).*")
@@ -61,10 +64,18 @@ def protocol(environment: Mapping[str, str] = os.environ) -> str | None:
     term, program = environment.get("TERM", ""), environment.get("TERM_PROGRAM", "")
     if environment.get("TMUX") or environment.get("STY") or term.startswith(("screen", "tmux")):
         return None
-    if term in _KITTY_TERMS or program == "ghostty" or (environment.get("KITTY_WINDOW_ID") and not program):
+    if (
+        term in _KITTY_TERMS
+        or program == "ghostty"
+        or (environment.get("KITTY_WINDOW_ID") and not program)
+    ):
         return "kitty"
     konsole = environment.get("KONSOLE_VERSION", "")
-    if _SIXEL_TERMS.fullmatch(term) or program in _SIXEL_PROGRAMS or (konsole.isdecimal() and int(konsole[:9]) >= _KONSOLE):
+    if (
+        _SIXEL_TERMS.fullmatch(term)
+        or program in _SIXEL_PROGRAMS
+        or (konsole.isdecimal() and int(konsole[:9]) >= _KONSOLE)
+    ):
         return "sixel"
     return None
 
@@ -92,7 +103,9 @@ def _cell_size() -> tuple[int, int]:
     import termios
 
     try:
-        lines, columns, width, height = struct.unpack("HHHH", fcntl.ioctl(sys.stdout.fileno(), termios.TIOCGWINSZ, bytes(8)))
+        lines, columns, width, height = struct.unpack(
+            "HHHH", fcntl.ioctl(sys.stdout.fileno(), termios.TIOCGWINSZ, bytes(8))
+        )
     except (OSError, ValueError, AttributeError):
         return _CELL
     if not (lines and columns and width // columns and height // lines):
@@ -109,9 +122,18 @@ def painted(one: Graphic, how: str, column: int, columns: int, up: int) -> str:
     """
     picture = one.picture
     if columns < one.columns:  # the table had less room
-        picture = picture.resize((max(1, picture.width * columns // one.columns), max(1, picture.height * columns // one.columns)))
+        picture = picture.resize(
+            (
+                max(1, picture.width * columns // one.columns),
+                max(1, picture.height * columns // one.columns),
+            )
+        )
     sent = (
-        _kitty(picture, min(columns, one.columns), max(1, one.lines * min(columns, one.columns) // one.columns))
+        _kitty(
+            picture,
+            min(columns, one.columns),
+            max(1, one.lines * min(columns, one.columns) // one.columns),
+        )
         if how == "kitty"
         else _sixel(picture)
     )
@@ -128,7 +150,10 @@ def _kitty(picture: Image, columns: int, lines: int) -> str:
     text = base64.b64encode(held.getvalue()).decode()
     parts = [text[i : i + _PART] for i in range(0, len(text), _PART)]
     keys = f"a=T,f=100,q=2,C=1,c={columns},r={lines},"
-    return "".join(f"\x1b_G{keys if i == 0 else ''}m={int(i < len(parts) - 1)};{part}\x1b\\" for i, part in enumerate(parts))
+    return "".join(
+        f"\x1b_G{keys if i == 0 else ''}m={int(i < len(parts) - 1)};{part}\x1b\\"
+        for i, part in enumerate(parts)
+    )
 
 
 def _sixel(picture: Image) -> str:
@@ -139,11 +164,17 @@ def _sixel(picture: Image) -> str:
     pixels = np.asarray(few)
     out = [f'\x1bP0;1q"1;1;{few.width};{few.height}']
     for number in np.unique(pixels).tolist():
-        out.append(f"#{number};2;" + ";".join(str(round(part / 2.55)) for part in colours[3 * number : 3 * number + 3]))
+        out.append(
+            f"#{number};2;"
+            + ";".join(str(round(part / 2.55)) for part in colours[3 * number : 3 * number + 3])
+        )
     for top in range(0, few.height, 6):
         band = pixels[top : top + 6]
         bits = (1 << np.arange(len(band)))[:, None]
-        rows = [f"#{number}{_runs(((band == number) * bits).sum(0) + 63)}" for number in np.unique(band).tolist()]
+        rows = [
+            f"#{number}{_runs(((band == number) * bits).sum(0) + 63)}"
+            for number in np.unique(band).tolist()
+        ]
         out.append("$".join(rows) + "-")
     return "".join(out) + "\x1b\\"
 

@@ -36,12 +36,29 @@ def command(
     format: params.ReadFormat = None,
     stream: params.Streams = None,
     shards: Annotated[bool, option("--shards", help="List the shards.")] = False,
-    field: Annotated[str | None, option("--field", metavar="NAME", help="Print one field of what --json prints, such as rows.")] = None,
-    stats: Annotated[bool, option("--stats", help="Read the columns: least, most, nulls, lengths, sizes of pictures.")] = False,
-    sample: Annotated[str | None, option("--sample", metavar="N|P%", help="Show a few rows.")] = None,
-    seed: Annotated[int, option("--seed", metavar="N", min=0, help="Another chance for --sample.")] = 0,
+    field: Annotated[
+        str | None,
+        option(
+            "--field", metavar="NAME", help="Print one field of what --json prints, such as rows."
+        ),
+    ] = None,
+    stats: Annotated[
+        bool,
+        option("--stats", help="Read the columns: least, most, nulls, lengths, sizes of pictures."),
+    ] = False,
+    sample: Annotated[
+        str | None, option("--sample", metavar="N|P%", help="Show a few rows.")
+    ] = None,
+    seed: Annotated[
+        int, option("--seed", metavar="N", min=0, help="Another chance for --sample.")
+    ] = 0,
     html: Annotated[
-        str | None, option("--html", metavar="FILE", help="Write one page with plots and a gallery of rows, - to stdout; --sample says how many.")
+        str | None,
+        option(
+            "--html",
+            metavar="FILE",
+            help="Write one page with plots and a gallery of rows, - to stdout; --sample says how many.",
+        ),
     ] = None,
     retries: params.Retries = 4,
     timeout: params.Timeout = 30.0,
@@ -67,12 +84,22 @@ def command(
     from flarecli import verbs
 
     if html is not None and field is not None:
-        raise UsageError("--html writes a page, --field prints a field", hint="Give one of the two.")
+        raise UsageError(
+            "--html writes a page, --field prints a field", hint="Give one of the two."
+        )
     printer = Printer(as_json, quiet, verbose)
     if not sources:
         _print_kept(printer, cache)
         raise typer.Exit
-    guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline, keeper=params.keeper(printer, cache, cache_limit))
+    guard = params.guard(
+        allow_private,
+        allow_local,
+        jobs,
+        retries,
+        timeout,
+        deadline,
+        keeper=params.keeper(printer, cache, cache_limit),
+    )
     found = verbs.inspect(
         sources,
         format=format,
@@ -87,7 +114,9 @@ def command(
     )
     shown = sum(batch.num_rows for batch in found.sample)
     if found.asked > shown:
-        printer.note(f"the sample is {format_count(shown, 'row')} of the {found.asked} asked for: `flare cat` gives any number")
+        printer.note(
+            f"the sample is {format_count(shown, 'row')} of the {found.asked} asked for: `flare cat` gives any number"
+        )
     if html is not None:
         _write_page(printer, found, html)
     elif field is not None:
@@ -105,8 +134,16 @@ def command(
                 output.write(found.sample, printer, "table")
     if found.missing:  # what is there was told, and is not all
         others = len(found.missing) - 1
-        more = f", nor {'is' if others == 1 else 'are'} {format_count(others, 'other')}" if others else ""
-        raise MissingError(f"not there{more}: rows were read from the other shards", where=found.missing[0], hint=_GONE)
+        more = (
+            f", nor {'is' if others == 1 else 'are'} {format_count(others, 'other')}"
+            if others
+            else ""
+        )
+        raise MissingError(
+            f"not there{more}: rows were read from the other shards",
+            where=found.missing[0],
+            hint=_GONE,
+        )
     raise typer.Exit
 
 
@@ -129,19 +166,32 @@ def _write_page(printer: Printer, found: Inspection, address: str) -> None:
 def _print_kept(printer: Printer, folder: str | None) -> None:
     """Show what a cache holds, by address."""
     if not folder:
-        raise UsageError("missing argument 'SOURCE...'", hint="Name what to look at, or a cache with --cache.")
+        raise UsageError(
+            "missing argument 'SOURCE...'", hint="Name what to look at, or a cache with --cache."
+        )
     from flarecli.cache import kept
 
     found = sorted(kept(folder))
     size = sum(one.size for one in found)
     if printer.as_json:
-        copies = [{"address": one.address, "part": one.part, "bytes": one.size, "idle_s": round(one.idle_s, 1)} for one in found]
+        copies = [
+            {
+                "address": one.address,
+                "part": one.part,
+                "bytes": one.size,
+                "idle_s": round(one.idle_s, 1),
+            }
+            for one in found
+        ]
         printer.json({"cache": folder, "bytes": size, "copies": copies})
         return
     printer.line(f"{folder}: {format_count(len(found), 'copy', 'copies')}, {format_size(size)}")
     if found and not printer.quiet:
         printer.line("")
-        printer.table(("address", "part", "bytes", "unused for"), ((one.address, one.part, str(one.size), format_time(one.idle_s)) for one in found))
+        printer.table(
+            ("address", "part", "bytes", "unused for"),
+            ((one.address, one.part, str(one.size), format_time(one.idle_s)) for one in found),
+        )
 
 
 def _print_field(printer: Printer, fields: dict[str, Any], name: str) -> None:
@@ -159,12 +209,17 @@ def _print_stream(printer: Printer, one: StreamInfo, several: bool) -> None:
     if several:
         counted = f"{format_count(one.rows, 'row')}, {format_count(one.shards, 'shard')}, {format_size(one.bytes)}"
         printer.line(f"{one.name}: {one.format}, {counted}")
-    sizes = [format_size(size) for size in (one.smallest, one.median, one.largest) if size is not None]
+    sizes = [
+        format_size(size) for size in (one.smallest, one.median, one.largest) if size is not None
+    ]
     known = [
         ("compression", one.compression or "none"),
         ("sums", ", ".join(one.hashes) or "none"),
         ("writer", one.writer or "not said"),
-        ("shard sizes", " / ".join(sizes) + " (smallest, median, largest)" if sizes else "not known"),
+        (
+            "shard sizes",
+            " / ".join(sizes) + " (smallest, median, largest)" if sizes else "not known",
+        ),
         *(("holes" if i == 0 else "", hole) for i, hole in enumerate(one.holes[:_HOLES])),
         *([("", f"and {len(one.holes) - _HOLES} more")] if len(one.holes) > _HOLES else []),
         *([] if one.holes else [("holes", "none")]),
@@ -172,13 +227,22 @@ def _print_stream(printer: Printer, one: StreamInfo, several: bool) -> None:
     for name, text in known:
         printer.line(f"{name:12}{text}")
     types = one.types()
-    printer.table(("column", "encoding", "type"), ((column.name, column.encoding, types[column.name]) for column in one.columns or ()))
+    printer.table(
+        ("column", "encoding", "type"),
+        ((column.name, column.encoding, types[column.name]) for column in one.columns or ()),
+    )
     if one.stats:
         from flarecli.report import facts_table
 
         names, told = facts_table(one.stats)
-        printer.table(("column", *names), ([column, *texts] for column, texts in zip(one.stats, told, strict=True)))
+        printer.table(
+            ("column", *names),
+            ([column, *texts] for column, texts in zip(one.stats, told, strict=True)),
+        )
     if one.shard_list is not None:
         firsts = accumulate((rows for _, rows, _ in one.shard_list), initial=0)
         shards = zip(one.shard_list, firsts, strict=False)
-        printer.table(("shard", "rows", "bytes", "first row"), ([*map(str, shard), str(first)] for shard, first in shards))
+        printer.table(
+            ("shard", "rows", "bytes", "first row"),
+            ([*map(str, shard), str(first)] for shard, first in shards),
+        )

@@ -23,7 +23,11 @@ def hint_for(where: str, args: Sequence[str]) -> str:
     args   the command line
     """
     typed = next((arg for arg in args if _same(arg, where)), None)
-    if typed is None or os.path.lexists(local_path(typed)) or (is_url(typed) and not typed.lower().startswith("file://")):
+    if (
+        typed is None
+        or os.path.lexists(local_path(typed))
+        or (is_url(typed) and not typed.lower().startswith("file://"))
+    ):
         return ""
     if match := _ONE_SLASH.match(typed):
         return f"Write it with two slashes: {match[1]}://{typed[match.end() :]}"
@@ -42,7 +46,12 @@ def _same(arg: str, where: str) -> bool:
 
 def _is_turned_round(typed: str, args: Sequence[str]) -> bool:
     """Say whether OUT stands where the source should, and a file where OUT should."""
-    return args[0] in ("pack", "unpack") and len(args) > 2 and typed == args[1] and os.path.isfile(args[-1])
+    return (
+        args[0] in ("pack", "unpack")
+        and len(args) > 2
+        and typed == args[1]
+        and os.path.isfile(args[-1])
+    )
 
 
 def _beside(path: str) -> str:
@@ -68,6 +77,10 @@ def _beside(path: str) -> str:
 def _names(folder: str) -> list[str]:
     try:
         with os.scandir(folder or ".") as entries:
-            return [entry.name for entry, _ in zip(entries, range(_LOOKED_AT), strict=False) if not entry.name.startswith(".")]
+            return [
+                entry.name
+                for entry, _ in zip(entries, range(_LOOKED_AT), strict=False)
+                if not entry.name.startswith(".")
+            ]
     except OSError:
         return []

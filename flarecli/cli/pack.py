@@ -20,52 +20,143 @@ _COMPRESS = f"Compress shards: {', '.join(params.COMPRESSIONS)}."
 def command(
     sources: params.Sources,
     out: params.Target,
-    format: Annotated[str, option("--format", "-f", metavar="NAME", help=_FORMAT, autocompletion=completes(*params.FORMATS))] = "mds",
+    format: Annotated[
+        str,
+        option(
+            "--format",
+            "-f",
+            metavar="NAME",
+            help=_FORMAT,
+            autocompletion=completes(*params.FORMATS),
+        ),
+    ] = "mds",
     fetch: params.Fetch = None,
     key: params.Key = None,
     stream: params.Streams = None,
     columns: params.Columns = None,
     rows: params.Rows = None,
-    encode: Annotated[list[str] | None, option("--encode", metavar="COL=ENC", help="A column's encoding, else inferred; repeatable.")] = None,
+    encode: Annotated[
+        list[str] | None,
+        option(
+            "--encode", metavar="COL=ENC", help="A column's encoding, else inferred; repeatable."
+        ),
+    ] = None,
     where: params.Where = None,
     limit: params.Limit = None,
-    shuffle: Annotated[int | None, option("--shuffle", metavar="SEED", min=0, help="Pack the rows in a shuffled order.")] = None,
+    shuffle: Annotated[
+        int | None,
+        option("--shuffle", metavar="SEED", min=0, help="Pack the rows in a shuffled order."),
+    ] = None,
     shard_size: params.Size = 1 << 26,
-    shard_rows: Annotated[int | None, option("--shard-rows", metavar="N", min=1, help="Rows of a shard, at most.")] = None,
+    shard_rows: Annotated[
+        int | None, option("--shard-rows", metavar="N", min=1, help="Rows of a shard, at most.")
+    ] = None,
     compress: Annotated[
         str | None,
-        option("--compress", "-z", metavar="NAME[:LEVEL]", help=_COMPRESS, autocompletion=completes(*params.COMPRESSIONS)),
+        option(
+            "--compress",
+            "-z",
+            metavar="NAME[:LEVEL]",
+            help=_COMPRESS,
+            autocompletion=completes(*params.COMPRESSIONS),
+        ),
     ] = None,
     hash: Annotated[
-        list[str] | None, option("--hash", metavar="NAME", help="The format's own sums; repeatable. The playlist always has xxh3_128.")
+        list[str] | None,
+        option(
+            "--hash",
+            metavar="NAME",
+            help="The format's own sums; repeatable. The playlist always has xxh3_128.",
+        ),
     ] = None,
-    separator: Annotated[str | None, option("--separator", metavar="TEXT", help="Between values of csv, tsv and xsv shards.")] = None,
-    newline: Annotated[str, option("--newline", metavar="TEXT", help="After each line of json, csv, tsv and xsv shards.")] = "\\n",
+    separator: Annotated[
+        str | None,
+        option("--separator", metavar="TEXT", help="Between values of csv, tsv and xsv shards."),
+    ] = None,
+    newline: Annotated[
+        str,
+        option(
+            "--newline", metavar="TEXT", help="After each line of json, csv, tsv and xsv shards."
+        ),
+    ] = "\\n",
     on_error: params.OnError = "fail",
     on_duplicate: Annotated[
         str,
-        option("--on-duplicate", metavar="error|first|keep", help="What a repeated key does.", autocompletion=completes("error", "first", "keep")),
+        option(
+            "--on-duplicate",
+            metavar="error|first|keep",
+            help="What a repeated key does.",
+            autocompletion=completes("error", "first", "keep"),
+        ),
     ] = "error",
-    resize: Annotated[Any, option("--resize", help="Bring pictures into a square of N pixels, or a box.", **params.PIXELS)] = None,
+    resize: Annotated[
+        Any,
+        option(
+            "--resize", help="Bring pictures into a square of N pixels, or a box.", **params.PIXELS
+        ),
+    ] = None,
     resize_mode: Annotated[
         str,
-        option("--resize-mode", metavar="fit|crop|stretch", help="How they fill it.", autocompletion=completes("fit", "crop", "stretch")),
+        option(
+            "--resize-mode",
+            metavar="fit|crop|stretch",
+            help="How they fill it.",
+            autocompletion=completes("fit", "crop", "stretch"),
+        ),
     ] = "fit",
-    quality: Annotated[int | None, option("--quality", metavar="N", min=1, max=100, help="Of pictures that are encoded anew.")] = None,
-    min_size: Annotated[int, option("--min-size", metavar="N", min=0, help="Pictures whose shorter side has fewer pixels fail.")] = 0,
-    max_aspect: Annotated[float | None, option("--max-aspect", metavar="X", min=1, help="Longer pictures fail.")] = None,
-    media_info: Annotated[bool, option("--media-info", help="Add columns width, height, frames and duration.")] = False,
-    strict: Annotated[bool, option("--strict", help="Content that contradicts its extension fails, else a note counts it.")] = False,
+    quality: Annotated[
+        int | None,
+        option("--quality", metavar="N", min=1, max=100, help="Of pictures that are encoded anew."),
+    ] = None,
+    min_size: Annotated[
+        int,
+        option(
+            "--min-size",
+            metavar="N",
+            min=0,
+            help="Pictures whose shorter side has fewer pixels fail.",
+        ),
+    ] = 0,
+    max_aspect: Annotated[
+        float | None, option("--max-aspect", metavar="X", min=1, help="Longer pictures fail.")
+    ] = None,
+    media_info: Annotated[
+        bool, option("--media-info", help="Add columns width, height, frames and duration.")
+    ] = False,
+    strict: Annotated[
+        bool,
+        option(
+            "--strict", help="Content that contradicts its extension fails, else a note counts it."
+        ),
+    ] = False,
     dry_run: Annotated[bool, option("--dry-run", help="Do everything but writing.")] = False,
     part_rows: Annotated[
-        int | None, option("--part-rows", metavar="N", min=1, help="Pack parts of N rows, each a dataset in 00000/, 00001/ …, and join them.")
+        int | None,
+        option(
+            "--part-rows",
+            metavar="N",
+            min=1,
+            help="Pack parts of N rows, each a dataset in 00000/, 00001/ …, and join them.",
+        ),
     ] = None,
     engine: params.Engine = "local",
     resume: params.Resume = False,
     overwrite: params.Overwrite = False,
-    allow_empty: Annotated[bool, option("--allow-empty", help="Take links to nothing at all.")] = False,
-    allow_missing: Annotated[bool, option("--allow-missing", help="Columns that some files of an index lack are null there.")] = False,
-    null_separated: Annotated[bool, option("--null", "-0", help="Addresses at standard input end with NUL, as `find -print0` writes them.")] = False,
+    allow_empty: Annotated[
+        bool, option("--allow-empty", help="Take links to nothing at all.")
+    ] = False,
+    allow_missing: Annotated[
+        bool,
+        option("--allow-missing", help="Columns that some files of an index lack are null there."),
+    ] = False,
+    null_separated: Annotated[
+        bool,
+        option(
+            "--null",
+            "-0",
+            help="Addresses at standard input end with NUL, as `find -print0` writes them.",
+        ),
+    ] = False,
     cache: params.CacheFolder = None,
     cache_limit: params.CacheLimit = 10 * 10**9,
     jobs: params.Jobs = None,
@@ -90,7 +181,16 @@ def command(
 
     _spare_memory()
     printer = Printer(as_json, quiet, verbose)
-    guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline, max_object, keeper=params.keeper(printer, cache, cache_limit))
+    guard = params.guard(
+        allow_private,
+        allow_local,
+        jobs,
+        retries,
+        timeout,
+        deadline,
+        max_object,
+        keeper=params.keeper(printer, cache, cache_limit),
+    )
     bar = Bar(printer)
     try:
         packed = verbs.pack(
@@ -142,9 +242,15 @@ def command(
     elif dry_run:
         printer.line(counted)
         if not quiet:
-            printer.table(("column", "encoding"), ((column.name, column.encoding) for column in packed.columns))
+            printer.table(
+                ("column", "encoding"),
+                ((column.name, column.encoding) for column in packed.columns),
+            )
     else:
-        bar.sum_up(f"packed {counted}" + (f", {packed.resumed_rows:,} of them before" if packed.resumed_rows else ""))
+        bar.sum_up(
+            f"packed {counted}"
+            + (f", {packed.resumed_rows:,} of them before" if packed.resumed_rows else "")
+        )
         printer.line(packed.playlist)
     raise typer.Exit(1 if packed.failed else 0)
 

@@ -18,7 +18,17 @@ from flarecli.cli.values import unescaped as unescaped
 from flarecli.errors import FlareError
 from flarecli.units import parse_box, parse_size, parse_time
 
-FORMATS = ("mds", "json", "csv", "tsv", "xsv", "ffrecord", "granular", "granular-refs", "webdataset")  # what can be written
+FORMATS = (
+    "mds",
+    "json",
+    "csv",
+    "tsv",
+    "xsv",
+    "ffrecord",
+    "granular",
+    "granular-refs",
+    "webdataset",
+)  # what can be written
 READ_FORMATS = (*FORMATS, "files")
 COMPRESSIONS = ("zstd", "gz", "br", "bz2", "snappy")
 
@@ -36,7 +46,9 @@ def reading(parse: Callable[[str], Any]) -> Callable[[str], Any]:
         try:
             return parse(text) if isinstance(text, str) else text
         except FlareError as error:
-            raise typer.BadParameter(f"{error.message}. {error.hint}" if error.hint else error.message) from None
+            raise typer.BadParameter(
+                f"{error.message}. {error.hint}" if error.hint else error.message
+            ) from None
 
     return parser
 
@@ -55,42 +67,133 @@ PIXELS = {"parser": reading(parse_box), "metavar": "N[xM]"}
 _SIZE = {"parser": reading(parse_size), "metavar": "SIZE"}
 _TIME = {"parser": reading(parse_time), "metavar": "TIME"}
 
-ADDRESSES = "Addresses: paths, file://, http(s)://, s3://, gs://, az://, hf://, with globs and braces"
+ADDRESSES = (
+    "Addresses: paths, file://, http(s)://, s3://, gs://, az://, hf://, with globs and braces"
+)
 
 Sources: TypeAlias = Annotated[
     list[str],
     typer.Argument(metavar="SOURCE...", help=f"{ADDRESSES}.", show_default=False),
 ]
-Target: TypeAlias = Annotated[str, typer.Argument(metavar="OUT", help="The folder or bucket to write.", show_default=False)]
+Target: TypeAlias = Annotated[
+    str, typer.Argument(metavar="OUT", help="The folder or bucket to write.", show_default=False)
+]
 _READ = f"One of {', '.join(READ_FORMATS)}; else it is told by looking."
-ReadFormat: TypeAlias = Annotated[str | None, option("--format", "-f", metavar="NAME", help=_READ, autocompletion=completes(*READ_FORMATS))]
-Streams: TypeAlias = Annotated[list[str] | None, option("--stream", "-s", metavar="NAME", help="Only this stream; repeatable.")]
-Columns: TypeAlias = Annotated[str | None, option("--columns", "-c", metavar="A,B", help="Only these columns are read and fetched.")]
-Rows: TypeAlias = Annotated[str | None, option("--rows", "-r", metavar="SPEC", help="Rows such as 5, 10:20, -5:, ::100 or 3,1,4.")]
-Where: TypeAlias = Annotated[str | None, option("--where", metavar="SQL", help="Keep rows: a condition such as \"aes > 4 and lang = 'en'\".")]
-Limit: TypeAlias = Annotated[int | None, option("--limit", metavar="N", min=0, help="Keep the first N rows.")]
-Key: TypeAlias = Annotated[str | None, option("--key", metavar="COLUMN", help="The column that names a row.")]
-Fetch: TypeAlias = Annotated[list[str] | None, option("--fetch", metavar="COL[:NAME]", help="Take what links in COL point at, as NAME; repeatable.")]
-Jobs: TypeAlias = Annotated[int | None, option("--jobs", "-j", metavar="N", min=1, help="Work at once; else by cores, and 32 transfers.")]
+ReadFormat: TypeAlias = Annotated[
+    str | None,
+    option("--format", "-f", metavar="NAME", help=_READ, autocompletion=completes(*READ_FORMATS)),
+]
+Streams: TypeAlias = Annotated[
+    list[str] | None, option("--stream", "-s", metavar="NAME", help="Only this stream; repeatable.")
+]
+Columns: TypeAlias = Annotated[
+    str | None,
+    option("--columns", "-c", metavar="A,B", help="Only these columns are read and fetched."),
+]
+Rows: TypeAlias = Annotated[
+    str | None,
+    option("--rows", "-r", metavar="SPEC", help="Rows such as 5, 10:20, -5:, ::100 or 3,1,4."),
+]
+Where: TypeAlias = Annotated[
+    str | None,
+    option(
+        "--where", metavar="SQL", help="Keep rows: a condition such as \"aes > 4 and lang = 'en'\"."
+    ),
+]
+Limit: TypeAlias = Annotated[
+    int | None, option("--limit", metavar="N", min=0, help="Keep the first N rows.")
+]
+Key: TypeAlias = Annotated[
+    str | None, option("--key", metavar="COLUMN", help="The column that names a row.")
+]
+Fetch: TypeAlias = Annotated[
+    list[str] | None,
+    option(
+        "--fetch",
+        metavar="COL[:NAME]",
+        help="Take what links in COL point at, as NAME; repeatable.",
+    ),
+]
+Jobs: TypeAlias = Annotated[
+    int | None,
+    option(
+        "--jobs", "-j", metavar="N", min=1, help="Work at once; else by cores, and 32 transfers."
+    ),
+]
 Engine: TypeAlias = Annotated[
-    str, option("--engine", metavar="local|ray", help="Where the parts, or shards, are worked on.", autocompletion=completes("local", "ray"))
+    str,
+    option(
+        "--engine",
+        metavar="local|ray",
+        help="Where the parts, or shards, are worked on.",
+        autocompletion=completes("local", "ray"),
+    ),
 ]
-Retries: TypeAlias = Annotated[int, option("--retries", metavar="N", min=0, help="Tries after a passing fault.")]
-Timeout: TypeAlias = Annotated[float, option("--timeout", **_default("Give up when no byte came for so long.", "30s"), **_TIME)]
-Deadline: TypeAlias = Annotated[float, option("--deadline", **_default("Give up when one object took so long.", "10m"), **_TIME)]
-MaxObject: TypeAlias = Annotated[int, option("--max-object", **_default("Links to more bytes fail.", "1GB"), **_SIZE)]
-CacheFolder: TypeAlias = Annotated[str | None, option("--cache", metavar="DIR", help="Keep what is fetched in this folder, and read it from there.")]
-CacheLimit: TypeAlias = Annotated[int, option("--cache-limit", **_default("Bytes of that folder; the coldest leave first.", "10GB"), **_SIZE)]
-Size: TypeAlias = Annotated[int, option("--shard-size", **_default("Bytes of a shard, at most.", "64MiB"), **_SIZE)]
+Retries: TypeAlias = Annotated[
+    int, option("--retries", metavar="N", min=0, help="Tries after a passing fault.")
+]
+Timeout: TypeAlias = Annotated[
+    float, option("--timeout", **_default("Give up when no byte came for so long.", "30s"), **_TIME)
+]
+Deadline: TypeAlias = Annotated[
+    float, option("--deadline", **_default("Give up when one object took so long.", "10m"), **_TIME)
+]
+MaxObject: TypeAlias = Annotated[
+    int, option("--max-object", **_default("Links to more bytes fail.", "1GB"), **_SIZE)
+]
+CacheFolder: TypeAlias = Annotated[
+    str | None,
+    option(
+        "--cache",
+        metavar="DIR",
+        help="Keep what is fetched in this folder, and read it from there.",
+    ),
+]
+CacheLimit: TypeAlias = Annotated[
+    int,
+    option(
+        "--cache-limit",
+        **_default("Bytes of that folder; the coldest leave first.", "10GB"),
+        **_SIZE,
+    ),
+]
+Size: TypeAlias = Annotated[
+    int, option("--shard-size", **_default("Bytes of a shard, at most.", "64MiB"), **_SIZE)
+]
 OnError: TypeAlias = Annotated[
-    str, option("--on-error", metavar="fail|skip", help="What a row that fails does.", autocompletion=completes("fail", "skip"))
+    str,
+    option(
+        "--on-error",
+        metavar="fail|skip",
+        help="What a row that fails does.",
+        autocompletion=completes("fail", "skip"),
+    ),
 ]
-Resume: TypeAlias = Annotated[bool, option("--resume", help="Go on where an interrupted run ended; the bytes are those of an unbroken one.")]
+Resume: TypeAlias = Annotated[
+    bool,
+    option(
+        "--resume",
+        help="Go on where an interrupted run ended; the bytes are those of an unbroken one.",
+    ),
+]
 Overwrite: TypeAlias = Annotated[bool, option("--overwrite", help="Replace what is in OUT.")]
-AllowPickle: TypeAlias = Annotated[bool, option("--allow-pickle", help="Decode pickles, which runs code that the data brings.")]
-AllowPrivate: TypeAlias = Annotated[bool, option("--allow-private", help="Data may name private and loopback addresses.")]
-AllowLocal: TypeAlias = Annotated[bool, option("--allow-local", help="Data may name file://, paths outside its folder and symbolic links.")]
-AsJson: TypeAlias = Annotated[bool, option("--json", help="Print JSON, and errors as JSON on stderr.")]
+AllowPickle: TypeAlias = Annotated[
+    bool, option("--allow-pickle", help="Decode pickles, which runs code that the data brings.")
+]
+AllowPrivate: TypeAlias = Annotated[
+    bool, option("--allow-private", help="Data may name private and loopback addresses.")
+]
+AllowLocal: TypeAlias = Annotated[
+    bool,
+    option(
+        "--allow-local", help="Data may name file://, paths outside its folder and symbolic links."
+    ),
+]
+AsJson: TypeAlias = Annotated[
+    bool, option("--json", help="Print JSON, and errors as JSON on stderr.")
+]
 Quiet: TypeAlias = Annotated[bool, option("--quiet", "-q", help="Print the one useful line only.")]
-Verbose: TypeAlias = Annotated[bool, option("--verbose", "-v", help="Say what was sniffed, chosen and fetched.")]
+Verbose: TypeAlias = Annotated[
+    bool, option("--verbose", "-v", help="Say what was sniffed, chosen and fetched.")
+]
 Debug: TypeAlias = Annotated[bool, option("--debug", help="Show tracebacks.")]

@@ -16,7 +16,17 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from flarecli.cli.show import Printer, binary, compact, finish, json_text, plain, refuse_terminal, shows_pictures, write_text
+from flarecli.cli.show import (
+    Printer,
+    binary,
+    compact,
+    finish,
+    json_text,
+    plain,
+    refuse_terminal,
+    shows_pictures,
+    write_text,
+)
 from flarecli.errors import FlareError, UsageError, ValueFitError
 from flarecli.guesses import choose
 from flarecli.model import ENCODING
@@ -57,7 +67,10 @@ def check(form: str, raw: str | None, bytes_as: str) -> None:
     raises    UsageError for an unknown form, or bytes onto a terminal
     """
     if form not in FORMS:
-        raise UsageError(f"unknown form {form!r}", hint=choose(form, FORMS, meant={"json": "jsonl", "ndjson": "jsonl"}))
+        raise UsageError(
+            f"unknown form {form!r}",
+            hint=choose(form, FORMS, meant={"json": "jsonl", "ndjson": "jsonl"}),
+        )
     if bytes_as not in BYTES:
         raise UsageError(f"unknown form of bytes {bytes_as!r}", hint=choose(bytes_as, BYTES))
     if raw is not None:
@@ -66,7 +79,13 @@ def check(form: str, raw: str | None, bytes_as: str) -> None:
         refuse_terminal(f"--to {form}")
 
 
-def write(batches: Iterable[pa.RecordBatch], printer: Printer, form: str = "jsonl", raw: str | None = None, look: Look = Look()) -> None:
+def write(
+    batches: Iterable[pa.RecordBatch],
+    printer: Printer,
+    form: str = "jsonl",
+    raw: str | None = None,
+    look: Look = Look(),
+) -> None:
     """Write batches to stdout, in a form that `check` let pass.
 
     look    how bytes and pickles are shown
@@ -125,7 +144,10 @@ def _write_table(batches: Iterable[pa.RecordBatch], printer: Printer, look: Look
             header = batch.schema.names
             drawn = _pictures(batch) if shows_pictures() and not look.whole else {}
             for i, row in enumerate(_rows(batch, look)):
-                texts = [text if len(text) <= _CELL else text[: _CELL - 1] + "…" for text in map(cell, row)]
+                texts = [
+                    text if len(text) <= _CELL else text[: _CELL - 1] + "…"
+                    for text in map(cell, row)
+                ]
                 yield [drawn.get((i, k), text) for k, text in enumerate(texts)]
 
     rows = cells()
@@ -197,8 +219,14 @@ def _write_raw(batches: Iterable[pa.RecordBatch], name: str) -> None:
     out = binary()
     for batch in batches:
         if name not in batch.schema.names:
-            raise UsageError(f"there is no column {name!r}", hint=f"The columns are {', '.join(batch.schema.names)}.")
-        array, encoding = batch.column(name).drop_null(), encodings.encoding_of(batch.schema.field(name))
+            raise UsageError(
+                f"there is no column {name!r}",
+                hint=f"The columns are {', '.join(batch.schema.names)}.",
+            )
+        array, encoding = (
+            batch.column(name).drop_null(),
+            encodings.encoding_of(batch.schema.field(name)),
+        )
         if encoding is not None:
             array = encodings.stored(array, encodings.lookup(encoding))
         elif not _is_binary(array.type):
@@ -212,7 +240,10 @@ def _rows(batch: pa.RecordBatch, look: Look) -> Iterator[tuple[Any, ...]]:
     """Give the rows of a batch as tuples of what JSON can say."""
     if not batch.num_columns:
         return iter([()] * batch.num_rows)
-    return zip(*(_values(batch.column(i), batch.schema.field(i), look) for i in range(batch.num_columns)), strict=True)
+    return zip(
+        *(_values(batch.column(i), batch.schema.field(i), look) for i in range(batch.num_columns)),
+        strict=True,
+    )
 
 
 def _values(array: pa.Array, field: pa.Field, look: Look) -> list[Any]:
@@ -220,21 +251,35 @@ def _values(array: pa.Array, field: pa.Field, look: Look) -> list[Any]:
 
     encoding, kind = (field.metadata or {}).get(ENCODING, b"").decode(), array.type
     if pa.types.is_large_list(kind) and encoding.endswith("[]"):
-        return _lists(array, field.with_metadata({ENCODING: encoding.removesuffix("[]").encode()}), look)
+        return _lists(
+            array, field.with_metadata({ENCODING: encoding.removesuffix("[]").encode()}), look
+        )
     values: list[Any] = array.to_pylist()
     if encoding in ("msgpack", "tree"):
-        return [None if data is None else _unpacked(data, field.name, encoding, look) for data in values]
+        return [
+            None if data is None else _unpacked(data, field.name, encoding, look) for data in values
+        ]
     if _is_binary(kind):
         return [None if data is None else _bytes(data, encoding, look) for data in values]
     if encoding in _NUMBERS:
-        return [None if text is None else _told(text, field.name, _NUMBERS[encoding]) for text in values]
+        return [
+            None if text is None else _told(text, field.name, _NUMBERS[encoding]) for text in values
+        ]
     if encoding in ("json", "json_str", "json_int", "json_float"):
         return [None if text is None else _parsed(text, field.name) for text in values]
     if encoding == "json_json":  # JSON in a text of JSON
-        return [None if text is None else _parsed(str(_parsed(text, field.name)), field.name) for text in values]
+        return [
+            None if text is None else _parsed(str(_parsed(text, field.name)), field.name)
+            for text in values
+        ]
     if pa.types.is_floating(kind):
         return [value if value is None or math.isfinite(value) else None for value in values]
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if (
+        pa.types.is_integer(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+    ):
         return values
     return [plain(value) for value in values]
 
@@ -244,13 +289,20 @@ def _lists(array: pa.Array, field: pa.Field, look: Look) -> list[Any]:
     ends, flat = array.offsets.to_pylist(), _values(array.flatten(), field, look)
     first = ends[0] if ends else 0
     pairs = zip(ends, ends[1:], array.is_valid().to_pylist(), strict=False)
-    return [flat[start - first : stop - first] if is_valid else None for start, stop, is_valid in pairs]
+    return [
+        flat[start - first : stop - first] if is_valid else None for start, stop, is_valid in pairs
+    ]
 
 
 def _is_binary(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind))
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+    )
 
 
 def _bytes(data: bytes, encoding: str, look: Look) -> Any:
@@ -260,7 +312,9 @@ def _bytes(data: bytes, encoding: str, look: Look) -> Any:
         import base64
 
         return base64.b64encode(data).decode()
-    return f"<pickle, {format_size(len(data))}, not decoded>" if encoding == "pkl" else compact(data)
+    return (
+        f"<pickle, {format_size(len(data))}, not decoded>" if encoding == "pkl" else compact(data)
+    )
 
 
 def _unpickled(data: bytes) -> Any:
@@ -270,8 +324,12 @@ def _unpickled(data: bytes) -> Any:
     try:
         return plain(encodings.decode(encodings.lookup("pkl"), data, allow_pickle=True))
     except Exception as error:
-        told = error.message if isinstance(error, FlareError) else f"{type(error).__name__}: {error}"
-        raise ValueFitError(f"a pickle cannot be read: {told}", hint="Leave --allow-pickle out to see its size.") from None
+        told = (
+            error.message if isinstance(error, FlareError) else f"{type(error).__name__}: {error}"
+        )
+        raise ValueFitError(
+            f"a pickle cannot be read: {told}", hint="Leave --allow-pickle out to see its size."
+        ) from None
 
 
 def _unpacked(data: bytes, name: str, encoding: str, look: Look) -> Any:
@@ -297,11 +355,20 @@ def _unpacked(data: bytes, name: str, encoding: str, look: Look) -> Any:
 def _parsed(text: str, name: str) -> Any:
     """Give the value of JSON text, without what strict JSON cannot say."""
     try:
-        return json.loads(text, parse_constant=lambda _: None, parse_float=_number, parse_int=_integer)
+        return json.loads(
+            text, parse_constant=lambda _: None, parse_float=_number, parse_int=_integer
+        )
     except (ValueError, RecursionError) as error:
         shown = text if len(text) <= 40 else text[:40] + "…"
-        what = "is nested too deeply" if isinstance(error, RecursionError) else f"is not JSON: {shown!r}"
-        raise ValueFitError(f"a value of column {name!r} {what}", hint=f"Give --raw {name} to see its bytes, or -c without it.") from None
+        what = (
+            "is nested too deeply"
+            if isinstance(error, RecursionError)
+            else f"is not JSON: {shown!r}"
+        )
+        raise ValueFitError(
+            f"a value of column {name!r} {what}",
+            hint=f"Give --raw {name} to see its bytes, or -c without it.",
+        ) from None
 
 
 def _told(text: str, name: str, read: Callable[[str], Any]) -> Any:
@@ -311,7 +378,8 @@ def _told(text: str, name: str, read: Callable[[str], Any]) -> Any:
     except ValueError:
         shown = text if len(text) <= 40 else text[:40] + "…"
         raise ValueFitError(
-            f"a value of column {name!r} is no number: {shown!r}", hint=f"Give --raw {name} to see its bytes, or -c without it."
+            f"a value of column {name!r} is no number: {shown!r}",
+            hint=f"Give --raw {name} to see its bytes, or -c without it.",
         ) from None
 
 

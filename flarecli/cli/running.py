@@ -14,7 +14,12 @@ __all__ = ["run"]
 _BUG = "This is a bug in flare, not in your data: please report it with what --debug shows."
 
 
-def run(args: list[str], as_json: bool = False, debug: bool = False, stopped: Callable[[], bool] = lambda: False) -> int:
+def run(
+    args: list[str],
+    as_json: bool = False,
+    debug: bool = False,
+    stopped: Callable[[], bool] = lambda: False,
+) -> int:
     """Run one command line and give its exit code; errors are printed, and none is raised but KeyboardInterrupt.
 
     as_json  errors go to stderr as JSON objects
@@ -55,7 +60,10 @@ def _told(error: BaseException, args: list[str]) -> FlareError:
     if isinstance(error, FlareError):
         return error
     if isinstance(error, MemoryError):
-        return ReachError("there is not enough memory", hint="Give it fewer --jobs, smaller shards or more memory.")
+        return ReachError(
+            "there is not enough memory",
+            hint="Give it fewer --jobs, smaller shards or more memory.",
+        )
     if isinstance(error, RuntimeError):
         from flarecli.storage.threads import none_left
 
@@ -63,8 +71,15 @@ def _told(error: BaseException, args: list[str]) -> FlareError:
             return no_thread
     if isinstance(error, RecursionError):
         return FormatError("the data is nested too deeply")
-    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("flarecli"):
-        return MissingLibraryError(f"the library {error.name} is missing", hint=f"Run `pip install {error.name.partition('.')[0]}`.")
+    if (
+        isinstance(error, ModuleNotFoundError)
+        and error.name
+        and not error.name.startswith("flarecli")
+    ):
+        return MissingLibraryError(
+            f"the library {error.name} is missing",
+            hint=f"Run `pip install {error.name.partition('.')[0]}`.",
+        )
     if isinstance(error, OSError) and error.strerror:
         return ReachError(error.strerror, where=error.filename or "")
     told = FlareError(f"{type(error).__name__}: {error}".removesuffix(": "), hint=_BUG)

@@ -138,11 +138,20 @@ def compact(data: bytes) -> dict[str, Any]:
 def json_text(value: Any) -> str:
     r"""Write one JSON value on one line; it always parses, and what a terminal would act on is a \u escape in it."""
     text = _ENCODE(value)
-    return text if text.isascii() and "\x7f" not in text else re.sub(_ACTIVE, lambda found: f"\\u{ord(found[0]):04x}", text)
+    return (
+        text
+        if text.isascii() and "\x7f" not in text
+        else re.sub(_ACTIVE, lambda found: f"\\u{ord(found[0]):04x}", text)
+    )
 
 
 def _colours(stream: TextIO | None) -> bool:
-    return stream is not None and stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return (
+        stream is not None
+        and stream.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") != "dumb"
+    )
 
 
 def _tell(text: str) -> None:
@@ -164,11 +173,20 @@ def error(told: FlareError, as_json: bool = False, shown: BaseException | None =
             _tell(_clean(part) + "\n")
     where, message, hint = (_clean(text) for text in (told.where, told.message, told.hint))
     if as_json:
-        fields = {"kind": told.kind, "message": message, "where": where, "hint": hint, "exit_code": told.exit_code}
+        fields = {
+            "kind": told.kind,
+            "message": message,
+            "where": where,
+            "hint": hint,
+            "exit_code": told.exit_code,
+        }
         _tell(json_text({"error": fields}) + "\n")
         return
     red, cyan, off = (_RED, _CYAN, _OFF) if _colours(sys.stderr) else ("", "", "")
-    _tell(f"{red}error:{off} {where}{': ' if where else ''}{message}\n" + (f"{cyan}hint:{off} {hint}\n" if hint else ""))
+    _tell(
+        f"{red}error:{off} {where}{': ' if where else ''}{message}\n"
+        + (f"{cyan}hint:{off} {hint}\n" if hint else "")
+    )
 
 
 def _clean(text: str) -> str:
@@ -213,7 +231,10 @@ class Printer:
 
         A cell is text; for a terminal that shows pictures it may be a drawing by `half_blocks` or a `graphic` too.
         """
-        header, clean = [escape(cell) for cell in header], ([_cell(cell) for cell in row] for row in rows)
+        header, clean = (
+            [escape(cell) for cell in header],
+            ([_cell(cell) for cell in row] for row in rows),
+        )
         if sys.stdout is None or not sys.stdout.isatty():
             for part in ([header], clean):
                 for cells in part:
@@ -233,7 +254,11 @@ def _cell(cell: Any) -> Any:
         return escape(cell)
     from flarecli.cli.graphics import Graphic  # which few tables hold
 
-    return cell if isinstance(cell, Graphic) or (hasattr(cell, "plain") and hasattr(cell, "spans")) else escape(str(cell))
+    return (
+        cell
+        if isinstance(cell, Graphic) or (hasattr(cell, "plain") and hasattr(cell, "spans"))
+        else escape(str(cell))
+    )
 
 
 def _rich_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -245,7 +270,13 @@ def _rich_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
     from flarecli.cli.graphics import Graphic
 
-    console = Console(file=sys.stdout, color_system="auto" if _colours(sys.stdout) else None, markup=False, emoji=False, highlight=False)
+    console = Console(
+        file=sys.stdout,
+        color_system="auto" if _colours(sys.stdout) else None,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
     runs = _runs(header, console.width)
     if len(runs) > 1:
         rows = list(rows)
@@ -260,7 +291,16 @@ def _rich_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         first = len(graphics)
         graphics += (cell for cell in row if isinstance(cell, Graphic))
         numbers = iter(range(first, len(graphics)))
-        table.add_row(*(cell.text(next(numbers)) if isinstance(cell, Graphic) else Text(cell) if isinstance(cell, str) else cell for cell in row))
+        table.add_row(
+            *(
+                cell.text(next(numbers))
+                if isinstance(cell, Graphic)
+                else Text(cell)
+                if isinstance(cell, str)
+                else cell
+                for cell in row
+            )
+        )
     with _answering():
         if graphics:
             _print_painted(console, table, graphics)
@@ -277,7 +317,9 @@ def _runs(header: Sequence[str], width: int) -> list[slice]:
             starts.append(i)
             used = 1
         used += own
-    return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(header)], strict=True)]
+    return [
+        slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(header)], strict=True)
+    ]
 
 
 def _print_painted(console: Any, table: Any, graphics: Sequence[Graphic]) -> None:
@@ -296,5 +338,13 @@ def _print_painted(console: Any, table: Any, graphics: Sequence[Graphic]) -> Non
             if number is not None:
                 left[number] -= 1
                 if not left[number]:
-                    write_text(painted(graphics[number], how, column, segment.cell_length, graphics[number].lines))
+                    write_text(
+                        painted(
+                            graphics[number],
+                            how,
+                            column,
+                            segment.cell_length,
+                            graphics[number].lines,
+                        )
+                    )
             column += segment.cell_length

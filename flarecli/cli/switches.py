@@ -26,7 +26,9 @@ _VERIFY = {
     "-v": "verbose",
     "--debug": "debug",
 }
-_COMMANDS = {"verify": ("flarecli.cli.checking", "check", _VERIFY)}  # name -> where it is done, and switch -> the argument that it sets
+_COMMANDS = {
+    "verify": ("flarecli.cli.checking", "check", _VERIFY)
+}  # name -> where it is done, and switch -> the argument that it sets
 _JOBS = ("-j", "--jobs")
 _MOST = 4  # digits of a number
 
@@ -43,11 +45,17 @@ def plain_line(args: Sequence[str]) -> Callable[[], int] | None:
             given[switches[arg]] = True
         elif arg.startswith(("-j", "--jobs=")) or arg == "--jobs":
             number = next(rest, "") if arg in _JOBS else arg[2 if arg.startswith("-j") else 7 :]
-            if "jobs" in given or not (number.isascii() and number.isdecimal() and len(number) <= _MOST and int(number)):
+            if "jobs" in given or not (
+                number.isascii() and number.isdecimal() and len(number) <= _MOST and int(number)
+            ):
                 return None
             given["jobs"] = int(number)
         elif arg[:1] in ("", "-"):
             return None
         else:
             sources.append(arg)
-    return partial(getattr(importlib.import_module(module), name), sources, **given) if sources else None
+    return (
+        partial(getattr(importlib.import_module(module), name), sources, **given)
+        if sources
+        else None
+    )

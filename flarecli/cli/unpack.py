@@ -17,7 +17,12 @@ _INDEXES = ("jsonl", "csv", "parquet", "none")
 
 def command(
     sources: params.Sources,
-    out: Annotated[str, typer.Argument(metavar="OUT", help="The folder to write, or - for a tar on stdout.", show_default=False)],
+    out: Annotated[
+        str,
+        typer.Argument(
+            metavar="OUT", help="The folder to write, or - for a tar on stdout.", show_default=False
+        ),
+    ],
     format: params.ReadFormat = None,
     stream: params.Streams = None,
     columns: params.Columns = None,
@@ -26,9 +31,18 @@ def command(
     limit: params.Limit = None,
     key: params.Key = None,
     fetch: params.Fetch = None,
-    name: Annotated[str | None, option("--name", metavar="PATTERN", help="Names of files, such as '{key}.{ext}'.")] = None,
+    name: Annotated[
+        str | None,
+        option("--name", metavar="PATTERN", help="Names of files, such as '{key}.{ext}'."),
+    ] = None,
     index: Annotated[
-        str, option("--index", metavar="jsonl|csv|parquet|none", help="The table of the small columns.", autocompletion=completes(*_INDEXES))
+        str,
+        option(
+            "--index",
+            metavar="jsonl|csv|parquet|none",
+            help="The table of the small columns.",
+            autocompletion=completes(*_INDEXES),
+        ),
     ] = "jsonl",
     resume: params.Resume = False,
     overwrite: params.Overwrite = False,
@@ -59,7 +73,16 @@ def command(
     if to_stdout:
         refuse_terminal("a tar")
     printer = Printer(as_json, quiet, verbose)
-    guard = params.guard(allow_private, allow_local, jobs, retries, timeout, deadline, max_object, keeper=params.keeper(printer, cache, cache_limit))
+    guard = params.guard(
+        allow_private,
+        allow_local,
+        jobs,
+        retries,
+        timeout,
+        deadline,
+        max_object,
+        keeper=params.keeper(printer, cache, cache_limit),
+    )
     bar = Bar(printer)
     try:
         unpacked = verbs.unpack(
@@ -86,7 +109,9 @@ def command(
     finally:
         bar.close()
     bar.counts(unpacked.reasons)
-    bar.sum_up(f"unpacked {format_count(unpacked.rows, 'row')} into {format_count(unpacked.files, 'file')}, {format_size(unpacked.bytes)}")
+    bar.sum_up(
+        f"unpacked {format_count(unpacked.rows, 'row')} into {format_count(unpacked.files, 'file')}, {format_size(unpacked.bytes)}"
+    )
     if not to_stdout:
         if as_json:
             printer.json(unpacked.as_json())

@@ -38,7 +38,10 @@ def names(text: str | None) -> list[str] | None:
         return None
     found = text.split(",")
     if not all(found):
-        raise UsageError(f"{text!r} holds an empty name", hint="Write names with single commas between, such as id,score.")
+        raise UsageError(
+            f"{text!r} holds an empty name",
+            hint="Write names with single commas between, such as id,score.",
+        )
     return found
 
 
@@ -61,7 +64,9 @@ def guard(
     from flarecli.storage import Guard, Limits
 
     given = {} if jobs is None else {"jobs": jobs}
-    limits = Limits(retries=retries, timeout_s=timeout, deadline_s=deadline, max_bytes=max_object, **given)
+    limits = Limits(
+        retries=retries, timeout_s=timeout, deadline_s=deadline, max_bytes=max_object, **given
+    )
     return Guard(allow_private=allow_private, allow_local=allow_local, limits=limits, keeper=keeper)
 
 
@@ -94,7 +99,10 @@ def share(text: str | None, what: str = "rows") -> int | float | None:
     except ValueError:
         found = -1
     if not 0 <= found < (1.0000001 if percent else 1 << 63):
-        raise UsageError(f"{text!r:.60} is neither a number of {what} nor a share", hint="Write it like 100 or 1%.")
+        raise UsageError(
+            f"{text!r:.60} is neither a number of {what} nor a share",
+            hint="Write it like 100 or 1%.",
+        )
     return found
 
 

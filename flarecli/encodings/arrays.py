@@ -21,7 +21,9 @@ from flarecli.units import format_size
 __all__ = ["build", "decode", "describe", "encode"]
 
 _DTYPES = {code: name for name, code in NDARRAY_CODES.items()}
-_DTYPE = re.compile(r"[<>|=]?[biufcSUV][0-9]{1,9}", re.ASCII)  # numbers and text of fixed size: no objects, which would be pointers, and no times
+_DTYPE = re.compile(
+    r"[<>|=]?[biufcSUV][0-9]{1,9}", re.ASCII
+)  # numbers and text of fixed size: no objects, which would be pointers, and no times
 _DIMENSIONS = 32  # what every numpy takes
 
 
@@ -36,13 +38,21 @@ def encode(encoding: Encoding, value: Any) -> bytes:
     if not hasattr(value, "dtype") and encoding.dtype and array.dtype != encoding.dtype:
         array = _cast(array, encoding)
     dtype = array.dtype.name
-    wrong = (encoding.dtype and encoding.dtype != dtype) or (encoding.shape and encoding.shape != array.shape)
+    wrong = (encoding.dtype and encoding.dtype != dtype) or (
+        encoding.shape and encoding.shape != array.shape
+    )
     if wrong or dtype not in NDARRAY_CODES or not 1 <= array.ndim <= 63 or array.size == 0:
         raise ValueFitError(f"an array of {array.dtype} {array.shape} does not fit {encoding.name}")
     head = b"" if encoding.dtype else bytes([NDARRAY_CODES[dtype]])
     if not encoding.shape:
-        power = next(k for k, limit in enumerate((1 << 8, 1 << 16, 1 << 32, 1 << 64)) if max(array.shape) < limit)
-        head += bytes([array.ndim << 2 | power]) + b"".join(dim.to_bytes(1 << power, "little") for dim in array.shape)
+        power = next(
+            k
+            for k, limit in enumerate((1 << 8, 1 << 16, 1 << 32, 1 << 64))
+            if max(array.shape) < limit
+        )
+        head += bytes([array.ndim << 2 | power]) + b"".join(
+            dim.to_bytes(1 << power, "little") for dim in array.shape
+        )
     return head + array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
@@ -55,7 +65,11 @@ def _cast(array: Any, encoding: Encoding) -> Any:
     with np.errstate(all="ignore"):
         out = array.astype(encoding.dtype)
         back = out.astype(array.dtype)
-    same = (np.isfinite(out) | ~np.isfinite(array)) if out.dtype.kind == "f" else (back == array) & ((out < 0) == (array < 0))
+    same = (
+        (np.isfinite(out) | ~np.isfinite(array))
+        if out.dtype.kind == "f"
+        else (back == array) & ((out < 0) == (array < 0))
+    )
     if not same.all():
         raise ValueFitError(f"{array[~same].flat[0]} does not fit {encoding.name}")
     return out
@@ -70,7 +84,10 @@ def decode(encoding: Encoding, data: bytes) -> Any:
         dtype, at = _DTYPES.get(data[0] if data else -1, ""), 1
     if dtype and not shape and at < len(data):
         width, ndim = 1 << (data[at] & 3), data[at] >> 2
-        shape = tuple(int.from_bytes(data[at + 1 + i * width : at + 1 + (i + 1) * width], "little") for i in range(ndim))
+        shape = tuple(
+            int.from_bytes(data[at + 1 + i * width : at + 1 + (i + 1) * width], "little")
+            for i in range(ndim)
+        )
         at += 1 + ndim * width
     if not dtype or not shape or math.prod(shape) * NDARRAY_CODES_SIZE[dtype] != len(data) - at:
         raise ValueFitError(f"{format_size(len(data))} are not {encoding.name}")
@@ -83,7 +100,12 @@ def describe(array: Any) -> tuple[str, list[int], bytes]:
     raises  ValueFitError for objects, times and records, which cannot be read back
     """
     dtype = array.dtype.str
-    if not _DTYPE.fullmatch(dtype) or array.dtype.names is not None or array.dtype.itemsize == 0 or array.ndim > _DIMENSIONS:
+    if (
+        not _DTYPE.fullmatch(dtype)
+        or array.dtype.names is not None
+        or array.dtype.itemsize == 0
+        or array.ndim > _DIMENSIONS
+    ):
         raise ValueFitError(f"an array of {array.dtype} {array.shape} cannot be read back")
     return dtype, list(array.shape), array.tobytes()
 
@@ -109,4 +131,6 @@ def build(dtype: Any, shape: Any, data: Any) -> Any:
     except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, ValueFitError):
             raise
-        raise ValueFitError(f"{len(data)} bytes are no array of {dtype[:20]} with {len(shape)} dimensions") from None
+        raise ValueFitError(
+            f"{len(data)} bytes are no array of {dtype[:20]} with {len(shape)} dimensions"
+        ) from None

@@ -14,14 +14,19 @@ from flarecli.model import ENCODING, Column
 
 _NUMBERS = {"varint": varints, "msgpack_float": packed_floats}  # of no fixed size
 
-_LARGE, _HEAD = 1 << 15, 1 << 12  # bytes that are worth a look at whether all of them are ASCII, and of them the first
+_LARGE, _HEAD = (
+    1 << 15,
+    1 << 12,
+)  # bytes that are worth a look at whether all of them are ASCII, and of them the first
 
 __all__ = ["check_text", "each_item", "encoding_of", "field", "is_utf8", "stored", "typed"]
 
 
 def field(column: Column) -> pa.Field:
     """Give the Arrow field of a column: its type, and its encoding's name in the metadata."""
-    return pa.field(column.name, lookup(column.encoding).arrow, metadata={ENCODING: column.encoding.encode()})
+    return pa.field(
+        column.name, lookup(column.encoding).arrow, metadata={ENCODING: column.encoding.encode()}
+    )
 
 
 def encoding_of(field: pa.Field) -> str | None:
@@ -60,13 +65,17 @@ def typed(array: pa.Array, encoding: Encoding) -> pa.Array:
         try:
             check_text(text)
         except pa.ArrowInvalid:
-            row = next(i for i, data in enumerate(array) if data.is_valid and not is_utf8(data.as_py()))
+            row = next(
+                i for i, data in enumerate(array) if data.is_valid and not is_utf8(data.as_py())
+            )
             raise ValueFitError(f"{encoding.name} is not UTF-8", where=f"[{row}]") from None
         return text
     if encoding.name in _NUMBERS:
         return _NUMBERS[encoding.name].parse(array)
     if encoding.size is not None and not encoding.arrow.equals(BINARY):
-        return (array if pa.types.is_fixed_size_binary(array.type) else _fixed(array, encoding)).view(encoding.arrow)
+        return (
+            array if pa.types.is_fixed_size_binary(array.type) else _fixed(array, encoding)
+        ).view(encoding.arrow)
     return array
 
 
@@ -74,8 +83,15 @@ def _fixed(array: pa.Array, encoding: Encoding) -> pa.Array:
     try:
         return array.cast(pa.binary(encoding.size))
     except pa.ArrowInvalid:
-        row, data = next((i, data) for i, data in enumerate(array) if data.is_valid and len(data.as_buffer()) != encoding.size)
-        raise ValueFitError(f"{len(data.as_buffer())} bytes are not {encoding.name}, which takes {encoding.size}", where=f"[{row}]") from None
+        row, data = next(
+            (i, data)
+            for i, data in enumerate(array)
+            if data.is_valid and len(data.as_buffer()) != encoding.size
+        )
+        raise ValueFitError(
+            f"{len(data.as_buffer())} bytes are not {encoding.name}, which takes {encoding.size}",
+            where=f"[{row}]",
+        ) from None
 
 
 def each_item(array: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
@@ -89,9 +105,17 @@ def each_item(array: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Ar
         items = convert(values)
     except ValueFitError as error:
         item = int(error.where[1:-1] or 0)
-        raise ValueFitError(error.message, where=f"[{np.searchsorted(offsets - offsets[0], item, 'right') - 1}]", hint=error.hint) from None
+        raise ValueFitError(
+            error.message,
+            where=f"[{np.searchsorted(offsets - offsets[0], item, 'right') - 1}]",
+            hint=error.hint,
+        ) from None
     out = pa.LargeListArray.from_arrays(pa.array(offsets - offsets[0]), items)
-    return out if not array.null_count else pa.LargeListArray.from_arrays(out.offsets, items, mask=array.is_null())
+    return (
+        out
+        if not array.null_count
+        else pa.LargeListArray.from_arrays(out.offsets, items, mask=array.is_null())
+    )
 
 
 def check_text(text: pa.Array) -> None:
@@ -107,7 +131,11 @@ def _is_ascii(text: pa.Array) -> bool:
     """Whether nothing but ASCII lies between the first offset and the last, which rise; large columns alone are looked at."""
     text.validate()  # the first and the last lie in the data
     _, offsets, data = text.buffers()
-    ends = np.frombuffer(offsets, np.int64, len(text) + 1, 8 * text.offset) if len(text) else np.zeros(1, np.int64)
+    ends = (
+        np.frombuffer(offsets, np.int64, len(text) + 1, 8 * text.offset)
+        if len(text)
+        else np.zeros(1, np.int64)
+    )
     if ends[-1] - ends[0] < _LARGE or (ends[1:] < ends[:-1]).any():
         return False
     signed = np.frombuffer(data, np.int8)[ends[0] : ends[-1]]

@@ -18,32 +18,62 @@ from flarecli.encodings import packed_floats, texts
 from flarecli.encodings.columns import check_text
 from flarecli.encodings.names import BINARY, TEXT, Encoding
 
-__all__ = ["carried", "converted", "is_binary", "is_list", "is_text", "is_whole", "large_list", "number_text"]
+__all__ = [
+    "carried",
+    "converted",
+    "is_binary",
+    "is_list",
+    "is_text",
+    "is_whole",
+    "large_list",
+    "number_text",
+]
 
 Converted: TypeAlias = "tuple[pa.Array, list[int]]"
-_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeEncodeError, ValueError, OverflowError, RecursionError)
+_ERRORS = (
+    pa.ArrowInvalid,
+    pa.ArrowNotImplementedError,
+    UnicodeEncodeError,
+    ValueError,
+    OverflowError,
+    RecursionError,
+)
 _DOCUMENTS = ("msgpack", "tree", "array", "ndarray")
 
 
 def is_text(kind: pa.DataType) -> bool:
     """Whether values of the type are text."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
 
 
 def is_binary(kind: pa.DataType) -> bool:
     """Whether values of the type are bytes."""
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind))
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+    )
 
 
 def is_list(kind: pa.DataType) -> bool:
     """Whether values of the type are lists of one type."""
     views = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind) or views)
+    return bool(
+        pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or pa.types.is_fixed_size_list(kind)
+        or views
+    )
 
 
 def is_number(kind: pa.DataType) -> bool:
     """Whether values of the type are integers, floats or booleans."""
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    )
 
 
 def large_list(array: pa.Array) -> pa.Array:
@@ -52,7 +82,9 @@ def large_list(array: pa.Array) -> pa.Array:
     wanted = pa.large_list(kind.value_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return array.cast(wanted)
-    return pa.array(array.to_pylist(), wanted)  # views may lie in any order, and null rows of a fixed size have items
+    return pa.array(
+        array.to_pylist(), wanted
+    )  # views may lie in any order, and null rows of a fixed size have items
 
 
 def is_whole(kind: pa.DataType, encoding: Encoding) -> bool:
@@ -73,7 +105,9 @@ def carried(array: pa.Array, encoding: Encoding) -> Converted:
         return _halved(array, encoding.arrow, lambda some: _of_size(some, encoding))
     if array.type.equals(TEXT) and encoding.arrow.equals(BINARY):
         return array.view(BINARY), []
-    return _halved(array, encoding.arrow, lambda some: _of_size(some.cast(encoding.arrow), encoding))
+    return _halved(
+        array, encoding.arrow, lambda some: _of_size(some.cast(encoding.arrow), encoding)
+    )
 
 
 def converted(array: pa.Array, encoding: Encoding, kind: str) -> Converted:
@@ -90,14 +124,18 @@ def converted(array: pa.Array, encoding: Encoding, kind: str) -> Converted:
     return _numbers(array, encoding.arrow)
 
 
-def _halved(array: pa.Array, wanted: pa.DataType, convert: Callable[[pa.Array], pa.Array]) -> Converted:
+def _halved(
+    array: pa.Array, wanted: pa.DataType, convert: Callable[[pa.Array], pa.Array]
+) -> Converted:
     """Convert all values, or find by halving those that do not: a few bad rows cost a few passes."""
     try:
         return convert(array), []
     except _ERRORS:
         failed = _failing(array, convert, 0)
     if len(failed) + array.null_count == len(array):
-        return pa.nulls(len(array), wanted), failed  # there may be no way to convert the type at all
+        return pa.nulls(
+            len(array), wanted
+        ), failed  # there may be no way to convert the type at all
     mask = np.zeros(len(array), bool)
     mask[failed] = True
     kept = pc.if_else(pa.array(mask), pa.scalar(None, array.type), array)
@@ -112,7 +150,9 @@ def _failing(array: pa.Array, convert: Callable[[pa.Array], pa.Array], first: in
         if len(array) == 1:
             return [first] if array.null_count == 0 else []
     middle = len(array) // 2
-    return _failing(array[:middle], convert, first) + _failing(array[middle:], convert, first + middle)
+    return _failing(array[:middle], convert, first) + _failing(
+        array[middle:], convert, first + middle
+    )
 
 
 # -- bytes
@@ -155,10 +195,18 @@ def _cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
         raise pa.ArrowInvalid(f"{kind} is not a number")
     if pa.types.is_temporal(kind):
         array = array.cast(pa.int64() if kind.bit_width == 64 else pa.int32())
-    if pa.types.is_floating(wanted) and (pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)):
-        array = array.cast(pa.float64(), safe=False)  # digits may go, as they do where Python makes a float
+    if pa.types.is_floating(wanted) and (
+        pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)
+    ):
+        array = array.cast(
+            pa.float64(), safe=False
+        )  # digits may go, as they do where Python makes a float
     out = array.cast(wanted)
-    if pa.types.is_floating(wanted) and pa.types.is_floating(array.type) and wanted.bit_width < array.type.bit_width:
+    if (
+        pa.types.is_floating(wanted)
+        and pa.types.is_floating(array.type)
+        and wanted.bit_width < array.type.bit_width
+    ):
         large = pc.and_(pc.is_inf(out.cast(pa.float32())), pc.invert(pc.is_inf(array)))
         if pc.any(large, min_count=0).as_py():
             raise pa.ArrowInvalid("a number became infinite")
@@ -178,7 +226,9 @@ def _to_text(array: pa.Array) -> pa.Array:
         return texts.float_text(array.cast(pa.float64()))
     if pa.types.is_nested(kind):
         raise pa.ArrowInvalid(f"{kind} is not text")
-    text = _widened(array) if pa.types.is_string(kind) and not array.null_count else array.cast(TEXT)  # from bytes: checks UTF-8
+    text = (
+        _widened(array) if pa.types.is_string(kind) and not array.null_count else array.cast(TEXT)
+    )  # from bytes: checks UTF-8
     if is_text(kind):
         check_text(text)
     return text
@@ -187,8 +237,12 @@ def _to_text(array: pa.Array) -> pa.Array:
 def _widened(text: pa.StringArray) -> pa.LargeStringArray:
     """Cast text without nulls, which takes its offsets alone: in a quarter of the time, and less where little of Arrow is in the cache."""
     _, offsets, data = text.buffers()
-    wide = np.frombuffer(offsets or bytes(4), np.int32, len(text) + 1, 4 * text.offset).astype(np.int64)
-    return pa.LargeStringArray.from_buffers(len(text), pa.py_buffer(wide), data or pa.py_buffer(b""))
+    wide = np.frombuffer(offsets or bytes(4), np.int32, len(text) + 1, 4 * text.offset).astype(
+        np.int64
+    )
+    return pa.LargeStringArray.from_buffers(
+        len(text), pa.py_buffer(wide), data or pa.py_buffer(b"")
+    )
 
 
 def _then(first: Converted, step: Callable[[pa.Array], Converted]) -> Converted:
@@ -222,7 +276,12 @@ def _str_int(array: pa.Array, kind: str) -> Converted:
 
 def _str_float(array: pa.Array, kind: str) -> Converted:
     if is_number(array.type):
-        return _then(_numbers(array.cast(pa.uint8()) if pa.types.is_boolean(array.type) else array, pa.float64()), _str)
+        return _then(
+            _numbers(
+                array.cast(pa.uint8()) if pa.types.is_boolean(array.type) else array, pa.float64()
+            ),
+            _str,
+        )
     return _then(_str(array), lambda text: _checked(text, texts.JSON_FLOAT, float))
 
 
@@ -232,7 +291,10 @@ def _str_decimal(array: pa.Array, kind: str) -> Converted:
 
 def _json(array: pa.Array, kind: str) -> Converted:
     if is_number(array.type):
-        return _then(_str(array), lambda text: (_json_words(text) if pa.types.is_floating(array.type) else text, []))
+        return _then(
+            _str(array),
+            lambda text: (_json_words(text) if pa.types.is_floating(array.type) else text, []),
+        )
     if kind == "json":
         return array, []
     if kind == "text":
@@ -254,11 +316,16 @@ def _json_json(array: pa.Array, kind: str) -> Converted:
 
 
 def _json_int(array: pa.Array, kind: str) -> Converted:
-    return _then(_str_int(array, kind), lambda text: number_text(text, "str_int", "json_int") or (text, []))
+    return _then(
+        _str_int(array, kind), lambda text: number_text(text, "str_int", "json_int") or (text, [])
+    )
 
 
 def _json_float(array: pa.Array, kind: str) -> Converted:
-    return _then(_str_float(array, kind), lambda text: number_text(text, "str_float", "json_float") or (text, []))
+    return _then(
+        _str_float(array, kind),
+        lambda text: number_text(text, "str_float", "json_float") or (text, []),
+    )
 
 
 _WRITERS: dict[str, Callable[[pa.Array, str], Converted]] = {
@@ -277,16 +344,33 @@ _FLOAT = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)$
 
 def number_text(array: pa.Array, source: str, wanted: str) -> Converted | None:
     """Give text of numbers as other text of numbers, the same where both write it so, or as uint64; None where the pair is another."""
-    if source in ("str_int", "json_int") and wanted == "uint64":  # int64 in between would be too small
+    if (
+        source in ("str_int", "json_int") and wanted == "uint64"
+    ):  # int64 in between would be too small
         return texts.ints(array, _json_number(int) if source == "json_int" else int, pa.uint64())
     if (source, wanted) in (("str_int", "json_int"), ("json_int", "str_int")):
         parse = _json_number(int) if source == "json_int" else int
-        return texts.patched(array, pc.match_substring_regex(array, texts.JSON_INT), lambda some: some, lambda value: str(parse(value)))
+        return texts.patched(
+            array,
+            pc.match_substring_regex(array, texts.JSON_INT),
+            lambda some: some,
+            lambda value: str(parse(value)),
+        )
     if (source, wanted) == ("str_float", "json_float"):
-        return texts.patched(array, pc.match_substring_regex(array, _FLOAT), lambda some: some, lambda value: json.dumps(float(value)))
+        return texts.patched(
+            array,
+            pc.match_substring_regex(array, _FLOAT),
+            lambda some: some,
+            lambda value: json.dumps(float(value)),
+        )
     if (source, wanted) == ("json_float", "str_float"):
         number = _json_number(float)
-        return texts.patched(array, pc.match_substring_regex(array, _FLOAT), lambda some: some, lambda value: repr(number(value)))
+        return texts.patched(
+            array,
+            pc.match_substring_regex(array, _FLOAT),
+            lambda some: some,
+            lambda value: repr(number(value)),
+        )
     return None
 
 

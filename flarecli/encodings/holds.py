@@ -16,7 +16,15 @@ __all__ = ["FORMATS", "KEPT", "REFUSED", "TABLE", "held", "held_as"]
 
 KEPT, REFUSED = "=", "-"
 EACH = "X[]"  # a list stays a list: of what X becomes there
-FORMATS = ("mds", "json", "csv tsv xsv", "ffrecord", "granular", "granular-refs", "webdataset files")
+FORMATS = (
+    "mds",
+    "json",
+    "csv tsv xsv",
+    "ffrecord",
+    "granular",
+    "granular-refs",
+    "webdataset files",
+)
 TABLE = (  # encodings; what each of FORMATS holds in their place
     ("bytes pil jpeg_array jpegarray pkl", "=", "-", "-", "=", "=", "=", "="),
     ("jpeg png", "=", "-", "-", "=", "=", "=", "="),
@@ -30,9 +38,27 @@ TABLE = (  # encodings; what each of FORMATS holds in their place
     ("str_int", "=", "json_int", "=", "=", "=", "=", "="),
     ("str_float", "=", "json_float", "=", "=", "=", "=", "json_float"),
     ("int int64 uint64", "=", "json_int", "str_int", "=", "=", "=", "str_int"),
-    ("int8 int16 int32 uint8 uint16 uint32", "=", "json_int", "str_int", "=", "int", "int", "str_int"),
+    (
+        "int8 int16 int32 uint8 uint16 uint32",
+        "=",
+        "json_int",
+        "str_int",
+        "=",
+        "int",
+        "int",
+        "str_int",
+    ),
     ("varint", "int", "json_int", "str_int", "=", "=", "=", "str_int"),
-    ("float16 float32 float64", "=", "json_float", "str_float", "=", "msgpack_float", "msgpack_float", "json_float"),
+    (
+        "float16 float32 float64",
+        "=",
+        "json_float",
+        "str_float",
+        "=",
+        "msgpack_float",
+        "msgpack_float",
+        "json_float",
+    ),
     ("msgpack_float", "float64", "json_float", "str_float", "=", "=", "=", "json_float"),
     ("ndarray", "=", "json_json", "json", "=", "array", "array", "="),
     ("array", "ndarray", "json_json", "json", "=", "=", "=", "="),
@@ -48,7 +74,9 @@ TABLE = (  # encodings; what each of FORMATS holds in their place
     ("ndarray[] array[]", "json", "json_json", "json", "tree", "tree", EACH, "json"),
     ("all other lists", "json", "json_json", "json", "json", "msgpack", EACH, "json"),
 )
-_ROWS = {name: row for names, *row in reversed(TABLE) for name in names.split()}  # the first row that names it counts
+_ROWS = {
+    name: row for names, *row in reversed(TABLE) for name in names.split()
+}  # the first row that names it counts
 _AT = {name: i for i, names in enumerate(FORMATS) for name in names.split()}
 _OF_BYTES = ("bytes", "jpeg_array", "jpegarray", "pkl", "mp4", "webm", "list")
 _BYTES, _OTHER = TABLE[-3][1:], TABLE[-1][1:]
@@ -64,7 +92,10 @@ def held_as(encoding: str, format: str) -> str:
         raise UsageError(f"unknown format {format!r:.60}", hint=f"Choose one of {', '.join(_AT)}.")
     instead = _row(encoding)[_AT[format]]
     if instead == REFUSED:
-        raise UsageError(f"{format} cannot hold {encoding}", hint="Choose another --format, or the columns to pack with -c.")
+        raise UsageError(
+            f"{format} cannot hold {encoding}",
+            hint="Choose another --format, or the columns to pack with -c.",
+        )
     if instead == EACH:
         item = held_as(encoding[:-2], format)
         return encoding if item.endswith("[]") else f"{item}[]"
@@ -72,7 +103,11 @@ def held_as(encoding: str, format: str) -> str:
 
 
 def _row(encoding: str) -> Sequence[str]:
-    plain = encoding.partition(":")[0] + "[]" * encoding.endswith("[]") if encoding.startswith("ndarray:") else encoding
+    plain = (
+        encoding.partition(":")[0] + "[]" * encoding.endswith("[]")
+        if encoding.startswith("ndarray:")
+        else encoding
+    )
     if plain in _ROWS:
         return _ROWS[plain]
     if plain in OWN:  # bytes, as far as a format can tell

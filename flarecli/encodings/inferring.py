@@ -24,7 +24,11 @@ _SCALARS = {
     pa.float64(): "float64",
     pa.bool_(): "uint8",  # MDS has no bool: 0 and 1
 }
-_DTYPES = {kind: "int64" if name == "int" else name for kind, name in _SCALARS.items() if not pa.types.is_boolean(kind)}
+_DTYPES = {
+    kind: "int64" if name == "int" else name
+    for kind, name in _SCALARS.items()
+    if not pa.types.is_boolean(kind)
+}
 
 
 def infer(field: pa.Field, first: bytes | None = None, extension: str = "") -> str:
@@ -49,13 +53,23 @@ def infer(field: pa.Field, first: bytes | None = None, extension: str = "") -> s
     if pa.types.is_nested(kind):
         return "json"
     if pa.types.is_null(kind):
-        raise UsageError(f"column {field.name!r} holds nothing but nulls", hint="Name the columns to pack with -c, without it.")
+        raise UsageError(
+            f"column {field.name!r} holds nothing but nulls",
+            hint="Name the columns to pack with -c, without it.",
+        )
     return _by_content(first or b"", extension, field.name)
 
 
-def _extension(field: pa.Field, kind: pa.BaseExtensionType, first: bytes | None, extension: str) -> str:
+def _extension(
+    field: pa.Field, kind: pa.BaseExtensionType, first: bytes | None, extension: str
+) -> str:
     """See through a type that is another with a name; tensors are arrays of one shape, text of JSON is JSON."""
-    if isinstance(kind, pa.FixedShapeTensorType) and kind.value_type in _DTYPES and kind.shape and all(kind.shape):
+    if (
+        isinstance(kind, pa.FixedShapeTensorType)
+        and kind.value_type in _DTYPES
+        and kind.shape
+        and all(kind.shape)
+    ):
         return f"ndarray:{_DTYPES[kind.value_type]}:{','.join(map(str, kind.shape))}"
     if kind.extension_name == "arrow.json":
         return "json"
@@ -69,7 +83,13 @@ def _list(item: pa.DataType) -> str:
         return "str[]"
     if item in _SCALARS and not pa.types.is_boolean(item):
         return f"{_SCALARS[item]}[]"
-    if pa.types.is_nested(item) or pa.types.is_temporal(item) or pa.types.is_decimal(item) or pa.types.is_boolean(item) or pa.types.is_null(item):
+    if (
+        pa.types.is_nested(item)
+        or pa.types.is_temporal(item)
+        or pa.types.is_decimal(item)
+        or pa.types.is_boolean(item)
+        or pa.types.is_null(item)
+    ):
         return "json"
     return "bytes[]"
 
@@ -79,7 +99,10 @@ def _by_content(data: bytes, extension: str, name: str) -> str:
     found = sniff(data[:512])
     if found in ("jpeg", "png"):
         return found
-    if found in ("mp4", "webm") and (kind_of(f".{extension}") or kind_of(f".{name}")) in (None, found):  # a sound or a mov may begin alike
+    if found in ("mp4", "webm") and (kind_of(f".{extension}") or kind_of(f".{name}")) in (
+        None,
+        found,
+    ):  # a sound or a mov may begin alike
         return found
     if found is None and extension in ("txt", "text", "json"):
         try:

@@ -22,10 +22,27 @@ from flarecli.guesses import choose
 from flarecli.model import Column
 from flarecli.records import dataclass
 
-__all__ = ["BINARY", "Encoding", "NAMES", "NDARRAY_CODES", "NDARRAY_CODES_SIZE", "TEXT", "column", "lookup", "register"]
+__all__ = [
+    "BINARY",
+    "Encoding",
+    "NAMES",
+    "NDARRAY_CODES",
+    "NDARRAY_CODES_SIZE",
+    "TEXT",
+    "column",
+    "lookup",
+    "register",
+]
 
-_ARROW_NAMES = {"float16": "halffloat", "float32": "float", "float64": "double"}  # others are what makes them
-_TEXT, _BINARY = "large_string", "large_binary"  # Arrow's names of the types, so that none is made to look up a name
+_ARROW_NAMES = {
+    "float16": "halffloat",
+    "float32": "float",
+    "float64": "double",
+}  # others are what makes them
+_TEXT, _BINARY = (
+    "large_string",
+    "large_binary",
+)  # Arrow's names of the types, so that none is made to look up a name
 TEXT: Any  # large_string, made when it is first asked for
 BINARY: Any  # large_binary
 
@@ -44,13 +61,41 @@ _SCALARS = {  # bytes of each
     "float64": 8,
 }
 _TEXTS = ("str", "json", "str_int", "str_float", "str_decimal")
-_BINARIES = ("bytes", "pil", "jpeg", "jpeg_array", "jpegarray", "png", "list[pil]", "list[jpeg]", "list[png]", "pkl", "ndarray")
+_BINARIES = (
+    "bytes",
+    "pil",
+    "jpeg",
+    "jpeg_array",
+    "jpegarray",
+    "png",
+    "list[pil]",
+    "list[jpeg]",
+    "list[png]",
+    "pkl",
+    "ndarray",
+)
 _JSON_TEXTS = ("json_str", "json_int", "json_float", "json_json")
 _RECORDS = ("msgpack", "array", "tree", "mp4", "webm")
 _NUMBERS = {"varint": "int64", "msgpack_float": "float64"}  # of no fixed size
-_MEANT = {"string": "str", "text": "str", "float": "float64", "double": "float64", "jpg": "jpeg", "image": "jpeg", "binary": "bytes", "pickle": "pkl"}
+_MEANT = {
+    "string": "str",
+    "text": "str",
+    "float": "float64",
+    "double": "float64",
+    "jpg": "jpeg",
+    "image": "jpeg",
+    "binary": "bytes",
+    "pickle": "pkl",
+}
 _MEANT |= {"integer": "int", "long": "int64", "half": "float16", "path": "str"}
-NAMES = (*_SCALARS, *_TEXTS, *_BINARIES, *_NUMBERS, *_RECORDS, *_JSON_TEXTS)  # all but ndarray:… and lists
+NAMES = (
+    *_SCALARS,
+    *_TEXTS,
+    *_BINARIES,
+    *_NUMBERS,
+    *_RECORDS,
+    *_JSON_TEXTS,
+)  # all but ndarray:… and lists
 
 NDARRAY_CODES = {
     "uint8": 8,
@@ -89,7 +134,11 @@ class Encoding:
     @property
     def arrow_name(self) -> str:
         """What Arrow calls that type, said without Arrow."""
-        return f"large_list<item: {self.item.arrow_name}>" if self.item is not None else _ARROW_NAMES.get(self.kind, self.kind)
+        return (
+            f"large_list<item: {self.item.arrow_name}>"
+            if self.item is not None
+            else _ARROW_NAMES.get(self.kind, self.kind)
+        )
 
     @property
     def is_text(self) -> bool:

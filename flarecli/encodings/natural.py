@@ -37,7 +37,10 @@ def plain(array: pa.Array, encoding: Encoding) -> tuple[pa.Array, Encoding]:
     """
     out, wanted, failed = natural(array, encoding)
     if failed:
-        raise ValueFitError(f"a value of {encoding.name} is no {wanted.name}, or too large for one", where=f"[{failed[0]}]")
+        raise ValueFitError(
+            f"a value of {encoding.name} is no {wanted.name}, or too large for one",
+            where=f"[{failed[0]}]",
+        )
     return out, wanted
 
 
@@ -54,7 +57,9 @@ def natural(array: pa.Array, encoding: Encoding) -> tuple[pa.Array, Encoding, li
         return array, encoding, []
     if not encoding.is_text:
         return array, lookup(name), []
-    array = array if array.type.equals(encoding.arrow) else array.cast(encoding.arrow)  # views are not for Arrow's kernels
+    array = (
+        array if array.type.equals(encoding.arrow) else array.cast(encoding.arrow)
+    )  # views are not for Arrow's kernels
     if name == "int":
         out, failed = texts.ints(array, _json_int if encoding.name == "json_int" else int)
     elif name == "float64":

@@ -28,7 +28,9 @@ _DOCUMENTS = ("msgpack", "array", "tree")
 _AS_TEXT = (date, datetime, time, timedelta, Decimal, UUID)
 
 
-def recoded(array: pa.Array, encoding: Encoding, source: Encoding | None) -> tuple[pa.Array, Failures]:
+def recoded(
+    array: pa.Array, encoding: Encoding, source: Encoding | None
+) -> tuple[pa.Array, Failures]:
     """Bring a column to an encoding; null and (row, reason) for what does not fit.
 
     source  the encoding that the column has; None: its values are what its type says
@@ -50,8 +52,12 @@ def recoded(array: pa.Array, encoding: Encoding, source: Encoding | None) -> tup
             continue
         try:
             out[-1] = write(given)
-            if encoding.item is not None or (isinstance(given, bytes) and not encoding.arrow.equals(BINARY)):
-                typed(pa.array(out[-1:], encoding.raw), encoding)  # bytes are stored as they are, and may be no text and no number
+            if encoding.item is not None or (
+                isinstance(given, bytes) and not encoding.arrow.equals(BINARY)
+            ):
+                typed(
+                    pa.array(out[-1:], encoding.raw), encoding
+                )  # bytes are stored as they are, and may be no text and no number
         except _ERRORS:
             out[-1] = None
             failures.append((row, f"{_shown(given)}does not fit {encoding.name}"))
@@ -70,7 +76,12 @@ def _values(array: pa.Array, encoding: Encoding) -> Iterator[Any]:
     if isinstance(array, pa.FixedShapeTensorArray):
         tensors = iter(array.drop_null().to_numpy_ndarray())
         return (next(tensors) if valid else None for valid in array.is_valid().to_pylist())
-    if encoding.name.partition(":")[0] in _ARRAYS and is_list(array.type) and is_number(array.type.value_type) and not array.null_count:
+    if (
+        encoding.name.partition(":")[0] in _ARRAYS
+        and is_list(array.type)
+        and is_number(array.type.value_type)
+        and not array.null_count
+    ):
         lists = large_list(array)
         offsets = lists.offsets.to_pylist()
         if not lists.values.null_count and not pa.types.is_boolean(lists.values.type):
@@ -91,9 +102,17 @@ def _reader(source: Encoding | None, encoding: Encoding) -> Callable[[Any], Any]
     if source.item is not None:
         read = _reader(source.item, encoding)
         return lambda values: [read(value) for value in values]
-    if not (source.is_text or source.arrow.equals(BINARY)) or name in ("bytes", "str", "str_decimal"):
+    if not (source.is_text or source.arrow.equals(BINARY)) or name in (
+        "bytes",
+        "str",
+        "str_decimal",
+    ):
         return _same
-    if encoding.name in ("msgpack", "tree") and source.arrow.equals(BINARY) and not name.startswith(("ndarray", *_DOCUMENTS)):
+    if (
+        encoding.name in ("msgpack", "tree")
+        and source.arrow.equals(BINARY)
+        and not name.startswith(("ndarray", *_DOCUMENTS))
+    ):
         return _same  # files of any kind, which it holds as bytes
     if source.is_text:
         return lambda text: decode(source, text.encode())

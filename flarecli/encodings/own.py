@@ -26,5 +26,8 @@ OWN: dict[str, Own] = {}  # of this process: each that reads or writes such a co
 def remember(name: str, own: Own) -> None:
     """Keep an encoding under a name; the same name again replaces it. Raises UsageError for a name that cannot be one."""
     if not re.fullmatch(_NAME, name):
-        raise UsageError(f"{name!r:.80} cannot name an encoding", hint="Take letters, digits, _, - and dots, 64 at most, and begin with a letter.")
+        raise UsageError(
+            f"{name!r:.80} cannot name an encoding",
+            hint="Take letters, digits, _, - and dots, 64 at most, and begin with a letter.",
+        )
     OWN[name] = own

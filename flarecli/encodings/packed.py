@@ -19,7 +19,9 @@ from flarecli.errors import ValueFitError
 
 __all__ = ["Extension", "pack", "pack_array", "unpack", "unpack_array"]
 
-_DEPTH = 512  # lists in lists; the original's library takes 1024, more than Python's own stack allows
+_DEPTH = (
+    512  # lists in lists; the original's library takes 1024, more than Python's own stack allows
+)
 _NUMBERS = {  # head: how the number behind it is laid out
     0xCA: struct.Struct(">f"),
     0xCB: struct.Struct(">d"),
@@ -61,7 +63,9 @@ def pack(value: Any, tree: bool = False) -> bytes:
     try:
         _pack(value, out, tree, _DEPTH)
     except (UnicodeEncodeError, OverflowError, RecursionError):
-        raise ValueFitError(f"{type(value).__name__} {value!r:.60} does not fit MessagePack") from None
+        raise ValueFitError(
+            f"{type(value).__name__} {value!r:.60} does not fit MessagePack"
+        ) from None
     return bytes(out)
 
 
@@ -120,7 +124,14 @@ def _pack_int(value: int, out: bytearray) -> None:
     if -32 <= value < 128:
         out.append(value & 0xFF)
         return
-    width = next((k for k in range(4) if (-(1 << (8 << k) - 1) <= value if value < 0 else value < 1 << (8 << k))), None)
+    width = next(
+        (
+            k
+            for k in range(4)
+            if (-(1 << (8 << k) - 1) <= value if value < 0 else value < 1 << (8 << k))
+        ),
+        None,
+    )
     if width is None:
         raise ValueFitError(f"{value!s:.60} does not fit the 64 bits of an integer")
     head = (0xD0 if value < 0 else 0xCC) + width
@@ -128,7 +139,9 @@ def _pack_int(value: int, out: bytearray) -> None:
     out += _NUMBERS[head].pack(value)
 
 
-def _pack_size(size: int, fixed: int, room: int, heads: tuple[int, int, int], out: bytearray) -> None:
+def _pack_size(
+    size: int, fixed: int, room: int, heads: tuple[int, int, int], out: bytearray
+) -> None:
     if size < room:
         out.append(fixed | size)
         return
@@ -190,7 +203,9 @@ def _unpack(data: bytes, at: int, tree: bool, depth: int) -> tuple[Any, int]:
     if kind == _BIN:
         return data[at:end], end
     if kind == _EXT:
-        return Extension(int.from_bytes(data[at : at + 1], "big", signed=True), data[at + 1 : end]), end
+        return Extension(
+            int.from_bytes(data[at : at + 1], "big", signed=True), data[at + 1 : end]
+        ), end
     if kind == _LIST:
         items = []
         for _ in range(size):
@@ -209,7 +224,11 @@ def _unpack(data: bytes, at: int, tree: bool, depth: int) -> tuple[Any, int]:
 def _size(data: bytes, head: int, at: int) -> tuple[int, int, int]:
     """Read what a head begins, how large it is, and where it starts. An extension's size counts the byte of its number."""
     if head < 0xC0:
-        return (_STR, head & 31, at) if head >= 0xA0 else (_LIST if head >= 0x90 else _MAP, head & 15, at)
+        return (
+            (_STR, head & 31, at)
+            if head >= 0xA0
+            else (_LIST if head >= 0x90 else _MAP, head & 15, at)
+        )
     if head not in _SIZED:
         raise IndexError
     kind, width = _SIZED[head]

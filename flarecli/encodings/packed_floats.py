@@ -17,7 +17,13 @@ def text(array: pa.Array) -> pa.Array:
     """Give the stored bytes, large_binary [n], of a float64 array; null where it is."""
     data = np.empty((len(array), 9), np.uint8)
     data[:, 0] = 0xCB
-    data[:, 1:] = array.fill_null(0.0).to_numpy(zero_copy_only=False).astype(">f8").view(np.uint8).reshape(-1, 8)
+    data[:, 1:] = (
+        array.fill_null(0.0)
+        .to_numpy(zero_copy_only=False)
+        .astype(">f8")
+        .view(np.uint8)
+        .reshape(-1, 8)
+    )
     ends = pa.py_buffer(np.arange(len(array) + 1, dtype=np.int64) * 9)
     out = pa.Array.from_buffers(BINARY, len(array), [None, ends, pa.py_buffer(data)])
     return pc.if_else(array.is_null(), pa.scalar(None, BINARY), out) if array.null_count else out
@@ -35,7 +41,9 @@ def parse(raw: pa.Array) -> pa.Array:
     for row, data in enumerate(raw.to_pylist()):
         try:
             value = None if data is None else unpack(data)
-            if data is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            if data is not None and (
+                isinstance(value, bool) or not isinstance(value, (int, float))
+            ):
                 raise ValueFitError("not a number of MessagePack")
             values.append(None if value is None else float(value))
         except ValueFitError as error:

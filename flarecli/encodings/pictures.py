@@ -37,7 +37,15 @@ def encode(name: str, value: Any) -> bytes:
     if name in _ARRAYS or name.startswith("list["):
         if not isinstance(value, (list, tuple)):
             raise ValueFitError(f"{type(value).__name__} does not fit {name}")
-        return join(name, [bytes(one) if isinstance(one, (bytes, bytearray, memoryview)) else encode(_inner(name), one) for one in value])
+        return join(
+            name,
+            [
+                bytes(one)
+                if isinstance(one, (bytes, bytearray, memoryview))
+                else encode(_inner(name), one)
+                for one in value
+            ],
+        )
     if not hasattr(value, "save") or not hasattr(value, "mode"):
         raise ValueFitError(f"{type(value).__name__} does not fit {name}")
     return _raw(value) if name == "pil" else _file(name, value)
@@ -51,7 +59,10 @@ def _raw(picture: Any) -> bytes:
     mode: str = picture.mode
     if mode in ("P", "PA") and picture.palette is not None and bytes(picture.palette.palette):
         hint = "Convert it to RGB, or choose png."
-        raise ValueFitError(f"pil keeps no palette, and a picture of mode {mode} is nothing without its own", hint=hint)
+        raise ValueFitError(
+            f"pil keeps no palette, and a picture of mode {mode} is nothing without its own",
+            hint=hint,
+        )
     name, pixels = mode.encode(), bytes(picture.tobytes())
     return _HEAD.pack(*picture.size, len(name)) + name + pixels
 
@@ -69,7 +80,9 @@ def _file(name: str, picture: Any) -> bytes:
     try:
         picture.save(out, format=name.upper())
     except (OSError, ValueError) as error:
-        raise ValueFitError(f"a picture of mode {picture.mode} does not fit {name}", hint="Convert it to RGB.") from error
+        raise ValueFitError(
+            f"a picture of mode {picture.mode} does not fit {name}", hint="Convert it to RGB."
+        ) from error
     return out.getvalue()
 
 
@@ -91,7 +104,9 @@ def split(name: str, data: bytes) -> list[bytes]:
         raise ValueFitError(f"{format_size(len(data))} cannot hold {count} pictures")
     sizes = struct.unpack_from(f"<{count}I", data, start + 4)
     if at + sum(sizes) != len(data):
-        raise ValueFitError(f"{format_size(len(data))} are not the {sum(sizes)} bytes of {count} pictures")
+        raise ValueFitError(
+            f"{format_size(len(data))} are not the {sum(sizes)} bytes of {count} pictures"
+        )
     parts = []
     for size in sizes:
         parts.append(data[at : at + size])

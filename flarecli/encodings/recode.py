@@ -21,7 +21,9 @@ __all__ = ["coerce"]
 
 Failures = list[tuple[int, str]]
 _RANGES = {
-    f"{sign}int{bits}": f"{-(1 << bits - 1) if not sign else 0} to {(1 << bits - (not sign)) - 1}" for bits in (8, 16, 32, 64) for sign in ("", "u")
+    f"{sign}int{bits}": f"{-(1 << bits - 1) if not sign else 0} to {(1 << bits - (not sign)) - 1}"
+    for bits in (8, 16, 32, 64)
+    for sign in ("", "u")
 }
 _RANGES["int"] = _RANGES["varint"] = _RANGES["int64"]
 _FLOATS = (pa.float16(), pa.float32(), pa.float64())
@@ -38,15 +40,26 @@ _CARRIED = {  # what is, as it is stored, also one of these
 _NULLS = {"json": "null", "json_json": '"null"', "msgpack": b"\xc0", "tree": b"\xc0"}
 
 
-def coerce(array: pa.Array, encoding: Encoding, source: Encoding | None = None) -> tuple[pa.Array, Failures]:
+def coerce(
+    array: pa.Array, encoding: Encoding, source: Encoding | None = None
+) -> tuple[pa.Array, Failures]:
     """Bring any Arrow column to the encoding's type, and say which values it cannot hold.
 
     source  the encoding that the column has; None: what its type says, and then text may be text of numbers, or JSON, and bytes anything
     return  the typed column, null where a value failed; (row in the column, reason) of each failure, in order
     """
-    if pa.types.is_primitive(array.type) and array.type.equals(encoding.arrow) and source is None and array.null_count == 0:
+    if (
+        pa.types.is_primitive(array.type)
+        and array.type.equals(encoding.arrow)
+        and source is None
+        and array.null_count == 0
+    ):
         return array, []  # numbers as they are stored
-    is_tensor = isinstance(array, pa.FixedShapeTensorArray) and encoding.item is None and not convert.is_whole(array.type, encoding)
+    is_tensor = (
+        isinstance(array, pa.FixedShapeTensorArray)
+        and encoding.item is None
+        and not convert.is_whole(array.type, encoding)
+    )
     if isinstance(array, pa.ExtensionArray) and not is_tensor:
         array = array.storage
     if pa.types.is_run_end_encoded(array.type):
@@ -55,16 +68,22 @@ def coerce(array: pa.Array, encoding: Encoding, source: Encoding | None = None) 
         array = array.dictionary_decode()
     elif source is not None and source.item is None and not array.type.equals(source.arrow):
         array = array.cast(source.arrow)  # a view over a mapped file
-    out, failures = _recoded(array, encoding, None if source is None or source.name == "bytes" else source)
+    out, failures = _recoded(
+        array, encoding, None if source is None or source.name == "bytes" else source
+    )
     if array.null_count:
         if encoding.name in _NULLS:
             out = pc.if_else(array.is_null(), pa.scalar(_NULLS[encoding.name], encoding.arrow), out)
         else:
-            failures = sorted([*failures, *((int(row), "is null") for row in pc.indices_nonzero(array.is_null()))])
+            failures = sorted(
+                [*failures, *((int(row), "is null") for row in pc.indices_nonzero(array.is_null()))]
+            )
     return out, failures
 
 
-def _recoded(array: pa.Array, encoding: Encoding, source: Encoding | None) -> tuple[pa.Array, Failures]:
+def _recoded(
+    array: pa.Array, encoding: Encoding, source: Encoding | None
+) -> tuple[pa.Array, Failures]:
     if array.null_count == len(array):
         return pa.nulls(len(array), encoding.arrow), []
     if source is not None and _is_same(source, encoding):
@@ -85,7 +104,12 @@ def _recoded(array: pa.Array, encoding: Encoding, source: Encoding | None) -> tu
     if source.arrow.equals(BINARY) or source.item is not None:
         return one_by_one.recoded(array, encoding, source)
     plain, kind, missing = natural(array, source)
-    is_document = kind.name == "json" and encoding.name not in ("json", "json_json", "str", "json_str")
+    is_document = kind.name == "json" and encoding.name not in (
+        "json",
+        "json_json",
+        "str",
+        "json_str",
+    )
     if is_document or not convert.is_whole(plain.type, encoding):
         out, failures = one_by_one.recoded(plain, encoding, kind)
         return out, sorted([*failures, *((row, f"is not {source.name}") for row in missing)])
@@ -95,12 +119,18 @@ def _recoded(array: pa.Array, encoding: Encoding, source: Encoding | None) -> tu
 
 def _is_same(source: Encoding, encoding: Encoding) -> bool:
     one, other = source.name, encoding.name
-    if one == other or other in _CARRIED.get(one, ()) or any(one in names and other in names for names in _SAME):
+    if (
+        one == other
+        or other in _CARRIED.get(one, ())
+        or any(one in names and other in names for names in _SAME)
+    ):
         return True
     return other == "bytes" and source.arrow in (TEXT, BINARY) and not one.startswith("json_")
 
 
-def _named(array: pa.Array, encoding: Encoding, out: pa.Array, failed: Sequence[int]) -> tuple[pa.Array, Failures]:
+def _named(
+    array: pa.Array, encoding: Encoding, out: pa.Array, failed: Sequence[int]
+) -> tuple[pa.Array, Failures]:
     return out, [(row, _reason(array[row], encoding)) for row in sorted(failed)]
 
 
@@ -117,7 +147,9 @@ def _reason(value: pa.Scalar, encoding: Encoding) -> str:
     return f"{shown} does not fit {encoding.name}" + (f" ({values})" if values else "")
 
 
-def _items(array: pa.Array, encoding: Encoding, item: Encoding, source: Encoding | None) -> tuple[pa.Array, Failures]:
+def _items(
+    array: pa.Array, encoding: Encoding, item: Encoding, source: Encoding | None
+) -> tuple[pa.Array, Failures]:
     """Recode a list's items in one go; a row with an item that does not fit is null."""
     array = convert.large_list(array)
     offsets = array.offsets.to_numpy().astype(np.int64)
@@ -126,9 +158,15 @@ def _items(array: pa.Array, encoding: Encoding, item: Encoding, source: Encoding
     items, found = coerce(values, item, source)
     failures: dict[int, str] = {}
     absent = array.is_null().to_numpy(zero_copy_only=False)
-    for row, (_, reason) in zip((np.searchsorted(offsets, [at for at, _ in found], "right") - 1).tolist(), found, strict=True):
+    for row, (_, reason) in zip(
+        (np.searchsorted(offsets, [at for at, _ in found], "right") - 1).tolist(),
+        found,
+        strict=True,
+    ):
         if not absent[row]:  # a null row may have items all the same
             failures.setdefault(row, "holds a null" if reason == "is null" else reason)
     absent[list(failures)] = True
-    out = pa.LargeListArray.from_arrays(pa.array(offsets), items, mask=pa.array(absent) if absent.any() else None)
+    out = pa.LargeListArray.from_arrays(
+        pa.array(offsets), items, mask=pa.array(absent) if absent.any() else None
+    )
     return out.cast(encoding.arrow), sorted(failures.items())

@@ -15,7 +15,16 @@ import pyarrow.compute as pc
 
 from flarecli.encodings.names import BINARY, TEXT
 
-__all__ = ["JSON_FLOAT", "JSON_INT", "escaped", "float_text", "floats", "ints", "patched", "unescaped"]
+__all__ = [
+    "JSON_FLOAT",
+    "JSON_INT",
+    "escaped",
+    "float_text",
+    "floats",
+    "ints",
+    "patched",
+    "unescaped",
+]
 
 JSON_INT = r"^(?:0|-?[1-9][0-9]*)$"
 JSON_FLOAT = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$"
@@ -38,7 +47,9 @@ def _quoted(text: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(_scalar('"'), text, _scalar('"'), _scalar(""))
 
 
-def patched(array: pa.Array, fits: pa.Array, fast: Callable[[pa.Array], pa.Array], one: Callable[[Any], Any]) -> tuple[pa.Array, list[int]]:
+def patched(
+    array: pa.Array, fits: pa.Array, fast: Callable[[pa.Array], pa.Array], one: Callable[[Any], Any]
+) -> tuple[pa.Array, list[int]]:
     """Convert a column by `fast`, and by `one`, value by value, where that does not do.
 
     fits    boolean [rows], null where the value is: whether `fast` does; it is given nulls for the others
@@ -79,14 +90,18 @@ def _matches(array: pa.Array, pattern: str) -> pa.Array:
     return pc.match_substring_regex(array, pattern)
 
 
-def ints(array: pa.Array, one: Callable[[str], int] = int, kind: pa.DataType = _INT64) -> tuple[pa.Array, list[int]]:
+def ints(
+    array: pa.Array, one: Callable[[str], int] = int, kind: pa.DataType = _INT64
+) -> tuple[pa.Array, list[int]]:
     """Read text as integers of a type, int64 or another; give the rows that are none, or do not fit, too."""
     if kind.equals(_INT64):
         return patched(array, _matches(array, _INT), lambda some: some.cast(kind), one)
     try:
         return patched(array, _matches(array, _INT), lambda some: some.cast(_INT64).cast(kind), one)
     except pa.ArrowInvalid:
-        return patched(array, pc.equal(pc.binary_length(array), -1), lambda some: some.cast(kind), one)
+        return patched(
+            array, pc.equal(pc.binary_length(array), -1), lambda some: some.cast(kind), one
+        )
 
 
 def floats(array: pa.Array, one: Callable[[str], float] = float) -> tuple[pa.Array, list[int]]:
@@ -112,7 +127,9 @@ def _usual_text(array: pa.Array) -> pa.Array:
     whole = pc.invert(pc.match_substring(text, "."))
     if not pc.any(whole, min_count=0).as_py():
         return text
-    return pc.binary_join_element_wise(text, pc.if_else(whole, _scalar(".0"), _scalar("")), _scalar(""))
+    return pc.binary_join_element_wise(
+        text, pc.if_else(whole, _scalar(".0"), _scalar("")), _scalar("")
+    )
 
 
 def escaped(array: pa.Array) -> pa.Array:
@@ -123,7 +140,12 @@ def escaped(array: pa.Array) -> pa.Array:
 
 def unescaped(array: pa.Array) -> tuple[pa.Array, list[int]]:
     """Read JSON text as the text it says; give the rows that are no text of JSON, or none that UTF-8 can hold, too."""
-    return patched(array, _matches(array, _PLAIN), lambda some: pc.binary_slice(some.view(BINARY), 1, -1).view(TEXT), _text)
+    return patched(
+        array,
+        _matches(array, _PLAIN),
+        lambda some: pc.binary_slice(some.view(BINARY), 1, -1).view(TEXT),
+        _text,
+    )
 
 
 def _text(value: str) -> str:

@@ -36,7 +36,16 @@ _PACKERS = {
     "float32": struct.Struct("<f"),
     "float64": struct.Struct("<d"),
 }
-_PICTURES = ("pil", "jpeg", "png", "jpeg_array", "jpegarray", "list[pil]", "list[jpeg]", "list[png]")
+_PICTURES = (
+    "pil",
+    "jpeg",
+    "png",
+    "jpeg_array",
+    "jpegarray",
+    "list[pil]",
+    "list[jpeg]",
+    "list[png]",
+)
 _NOT_ONE = (struct.error, ValueError, InvalidOperation, RecursionError, OverflowError, MemoryError)
 
 
@@ -50,7 +59,11 @@ def encode(encoding: Encoding, value: Any) -> Any:
     name = encoding.name
     if encoding.item is not None:
         try:
-            items = None if isinstance(value, (str, bytes, bytearray, memoryview, dict)) else iter(value)
+            items = (
+                None
+                if isinstance(value, (str, bytes, bytearray, memoryview, dict))
+                else iter(value)
+            )
         except TypeError:  # an array of no dimensions has a way to be gone through, and cannot be
             items = None
         if items is None:
@@ -81,7 +94,10 @@ def encode(encoding: Encoding, value: Any) -> Any:
             raise
         raise ValueFitError(f"{_seen(value)} does not fit {name}") from None
     if name == "pkl":
-        raise UnsafeError("pkl would pickle the value, and reading a pickle runs code", hint="Give the bytes of the pickle, or use json.")
+        raise UnsafeError(
+            "pkl would pickle the value, and reading a pickle runs code",
+            hint="Give the bytes of the pickle, or use json.",
+        )
     raise ValueFitError(f"{type(value).__name__} does not fit {name}")
 
 
@@ -90,7 +106,9 @@ def _by_own(name: str, value: Any) -> bytes:
     try:
         data = OWN[name].encode(value)
     except Exception as error:
-        raise ValueFitError(f"{_seen(value)} does not fit {name}: {type(error).__name__}: {error}") from error
+        raise ValueFitError(
+            f"{_seen(value)} does not fit {name}: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise ValueFitError(f"the encoder of {name} gives {type(data).__name__}, not bytes")
     return bytes(data)
@@ -100,7 +118,9 @@ def _of_own(name: str, data: bytes) -> Any:
     try:
         return OWN[name].decode(data)
     except Exception as error:
-        raise ValueFitError(f"{format_size(len(data))} are not {name}: {type(error).__name__}: {error}") from error
+        raise ValueFitError(
+            f"{format_size(len(data))} are not {name}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _seen(value: Any) -> str:
@@ -123,7 +143,9 @@ def _number(name: str, value: Any) -> bytes:
         return data
     if isinstance(number, str) and name != "int":
         number = int(number)
-    if not isinstance(number, int) and not (isinstance(number, float) and number.is_integer() and name != "int"):
+    if not isinstance(number, int) and not (
+        isinstance(number, float) and number.is_integer() and name != "int"
+    ):
         raise TypeError
     return _PACKERS[name].pack(int(number))
 
@@ -177,14 +199,18 @@ _ENCODERS: dict[str, Callable[[Any], bytes]] = {
     "json": lambda value: as_json(value).encode(),
     "str_int": lambda value: str(_int(value)).encode(),
     "str_float": lambda value: str(_float(value)).encode(),
-    "str_decimal": lambda value: str(_decimal(Decimal(value) if isinstance(value, str) else value)).encode(),
+    "str_decimal": lambda value: str(
+        _decimal(Decimal(value) if isinstance(value, str) else value)
+    ).encode(),
     "varint": _varint,
     "json_str": _json_str,
     "json_json": lambda value: json.dumps(as_json(value)).encode(),
     "json_int": _json_int,
     "json_float": lambda value: json.dumps(_float(value)).encode(),
     "msgpack": packed.pack,
-    "msgpack_float": lambda value: packed.pack(_float(float(value) if isinstance(_one(value), int) else value)),
+    "msgpack_float": lambda value: packed.pack(
+        _float(float(value) if isinstance(_one(value), int) else value)
+    ),
     "array": lambda value: packed.pack_array(_ndarray(value)),
     "tree": lambda value: packed.pack(value, tree=True),
 }
@@ -262,7 +288,9 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "mp4": bytes,
     "webm": bytes,
     "str": bytes.decode,
-    "json": lambda data: json.loads(data.decode()),  # of bytes it would take UTF-16, and halves of characters
+    "json": lambda data: json.loads(
+        data.decode()
+    ),  # of bytes it would take UTF-16, and halves of characters
     "str_int": lambda data: int(data.decode()),
     "str_float": lambda data: float(data.decode()),
     "str_decimal": lambda data: Decimal(data.decode()),

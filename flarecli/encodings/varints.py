@@ -16,7 +16,9 @@ from flarecli.model import IntArray
 __all__ = ["LONGEST", "parse", "text", "widths"]
 
 LONGEST = 16  # bytes that a reader takes
-_LIMITS = np.array([(1 << 8 * k - 1) - 1 for k in range(1, 8)], np.int64)  # the largest value of 1 to 7 bytes
+_LIMITS = np.array(
+    [(1 << 8 * k - 1) - 1 for k in range(1, 8)], np.int64
+)  # the largest value of 1 to 7 bytes
 
 
 def widths(values: IntArray) -> IntArray:
@@ -32,7 +34,9 @@ def text(array: pa.Array) -> pa.Array:
     np.cumsum(sizes, out=ends[1:])
     kept = np.arange(8) < sizes[:, None]
     data = np.ascontiguousarray(values, "<i8").view(np.uint8).reshape(-1, 8)[kept]
-    return pa.Array.from_buffers(BINARY, len(values), [None, pa.py_buffer(ends), pa.py_buffer(data)])
+    return pa.Array.from_buffers(
+        BINARY, len(values), [None, pa.py_buffer(ends), pa.py_buffer(data)]
+    )
 
 
 def parse(raw: pa.Array) -> pa.Array:
@@ -40,7 +44,11 @@ def parse(raw: pa.Array) -> pa.Array:
 
     raises  ValueFitError naming the first row of more than 16 bytes, or of a value that int64 cannot hold
     """
-    offsets = np.frombuffer(raw.buffers()[1], np.int64, len(raw) + 1, raw.offset * 8) if len(raw) else np.zeros(1, np.int64)
+    offsets = (
+        np.frombuffer(raw.buffers()[1], np.int64, len(raw) + 1, raw.offset * 8)
+        if len(raw)
+        else np.zeros(1, np.int64)
+    )
     data = np.frombuffer(raw.buffers()[2] or b"\0", np.uint8) if len(raw) else np.zeros(1, np.uint8)
     if not len(data):
         data = np.zeros(1, np.uint8)
@@ -58,6 +66,12 @@ def parse(raw: pa.Array) -> pa.Array:
         wrong |= (sizes > k) & (sign != np.where(values < 0, 255, 0))
     if wrong.any():
         row = int(np.argmax(wrong))
-        seen = f"an integer of {sizes[row]} bytes is longer than {LONGEST}" if sizes[row] > LONGEST else "an integer does not fit int64"
+        seen = (
+            f"an integer of {sizes[row]} bytes is longer than {LONGEST}"
+            if sizes[row] > LONGEST
+            else "an integer does not fit int64"
+        )
         raise ValueFitError(seen, where=f"[{row}]")
-    return pa.array(values, mask=raw.is_null().to_numpy(zero_copy_only=False) if raw.null_count else None)
+    return pa.array(
+        values, mask=raw.is_null().to_numpy(zero_copy_only=False) if raw.null_count else None
+    )

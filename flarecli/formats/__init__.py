@@ -14,23 +14,72 @@ from typing import Protocol, cast
 from flarecli.arrow import pa
 from flarecli.errors import UsageError
 from flarecli.guesses import choose
-from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Row, Settings, Shard, Stream
+from flarecli.model import (
+    Chunk,
+    Column,
+    Columns,
+    File,
+    Finding,
+    IntArray,
+    Row,
+    Settings,
+    Shard,
+    Stream,
+)
 from flarecli.storage import Location
 
 __all__ = [
-    "BESIDE", "FAMILY", "FORWARD", "Format", "HOLDS_NULL", "INDEX", "INSIDE", "KEY_COLUMN", "LISTED", "OWN_SUMS", "SPECS", "find", "names", "sniffed",
-]  # fmt: skip
+    "BESIDE",
+    "FAMILY",
+    "FORWARD",
+    "Format",
+    "HOLDS_NULL",
+    "INDEX",
+    "INSIDE",
+    "KEY_COLUMN",
+    "LISTED",
+    "OWN_SUMS",
+    "SPECS",
+    "find",
+    "names",
+    "sniffed",
+]
 
 INDEX = "index.json"  # what the MDS family lists its shards in
 FAMILY = ("mds", "json", "csv", "tsv", "xsv")
-SPECS = ("spec.json", "000000/spec.json")  # what tells a Granular folder: a dataset, or its first shard
-BESIDE = ("json", "csv", "tsv", "xsv", "granular", "granular-refs")  # a shard of these is more than one file
-INSIDE = {"granular": "shards", "granular-refs": "shards"}  # the original takes every name beside its shards for one: they lie alone in there
+SPECS = (
+    "spec.json",
+    "000000/spec.json",
+)  # what tells a Granular folder: a dataset, or its first shard
+BESIDE = (
+    "json",
+    "csv",
+    "tsv",
+    "xsv",
+    "granular",
+    "granular-refs",
+)  # a shard of these is more than one file
+INSIDE = {
+    "granular": "shards",
+    "granular-refs": "shards",
+}  # the original takes every name beside its shards for one: they lie alone in there
 HOLDS_NULL = ("webdataset",)  # a sample may lack a member
 KEY_COLUMN = {"webdataset": "__key__"}  # what a format calls the column that names its samples
-OWN_SUMS = {"ffrecord": "crc32"}  # a sum of every record in the shard itself, whatever a listing says
-FORWARD = ("mds", "json", "csv", "tsv", "xsv", "ffrecord")  # a shard is checked from front to back, a bounded run of rows at a time
-LISTED = ("ffrecord", "webdataset")  # a folder of these shards has no index: it is listed, in the order of the names
+OWN_SUMS = {
+    "ffrecord": "crc32"
+}  # a sum of every record in the shard itself, whatever a listing says
+FORWARD = (
+    "mds",
+    "json",
+    "csv",
+    "tsv",
+    "xsv",
+    "ffrecord",
+)  # a shard is checked from front to back, a bounded run of rows at a time
+LISTED = (
+    "ffrecord",
+    "webdataset",
+)  # a folder of these shards has no index: it is listed, in the order of the names
 _MODULES = {  # name -> module, or module:object
     "mds": "flarecli.formats.mds",
     "json": "flarecli.formats.json_shards",
@@ -53,7 +102,14 @@ _MARKS = {  # what the name of each shard has in it: the others are not loaded t
     "granular": (".bag",),
     "webdataset": (".tar", ".tgz", ".tbz2"),
 }
-_MEANT = {"tar": "webdataset", "wds": "webdataset", "ffr": "ffrecord", "bag": "granular", "streaming": "mds", "jsonl": "json"}  # by others
+_MEANT = {
+    "tar": "webdataset",
+    "wds": "webdataset",
+    "ffr": "ffrecord",
+    "bag": "granular",
+    "streaming": "mds",
+    "jsonl": "json",
+}  # by others
 
 
 class Format(Protocol):
@@ -80,13 +136,35 @@ class Format(Protocol):
     def open_dataset(self, at: Location) -> Stream: ...
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard: ...
     def read_rows(
-        self, shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None, ranges: Mapping[str, tuple[int, int]] | None = None
+        self,
+        shard: Shard,
+        rows: Sequence[int],
+        columns: Sequence[str] | None = None,
+        ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]: ...
-    def read_batch(self, shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False) -> pa.RecordBatch: ...
-    def row_sizes(self, columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]: ...
+    def read_batch(
+        self,
+        shard: Shard,
+        start: int,
+        stop: int,
+        columns: Sequence[str] | None = None,
+        views: bool = False,
+    ) -> pa.RecordBatch: ...
+    def row_sizes(
+        self, columns: Columns, batch: pa.RecordBatch, settings: Settings
+    ) -> tuple[int, IntArray]: ...
     def arrange(self, columns: Iterable[Column]) -> Columns: ...
-    def write_shard(self, at: Location, number: int, columns: Columns, batches: Sequence[pa.RecordBatch], settings: Settings) -> Chunk: ...
-    def write_index(self, at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings) -> dict[str, File]: ...
+    def write_shard(
+        self,
+        at: Location,
+        number: int,
+        columns: Columns,
+        batches: Sequence[pa.RecordBatch],
+        settings: Settings,
+    ) -> Chunk: ...
+    def write_index(
+        self, at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
+    ) -> dict[str, File]: ...
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]: ...
 
 
@@ -107,4 +185,11 @@ def find(name: str) -> Format:
 
 def sniffed(name: str) -> str | None:
     """Tell the format of a single shard by its file's name; None if no format claims it."""
-    return next((one for one in _MODULES if any(mark in name for mark in _MARKS.get(one, ())) and find(one).sniff(name, b"")), None)
+    return next(
+        (
+            one
+            for one in _MODULES
+            if any(mark in name for mark in _MARKS.get(one, ())) and find(one).sniff(name, b"")
+        ),
+        None,
+    )

@@ -23,7 +23,9 @@ from flarecli.model import IntArray
 
 __all__ = ["Taken", "numbers", "numbers_of_row", "packed"]
 
-Taken: TypeAlias = tuple[IntArray, IntArray]  # int64 [rows]: the first record that each row takes, and how many
+Taken: TypeAlias = tuple[
+    IntArray, IntArray
+]  # int64 [rows]: the first record that each row takes, and how many
 
 _WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 _WIDTH = np.full(256, -1, np.int64)
@@ -76,10 +78,16 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 def _head(columns: int) -> bytes:
     if columns < 16:
         return bytes([0x90 | columns])
-    return b"\xdc" + columns.to_bytes(2, "big") if columns < 1 << 16 else b"\xdd" + columns.to_bytes(4, "big")
+    return (
+        b"\xdc" + columns.to_bytes(2, "big")
+        if columns < 1 << 16
+        else b"\xdd" + columns.to_bytes(4, "big")
+    )
 
 
-def numbers(data: IntArray, starts: IntArray, lists: Sequence[bool], where: object, row: int) -> list[Taken]:
+def numbers(
+    data: IntArray, starts: IntArray, lists: Sequence[bool], where: object, row: int
+) -> list[Taken]:
     """Read many rows at once.
 
     data    uint8 [bytes]; starts int64 [rows + 1], where each row begins in it, and the end
@@ -89,7 +97,9 @@ def numbers(data: IntArray, starts: IntArray, lists: Sequence[bool], where: obje
     raises  FormatError naming the first row that is not what the columns need
     """
     ends, head = starts[1:], np.frombuffer(_head(len(lists)), np.uint8)
-    data = np.concatenate((data, np.zeros(16 + len(head), np.uint8)))  # a row that is cut short reads on into these
+    data = np.concatenate(
+        (data, np.zeros(16 + len(head), np.uint8))
+    )  # a row that is cut short reads on into these
     bad = (data[starts[:-1, None] + np.arange(len(head))] != head).any(axis=1)
     at = starts[:-1] + len(head)
     out = []
@@ -109,7 +119,10 @@ def numbers(data: IntArray, starts: IntArray, lists: Sequence[bool], where: obje
         out.append((first, count))
     bad |= at != ends
     if bad.any():
-        raise FormatError("its record numbers are not what the columns need", where=f"{where}[{row + int(np.argmax(bad))}]")
+        raise FormatError(
+            "its record numbers are not what the columns need",
+            where=f"{where}[{row + int(np.argmax(bad))}]",
+        )
     return out
 
 
@@ -122,7 +135,9 @@ def _many(data: IntArray, at: IntArray, ends: IntArray) -> tuple[IntArray, IntAr
     for one in _WIDTHS.values():
         rows = np.flatnonzero(width == one)
         if len(rows):
-            values[rows] = data[at[rows, None] + np.arange(1, 1 + one)].view(f">u{one}")[:, 0].astype(np.int64)
+            values[rows] = (
+                data[at[rows, None] + np.arange(1, 1 + one)].view(f">u{one}")[:, 0].astype(np.int64)
+            )
     wrong = (width < 0) | (values < 0) | (at + 1 + width > ends)
     return values, at + 1 + np.maximum(width, 0), wrong
 
@@ -133,7 +148,9 @@ def packed(taken: Sequence[Taken], lists: Sequence[bool]) -> tuple[list[memoryvi
     parts, ends, base = [], [np.zeros(0, np.int64)], 0
     for start in range(0, rows, _STEP):
         stop = min(rows, start + _STEP)
-        cells, used = _cells([(first[start:stop], count[start:stop]) for first, count in taken], lists, stop - start)
+        cells, used = _cells(
+            [(first[start:stop], count[start:stop]) for first, count in taken], lists, stop - start
+        )
         parts.append(memoryview(cells[used]))  # row after row, what is not used left out
         ends.append(base + np.cumsum(used.sum(axis=1)))
         base = int(ends[-1][-1])
@@ -165,7 +182,9 @@ def _packed_numbers(values: IntArray) -> tuple[IntArray, IntArray]:
     cells = np.zeros((len(values), 9), np.uint8)
     cells[:, 0] = values & 0x7F
     width = np.zeros(len(values), np.int64)
-    for (token, one), least in zip(_WIDTHS.items(), (1 << 7, 1 << 8, 1 << 16, 1 << 32), strict=True):
+    for (token, one), least in zip(
+        _WIDTHS.items(), (1 << 7, 1 << 8, 1 << 16, 1 << 32), strict=True
+    ):
         rows = values >= least
         if rows.any():
             cells[rows, 0] = token

@@ -28,7 +28,18 @@ from flarecli.formats import spans
 from flarecli.model import Chunk, IntArray
 from flarecli.storage import Location
 
-__all__ = ["Bag", "DAMAGED", "TORN", "array", "body", "gathered", "opened", "pair", "single", "table"]
+__all__ = [
+    "Bag",
+    "DAMAGED",
+    "TORN",
+    "array",
+    "body",
+    "gathered",
+    "opened",
+    "pair",
+    "single",
+    "table",
+]
 
 TORN = "A writer was stopped in it: append to the dataset again to mend it, or fetch it again."
 DAMAGED = "It was damaged or cut short; fetch or pack it again."
@@ -57,13 +68,19 @@ def pair(bag: Chunk, idx: Chunk) -> IntArray:
     """
     size = spans.stored_size(idx)
     if size % 8:
-        raise FormatError(f"{size} bytes are no whole number of 8-byte ends", where=idx.at, hint=TORN)
+        raise FormatError(
+            f"{size} bytes are no whole number of 8-byte ends", where=idx.at, hint=TORN
+        )
     starts = table(idx.at, 0, size)
     end, there = int(starts[-1]), spans.stored_size(bag)
     if there < end:
-        raise FormatError(f"ends at byte {there}, its index needs {end}", where=bag.at, hint=DAMAGED)
+        raise FormatError(
+            f"ends at byte {there}, its index needs {end}", where=bag.at, hint=DAMAGED
+        )
     if there > end:
-        raise FormatError(f"{there - end} bytes follow the last record of its index", where=bag.at, hint=TORN)
+        raise FormatError(
+            f"{there - end} bytes follow the last record of its index", where=bag.at, hint=TORN
+        )
     return starts
 
 
@@ -82,9 +99,17 @@ def single(bag: Chunk) -> IntArray:
     tail = at.read(first, size)
     begin = int.from_bytes(tail[-8:], "little")
     if begin > size - 8:
-        raise FormatError(f"its last 8 bytes say that its table begins at byte {begin}, the file ends at {size}", where=at, hint=DAMAGED)
+        raise FormatError(
+            f"its last 8 bytes say that its table begins at byte {begin}, the file ends at {size}",
+            where=at,
+            hint=DAMAGED,
+        )
     if (size - begin) % 8:
-        raise FormatError(f"{size - begin} bytes from byte {begin} on are no whole number of 8-byte ends", where=at, hint=DAMAGED)
+        raise FormatError(
+            f"{size - begin} bytes from byte {begin} on are no whole number of 8-byte ends",
+            where=at,
+            hint=DAMAGED,
+        )
     zero = tail[begin - first : begin - first + 8] if begin >= first else at.read(begin, begin + 8)
     begin += 0 if any(zero) else 8
     return table(at, begin, size, tail[begin - first :] if begin >= first else None)
@@ -100,10 +125,14 @@ def table(at: Location, start: int, stop: int, data: bytes | None = None) -> Int
     try:
         starts = np.zeros((stop - start) // 8 + 1, np.int64)
     except MemoryError:
-        raise FormatError(f"a table of {(stop - start) // 8} records does not fit the memory there is", where=at) from None
+        raise FormatError(
+            f"a table of {(stop - start) // 8} records does not fit the memory there is", where=at
+        ) from None
     step = _STEP if at.is_local and data is None else max(1, stop - start)
     for piece in range(start, stop, step):
-        ends = np.frombuffer(at.read(piece, min(stop, piece + step)) if data is None else data, "<i8")
+        ends = np.frombuffer(
+            at.read(piece, min(stop, piece + step)) if data is None else data, "<i8"
+        )
         row = 1 + (piece - start) // 8
         starts[row : row + len(ends)] = ends  # an end past 2^63 becomes negative, and falls
     _check(starts, at)
@@ -116,15 +145,29 @@ def _check(starts: IntArray, at: Location) -> None:
     if falls.any():
         row = int(np.argmax(falls))
         end = int(starts[row + 1]) % (1 << 64)
-        raise FormatError(f"record {row} starts at byte {int(starts[row])} and ends at byte {end}", where=at, hint=DAMAGED)
+        raise FormatError(
+            f"record {row} starts at byte {int(starts[row])} and ends at byte {end}",
+            where=at,
+            hint=DAMAGED,
+        )
 
 
 def opened(bag: Chunk, starts: IntArray) -> Bag:
     """Make a bag ready to be read. Raises FormatError if it became shorter than its table since that was read."""
     view = spans.whole(bag)
-    held = view.obj if view is not None and isinstance(view.obj, (bytes, mmap.mmap)) and len(view.obj) == len(view) else None
+    held = (
+        view.obj
+        if view is not None
+        and isinstance(view.obj, (bytes, mmap.mmap))
+        and len(view.obj) == len(view)
+        else None
+    )
     if view is not None and len(view) < int(starts[-1]):
-        raise FormatError(f"ends at byte {len(view)}, its table needs {int(starts[-1])}", where=bag.at, hint=DAMAGED)
+        raise FormatError(
+            f"ends at byte {len(view)}, its table needs {int(starts[-1])}",
+            where=bag.at,
+            hint=DAMAGED,
+        )
     return Bag(bag, starts, memoryview(starts), held)
 
 
@@ -137,7 +180,9 @@ def array(bag: Bag, start: int, stop: int) -> pa.Array:
         low, high = int(offsets[0]), int(offsets[-1])
         (part,) = spans.read(bag.chunk, [(low, high)])
         data, offsets = pa.py_buffer(part), offsets - low
-    return pa.Array.from_buffers(encodings.BINARY, stop - start, [None, pa.py_buffer(offsets), data])
+    return pa.Array.from_buffers(
+        encodings.BINARY, stop - start, [None, pa.py_buffer(offsets), data]
+    )
 
 
 def gathered(bag: Bag, records: IntArray) -> pa.Array:
@@ -155,7 +200,9 @@ def gathered(bag: Bag, records: IntArray) -> pa.Array:
         parts = spans.read(bag.chunk, list(zip(starts.tolist(), ends.tolist(), strict=True)))
         return pa.array([bytes(part) for part in parts], encodings.BINARY)
     low = int(starts[0])
-    return spans.ragged(np.frombuffer(bag.held, np.uint8)[low : int(ends[-1])], starts - low, ends - starts)
+    return spans.ragged(
+        np.frombuffer(bag.held, np.uint8)[low : int(ends[-1])], starts - low, ends - starts
+    )
 
 
 def body(columns: Sequence[pa.Array]) -> tuple[list[memoryview], IntArray]:
@@ -166,7 +213,11 @@ def body(columns: Sequence[pa.Array]) -> tuple[list[memoryview], IntArray]:
     """
     parts, ends, base = [], [np.zeros(0, np.int64)], 0
     for column in columns:
-        offsets = np.frombuffer(column.buffers()[1], np.int64, len(column) + 1, column.offset * 8) if len(column) else np.zeros(1, np.int64)
+        offsets = (
+            np.frombuffer(column.buffers()[1], np.int64, len(column) + 1, column.offset * 8)
+            if len(column)
+            else np.zeros(1, np.int64)
+        )
         low, high = int(offsets[0]), int(offsets[-1])
         if high > low:
             parts.append(memoryview(column.buffers()[2])[low:high])

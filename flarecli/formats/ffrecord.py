@@ -21,9 +21,25 @@ from isal.isal_zlib import crc32
 from flarecli import encodings
 from flarecli.arrow import pa, pc
 from flarecli.encodings import held, lookup
-from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, UsageError, ValueFitError
+from flarecli.errors import (
+    FlareError,
+    FormatError,
+    IntegrityError,
+    MissingError,
+    UsageError,
+    ValueFitError,
+)
 from flarecli.formats import packed_folder, spans
-from flarecli.formats.ffrecord_rows import CHANGED, crcs, finding, read_copies, read_rows, read_views, ready, refuse
+from flarecli.formats.ffrecord_rows import (
+    CHANGED,
+    crcs,
+    finding,
+    read_copies,
+    read_rows,
+    read_views,
+    ready,
+    refuse,
+)
 from flarecli.formats.ffrecord_table import COLUMNS, HEAD, NAME, open_shard, packed_table, table_sum
 from flarecli.hashes import DEFAULT
 from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Settings, Shard, Stream
@@ -51,7 +67,9 @@ __all__ = [
 
 SUFFIXES = (".ffr",)
 _STEP = 8192  # records checked at once
-_STEP_BYTES = 4 << 20  # and no more bytes than that, in memory that is used again: a larger record is read in pieces
+_STEP_BYTES = (
+    4 << 20
+)  # and no more bytes than that, in memory that is used again: a larger record is read in pieces
 _PIECE = 1 << 20  # bytes written, then summed, at once: they stay in the cache
 
 
@@ -65,14 +83,27 @@ def open_dataset(at: Location) -> Stream:
 
     raises  MissingError if there is none
     """
-    sizes = {entry.name: entry.size for entry in at.list() if entry.name.endswith(SUFFIXES) and "/" not in entry.name}
+    sizes = {
+        entry.name: entry.size
+        for entry in at.list()
+        if entry.name.endswith(SUFFIXES) and "/" not in entry.name
+    }
     if not sizes:
         raise MissingError("no .ffr file is in it", where=at)
     names = sorted(sizes)
-    return Stream("data", at, NAME, names, COLUMNS, sizes=np.array([sizes[name] for name in names], np.int64))
+    return Stream(
+        "data", at, NAME, names, COLUMNS, sizes=np.array([sizes[name] for name in names], np.int64)
+    )
 
 
-def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False, check: bool = True) -> pa.RecordBatch:
+def read_batch(
+    shard: Shard,
+    start: int,
+    stop: int,
+    columns: Sequence[str] | None = None,
+    views: bool = False,
+    check: bool = True,
+) -> pa.RecordBatch:
     """Give rows start..stop as one typed column; with `views`, text and bytes lie in the mapped file.
 
     check   hold each record against its CRC-32
@@ -88,16 +119,22 @@ def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | Non
     bounds = table[start : stop + 1] - first
     (part,) = spans.read(shard.chunk, [(first, int(table[stop]))])
     data = memoryview(part)
-    if check and (wrong := np.flatnonzero(crcs(data, bounds) != shard.layout["sums"][start:stop])).size:
+    if (
+        check
+        and (wrong := np.flatnonzero(crcs(data, bounds) != shard.layout["sums"][start:stop])).size
+    ):
         refuse(shard, start + int(wrong[0]))
     encoding = lookup(one.encoding)
     is_number = one.size is not None and not encoding.arrow.equals(encodings.BINARY)
     if one.size is not None and (wrong := np.flatnonzero(np.diff(bounds) != one.size)).size:
         row = start + int(wrong[0])
         raise FormatError(
-            f"{bounds[wrong[0] + 1] - bounds[wrong[0]]} bytes are no {one.encoding}, which has {one.size}", where=f"{shard.chunk.at}[{row}]"
+            f"{bounds[wrong[0] + 1] - bounds[wrong[0]]} bytes are no {one.encoding}, which has {one.size}",
+            where=f"{shard.chunk.at}[{row}]",
         )
-    buffer = pa.py_buffer(bytes(data) if is_number or not views else data)  # numbers in the map would lie anyhow
+    buffer = pa.py_buffer(
+        bytes(data) if is_number or not views else data
+    )  # numbers in the map would lie anyhow
     if is_number:
         raw = pa.Array.from_buffers(pa.binary(one.size), rows, [None, buffer])
     else:
@@ -106,7 +143,9 @@ def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | Non
         array = encodings.typed(raw, encoding)
     except ValueFitError as error:
         row = start + int(error.where[1:-1])
-        raise ValueFitError(f"column {one.name!r}: {error.message}", where=f"{shard.chunk.at}[{row}]") from None
+        raise ValueFitError(
+            f"column {one.name!r}: {error.message}", where=f"{shard.chunk.at}[{row}]"
+        ) from None
     return pa.RecordBatch.from_arrays([array], schema=pa.schema([encodings.field(one)]))
 
 
@@ -115,7 +154,10 @@ def arrange(columns: Iterable[Column]) -> Columns:
     out = tuple(columns)
     if len(out) != 1:
         names = ", ".join(column.name for column in out)
-        raise UsageError(f"an FFRecord file holds one column, not {len(out)}" + f" ({names})" * bool(out), hint="Choose it with -c.")
+        raise UsageError(
+            f"an FFRecord file holds one column, not {len(out)}" + f" ({names})" * bool(out),
+            hint="Choose it with -c.",
+        )
     return (held(out[0], NAME),)
 
 
@@ -125,10 +167,18 @@ def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tu
     sizes = np.full(batch.num_rows, 12, np.int64)
     if one.size is not None:
         return HEAD.size, sizes + one.size
-    return HEAD.size, sizes + pc.binary_length(encodings.stored(batch.column(one.name), lookup(one.encoding))).to_numpy(zero_copy_only=False)
+    return HEAD.size, sizes + pc.binary_length(
+        encodings.stored(batch.column(one.name), lookup(one.encoding))
+    ).to_numpy(zero_copy_only=False)
 
 
-def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[pa.RecordBatch], settings: Settings) -> Chunk:
+def write_shard(
+    at: Location,
+    number: int,
+    columns: Columns,
+    batches: Sequence[pa.RecordBatch],
+    settings: Settings,
+) -> Chunk:
     """Write all rows as one file: the table needs their sums, so they wait in memory (one shard's worth).
 
     Its name is `00000.ffr`: the original reads a folder in the order of names as strings.
@@ -136,21 +186,36 @@ def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[p
     raises  UsageError if a compression is asked for; ValueFitError for a null
     """
     if settings.compression is not None:
-        raise UsageError("an FFRecord file is never compressed", hint="Leave out --compress, or choose another --format.")
+        raise UsageError(
+            "an FFRecord file is never compressed",
+            hint="Leave out --compress, or choose another --format.",
+        )
     (one,) = columns
-    fields = [_field(encodings.stored(batch.column(one.name), lookup(one.encoding))) for batch in batches if batch.num_rows]
+    fields = [
+        _field(encodings.stored(batch.column(one.name), lookup(one.encoding)))
+        for batch in batches
+        if batch.num_rows
+    ]
     # past 99,999 a letter keeps the order: '9' < 'a'
-    name = f"{number:05d}.ffr" if number < 100_000 else f"{chr(ord('a') + len(str(number)) - 6)}{number}.ffr"
+    name = (
+        f"{number:05d}.ffr"
+        if number < 100_000
+        else f"{chr(ord('a') + len(str(number)) - 6)}{number}.ffr"
+    )
     return write_records(at, name, fields, settings.hashes)
 
 
 def _field(array: pa.Array) -> tuple[memoryview, IntArray]:
     if array.null_count:
         raise ValueFitError("a null reached the shard")
-    return memoryview(array.buffers()[2] or b"").cast("B"), np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8)
+    return memoryview(array.buffers()[2] or b"").cast("B"), np.frombuffer(
+        array.buffers()[1], np.int64, len(array) + 1, array.offset * 8
+    )
 
 
-def write_records(at: Location, name: str, runs: Sequence[tuple[memoryview, IntArray]], hashes: Iterable[str] = ()) -> Chunk:
+def write_records(
+    at: Location, name: str, runs: Sequence[tuple[memoryview, IntArray]], hashes: Iterable[str] = ()
+) -> Chunk:
     """Write runs of records as one file.
 
     runs    bytes, and int64 [records + 1] of where each record starts in them and the last one ends
@@ -162,7 +227,9 @@ def write_records(at: Location, name: str, runs: Sequence[tuple[memoryview, IntA
     return Chunk(at / name, len(sums), (File(name, written.size, written.hashes),), NAME)
 
 
-def _parts(table: bytes, runs: Sequence[tuple[memoryview, IntArray]]) -> Iterator[bytes | memoryview]:
+def _parts(
+    table: bytes, runs: Sequence[tuple[memoryview, IntArray]]
+) -> Iterator[bytes | memoryview]:
     yield table
     for data, bounds in runs:
         end = int(bounds[-1])
@@ -170,14 +237,20 @@ def _parts(table: bytes, runs: Sequence[tuple[memoryview, IntArray]]) -> Iterato
             yield data[start : min(start + _PIECE, end)]
 
 
-def write_index(at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings) -> dict[str, File]:
+def write_index(
+    at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
+) -> dict[str, File]:
     """Write nothing: the original has no index, it lists the folder."""
     return {}
 
 
 def unprotected(shard: Shard) -> str:
     """Say what of a file carries no sum, and what was done about it; empty when all of it does."""
-    return "" if shard.layout["sum"][0] else "its table carries no sum (the writer was an old one), only its structure was checked"
+    return (
+        ""
+        if shard.layout["sum"][0]
+        else "its table carries no sum (the writer was an old one), only its structure was checked"
+    )
 
 
 def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
@@ -186,9 +259,21 @@ def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
     if shard.layout["sum"][0] not in (0, table_sum(shard)):  # it was opened unchecked
         yield Finding(str(at), IntegrityError.kind, "its table fails its CRC-32", CHANGED)
     if gap := int(table[0]) - HEAD.size - 12 * shard.rows:
-        yield Finding(str(at), FormatError.kind, f"{gap} bytes between its table and its first record belong to nothing", CHANGED)
+        yield Finding(
+            str(at),
+            FormatError.kind,
+            f"{gap} bytes between its table and its first record belong to nothing",
+            CHANGED,
+        )
     while (start := stop) < shard.rows:
-        stop = max(start + 1, min(start + _STEP, shard.rows, int(np.searchsorted(table, table[start] + _STEP_BYTES, "right")) - 1))
+        stop = max(
+            start + 1,
+            min(
+                start + _STEP,
+                shard.rows,
+                int(np.searchsorted(table, table[start] + _STEP_BYTES, "right")) - 1,
+            ),
+        )
         wrong = np.flatnonzero(_sums(shard, start, stop) != shard.layout["sums"][start:stop])
         yield from (finding(shard, start + int(i)) for i in wrong)
         if values and not wrong.size:

@@ -14,7 +14,16 @@ from flarecli.formats.ffrecord_table import Layout
 from flarecli.model import Finding, IntArray, Row, Shard
 from flarecli.storage import is_cold, read_ahead
 
-__all__ = ["CHANGED", "crcs", "finding", "read_copies", "read_rows", "read_views", "ready", "refuse"]
+__all__ = [
+    "CHANGED",
+    "crcs",
+    "finding",
+    "read_copies",
+    "read_rows",
+    "read_views",
+    "ready",
+    "refuse",
+]
 
 CHANGED = "It was changed after it was packed; fetch or pack it again."
 
@@ -101,7 +110,11 @@ def ready(shard: Shard) -> Layout:
 
 def _ask_ahead(layout: Layout, rows: Sequence[int]) -> None:
     table, view = layout.table, layout.view
-    if view is not None and len(rows) > 1 and is_cold(view, [table[rows[i]] for i in (0, len(rows) // 2, -1)]):
+    if (
+        view is not None
+        and len(rows) > 1
+        and is_cold(view, [table[rows[i]] for i in (0, len(rows) // 2, -1)])
+    ):
         read_ahead(view, [(table[row], table[row + 1]) for row in rows])
 
 
@@ -128,4 +141,6 @@ def crcs(data: memoryview, bounds: IntArray) -> IntArray:
     """
     steady: IntArray = np.ascontiguousarray(bounds)
     ends = memoryview(steady)
-    return np.fromiter(map(crc32, map(data.__getitem__, map(slice, ends, ends[1:]))), np.uint32, len(ends) - 1)
+    return np.fromiter(
+        map(crc32, map(data.__getitem__, map(slice, ends, ends[1:]))), np.uint32, len(ends) - 1
+    )

@@ -49,9 +49,18 @@ class Layout(dict[str, IntArray]):
         self.table, self.sums = memoryview(self["offsets"]), memoryview(self["sums"])
         view, size = at.map(), self.table[-1]
         if view is not None and len(view) != size:
-            raise IntegrityError(f"is {len(view)} bytes, was {size} when it was opened", where=at, hint="It was changed; open it anew.")
+            raise IntegrityError(
+                f"is {len(view)} bytes, was {size} when it was opened",
+                where=at,
+                hint="It was changed; open it anew.",
+            )
         # slicing the map itself gives bytes in half the time of a view and its copy
-        self.view, self.source = view, view.obj if view is not None and isinstance(view.obj, (mmap, bytes)) and len(view.obj) == size else None
+        self.view, self.source = (
+            view,
+            view.obj
+            if view is not None and isinstance(view.obj, (mmap, bytes)) and len(view.obj) == size
+            else None,
+        )
         self.is_ready = True
 
 
@@ -67,24 +76,46 @@ def open_shard(chunk: Chunk, columns: Columns | None = None, check: bool = True)
     if columns is not None and len(columns) != 1:
         raise FormatError(f"{len(columns)} columns are listed, a record is one", where=at)
     if size < HEAD.size:
-        raise FormatError(f"{size} bytes is less than the {HEAD.size} of an empty table", where=at, hint=_DAMAGED)
-    head = at.read(0, min(size, _FIRST if chunk.rows is None else min(HEAD.size + 12 * max(0, chunk.rows), _BLOCK)))
+        raise FormatError(
+            f"{size} bytes is less than the {HEAD.size} of an empty table", where=at, hint=_DAMAGED
+        )
+    head = at.read(
+        0,
+        min(
+            size, _FIRST if chunk.rows is None else min(HEAD.size + 12 * max(0, chunk.rows), _BLOCK)
+        ),
+    )
     total, rows = HEAD.unpack_from(head)
     end = HEAD.size + 12 * rows
     if not total and not rows and size > end:
-        raise UnfinishedError(f"its table was never written, {size - end} bytes follow", where=at, hint="Its writer died; write it again.")
+        raise UnfinishedError(
+            f"its table was never written, {size - end} bytes follow",
+            where=at,
+            hint="Its writer died; write it again.",
+        )
     if rows < 0 or end > size:
-        raise FormatError(f"{size} bytes cannot hold a table of {rows} records", where=at, hint=_DAMAGED)
+        raise FormatError(
+            f"{size} bytes cannot hold a table of {rows} records", where=at, hint=_DAMAGED
+        )
     if chunk.rows is not None and rows != chunk.rows:
         raise FormatError(f"holds {rows} records, {chunk.rows} are listed", where=at)
     if not rows and size > end:
-        raise FormatError(f"{size - end} bytes follow its table of no records", where=at, hint=_DAMAGED)
+        raise FormatError(
+            f"{size - end} bytes follow its table of no records", where=at, hint=_DAMAGED
+        )
     try:
         sums, offsets = np.empty(rows, np.uint32), np.full(rows + 1, size, np.int64)
     except MemoryError:
-        raise FormatError(f"a table of {rows} records is more than memory holds", where=at) from None
+        raise FormatError(
+            f"a table of {rows} records is more than memory holds", where=at
+        ) from None
     _fill(at, head, [(HEAD.size, sums), (HEAD.size + 4 * rows, offsets[:rows])])
-    shard = Shard(chunk, columns or COLUMNS, rows, Layout({"sum": np.array([total], np.uint32), "sums": sums, "offsets": offsets}))
+    shard = Shard(
+        chunk,
+        columns or COLUMNS,
+        rows,
+        Layout({"sum": np.array([total], np.uint32), "sums": sums, "offsets": offsets}),
+    )
     if check and total and total != table_sum(shard):
         raise IntegrityError("its table fails its CRC-32", where=at, hint=_DAMAGED)
     if int(offsets[0]) < end or (offsets[1:] < offsets[:-1]).any():
@@ -110,7 +141,9 @@ def _fill(at: Location, head: bytes, targets: list[tuple[int, IntArray]]) -> Non
 
 
 def _read(at: Location, ranges: list[tuple[int, int]]) -> Iterator[bytes]:
-    yield from (at.read(start, stop) for start, stop in ranges) if at.is_local else at.read_many(ranges)
+    yield from (
+        (at.read(start, stop) for start, stop in ranges) if at.is_local else at.read_many(ranges)
+    )
 
 
 def _fault(offsets: IntArray, end: int, size: int) -> str:
@@ -125,12 +158,23 @@ def _fault(offsets: IntArray, end: int, size: int) -> str:
 def table_sum(shard: Shard) -> int:
     """Give the CRC-32 that the table of a shard has: N, the sums, then the offsets."""
     offsets = shard.layout["offsets"][:-1]
-    return int(crc32(offsets.view(np.uint8), crc32(shard.layout["sums"].view(np.uint8), crc32(struct.pack("<q", shard.rows)))))
+    return int(
+        crc32(
+            offsets.view(np.uint8),
+            crc32(shard.layout["sums"].view(np.uint8), crc32(struct.pack("<q", shard.rows))),
+        )
+    )
 
 
 def packed_table(sums: IntArray, sizes: IntArray) -> bytes:
     """Give a table as it is stored: sums uint32 [rows], sizes of the records int64 [rows]."""
     starts = np.full(len(sizes), HEAD.size + 12 * len(sizes), np.int64)
     np.add(starts[1:], np.cumsum(sizes[:-1]), out=starts[1:])
-    table = b"".join((struct.pack("<q", len(sums)), sums.astype("<u4", copy=False).tobytes(), starts.astype("<i8", copy=False).tobytes()))
+    table = b"".join(
+        (
+            struct.pack("<q", len(sums)),
+            sums.astype("<u4", copy=False).tobytes(),
+            starts.astype("<i8", copy=False).tobytes(),
+        )
+    )
     return struct.pack("<I", crc32(table)) + table

@@ -20,7 +20,18 @@ from flarecli.errors import IntegrityError, UsageError, ValueFitError
 from flarecli.model import Chunk, Column, Columns, Finding, Row, Shard, Stream
 from flarecli.storage import Location
 
-__all__ = ["COLUMNS", "NAME", "SUFFIXES", "arrange", "open_dataset", "open_shard", "read_batch", "read_rows", "sniff", "verify_shard"]
+__all__ = [
+    "COLUMNS",
+    "NAME",
+    "SUFFIXES",
+    "arrange",
+    "open_dataset",
+    "open_shard",
+    "read_batch",
+    "read_rows",
+    "sniff",
+    "verify_shard",
+]
 
 NAME, SUFFIXES = "files", ()
 COLUMNS: Columns = (column("name", "str"), column("data", "bytes"))
@@ -36,7 +47,15 @@ def open_dataset(at: Location) -> Stream:
     """List a folder once. Links and what else is no regular file are listed too, and refused when they are read."""
     entries = [entry for entry in at.list() if not entry.name.startswith(_SCRATCH)]
     sizes = np.array([entry.size for entry in entries], np.int64)
-    return Stream("data", at, NAME, [entry.name for entry in entries], COLUMNS, np.ones(len(entries), np.int64), sizes)
+    return Stream(
+        "data",
+        at,
+        NAME,
+        [entry.name for entry in entries],
+        COLUMNS,
+        np.ones(len(entries), np.int64),
+        sizes,
+    )
 
 
 def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
@@ -45,7 +64,10 @@ def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
 
 
 def read_rows(
-    shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None, ranges: Mapping[str, tuple[int, int]] | None = None
+    shard: Shard,
+    rows: Sequence[int],
+    columns: Sequence[str] | None = None,
+    ranges: Mapping[str, tuple[int, int]] | None = None,
 ) -> list[Row]:
     """Give the name and the bytes; the file is read only for `data`."""
     wanted = ("name", "data") if columns is None else columns
@@ -53,11 +75,17 @@ def read_rows(
     return [dict(values) for _ in rows]
 
 
-def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False) -> pa.RecordBatch:
+def read_batch(
+    shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False
+) -> pa.RecordBatch:
     """Give the row as typed columns. Raises ValueFitError for a name that is not UTF-8."""
     arrays, fields = [], []
     for one in COLUMNS if columns is None else [_column(name) for name in columns]:
-        array = pa.array([_text(shard)], encodings.TEXT) if one.name == "name" else pa.array([_data(shard)], encodings.BINARY)
+        array = (
+            pa.array([_text(shard)], encodings.TEXT)
+            if one.name == "name"
+            else pa.array([_data(shard)], encodings.BINARY)
+        )
         arrays.append(array[: stop - start])
         fields.append(encodings.field(one))
     if not arrays:
@@ -85,13 +113,20 @@ def _data(shard: Shard) -> bytes:
     at, listed = shard.chunk.at, shard.chunk.files[0].size if shard.chunk.files else None
     data = at.read(0, None)
     if listed is not None and listed != len(data):
-        raise IntegrityError(f"is {len(data)} bytes, {listed} are listed", where=at, hint="It was changed after it was listed.")
+        raise IntegrityError(
+            f"is {len(data)} bytes, {listed} are listed",
+            where=at,
+            hint="It was changed after it was listed.",
+        )
     return data
 
 
 def arrange(columns: Iterable[Column]) -> NoReturn:
     """Refuse to write. Raises UsageError."""
-    raise UsageError("plain files are not packed", hint="Run `flare unpack` to write files, or choose another --format.")
+    raise UsageError(
+        "plain files are not packed",
+        hint="Run `flare unpack` to write files, or choose another --format.",
+    )
 
 
 def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:

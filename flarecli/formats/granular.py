@@ -17,7 +17,15 @@ from flarecli.encodings import column
 from flarecli.errors import FlareError, FormatError, IntegrityError
 from flarecli.formats import bags, granular_columns, granular_spec, granular_write, spans
 from flarecli.formats.granular_columns import REFS_TABLE
-from flarecli.formats.granular_folder import REFS, beside, columns_of, companions, has_refs, index_of, open_dataset
+from flarecli.formats.granular_folder import (
+    REFS,
+    beside,
+    columns_of,
+    companions,
+    has_refs,
+    index_of,
+    open_dataset,
+)
 from flarecli.formats.wrong import wrong_rows
 from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Row, Settings, Shard
 from flarecli.storage import Location
@@ -40,7 +48,10 @@ __all__ = [
 
 NAME, SUFFIXES = "granular", (".bag",)
 RECORD: Columns = (column("record", "bytes"),)
-_STEP, _STEP_BYTES = 8192, 64 << 20  # rows checked at once, and no more bytes than that, or a single row
+_STEP, _STEP_BYTES = (
+    8192,
+    64 << 20,
+)  # rows checked at once, and no more bytes than that, or a single row
 
 
 def sniff(name: str, head: bytes) -> bool:
@@ -57,7 +68,11 @@ def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
              that cannot name a file
     """
     chunk = chunk if chunk.files else replace(chunk, files=(File(chunk.at.name),))
-    shard = _of_bag(chunk, columns) if chunk.files[0].name.endswith(SUFFIXES) else _of_folder(chunk, columns)
+    shard = (
+        _of_bag(chunk, columns)
+        if chunk.files[0].name.endswith(SUFFIXES)
+        else _of_folder(chunk, columns)
+    )
     if chunk.rows is not None and shard.rows != chunk.rows:
         raise FormatError(f"holds {shard.rows} rows, {chunk.rows} are listed", where=chunk.at)
     return shard
@@ -70,7 +85,11 @@ def _of_bag(chunk: Chunk, columns: Columns | None) -> Shard:
         files, locations = beside(chunk, [index_of(chunk.at.name)])
         chunk = replace(chunk, files=(chunk.files[0], *files), beside=locations)
     bag = spans.of(chunk.at, chunk.files[0])
-    starts = bags.pair(bag, spans.of(chunk.beside[0], chunk.files[1])) if chunk.beside else bags.single(bag)
+    starts = (
+        bags.pair(bag, spans.of(chunk.beside[0], chunk.files[1]))
+        if chunk.beside
+        else bags.single(bag)
+    )
     columns = columns or RECORD
     return Shard(chunk, columns, len(starts) - 1, {columns[0].name: starts})
 
@@ -81,29 +100,48 @@ def _of_folder(chunk: Chunk, columns: Columns | None) -> Shard:
         refs = "refs" not in spec and (chunk.at.folder / REFS).exists()
         files, locations = beside(chunk, companions(spec, refs))
         chunk = replace(chunk, files=(chunk.files[0], *files), beside=locations)
-    found = {at.name: spans.of(at, file) for at, file in zip(chunk.beside, chunk.files[1:], strict=True)}
+    found = {
+        at.name: spans.of(at, file) for at, file in zip(chunk.beside, chunk.files[1:], strict=True)
+    }
     refs = has_refs(spec, found)
     for name in companions(spec, refs):
         if name not in found:
-            raise FormatError(f"{name!r} is not listed beside it", where=chunk.at, hint="Find out what was lost from the listing.")
+            raise FormatError(
+                f"{name!r} is not listed beside it",
+                where=chunk.at,
+                hint="Find out what was lost from the listing.",
+            )
     own = granular_spec.spec_of(spec, refs)
     columns = own if columns is None else granular_spec.agreed(own, columns, chunk.at)
     if refs:
         layout = {name: bags.single(found[f"{name}.bag"]) for name in (*spec, REFS_TABLE)}
         full = next((name for name, starts in layout.items() if len(starts) > 1), None)
-        if full is not None and len(layout[REFS_TABLE]) == 1:  # an empty file is an empty bag: nothing else would tell
-            raise FormatError(f"holds no rows, column {full!r} has {len(layout[full]) - 1} records", where=found[REFS].at, hint=bags.DAMAGED)
+        if (
+            full is not None and len(layout[REFS_TABLE]) == 1
+        ):  # an empty file is an empty bag: nothing else would tell
+            raise FormatError(
+                f"holds no rows, column {full!r} has {len(layout[full]) - 1} records",
+                where=found[REFS].at,
+                hint=bags.DAMAGED,
+            )
         return Shard(chunk, columns, len(layout[REFS_TABLE]) - 1, layout)
     layout = {name: bags.pair(found[f"{name}.bag"], found[f"{name}.idx"]) for name in spec}
     rows = {name: len(starts) - 1 for name, starts in layout.items()}
     least, most = min(rows, key=rows.__getitem__), max(rows, key=rows.__getitem__)
     if rows[least] != rows[most]:
-        raise FormatError(f"column {least!r} has {rows[least]} records, column {most!r} has {rows[most]}", where=chunk.at, hint=bags.TORN)
+        raise FormatError(
+            f"column {least!r} has {rows[least]} records, column {most!r} has {rows[most]}",
+            where=chunk.at,
+            hint=bags.TORN,
+        )
     return Shard(chunk, columns, rows[least], layout)
 
 
 def read_rows(
-    shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None, ranges: Mapping[str, tuple[int, int]] | None = None
+    shard: Shard,
+    rows: Sequence[int],
+    columns: Sequence[str] | None = None,
+    ranges: Mapping[str, tuple[int, int]] | None = None,
 ) -> list[Row]:
     """Give the records of rows as they are stored, in the order asked; a list is a list of records, which lie in one read.
 
@@ -113,7 +151,9 @@ def read_rows(
     return granular_columns.rows(shard, rows, columns, ranges)
 
 
-def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False) -> pa.RecordBatch:
+def read_batch(
+    shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False
+) -> pa.RecordBatch:
     """Give rows start..stop as typed columns, in the order of `columns`, over the mapped bags: nothing is copied, with `views` or without.
 
     raises  FormatError naming the row whose records are not there; ValueFitError for a record that its encoding cannot be
@@ -132,7 +172,13 @@ def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tu
     return len(granular_spec.text(columns)), granular_write.weights(columns, batch, NAME)
 
 
-def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[pa.RecordBatch], settings: Settings) -> Chunk:
+def write_shard(
+    at: Location,
+    number: int,
+    columns: Columns,
+    batches: Sequence[pa.RecordBatch],
+    settings: Settings,
+) -> Chunk:
     """Write all rows as one dataset: `000000/` and so on where settings cut, else the folder itself; its spec.json comes last.
 
     raises  ValueFitError for a null
@@ -141,10 +187,14 @@ def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[p
     for one in columns:
         parts, ends = bags.body(granular_write.records(one, batches)[0])
         files[f"{one.name}.bag"], files[f"{one.name}.idx"] = parts, [ends.astype("<u8").tobytes()]
-    return granular_write.put(at, number, NAME, columns, files, sum(batch.num_rows for batch in batches), settings)
+    return granular_write.put(
+        at, number, NAME, columns, files, sum(batch.num_rows for batch in batches), settings
+    )
 
 
-def write_index(at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings) -> dict[str, File]:
+def write_index(
+    at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
+) -> dict[str, File]:
     """Write nothing: the spec.json of each shard is its index."""
     return {}
 
@@ -152,17 +202,33 @@ def write_index(at: Location, chunks: Sequence[Chunk], columns: Columns, setting
 def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
     """Check the sizes of numbers and which records each row takes, and, if asked, that every record is what its encoding says."""
     if not values:
-        yield from (Finding(str(at), "format", message, bags.DAMAGED) for at, message in granular_columns.unfit(shard))
+        yield from (
+            Finding(str(at), "format", message, bags.DAMAGED)
+            for at, message in granular_columns.unfit(shard)
+        )
     names, stop = [one.name for one in shard.columns], 0
     behind: dict[str, int] = {}
     while (start := stop) < shard.rows:
         stop = min(shard.rows, start + _STEP)
         try:
-            while granular_columns.weight(shard, places := granular_columns.taken(shard, start, stop, behind)) > _STEP_BYTES and stop > start + 1:
+            while (
+                granular_columns.weight(
+                    shard, places := granular_columns.taken(shard, start, stop, behind)
+                )
+                > _STEP_BYTES
+                and stop > start + 1
+            ):
                 stop = (start + stop) // 2
-            behind |= {name: int((first + count).max()) for name, (first, count) in zip(names, places, strict=True) if count.any()}
+            behind |= {
+                name: int((first + count).max())
+                for name, (first, count) in zip(names, places, strict=True)
+                if count.any()
+            }
         except FlareError as error:
             yield Finding(error.where, error.kind, error.message, error.hint)
             continue
         if values:
-            yield from wrong_rows([(start, stop)], lambda first, last: granular_columns.batch(shard, first, last, names))
+            yield from wrong_rows(
+                [(start, stop)],
+                lambda first, last: granular_columns.batch(shard, first, last, names),
+            )

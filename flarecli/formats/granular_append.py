@@ -55,15 +55,30 @@ class Appender:
     ) -> None:
         self.columns = granular_spec.arranged(columns, "granular")
         self._at, self._shard_rows, self._replay = at.unmapped(), shard_rows, replay
-        self._spec = granular_spec.text(self.columns) if words is None else json.dumps(dict(sorted(words.items()))).encode()
+        self._spec = (
+            granular_spec.text(self.columns)
+            if words is None
+            else json.dumps(dict(sorted(words.items()))).encode()
+        )
         if self.columns != tuple(sorted(columns, key=lambda one: one.name)):
             changed = next(one.name for one in columns if one not in self.columns)
             raise UsageError(f"column {changed!r} is of an encoding that granular does not hold")
         if (self._at / _PLAYLIST).exists():
-            raise UsageError(f"{_PLAYLIST} has the sums of what is there now", where=at, hint="Move it away, and make a new one in the end.")
+            raise UsageError(
+                f"{_PLAYLIST} has the sums of what is there now",
+                where=at,
+                hint="Move it away, and make a new one in the end.",
+            )
         if (self._at / (SPEC if shard_rows is not None else f"{shard_folder(0)}/{SPEC}")).exists():
-            raise UsageError("shards are wanted, one dataset is there" if shard_rows else "one dataset is wanted, shards are there", where=at)
-        self._folders = [""] if shard_rows is None else map(shard_folder, itertools.count(start, step))
+            raise UsageError(
+                "shards are wanted, one dataset is there"
+                if shard_rows
+                else "one dataset is wanted, shards are there",
+                where=at,
+            )
+        self._folders = (
+            [""] if shard_rows is None else map(shard_folder, itertools.count(start, step))
+        )
         self.rows, self._failed = 0, False
         self._shards = self._with_room()
         self._shard = next(self._shards)
@@ -72,7 +87,10 @@ class Appender:
         """Open one shard after the other, and give those that are not full."""
         for folder in self._folders:
             at = self._at / folder if folder else self._at
-            if self._shard_rows is not None and (rows := _whole(at, self.columns)) >= self._shard_rows:
+            if (
+                self._shard_rows is not None
+                and (rows := _whole(at, self.columns)) >= self._shard_rows
+            ):
                 self.rows += rows
                 continue
             shard = _Shard(at, self.columns, self._spec, self._replay)
@@ -90,12 +108,16 @@ class Appender:
         raises  IntegrityError naming a record that is there already and is another one; ValueFitError for a null
         """
         if self._failed:
-            raise UsageError("an append failed", where=self._at, hint="Open the dataset again: that mends it.")
+            raise UsageError(
+                "an append failed", where=self._at, hint="Open the dataset again: that mends it."
+            )
         self._failed, done = True, 0
         while done < batch.num_rows:
             if self._shard_rows is not None and self._shard.rows >= self._shard_rows:
                 self._shard = next(self._shards)
-            room = batch.num_rows if self._shard_rows is None else self._shard_rows - self._shard.rows
+            room = (
+                batch.num_rows if self._shard_rows is None else self._shard_rows - self._shard.rows
+            )
             piece = batch.slice(done, room)
             self._shard.append(piece)
             done += piece.num_rows
@@ -111,7 +133,11 @@ def _whole(at: Location, columns: Columns) -> int:
     for one in columns:
         idx, bag = at / f"{one.name}.idx", at / f"{one.name}.bag"
         size = idx.size() if idx.exists() and bag.exists() else 0
-        if size == 0 or size % 8 or int.from_bytes(idx.read(size - 8, size), "little") != bag.size():
+        if (
+            size == 0
+            or size % 8
+            or int.from_bytes(idx.read(size - 8, size), "little") != bag.size()
+        ):
             return 0
         rows.add(size // 8)
     return min(rows) if len(rows) == 1 else 0
@@ -122,16 +148,26 @@ class _Shard:
 
     def __init__(self, at: Location, columns: Columns, spec: bytes, replay: bool) -> None:
         self._at, self._columns, self._spec = at, columns, spec
-        self._begun = any((at / name).exists() for name in (SPEC, REFS, *companions([one.name for one in columns], refs=False)))
+        self._begun = any(
+            (at / name).exists()
+            for name in (SPEC, REFS, *companions([one.name for one in columns], refs=False))
+        )
         if not self._begun:  # its files are made with its first rows
             self.rows, self._ends = 0, {one.name: np.zeros(1, np.int64) for one in columns}
             return
         _begin(at, columns, spec)
-        tables = {one.name: _mended(at / f"{one.name}.bag", at / f"{one.name}.idx") for one in columns}
+        tables = {
+            one.name: _mended(at / f"{one.name}.bag", at / f"{one.name}.idx") for one in columns
+        }
         self.rows = min(len(starts) for starts in tables.values()) - 1
         if not replay:
-            tables = {name: _cut(at / f"{name}.bag", at / f"{name}.idx", starts, self.rows) for name, starts in tables.items()}
-        self._ends = {name: starts[self.rows :] for name, starts in tables.items()}  # from the last whole row on: what is ahead
+            tables = {
+                name: _cut(at / f"{name}.bag", at / f"{name}.idx", starts, self.rows)
+                for name, starts in tables.items()
+            }
+        self._ends = {
+            name: starts[self.rows :] for name, starts in tables.items()
+        }  # from the last whole row on: what is ahead
 
     def begin(self) -> None:
         """Make its files, where they are not there yet."""
@@ -160,9 +196,18 @@ class _Shard:
         if same:
             there = (self._at / f"{one.name}.bag").read(int(known[0]), int(known[same]))
             for i in range(same):
-                if array[i].as_buffer() != pa.py_buffer(there[int(known[i] - known[0]) : int(known[i + 1] - known[0])]):
-                    where, hint = f"{self._at / one.name}.bag[{self.rows + i}]", "Append the rows that were begun then, or give replay=False."
-                    raise IntegrityError("another record is there, of a row that was not written whole", where=where, hint=hint)
+                if array[i].as_buffer() != pa.py_buffer(
+                    there[int(known[i] - known[0]) : int(known[i + 1] - known[0])]
+                ):
+                    where, hint = (
+                        f"{self._at / one.name}.bag[{self.rows + i}]",
+                        "Append the rows that were begun then, or give replay=False.",
+                    )
+                    raise IntegrityError(
+                        "another record is there, of a row that was not written whole",
+                        where=where,
+                        hint=hint,
+                    )
         parts, ends = bags.body([array.slice(same)])
         return parts, ends + int(known[-1])
 
@@ -170,7 +215,11 @@ class _Shard:
 def _begin(at: Location, columns: Columns, wanted: bytes) -> None:
     """Make the files of a dataset that is not there yet, its spec.json last; or hold that against the columns."""
     if (at / REFS).exists() and all(one.name != "refs" for one in columns):
-        raise UsageError("a dataset by granular 0.21 or before, whose files are not added to", where=at, hint="Pack it with -f granular first.")
+        raise UsageError(
+            "a dataset by granular 0.21 or before, whose files are not added to",
+            where=at,
+            hint="Pack it with -f granular first.",
+        )
     spec = at / SPEC
     if spec.exists():
         if columns_of(spec) != granular_spec.parse(wanted, spec):
@@ -180,7 +229,11 @@ def _begin(at: Location, columns: Columns, wanted: bytes) -> None:
         if not file.exists():
             file.write([])
         elif file.size():
-            raise IntegrityError(f"holds bytes, and no {SPEC} is beside it", where=file, hint="Fetch it again, or remove what is there.")
+            raise IntegrityError(
+                f"holds bytes, and no {SPEC} is beside it",
+                where=file,
+                hint="Fetch it again, or remove what is there.",
+            )
     spec.write([wanted])
 
 

@@ -44,18 +44,30 @@ def _bag(shard: Shard, name: str) -> Bag:
 def _file(chunk: Chunk, name: str) -> Chunk:
     if chunk.files[0].name.endswith(".bag"):
         return spans.of(chunk.at, chunk.files[0])
-    return next(spans.of(at, file) for at, file in zip(chunk.beside, chunk.files[1:], strict=True) if at.name == f"{name}.bag")
+    return next(
+        spans.of(at, file)
+        for at, file in zip(chunk.beside, chunk.files[1:], strict=True)
+        if at.name == f"{name}.bag"
+    )
 
 
 # -- rows
 
 
-def rows(shard: Shard, wanted: Sequence[int], names: Sequence[str] | None, ranges: Mapping[str, tuple[int, int]] | None) -> list[Row]:
+def rows(
+    shard: Shard,
+    wanted: Sequence[int],
+    names: Sequence[str] | None,
+    ranges: Mapping[str, tuple[int, int]] | None,
+) -> list[Row]:
     """Give the records of rows, in the order asked; see `read_rows`."""
     key = "rows" if names is None else ("rows", *names)
     plan = shard.memo.get(key)
     if plan and not ranges:
-        return [{name: held[table[row] : table[row + 1]] for name, held, table in plan} for row in wanted]
+        return [
+            {name: held[table[row] : table[row + 1]] for name, held, table in plan}
+            for row in wanted
+        ]
     names = [one.name for one in shard.columns] if names is None else names
     if ranges:
         _check_ranges(shard, ranges)
@@ -63,9 +75,15 @@ def rows(shard: Shard, wanted: Sequence[int], names: Sequence[str] | None, range
         return _rows_by_refs(shard, wanted, names, ranges or {})
     found = [_bag(shard, name) for name in names]
     if all(bag.held is not None for bag in found):
-        shard.memo[key] = [(name, bag.held, bag.table) for name, bag in zip(names, found, strict=True)]
+        shard.memo[key] = [
+            (name, bag.held, bag.table) for name, bag in zip(names, found, strict=True)
+        ]
     columns = [_bytes_of(bag, [(row, row + 1) for row in wanted]) for bag in found]
-    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)] if names else [{} for _ in wanted]
+    return (
+        [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+        if names
+        else [{} for _ in wanted]
+    )
 
 
 def _bytes_of(bag: Bag, runs: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -73,7 +91,10 @@ def _bytes_of(bag: Bag, runs: Sequence[tuple[int, int]]) -> list[bytes]:
     held, table = bag.held, bag.table
     if held is not None:
         return [held[table[first] : table[last]] for first, last in runs]
-    return [bytes(part) for part in spans.read(bag.chunk, [(table[first], table[last]) for first, last in runs])]
+    return [
+        bytes(part)
+        for part in spans.read(bag.chunk, [(table[first], table[last]) for first, last in runs])
+    ]
 
 
 def _check_ranges(shard: Shard, ranges: Mapping[str, tuple[int, int]]) -> None:
@@ -82,17 +103,26 @@ def _check_ranges(shard: Shard, ranges: Mapping[str, tuple[int, int]]) -> None:
         if name not in lists:
             raise UsageError(f"column {name!r} is no list, so no range of it can be read")
         if not 0 <= start <= stop:
-            raise UsageError(f"{start}:{stop} is no range of column {name!r}", hint="Give a start and a stop that is not before it.")
+            raise UsageError(
+                f"{start}:{stop} is no range of column {name!r}",
+                hint="Give a start and a stop that is not before it.",
+            )
 
 
-def _rows_by_refs(shard: Shard, wanted: Sequence[int], names: Sequence[str], ranges: Mapping[str, tuple[int, int]]) -> list[Row]:
+def _rows_by_refs(
+    shard: Shard, wanted: Sequence[int], names: Sequence[str], ranges: Mapping[str, tuple[int, int]]
+) -> list[Row]:
     lists = [one.encoding.endswith("[]") for one in shard.columns]
     places = []
-    for data, row in zip(_bytes_of(_bag(shard, REFS_TABLE), [(row, row + 1) for row in wanted]), wanted, strict=True):
+    for data, row in zip(
+        _bytes_of(_bag(shard, REFS_TABLE), [(row, row + 1) for row in wanted]), wanted, strict=True
+    ):
         try:
             places.append(bag_refs.numbers_of_row(data, lists))
         except ValueError:
-            raise FormatError("its record numbers are not what the columns need", where=f"{shard.chunk.at}[{row}]") from None
+            raise FormatError(
+                "its record numbers are not what the columns need", where=f"{shard.chunk.at}[{row}]"
+            ) from None
     out: list[Row] = [{} for _ in wanted]
     for i, one in enumerate(shard.columns):
         if one.name not in names:
@@ -102,23 +132,41 @@ def _rows_by_refs(shard: Shard, wanted: Sequence[int], names: Sequence[str], ran
         for place, row in zip(places, wanted, strict=True):
             first, count = place[i]
             if first + count > there:
-                raise FormatError(_beyond(one.name, first, count, there), where=f"{shard.chunk.at}[{row}]")
-            runs.append((first, first + count) if limit is None else (first + min(limit[0], count), first + min(limit[1], count)))
-        if sum(last - first for first, last in runs) > there or sum(bag.table[last] - bag.table[first] for first, last in runs) > bag.table[there]:
+                raise FormatError(
+                    _beyond(one.name, first, count, there), where=f"{shard.chunk.at}[{row}]"
+                )
+            runs.append(
+                (first, first + count)
+                if limit is None
+                else (first + min(limit[0], count), first + min(limit[1], count))
+            )
+        if (
+            sum(last - first for first, last in runs) > there
+            or sum(bag.table[last] - bag.table[first] for first, last in runs) > bag.table[there]
+        ):
             _refuse_taken_twice(shard, one.name, dict(zip(wanted, runs, strict=True)), bag)
         parts = _bytes_of(bag, runs)
         for values, part, run in zip(out, parts, runs, strict=True):
             values[one.name] = _cut(part, bag.table, *run) if lists[i] else part
-    return out if list(names) == [one.name for one in shard.columns] else [{name: row[name] for name in names} for row in out]
+    return (
+        out
+        if list(names) == [one.name for one in shard.columns]
+        else [{name: row[name] for name in names} for row in out]
+    )
 
 
-def _refuse_taken_twice(shard: Shard, name: str, runs: Mapping[int, tuple[int, int]], bag: Bag) -> None:
+def _refuse_taken_twice(
+    shard: Shard, name: str, runs: Mapping[int, tuple[int, int]], bag: Bag
+) -> None:
     """Refuse rows that take more than a bag holds, of bytes or of records, which may have none: each record once would be no more."""
     taken = records = 0
     for row, (first, last) in sorted(runs.items()):
         taken, records = taken + bag.table[last] - bag.table[first], records + last - first
         if taken > bag.table[len(bag)] or records > len(bag):
-            raise FormatError(f"column {name!r} takes records that a row before it took", where=f"{shard.chunk.at}[{row}]")
+            raise FormatError(
+                f"column {name!r} takes records that a row before it took",
+                where=f"{shard.chunk.at}[{row}]",
+            )
 
 
 def _cut(part: bytes, table: memoryview, first: int, last: int) -> list[bytes]:
@@ -133,7 +181,9 @@ def _beyond(name: str, first: int, count: int, there: int) -> str:
 # -- batches
 
 
-def taken(shard: Shard, start: int, stop: int, behind: Mapping[str, int] = MappingProxyType({})) -> list[Taken]:
+def taken(
+    shard: Shard, start: int, stop: int, behind: Mapping[str, int] = MappingProxyType({})
+) -> list[Taken]:
     """Say which records rows start..stop take of each column, in the order of the columns.
 
     behind  column -> the record behind the last one that a row before took, where that is known
@@ -149,12 +199,21 @@ def taken(shard: Shard, start: int, stop: int, behind: Mapping[str, int] = Mappi
         beyond = (first > there) | (count > there) | (first + count > there)
         if beyond.any():
             row = int(np.argmax(beyond))
-            raise FormatError(_beyond(one.name, int(first[row]), int(count[row]), there), where=f"{shard.chunk.at}[{start + row}]")
+            raise FormatError(
+                _beyond(one.name, int(first[row]), int(count[row]), there),
+                where=f"{shard.chunk.at}[{start + row}]",
+            )
         full = np.flatnonzero(count)
-        again = first[full] < np.concatenate(([behind.get(one.name, 0)], (first + count)[full[:-1]]))[: len(full)]
+        again = (
+            first[full]
+            < np.concatenate(([behind.get(one.name, 0)], (first + count)[full[:-1]]))[: len(full)]
+        )
         if again.any():
             row = int(full[int(np.argmax(again))])
-            raise FormatError(f"column {one.name!r} takes records that a row before it took", where=f"{shard.chunk.at}[{start + row}]")
+            raise FormatError(
+                f"column {one.name!r} takes records that a row before it took",
+                where=f"{shard.chunk.at}[{start + row}]",
+            )
     return out
 
 
@@ -182,20 +241,29 @@ def unfit(shard: Shard) -> Iterator[tuple[Location, str]]:
             sizes = np.diff(starts[low : low + _STEP + 1])
             wrong = np.flatnonzero(sizes != inner.size)
             if len(wrong):
-                yield _file(shard.chunk, one.name).at, f"record {low + wrong[0]} is {sizes[wrong[0]]} bytes, {inner.name} has {inner.size}"
+                yield (
+                    _file(shard.chunk, one.name).at,
+                    f"record {low + wrong[0]} is {sizes[wrong[0]]} bytes, {inner.name} has {inner.size}",
+                )
                 break
 
 
 def batch(shard: Shard, start: int, stop: int, names: Sequence[str]) -> pa.RecordBatch:
     """Give rows start..stop as typed columns; see `read_batch`."""
     places = dict(
-        zip((one.name for one in shard.columns), taken(shard, start, stop) if _has_refs(shard) else [None] * len(shard.columns), strict=True)
+        zip(
+            (one.name for one in shard.columns),
+            taken(shard, start, stop) if _has_refs(shard) else [None] * len(shard.columns),
+            strict=True,
+        )
     )
     by_name = {one.name: one for one in shard.columns}
     arrays = [_column(shard, by_name[name], places[name], start, stop) for name in names]
     if not arrays:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(by_name[name]) for name in names]))
+    return pa.RecordBatch.from_arrays(
+        arrays, schema=pa.schema([encodings.field(by_name[name]) for name in names])
+    )
 
 
 def _column(shard: Shard, one: Column, places: Taken | None, start: int, stop: int) -> pa.Array:
@@ -214,7 +282,9 @@ def _column(shard: Shard, one: Column, places: Taken | None, start: int, stop: i
         values = _typed(raw, inner)
     except ValueFitError as error:
         row = start + int(np.searchsorted(offsets, int(error.where[1:-1]), "right")) - 1
-        raise ValueFitError(f"column {one.name!r}: {error.message}", where=f"{shard.chunk.at}[{row}]") from None
+        raise ValueFitError(
+            f"column {one.name!r}: {error.message}", where=f"{shard.chunk.at}[{row}]"
+        ) from None
     if not one.encoding.endswith("[]"):
         return values
     return pa.LargeListArray.from_arrays(pa.array(offsets), values).cast(lookup(one.encoding).arrow)
@@ -224,13 +294,25 @@ def _typed(raw: pa.Array, encoding: Encoding) -> pa.Array:
     """Give typed values: numbers straight over the file's bytes, where each has the size that it must."""
     if encoding.size is None:
         return encodings.typed(raw, encoding)
-    offsets = np.frombuffer(raw.buffers()[1], np.int64, len(raw) + 1, raw.offset * 8) if len(raw) else np.zeros(1, np.int64)
+    offsets = (
+        np.frombuffer(raw.buffers()[1], np.int64, len(raw) + 1, raw.offset * 8)
+        if len(raw)
+        else np.zeros(1, np.int64)
+    )
     lengths = np.diff(offsets)
     wrong = lengths != encoding.size
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise ValueFitError(f"{lengths[row]} bytes, {encoding.name} has {encoding.size}", where=f"[{row}]")
+        raise ValueFitError(
+            f"{lengths[row]} bytes, {encoding.name} has {encoding.size}", where=f"[{row}]"
+        )
     if encoding.arrow.equals(encodings.BINARY):
         return raw
-    data = raw.buffers()[2].slice(int(offsets[0]), len(raw) * encoding.size) if len(raw) else pa.py_buffer(b"")
-    return encodings.typed(pa.Array.from_buffers(pa.binary(encoding.size), len(raw), [None, data]), encoding)
+    data = (
+        raw.buffers()[2].slice(int(offsets[0]), len(raw) * encoding.size)
+        if len(raw)
+        else pa.py_buffer(b"")
+    )
+    return encodings.typed(
+        pa.Array.from_buffers(pa.binary(encoding.size), len(raw), [None, data]), encoding
+    )

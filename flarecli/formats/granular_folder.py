@@ -19,7 +19,16 @@ from flarecli.formats.granular_spec import SPEC
 from flarecli.model import Chunk, File, Stream
 from flarecli.storage import Location
 
-__all__ = ["REFS", "beside", "columns_of", "companions", "has_refs", "index_of", "open_dataset", "shard_folder"]
+__all__ = [
+    "REFS",
+    "beside",
+    "columns_of",
+    "companions",
+    "has_refs",
+    "index_of",
+    "open_dataset",
+    "shard_folder",
+]
 
 REFS = "refs.bag"
 _PROBED = 1 << 17  # shards looked for one by one: a server may have an answer for every name
@@ -66,11 +75,17 @@ def open_dataset(at: Location) -> Stream:
     if sizes is None:
         return _stream(at, [f"{name}/" for name in _probed(at)], None)
     top = {name.partition("/")[0] for name in sizes if "/" in name}
-    numbers = sorted(int(name) for name in top if name.isascii() and name.isdigit() and name == shard_folder(int(name)))
+    numbers = sorted(
+        int(name)
+        for name in top
+        if name.isascii() and name.isdigit() and name == shard_folder(int(name))
+    )
     for position, number in enumerate(numbers):
         if position != number:
             raise FormatError(
-                f"shard {shard_folder(position)} is missing, {shard_folder(number)} is there", where=at, hint="Fetch it, or pack again."
+                f"shard {shard_folder(position)} is missing, {shard_folder(number)} is there",
+                where=at,
+                hint="Fetch it, or pack again.",
             )
     if numbers:
         return _stream(at, [f"{shard_folder(number)}/" for number in numbers], sizes)
@@ -80,11 +95,23 @@ def open_dataset(at: Location) -> Stream:
 def _probed(at: Location) -> list[str]:
     """Find the shards of a folder that cannot be listed: one after the other, until one is not there; the first is read before the others."""
     if not (at / shard_folder(0) / SPEC).exists():
-        raise MissingError(f"neither {SPEC} nor {shard_folder(0)}/{SPEC} is there", where=at, hint="Name a playlist, or a bag.")
+        raise MissingError(
+            f"neither {SPEC} nor {shard_folder(0)}/{SPEC} is there",
+            where=at,
+            hint="Name a playlist, or a bag.",
+        )
     columns_of(at / shard_folder(0) / SPEC)
-    found = list(itertools.takewhile(lambda name: (at / name / SPEC).exists(), map(shard_folder, range(_PROBED + 1))))
+    found = list(
+        itertools.takewhile(
+            lambda name: (at / name / SPEC).exists(), map(shard_folder, range(_PROBED + 1))
+        )
+    )
     if len(found) > _PROBED:
-        raise FormatError(f"{_PROBED} shards and more are there, and no list of them", where=at, hint="Name a playlist.")
+        raise FormatError(
+            f"{_PROBED} shards and more are there, and no list of them",
+            where=at,
+            hint="Name a playlist.",
+        )
     return found
 
 
@@ -110,7 +137,9 @@ def _file(name: str, sizes: Mapping[str, int] | None, at: Location) -> File:
     if sizes is None:
         return File(name)
     if name not in sizes:
-        raise MissingError("no such file or folder", where=at / name, hint="Fetch it, or pack again.")
+        raise MissingError(
+            "no such file or folder", where=at / name, hint="Fetch it, or pack again."
+        )
     return File(name, sizes[name] if sizes[name] >= 0 else None)
 
 
@@ -123,13 +152,28 @@ def _bags(at: Location, sizes: Mapping[str, int]) -> Stream:
     """Take a folder of bags without any spec for one shard each."""
     bags = [name for name in sizes if name.endswith(".bag") and "/" not in name]
     if not bags:
-        raise MissingError(f"neither {SPEC} nor {shard_folder(0)}/{SPEC} is there", where=at, hint="Name a playlist, or a bag.")
-    parts = [tuple(_file(name, sizes, at) for name in (index_of(bag),) if name in sizes) for bag in bags]
-    return Stream("data", at, "granular", bags, sizes=np.array([sizes[name] for name in bags], np.int64), parts=parts)
+        raise MissingError(
+            f"neither {SPEC} nor {shard_folder(0)}/{SPEC} is there",
+            where=at,
+            hint="Name a playlist, or a bag.",
+        )
+    parts = [
+        tuple(_file(name, sizes, at) for name in (index_of(bag),) if name in sizes) for bag in bags
+    ]
+    return Stream(
+        "data",
+        at,
+        "granular",
+        bags,
+        sizes=np.array([sizes[name] for name in bags], np.int64),
+        parts=parts,
+    )
 
 
 def beside(chunk: Chunk, names: Iterable[str]) -> tuple[tuple[File, ...], tuple[Location, ...]]:
     """Give files that lie in the folder of a shard that was listed alone."""
     locations = tuple(chunk.at.folder / name for name in names)
     folder = chunk.files[0].name.rpartition("/")[0] if chunk.files else ""
-    return tuple(File(f"{folder}/{one.name}" if folder else one.name) for one in locations), locations
+    return tuple(
+        File(f"{folder}/{one.name}" if folder else one.name) for one in locations
+    ), locations

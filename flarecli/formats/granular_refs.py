@@ -12,7 +12,14 @@ import numpy as np
 
 from flarecli.arrow import pa
 from flarecli.formats import bag_refs, bags, granular_spec, granular_write
-from flarecli.formats.granular import open_dataset, open_shard, read_batch, read_rows, verify_shard, write_index
+from flarecli.formats.granular import (
+    open_dataset,
+    open_shard,
+    read_batch,
+    read_rows,
+    verify_shard,
+    write_index,
+)
 from flarecli.formats.granular_columns import REFS_TABLE
 from flarecli.formats.granular_folder import REFS
 from flarecli.model import Chunk, Column, Columns, IntArray, Settings
@@ -52,11 +59,19 @@ def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tu
 
     raises  ValueFitError naming the first row, `[row]` of the batch, with a record of no bytes
     """
-    numbers = 8 + 3 + sum(1 + 2 * _NUMBER if one.encoding.endswith("[]") else _NUMBER for one in columns)
+    numbers = (
+        8 + 3 + sum(1 + 2 * _NUMBER if one.encoding.endswith("[]") else _NUMBER for one in columns)
+    )
     return len(granular_spec.text(columns)), granular_write.weights(columns, batch, NAME) + numbers
 
 
-def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[pa.RecordBatch], settings: Settings) -> Chunk:
+def write_shard(
+    at: Location,
+    number: int,
+    columns: Columns,
+    batches: Sequence[pa.RecordBatch],
+    settings: Settings,
+) -> Chunk:
     """Write all rows as one dataset: `000000/` and so on where settings cut, else the folder itself; its spec.json comes last.
 
     raises  ValueFitError for a null or a record of no bytes, naming its row in the shard, before anything is written
@@ -72,4 +87,6 @@ def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[p
         files[f"{one.name}.bag"] = [*parts, ends.astype("<u8").tobytes()]
     parts, ends = bag_refs.packed(taken, [one.encoding.endswith("[]") for one in columns])
     files[REFS] = [*parts, ends.astype("<u8").tobytes()]
-    return granular_write.put(at, number, NAME, columns, files, sum(batch.num_rows for batch in batches), settings)
+    return granular_write.put(
+        at, number, NAME, columns, files, sum(batch.num_rows for batch in batches), settings
+    )

@@ -77,7 +77,11 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _check_key(key: str, where: object = "") -> None:
     check_name(f"{key}.bag" if key else "", where=where)
     if "/" in key or key.startswith(".") or any("\ud800" <= sign <= "\udfff" for sign in key):
-        raise UnsafeError(f"the column {key!r:.60} cannot name a file here", where=where, hint="Rename it; nothing was read or written there.")
+        raise UnsafeError(
+            f"the column {key!r:.60} cannot name a file here",
+            where=where,
+            hint="Rename it; nothing was read or written there.",
+        )
 
 
 def spec_of(spec: dict[str, str], lists: bool) -> Columns:
@@ -97,14 +101,24 @@ def agreed(own: Columns, listed: Columns, where: object) -> Columns:
     raises  IntegrityError if they are others
     """
     if len(own) != len(listed) or not all(map(_fits, own, listed)):
-        raise IntegrityError("its columns are others than the listed ones", where=where, hint="Find out which of the two was changed.")
+        raise IntegrityError(
+            "its columns are others than the listed ones",
+            where=where,
+            hint="Find out which of the two was changed.",
+        )
     return listed
 
 
 def _fits(own: Column, listed: Column) -> bool:
     one, other = own.encoding.removesuffix("[]"), listed.encoding.removesuffix("[]")
-    same = one in (other, "bytes") or _word(one) == _word(other)  # `bytes` says nothing: any encoding may be in them
-    return own.name == listed.name and own.encoding.endswith("[]") == listed.encoding.endswith("[]") and same
+    same = one in (other, "bytes") or _word(one) == _word(
+        other
+    )  # `bytes` says nothing: any encoding may be in them
+    return (
+        own.name == listed.name
+        and own.encoding.endswith("[]") == listed.encoding.endswith("[]")
+        and same
+    )
 
 
 def _word(encoding: str) -> str:
@@ -114,7 +128,9 @@ def _word(encoding: str) -> str:
 
 def text(columns: Columns) -> bytes:
     """Write a spec, exactly as the original does."""
-    return json.dumps({one.name: _word(one.encoding) for one in sorted(columns, key=lambda one: one.name)}).encode()
+    return json.dumps(
+        {one.name: _word(one.encoding) for one in sorted(columns, key=lambda one: one.name)}
+    ).encode()
 
 
 def arranged(columns: Iterable[Column], format: str, reserved: str = "") -> Columns:
@@ -125,14 +141,22 @@ def arranged(columns: Iterable[Column], format: str, reserved: str = "") -> Colu
     """
     out = tuple(sorted((held(one, format) for one in columns), key=lambda one: one.name))
     if not out:
-        raise UsageError("a dataset without columns cannot be read back", hint="Name the columns to pack with -c.")
+        raise UsageError(
+            "a dataset without columns cannot be read back",
+            hint="Name the columns to pack with -c.",
+        )
     for i, one in enumerate(out):
         if i and out[i - 1].name == one.name:
             raise UsageError(f"two columns are named {one.name!r}")
         try:
             _check_key(one.name)
         except FlareError as error:
-            raise UsageError(f"column {one.name!r}: {error.message}, and granular keeps each column in a file of its name") from None
+            raise UsageError(
+                f"column {one.name!r}: {error.message}, and granular keeps each column in a file of its name"
+            ) from None
         if one.name == reserved:
-            raise UsageError(f"column {one.name!r} has the name of the format's own file", hint="Choose -f granular, or rename the column.")
+            raise UsageError(
+                f"column {one.name!r} has the name of the format's own file",
+                hint="Choose -f granular, or rename the column.",
+            )
     return out

@@ -23,7 +23,9 @@ __all__ = ["Parts", "check_lengths", "put", "records", "weights"]
 Parts: TypeAlias = Sequence["bytes | memoryview"]
 
 
-def records(one: Column, batches: Sequence[pa.RecordBatch]) -> tuple[list[pa.Array], IntArray | None]:
+def records(
+    one: Column, batches: Sequence[pa.RecordBatch]
+) -> tuple[list[pa.Array], IntArray | None]:
     """Give a column of each batch as the records that its bag holds.
 
     return  large_binary arrays; and how many of them each row takes, int64 [rows], for a list
@@ -46,7 +48,9 @@ def records(one: Column, batches: Sequence[pa.RecordBatch]) -> tuple[list[pa.Arr
 def _refuse_nulls(one: Column, array: pa.Array, rows: IntArray) -> None:
     if array.null_count:
         row = int(rows[pc.index(array.is_null(), True).as_py()])
-        raise ValueFitError(f"column {one.name!r} is null, which no record can say", where=f"[{row}]")
+        raise ValueFitError(
+            f"column {one.name!r} is null, which no record can say", where=f"[{row}]"
+        )
 
 
 def weights(columns: Columns, batch: pa.RecordBatch, format: str) -> IntArray:
@@ -79,22 +83,50 @@ def check_lengths(one: Column, lengths: IntArray, counts: IntArray | None, forma
         first = int(np.argmax(empty))
         row = first if counts is None else int(np.searchsorted(np.cumsum(counts), first, "right"))
         hint = "Choose -f granular, which holds it."
-        raise ValueFitError(f"column {one.name!r} has a record of no bytes, which {format} cannot hold", where=f"[{row}]", hint=hint)
+        raise ValueFitError(
+            f"column {one.name!r} has a record of no bytes, which {format} cannot hold",
+            where=f"[{row}]",
+            hint=hint,
+        )
 
 
-def put(at: Location, number: int, name: str, columns: Columns, files: Mapping[str, Parts], rows: int, settings: Settings) -> Chunk:
+def put(
+    at: Location,
+    number: int,
+    name: str,
+    columns: Columns,
+    files: Mapping[str, Parts],
+    rows: int,
+    settings: Settings,
+) -> Chunk:
     """Write the files of a shard, and then its spec.json, whose being there says that the others are whole.
 
     raises  UsageError for a second shard where settings cut none, or for a compression
     """
     if settings.compression is not None:
-        raise UsageError("granular shards are not compressed", hint="Leave --compress out, or choose another --format.")
+        raise UsageError(
+            "granular shards are not compressed",
+            hint="Leave --compress out, or choose another --format.",
+        )
     whole = settings.shard_bytes is None and settings.shard_rows is None
     if whole and number:
-        raise UsageError("a folder holds one dataset, and its rows do not fit one", where=at, hint="Give --shard-size.")
+        raise UsageError(
+            "a folder holds one dataset, and its rows do not fit one",
+            where=at,
+            hint="Give --shard-size.",
+        )
     folder = "" if whole else f"{shard_folder(number)}/"
     names = {DEFAULT, *settings.hashes}
     written = {file: (at / f"{folder}{file}").write(parts, names) for file, parts in files.items()}
     spec = (at / f"{folder}{SPEC}").write([granular_spec.text(columns)], names)
-    listed = (File(f"{folder}{file}", one.size, one.hashes) for file, one in {SPEC: spec, **written}.items())
-    return Chunk(at / f"{folder}{SPEC}", rows, tuple(listed), name, tuple(at / f"{folder}{file}" for file in files))
+    listed = (
+        File(f"{folder}{file}", one.size, one.hashes)
+        for file, one in {SPEC: spec, **written}.items()
+    )
+    return Chunk(
+        at / f"{folder}{SPEC}",
+        rows,
+        tuple(listed),
+        name,
+        tuple(at / f"{folder}{file}" for file in files),
+    )

@@ -21,11 +21,15 @@ from flarecli.model import Column, Columns, IntArray
 __all__ = ["Plan", "is_text", "parsed", "places", "planned", "split"]
 
 _QUOTE, _SLASH, _COMMA, _SPACE, _OPEN, _CLOSE = b'"\\, {}'
-_NUMBER_TEXT = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null|NaN|-?Infinity"
+_NUMBER_TEXT = (
+    r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null|NaN|-?Infinity"
+)
 _NUMBER = re.compile(_NUMBER_TEXT.encode())
 _TEXT = re.compile(rb'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+"')
 _BLANK = re.compile(r"[ \t\n\r]*")
-_DECODER = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)  # numbers are only stepped over, whatever their length
+_DECODER = json.JSONDecoder(
+    parse_int=str, parse_float=str, parse_constant=str
+)  # numbers are only stepped over, whatever their length
 
 
 def _flags(*runs: Iterable[int]) -> IntArray:
@@ -56,7 +60,9 @@ def planned(columns: Columns, newline: bytes) -> Plan:
     """Lay out the lines of a shard: its columns by name, by code point."""
     ordered = sorted(columns, key=lambda one: one.name)
     parts = [(one.name, json.dumps(one.name).encode() + b": ", is_text(one)) for one in ordered]
-    laid = tuple((name, (b", " if i else b"{") + key, text) for i, (name, key, text) in enumerate(parts))
+    laid = tuple(
+        (name, (b", " if i else b"{") + key, text) for i, (name, key, text) in enumerate(parts)
+    )
     return Plan(laid, (b"}" if laid else b"{}") + newline, tuple(name for name, _, _ in laid))
 
 
@@ -68,7 +74,9 @@ def is_text(one: Column) -> bool:
 # -- many lines
 
 
-def places(data: IntArray, starts: IntArray, plan: Plan) -> Mapping[str, tuple[IntArray, IntArray]] | None:
+def places(
+    data: IntArray, starts: IntArray, plan: Plan
+) -> Mapping[str, tuple[IntArray, IntArray]] | None:
     """Say where each value lies in a run of lines.
 
     data    uint8 [bytes]; starts int64 [rows + 1], rising from 0 to the number of bytes
@@ -117,7 +125,14 @@ def _are_numbers(data: IntArray, start: IntArray, stop: IntArray) -> bool:
         return True
     if not (start < stop).all() or int(start.min()) < 0 or int(stop.max()) > len(data):
         return False
-    return bool(pc.all(pc.match_substring_regex(spans.ragged(data, start, stop - start), f"^(?:{_NUMBER_TEXT})$"), min_count=0).as_py())
+    return bool(
+        pc.all(
+            pc.match_substring_regex(
+                spans.ragged(data, start, stop - start), f"^(?:{_NUMBER_TEXT})$"
+            ),
+            min_count=0,
+        ).as_py()
+    )
 
 
 def _quotes(data: IntArray, tail: bytes, rows: int) -> IntArray | None:
@@ -130,13 +145,17 @@ def _quotes(data: IntArray, tail: bytes, rows: int) -> IntArray | None:
     if slashes[-1] + 1 >= len(data):
         return None
     order = np.arange(len(slashes))
-    first = np.maximum.accumulate(np.where(np.diff(slashes, prepend=-2) != 1, order, 0))  # of the run that each is in
+    first = np.maximum.accumulate(
+        np.where(np.diff(slashes, prepend=-2) != 1, order, 0)
+    )  # of the run that each is in
     escapes = slashes[(order - first) % 2 == 0]
     kinds = data[escapes + 1]
     if not _ESCAPES[kinds].all():
         return None
     codes = escapes[kinds == ord("u")]
-    if len(codes) and (codes[-1] + 6 > len(data) or not _HEX[data[codes[:, None] + np.arange(2, 6)]].all()):
+    if len(codes) and (
+        codes[-1] + 6 > len(data) or not _HEX[data[codes[:, None] + np.arange(2, 6)]].all()
+    ):
         return None
     return quotes[~np.isin(quotes, escapes[kinds == _QUOTE] + 1, assume_unique=True)]
 

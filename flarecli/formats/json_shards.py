@@ -52,7 +52,10 @@ def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
 
 
 def _layout(columns: Columns, config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
-    return {"header": b"", "newline": mds_config.text_of(config, "newline", where, empty=True).encode()}
+    return {
+        "header": b"",
+        "newline": mds_config.text_of(config, "newline", where, empty=True).encode(),
+    }
 
 
 def _plan(shard: Shard) -> Plan:
@@ -63,18 +66,26 @@ def _plan(shard: Shard) -> Plan:
 
 
 def read_rows(
-    shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None, ranges: Mapping[str, tuple[int, int]] | None = None
+    shard: Shard,
+    rows: Sequence[int],
+    columns: Sequence[str] | None = None,
+    ranges: Mapping[str, tuple[int, int]] | None = None,
 ) -> list[Row]:
     """Give the JSON text of each value, in the order asked; what stands inside of strings is not looked at.
 
     raises  FormatError naming the row whose line is not one
     """
     plan = _plan(shard)
-    out: list[Row] = [dict(_values(shard, row, bytes(line), plan)) for row, line in zip(rows, lines.lines_of(shard, rows), strict=True)]
+    out: list[Row] = [
+        dict(_values(shard, row, bytes(line), plan))
+        for row, line in zip(rows, lines.lines_of(shard, rows), strict=True)
+    ]
     return out if columns is None else [{name: row[name] for name in columns} for row in out]
 
 
-def _values(shard: Shard, row: int, line: bytes, plan: Plan, strict: bool = False) -> dict[str, bytes]:
+def _values(
+    shard: Shard, row: int, line: bytes, plan: Plan, strict: bool = False
+) -> dict[str, bytes]:
     parts = json_lines.split(line, plan, strict)
     if parts is not None:
         return dict(zip(plan.names, parts, strict=True))
@@ -85,11 +96,16 @@ def _values(shard: Shard, row: int, line: bytes, plan: Plan, strict: bool = Fals
     wanted = set(plan.names)
     if values.keys() != wanted:
         name = min(values.keys() ^ wanted)
-        raise FormatError(f"column {name!r:.60} is {'missing' if name in wanted else 'unknown'}", where=f"{shard.chunk.at}[{row}]")
+        raise FormatError(
+            f"column {name!r:.60} is {'missing' if name in wanted else 'unknown'}",
+            where=f"{shard.chunk.at}[{row}]",
+        )
     return values
 
 
-def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False) -> pa.RecordBatch:
+def read_batch(
+    shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False
+) -> pa.RecordBatch:
     """Give rows start..stop as typed columns: the JSON text of each value.
 
     raises  FormatError naming the first row whose line is not one; ValueFitError for text that is not UTF-8
@@ -100,8 +116,17 @@ def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | Non
     if found is not None:
         return lines.assembled(shard, start, stop, columns, lines.cut(data, found, views))
     cuts, whole = memoryview(starts), data.tobytes()
-    rows = [_values(shard, start + i, whole[cuts[i] : cuts[i + 1]], plan, True) for i in range(stop - start)]
-    return lines.assembled(shard, start, stop, columns, lambda name: pa.array([row[name] for row in rows], encodings.BINARY))
+    rows = [
+        _values(shard, start + i, whole[cuts[i] : cuts[i + 1]], plan, True)
+        for i in range(stop - start)
+    ]
+    return lines.assembled(
+        shard,
+        start,
+        stop,
+        columns,
+        lambda name: pa.array([row[name] for row in rows], encodings.BINARY),
+    )
 
 
 def arrange(columns: Iterable[Column]) -> Columns:
@@ -135,7 +160,13 @@ def _check_newline(settings: Settings) -> None:
         )
 
 
-def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[pa.RecordBatch], settings: Settings) -> Chunk:
+def write_shard(
+    at: Location,
+    number: int,
+    columns: Columns,
+    batches: Sequence[pa.RecordBatch],
+    settings: Settings,
+) -> Chunk:
     """Write all rows as `shard.00000.json` and its `.meta`, as the original does.
 
     raises  ValueFitError for a value that is no JSON of its kind, or if the data would pass 4 GiB
@@ -143,15 +174,29 @@ def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[p
     _check_newline(settings)
     plan = json_lines.planned(columns, settings.newline.encode())
     sizes = [_weights(columns, batch, plan) for batch in batches]
-    return lines.write(at, number, NAME, columns, settings, b"", sizes, lines.bodies(batches, lambda piece: _body(columns, piece, plan)))
+    return lines.write(
+        at,
+        number,
+        NAME,
+        columns,
+        settings,
+        b"",
+        sizes,
+        lines.bodies(batches, lambda piece: _body(columns, piece, plan)),
+    )
 
 
 def _body(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> memoryview:
     """Join lines, and cut them again: what does not come back as it went in is no JSON."""
     fields = lines.stored_columns(columns, batch)
-    body, starts = lines.joined([*(part for name, before, _ in plan.columns for part in (before, fields[name])), plan.tail])
+    body, starts = lines.joined(
+        [*(part for name, before, _ in plan.columns for part in (before, fields[name])), plan.tail]
+    )
     found = json_lines.places(np.frombuffer(body, np.uint8), starts, plan)
-    if found is None or any((found[name][1] != pc.binary_length(array).to_numpy()).any() for name, array in fields.items()):
+    if found is None or any(
+        (found[name][1] != pc.binary_length(array).to_numpy()).any()
+        for name, array in fields.items()
+    ):
         _refuse(fields, plan)
     return body
 
@@ -163,14 +208,21 @@ def _refuse(fields: Mapping[str, pa.Array], plan: Plan) -> None:
         for name, array in fields.items():
             data = array[row].as_py()
             try:
-                is_one = json_lines.parsed(b'{"": ' + data + b"}")[""] == data and data.startswith(b'"') == kinds[name]
+                is_one = (
+                    json_lines.parsed(b'{"": ' + data + b"}")[""] == data
+                    and data.startswith(b'"') == kinds[name]
+                )
             except ValueError:
                 is_one = False
             if not is_one or data[:1] in b"{[":
-                raise ValueFitError(f"column {name!r}: {data[:60]!r} is no JSON of its kind", where=f"[{row}]")
+                raise ValueFitError(
+                    f"column {name!r}: {data[:60]!r} is no JSON of its kind", where=f"[{row}]"
+                )
 
 
-def write_index(at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings) -> dict[str, File]:
+def write_index(
+    at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
+) -> dict[str, File]:
     """Write `index.json` as the original does."""
     return mds_index.write_index(at, chunks, columns, settings, NAME)
 
@@ -189,4 +241,6 @@ def _check(shard: Shard, start: int, stop: int, values: bool) -> None:
         wrong = pc.invert(pc.match_substring_regex(batch.column(one.name), pattern))
         if pc.any(wrong, min_count=0).as_py():
             row = start + int(pc.index(wrong, True).as_py())
-            raise ValueFitError(f"column {one.name!r:.60}: not {one.encoding}", where=f"{shard.chunk.at}[{row}]")
+            raise ValueFitError(
+                f"column {one.name!r:.60}: not {one.encoding}", where=f"{shard.chunk.at}[{row}]"
+            )

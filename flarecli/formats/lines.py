@@ -31,9 +31,26 @@ from flarecli.records import replace
 from flarecli.storage import Location
 
 __all__ = [
-    "LIMIT", "Places", "arranged", "assembled", "bodies", "bytes_of", "checked", "cut", "ends", "find_all", "joined", "lengths", "lines_of", "opened",
-    "pieces", "step_of", "stored_columns", "weights", "write",
-]  # fmt: skip
+    "LIMIT",
+    "Places",
+    "arranged",
+    "assembled",
+    "bodies",
+    "bytes_of",
+    "checked",
+    "cut",
+    "ends",
+    "find_all",
+    "joined",
+    "lengths",
+    "lines_of",
+    "opened",
+    "pieces",
+    "step_of",
+    "stored_columns",
+    "weights",
+    "write",
+]
 
 LIMIT = (1 << 32) - 1  # starts are uint32
 _CONFIG_LIMIT = 1 << 24  # bytes of JSON; thousands of columns take less
@@ -41,10 +58,17 @@ _STEP, _STEP_BYTES = 8192, 4 << 20  # rows checked or joined at once: they stay 
 _JOINED = 1 << 20  # bytes joined at once, about
 _HINT = "It was damaged or cut short; fetch or pack it again."
 
-Places = Mapping[str, tuple[IntArray, IntArray]]  # column -> where each value starts and how long it is, int64 [rows]
+Places = Mapping[
+    str, tuple[IntArray, IntArray]
+]  # column -> where each value starts and how long it is, int64 [rows]
 
 
-def opened(chunk: Chunk, columns: Columns | None, form: str, head: Callable[[Columns, Mapping[str, Any], object], Mapping[str, Any]]) -> Shard:
+def opened(
+    chunk: Chunk,
+    columns: Columns | None,
+    form: str,
+    head: Callable[[Columns, Mapping[str, Any], object], Mapping[str, Any]],
+) -> Shard:
     """Read the `.meta` of a shard and hold it against the size of its data, of which nothing is read unless it is compressed.
 
     columns  what an index or a playlist says they are
@@ -70,16 +94,27 @@ def opened(chunk: Chunk, columns: Columns | None, form: str, head: Callable[[Col
     layout = dict(head(own, config, meta.at))
     starts = words(data, 4, rows + 1)
     _check(starts, len(layout["header"]), _data_size(chunk), chunk, meta)
-    held = memoryview(bytes(starts)).cast("I") if spans.suffix(meta) else starts  # a decompressed file is not kept for its table
+    held = (
+        memoryview(bytes(starts)).cast("I") if spans.suffix(meta) else starts
+    )  # a decompressed file is not kept for its table
     files = (*(chunk.files[:1] or (File(chunk.at.name),)), *meta.files)
-    return Shard(replace(chunk, files=files, beside=(meta.at,)), own, rows, {"starts": held, **layout})
+    return Shard(
+        replace(chunk, files=files, beside=(meta.at,)), own, rows, {"starts": held, **layout}
+    )
 
 
 def _check_listed(chunk: Chunk, meta: Chunk) -> None:
     """Refuse a `.meta` that is listed as larger than the listed rows can make it, before it is read or decompressed."""
     listed = meta.files[0].size if meta.files[0].raw_size is None else meta.files[0].raw_size
-    if chunk.rows is not None and listed is not None and listed > 8 + 4 * chunk.rows + _CONFIG_LIMIT:
-        raise FormatError(f"{listed} bytes are listed, too many for a table of {chunk.rows} samples", where=meta.at)
+    if (
+        chunk.rows is not None
+        and listed is not None
+        and listed > 8 + 4 * chunk.rows + _CONFIG_LIMIT
+    ):
+        raise FormatError(
+            f"{listed} bytes are listed, too many for a table of {chunk.rows} samples",
+            where=meta.at,
+        )
 
 
 def _companion(chunk: Chunk) -> Chunk:
@@ -107,19 +142,31 @@ def _data_size(chunk: Chunk) -> int:
 
 def _check(starts: memoryview, header: int, size: int, chunk: Chunk, meta: Chunk) -> None:
     if int(starts[0]) != header:
-        raise FormatError(f"its first line starts at byte {starts[0]} of the data, {header} is wanted", where=meta.at, hint=_HINT)
+        raise FormatError(
+            f"its first line starts at byte {starts[0]} of the data, {header} is wanted",
+            where=meta.at,
+            hint=_HINT,
+        )
     row = first_fall(starts)
     if row is not None:
-        raise FormatError(f"line {row} starts at byte {starts[row]} and ends at byte {starts[row + 1]}", where=meta.at, hint=_HINT)
+        raise FormatError(
+            f"line {row} starts at byte {starts[row]} and ends at byte {starts[row + 1]}",
+            where=meta.at,
+            hint=_HINT,
+        )
     if int(starts[-1]) != size:
-        raise FormatError(f"is {size} bytes, {starts[-1]} are needed by its table", where=chunk.at, hint=_HINT)
+        raise FormatError(
+            f"is {size} bytes, {starts[-1]} are needed by its table", where=chunk.at, hint=_HINT
+        )
 
 
 def lines_of(shard: Shard, rows: Sequence[int]) -> list[bytes | memoryview]:
     """Give lines with their newline, in the order asked; near ones share a read."""
     table: memoryview = shard.layout["starts"]
     view: memoryview | None = shard.memo.get("view")
-    if view is None and not spans.suffix(shard.chunk):  # a decompressed shard is held elsewhere, and not for ever
+    if view is None and not spans.suffix(
+        shard.chunk
+    ):  # a decompressed shard is held elsewhere, and not for ever
         view = spans.whole(shard.chunk)
         if view is not None:
             shard.memo["view"] = view
@@ -151,7 +198,9 @@ def cut(data: IntArray, places: Places, views: bool) -> Callable[[str], pa.Array
     return lambda name: make(data, *places[name])
 
 
-def assembled(shard: Shard, start: int, stop: int, names: Sequence[str] | None, raw: Callable[[str], pa.Array]) -> pa.RecordBatch:
+def assembled(
+    shard: Shard, start: int, stop: int, names: Sequence[str] | None, raw: Callable[[str], pa.Array]
+) -> pa.RecordBatch:
     """Make typed columns of stored bytes.
 
     raw     name -> large_binary, binary_view, or fixed-size binary [rows]
@@ -162,10 +211,16 @@ def assembled(shard: Shard, start: int, stop: int, names: Sequence[str] | None, 
     for name in by_name if names is None else names:
         encoding, array = lookup(by_name[name].encoding), raw(name)
         try:
-            arrays.append(spans.viewed(array, encoding) if pa.types.is_binary_view(array.type) else encodings.typed(array, encoding))
+            arrays.append(
+                spans.viewed(array, encoding)
+                if pa.types.is_binary_view(array.type)
+                else encodings.typed(array, encoding)
+            )
         except ValueFitError as error:
             row = start + int(error.where[1:-1])
-            raise ValueFitError(f"column {name!r:.60}: {error.message}", where=f"{shard.chunk.at}[{row}]") from None
+            raise ValueFitError(
+                f"column {name!r:.60}: {error.message}", where=f"{shard.chunk.at}[{row}]"
+            ) from None
         fields.append(encodings.field(by_name[name]).with_type(arrays[-1].type))
     if not arrays:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
@@ -176,7 +231,10 @@ def steps(shard: Shard) -> Iterator[tuple[int, int]]:
     """Cut the rows of a shard into runs of bounded bytes: (start, stop)."""
     starts, start = shard.layout["starts"], 0
     while start < shard.rows:
-        stop = max(start + 1, min(start + _STEP, shard.rows, bisect_right(starts, starts[start] + _STEP_BYTES) - 1))
+        stop = max(
+            start + 1,
+            min(start + _STEP, shard.rows, bisect_right(starts, starts[start] + _STEP_BYTES) - 1),
+        )
         yield start, stop
         start = stop
 
@@ -193,7 +251,9 @@ def arranged(columns: Columns) -> Columns:
     """Sort columns by name, by code point. Raises UsageError for two of one name, or none at all."""
     out = tuple(sorted(columns, key=lambda one: one.name))
     if not out:
-        raise UsageError("a shard without columns cannot be read back", hint="Name the columns to pack with -c.")
+        raise UsageError(
+            "a shard without columns cannot be read back", hint="Name the columns to pack with -c."
+        )
     for one, two in pairwise(out):
         if one.name == two.name:
             raise UsageError(f"two columns are named {one.name!r}")
@@ -206,7 +266,11 @@ def weights(columns: Columns, batch: pa.RecordBatch, fixed: int, base: int, form
     raises  ValueFitError naming the row and its largest column if no shard can hold it: all starts are uint32
     """
     weighed = [one.name for one in columns if one.size is None]
-    sizes = np.full(batch.num_rows, fixed, np.int64) if not weighed else lengths(batch.column(weighed[0])) + fixed
+    sizes = (
+        np.full(batch.num_rows, fixed, np.int64)
+        if not weighed
+        else lengths(batch.column(weighed[0])) + fixed
+    )
     for name in weighed[1:]:
         sizes += lengths(batch.column(name))
     if len(sizes) and base + int(sizes.max()) > LIMIT:
@@ -223,7 +287,11 @@ def lengths(array: pa.Array) -> IntArray:
         bounds = ends(array)
         return bounds[1:] - bounds[:-1]  # a fifth of the time
     lengths = pc.binary_length(array)
-    return (pc.fill_null(lengths, 0) if lengths.null_count else lengths).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    return (
+        (pc.fill_null(lengths, 0) if lengths.null_count else lengths)
+        .to_numpy(zero_copy_only=False)
+        .astype(np.int64, copy=False)
+    )
 
 
 def ends(array: pa.Array) -> IntArray:
@@ -242,7 +310,9 @@ def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     return (batch.slice(start, step) for start in range(0, batch.num_rows, step))
 
 
-def bodies(batches: Iterable[pa.RecordBatch], body: Callable[[pa.RecordBatch], memoryview]) -> Iterator[memoryview]:
+def bodies(
+    batches: Iterable[pa.RecordBatch], body: Callable[[pa.RecordBatch], memoryview]
+) -> Iterator[memoryview]:
     """Give the lines of batches, joined by `body` piece by piece. Its ValueFitError, of row `[i]` of a piece, names the row of all of them."""
     first = 0
     for batch in batches:
@@ -250,13 +320,17 @@ def bodies(batches: Iterable[pa.RecordBatch], body: Callable[[pa.RecordBatch], m
             try:
                 yield body(piece)
             except ValueFitError as error:
-                raise ValueFitError(error.message, where=f"[{first + int(error.where[1:-1])}]", hint=error.hint) from None
+                raise ValueFitError(
+                    error.message, where=f"[{first + int(error.where[1:-1])}]", hint=error.hint
+                ) from None
             first += piece.num_rows
 
 
 def stored_columns(columns: Columns, batch: pa.RecordBatch) -> dict[str, pa.Array]:
     """Give the stored bytes of the columns: large_binary [rows] each. Raises ValueFitError for a null."""
-    out = {one.name: encodings.stored(batch.column(one.name), lookup(one.encoding)) for one in columns}
+    out = {
+        one.name: encodings.stored(batch.column(one.name), lookup(one.encoding)) for one in columns
+    }
     for name, array in out.items():
         if array.null_count:  # Arrow would drop the whole line without a word
             row = pc.index(array.is_null(), True).as_py()
@@ -267,10 +341,13 @@ def stored_columns(columns: Columns, batch: pa.RecordBatch) -> dict[str, pa.Arra
 def joined(parts: Sequence[Any]) -> tuple[memoryview, IntArray]:
     """Join columns of bytes, and texts that stand in every row, row by row: all bytes, and where each row starts, int64 [rows + 1]."""
     body = pc.binary_join_element_wise(
-        *(pa.scalar(part, encodings.BINARY) if isinstance(part, bytes) else part for part in parts), pa.scalar(b"", encodings.BINARY)
+        *(pa.scalar(part, encodings.BINARY) if isinstance(part, bytes) else part for part in parts),
+        pa.scalar(b"", encodings.BINARY),
     )
     offsets = np.frombuffer(body.buffers()[1], np.int64, len(body) + 1, body.offset * 8)
-    return memoryview(body.buffers()[2] or b"")[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]
+    return memoryview(body.buffers()[2] or b"")[
+        int(offsets[0]) : int(offsets[-1])
+    ], offsets - offsets[0]
 
 
 def write(
@@ -293,9 +370,17 @@ def write(
     starts[1:] += np.cumsum(lengths)
     size, name = int(starts[-1]), name_of(number, form)
     if size > LIMIT:
-        raise ValueFitError(f"{size} bytes do not fit one {form} shard", where=at / name, hint="Give a smaller --shard-size.")
+        raise ValueFitError(
+            f"{size} bytes do not fit one {form} shard",
+            where=at / name,
+            hint="Give a smaller --shard-size.",
+        )
     table = b"".join(
-        (len(lengths).to_bytes(4, "little"), starts.astype("<u4").tobytes(), mds_config.dumped(mds_config.config(form, columns, settings)))
+        (
+            len(lengths).to_bytes(4, "little"),
+            starts.astype("<u4").tobytes(),
+            mds_config.dumped(mds_config.config(form, columns, settings)),
+        )
     )
     to, file = store(at, name, _joined(header, bodies), size, settings)
     beside, meta = store(at, f"{name}.meta", [table], len(table), settings)

@@ -58,7 +58,11 @@ _CONFIG_LIMIT = 1 << 24  # bytes of JSON; thousands of columns take less
 _FEW = 256  # rows in a run of a bounded number of bytes that are checked one by one
 _HEAD = 1 << 16  # bytes of a remote shard that are asked for before its row count is known
 
-_FILES = {"at_hand": "mds_columns", "find_columns": "mds_columns", "read_rows": "mds_rows"}  # of no use to a check
+_FILES = {
+    "at_hand": "mds_columns",
+    "find_columns": "mds_columns",
+    "read_rows": "mds_rows",
+}  # of no use to a check
 
 
 def __getattr__(name: str) -> Any:
@@ -95,14 +99,23 @@ def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
     starts = words(head, 4, rows + 1)
     first = starts[0]
     if not end <= first <= size or starts[-1] != size or first_fall(starts) is not None:
-        raise FormatError(_table_fault(starts, end, size), where=at, hint="It was damaged or cut short; fetch or pack it again.")
+        raise FormatError(
+            _table_fault(starts, end, size),
+            where=at,
+            hint="It was damaged or cut short; fetch or pack it again.",
+        )
     if first - end > _CONFIG_LIMIT:
         raise FormatError(f"its config takes {first - end} bytes", where=at)
     if len(head) < first:
         head = memoryview(bytes(head) + at.read(len(head), first))
-    own = mds_config.agreed(mds_config.own_columns(bytes(head[end:first]), NAME, at), columns, NAME, at)
+    own = mds_config.agreed(
+        mds_config.own_columns(bytes(head[end:first]), NAME, at), columns, NAME, at
+    )
     return Shard(
-        chunk, own, rows, {"starts": memoryview(bytes(starts)).cast("I") if spans.suffix(chunk) else starts}
+        chunk,
+        own,
+        rows,
+        {"starts": memoryview(bytes(starts)).cast("I") if spans.suffix(chunk) else starts},
     )  # no table keeps a decompressed shard
 
 
@@ -117,7 +130,9 @@ def _table_fault(starts: memoryview, end: int, size: int) -> str:
     return f"{size - starts[-1]} bytes follow its last sample"
 
 
-def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False) -> pa.RecordBatch:
+def read_batch(
+    shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False
+) -> pa.RecordBatch:
     """Give rows start..stop as typed columns, in the order of `columns`.
 
     raises  FormatError naming a row whose lengths do not add up, one that is too short before others; ValueFitError for text that is not UTF-8
@@ -131,12 +146,16 @@ def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | Non
         if one.size is None or lookup(one.encoding).arrow.equals(encodings.BINARY):
             return cut(name)
         packed = data[places[name][0][:, None] + np.arange(one.size)]
-        return pa.Array.from_buffers(pa.binary(one.size), stop - start, [None, pa.py_buffer(packed)])
+        return pa.Array.from_buffers(
+            pa.binary(one.size), stop - start, [None, pa.py_buffer(packed)]
+        )
 
     return lines.assembled(shard, start, stop, columns, raw)
 
 
-def _fields(shard: Shard, start: int, stop: int) -> tuple[IntArray, dict[str, tuple[IntArray, IntArray]]]:
+def _fields(
+    shard: Shard, start: int, stop: int
+) -> tuple[IntArray, dict[str, tuple[IntArray, IntArray]]]:
     """Give the bytes of rows start..stop, and where each column lies in them: name -> (starts, lengths), int64 [rows]."""
     starts = np.array(shard.layout["starts"][start : stop + 1], np.int64)
     (part,) = spans.read(shard.chunk, [(int(starts[0]), int(starts[-1]))])
@@ -146,10 +165,14 @@ def _fields(shard: Shard, start: int, stop: int) -> tuple[IntArray, dict[str, tu
     variable = sum(column.size is None for column in shard.columns)
     at = starts[:-1] + 4 * variable
     _refuse(shard, start, at > ends, "bytes cannot hold its lengths")
-    fixed = sum(column.size or 0 for column in shard.columns)  # a config may name a million columns: a place for each of them is made below
+    fixed = sum(
+        column.size or 0 for column in shard.columns
+    )  # a config may name a million columns: a place for each of them is made below
     _refuse(shard, start, at + fixed > ends, "bytes are not what its lengths say")
     words = (
-        data[starts[:-1, None] + np.arange(4 * variable)].view("<u4").astype(np.int64) if variable and rows else np.zeros((rows, variable), np.int64)
+        data[starts[:-1, None] + np.arange(4 * variable)].view("<u4").astype(np.int64)
+        if variable and rows
+        else np.zeros((rows, variable), np.int64)
     )
     places, word = {}, 0
     for column in shard.columns:
@@ -167,7 +190,9 @@ def _refuse(shard: Shard, start: int, wrong: IntArray, what: str) -> None:
     if wrong.any():
         row = start + int(np.flatnonzero(wrong)[0])
         starts = shard.layout["starts"]
-        raise FormatError(f"{int(starts[row + 1]) - int(starts[row])} {what}", where=f"{shard.chunk.at}[{row}]")
+        raise FormatError(
+            f"{int(starts[row + 1]) - int(starts[row])} {what}", where=f"{shard.chunk.at}[{row}]"
+        )
 
 
 def arrange(columns: Iterable[Column]) -> Columns:
@@ -194,7 +219,13 @@ def _weights(columns: Columns, batch: pa.RecordBatch, base: int) -> IntArray:
     return lines.weights(columns, batch, fixed, base, NAME)
 
 
-def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[pa.RecordBatch], settings: Settings) -> Chunk:
+def write_shard(
+    at: Location,
+    number: int,
+    columns: Columns,
+    batches: Sequence[pa.RecordBatch],
+    settings: Settings,
+) -> Chunk:
     """Write all rows as one shard: the table needs their sizes, so they wait in memory (one shard's worth).
 
     Its name is the original's, `shard.00000.mds`: five digits, more past 99,999; a compressed one adds its suffix.
@@ -208,7 +239,11 @@ def write_shard(at: Location, number: int, columns: Columns, batches: Sequence[p
     starts[1:] += np.cumsum(np.concatenate([*sizes, np.zeros(0, np.int64)]) - 4)
     size = int(starts[-1])
     if size > lines.LIMIT:
-        raise ValueFitError(f"{size} bytes do not fit one MDS shard", where=at / name, hint="Give a smaller --shard-size.")
+        raise ValueFitError(
+            f"{size} bytes do not fit one MDS shard",
+            where=at / name,
+            hint="Give a smaller --shard-size.",
+        )
     from flarecli.formats.mds_body import bodies  # which nobody who reads needs
 
     head = struct.pack("<I", rows) + starts.astype("<u4").tobytes() + config

@@ -40,10 +40,16 @@ def bodies(columns: Columns, batches: Sequence[pa.RecordBatch]) -> Iterator[memo
 
 def _bodies(columns: Columns, batch: pa.RecordBatch) -> Iterator[memoryview]:
     pieces = _pieces(columns, batch)
-    step = lines.step_of(batch.num_rows, sum(int(ends[-1] - ends[0]) for ends in map(lines.ends, pieces)))
+    step = lines.step_of(
+        batch.num_rows, sum(int(ends[-1] - ends[0]) for ends in map(lines.ends, pieces))
+    )
     for start in range(0, batch.num_rows, step):
         some = [piece.slice(start, step) for piece in pieces]
-        body = some[0] if len(some) == 1 else pc.binary_join_element_wise(*some, pa.scalar(b"", encodings.BINARY))
+        body = (
+            some[0]
+            if len(some) == 1
+            else pc.binary_join_element_wise(*some, pa.scalar(b"", encodings.BINARY))
+        )
         ends = lines.ends(body)
         yield memoryview(body.buffers()[2] or b"")[int(ends[0]) : int(ends[-1])]
 
@@ -55,8 +61,14 @@ def _pieces(columns: Columns, batch: pa.RecordBatch) -> list[pa.Array]:
         array = batch.column(column.name)
         if array.null_count:  # Arrow would drop the whole row without a word
             raise ValueFitError(f"column {column.name!r}: a null reached the shard")
-        fields.append(encodings.stored(array, lookup(column.encoding)) if column.size is None else _fixed(array, column))
-    run: list[_Bytes] = [_lengths([field for field in fields if isinstance(field, pa.Array)], batch.num_rows)]
+        fields.append(
+            encodings.stored(array, lookup(column.encoding))
+            if column.size is None
+            else _fixed(array, column)
+        )
+    run: list[_Bytes] = [
+        _lengths([field for field in fields if isinstance(field, pa.Array)], batch.num_rows)
+    ]
     pieces: list[pa.Array] = []
     for field in fields:
         if isinstance(field, pa.Array):
@@ -78,7 +90,9 @@ def _fixed(array: pa.Array, column: Column) -> _Bytes:
         first = int(ends[0])
     else:
         data, first = array.buffers()[1], array.offset * size
-    return np.frombuffer(data if data is not None else b"", np.uint8, len(array) * size, first).reshape(len(array), size)
+    return np.frombuffer(
+        data if data is not None else b"", np.uint8, len(array) * size, first
+    ).reshape(len(array), size)
 
 
 def _lengths(fields: Sequence[pa.Array], rows: int) -> _Bytes:
@@ -107,4 +121,8 @@ def _laid(run: Sequence[_Bytes]) -> list[pa.Array]:
         data[:, at : at + width].view(word)[...] = field.view(word)
         at += width
     ends = np.arange(rows + 1, dtype=np.int64) * size
-    return [pa.Array.from_buffers(encodings.BINARY, rows, [None, pa.py_buffer(ends), pa.py_buffer(data)])]
+    return [
+        pa.Array.from_buffers(
+            encodings.BINARY, rows, [None, pa.py_buffer(ends), pa.py_buffer(data)]
+        )
+    ]

@@ -18,8 +18,13 @@ from flarecli.storage import is_cold, read_ahead
 
 __all__ = ["at_hand", "find_columns"]
 
-_SURE, _SOME = 4, 8  # batches found in memory one after the other; from then on one in so many is looked at: looking costs as much as two rows
-_MANY = 1 << 12  # bytes of lengths that are gathered for a row before it is known to have so many: a hostile config may name any
+_SURE, _SOME = (
+    4,
+    8,
+)  # batches found in memory one after the other; from then on one in so many is looked at: looking costs as much as two rows
+_MANY = (
+    1 << 12
+)  # bytes of lengths that are gathered for a row before it is known to have so many: a hostile config may name any
 
 
 class _Laid(NamedTuple):
@@ -43,7 +48,9 @@ class _Laid(NamedTuple):
     looks: list[int]
 
 
-def find_columns(shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence[str] | None = None) -> spans.Lying | None:
+def find_columns(
+    shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence[str] | None = None
+) -> spans.Lying | None:
     """Find the stored bytes of each column, row by row in the order asked; what is of one size is copied, and all of a compressed shard.
 
     return  None where they do not lie in memory, or the lengths of a row do not add up: reading the rows says of which
@@ -54,7 +61,11 @@ def find_columns(shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence
     ready, view, starts, words, every, steps, looks = laid
     own = np.asarray(rows, np.int64)
     looks[0] += 1
-    if (looks[0] <= _SURE or not looks[0] % _SOME) and len(own) > 1 and is_cold(view, [ready.table[int(own[len(own) // 2])]]):
+    if (
+        (looks[0] <= _SURE or not looks[0] % _SOME)
+        and len(own) > 1
+        and is_cold(view, [ready.table[int(own[len(own) // 2])]])
+    ):
         looks[0] = 0
         read_ahead(view, zip(starts[own].tolist(), starts[own + 1].tolist(), strict=True))
     at, ends = starts[own].astype(np.int64), starts[own + 1]
@@ -73,8 +84,13 @@ def find_columns(shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence
         at = stop
     if np.count_nonzero(at != ends):
         return None
-    lying = spans.Lying(ready.source, {name: (at, stop) if every is None else every[at] for name, every, at, stop in places})
-    return lying.apart() if spans.suffix(shard.chunk) else lying  # a decompressed shard is held elsewhere, and not for ever
+    lying = spans.Lying(
+        ready.source,
+        {name: (at, stop) if every is None else every[at] for name, every, at, stop in places},
+    )
+    return (
+        lying.apart() if spans.suffix(shard.chunk) else lying
+    )  # a decompressed shard is held elsewhere, and not for ever
 
 
 def _laid(shard: Shard, columns: Sequence[str] | None) -> _Laid | None:
@@ -86,15 +102,31 @@ def _laid(shard: Shard, columns: Sequence[str] | None) -> _Laid | None:
         return laid
     ready = prepared(shard, columns)
     view = ready.view
-    if view is None or sum(4 if column.size is None else column.size for column in shard.columns) > len(view):
+    if view is None or sum(
+        4 if column.size is None else column.size for column in shard.columns
+    ) > len(view):
         return None
     wanted, steps, words = set(ready.names), list[tuple[str | None, int | None, Any]](), 0
     for column in shard.columns:
         is_wanted = column.name in wanted
-        where = words if column.size is None else _every(view, column.size) if is_wanted and column.size else None
+        where = (
+            words
+            if column.size is None
+            else _every(view, column.size)
+            if is_wanted and column.size
+            else None
+        )
         steps.append((column.name if is_wanted else None, column.size, where))
         words += column.size is None
-    laid = _Laid(ready, view, np.asarray(shard.layout["starts"]), 4 * words, _every(view, 4 * words), tuple(steps), [0])
+    laid = _Laid(
+        ready,
+        view,
+        np.asarray(shard.layout["starts"]),
+        4 * words,
+        _every(view, 4 * words),
+        tuple(steps),
+        [0],
+    )
     if shard.memo.get(of) is ready:
         shard.memo[key] = laid
     return laid
@@ -109,4 +141,8 @@ def at_hand(shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = N
     """Say whether these rows lie in memory, in a mapped file: `read_columns` copies them, and waits for nothing. Of no row: whether it maps them."""
     ready = prepared(shard, columns)
     view = ready.view
-    return view is not None and isinstance(view.obj, mmap.mmap) and not is_cold(view, [ready.table[row] for row in rows])
+    return (
+        view is not None
+        and isinstance(view.obj, mmap.mmap)
+        and not is_cold(view, [ready.table[row] for row in rows])
+    )

@@ -19,12 +19,35 @@ from flarecli.encodings import column
 from flarecli.errors import FormatError, IntegrityError, UsageError
 from flarecli.model import Columns, Settings
 
-__all__ = ["SEPARATORS", "agreed", "columns_of", "config", "dumped", "own_columns", "parse", "parse_config", "size_limit", "text_of"]
+__all__ = [
+    "SEPARATORS",
+    "agreed",
+    "columns_of",
+    "config",
+    "dumped",
+    "own_columns",
+    "parse",
+    "parse_config",
+    "size_limit",
+    "text_of",
+]
 
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 _XSV = {"str": "str", "int": "str_int", "float": "str_float"}
-_MEANT = {"json": {"str": "json_str", "int": "json_int", "float": "json_float"}, "csv": _XSV, "tsv": _XSV, "xsv": _XSV}
-_WORDS = {"json_str": "str", "json_json": "str", "json_int": "int", "json_float": "float", "str_int": "int", "str_float": "float"}
+_MEANT = {
+    "json": {"str": "json_str", "int": "json_int", "float": "json_float"},
+    "csv": _XSV,
+    "tsv": _XSV,
+    "xsv": _XSV,
+}
+_WORDS = {
+    "json_str": "str",
+    "json_json": "str",
+    "json_int": "int",
+    "json_float": "float",
+    "str_int": "int",
+    "str_float": "float",
+}
 _UNITS = {f"{unit}b": 1 << 10 * power for power, unit in enumerate("kmgtpezy", 1)}
 _BYTES = r"(?a)\d+b?"
 _SHORT, _FEW = 1 << 14, 16  # bytes of a config that is remembered, and how many are
@@ -53,7 +76,10 @@ def config(form: str, columns: Columns, settings: Settings) -> dict[str, Any]:
         out["separator"] = settings.separator
     if form == "json":
         return out | {"columns": {one.name: _word(form, one.encoding) for one in columns}}
-    return out | {"column_names": [one.name for one in columns], "column_encodings": [_word(form, one.encoding) for one in columns]}
+    return out | {
+        "column_names": [one.name for one in columns],
+        "column_encodings": [_word(form, one.encoding) for one in columns],
+    }
 
 
 def _word(form: str, encoding: str) -> str:
@@ -91,7 +117,9 @@ def parse_config(data: bytes, form: str, where: object) -> tuple[dict[str, Any],
     if not isinstance(value, dict):
         raise FormatError("its config is not an object", where=where)
     if form != "mds" and value.get("format") != form:
-        raise FormatError(f"its config is of format {value.get('format')!r:.60}, not {form}", where=where)
+        raise FormatError(
+            f"its config is of format {value.get('format')!r:.60}, not {form}", where=where
+        )
     return value, columns_of(value, form, f"{where}: its config")
 
 
@@ -116,9 +144,19 @@ def columns_of(value: Mapping[str, Any], form: str, what: str) -> Columns:
         names, encodings = list(pairs), list(pairs.values())
         sizes = None
     else:
-        lists = [value.get(f"column_{part}") for part in ("names", "encodings", "sizes")[: 3 if form == "mds" else 2]]
-        if not all(isinstance(part, list) for part in lists) or len({len(part) for part in lists}) != 1:  # type: ignore[arg-type]
-            keys = "column_names, column_encodings and column_sizes" if form == "mds" else "column_names and column_encodings"
+        lists = [
+            value.get(f"column_{part}")
+            for part in ("names", "encodings", "sizes")[: 3 if form == "mds" else 2]
+        ]
+        if (
+            not all(isinstance(part, list) for part in lists)
+            or len({len(part) for part in lists}) != 1  # type: ignore[arg-type]
+        ):
+            keys = (
+                "column_names, column_encodings and column_sizes"
+                if form == "mds"
+                else "column_names and column_encodings"
+            )
             raise FormatError(f"{keys} are not lists of one length", where=what)
         names, encodings = lists[0], lists[1]  # type: ignore[assignment]
         sizes = lists[2] if form == "mds" else None
@@ -128,7 +166,10 @@ def columns_of(value: Mapping[str, Any], form: str, what: str) -> Columns:
         raise FormatError("two columns have one name", where=what)
     if any("\ud800" <= sign <= "\udfff" for name in names for sign in name):
         raise FormatError("a column's name is not UTF-8", where=what)
-    return tuple(_column(form, name, encodings[i], sizes[i] if sizes else None, what) for i, name in enumerate(names))
+    return tuple(
+        _column(form, name, encodings[i], sizes[i] if sizes else None, what)
+        for i, name in enumerate(names)
+    )
 
 
 def _column(form: str, name: str, encoding: str, size: Any, what: str) -> Any:
@@ -136,13 +177,17 @@ def _column(form: str, name: str, encoding: str, size: Any, what: str) -> Any:
     if form != "mds":
         meant = _MEANT[form].get(encoding, "")
         if not meant:
-            raise FormatError(f"column {name!r:.60}: {encoding!r:.60} is none of str, int, float", where=what)
+            raise FormatError(
+                f"column {name!r:.60}: {encoding!r:.60} is none of str, int, float", where=what
+            )
     try:
         one = column(name, meant)
     except UsageError as error:
         raise FormatError(f"column {name!r:.60}: {error.message}", where=what) from None
     if form == "mds" and (size != one.size or isinstance(size, bool)):
-        raise FormatError(f"column {name!r:.60}: size {size!r:.60}, {encoding} has {one.size}", where=what)
+        raise FormatError(
+            f"column {name!r:.60}: size {size!r:.60}, {encoding} has {one.size}", where=what
+        )
     return one
 
 
@@ -155,9 +200,16 @@ def agreed(own: Columns, listed: Columns | None, form: str, where: object) -> Co
         return own
     if form != "mds":
         said = {one.name: one for one in listed}
-        if len(said) == len(own) and all(one.name in said and _word(form, said[one.name].encoding) == _word(form, one.encoding) for one in own):
+        if len(said) == len(own) and all(
+            one.name in said and _word(form, said[one.name].encoding) == _word(form, one.encoding)
+            for one in own
+        ):
             return tuple(said[one.name] for one in own)
-    raise IntegrityError("its config names other columns than the index", where=where, hint="Find out which of the two was changed.")
+    raise IntegrityError(
+        "its config names other columns than the index",
+        where=where,
+        hint="Find out which of the two was changed.",
+    )
 
 
 def text_of(value: Mapping[str, Any], key: str, where: object, empty: bool = False) -> str:

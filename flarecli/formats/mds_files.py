@@ -27,14 +27,18 @@ def raw_name(name: str) -> str:
     return head if last in compress.SUFFIXES else name
 
 
-def store(at: Location, name: str, parts: Iterable[Any], size: int, settings: Settings) -> tuple[Location, File]:
+def store(
+    at: Location, name: str, parts: Iterable[Any], size: int, settings: Settings
+) -> tuple[Location, File]:
     """Write a file of `size` bytes below a folder, compressed as the settings say: then its name has the suffix."""
     wanted = {DEFAULT, *settings.hashes}
     if settings.compression is None:
         written = (at / name).write(parts, wanted)
         return at / name, File(name, written.size, written.hashes)
     raw, name = Sums(wanted), f"{name}.{compress.suffix_of(settings.compression)}"
-    written = (at / name).write(compress.compressed(settings.compression, _summed(parts, raw), size), wanted)
+    written = (at / name).write(
+        compress.compressed(settings.compression, _summed(parts, raw), size), wanted
+    )
     return at / name, File(name, written.size, written.hashes, raw.size, raw.hex())
 
 
@@ -59,4 +63,8 @@ def present(chunk: Chunk) -> Chunk:
     if not chunk.files:
         return replace(chunk, at=plain)
     listed = chunk.files[0]
-    return replace(chunk, at=plain, files=(File(raw_name(listed.name), listed.raw_size, listed.raw_hashes), *chunk.files[1:]))
+    return replace(
+        chunk,
+        at=plain,
+        files=(File(raw_name(listed.name), listed.raw_size, listed.raw_hashes), *chunk.files[1:]),
+    )

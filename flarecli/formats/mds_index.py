@@ -26,11 +26,18 @@ __all__ = ["Listed", "entry", "open_dataset", "read_shards", "write_entries", "w
 
 _INDEX_LIMIT = 1 << 30  # bytes: some 2 million shards
 _COUNT_LIMIT = 1 << 63
-_FILE_LIMIT = 1 << 40  # bytes: a shard ends at 4 GiB, and all that an index can list add up to an int64
+_FILE_LIMIT = (
+    1 << 40
+)  # bytes: a shard ends at 4 GiB, and all that an index can list add up to an int64
 _KINDS = 100  # of hashes: each is a column as long as the list of shards
 _TOP, _FILE = frozenset(("shards", "version")), frozenset(("basename", "bytes", "hashes"))
-_SHARD = frozenset(("compression", "format", "hashes", "raw_data", "samples", "size_limit", "version", "zip_data"))  # of any form
-_LONG, _ALIKE = 60, 0.8  # characters of a key that may be meant, and how alike, of 1: `hashs` and `hashes` are, `size` and `size_limit` are not
+_SHARD = frozenset(
+    ("compression", "format", "hashes", "raw_data", "samples", "size_limit", "version", "zip_data")
+)  # of any form
+_LONG, _ALIKE = (
+    60,
+    0.8,
+)  # characters of a key that may be meant, and how alike, of 1: `hashs` and `hashes` are, `size` and `size_limit` are not
 
 
 def open_dataset(at: Location) -> Stream:
@@ -49,7 +56,11 @@ def open_dataset(at: Location) -> Stream:
 
 def _lost(where: Location) -> str:
     """Say what to do about an index that was cut short: the shards say what it said."""
-    return f"Fetch it again, or delete it and run `flare playlist {where.folder} --reindex`." if where.is_local else "Fetch it again."
+    return (
+        f"Fetch it again, or delete it and run `flare playlist {where.folder} --reindex`."
+        if where.is_local
+        else "Fetch it again."
+    )
 
 
 def read_shards(where: Location) -> tuple[list[dict[str, Any]], int]:
@@ -108,7 +119,11 @@ class Listed:
         if form not in FAMILY:
             raise FormatError(f"format {form!r:.60} is none of {', '.join(FAMILY)}", where=here)
         if self.form and form != self.form:
-            raise FormatError(f"format {form}, shards[0] has {self.form}", where=here, hint="Read the datasets that were merged one by one.")
+            raise FormatError(
+                f"format {form}, shards[0] has {self.form}",
+                where=here,
+                hint="Read the datasets that were merged one by one.",
+            )
         self.form = form
         self._check_columns(shard, here)
         self._check_settings(shard, here)
@@ -128,7 +143,10 @@ class Listed:
         _add(self.raw_hashes, main.raw_hashes, i, here)
 
     def _check_columns(self, shard: Mapping[str, Any], here: str) -> None:
-        said = tuple(shard.get(key) for key in ("columns", "column_names", "column_encodings", "column_sizes"))
+        said = tuple(
+            shard.get(key)
+            for key in ("columns", "column_names", "column_encodings", "column_sizes")
+        )
         if said == self.said and self.columns is not None:
             return
         own = mds_config.columns_of(shard, self.form, here)
@@ -153,7 +171,9 @@ class Listed:
         if self.form == "xsv":
             mds_config.text_of(shard, "separator", here)
 
-    def _add_part(self, part: tuple[File, ...], table: int, raw: File, rows: int, here: str) -> None:
+    def _add_part(
+        self, part: tuple[File, ...], table: int, raw: File, rows: int, here: str
+    ) -> None:
         if raw.size is not None and table > raw.size:
             raise FormatError(f"{raw.size} bytes cannot hold {rows} samples", where=here)
         self.parts.append(part)
@@ -184,13 +204,17 @@ class Listed:
 def _add(table: dict[str, list[str]], hashes: Mapping[str, str], i: int, here: str) -> None:
     for name, value in hashes.items():
         if name not in table and len(table) == _KINDS:
-            raise FormatError(f"hash {name!r:.60} is one kind more than the {_KINDS} that are read", where=here)
+            raise FormatError(
+                f"hash {name!r:.60} is one kind more than the {_KINDS} that are read", where=here
+            )
         values = table.setdefault(name, [])
         values += [""] * (i - len(values))
         values.append(value)
 
 
-def _pair(shard: Mapping[str, Any], what: str, here: str, there: frozenset[str]) -> tuple[File, File]:
+def _pair(
+    shard: Mapping[str, Any], what: str, here: str, there: frozenset[str]
+) -> tuple[File, File]:
     """Give a file as it is stored, with what it is when decompressed, and that alone. Of a cache, the one that is there."""
     raw = _file(shard.get(f"raw_{what}"), f"{here}.raw_{what}")
     if shard.get(f"zip_{what}") is None:
@@ -198,8 +222,14 @@ def _pair(shard: Mapping[str, Any], what: str, here: str, there: frozenset[str])
     file = _file(shard[f"zip_{what}"], f"{here}.zip_{what}")
     if file.name in there or raw.name not in there:
         compression = str(shard.get("compression"))
-        if file.name == raw_name(file.name) or file.name.rpartition(".")[2] != compression.partition(":")[0]:
-            raise FormatError(f"the name {file.name!r:.60} is not of compression {compression!r:.60}", where=f"{here}.zip_{what}")
+        if (
+            file.name == raw_name(file.name)
+            or file.name.rpartition(".")[2] != compression.partition(":")[0]
+        ):
+            raise FormatError(
+                f"the name {file.name!r:.60} is not of compression {compression!r:.60}",
+                where=f"{here}.zip_{what}",
+            )
         return File(file.name, file.size, file.hashes, raw.size, raw.hashes), raw
     return raw, raw
 
@@ -230,16 +260,23 @@ def _file(value: Any, what: str) -> File:
     hashes = value.get("hashes")
     if not isinstance(hashes, dict) or not all(isinstance(text, str) for text in hashes.values()):
         raise FormatError("its hashes are not texts", where=what)
-    name, size = check_name(value["basename"], where=what), _count(value.get("bytes"), f"{what}.bytes")
+    name, size = (
+        check_name(value["basename"], where=what),
+        _count(value.get("bytes"), f"{what}.bytes"),
+    )
     if size > _FILE_LIMIT:
-        raise FormatError(f"{size} bytes are listed, {_FILE_LIMIT} is the most that is read", where=what)
+        raise FormatError(
+            f"{size} bytes are listed, {_FILE_LIMIT} is the most that is read", where=what
+        )
     return File(name, size, hashes)
 
 
 # -- writing
 
 
-def write_index(at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings, form: str = "mds") -> dict[str, File]:
+def write_index(
+    at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings, form: str = "mds"
+) -> dict[str, File]:
     """Write `index.json` with exactly the keys and the text of the original writer; give name -> File of what was written."""
     config = mds_config.config(form, columns, settings)
     return write_entries(at, {"shards": [entry(config, chunk) for chunk in chunks], "version": 2})
@@ -251,16 +288,24 @@ def entry(config: Mapping[str, Any], chunk: Chunk) -> dict[str, Any]:
     for what, file in zip(("data", "meta"), chunk.files, strict=False):
         stored = _said(file.name, file.size, file.hashes, config["hashes"])
         is_zipped = config["compression"] is not None
-        out[f"raw_{what}"] = _said(raw_name(file.name), file.raw_size, file.raw_hashes, config["hashes"]) if is_zipped else stored
+        out[f"raw_{what}"] = (
+            _said(raw_name(file.name), file.raw_size, file.raw_hashes, config["hashes"])
+            if is_zipped
+            else stored
+        )
         out[f"zip_{what}"] = stored if is_zipped else None
     return dict(sorted(out.items()))
 
 
-def _said(name: str, size: int | None, hashes: Mapping[str, str], wanted: Sequence[str]) -> dict[str, Any]:
+def _said(
+    name: str, size: int | None, hashes: Mapping[str, str], wanted: Sequence[str]
+) -> dict[str, Any]:
     return {"basename": name, "bytes": size, "hashes": {one: hashes[one] for one in wanted}}
 
 
-def write_entries(at: Location, index: Mapping[str, Any], is_sorted: bool = True, replace: bool = True) -> dict[str, File]:
+def write_entries(
+    at: Location, index: Mapping[str, Any], is_sorted: bool = True, replace: bool = True
+) -> dict[str, File]:
     """Write `index.json`, whole or not at all; give name -> File of what was written. Raises UsageError if one is there that is not replaced."""
     written = (at / INDEX).write([mds_config.dumped(index, is_sorted)], [DEFAULT], replace)
     return {INDEX: File(INDEX, written.size, written.hashes)}

@@ -32,16 +32,25 @@ def merge(root: Location, parts: Sequence[Location] | None = None) -> dict[str, 
     """
     listed, shards = Listed(), []
     seen: dict[str, tuple[Any, str]] = {}
-    for folder in parts_below(root) if parts is None else dict.fromkeys(_below(root, part) for part in parts):
+    for folder in (
+        parts_below(root) if parts is None else dict.fromkeys(_below(root, part) for part in parts)
+    ):
         where = root / f"{folder}/{INDEX}"
         for i, shard in enumerate(read_shards(where)[0]):
             here = f"{where}: shards[{i}]"
-            moved = {key: _moved(value, folder, f"{here}.{key}") if key in _FILES else value for key, value in shard.items()}
+            moved = {
+                key: _moved(value, folder, f"{here}.{key}") if key in _FILES else value
+                for key, value in shard.items()
+            }
             listed.add(moved, here, frozenset())
             name = moved["raw_data"]["basename"]
             if name in seen:
                 if seen[name][0] != moved:
-                    raise FormatError(f"lists {name} otherwise than {seen[name][1]}", where=here, hint="Find out which of the two was changed.")
+                    raise FormatError(
+                        f"lists {name} otherwise than {seen[name][1]}",
+                        where=here,
+                        hint="Find out which of the two was changed.",
+                    )
                 if seen[name][1] != str(where):  # what one index lists twice is there twice
                     continue
             seen[name] = moved, str(where)
@@ -65,14 +74,20 @@ def _below(root: Location, part: Location) -> str:
     own, path = _address(folder)
     start = f"{base.rstrip('/')}/" if base else ""
     if own != store or not path.startswith(start) or path.rstrip("/") == base.rstrip("/"):
-        raise UnsafeError(f"is not below {root}", where=part, hint="Move the parts below one folder first: an index names nothing outside its own.")
+        raise UnsafeError(
+            f"is not below {root}",
+            where=part,
+            hint="Move the parts below one folder first: an index names nothing outside its own.",
+        )
     return check_name(path[len(start) :].rstrip("/"), where=part)
 
 
 def _address(at: Location) -> tuple[object, str]:
     """Give a store and a path in it; every local path is one in the same store."""
     root = getattr(at.store, "root", None)
-    return (at.store, at.path) if root is None else (None, f"{root.rstrip('/')}/{at.path}".rstrip("/"))
+    return (
+        (at.store, at.path) if root is None else (None, f"{root.rstrip('/')}/{at.path}".rstrip("/"))
+    )
 
 
 def _moved(file: Any, folder: str, where: str) -> Any:
@@ -91,10 +106,16 @@ def _check_there(root: Location, shard: Mapping[str, Any], here: str) -> None:
         listed = [file for file in (shard.get(f"zip_{what}"), shard.get(f"raw_{what}")) if file]
         found = [file for file in listed if (root / file["basename"]).exists()]
         if listed and not found:
-            raise MissingError(f"no such file, {here} lists it", where=root / listed[0]["basename"], hint="Fetch it, or leave the part out.")
+            raise MissingError(
+                f"no such file, {here} lists it",
+                where=root / listed[0]["basename"],
+                hint="Fetch it, or leave the part out.",
+            )
         for file in found[:1]:
             size = (root / file["basename"]).size()
             if size != file["bytes"]:
                 raise FormatError(
-                    f"is {size} bytes, {here} lists {file['bytes']}", where=root / file["basename"], hint="Run `flare verify` on the part."
+                    f"is {size} bytes, {here} lists {file['bytes']}",
+                    where=root / file["basename"],
+                    hint="Run `flare verify` on the part.",
                 )

@@ -21,7 +21,9 @@ from flarecli.storage import Location
 
 __all__ = ["rebuild"]
 
-_NAME = re.compile(rf"shard\.(\d{{5,12}})\.({'|'.join(FAMILY)})(\.meta)?(?:\.({'|'.join(SUFFIXES)}))?", re.ASCII)
+_NAME = re.compile(
+    rf"shard\.(\d{{5,12}})\.({'|'.join(FAMILY)})(\.meta)?(?:\.({'|'.join(SUFFIXES)}))?", re.ASCII
+)
 
 
 @dataclass
@@ -42,7 +44,11 @@ def rebuild(at: Location, replace: bool = False) -> Stream:
              shards that differ in format or columns; UsageError if an index is there
     """
     if not replace and (at / INDEX).exists():
-        raise UsageError("there is an index", where=at / INDEX, hint="Delete it first, if `flare verify` finds it wrong.")
+        raise UsageError(
+            "there is an index",
+            where=at / INDEX,
+            hint="Delete it first, if `flare verify` finds it wrong.",
+        )
     entries, columns, listed = [], None, Listed()
     for found in _shards(at):
         shard, config = _opened(at, found)
@@ -50,7 +56,9 @@ def rebuild(at: Location, replace: bool = False) -> Stream:
             raise FormatError(f"other columns than {name_of(0, found.form)}", where=shard.chunk.at)
         columns = shard.columns
         entries.append(_entry(at, found, shard, config))
-        listed.add(entries[-1], f"{shard.chunk.at}: its config", frozenset())  # nothing is written that would not be read
+        listed.add(
+            entries[-1], f"{shard.chunk.at}: its config", frozenset()
+        )  # nothing is written that would not be read
     write_entries(at, {"shards": entries, "version": 2}, replace=replace)
     return open_dataset(at)
 
@@ -62,19 +70,33 @@ def _shards(at: Location) -> list[_Found]:
         match = _NAME.fullmatch(listed.name)
         if not match or match[1] != f"{int(match[1]):05d}":
             continue
-        found = shards.setdefault(int(match[1]), _Found(match[2], name_of(int(match[1]), match[2]), set(), set()))
+        found = shards.setdefault(
+            int(match[1]), _Found(match[2], name_of(int(match[1]), match[2]), set(), set())
+        )
         if found.form != match[2]:
             raise FormatError(f"both {found.form} and {match[2]} have a shard {match[1]}", where=at)
         (found.meta if match[3] else found.data).add(listed.name)
     if not shards:
-        raise MissingError("no shards in it", where=at, hint="Name the folder that holds files such as shard.00000.mds.")
+        raise MissingError(
+            "no shards in it",
+            where=at,
+            hint="Name the folder that holds files such as shard.00000.mds.",
+        )
     for want, number in enumerate(sorted(shards)):
         if number != want or not shards[number].data:
             name, last = name_of(want, shards[number].form), shards[max(shards)]
-            raise FormatError(f"{name} is missing, {min(last.data | last.meta)} is there", where=at, hint="Fetch it first.")
+            raise FormatError(
+                f"{name} is missing, {min(last.data | last.meta)} is there",
+                where=at,
+                hint="Fetch it first.",
+            )
     forms = {found.form for found in shards.values()}
     if len(forms) > 1:
-        raise FormatError(f"shards of {' and '.join(sorted(forms))}", where=at, hint="Move those of one format to a folder of their own.")
+        raise FormatError(
+            f"shards of {' and '.join(sorted(forms))}",
+            where=at,
+            hint="Move those of one format to a folder of their own.",
+        )
     return [shards[number] for number in sorted(shards)]
 
 
@@ -82,7 +104,11 @@ def _stored(names: set[str], plain: str, where: Location) -> str:
     """Choose the file that is compressed, if there is one. Raises FormatError for several."""
     zipped = sorted(names - {plain})
     if len(zipped) > 1:
-        raise FormatError(f"both {zipped[0]} and {zipped[1]} are there", where=where, hint="Move one of them away.")
+        raise FormatError(
+            f"both {zipped[0]} and {zipped[1]} are there",
+            where=where,
+            hint="Move one of them away.",
+        )
     return zipped[0] if zipped else plain
 
 
@@ -97,9 +123,17 @@ def _opened(at: Location, found: _Found) -> tuple[Shard, dict[str, Any]]:
     config, _ = mds_config.parse_config(_config(shard, found.form), found.form, shard.chunk.at)
     wanted = mds_config.config(found.form, shard.columns, Settings())
     if config.keys() != wanted.keys():
-        raise FormatError(f"its config has the keys {', '.join(sorted(config))}, {', '.join(sorted(wanted))} are wanted"[:300], where=shard.chunk.at)
+        raise FormatError(
+            f"its config has the keys {', '.join(sorted(config))}, {', '.join(sorted(wanted))} are wanted"[
+                :300
+            ],
+            where=shard.chunk.at,
+        )
     if config["format"] != found.form:
-        raise FormatError(f"its config is of format {config['format']!r:.60}, not {found.form}", where=shard.chunk.at)
+        raise FormatError(
+            f"its config is of format {config['format']!r:.60}, not {found.form}",
+            where=shard.chunk.at,
+        )
     return shard, config
 
 
@@ -120,15 +154,22 @@ def _entry(at: Location, found: _Found, shard: Shard, config: Mapping[str, Any])
     locations = (chunk.at, *chunk.beside)
     zipped = {spans.suffix(spans.of(one)) for one in locations}
     said = config["compression"]
-    if len(zipped) > 1 or (any(zipped) and (not isinstance(said, str) or {said.partition(":")[0]} != zipped)):
-        raise FormatError(f"its config says compression {said!r:.60}, its name {' and '.join(sorted(zipped))!r}", where=chunk.at)
+    if len(zipped) > 1 or (
+        any(zipped) and (not isinstance(said, str) or {said.partition(":")[0]} != zipped)
+    ):
+        raise FormatError(
+            f"its config says compression {said!r:.60}, its name {' and '.join(sorted(zipped))!r}",
+            where=chunk.at,
+        )
     hashes = config["hashes"]
     if not isinstance(hashes, list) or not all(isinstance(name, str) for name in hashes):
         raise FormatError("its config's hashes are not a list of names", where=chunk.at)
     try:
         files = tuple(_summed(one, hashes) for one in locations)
     except UsageError as error:
-        raise FormatError(f"its config names hashes that are not known: {error.message}", where=chunk.at) from None
+        raise FormatError(
+            f"its config names hashes that are not known: {error.message}", where=chunk.at
+        ) from None
     now = {**config, "compression": said if any(zipped) else None}
     return entry(now, Chunk(chunk.at, shard.rows, files, found.form))
 

@@ -16,7 +16,9 @@ from flarecli.storage import is_cold, read_ahead
 __all__ = ["Ready", "prepared", "read_rows"]
 
 
-_LEAD = 1 << 12  # bytes of a column that is read in one go with the lengths: a hostile config may name any size
+_LEAD = (
+    1 << 12
+)  # bytes of a column that is read in one go with the lengths: a hostile config may name any size
 
 
 class Ready(NamedTuple):
@@ -47,13 +49,18 @@ class Ready(NamedTuple):
 
 
 def read_rows(
-    shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None, ranges: Mapping[str, tuple[int, int]] | None = None
+    shard: Shard,
+    rows: Sequence[int],
+    columns: Sequence[str] | None = None,
+    ranges: Mapping[str, tuple[int, int]] | None = None,
 ) -> list[Row]:
     """Give the stored bytes of each field, in the order asked; near rows share a read.
 
     raises  FormatError naming the row whose lengths do not add up
     """
-    ready: Ready = shard.memo.get(None if columns is None else tuple(columns)) or prepared(shard, columns)  # a call is a tenth of a row
+    ready: Ready = shard.memo.get(None if columns is None else tuple(columns)) or prepared(
+        shard, columns
+    )  # a call is a tenth of a row
     table, view, source, head, size, first, lead, sizes, rest = ready
     if source is None:
         parts = spans.read(shard.chunk, [(table[row], table[row + 1]) for row in rows])
@@ -95,18 +102,51 @@ def prepared(shard: Shard, columns: Sequence[str] | None) -> Ready:
 
 
 def _made(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
-    wanted = frozenset(column.name for column in shard.columns) if columns is None else frozenset(columns)
-    lead = list(itertools.takewhile(lambda column: column.size is not None and column.size <= _LEAD, shard.columns))
+    wanted = (
+        frozenset(column.name for column in shard.columns)
+        if columns is None
+        else frozenset(columns)
+    )
+    lead = list(
+        itertools.takewhile(
+            lambda column: column.size is not None and column.size <= _LEAD, shard.columns
+        )
+    )
     lengths = sum(column.size is None for column in shard.columns)
-    head = struct.Struct(f"<{lengths}I" + "".join(f"{column.size}{'s' if column.name in wanted else 'x'}" for column in lead))
+    head = struct.Struct(
+        f"<{lengths}I"
+        + "".join(f"{column.size}{'s' if column.name in wanted else 'x'}" for column in lead)
+    )
     view = spans.whole(shard.chunk)
-    source = view.obj if view is not None and isinstance(view.obj, (bytes, mmap.mmap)) and len(view.obj) == len(view) else view
+    source = (
+        view.obj
+        if view is not None
+        and isinstance(view.obj, (bytes, mmap.mmap))
+        and len(view.obj) == len(view)
+        else view
+    )
     names = tuple(column.name for column in lead if column.name in wanted)
     behind = shard.columns[len(lead) :]
     sizes = tuple(column.size for column in behind if column.size is not None)
     of_one_size, variable = itertools.count(lengths + len(names)), itertools.count()
-    rest = tuple((column.name if column.name in wanted else None, next(variable if column.size is None else of_one_size)) for column in behind)
-    ready = Ready(shard.layout["starts"], view, source, head.unpack_from, head.size, lengths, names, sizes, rest)
+    rest = tuple(
+        (
+            column.name if column.name in wanted else None,
+            next(variable if column.size is None else of_one_size),
+        )
+        for column in behind
+    )
+    ready = Ready(
+        shard.layout["starts"],
+        view,
+        source,
+        head.unpack_from,
+        head.size,
+        lengths,
+        names,
+        sizes,
+        rest,
+    )
     if not spans.suffix(shard.chunk):  # a decompressed shard is held elsewhere, and not for ever
         shard.memo[columns] = ready
     return ready
@@ -132,6 +172,12 @@ def _refuse(data: bytes | memoryview, shard: Shard, row: int) -> NoReturn:
     where = f"{shard.chunk.at}[{row}]"
     lengths = struct.Struct(f"<{sum(column.size is None for column in shard.columns)}I")
     if len(data) < lengths.size:
-        raise FormatError(f"{len(data)} bytes cannot hold {lengths.size} bytes of lengths", where=where)
-    need = lengths.size + sum(lengths.unpack_from(data)) + sum(column.size or 0 for column in shard.columns)
+        raise FormatError(
+            f"{len(data)} bytes cannot hold {lengths.size} bytes of lengths", where=where
+        )
+    need = (
+        lengths.size
+        + sum(lengths.unpack_from(data))
+        + sum(column.size or 0 for column in shard.columns)
+    )
     raise FormatError(f"its fields take {need} bytes, the sample has {len(data)}", where=where)

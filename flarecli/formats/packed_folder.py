@@ -51,10 +51,16 @@ def directory(shard: Shard) -> Folder:
     """
     where = f"{shard.chunk.at}[{shard.rows - 1}]"
     if not is_packed(shard):
-        raise FormatError("its last record is no list of names", where=shard.chunk.at, hint="It is not a packed folder; read its records.")
+        raise FormatError(
+            "its last record is no list of names",
+            where=shard.chunk.at,
+            hint="It is not a packed folder; read its records.",
+        )
     size = int(shard.layout["offsets"][-1] - shard.layout["offsets"][-2])
     if size > _LIST_LIMIT:
-        raise FormatError(f"its list of names takes {size} bytes, {_LIST_LIMIT} are read at most", where=where)
+        raise FormatError(
+            f"its list of names takes {size} bytes, {_LIST_LIMIT} are read at most", where=where
+        )
     (data,) = read_views(shard, [shard.rows - 1])
     try:
         return parse(bytes(data), shard.rows - 1, where)
@@ -70,7 +76,9 @@ def parse(data: bytes, rows: int, where: object = "") -> Folder:
         if not 0 <= row < rows:
             raise FormatError(f"'{escape(path)}' is record {row}, there are {rows}", where=where)
         if seen[row]:  # unpacked, a small file could fill a disk
-            raise FormatError(f"'{escape(path)}' is record {row}, and so is another name", where=where)
+            raise FormatError(
+                f"'{escape(path)}' is record {row}, and so is another name", where=where
+            )
         seen[row] = 1
     return tree
 
@@ -103,7 +111,13 @@ def _walk(tree: Folder, where: object) -> Iterator[tuple[str, Any]]:
             waiting.pop()
 
 
-def write_folder(at: Location, name: str, contents: Mapping[str, bytes | Location], empty: Iterable[str] = (), hashes: Iterable[str] = ()) -> Chunk:
+def write_folder(
+    at: Location,
+    name: str,
+    contents: Mapping[str, bytes | Location],
+    empty: Iterable[str] = (),
+    hashes: Iterable[str] = (),
+) -> Chunk:
     """Write files as one packed folder, byte for byte as the original does; none of them is held in memory.
 
     contents  path -> bytes, or where they lie: those are read twice, for the table goes before them
@@ -125,7 +139,9 @@ def write_folder(at: Location, name: str, contents: Mapping[str, bytes | Locatio
     return Chunk(to, len(parts), (File(name, written.size, written.hashes),), NAME)
 
 
-def _numbered(contents: Mapping[str, bytes | Location], empty: Iterable[str]) -> tuple[Folder, list[str]]:
+def _numbered(
+    contents: Mapping[str, bytes | Location], empty: Iterable[str]
+) -> tuple[Folder, list[str]]:
     """Give the tree, each level in the order of its names, and the paths in the order of their records."""
     tree: Folder = OrderedDict()
     order: list[str] = []
@@ -144,7 +160,9 @@ def _numbered(contents: Mapping[str, bytes | Location], empty: Iterable[str]) ->
             folder[last] = len(order)
             order.append(path)
         else:
-            folder.setdefault(last, OrderedDict())  # an entry that is there is a folder: a file's path is one of the contents
+            folder.setdefault(
+                last, OrderedDict()
+            )  # an entry that is there is a folder: a file's path is one of the contents
     return tree, order
 
 
@@ -167,4 +185,6 @@ def _written(table: bytes, parts: Iterable[bytes | Location], sums: IntArray) ->
             total = crc32(block, total)
             yield block
         if total != wanted:
-            raise IntegrityError("changed while it was packed", where=part if isinstance(part, Location) else "")
+            raise IntegrityError(
+                "changed while it was packed", where=part if isinstance(part, Location) else ""
+            )

@@ -39,7 +39,11 @@ class _Machine:
         while (code := self._take(1)) != b".":
             do = _OPCODES.get(code)
             if do is None:
-                raise UnsafeError(f"opcode {code!r} of its pickle at byte {self._at - 1} makes more than names", where=self._where, hint=HINT)
+                raise UnsafeError(
+                    f"opcode {code!r} of its pickle at byte {self._at - 1} makes more than names",
+                    where=self._where,
+                    hint=HINT,
+                )
             do(self)
         if len(self._stack) != 1 or not isinstance(self._stack[0], dict) or self._marks:
             raise self._broken("does not end as one folder")
@@ -49,7 +53,11 @@ class _Machine:
         return self._stack[0]
 
     def _broken(self, what: str) -> FormatError:
-        return FormatError(f"its list of names {what}", where=self._where, hint="It was damaged or cut short; fetch or pack it again.")
+        return FormatError(
+            f"its list of names {what}",
+            where=self._where,
+            hint="It was damaged or cut short; fetch or pack it again.",
+        )
 
     def _take(self, size: int) -> bytes:
         out = self._data[self._at : self._at + size]
@@ -93,7 +101,9 @@ class _Machine:
             raise self._broken(f"remembers out of order at byte {self._at}")
         top = self._pop()
         self._stack.append(top)
-        self._memo.append(None if isinstance(top, dict) else top)  # a folder in two places could hold itself
+        self._memo.append(
+            None if isinstance(top, dict) else top
+        )  # a folder in two places could hold itself
 
     def recall(self, width: int) -> None:
         which = self._number(width)
@@ -117,13 +127,23 @@ class _Machine:
 
     def _push_class(self, module: Any, name: Any) -> None:
         if (module, name) != _CLASS:
-            shown = f"{module}.{name}" if isinstance(module, str) and isinstance(name, str) else "no class"
-            raise UnsafeError(f"its pickle names {shown!r:.80}, and could run code with it", where=self._where, hint=HINT)
+            shown = (
+                f"{module}.{name}"
+                if isinstance(module, str) and isinstance(name, str)
+                else "no class"
+            )
+            raise UnsafeError(
+                f"its pickle names {shown!r:.80}, and could run code with it",
+                where=self._where,
+                hint=HINT,
+            )
         self._stack.append(_CLASS)
 
     def reduce(self) -> None:
         if self._pop() != () or self._pop() is not _CLASS:
-            raise UnsafeError(f"its pickle calls something at byte {self._at - 1}", where=self._where, hint=HINT)
+            raise UnsafeError(
+                f"its pickle calls something at byte {self._at - 1}", where=self._where, hint=HINT
+            )
         self._stack.append({})
 
     def set_item(self) -> None:
@@ -144,7 +164,11 @@ class _Machine:
     def _put(self, name: Any, entry: Any) -> None:
         folder = self._pop()
         self._stack.append(folder)
-        if not isinstance(folder, dict) or not isinstance(name, str) or not isinstance(entry, (int, dict)):
+        if (
+            not isinstance(folder, dict)
+            or not isinstance(name, str)
+            or not isinstance(entry, (int, dict))
+        ):
             raise self._broken(f"has no name or no entry before byte {self._at}")
         if name in folder:
             raise self._broken(f"has {name!r:.80} twice in one folder")

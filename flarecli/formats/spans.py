@@ -16,15 +16,33 @@ from flarecli.storage import Location, is_cold, read_ahead
 if TYPE_CHECKING:
     from flarecli.encodings import Encoding
 
-__all__ = ["Lying", "TARS", "VIEW_LIMIT", "of", "ragged", "read", "stored_size", "suffix", "viewed", "views", "whole"]
+__all__ = [
+    "Lying",
+    "TARS",
+    "VIEW_LIMIT",
+    "of",
+    "ragged",
+    "read",
+    "stored_size",
+    "suffix",
+    "viewed",
+    "views",
+    "whole",
+]
 
-TARS = {".tgz": "gz", ".tbz2": "bz2", ".tar.zst": "zstd"}  # what compressed tars are called besides; no other format has such names
+TARS = {
+    ".tgz": "gz",
+    ".tbz2": "bz2",
+    ".tar.zst": "zstd",
+}  # what compressed tars are called besides; no other format has such names
 
 _ENDS = (*TARS, *(f".{kind}" for kind in compress.SUFFIXES))
 HELD = 256 << 20  # bytes of decompressed shards kept; one larger than that is kept alone
 _NEAR = 1 << 16  # a gap that costs less to read than another request would
 VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
-_held: OrderedDict[object, tuple[Location, bytearray]] = OrderedDict()  # each with the Location that keeps its store's id from being used again
+_held: OrderedDict[object, tuple[Location, bytearray]] = (
+    OrderedDict()
+)  # each with the Location that keeps its store's id from being used again
 _lock = threading.Lock()
 
 
@@ -43,10 +61,19 @@ class Lying:
 
     def apart(self) -> Lying:
         """Give the same with every value copied: nothing of the shard is held."""
-        return Lying(b"", {name: self._copied(*one) if isinstance(one, tuple) else one for name, one in self.columns.items()})
+        return Lying(
+            b"",
+            {
+                name: self._copied(*one) if isinstance(one, tuple) else one
+                for name, one in self.columns.items()
+            },
+        )
 
     def _copied(self, starts: IntArray, stops: IntArray) -> list[bytes]:
-        return [bytes(self.source[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        return [
+            bytes(self.source[start:stop])
+            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
+        ]
 
 
 def of(at: Location, file: File | None = None) -> Chunk:
@@ -74,7 +101,11 @@ def stored_size(chunk: Chunk) -> int:
         return listed
     size = chunk.at.size()
     if listed is not None and size != listed:
-        hint = "It was cut short; fetch or pack it again." if size < listed else "It is not the file that was packed; fetch or pack it again."
+        hint = (
+            "It was cut short; fetch or pack it again."
+            if size < listed
+            else "It is not the file that was packed; fetch or pack it again."
+        )
         raise IntegrityError(f"is {size} bytes, {listed} are listed", where=chunk.at, hint=hint)
     return size
 
@@ -91,13 +122,18 @@ def whole(chunk: Chunk) -> memoryview | None:
             stored_size(chunk)
         return view
     file = chunk.files[0] if chunk.files else None
-    key = (id(chunk.at.store), chunk.at.path)  # of this very store: a dataset opened anew may be another one of the same sizes
+    key = (
+        id(chunk.at.store),
+        chunk.at.path,
+    )  # of this very store: a dataset opened anew may be another one of the same sizes
     with _lock:
         if key in _held:
             _held.move_to_end(key)
             return memoryview(_held[key][1]).toreadonly()
     size = stored_size(chunk)
-    data = compress.decompress(kind, chunk.at.blocks(size), file.raw_size if file else None, chunk.at)
+    data = compress.decompress(
+        kind, chunk.at.blocks(size), file.raw_size if file else None, chunk.at
+    )
     with _lock:
         _held[key] = chunk.at, data
         while len(_held) > 1 and sum(len(one) for _, one in _held.values()) > HELD:
@@ -125,7 +161,10 @@ def read(chunk: Chunk, ranges: Sequence[tuple[int, int]]) -> list[bytes | memory
             joined.append([start, stop])
         part_of[i] = len(joined) - 1
     parts = [memoryview(data) for data in chunk.at.read_many([(a, b) for a, b in joined])]
-    return [parts[k][start - joined[k][0] : stop - joined[k][0]] for k, (start, stop) in zip(part_of, ranges, strict=True)]
+    return [
+        parts[k][start - joined[k][0] : stop - joined[k][0]]
+        for k, (start, stop) in zip(part_of, ranges, strict=True)
+    ]
 
 
 def ragged(data: IntArray, starts: IntArray, lengths: IntArray) -> pa.Array:
@@ -139,8 +178,13 @@ def ragged(data: IntArray, starts: IntArray, lengths: IntArray) -> pa.Array:
     if len(starts) == 1:
         bounds = pa.py_buffer(np.concatenate((starts, starts + lengths)))
         return pa.Array.from_buffers(encodings.BINARY, 1, [None, bounds, pa.py_buffer(data)])
-    halves = [(int(at[0]), int((at + size).max()), at, size) for at, size in zip(_halves(starts), _halves(lengths), strict=True)]
-    return pa.concat_arrays([ragged(data[low:high], at - low, size) for low, high, at, size in halves])
+    halves = [
+        (int(at[0]), int((at + size).max()), at, size)
+        for at, size in zip(_halves(starts), _halves(lengths), strict=True)
+    ]
+    return pa.concat_arrays(
+        [ragged(data[low:high], at - low, size) for low, high, at, size in halves]
+    )
 
 
 def _halves(values: IntArray) -> tuple[IntArray, IntArray]:
@@ -155,15 +199,23 @@ def views(data: IntArray, starts: IntArray, lengths: IntArray) -> pa.Array:
     short = lengths <= 12  # those live inside their view, padded with zeros
     if short.any():
         at = starts[short][:, None] + np.arange(12)
-        inline = data[np.minimum(at, max(len(data) - 1, 0))] if len(data) else np.zeros(at.shape, np.uint8)
+        inline = (
+            data[np.minimum(at, max(len(data) - 1, 0))]
+            if len(data)
+            else np.zeros(at.shape, np.uint8)
+        )
         inline[np.arange(12) >= lengths[short][:, None]] = 0
         views[short, 1:] = inline.view("<i4")
     long = ~short
     if long.any():
         at = starts[long]
-        views[long, 1] = data[at[:, None] + np.arange(4)].view("<i4")[:, 0]  # the prefix that comparisons look at first
+        views[long, 1] = data[at[:, None] + np.arange(4)].view("<i4")[
+            :, 0
+        ]  # the prefix that comparisons look at first
         views[long, 3] = at
-    return pa.Array.from_buffers(pa.binary_view(), len(starts), [None, pa.py_buffer(views), pa.py_buffer(data)])
+    return pa.Array.from_buffers(
+        pa.binary_view(), len(starts), [None, pa.py_buffer(views), pa.py_buffer(data)]
+    )
 
 
 def viewed(array: pa.Array, encoding: Encoding) -> pa.Array:

@@ -28,18 +28,46 @@ from flarecli.errors import FormatError, ValueFitError
 from flarecli.model import IntArray
 from flarecli.storage import Location
 
-__all__ = ["BLOCK", "END", "LARGEST", "Blocks", "Mapped", "Ranges", "Seen", "Source", "check_size", "header", "headers", "members", "padded"]
+__all__ = [
+    "BLOCK",
+    "END",
+    "LARGEST",
+    "Blocks",
+    "Mapped",
+    "Ranges",
+    "Seen",
+    "Source",
+    "check_size",
+    "header",
+    "headers",
+    "members",
+    "padded",
+]
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
 _HEAD = struct.Struct("<100s24x12s12x8sc100x6s82x155s12x")  # name, size, sum, kind, magic, prefix
 _FILES, _META = (b"0", b"\0", b"7"), (b"x", b"X", b"g", b"L", b"K")
-_SKIPPED = {b"1": "hard link", b"2": "symbolic link", b"3": "device", b"4": "device", b"5": "folder", b"6": "FIFO", b"V": "label"}
+_SKIPPED = {
+    b"1": "hard link",
+    b"2": "symbolic link",
+    b"3": "device",
+    b"4": "device",
+    b"5": "folder",
+    b"6": "FIFO",
+    b"V": "label",
+}
 _META_LIMIT = 1 << 20  # bytes of one member's own records; a name takes a few hundred
 LARGEST = 8**11 - 1  # what the field of a size holds
 _ADLER = 65521  # the low word of adler32 is 1 + the sum of the bytes, modulo this: what Python has of a fast sum
-_STEPS = (1 << 12, 1 << 20)  # bytes that a pass over headers reads at once: between large members, and where they are small
-_WORTH, _PAUSE = 64, 1 << 20  # members worth an offer to take many at once; where fewer are taken, bytes up to the next one, then twice as many
+_STEPS = (
+    1 << 12,
+    1 << 20,
+)  # bytes that a pass over headers reads at once: between large members, and where they are small
+_WORTH, _PAUSE = (
+    64,
+    1 << 20,
+)  # members worth an offer to take many at once; where fewer are taken, bytes up to the next one, then twice as many
 _HINT = "It was damaged or cut short; fetch or pack it again."
 
 
@@ -84,7 +112,10 @@ class Blocks:
         self._blocks, self._data, self._base = iter(blocks), b"", 0
 
     def window(self, start: int, need: int) -> memoryview:
-        while self._base + len(self._data) <= start and (data := self._next(self._base + len(self._data))) is not None:
+        while (
+            self._base + len(self._data) <= start
+            and (data := self._next(self._base + len(self._data))) is not None
+        ):
             self._base, self._data = self._base + len(self._data), data
         begin = max(0, start - self._base)
         if len(self._data) - begin < need:
@@ -94,7 +125,9 @@ class Blocks:
                 parts.append(data)
                 have += len(data)
             self._base, self._data, begin = start, b"".join(parts), 0
-        return memoryview(self._data)[begin:]  # of a large block each of a thousand members is a view, not a copy of all that follows
+        return memoryview(self._data)[
+            begin:
+        ]  # of a large block each of a thousand members is a view, not a copy of all that follows
 
     def _next(self, end: int) -> bytes | None:
         data = next(self._blocks, None)
@@ -123,7 +156,10 @@ def padded(size: int) -> int:
 
 
 def members(
-    source: Source, where: object, seen: Seen | None = None, take: Callable[[memoryview, int], tuple[int, int]] | None = None
+    source: Source,
+    where: object,
+    seen: Seen | None = None,
+    take: Callable[[memoryview, int], tuple[int, int]] | None = None,
 ) -> Iterator[tuple[bytes, int, int]]:
     """Go through a tar once; give name, first byte and size of each file in it, in order: 1.4 µs each on a map.
 
@@ -139,7 +175,13 @@ def members(
     shared: dict[str, bytes] = {}  # what PAX says of all that follow
     offer, pause = 0, _PAUSE
     while True:
-        if take is not None and pos >= offer and not own and not shared and isinstance(source, Mapped):
+        if (
+            take is not None
+            and pos >= offer
+            and not own
+            and not shared
+            and isinstance(source, Mapped)
+        ):
             begin, taken = take(source.view, pos)
             pos = begin
             pause = _PAUSE if taken >= _WORTH else 2 * pause
@@ -158,7 +200,8 @@ def members(
             break
         total = _octal(given)
         if total is None or (
-            ((zlib.adler32(head) & 0xFFFF) - (zlib.adler32(given) & 0xFFFF) + 256 - total) % _ADLER and not _is_signed_sum(head, total)
+            ((zlib.adler32(head) & 0xFFFF) - (zlib.adler32(given) & 0xFFFF) + 256 - total) % _ADLER
+            and not _is_signed_sum(head, total)
         ):
             raise FormatError(f"the header at byte {pos} fails its sum", where=where, hint=_HINT)
         size = _octal(digits)
@@ -166,23 +209,37 @@ def members(
             size = _base_256(digits, where, pos)
         start = pos + BLOCK
         if kind not in _META and (own or shared):
-            said, own = {key: value for key, value in {**shared, **own}.items() if value}, {}  # an empty value takes back what was said before
+            said, own = (
+                {key: value for key, value in {**shared, **own}.items() if value},
+                {},
+            )  # an empty value takes back what was said before
             raw, prefix = said.get("path", raw), b"" if "path" in said else prefix
             size = _decimal(said["size"], where, pos) if "size" in said else size
         if limit is not None and start + size > limit:
-            raise FormatError(f"the member at byte {pos} has {size} bytes, the file ends at byte {limit}", where=where, hint=_HINT)
+            raise FormatError(
+                f"the member at byte {pos} has {size} bytes, the file ends at byte {limit}",
+                where=where,
+                hint=_HINT,
+            )
         begin = start + size
         pos = (begin + BLOCK - 1) & -BLOCK
         if kind in _META:
             if size > _META_LIMIT:
                 raise FormatError(
-                    f"the member at byte {start - BLOCK} has {size} bytes of records, {_META_LIMIT} is the most that is read", where=where
+                    f"the member at byte {start - BLOCK} has {size} bytes of records, {_META_LIMIT} is the most that is read",
+                    where=where,
                 )
             if begin - base > len(view):
                 view, base = source.window(start, size), start
                 if begin - base > len(view):
                     raise _cut(source, base + len(view), pos, where)
-            _note(kind, bytes(view[start - base : begin - base]), own, shared, f"{where}: byte {start}")
+            _note(
+                kind,
+                bytes(view[start - base : begin - base]),
+                own,
+                shared,
+                f"{where}: byte {start}",
+            )
             continue
         name = raw.partition(b"\0")[0]
         if magic == b"ustar\0" and prefix and prefix[0]:
@@ -200,13 +257,19 @@ def members(
 
 def _cut(source: Source, end: int, pos: int, where: object) -> FormatError:
     end = end if source.size is None else min(end, source.size)
-    return FormatError(f"ends at byte {end}, {'inside a member' if end < pos else 'without an end marker'}", where=where, hint=_HINT)
+    return FormatError(
+        f"ends at byte {end}, {'inside a member' if end < pos else 'without an end marker'}",
+        where=where,
+        hint=_HINT,
+    )
 
 
 def _base_256(digits: bytes, where: object, pos: int) -> int:
     size = int.from_bytes(digits, "big") - (0x80 << 88)
     if not digits[0] & 0x80 or not 0 <= size < 1 << 63:
-        raise FormatError(f"the size of the member at byte {pos} is {digits!r}", where=where, hint=_HINT)
+        raise FormatError(
+            f"the size of the member at byte {pos} is {digits!r}", where=where, hint=_HINT
+        )
     return size
 
 
@@ -225,16 +288,25 @@ def _octal(text: bytes) -> int | None:
 
 def _decimal(text: bytes, where: object, pos: int) -> int:
     if not text.isdigit() or len(text) > 18:
-        raise FormatError(f"the size of the member at byte {pos} is {text[:40]!r}", where=where, hint=_HINT)
+        raise FormatError(
+            f"the size of the member at byte {pos} is {text[:40]!r}", where=where, hint=_HINT
+        )
     return int(text)
 
 
 def _is_signed_sum(head: memoryview, total: int) -> bool:
     """Tell whether the sum is one of signed bytes, as some old writers have it."""
-    return int(np.frombuffer(head, np.int8).sum()) - int(np.frombuffer(head[148:156], np.int8).sum()) + 256 == total
+    return (
+        int(np.frombuffer(head, np.int8).sum())
+        - int(np.frombuffer(head[148:156], np.int8).sum())
+        + 256
+        == total
+    )
 
 
-def _note(kind: bytes, data: bytes, own: dict[str, bytes], shared: dict[str, bytes], where: str) -> None:
+def _note(
+    kind: bytes, data: bytes, own: dict[str, bytes], shared: dict[str, bytes], where: str
+) -> None:
     """Take in what a member of kind `x`, `g`, `L` or `K` says."""
     if kind == b"L":
         own["path"] = data.partition(b"\0")[0]
@@ -242,7 +314,9 @@ def _note(kind: bytes, data: bytes, own: dict[str, bytes], shared: dict[str, byt
         return
     for key, value in _records(data, where):
         if key.startswith(b"GNU.sparse."):
-            raise FormatError("a sparse file", where=where, hint="Make the tar again without --sparse.")
+            raise FormatError(
+                "a sparse file", where=where, hint="Make the tar again without --sparse."
+            )
         if key in (b"path", b"size"):
             if b"\0" in value:
                 raise FormatError(f"the {key.decode()} in its records holds a NUL", where=where)
@@ -257,7 +331,12 @@ def _records(data: bytes, where: str) -> Iterator[tuple[bytes, bytes]]:
         length = int(digits) if digits.isdigit() else 0
         record = data[at + len(digits) + 1 : at + length]
         key, equals, value = record[:-1].partition(b"=")
-        if length <= len(digits) + 1 or at + length > len(data) or not equals or record[-1:] != b"\n":
+        if (
+            length <= len(digits) + 1
+            or at + length > len(data)
+            or not equals
+            or record[-1:] != b"\n"
+        ):
             raise FormatError(f"byte {at} of its records begins none", where=where, hint=_HINT)
         yield key, value
         at += length
@@ -268,11 +347,19 @@ def _skipped(kind: bytes, size: int, where: object, pos: int) -> str:
     if kind == b"\0":
         kind = b"5"
     if kind == b"S":
-        raise FormatError(f"the member at byte {pos} is a sparse file", where=where, hint="Make the tar again without --sparse.")
+        raise FormatError(
+            f"the member at byte {pos} is a sparse file",
+            where=where,
+            hint="Make the tar again without --sparse.",
+        )
     if kind not in _SKIPPED:
-        raise FormatError(f"the member at byte {pos} is of kind {kind!r}, which is not read", where=where)
+        raise FormatError(
+            f"the member at byte {pos} is of kind {kind!r}, which is not read", where=where
+        )
     if size and kind != b"V":
-        raise FormatError(f"the {_SKIPPED[kind]} at byte {pos} has {size} bytes of data", where=where)
+        raise FormatError(
+            f"the {_SKIPPED[kind]} at byte {pos} has {size} bytes of data", where=where
+        )
     return _SKIPPED[kind]
 
 
@@ -283,17 +370,25 @@ def _check_end(source: Source, rest: memoryview, pos: int, where: object, seen: 
             part = bytes(rest[at : at + _STEPS[1]])
             if part.strip(b"\0"):
                 byte = pos + at + len(part) - len(part.lstrip(b"\0"))
-                hint = "Two tars that were put behind one another are to be named one by one." if not byte % BLOCK else _HINT
+                hint = (
+                    "Two tars that were put behind one another are to be named one by one."
+                    if not byte % BLOCK
+                    else _HINT
+                )
                 raise FormatError(f"bytes follow its end, from byte {byte}", where=where, hint=hint)
         seen.end += len(rest)
         pos += len(rest)
-        rest = source.window(pos, 1) if source.size is None or pos < source.size else memoryview(b"")
+        rest = (
+            source.window(pos, 1) if source.size is None or pos < source.size else memoryview(b"")
+        )
 
 
 def check_size(size: int, where: object = "") -> None:
     """Refuse a size that the field of a header does not hold. Raises ValueFitError for 8 GiB or more."""
     if size > LARGEST:
-        raise ValueFitError(f"a member of {size} bytes, {LARGEST} is the most that a tar header says", where=where)
+        raise ValueFitError(
+            f"a member of {size} bytes, {LARGEST} is the most that a tar header says", where=where
+        )
 
 
 def header(name: bytes, size: int) -> bytes:
@@ -310,14 +405,22 @@ def header(name: bytes, size: int) -> bytes:
         cut = name.find(b"/", max(1, len(name) - 101))
         if 0 < cut <= 155 and cut + 1 < len(name):
             return _block(name[cut + 1 :], size, prefix=name[:cut])
-    length = len(name) + 7  # ` path=` and the newline; then the digits of the length, which count themselves
+    length = (
+        len(name) + 7
+    )  # ` path=` and the newline; then the digits of the length, which count themselves
     digits = next(width for width in range(1, 9) if len(str(length + width)) == width)
     record = b"%d path=%s\n" % (length + digits, name)
     short = name.decode("utf-8", "replace").encode("ascii", "replace")[:100]
-    return _block(b"././@PaxHeader", len(record), b"x", mode=0) + record.ljust(padded(len(record)), b"\0") + _block(short, size)
+    return (
+        _block(b"././@PaxHeader", len(record), b"x", mode=0)
+        + record.ljust(padded(len(record)), b"\0")
+        + _block(short, size)
+    )
 
 
-def _block(name: bytes, size: int, kind: bytes = b"0", mode: int = 0o444, prefix: bytes = b"") -> bytes:
+def _block(
+    name: bytes, size: int, kind: bytes = b"0", mode: int = 0o444, prefix: bytes = b""
+) -> bytes:
     block = bytearray(BLOCK)
     block[: len(name)] = name
     block[100:157] = b"%07o\0%07o\0%07o\0%011o\0%011o\0        %s" % (mode, 0, 0, size, 0, kind)

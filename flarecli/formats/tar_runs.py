@@ -43,7 +43,9 @@ def plain_run(view: memoryview, pos: int) -> Run | None:
     if not len(at) or at[0]:
         return None
     digits = blocks[at, 124:136]
-    sizes = (digits[:, :11] - 48).astype(np.int64) @ _WEIGHTS  # of other bytes than digits: nonsense, and not plain below
+    sizes = (digits[:, :11] - 48).astype(
+        np.int64
+    ) @ _WEIGHTS  # of other bytes than digits: nonsense, and not plain below
     after = at + 1 + (sizes + 511) // 512
     chained = np.flatnonzero(after[:-1] != at[1:])
     at = at[: int(chained[0]) + 1 if len(chained) else None]
@@ -54,14 +56,23 @@ def plain_run(view: memoryview, pos: int) -> Run | None:
         at = at[: int(plain.argmin())]
     if not len(at):
         return None
-    return Run(heads[: len(at), :100], pos + at * 512 + 512, sizes[: len(at)], pos + int(after[len(at) - 1]) * 512)
+    return Run(
+        heads[: len(at), :100],
+        pos + at * 512 + 512,
+        sizes[: len(at)],
+        pos + int(after[len(at) - 1]) * 512,
+    )
 
 
 def _is_plain(heads: IntArray, digits: IntArray) -> IntArray:
     given = heads[:, 148:156]
     words = heads.view("<u8")
-    lanes = ((words & _ODD) + ((words >> np.uint64(8)) & _ODD)).sum(1)  # four sums of 16 bits, none above 2 * 64 * 255
-    totals = sum((lanes >> np.uint64(shift)) & np.uint64(0xFFFF) for shift in (0, 16, 32, 48)).astype(np.int64)
+    lanes = ((words & _ODD) + ((words >> np.uint64(8)) & _ODD)).sum(
+        1
+    )  # four sums of 16 bits, none above 2 * 64 * 255
+    totals = sum(
+        (lanes >> np.uint64(shift)) & np.uint64(0xFFFF) for shift in (0, 16, 32, 48)
+    ).astype(np.int64)
     totals += 8 * 32 - given.sum(1, dtype=np.int64)
     wanted = (given[:, :6] - 48).astype(np.int64) @ _WEIGHTS[-6:]
     return (

@@ -53,7 +53,11 @@ __all__ = [
     "write_shard",
 ]
 
-SUFFIXES = (".tar", *(f".tar.{name}" for name in compress.SUFFIXES), *(one for one, name in spans.TARS.items() if name in compress.SUFFIXES))
+SUFFIXES = (
+    ".tar",
+    *(f".tar.{name}" for name in compress.SUFFIXES),
+    *(one for one, name in spans.TARS.items() if name in compress.SUFFIXES),
+)
 
 
 def sniff(name: str, head: bytes) -> bool:
@@ -72,7 +76,14 @@ def open_dataset(at: Location) -> Stream:
         raise MissingError("no .tar file is in it", where=at)
     beside = [webdataset_index.name_of(name) for name in names]
     parts = [(File(one, sizes[one]),) if one in sizes else () for one in beside]
-    return Stream("data", at, NAME, names, sizes=np.array([sizes[name] for name in names], np.int64), parts=parts if any(parts) else ())
+    return Stream(
+        "data",
+        at,
+        NAME,
+        names,
+        sizes=np.array([sizes[name] for name in names], np.int64),
+        parts=parts if any(parts) else (),
+    )
 
 
 def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
@@ -85,7 +96,9 @@ def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
     size = len(view) if view is not None else spans.stored_size(chunk)
     table = webdataset_index.read(chunk, size)
     if table is None:
-        table = read_table(tar.Mapped(view) if view is not None else tar.Ranges(chunk.at, size), chunk.at)
+        table = read_table(
+            tar.Mapped(view) if view is not None else tar.Ranges(chunk.at, size), chunk.at
+        )
     if chunk.rows is not None and table.rows != chunk.rows:
         raise FormatError(f"holds {table.rows} samples, {chunk.rows} are listed", where=chunk.at)
     if columns is None:
@@ -99,11 +112,16 @@ def _chosen(table: Table, columns: Columns, at: Location) -> Table:
     """Bring the members of a table into the order of the columns, the key left out."""
     for one in columns:
         if not _is_held(one):
-            raise FormatError(f"column {one.name!r} is listed as {one.encoding}, which no member of a tar is", where=at)
+            raise FormatError(
+                f"column {one.name!r} is listed as {one.encoding}, which no member of a tar is",
+                where=at,
+            )
     wanted = extensions_of(columns, table.extensions)
     if extra := [one for one in table.extensions if one not in wanted]:
         hint = "List its column in the playlist; -c then chooses columns."
-        raise IntegrityError(f"members end in .{extra[0]}, and no such column is listed", where=at, hint=hint)
+        raise IntegrityError(
+            f"members end in .{extra[0]}, and no such column is listed", where=at, hint=hint
+        )
     if tuple(wanted) == table.extensions:
         return table
     starts, sizes = (np.full((len(wanted), table.rows), -1, np.int64) for _ in range(2))
@@ -120,7 +138,10 @@ def _is_held(one: Column) -> bool:
 
 
 def read_rows(
-    shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None, ranges: Mapping[str, tuple[int, int]] | None = None
+    shard: Shard,
+    rows: Sequence[int],
+    columns: Sequence[str] | None = None,
+    ranges: Mapping[str, tuple[int, int]] | None = None,
 ) -> list[Row]:
     """Give the bytes of each member, in the order asked, None where a sample lacks it; near ones share a read."""
     starts, sizes, ends, keys, view, places = shard.memo.get("rows") or _rows_memo(shard)
@@ -153,16 +174,28 @@ def _rows_memo(shard: Shard) -> Any:
 
 def _ranged(shard: Shard, rows: Sequence[int], plan: Any) -> list[Row]:
     starts, sizes, ends, keys, _, _ = shard.memo["rows"]
-    wanted = [(starts[i, row], starts[i, row] + sizes[i, row]) for row in rows for _, i in plan if i >= 0 and starts[i, row] >= 0]
+    wanted = [
+        (starts[i, row], starts[i, row] + sizes[i, row])
+        for row in rows
+        for _, i in plan
+        if i >= 0 and starts[i, row] >= 0
+    ]
     parts = iter(spans.read(shard.chunk, wanted))
     out: list[Row] = []
     for row in rows:
         key = bytes(keys[ends[row - 1] if row else 0 : ends[row]])
-        out.append({name: key if i < 0 else bytes(next(parts)) if starts[i, row] >= 0 else None for name, i in plan})
+        out.append(
+            {
+                name: key if i < 0 else bytes(next(parts)) if starts[i, row] >= 0 else None
+                for name, i in plan
+            }
+        )
     return out
 
 
-def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False) -> pa.RecordBatch:
+def read_batch(
+    shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False
+) -> pa.RecordBatch:
     """Give rows start..stop as typed columns, null where a sample lacks the member.
 
     raises  ValueFitError naming the first row whose text is not UTF-8
@@ -170,7 +203,15 @@ def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | Non
     by_name = {one.name: one for one in shard.columns}
     names = list(by_name) if columns is None else list(columns)
     order = [name for name in by_name if name != KEY]
-    members = dict(zip(names, _members(shard, [order.index(name) if name != KEY else -1 for name in names], start, stop), strict=True))
+    members = dict(
+        zip(
+            names,
+            _members(
+                shard, [order.index(name) if name != KEY else -1 for name in names], start, stop
+            ),
+            strict=True,
+        )
+    )
     arrays = []
     for name in names:
         if name == KEY:
@@ -180,16 +221,25 @@ def read_batch(shard: Shard, start: int, stop: int, columns: Sequence[str] | Non
             arrays.append(_array(*members[name], lookup(by_name[name].encoding), views))
         except ValueFitError as error:
             row = start + int(error.where[1:-1])
-            raise ValueFitError(f"column {name!r}: {error.message}", where=f"{shard.chunk.at}[{row}]") from None
+            raise ValueFitError(
+                f"column {name!r}: {error.message}", where=f"{shard.chunk.at}[{row}]"
+            ) from None
     if not arrays:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
-    fields = [encodings.field(by_name[name]).with_type(array.type) for name, array in zip(names, arrays, strict=True)]
+    fields = [
+        encodings.field(by_name[name]).with_type(array.type)
+        for name, array in zip(names, arrays, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _members(shard: Shard, places: Sequence[int], start: int, stop: int) -> list[tuple[IntArray, IntArray, IntArray]]:
+def _members(
+    shard: Shard, places: Sequence[int], start: int, stop: int
+) -> list[tuple[IntArray, IntArray, IntArray]]:
     """Give the bytes in which members lie, and start and size of each row's there: uint8, int64 [rows] (-1: lacking), int64 [rows]."""
-    starts, sizes = (shard.layout[name][[max(0, i) for i in places], start:stop] for name in ("starts", "sizes"))
+    starts, sizes = (
+        shard.layout[name][[max(0, i) for i in places], start:stop] for name in ("starts", "sizes")
+    )
     view = spans.whole(shard.chunk)
     there = starts >= 0
     if view is not None or not there.any():
@@ -199,16 +249,30 @@ def _members(shard: Shard, places: Sequence[int], start: int, stop: int) -> list
     if 2 * int(sizes[there].sum()) > high - low:
         (part,) = spans.read(shard.chunk, [(low, high)])
         data = np.frombuffer(part, np.uint8)
-        return [(data, np.where(at < 0, -1, at - low), size) for at, size in zip(starts, sizes, strict=True)]
+        return [
+            (data, np.where(at < 0, -1, at - low), size)
+            for at, size in zip(starts, sizes, strict=True)
+        ]
     out = []
     for at, size in zip(starts, sizes, strict=True):  # little is wanted of what lies there
-        parts = spans.read(shard.chunk, [(a, a + b) for a, b in zip(at.tolist(), size.tolist(), strict=True) if a >= 0])
+        parts = spans.read(
+            shard.chunk,
+            [(a, a + b) for a, b in zip(at.tolist(), size.tolist(), strict=True) if a >= 0],
+        )
         lengths = np.maximum(size, 0)
-        out.append((np.frombuffer(b"".join(parts), np.uint8), np.where(at < 0, -1, np.cumsum(lengths) - lengths), size))
+        out.append(
+            (
+                np.frombuffer(b"".join(parts), np.uint8),
+                np.where(at < 0, -1, np.cumsum(lengths) - lengths),
+                size,
+            )
+        )
     return out
 
 
-def _array(data: IntArray, starts: IntArray, sizes: IntArray, encoding: Encoding, views: bool) -> pa.Array:
+def _array(
+    data: IntArray, starts: IntArray, sizes: IntArray, encoding: Encoding, views: bool
+) -> pa.Array:
     """Give one column of members as a typed array; as views over the bytes themselves where that is wanted and they can be."""
     there = starts >= 0
     if not there.any():

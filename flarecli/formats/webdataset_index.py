@@ -62,8 +62,17 @@ def read(chunk: Chunk, size: int) -> Table | None:
 
 def text(table: Table, size: int) -> bytes:
     """Give the bytes of an index over a tar of `size` bytes."""
-    body: dict[str, Any] = {"bytes": size, "columns": list(table.extensions), "format": _FORMAT, "rows": table.rows, "keys": _packed(table.keys)}
-    body |= {name: _packed(getattr(table, name).astype("<i8", copy=False)) for name in ("ends", "sizes", "starts")}
+    body: dict[str, Any] = {
+        "bytes": size,
+        "columns": list(table.extensions),
+        "format": _FORMAT,
+        "rows": table.rows,
+        "keys": _packed(table.keys),
+    }
+    body |= {
+        name: _packed(getattr(table, name).astype("<i8", copy=False))
+        for name in ("ends", "sizes", "starts")
+    }
     data = json.dumps(body, sort_keys=True).encode()[:-1]
     return b'%s, "xxh3_128": "%s"}\n' % (data, _sum(data))
 
@@ -95,8 +104,17 @@ def parse(data: bytes, size: int) -> Table | None:
         ):
             return None
         keys = np.frombuffer(base64.b64decode(body["keys"], validate=True), np.uint8)
-        ends, starts, sizes = (np.frombuffer(base64.b64decode(body[name], validate=True), "<i8") for name in ("ends", "starts", "sizes"))
-        table = Table(tuple(columns), keys, ends, starts.reshape(len(columns), rows), sizes.reshape(len(columns), rows))
+        ends, starts, sizes = (
+            np.frombuffer(base64.b64decode(body[name], validate=True), "<i8")
+            for name in ("ends", "starts", "sizes")
+        )
+        table = Table(
+            tuple(columns),
+            keys,
+            ends,
+            starts.reshape(len(columns), rows),
+            sizes.reshape(len(columns), rows),
+        )
     except (KeyError, TypeError, ValueError, RecursionError, binascii.Error):
         return None
     return table if _is_possible(table, rows, size) and _are_texts(table) else None
@@ -109,15 +127,24 @@ def _is_possible(table: Table, rows: int, size: int) -> bool:
         return False
     if rows and (ends[0] <= 0 or ends[-1] != len(table.keys) or (ends[1:] <= ends[:-1]).any()):
         return False
-    if ((table.starts < 0) != (table.sizes < 0)).any() or (rows and (table.starts < 0).all(0).any()):
+    if ((table.starts < 0) != (table.sizes < 0)).any() or (
+        rows and (table.starts < 0).all(0).any()
+    ):
         return False
     there = table.starts >= 0
-    if rows and (np.where(there, table.starts, size).min(0)[1:] <= table.starts.max(0)[:-1]).any():  # a batch takes rows to lie in their order
+    if (
+        rows and (np.where(there, table.starts, size).min(0)[1:] <= table.starts.max(0)[:-1]).any()
+    ):  # a batch takes rows to lie in their order
         return False
     starts, sizes = table.starts[there], table.sizes[there]
     if not len(starts):
         return True
-    if (starts % tar.BLOCK).any() or (starts < tar.BLOCK).any() or (starts > size).any() or (sizes > size - starts).any():
+    if (
+        (starts % tar.BLOCK).any()
+        or (starts < tar.BLOCK).any()
+        or (starts > size).any()
+        or (sizes > size - starts).any()
+    ):
         return False
     order = np.argsort(starts, kind="stable")
     stops = starts[order] + tar.padded(sizes[order])

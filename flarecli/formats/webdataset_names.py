@@ -21,23 +21,27 @@ __all__ = ["KEY", "NAME", "arrange", "extension_of", "extensions_of", "held_colu
 
 NAME = "webdataset"
 KEY = "__key__"
-_EXTENSIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(  # encoding -> extensions that mean it, the one that is written first
-    {
-        "jpeg": ("jpg", "jpeg"),
-        "png": ("png",),
-        "str": ("txt", "text", "transcript"),
-        "str_decimal": ("txt", "text"),
-        "json": ("json", "jsn"),
-        "json_float": ("json", "jsn"),
-        "str_int": ("cls", "cls2", "id", "index", "inx", "count"),
-        "pkl": ("pkl", "pickle", "pyd"),
-        "msgpack": ("mp", "msg", "msgpack"),
-        "mp4": ("mp4",),
-        "webm": ("webm",),
-        "bytes": ("bin",),
-    }
+_EXTENSIONS: Mapping[str, tuple[str, ...]] = (
+    MappingProxyType(  # encoding -> extensions that mean it, the one that is written first
+        {
+            "jpeg": ("jpg", "jpeg"),
+            "png": ("png",),
+            "str": ("txt", "text", "transcript"),
+            "str_decimal": ("txt", "text"),
+            "json": ("json", "jsn"),
+            "json_float": ("json", "jsn"),
+            "str_int": ("cls", "cls2", "id", "index", "inx", "count"),
+            "pkl": ("pkl", "pickle", "pyd"),
+            "msgpack": ("mp", "msg", "msgpack"),
+            "mp4": ("mp4",),
+            "webm": ("webm",),
+            "bytes": ("bin",),
+        }
+    )
 )
-_MEANT: dict[str, str] = {one: encoding for encoding, ones in reversed(list(_EXTENSIONS.items())) for one in ones}
+_MEANT: dict[str, str] = {
+    one: encoding for encoding, ones in reversed(list(_EXTENSIONS.items())) for one in ones
+}
 _TAKEN = (KEY, "__url__", "__local_path__")  # what webdataset itself puts into a sample
 _UNFIT = r"[\x00-\x1f\x7f/\\]"
 _LIMIT = 255  # bytes of an extension: what a file system takes of a whole name
@@ -52,16 +56,24 @@ def extension_of(one: Column) -> str:
     """Give the extension of the members that hold a column; what no member's name may hold becomes `%2f` and the like."""
     name = re.sub(_UNFIT, lambda match: f"%{ord(match[0]):02x}", one.name).lower()
     means = _MEANT.get(name.rpartition(".")[2], "bytes")
-    if name not in _TAKEN and not name.endswith("__") and (means == one.encoding or name.rpartition(".")[2] in _EXTENSIONS.get(one.encoding, ())):
+    if (
+        name not in _TAKEN
+        and not name.endswith("__")
+        and (means == one.encoding or name.rpartition(".")[2] in _EXTENSIONS.get(one.encoding, ()))
+    ):
         return name
-    own = _EXTENSIONS.get(one.encoding, (re.sub("[^a-z0-9]+", "_", one.encoding.partition(":")[0]).strip("_"),))[0]
+    own = _EXTENSIONS.get(
+        one.encoding, (re.sub("[^a-z0-9]+", "_", one.encoding.partition(":")[0]).strip("_"),)
+    )[0]
     return f"{name}.{own}"
 
 
 def extensions_of(columns: Columns, known: Container[str] = ()) -> list[str]:
     """Give the extension of each column but the key, in order; a name that is itself a known extension is that where the rule gives none."""
     named = [(one.name, extension_of(one)) for one in columns if one.name != KEY]
-    return [name if extension not in known and name in known else extension for name, extension in named]
+    return [
+        name if extension not in known and name in known else extension for name, extension in named
+    ]
 
 
 def arrange(columns: Iterable[Column]) -> Columns:
@@ -73,17 +85,22 @@ def arrange(columns: Iterable[Column]) -> Columns:
     """
     out = tuple(sorted(map(held_column, columns), key=lambda one: one.name != KEY))
     if all(one.name == KEY for one in out):
-        raise UsageError("a sample without members cannot be read back", hint="Name the columns to pack with -c.")
+        raise UsageError(
+            "a sample without members cannot be read back", hint="Name the columns to pack with -c."
+        )
     seen: dict[str, str] = {}
     for i, one in enumerate(out):
         if any(other.name == one.name for other in out[:i]):
             raise UsageError(f"two columns are named {one.name!r}")
         extension = KEY if one.name == KEY else extension_of(one)
         if len(extension.encode()) > _LIMIT:
-            raise UsageError(f"column {one.name!r}: its members would end in {len(extension.encode())} bytes, {_LIMIT} is the most")
+            raise UsageError(
+                f"column {one.name!r}: its members would end in {len(extension.encode())} bytes, {_LIMIT} is the most"
+            )
         if extension in seen:
             raise UsageError(
-                f"the members of columns {seen[extension]!r} and {one.name!r} would have one name", hint="Name the columns to pack with -c."
+                f"the members of columns {seen[extension]!r} and {one.name!r} would have one name",
+                hint="Name the columns to pack with -c.",
             )
         seen[extension] = one.name
     return out

@@ -52,7 +52,11 @@ def _stream(at: Location, index: Any) -> Stream:
         if not isinstance(shard, dict) or not isinstance(shard.get("url"), str) or not shard["url"]:
             raise FormatError("no url in it", where=here)
         for key in ("filesize", "md5sum"):
-            if key not in shard and (other := nearest(key, (name for name in shard if name not in _KEYS))) is not None:
+            if (
+                key not in shard
+                and (other := nearest(key, (name for name in shard if name not in _KEYS)))
+                is not None
+            ):
                 raise FormatError(f"no {key} in it, but {other!r:.60}", where=here)
         if not isinstance(md5 := shard.get("md5sum", ""), str):
             raise FormatError("its md5sum is not a text", where=here)
@@ -61,7 +65,9 @@ def _stream(at: Location, index: Any) -> Stream:
         sizes.append(_count(shard["filesize"], f"{here}.filesize") if "filesize" in shard else -1)
         sums.append(md5.lower())
     hashes = {"md5": sums} if any(sums) else {}
-    return Stream("data", at.folder, NAME, urls, rows=Counts(rows), sizes=Counts(sizes), hashes=hashes)
+    return Stream(
+        "data", at.folder, NAME, urls, rows=Counts(rows), sizes=Counts(sizes), hashes=hashes
+    )
 
 
 def _count(value: Any, where: str) -> int:

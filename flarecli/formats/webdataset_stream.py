@@ -21,7 +21,9 @@ _ROWS, _BYTES = 8192, 16 << 20  # of a batch; a sample larger than that comes al
 _MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
 
 
-def scan(blocks: Iterable[bytes], columns: Columns | None = None, where: object = "-") -> Iterator[pa.RecordBatch]:
+def scan(
+    blocks: Iterable[bytes], columns: Columns | None = None, where: object = "-"
+) -> Iterator[pa.RecordBatch]:
     """Give the samples of a stream in order, as typed batches; no more is held than a batch and its largest member.
 
     blocks   bytes of a tar, plain, gzip, bzip2 or zstd, in runs of any length
@@ -55,13 +57,20 @@ def _samples(source: tar.Blocks, where: object) -> Iterator[dict[str, bytes]]:
                 yield sample
                 sample, row = {}, row + 1
             known.add(extension)
-            if len(known) > EXTENSIONS:  # members without bytes would weigh nothing, however many a sample has
+            if (
+                len(known) > EXTENSIONS
+            ):  # members without bytes would weigh nothing, however many a sample has
                 raise FormatError(f"more than {EXTENSIONS} extensions")
             if extension in sample or extension == KEY:
-                raise FormatError(f"a second member {escape(name.decode('utf-8', 'replace'))!r} at byte {start - tar.BLOCK}")
+                raise FormatError(
+                    f"a second member {escape(name.decode('utf-8', 'replace'))!r} at byte {start - tar.BLOCK}"
+                )
             data = source.window(start, size)
             if len(data) < size:
-                raise FormatError(f"ends at byte {start + len(data)}, inside a member", hint="It was cut short; fetch or pack it again.")
+                raise FormatError(
+                    f"ends at byte {start + len(data)}, inside a member",
+                    hint="It was cut short; fetch or pack it again.",
+                )
             sample[KEY] = key
             sample[extension] = bytes(data[:size])
     except FlareError as error:
@@ -82,7 +91,9 @@ def _columns(samples: list[dict[str, bytes]]) -> Columns:
     return (column(KEY, "str"), *(column(name, meant(name)) for name in names))
 
 
-def _batch(samples: list[dict[str, bytes]], columns: Columns, first: int, where: object) -> pa.RecordBatch:
+def _batch(
+    samples: list[dict[str, bytes]], columns: Columns, first: int, where: object
+) -> pa.RecordBatch:
     extensions = iter(extensions_of(columns, {name for sample in samples for name in sample}))
     names = [KEY if one.name == KEY else next(extensions) for one in columns]
     known, arrays = {KEY, *names}, []
@@ -90,14 +101,23 @@ def _batch(samples: list[dict[str, bytes]], columns: Columns, first: int, where:
         if not sample.keys() <= known:
             name = next(name for name in sample if name not in known)
             hint = "Name its columns, or read it as a file, which is looked through first."
-            raise FormatError(f"the first member that ends in .{name}, and no such column is known", where=f"{where}[{first + row}]", hint=hint)
+            raise FormatError(
+                f"the first member that ends in .{name}, and no such column is known",
+                where=f"{where}[{first + row}]",
+                hint=hint,
+            )
     for one, name in zip(columns, names, strict=True):
         raw = pa.array([sample.get(name) for sample in samples], encodings.BINARY)
         try:
             arrays.append(encodings.typed(raw, lookup(one.encoding)))
         except ValueFitError as error:
-            raise ValueFitError(f"column {one.name!r}: {error.message}", where=f"{where}[{first + int(error.where[1:-1])}]") from None
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(one) for one in columns]))
+            raise ValueFitError(
+                f"column {one.name!r}: {error.message}",
+                where=f"{where}[{first + int(error.where[1:-1])}]",
+            ) from None
+    return pa.RecordBatch.from_arrays(
+        arrays, schema=pa.schema([encodings.field(one) for one in columns])
+    )
 
 
 def _decompressed(blocks: Iterable[bytes], where: object) -> Iterator[bytes]:

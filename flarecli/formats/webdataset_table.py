@@ -28,7 +28,10 @@ __all__ = ["EXTENSIONS", "Table", "key_text", "read_table", "split"]
 
 _META = re.compile(rb"__[^/]*__(?:/|$)")
 EXTENSIONS = 1024  # in one shard; a sample has a handful
-_SHORT, _DIFFERENT = 16, 32  # bytes of an extension, with a NUL, and how many of them a run may have to be taken at once
+_SHORT, _DIFFERENT = (
+    16,
+    32,
+)  # bytes of an extension, with a NUL, and how many of them a run may have to be taken at once
 _CELLS = 64  # of the table for each member: what few samples have must not cost every sample
 
 
@@ -55,11 +58,21 @@ class Table:
 
     def as_found(self) -> Table:
         """Give the table as a pass over the tar finds it: extensions in the order in which they first come, those without a member left out."""
-        firsts = [(int(starts[starts >= 0][0]), i) for i, starts in enumerate(self.starts) if (starts >= 0).any()]
+        firsts = [
+            (int(starts[starts >= 0][0]), i)
+            for i, starts in enumerate(self.starts)
+            if (starts >= 0).any()
+        ]
         order = [i for _, i in sorted(firsts)]
         if order == list(range(len(self.extensions))):
             return self
-        return Table(tuple(self.extensions[i] for i in order), self.keys, self.ends, self.starts[order], self.sizes[order])
+        return Table(
+            tuple(self.extensions[i] for i in order),
+            self.keys,
+            self.ends,
+            self.starts[order],
+            self.sizes[order],
+        )
 
 
 def split(name: bytes) -> tuple[bytes, bytes] | None:
@@ -84,7 +97,9 @@ def key_text(keys: IntArray, ends: IntArray, start: int = 0, stop: int | None = 
     bounds = np.zeros(stop - start + 1, np.int64)
     bounds[1:] = ends[start:stop]
     bounds[0] = ends[start - 1] if start else 0
-    return pa.Array.from_buffers(encodings.TEXT, stop - start, [None, pa.py_buffer(bounds), pa.py_buffer(keys)])
+    return pa.Array.from_buffers(
+        encodings.TEXT, stop - start, [None, pa.py_buffer(bounds), pa.py_buffer(keys)]
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +140,9 @@ class _Pass:
                 self.ends.append(len(self.keys))
             found = self.of.get(extension) or self.column(extension)
             if found.last == self.row:
-                raise FormatError(f"a second member {escape(name.decode('utf-8', 'replace'))!r} at byte {start - tar.BLOCK}")
+                raise FormatError(
+                    f"a second member {escape(name.decode('utf-8', 'replace'))!r} at byte {start - tar.BLOCK}"
+                )
             found.last = self.row
             found.rows.append(self.row)
             found.starts.append(start)
@@ -145,7 +162,9 @@ class _Pass:
         What is not plain (an odd name, a member that a sample has twice) is left to be added one by one, and refused there.
         """
         run = plain_run(view, pos)
-        if run is None or run.names[:, 99].any():  # a name that fills its field is none to hurry with
+        if (
+            run is None or run.names[:, 99].any()
+        ):  # a name that fills its field is none to hurry with
             return pos, 0
         width = int((run.names == 0).argmax(1).max())
         names = np.zeros((len(run.starts), width + _SHORT), np.uint8)
@@ -166,10 +185,17 @@ class _Pass:
         except FlareError:
             return pos, 0
         places = [np.flatnonzero(codes == code) for code in range(len(found))]
-        if (codes < 0).any() or any(rows[at[0]] == one.last or (rows[at[1:]] == rows[at[:-1]]).any() for one, at in zip(found, places, strict=True)):
+        if (codes < 0).any() or any(
+            rows[at[0]] == one.last or (rows[at[1:]] == rows[at[:-1]]).any()
+            for one, at in zip(found, places, strict=True)
+        ):
             return pos, 0
         for one, at in zip(found, places, strict=True):
-            for values, known in ((rows, one.rows), (run.starts, one.starts), (run.sizes, one.sizes)):
+            for values, known in (
+                (rows, one.rows),
+                (run.starts, one.starts),
+                (run.sizes, one.sizes),
+            ):
                 known.frombytes(values[at].tobytes())
             one.last = int(rows[at[-1]])
         self.ends.frombytes((len(self.keys) + np.cumsum(dots[begins])).tobytes())
@@ -199,7 +225,9 @@ def _dots(names: IntArray, width: int) -> tuple[IntArray, IntArray]:
     found = (text == ord(".")) & (places > slashes[:, None])
     dots = found.argmax(1)
     ends = (names == 0).argmax(1)
-    return dots, found.any(1) & (dots > slashes) & (dots < ends) & (slashes <= ends) & ((names[:, 0] != ord("_")) | (names[:, 1] != ord("_")))
+    return dots, found.any(1) & (dots > slashes) & (dots < ends) & (slashes <= ends) & (
+        (names[:, 0] != ord("_")) | (names[:, 1] != ord("_"))
+    )
 
 
 def read_table(source: tar.Source, where: object, seen: tar.Seen | None = None) -> Table:
@@ -212,10 +240,21 @@ def read_table(source: tar.Source, where: object, seen: tar.Seen | None = None) 
     try:
         found.add(tar.members(source, where, seen, found.take if seen is None else None))
     except FlareError as error:
-        raise type(error)(error.message, where=f"{where}[{found.row}]" if found.row >= 0 else where, hint=error.hint) from None
+        raise type(error)(
+            error.message,
+            where=f"{where}[{found.row}]" if found.row >= 0 else where,
+            hint=error.hint,
+        ) from None
     if len(found.columns) * len(found.ends) > _CELLS * found.count + (1 << 20):
-        raise FormatError(f"{len(found.columns)} extensions in {len(found.ends)} samples, which have few of them", where=where)
-    table = _dense(found.columns, np.frombuffer(bytes(found.keys), np.uint8), np.frombuffer(found.ends, np.int64))
+        raise FormatError(
+            f"{len(found.columns)} extensions in {len(found.ends)} samples, which have few of them",
+            where=where,
+        )
+    table = _dense(
+        found.columns,
+        np.frombuffer(bytes(found.keys), np.uint8),
+        np.frombuffer(found.ends, np.int64),
+    )
     _check_keys(table, where)
     return table
 
@@ -253,7 +292,11 @@ def _check_keys(table: Table, where: object) -> None:
         row = _first(keys, lambda key: seen.setdefault(key, len(seen)) != len(seen) - 1)
         key = keys[row].as_py()
         hint = "Its members are not side by side; make the tar again with sorted names."
-        raise FormatError(f"the key {escape(key)!r:.80} came before, in row {seen[key]}", where=f"{where}[{row}]", hint=hint)
+        raise FormatError(
+            f"the key {escape(key)!r:.80} came before, in row {seen[key]}",
+            where=f"{where}[{row}]",
+            hint=hint,
+        )
 
 
 def _is_not_utf8(data: bytes) -> bool:

@@ -37,10 +37,20 @@ def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
     for byte in (seen.padding or [])[:_SHOWN]:
         yield Finding(str(at), "format", f"what fills the block up from byte {byte} is not zeros")
     if seen.end < len(tar.END) or size % tar.BLOCK:
-        yield Finding(str(at), "format", f"ends with {seen.end} bytes of zeros, {len(tar.END)} or more whole blocks are wanted", "Pack it again.")
+        yield Finding(
+            str(at),
+            "format",
+            f"ends with {seen.end} bytes of zeros, {len(tar.END)} or more whole blocks are wanted",
+            "Pack it again.",
+        )
     for kind, count in sorted(seen.skipped.items()):
         if kind not in _QUIET:
-            yield Finding(str(at), "skipped", f"members that are a {kind}: {count}; they are passed over", "Pack the files themselves.")
+            yield Finding(
+                str(at),
+                "skipped",
+                f"members that are a {kind}: {count}; they are passed over",
+                "Pack the files themselves.",
+            )
     yield from _names(table, at)
     yield from _index(shard, table, size)
     if values:
@@ -68,14 +78,17 @@ def _index(shard: Shard, table: Table, size: int) -> Iterator[Finding]:
         return
     index = webdataset_index.read(shard.chunk, size)
     if index is None:
-        yield Finding(str(place), "index", "no index of this tar; its headers are read instead", _HINT)
+        yield Finding(
+            str(place), "index", "no index of this tar; its headers are read instead", _HINT
+        )
     elif not _same(index, table):
         yield Finding(str(place), "index", "says other members than the tar has", _HINT)
 
 
 def _same(index: Table, table: Table) -> bool:
     return index.extensions == table.extensions and all(
-        np.array_equal(getattr(index, name), getattr(table, name)) for name in ("keys", "ends", "starts", "sizes")
+        np.array_equal(getattr(index, name), getattr(table, name))
+        for name in ("keys", "ends", "starts", "sizes")
     )
 
 
@@ -89,7 +102,12 @@ def _steps(shard: Shard) -> Iterator[tuple[int, int]]:
     ends, start = _ends(shard), 0
     while start < shard.rows:
         before = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, min(start + _STEP, shard.rows, int(np.searchsorted(ends, before + _STEP_BYTES, "right"))))
+        stop = max(
+            start + 1,
+            min(
+                start + _STEP, shard.rows, int(np.searchsorted(ends, before + _STEP_BYTES, "right"))
+            ),
+        )
         yield start, stop
         start = stop
 

@@ -15,7 +15,9 @@ NAMED = 1000  # rows of a shard: where all are wrong, to name each takes a hundr
 _ROW = r"\[\d+\]$"
 
 
-def wrong_rows(runs: Iterable[tuple[int, int]], check: Callable[[int, int], Any]) -> Iterator[Finding]:
+def wrong_rows(
+    runs: Iterable[tuple[int, int]], check: Callable[[int, int], Any]
+) -> Iterator[Finding]:
     """Check runs of rows; each row that is wrong is a finding, in order. Once NAMED are found, the first of each run that is left.
 
     runs   from, to
@@ -29,7 +31,12 @@ def wrong_rows(runs: Iterable[tuple[int, int]], check: Callable[[int, int], Any]
             try:
                 check(start, stop)
             except FlareError as error:
-                if stop - start > 1 and named < NAMED and isinstance(error, FormatError) and re.search(_ROW, error.where):
+                if (
+                    stop - start > 1
+                    and named < NAMED
+                    and isinstance(error, FormatError)
+                    and re.search(_ROW, error.where)
+                ):
                     middle = (start + stop) // 2
                     waiting += [(middle, stop), (start, middle)]
                     continue

@@ -16,7 +16,18 @@ from flarecli.arrow import pa
 from flarecli.encodings import held
 from flarecli.errors import FormatError, UsageError, ValueFitError
 from flarecli.formats import lines, mds_config, mds_index, spans
-from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Row, Settings, Shard, Stream
+from flarecli.model import (
+    Chunk,
+    Column,
+    Columns,
+    File,
+    Finding,
+    IntArray,
+    Row,
+    Settings,
+    Shard,
+    Stream,
+)
 from flarecli.storage import Location
 
 __all__ = ["CSV", "TSV", "XSV", "Xsv"]
@@ -30,7 +41,9 @@ class Xsv:
 
     def __init__(self, name: str) -> None:
         self.NAME, self.separator = name, mds_config.SEPARATORS.get(name)
-        self.SUFFIXES: tuple[str, ...] = tuple(f".{name}{end}" for end in ("", *(f".{kind}" for kind in compress.SUFFIXES)))
+        self.SUFFIXES: tuple[str, ...] = tuple(
+            f".{name}{end}" for end in ("", *(f".{kind}" for kind in compress.SUFFIXES))
+        )
 
     def sniff(self, name: str, head: bytes) -> bool:
         """Only shards are claimed, by the name that the original gives them: a table may end in `.csv` too."""
@@ -44,43 +57,75 @@ class Xsv:
         """Read the `.meta` and touch none of the lines. Raises FormatError, IntegrityError: see `lines.opened`."""
         return lines.opened(chunk, columns, self.NAME, self._layout)
 
-    def _layout(self, columns: Columns, config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
+    def _layout(
+        self, columns: Columns, config: Mapping[str, Any], where: object
+    ) -> Mapping[str, Any]:
         newline = mds_config.text_of(config, "newline", where).encode()
         separator = (self.separator or mds_config.text_of(config, "separator", where)).encode()
         if not columns:
             raise FormatError("its config names no columns", where=where)
-        return {"header": separator.join(one.name.encode() for one in columns) + newline, "newline": newline, "separator": separator}
+        return {
+            "header": separator.join(one.name.encode() for one in columns) + newline,
+            "newline": newline,
+            "separator": separator,
+        }
 
     def read_rows(
-        self, shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None, ranges: Mapping[str, tuple[int, int]] | None = None
+        self,
+        shard: Shard,
+        rows: Sequence[int],
+        columns: Sequence[str] | None = None,
+        ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
         """Give the text of each value, in the order asked. Raises FormatError naming the row whose line has other fields."""
-        names = shard.memo.get("names") or shard.memo.setdefault("names", [one.name for one in shard.columns])
-        parts = [_split(shard, row, bytes(line)) for row, line in zip(rows, lines.lines_of(shard, rows), strict=True)]
+        names = shard.memo.get("names") or shard.memo.setdefault(
+            "names", [one.name for one in shard.columns]
+        )
+        parts = [
+            _split(shard, row, bytes(line))
+            for row, line in zip(rows, lines.lines_of(shard, rows), strict=True)
+        ]
         out: list[Row] = [dict(zip(names, values, strict=True)) for values in parts]
         return out if columns is None else [{name: row[name] for name in columns} for row in out]
 
-    def read_batch(self, shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False) -> pa.RecordBatch:
+    def read_batch(
+        self,
+        shard: Shard,
+        start: int,
+        stop: int,
+        columns: Sequence[str] | None = None,
+        views: bool = False,
+    ) -> pa.RecordBatch:
         """Give rows start..stop as typed columns of text.
 
         raises  FormatError naming the first row whose line has other fields; ValueFitError for text that is not UTF-8
         """
         data, starts = lines.bytes_of(shard, start, stop)
-        return lines.assembled(shard, start, stop, columns, lines.cut(data, _places(shard, start, data, starts), views))
+        return lines.assembled(
+            shard, start, stop, columns, lines.cut(data, _places(shard, start, data, starts), views)
+        )
 
-    def row_sizes(self, columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:
+    def row_sizes(
+        self, columns: Columns, batch: pa.RecordBatch, settings: Settings
+    ) -> tuple[int, IntArray]:
         """Weigh each line; the header and the `.meta` do not count, as in the original: int64 [rows].
 
         raises  UsageError for names that the header cannot hold; ValueFitError naming the first row that a line cannot hold
         """
         separator, newline = self._ends(columns, settings)
-        sizes = self._weights(columns, batch, separator, newline)  # first: a row that no shard holds is never joined
+        sizes = self._weights(
+            columns, batch, separator, newline
+        )  # first: a row that no shard holds is never joined
         for _ in lines.bodies((batch,), lambda piece: _body(columns, piece, separator, newline)):
             pass
         return 0, sizes
 
-    def _weights(self, columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: bytes) -> IntArray:
-        return lines.weights(columns, batch, len(separator) * (len(columns) - 1) + len(newline), 0, self.NAME)
+    def _weights(
+        self, columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: bytes
+    ) -> IntArray:
+        return lines.weights(
+            columns, batch, len(separator) * (len(columns) - 1) + len(newline), 0, self.NAME
+        )
 
     def _ends(self, columns: Columns, settings: Settings) -> tuple[bytes, bytes]:
         """Give the separator and the newline. Raises UsageError if the header would not be read back."""
@@ -90,9 +135,13 @@ class Xsv:
                 raise UsageError(f"a {self.NAME} shard wants a {what}")
             for one in columns:
                 if text in one.name:
-                    raise UsageError(f"column {one.name!r}: its name holds the {what} {text!r}", hint=_HINT)
+                    raise UsageError(
+                        f"column {one.name!r}: its name holds the {what} {text!r}", hint=_HINT
+                    )
         header = separator.join(one.name for one in columns)
-        if header.split(separator) != [one.name for one in columns] or (header + newline).find(newline) != len(header):
+        if header.split(separator) != [one.name for one in columns] or (header + newline).find(
+            newline
+        ) != len(header):
             raise UsageError(f"names between {separator!r} cannot be told apart again", hint=_HINT)
         return separator.encode(), newline.encode()
 
@@ -100,7 +149,14 @@ class Xsv:
         """Sort columns by name, by code point, each as text holds it. Raises UsageError for one that it cannot hold, two of one name, or none."""
         return lines.arranged(tuple(held(one, self.NAME) for one in columns))
 
-    def write_shard(self, at: Location, number: int, columns: Columns, batches: Sequence[pa.RecordBatch], settings: Settings) -> Chunk:
+    def write_shard(
+        self,
+        at: Location,
+        number: int,
+        columns: Columns,
+        batches: Sequence[pa.RecordBatch],
+        settings: Settings,
+    ) -> Chunk:
         """Write all rows as `shard.00000.csv` (tsv, xsv) and its `.meta`, as the original does.
 
         raises  ValueFitError for a value that a line cannot hold, or if the data would pass 4 GiB
@@ -111,7 +167,9 @@ class Xsv:
         bodies = lines.bodies(batches, lambda piece: _body(columns, piece, separator, newline))
         return lines.write(at, number, self.NAME, columns, settings, header, sizes, bodies)
 
-    def write_index(self, at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings) -> dict[str, File]:
+    def write_index(
+        self, at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
+    ) -> dict[str, File]:
         """Write `index.json` as the original does."""
         return mds_index.write_index(at, chunks, columns, settings, self.NAME)
 
@@ -121,7 +179,10 @@ class Xsv:
         (found,) = spans.read(shard.chunk, [(0, len(header))])
         if found != header:
             yield Finding(
-                str(shard.chunk.at), FormatError.kind, f"its header is {bytes(found)!r:.80}, not {header!r:.80}", "Find out what was changed."
+                str(shard.chunk.at),
+                FormatError.kind,
+                f"its header is {bytes(found)!r:.80}, not {header!r:.80}",
+                "Find out what was changed.",
             )
         yield from lines.checked(shard, lambda start, stop: self._check(shard, start, stop, values))
 
@@ -135,12 +196,19 @@ class Xsv:
 def _split(shard: Shard, row: int, line: bytes) -> list[bytes]:
     newline = shard.layout["newline"]
     if not line.endswith(newline):
-        raise FormatError(f"its line does not end with {newline.decode()!r:.60}", where=f"{shard.chunk.at}[{row}]")
+        raise FormatError(
+            f"its line does not end with {newline.decode()!r:.60}", where=f"{shard.chunk.at}[{row}]"
+        )
     separator = shard.layout["separator"]
-    parts = line[: -len(newline)].split(separator, len(shard.columns))  # no more than tell that they are too many
+    parts = line[: -len(newline)].split(
+        separator, len(shard.columns)
+    )  # no more than tell that they are too many
     if len(parts) != len(shard.columns):
         count = line[: -len(newline)].count(separator) + 1
-        raise FormatError(f"{count} values in its line, {len(shard.columns)} are wanted", where=f"{shard.chunk.at}[{row}]")
+        raise FormatError(
+            f"{count} values in its line, {len(shard.columns)} are wanted",
+            where=f"{shard.chunk.at}[{row}]",
+        )
     return parts
 
 
@@ -149,21 +217,32 @@ def _places(shard: Shard, first: int, data: IntArray, starts: IntArray) -> lines
     separator, newline = shard.layout["separator"], shard.layout["newline"]
     rows, each, ends = len(starts) - 1, len(shard.columns) - 1, starts[1:] - len(newline)
     cuts = None
-    if rows and (ends >= starts[:-1]).all() and (data[ends[:, None] + np.arange(len(newline))] == np.frombuffer(newline, np.uint8)).all():
+    if (
+        rows
+        and (ends >= starts[:-1]).all()
+        and (
+            data[ends[:, None] + np.arange(len(newline))] == np.frombuffer(newline, np.uint8)
+        ).all()
+    ):
         cuts = _cuts(data, starts, ends, separator, each)
     if cuts is None:
         edges, whole = memoryview(starts), data.tobytes()
         lengths = [
-            [*map(len, _split(shard, first + row, whole[edges[row] : edges[row + 1]])[:-1])] for row in range(rows)
+            [*map(len, _split(shard, first + row, whole[edges[row] : edges[row + 1]])[:-1])]
+            for row in range(rows)
         ]  # no room before they are there
         steps = np.array(lengths, np.int64).reshape(rows, each)
         cuts = starts[:-1, None] + np.cumsum(steps + len(separator), axis=1) - len(separator)
     before = np.concatenate((starts[:-1, None], cuts + len(separator)), axis=1)
     behind = np.concatenate((cuts, ends[:, None]), axis=1)
-    return {one.name: (before[:, k], behind[:, k] - before[:, k]) for k, one in enumerate(shard.columns)}
+    return {
+        one.name: (before[:, k], behind[:, k] - before[:, k]) for k, one in enumerate(shard.columns)
+    }
 
 
-def _cuts(data: IntArray, starts: IntArray, ends: IntArray, separator: bytes, each: int) -> IntArray | None:
+def _cuts(
+    data: IntArray, starts: IntArray, ends: IntArray, separator: bytes, each: int
+) -> IntArray | None:
     """Give where the separators lie, int64 [rows, each]; None if any line has another number, some overlap, or they are long."""
     rows = len(ends)
     if not each:
@@ -177,7 +256,11 @@ def _cuts(data: IntArray, starts: IntArray, ends: IntArray, separator: bytes, ea
         if len(at) != rows * each:
             return None
     cuts = at.reshape(rows, each)
-    if (cuts[:, 0] < starts[:-1]).any() or (cuts[:, -1] + len(separator) > ends).any() or (np.diff(cuts) < len(separator)).any():
+    if (
+        (cuts[:, 0] < starts[:-1]).any()
+        or (cuts[:, -1] + len(separator) > ends).any()
+        or (np.diff(cuts) < len(separator)).any()
+    ):
         return None
     return cuts
 
@@ -194,7 +277,10 @@ def _body(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: by
     body, starts = lines.joined([*parts, newline])
     data = np.frombuffer(body, np.uint8)
     each, ends = len(columns) - 1, starts[1:] - len(newline)
-    suspects = np.union1d(_suspects(data, starts, ends, separator, each), _suspects(data, starts, starts[1:], newline, 1))
+    suspects = np.union1d(
+        _suspects(data, starts, ends, separator, each),
+        _suspects(data, starts, starts[1:], newline, 1),
+    )
     for row in suspects.tolist():  # beside an empty value two separators may overlap in vain
         values = [field[row].as_py() for field in fields]
         line = separator.join(values)
@@ -215,18 +301,28 @@ def _suspects(data: IntArray, starts: IntArray, ends: IntArray, text: bytes, eac
     return np.flatnonzero(count != each)
 
 
-def _refuse(columns: Columns, values: Sequence[bytes], row: int, separator: bytes, newline: bytes) -> NoReturn:
+def _refuse(
+    columns: Columns, values: Sequence[bytes], row: int, separator: bytes, newline: bytes
+) -> NoReturn:
     """Say which value of a row ends a line, or itself, too early."""
     for what, text in (("separator", separator), ("newline", newline)):
         for one, value in zip(columns, values, strict=True):
             if text in value:
-                raise ValueFitError(f"column {one.name!r}: holds the {what} {text.decode()!r}", where=f"[{row}]", hint=_HINT)
+                raise ValueFitError(
+                    f"column {one.name!r}: holds the {what} {text.decode()!r}",
+                    where=f"[{row}]",
+                    hint=_HINT,
+                )
     for one, value in zip(columns, values, strict=True):
         for what, text in (("separator", separator), ("newline", newline)):
             if (value + text).find(text) != len(value):
                 message = f"column {one.name!r}: with the {what} {text.decode()!r} behind it, it would be cut before its end"
                 raise ValueFitError(message, where=f"[{row}]", hint=_HINT)
-    raise ValueFitError(f"its values between {separator.decode()!r} hold the newline {newline.decode()!r}", where=f"[{row}]", hint=_HINT)
+    raise ValueFitError(
+        f"its values between {separator.decode()!r} hold the newline {newline.decode()!r}",
+        where=f"[{row}]",
+        hint=_HINT,
+    )
 
 
 CSV, TSV, XSV = Xsv("csv"), Xsv("tsv"), Xsv("xsv")

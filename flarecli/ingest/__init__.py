@@ -8,4 +8,14 @@ from flarecli.ingest.opening import is_index
 from flarecli.ingest.running import Running
 from flarecli.ingest.stdin import standard_input
 
-__all__ = ["Flaw", "Index", "Running", "contents", "filled", "is_index", "open_folder", "open_index", "standard_input"]
+__all__ = [
+    "Flaw",
+    "Index",
+    "Running",
+    "contents",
+    "filled",
+    "is_index",
+    "open_folder",
+    "open_index",
+    "standard_input",
+]

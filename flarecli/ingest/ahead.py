@@ -18,7 +18,9 @@ from flarecli.storage.threads import begin, wait_for
 
 __all__ = ["Placed", "in_turn"]
 
-Placed: TypeAlias = tuple[int, pa.RecordBatch]  # the place of its first row in the file, and a batch
+Placed: TypeAlias = tuple[
+    int, pa.RecordBatch
+]  # the place of its first row in the file, and a batch
 
 _FILES, _BYTES = 4, 8 << 20  # that are read at a time, and what waits of each
 _MORE = 1 << 20  # what waits at first, once somebody came back for a second batch; it doubles

@@ -20,7 +20,9 @@ from flarecli.units import format_size
 __all__ = ["elements", "too_deep"]
 
 _RECORD = 64 << 20  # bytes; a row is no larger than this
-_AT_ONCE = 1 << 20  # bytes whose brackets are looked at together: what is known of each takes 24 bytes
+_AT_ONCE = (
+    1 << 20
+)  # bytes whose brackets are looked at together: what is known of each takes 24 bytes
 _SIGNS = np.zeros(256, np.int8)  # brackets and what they do to the depth; 2 marks a comma
 _SIGNS[list(b"{[")], _SIGNS[list(b"}]")], _SIGNS[ord(",")] = 1, -1, 2
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
@@ -42,25 +44,35 @@ def elements(source: Blocks) -> Iterator[Piece]:
         block = slash + read if begun else read.removeprefix(b"\xef\xbb\xbf").lstrip(_BLANKS)
         if not begun:
             begun, block = bool(block), block[1:]
-        slash = b"\\" * ((len(block) - len(block.rstrip(b"\\"))) % 2)  # what it escapes is in the next block
+        slash = b"\\" * (
+            (len(block) - len(block.rstrip(b"\\"))) % 2
+        )  # what it escapes is in the next block
         block = block[: len(block) - len(slash)]
         commas, end = brackets.rows(block)
         if end < 0 and not len(commas):
             held, size = [*held, block], size + len(block)
             if size > _RECORD:
-                raise FormatError(f"a row is longer than {format_size(_RECORD)}", where=f"{source}[{row}]")
+                raise FormatError(
+                    f"a row is longer than {format_size(_RECORD)}", where=f"{source}[{row}]"
+                )
             continue
         cut = end if end >= 0 else int(commas[-1])
-        rows = _lines(source, row, b"".join([*held, block[:cut]]), commas[commas < cut] + size, end >= 0)
+        rows = _lines(
+            source, row, b"".join([*held, block[:cut]]), commas[commas < cut] + size, end >= 0
+        )
         if rows is not None:
             yield rows
         if end >= 0:
-            if (block[end + 1 :] + slash).strip(_BLANKS) or any(more.strip(_BLANKS) for more in blocks):
+            if (block[end + 1 :] + slash).strip(_BLANKS) or any(
+                more.strip(_BLANKS) for more in blocks
+            ):
                 raise FormatError("something stands behind the array", where=source)
             return
         row, held = row + len(commas), [block[cut + 1 :]]
         size = len(held[0])
-    raise FormatError("the array does not end", where=source, hint="The file was cut short; fetch it again.")
+    raise FormatError(
+        "the array does not end", where=source, hint="The file was cut short; fetch it again."
+    )
 
 
 def _lines(source: Blocks, row: int, data: bytes, commas: Any, is_last: bool) -> Piece | None:
@@ -72,16 +84,27 @@ def _lines(source: Blocks, row: int, data: bytes, commas: Any, is_last: bool) ->
         return None
     missing = _EMPTY.search(text)
     if missing:
-        raise FormatError("nothing stands between two commas", where=f"{source}[{row + text.count(_NEWLINE, 0, missing.end(1))}]")
+        raise FormatError(
+            "nothing stands between two commas",
+            where=f"{source}[{row + text.count(_NEWLINE, 0, missing.end(1))}]",
+        )
     nul = text.find(b"\0")
     if nul >= 0:
-        raise FormatError("a NUL", where=f"{source}[{row + text.count(_NEWLINE, 0, nul)}]", hint="Save it as UTF-8 text.")
+        raise FormatError(
+            "a NUL",
+            where=f"{source}[{row + text.count(_NEWLINE, 0, nul)}]",
+            hint="Save it as UTF-8 text.",
+        )
     try:
         if not text.isascii():
             text.decode()
     except UnicodeDecodeError as error:
         where = f"{source}[{row + text.count(_NEWLINE, 0, error.start)}]"
-        raise FormatError(f"byte 0x{text[error.start]:02x} is not UTF-8", where=where, hint="Save it as UTF-8 text.") from None
+        raise FormatError(
+            f"byte 0x{text[error.start]:02x} is not UTF-8",
+            where=where,
+            hint="Save it as UTF-8 text.",
+        ) from None
     return Piece(row, text)
 
 
@@ -144,7 +167,11 @@ def _quotes(raw: Any) -> Any:
     if not len(slashes) or not len(quotes):
         return quotes
     begins = np.concatenate([[True], np.diff(slashes) != 1])
-    run = np.arange(len(slashes)) - np.maximum.accumulate(np.where(begins, np.arange(len(slashes)), 0)) + 1
+    run = (
+        np.arange(len(slashes))
+        - np.maximum.accumulate(np.where(begins, np.arange(len(slashes)), 0))
+        + 1
+    )
     at = np.searchsorted(slashes, quotes) - 1
     before = (at >= 0) & (slashes[np.maximum(at, 0)] == quotes - 1)
     return quotes[~(before & (run[np.maximum(at, 0)] % 2 == 1))]

@@ -48,7 +48,15 @@ class _Room:
     def take(self, number: int, size: int) -> None:
         """Wait for one's turn and for room; what is larger than all of it passes alone."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over or (self._next == number and (self._used == 0 or self._used + size <= self._size)))
+            self._changed.wait_for(
+                lambda: (
+                    self._is_over
+                    or (
+                        self._next == number
+                        and (self._used == 0 or self._used + size <= self._size)
+                    )
+                )
+            )
             self._used += size
             self._next += 1
             self._changed.notify_all()
@@ -70,7 +78,11 @@ def filled(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     for field in schema:
         kind = kind_of(f".{field.name}")
         said = {ENCODING: kind.encode()} if kind in ("str", "json") else None
-        fields.append(pa.field(field.name, pa.large_binary(), metadata=said) if field.name in columns else field)
+        fields.append(
+            pa.field(field.name, pa.large_binary(), metadata=said)
+            if field.name in columns
+            else field
+        )
     return pa.schema(fields)
 
 
@@ -98,7 +110,9 @@ class _Reader:
         if not is_small:
             return None
         found = [[self.value(name) for name in row] for row in names]
-        self.room.give_back(size - sum(len(value) for row in found for value in row if isinstance(value, bytes)))
+        self.room.give_back(
+            size - sum(len(value) for row in found for value in row if isinstance(value, bytes))
+        )
         return found
 
     def _size(self, name: str) -> int:
@@ -116,7 +130,10 @@ class _Reader:
             place = self.find(name)
             size = place.size()
             if size > self.most:
-                raise ReachError(f"{format_size(size)}, more than the {format_size(self.most)} that an object may have", where=place)
+                raise ReachError(
+                    f"{format_size(size)}, more than the {format_size(self.most)} that an object may have",
+                    where=place,
+                )
             return place.read(0, size)
         except FlareError as error:
             return error
@@ -129,7 +146,11 @@ class _Slice(NamedTuple):
 
 
 def contents(
-    batches: Iterable[pa.RecordBatch], columns: Sequence[str], find: Callable[[str], Location], limits: Limits | None = None, together: int = _ROWS
+    batches: Iterable[pa.RecordBatch],
+    columns: Sequence[str],
+    find: Callable[[str], Location],
+    limits: Limits | None = None,
+    together: int = _ROWS,
 ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
     """Replace columns of names by what the files hold, as large_binary; a null stays null.
 
@@ -141,16 +162,25 @@ def contents(
     """
     limits = limits or Limits()
     room, number, ahead, rows = _Room(limits.ahead_bytes), 0, deque[_Slice](), 0
-    reader = _Reader(find, room, limits.max_bytes, min(_TOGETHER, limits.ahead_bytes) if together > 1 else limits.max_bytes)
+    reader = _Reader(
+        find,
+        room,
+        limits.max_bytes,
+        min(_TOGETHER, limits.ahead_bytes) if together > 1 else limits.max_bytes,
+    )
     pool = Workers(min(_READERS, limits.jobs))
     try:
         for batch in batches:
             for start in range(0, batch.num_rows, _STEP):
                 part = batch.slice(start, _STEP)
-                names: list[_Names] = list(zip(*(part.column(column).to_pylist() for column in columns), strict=True))
+                names: list[_Names] = list(
+                    zip(*(part.column(column).to_pylist() for column in columns), strict=True)
+                )
                 reads = deque[tuple[int, Future[list[list[_Value]] | None]]]()
                 for row in range(0, part.num_rows, together):
-                    reads.append((row, pool.submit(reader.rows, number, names[row : row + together])))
+                    reads.append(
+                        (row, pool.submit(reader.rows, number, names[row : row + together]))
+                    )
                     number += 1
                 ahead.append(_Slice(part, names, reads))
                 rows += part.num_rows
@@ -164,7 +194,9 @@ def contents(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _filled(part: _Slice, columns: Sequence[str], reader: _Reader) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
+def _filled(
+    part: _Slice, columns: Sequence[str], reader: _Reader
+) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
     """Give the rows of a slice in batches of some megabytes."""
     first, size, flaws = 0, 0, list[Flaw]()
     values: list[list[bytes | None]] = [[] for _ in columns]
@@ -195,8 +227,13 @@ def _rows(part: _Slice, reader: _Reader) -> Iterator[tuple[int, list[_Value]]]:
             yield row, values
 
 
-def _replaced(batch: pa.RecordBatch, columns: Sequence[str], values: list[list[bytes | None]]) -> pa.RecordBatch:
+def _replaced(
+    batch: pa.RecordBatch, columns: Sequence[str], values: list[list[bytes | None]]
+) -> pa.RecordBatch:
     found = dict(zip(columns, values, strict=True))
     schema = filled(batch.schema, columns)
-    arrays = [pa.array(found[name], pa.large_binary()) if name in found else batch.column(name) for name in schema.names]
+    arrays = [
+        pa.array(found[name], pa.large_binary()) if name in found else batch.column(name)
+        for name in schema.names
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -42,8 +42,13 @@ class Delimited:
         check_columns(self._names, source)
         first = next(self._tables(self._names), None)
         self.rows = 0 if first is None else None
-        kinds = [pa.string() if first is None or name in text else _told(first[1].column(name)) for name in self._names]
-        self.schema = pa.schema([pa.field(name, kind) for name, kind in zip(self._names, kinds, strict=True)])
+        kinds = [
+            pa.string() if first is None or name in text else _told(first[1].column(name))
+            for name in self._names
+        ]
+        self.schema = pa.schema(
+            [pa.field(name, kind) for name, kind in zip(self._names, kinds, strict=True)]
+        )
 
     def blocks(self) -> Iterator[bytes]:
         """Give its bytes as they are read."""
@@ -51,7 +56,10 @@ class Delimited:
 
     def declared(self, kinds: Mapping[str, pa.DataType]) -> Delimited:
         """Give the same file with some columns read as other types: what another file of the index holds in them."""
-        fields = [pa.field(field.name, kinds[field.name]) if kinds.get(field.name) in _READABLE else field for field in self.schema]
+        fields = [
+            pa.field(field.name, kinds[field.name]) if kinds.get(field.name) in _READABLE else field
+            for field in self.schema
+        ]
         other = copy.copy(self)
         other.schema = pa.schema(fields)
         return other
@@ -61,11 +69,18 @@ class Delimited:
 
         raises  FormatError with the line of a ragged record, or of a value that is not of its column's type
         """
-        schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
+        schema = (
+            self.schema
+            if columns is None
+            else pa.schema([self.schema.field(name) for name in columns])
+        )
         for piece, table in self._tables(schema.names):
             for start in range(0, table.num_rows, _ROWS):
                 part = table.slice(start, _ROWS)
-                yield pa.RecordBatch.from_arrays([self._typed(part.column(field.name), field, piece, start) for field in schema], schema=schema)
+                yield pa.RecordBatch.from_arrays(
+                    [self._typed(part.column(field.name), field, piece, start) for field in schema],
+                    schema=schema,
+                )
 
     def _header(self) -> list[str]:
         piece = next(self._pieces(), None)
@@ -87,7 +102,11 @@ class Delimited:
         for number, piece in enumerate(self._pieces()):
             end = 0 if number else _first_record(piece)
             if not number and piece.data[:end] != self._head:
-                raise FormatError("its header is no longer what it was", where=self.at, hint="Run the command again when nothing writes there.")
+                raise FormatError(
+                    "its header is no longer what it was",
+                    where=self.at,
+                    hint="Run the command again when nothing writes there.",
+                )
             rest = piece.behind(end) if end else piece
             if not rest.is_blank:
                 yield rest
@@ -98,17 +117,26 @@ class Delimited:
                 ragged.append(row)
             return "error"
 
-        return csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=refuse)
+        return csv.ParseOptions(
+            delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=refuse
+        )
 
     def _tables(self, columns: Sequence[str]) -> Iterator[tuple[Piece, pa.Table]]:
         """Parse piece by piece, every value as text: nothing is read ahead, and only the columns asked for are built."""
         convert = csv.ConvertOptions(
-            column_types={name: pa.string() for name in columns}, include_columns=list(columns), strings_can_be_null=False, check_utf8=False
+            column_types={name: pa.string() for name in columns},
+            include_columns=list(columns),
+            strings_can_be_null=False,
+            check_utf8=False,
         )
         for piece in self._body():
-            read = csv.ReadOptions(use_threads=False, block_size=len(piece.data) + 4, column_names=self._names)
+            read = csv.ReadOptions(
+                use_threads=False, block_size=len(piece.data) + 4, column_names=self._names
+            )
             ragged: list[Any] = []
-            data = BOM + piece.data if piece.data.startswith(BOM) else piece.data  # Arrow drops one, and this is a value's
+            data = (
+                BOM + piece.data if piece.data.startswith(BOM) else piece.data
+            )  # Arrow drops one, and this is a value's
             try:
                 table = csv.read_csv(pa.BufferReader(data), read, self._parse(ragged), convert)
             except pa.ArrowInvalid as error:
@@ -121,7 +149,9 @@ class Delimited:
         row = ragged[0]
         fields = f"{row.actual_columns} field{'s' if row.actual_columns != 1 else ''}"
         message = f"line {_line(piece, row.number - 1)} has {fields}, the header has {row.expected_columns}"
-        return FormatError(message, where=self.at, hint="Quote fields that hold a separator or a newline.")
+        return FormatError(
+            message, where=self.at, hint="Quote fields that hold a separator or a newline."
+        )
 
     def _typed(self, values: pa.ChunkedArray, field: pa.Field, piece: Piece, row: int) -> pa.Array:
         array = values.combine_chunks()
@@ -130,7 +160,9 @@ class Delimited:
             return typed
         at = next(i for i in range(len(array)) if _as_type(array.slice(i, 1), field.type) is None)
         message = f"line {_line(piece, row + at)}: column {field.name!r} holds {_short(array[at].as_py())}, the column is {_KINDS[field.type]}"
-        raise FormatError(message, where=self.at, hint=f"Give --encode {field.name}=str to read it as text.")
+        raise FormatError(
+            message, where=self.at, hint=f"Give --encode {field.name}=str to read it as text."
+        )
 
 
 def _first_record(piece: Piece) -> int:
@@ -140,7 +172,9 @@ def _first_record(piece: Piece) -> int:
 
 def _line(piece: Piece, record: int) -> int:
     """Give the line that a record of a piece starts in."""
-    return piece.line + next(lines for i, (lines, _) in enumerate(records(piece.data)) if i == record)
+    return piece.line + next(
+        lines for i, (lines, _) in enumerate(records(piece.data)) if i == record
+    )
 
 
 def _told(values: pa.ChunkedArray) -> pa.DataType:

@@ -51,13 +51,17 @@ class Group(NamedTuple):
     files: dict[str, str]
 
 
-def groups(entries: Iterable[Entry], left_out: LeftOut | None = None, where: object = "") -> Iterator[Group]:
+def groups(
+    entries: Iterable[Entry], left_out: LeftOut | None = None, where: object = ""
+) -> Iterator[Group]:
     """Group files by key, one group after another; entries come in bytewise order, so few are held.
 
     left_out  takes files that belong to no group; what is hidden, by a dot before a name, is not even that
     raises    FormatError for two files of one key and extension
     """
-    open_groups: list[Group] = []  # `a.d/x.jpg` stands between `a.c` and `a.jpg`: a few lie in one another
+    open_groups: list[
+        Group
+    ] = []  # `a.d/x.jpg` stands between `a.c` and `a.jpg`: a few lie in one another
     for entry in entries:
         while open_groups and not entry.name.startswith(f"{open_groups[-1].key}."):
             yield open_groups.pop()
@@ -65,7 +69,13 @@ def groups(entries: Iterable[Entry], left_out: LeftOut | None = None, where: obj
         if name.startswith(".") or folder.startswith(".") or "/." in folder:
             continue
         stem, dot, extension = name.partition(".")
-        reason = "no extension" if not (dot and extension) else "" if _is_text(entry.name) else "a name that is not UTF-8"
+        reason = (
+            "no extension"
+            if not (dot and extension)
+            else ""
+            if _is_text(entry.name)
+            else "a name that is not UTF-8"
+        )
         if reason:
             if left_out is not None:
                 left_out.add(reason, entry.name)
@@ -76,7 +86,11 @@ def groups(entries: Iterable[Entry], left_out: LeftOut | None = None, where: obj
         extension = extension.lower()
         other = open_groups[-1].files.setdefault(extension, entry.name)
         if other != entry.name:
-            raise FormatError(f"{other} and {entry.name} are both {extension!r} of {key!r}", where=where, hint="Rename one of them.")
+            raise FormatError(
+                f"{other} and {entry.name} are both {extension!r} of {key!r}",
+                where=where,
+                hint="Rename one of them.",
+            )
     while open_groups:
         yield open_groups.pop()
 
@@ -128,18 +142,32 @@ class Folder:
             if len(names) < _NAMES:
                 names.append(group.key)
             if len(mixtures) > _MIXTURES:
-                raise FormatError(f"more than {_MIXTURES} kinds of rows", where=at, hint="Name the tables of the folder, or a smaller folder.")
+                raise FormatError(
+                    f"more than {_MIXTURES} kinds of rows",
+                    where=at,
+                    hint="Name the tables of the folder, or a smaller folder.",
+                )
         self._sum = heard.sums.hex()[DEFAULT]
         if not mixtures:
             raise FormatError("no files with extensions", where=at)
         self.key = "key" if not any("key" in mixture for mixture in mixtures) else "__key__"
-        self.main = _main(mixtures, at, None if columns is None else [name for name in columns if name != self.key])
+        self.main = _main(
+            mixtures,
+            at,
+            None if columns is None else [name for name in columns if name != self.key],
+        )
         found = sorted({name for mixture in mixtures if self.main in mixture for name in mixture})
         if len(found) > _COLUMNS:
-            raise FormatError(f"more than {_COLUMNS} kinds of files", where=at, hint="Name the columns to pack with -c.")
+            raise FormatError(
+                f"more than {_COLUMNS} kinds of files",
+                where=at,
+                hint="Name the columns to pack with -c.",
+            )
         self.extensions = [name for name in found if columns is None or name in columns]
         self.schema = pa.schema([(name, pa.string()) for name in (self.key, *self.extensions)])
-        self.rows: int | None = sum(count for mixture, count in mixtures.items() if self.main in mixture)
+        self.rows: int | None = sum(
+            count for mixture, count in mixtures.items() if self.main in mixture
+        )
         self.notes = tuple(_notes(self, mixtures, named, left_out))
 
     def blocks(self) -> Iterator[bytes]:
@@ -148,7 +176,11 @@ class Folder:
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         """Give keys and names of files, null where a key has none. Raises FormatError if the folder is no longer what it was."""
-        schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
+        schema = (
+            self.schema
+            if columns is None
+            else pa.schema([self.schema.field(name) for name in columns])
+        )
         heard, held = _Heard(self.at.list()), list[Group]()
         for group in groups(heard, where=self.at):
             if self.main in group.files:
@@ -157,13 +189,22 @@ class Folder:
                 yield self._batch(held, schema)
                 held = []
         if heard.sums.hex()[DEFAULT] != self._sum:
-            raise FormatError("the folder changed while it was read", where=self.at, hint="Run the command again when nothing writes there.")
+            raise FormatError(
+                "the folder changed while it was read",
+                where=self.at,
+                hint="Run the command again when nothing writes there.",
+            )
         if held:
             yield self._batch(held, schema)
 
     def _batch(self, held: list[Group], schema: pa.Schema) -> pa.RecordBatch:
-        values = [[group.key if name == self.key else group.files.get(name) for group in held] for name in schema.names]
-        return pa.RecordBatch.from_arrays([pa.array(one, pa.string()) for one in values], schema=schema)
+        values = [
+            [group.key if name == self.key else group.files.get(name) for group in held]
+            for name in schema.names
+        ]
+        return pa.RecordBatch.from_arrays(
+            [pa.array(one, pa.string()) for one in values], schema=schema
+        )
 
 
 def _main(mixtures: Counter[frozenset[str]], at: Location, asked: Sequence[str] | None) -> str:
@@ -174,13 +215,29 @@ def _main(mixtures: Counter[frozenset[str]], at: Location, asked: Sequence[str] 
             counts[name] += count
     for name in asked or ():
         if name not in counts:
-            raise UsageError(f"no file is {name!r}", where=at, hint=choose(name, sorted(counts), "Choose from", _MEANT))
+            raise UsageError(
+                f"no file is {name!r}",
+                where=at,
+                hint=choose(name, sorted(counts), "Choose from", _MEANT),
+            )
     choice = list(asked) if asked else sorted(counts)
     half = mixtures.total() / 2
-    return min(choice, key=lambda name: (not (is_medium(kind_of(f".{name}")) and counts[name] >= half), -counts[name], name))
+    return min(
+        choice,
+        key=lambda name: (
+            not (is_medium(kind_of(f".{name}")) and counts[name] >= half),
+            -counts[name],
+            name,
+        ),
+    )
 
 
-def _notes(folder: Folder, mixtures: Counter[frozenset[str]], named: dict[frozenset[str], list[str]], left_out: LeftOut) -> Iterator[str]:
+def _notes(
+    folder: Folder,
+    mixtures: Counter[frozenset[str]],
+    named: dict[frozenset[str], list[str]],
+    left_out: LeftOut,
+) -> Iterator[str]:
     for reason, count in left_out.counts.items():
         yield f"left out {format_count(count, 'file')} with {reason}: {_some(left_out.names[reason], count)}"
     lacking = [mixture for mixture in mixtures if folder.main not in mixture]
@@ -188,7 +245,9 @@ def _notes(folder: Folder, mixtures: Counter[frozenset[str]], named: dict[frozen
         count = sum(mixtures[mixture] for mixture in lacking)
         yield f"left out {format_count(count, 'key')} without {folder.main}: {_some([key for one in lacking for key in named[one]], count)}"
     for name in folder.extensions:
-        lacking = [mixture for mixture in mixtures if folder.main in mixture and name not in mixture]
+        lacking = [
+            mixture for mixture in mixtures if folder.main in mixture and name not in mixture
+        ]
         if lacking:
             count = sum(mixtures[mixture] for mixture in lacking)
             yield f"{format_count(count, 'row')} without {name}: {_some([key for one in lacking for key in named[one]], count)}"

@@ -22,8 +22,18 @@ from flarecli.storage import Location
 __all__ = ["sound_leaves"]
 
 _MOST = 32 << 20  # bytes of a footer that is looked at: to do so takes about 50 µs for each chunk
-_DEEP, _VALUES = 16, 1 << 22  # structs and lists inside each other; values in all: an empty struct is one byte there and sixty-four here
-_SIZES = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}  # bytes of a value by type: BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE
+_DEEP, _VALUES = (
+    16,
+    1 << 22,
+)  # structs and lists inside each other; values in all: an empty struct is one byte there and sixty-four here
+_SIZES = {
+    0: 1,
+    1: 4,
+    2: 8,
+    3: 12,
+    4: 4,
+    5: 8,
+}  # bytes of a value by type: BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE
 _BYTES, _FIXED = 6, 7  # BYTE_ARRAY, FIXED_LEN_BYTE_ARRAY
 
 
@@ -40,25 +50,47 @@ def sound_leaves(at: Location, metadata: pq.FileMetaData) -> frozenset[int]:
         footer = _Reader(at.read(size - 8 - length, size - 8)).struct()
         elements = [element for element in footer[2] if not element.get(5)]
         groups = [[(chunk.get(8), chunk[3]) for chunk in group[1]] for group in footer[4]]
-        if any(len(group) != len(elements) for group in groups) or len(elements) != metadata.num_columns:
+        if (
+            any(len(group) != len(elements) for group in groups)
+            or len(elements) != metadata.num_columns
+        ):
             return frozenset()
         leaves = range(len(elements))
-        return frozenset(leaf for leaf in leaves if all(_is_sound(group[leaf], elements[leaf], metadata.schema.column(leaf)) for group in groups))
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError):  # not what a footer is: whoever reads the rows says so
+        return frozenset(
+            leaf
+            for leaf in leaves
+            if all(
+                _is_sound(group[leaf], elements[leaf], metadata.schema.column(leaf))
+                for group in groups
+            )
+        )
+    except (
+        ValueError,
+        IndexError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ):  # not what a footer is: whoever reads the rows says so
         return frozenset()
 
 
-def _is_sound(chunk: tuple[Any, dict[int, Any]], element: dict[int, Any], column: pq.ColumnSchema) -> bool:
+def _is_sound(
+    chunk: tuple[Any, dict[int, Any]], element: dict[int, Any], column: pq.ColumnSchema
+) -> bool:
     (sealed, said), kind = chunk, element[1]
     if sealed is not None or said[1] != kind or kind not in (*_SIZES, _BYTES, _FIXED):
         return False
     values = [value for place, value in said.get(12, {}).items() if place in (1, 2, 5, 6)]
     wanted = element[2] if kind == _FIXED else _SIZES.get(kind)
-    if not all(isinstance(value, bytes) and (wanted is None or len(value) == wanted) for value in values):
+    if not all(
+        isinstance(value, bytes) and (wanted is None or len(value) == wanted) for value in values
+    ):
         return False
     sizes = said.get(16, {})
     levels = ((2, column.max_repetition_level), (3, column.max_definition_level))
-    return (1 not in sizes or kind == _BYTES) and all(len(sizes.get(place, ())) in (0, most + 1) for place, most in levels)
+    return (1 not in sizes or kind == _BYTES) and all(
+        len(sizes.get(place, ())) in (0, most + 1) for place, most in levels
+    )
 
 
 class _Reader:

@@ -61,7 +61,9 @@ class Index:
     key: str | None = None
     notes: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
-    _firsts: dict[int, int] = field(default_factory=dict, compare=False)  # part -> number of its first row, as far as rows were read
+    _firsts: dict[int, int] = field(
+        default_factory=dict, compare=False
+    )  # part -> number of its first row, as far as rows were read
 
     @property
     def is_local(self) -> bool:
@@ -89,26 +91,47 @@ class Index:
         there = set(self.schema.names)
         for name in columns or ():
             if name not in there:
-                raise UsageError(f"no column {name!r}", where=self.address, hint=choose(name, self.schema.names, "Choose from"))
+                raise UsageError(
+                    f"no column {name!r}",
+                    where=self.address,
+                    hint=choose(name, self.schema.names, "Choose from"),
+                )
         names = self.schema.names if columns is None else list(columns)
         schema = pa.schema([self.schema.field(name) for name in names])
         bounds = () if where is None else sql.bounds(where, self.schema.names)
         first = rows = 0
         last = sys.maxsize if stop is None else stop
         is_ahead = start <= 0 and stop is None and any(_is_far(part) for part in self.parts)
-        turns = in_turn(partial(_placed, part, _own(part, names), bounds, 0, sys.maxsize) for part in self.parts) if is_ahead else None
+        turns = (
+            in_turn(
+                partial(_placed, part, _own(part, names), bounds, 0, sys.maxsize)
+                for part in self.parts
+            )
+            if is_ahead
+            else None
+        )
         for number, part in enumerate(self.parts):
             if first >= last:
                 return
             self._firsts[number], count = first, 0
             heard = None if running is None else partial(running.heard, number)
-            for at, batch in next(turns) if turns is not None else _placed(part, _own(part, names), bounds, start - first, last - first, heard):
+            for at, batch in (
+                next(turns)
+                if turns is not None
+                else _placed(part, _own(part, names), bounds, start - first, last - first, heard)
+            ):
                 count, rows = at + batch.num_rows, rows + batch.num_rows
                 low, high = max(start - first - at, 0), min(last - first - at, batch.num_rows)
                 if low < high:
                     fit = fitted(batch.slice(low, high - low), schema, part, at + low)
-                    places = None if row is None else pa.array(np.arange(first + at + low, first + at + high))
-                    yield fit if row is None else fit.append_column(pa.field(row, pa.int64()), places)
+                    places = (
+                        None
+                        if row is None
+                        else pa.array(np.arange(first + at + low, first + at + high))
+                    )
+                    yield (
+                        fit if row is None else fit.append_column(pa.field(row, pa.int64()), places)
+                    )
                 if first + count >= last:
                     return
             first += count if part.rows is None else part.rows
@@ -121,15 +144,25 @@ class Index:
         return str(self.parts[number].at), row - self._firsts[number]
 
     def contents(
-        self, columns: Sequence[str] | None = None, where: str | None = None, limits: Limits | None = None, start: int = 0, stop: int | None = None
+        self,
+        columns: Sequence[str] | None = None,
+        where: str | None = None,
+        limits: Limits | None = None,
+        start: int = 0,
+        stop: int | None = None,
     ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
         """Give the rows with what their links point at, read side by side; and the files that could not be read, null there."""
         return self.filled(
-            self.batches(columns, where, start=start, stop=stop), [name for name in self.links if columns is None or name in columns], limits
+            self.batches(columns, where, start=start, stop=stop),
+            [name for name in self.links if columns is None or name in columns],
+            limits,
         )
 
     def filled(
-        self, batches: Iterable[pa.RecordBatch], columns: Sequence[str], limits: Limits | None = None
+        self,
+        batches: Iterable[pa.RecordBatch],
+        columns: Sequence[str],
+        limits: Limits | None = None,
     ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
         """Replace the names in some columns of one's rows by what the files hold; also the files that could not be read, null there."""
         find = self.at.join if self.address == STDIN else self.at.__truediv__
@@ -140,7 +173,9 @@ class Index:
         """Give how many rows there are that a condition keeps; reads only what it looks at, and nothing if the files say it."""
         if where is None and self.rows is not None:
             return self.rows
-        names = (self.schema.names if where is None else sql.columns_of(where, self.schema.names))[: None if where else 1]
+        names = (self.schema.names if where is None else sql.columns_of(where, self.schema.names))[
+            : None if where else 1
+        ]
         batches = self.batches(names or self.schema.names[:1], where)
         if where is not None:
             schema = pa.schema([self.schema.field(name) for name in names or self.schema.names[:1]])
@@ -191,16 +226,29 @@ def _is_far(part: Part) -> bool:
     return isinstance(at, Location) and not at.is_local
 
 
-def _placed(part: Part, names: list[str], bounds: Sequence[sql.Bound], start: int, stop: int, heard: Heard | None = None) -> Iterator[Placed]:
+def _placed(
+    part: Part,
+    names: list[str],
+    bounds: Sequence[sql.Bound],
+    start: int,
+    stop: int,
+    heard: Heard | None = None,
+) -> Iterator[Placed]:
     """Give the batches of a part that may hold rows within bounds and from start to stop, and the place of each in the part."""
     if part.rows is not None and part.rows <= start:
         return
     if part.rows is not None and any(bound.column not in part.schema.names for bound in bounds):
         return  # null in every row, and no comparison holds for null
     names = names or part.schema.names[:1]  # rows are counted by a column
-    runs = kept(part, bounds, start, stop) if isinstance(part, Parquet) and (bounds or start > 0 or stop < part.rows) else None
+    runs = (
+        kept(part, bounds, start, stop)
+        if isinstance(part, Parquet) and (bounds or start > 0 or stop < part.rows)
+        else None
+    )
     for first, groups in [(0, None)] if runs is None else runs:
-        found = part.batches(names, groups, heard) if isinstance(part, Parquet) else part.batches(names)
+        found = (
+            part.batches(names, groups, heard) if isinstance(part, Parquet) else part.batches(names)
+        )
         for batch in found:
             yield first, batch
             first += batch.num_rows
@@ -232,12 +280,16 @@ def open_index(
     if STDIN in addresses:
         if len(addresses) > 1:
             raise UsageError("- stands alone: what comes in at standard input is all there is")
-        return _of_stdin(stdin if stdin is not None else standard_input(), guard or Guard(), null_separated)
+        return _of_stdin(
+            stdin if stdin is not None else standard_input(), guard or Guard(), null_separated
+        )
     found = [one for address in addresses for one in listed(Named(locate(address, guard)))]
     return _of_tables(" ".join(redact(one) for one in addresses), found, text, allow_missing)
 
 
-def open_folder(address: str, *, guard: Guard | None = None, columns: Sequence[str] | None = None) -> Index:
+def open_folder(
+    address: str, *, guard: Guard | None = None, columns: Sequence[str] | None = None
+) -> Index:
     """Open a folder as an index: the files of a key are a row, and each extension is a column of their names.
 
     columns  extensions, and `key`: those asked for; a key without the one that most keys have is no row
@@ -245,10 +297,21 @@ def open_folder(address: str, *, guard: Guard | None = None, columns: Sequence[s
     """
     at = locate(address, guard)
     folder = Folder(at, columns)
-    return Index(redact(address), at, folder.schema, folder.rows, (folder,), tuple(folder.extensions), folder.key, folder.notes)
+    return Index(
+        redact(address),
+        at,
+        folder.schema,
+        folder.rows,
+        (folder,),
+        tuple(folder.extensions),
+        folder.key,
+        folder.notes,
+    )
 
 
-def _of_tables(shown: str, found: Sequence[Named], text: Collection[str], allow_missing: bool) -> Index:
+def _of_tables(
+    shown: str, found: Sequence[Named], text: Collection[str], allow_missing: bool
+) -> Index:
     def begun(named: Named) -> Part:
         try:
             return opened(named.at, text)
@@ -266,7 +329,13 @@ def _of_tables(shown: str, found: Sequence[Named], text: Collection[str], allow_
     if total == 0:
         raise FormatError("the index has no rows", where=parts[0].at)
     return Index(
-        shown, found[0].at.folder, schema, total, all_parts, notes=(*_coarse(all_parts), *_undivided(all_parts)), details=tuple(_unsummed(all_parts))
+        shown,
+        found[0].at.folder,
+        schema,
+        total,
+        all_parts,
+        notes=(*_coarse(all_parts), *_undivided(all_parts)),
+        details=tuple(_unsummed(all_parts)),
     )
 
 
@@ -278,7 +347,9 @@ def _unsummed(parts: Sequence[Part]) -> Iterator[str]:
 
 
 def _coarse(parts: Sequence[Part]) -> Iterator[str]:
-    for name in sorted({name for part in parts if isinstance(part, Parquet) for name in part.coarse}):
+    for name in sorted(
+        {name for part in parts if isinstance(part, Parquet) for name in part.coarse}
+    ):
         yield f"column {name!r}: int96 timestamps are read to the microsecond"
 
 

@@ -28,7 +28,11 @@ class Ipc:
         self.at = at
         head = at.read(0, min(8, at.size()))
         if head.startswith(_OLD):
-            raise FormatError("Feather of version 1, which is not read", where=at, hint="Write it again with a newer pyarrow.")
+            raise FormatError(
+                "Feather of version 1, which is not read",
+                where=at,
+                hint="Write it again with a newer pyarrow.",
+            )
         if not head:
             raise FormatError("an empty file", where=at)
         self._is_file = head.startswith(_FILE)
@@ -59,20 +63,32 @@ class Ipc:
                 try:
                     batch.validate(full=True)
                 except pa.ArrowInvalid as error:
-                    raise FormatError(f"a batch that cannot be: {str(error).splitlines()[0][:200]}", where=f"{self.at}[{row}]") from None
+                    raise FormatError(
+                        f"a batch that cannot be: {str(error).splitlines()[0][:200]}",
+                        where=f"{self.at}[{row}]",
+                    ) from None
             step = max(1, min(_ROWS, _BATCH_BYTES * batch.num_rows // max(1, batch.nbytes)))
             for start in range(0, batch.num_rows, step):
                 part = batch.slice(start, step)
-                yield pa.RecordBatch.from_arrays([converted(part.column(field.name), field.type) for field in schema], schema=schema)
+                yield pa.RecordBatch.from_arrays(
+                    [converted(part.column(field.name), field.type) for field in schema],
+                    schema=schema,
+                )
             row += batch.num_rows
 
     def _opened(self, file: LocationFile, names: Sequence[str] | None) -> Any:
-        source = native(file)  # of a disk held open: what takes the file's name meanwhile is another one
+        source = native(
+            file
+        )  # of a disk held open: what takes the file's name meanwhile is another one
         options = pa.ipc.IpcReadOptions(use_threads=False)
         if names is not None:
             all_names = self.schema.names
             options.included_fields = sorted(all_names.index(name) for name in names)
-        return pa.ipc.open_file(source, options=options) if self._is_file else pa.ipc.open_stream(source, options=options)
+        return (
+            pa.ipc.open_file(source, options=options)
+            if self._is_file
+            else pa.ipc.open_stream(source, options=options)
+        )
 
     def _raw(self, opened: Any) -> Iterator[pa.RecordBatch]:
         if not self._is_file:

@@ -30,11 +30,20 @@ __all__ = ["Json"]
 _ROWS = 8192
 _DEEP = 64  # brackets in brackets: Arrow takes stack for each
 _DIGITS = re.compile(rb"[:\[,]\s*-?\d{16,}\s*[,}\]]")  # an integer that a double may not hold
-_OTHER = re.compile(rb"^[ \t\r]*[^{ \t\r\n]", re.MULTILINE)  # a line that begins with something else than an object
+_OTHER = re.compile(
+    rb"^[ \t\r]*[^{ \t\r\n]", re.MULTILINE
+)  # a line that begins with something else than an object
 _CHANGED = re.compile(r"Column\(/(.*)\) changed from (\w+) to (\w+)")
 _TWICE = re.compile(r"Column\(/(.*)\) was specified twice")
 _ROW = re.compile(r"\.? in row \d+$")
-_WORDS = {"number": "a number", "string": "text", "boolean": "true or false", "object": "an object", "array": "a list", "null": "null"}
+_WORDS = {
+    "number": "a number",
+    "string": "text",
+    "boolean": "true or false",
+    "object": "an object",
+    "array": "a list",
+    "null": "null",
+}
 
 
 class Json:
@@ -60,7 +69,12 @@ class Json:
 
     def declared(self, types: Mapping[str, pa.DataType]) -> Json:
         """Give the same file with some columns read as other types: what another file of the index holds in them."""
-        fields = [pa.field(field.name, types[field.name]) if _can_become(field.type, types.get(field.name)) else field for field in self.schema]
+        fields = [
+            pa.field(field.name, types[field.name])
+            if _can_become(field.type, types.get(field.name))
+            else field
+            for field in self.schema
+        ]
         other = copy.copy(self)
         other.schema = pa.schema(fields)
         return other
@@ -81,7 +95,12 @@ class Json:
 
     def _told(self, piece: Piece) -> pa.Schema:
         """Tell columns and types from the first rows."""
-        schema = pa.schema([pa.field(field.name, _without_dates(field.type)) for field in self._table(piece, None).schema])
+        schema = pa.schema(
+            [
+                pa.field(field.name, _without_dates(field.type))
+                for field in self._table(piece, None).schema
+            ]
+        )
         if _DIGITS.search(piece.data):
             for at, field in enumerate(schema):
                 if field.type == pa.float64():
@@ -96,7 +115,9 @@ class Json:
         if _DIGITS.search(piece.data) and any(_has_doubles(kind) for kind in schema.types):
             for number, line in _records(piece):
                 if _DIGITS.search(line):
-                    self._check_exact(json.loads(line, parse_int=Decimal), schema, number)  # of any length
+                    self._check_exact(
+                        json.loads(line, parse_int=Decimal), schema, number
+                    )  # of any length
         return table
 
     def _check_exact(self, row: dict[str, Any], schema: pa.Schema, number: int) -> None:
@@ -104,7 +125,9 @@ class Json:
             wrong = next(_inexact(row.get(field.name), field.type), None)
             if wrong is not None:
                 raise self._refusal(
-                    number, f"column {field.name!r} holds {_cut(str(wrong))}, which a float64 would change", "Write it as text, in quotes."
+                    number,
+                    f"column {field.name!r} holds {_cut(str(wrong))}, which a float64 would change",
+                    "Write it as text, in quotes.",
                 )
 
     def _table(self, piece: Piece, schema: pa.Schema | None) -> pa.Table:
@@ -129,7 +152,11 @@ class Json:
         low, high = 0, len(rows)  # rows[:low] parse, rows[:high] do not
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if _read(b"\n".join(line for _, line in rows[:middle]), schema)[0] is None else (middle, high)
+            low, high = (
+                (low, middle)
+                if _read(b"\n".join(line for _, line in rows[:middle]), schema)[0] is None
+                else (middle, high)
+            )
         number, line = rows[low]
         _, error = _read(b"\n".join(line for _, line in rows[: low + 1]), schema)
         return self._refusal(number, *_reason(error, json.loads(line, parse_int=_whole), schema))
@@ -142,7 +169,9 @@ class Json:
 
 def _read(data: bytes, schema: pa.Schema | None) -> tuple[pa.Table | None, str]:
     """Give rows as Arrow reads them, or what it says of rows that it does not read."""
-    parse = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "error")
+    parse = pa.json.ParseOptions(
+        explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "error"
+    )
     read = pa.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
     try:
         return pa.json.read_json(pa.BufferReader(data), read, parse), ""
@@ -152,7 +181,9 @@ def _read(data: bytes, schema: pa.Schema | None) -> tuple[pa.Table | None, str]:
 
 def _records(piece: Piece) -> Iterator[tuple[int, bytes]]:
     """Give the rows of a piece and where each stands."""
-    return ((piece.line + i, line) for i, line in enumerate(piece.data.split(b"\n")) if line.strip())
+    return (
+        (piece.line + i, line) for i, line in enumerate(piece.data.split(b"\n")) if line.strip()
+    )
 
 
 def _no_object(line: bytes) -> str:
@@ -171,15 +202,29 @@ def _reason(error: str, row: dict[str, Any], schema: pa.Schema | None) -> tuple[
         return f"member {_path(twice[1])!r} stands twice", ""
     if changed := _CHANGED.search(error):
         before, now = (_WORDS.get(word, word) for word in changed.groups()[1:])
-        return f"column {_path(changed[1])!r} holds {now}, {'nothing but null' if before == 'null' else before} in the rows before", ""
+        return (
+            f"column {_path(changed[1])!r} holds {now}, {'nothing but null' if before == 'null' else before} in the rows before",
+            "",
+        )
     if schema is not None:
         for name, value in row.items():
             if name not in schema.names:
                 hint = "Put a row that has every column near the beginning."
                 return f"column {name!r} is new, the rows before do not have it", hint
-            if _read(json.dumps({name: value}).encode(), pa.schema([schema.field(name)]))[0] is None:
-                return f"column {name!r} holds {_short(value)}, the column is {schema.field(name).type}", ""
-    return f"cannot be read: {_ROW.sub('', error.splitlines()[0]).removeprefix('JSON parse error: ').lower()}"[:200], ""
+            if (
+                _read(json.dumps({name: value}).encode(), pa.schema([schema.field(name)]))[0]
+                is None
+            ):
+                return (
+                    f"column {name!r} holds {_short(value)}, the column is {schema.field(name).type}",
+                    "",
+                )
+    return (
+        f"cannot be read: {_ROW.sub('', error.splitlines()[0]).removeprefix('JSON parse error: ').lower()}"[
+            :200
+        ],
+        "",
+    )
 
 
 def _path(text: str) -> str:
@@ -187,7 +232,14 @@ def _path(text: str) -> str:
 
 
 def _word(value: object) -> str:
-    kind = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array"}[type(value)]
+    kind = {
+        type(None): "null",
+        bool: "boolean",
+        int: "number",
+        float: "number",
+        str: "string",
+        list: "array",
+    }[type(value)]
     return _WORDS[kind]
 
 
@@ -212,13 +264,23 @@ def _without_dates(kind: pa.DataType) -> pa.DataType:
     if kinds.is_temporal(kind):
         return pa.string()
     if kinds.is_struct(kind):
-        return pa.struct([(kind.field(i).name, _without_dates(kind.field(i).type)) for i in range(kind.num_fields)])
+        return pa.struct(
+            [
+                (kind.field(i).name, _without_dates(kind.field(i).type))
+                for i in range(kind.num_fields)
+            ]
+        )
     return pa.list_(_without_dates(kind.value_type)) if kinds.is_list(kind) else kind
 
 
 def _can_become(kind: pa.DataType, wanted: pa.DataType | None) -> bool:
     """Say whether the parser can read a column as what another file holds: any JSON kind for nulls, a float for integers."""
-    if wanted is None or kinds.is_temporal(wanted) or kinds.is_binary(wanted) or kinds.is_large_binary(wanted):
+    if (
+        wanted is None
+        or kinds.is_temporal(wanted)
+        or kinds.is_binary(wanted)
+        or kinds.is_large_binary(wanted)
+    ):
         return False
     return bool(kinds.is_null(kind) or (kinds.is_integer(kind) and kinds.is_floating(wanted)))
 

@@ -36,7 +36,11 @@ class Named(NamedTuple):
         """Give an error of this file with the list that named it."""
         if self.by is None:
             return error
-        return type(error)(error.message, where=error.where, hint=f"Line {self.line} of {self.by} names it. {error.hint}".rstrip())
+        return type(error)(
+            error.message,
+            where=error.where,
+            hint=f"Line {self.line} of {self.by} names it. {error.hint}".rstrip(),
+        )
 
 
 def listed(named: Named, above: tuple[Location, ...] = ()) -> Iterator[Named]:
@@ -50,9 +54,15 @@ def listed(named: Named, above: tuple[Location, ...] = ()) -> Iterator[Named]:
         yield named
         return
     if at in above:
-        raise FormatError(f"line {named.line}: the list {at} leads back to itself", where=named.by or at, hint="Take that line out.")
+        raise FormatError(
+            f"line {named.line}: the list {at} leads back to itself",
+            where=named.by or at,
+            hint="Take that line out.",
+        )
     if len(above) >= _DEEP:
-        raise FormatError(f"line {named.line}: lists in lists, more than {_DEEP} deep", where=named.by or at)
+        raise FormatError(
+            f"line {named.line}: lists in lists, more than {_DEEP} deep", where=named.by or at
+        )
     count = 0
     try:
         for one in _named(at):
@@ -79,12 +89,16 @@ def _named(at: Location) -> Iterator[Named]:
             try:
                 yield from (Named(place, at, number) for place in _places(folder, address))
             except FlareError as error:
-                raise type(error)(f"line {number}: {error.message}", where=at, hint=error.hint) from None
+                raise type(error)(
+                    f"line {number}: {error.message}", where=at, hint=error.hint
+                ) from None
 
 
 def _places(folder: Location, address: str) -> Iterator[Location]:
     """Give what a line stands for: itself, or what matches."""
-    if not any(sign in address for sign in "{" + SIGNS) or (not is_url(address) and folder.is_local and folder.join(address).exists()):
+    if not any(sign in address for sign in "{" + SIGNS) or (
+        not is_url(address) and folder.is_local and folder.join(address).exists()
+    ):
         yield folder.join(address)
         return
     for one in braced(address):
@@ -92,7 +106,10 @@ def _places(folder: Location, address: str) -> Iterator[Location]:
         if not any(sign in one for sign in ("*" if is_web else SIGNS)):
             yield folder.join(one)
         elif is_web:
-            raise UsageError("an http address cannot be listed", hint="Name the files, or use braces such as {00000..00127}.")
+            raise UsageError(
+                "an http address cannot be listed",
+                hint="Name the files, or use braces such as {00000..00127}.",
+            )
         else:
             yield from _matching(folder, one)
 

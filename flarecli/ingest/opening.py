@@ -21,7 +21,12 @@ from flarecli.storage import Location
 __all__ = ["Part", "STDIN", "is_index", "opened"]
 
 STDIN = "-"
-_TABLES: dict[str, Callable[[Location], Part]] = {".parquet": Parquet, ".arrow": Ipc, ".feather": Ipc, ".arrows": Ipc}
+_TABLES: dict[str, Callable[[Location], Part]] = {
+    ".parquet": Parquet,
+    ".arrow": Ipc,
+    ".feather": Ipc,
+    ".arrows": Ipc,
+}
 _TEXTS: dict[str, Callable[[Blocks, Collection[str]], Part]] = {
     ".csv": lambda source, text: Delimited(source, ",", text),
     ".tsv": lambda source, text: Delimited(source, "\t", text),
@@ -29,7 +34,9 @@ _TEXTS: dict[str, Callable[[Blocks, Collection[str]], Part]] = {
     ".jsonl": lambda source, text: Json(source),
     ".ndjson": lambda source, text: Json(source),
 }
-_DATASET = re.compile(r"(?:index|spec)\.json|shard\.\d{5,}\.(?:json|csv|tsv)(?:\.\w+)?")  # what a dataset calls its own files
+_DATASET = re.compile(
+    r"(?:index|spec)\.json|shard\.\d{5,}\.(?:json|csv|tsv)(?:\.\w+)?"
+)  # what a dataset calls its own files
 
 
 class Part(Protocol):
@@ -72,4 +79,8 @@ def opened(at: Location, text: Collection[str]) -> Part:
     for suffix, open_text in _TEXTS.items():
         if plain.endswith(suffix):
             return open_text(Text(at, compression), text)
-    raise UsageError("not an index that is read", where=at, hint=f"Name one of {', '.join((*_TABLES, *_TEXTS, LIST))}.")
+    raise UsageError(
+        "not an index that is read",
+        where=at,
+        hint=f"Name one of {', '.join((*_TABLES, *_TEXTS, LIST))}.",
+    )

@@ -14,7 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flarecli.errors import FormatError
-from flarecli.ingest.source import Heard, HeardFile, LocationFile, arrow_errors, check_columns, native
+from flarecli.ingest.source import (
+    Heard,
+    HeardFile,
+    LocationFile,
+    arrow_errors,
+    check_columns,
+    native,
+)
 from flarecli.ingest.types import converted, plain
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
@@ -23,9 +30,17 @@ __all__ = ["Parquet"]
 
 _MAGIC, _SEALED = b"PAR1", b"PARE"
 _HEAD = 64  # bytes that hold the beginning of the first page
-_UNSUMMED = re.compile(rb"PAR1(?:\x15[\x80-\xff]*[\0-\x7f]){3}[^\x15]")  # its header: kind, two sizes, and then no CRC-32
-_ROWS, _BATCH_BYTES = 8192, 15 << 17  # of a batch; Arrow doubles what it decodes into: just below a power of two least is copied on the way
-_FAR, _NEAR = 1 << 20, 1 << 16  # bytes read at once, at least: far away each read is a request, here what is larger is copied once less
+_UNSUMMED = re.compile(
+    rb"PAR1(?:\x15[\x80-\xff]*[\0-\x7f]){3}[^\x15]"
+)  # its header: kind, two sizes, and then no CRC-32
+_ROWS, _BATCH_BYTES = (
+    8192,
+    15 << 17,
+)  # of a batch; Arrow doubles what it decodes into: just below a power of two least is copied on the way
+_FAR, _NEAR = (
+    1 << 20,
+    1 << 16,
+)  # bytes read at once, at least: far away each read is a request, here what is larger is copied once less
 _PROBE = 64  # rows; what a dictionary holds once may stand in every row, and only decoding tells
 
 
@@ -47,15 +62,29 @@ class Parquet:
             self.has_sums = not self.rows or _UNSUMMED.match(head) is None
             schema = self._footer = opened.schema_arrow
             kinds = (opened.schema.column(i) for i in range(len(opened.schema)))
-            self.coarse = tuple(dict.fromkeys(one.path.partition(".")[0] for one in kinds if one.physical_type == "INT96"))
+            self.coarse = tuple(
+                dict.fromkeys(
+                    one.path.partition(".")[0] for one in kinds if one.physical_type == "INT96"
+                )
+            )
             again = _schema_again(opened)
-            differing = [] if again is None else [pair for pair in zip(_told(schema), _told(again), strict=False) if pair[0] != pair[1]]
+            differing = (
+                []
+                if again is None
+                else [
+                    pair
+                    for pair in zip(_told(schema), _told(again), strict=False)
+                    if pair[0] != pair[1]
+                ]
+            )
         check_columns(schema.names, at)
         if differing:
             one, other = differing[0]
             hint = "A bit of its footer flipped, or a tool changed one place of two; write it anew."
             raise FormatError(f"its footer says both {one} and {other}", where=at, hint=hint)
-        self.schema = pa.schema([pa.field(field.name, plain(field.type)) for field in schema])  # its metadata says nothing about encodings
+        self.schema = pa.schema(
+            [pa.field(field.name, plain(field.type)) for field in schema]
+        )  # its metadata says nothing about encodings
 
     def blocks(self) -> Iterator[bytes]:
         """Give its bytes."""
@@ -78,7 +107,9 @@ class Parquet:
         with _parquet_errors(self.at, file):
             return _open(file).metadata
 
-    def batches(self, columns: Sequence[str] | None, groups: range | None = None, heard: Heard | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, columns: Sequence[str] | None, groups: range | None = None, heard: Heard | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Give the rows in order, or those of some row groups; the sum of each page is checked where the file has sums.
 
         Text is as the file has it: parquet does not promise UTF-8, so whoever uses a value checks it.
@@ -87,22 +118,49 @@ class Parquet:
         raises  FormatError for bytes that are not what the footer says
         """
         store = self.at.store
-        with store.opened(self.at.path) if heard is not None and isinstance(store, LocalStore) else nullcontext(-1) as fd:
-            yield from self._batches(LocationFile(self.at) if fd < 0 else HeardFile(self.at, fd), columns, groups, heard)
+        with (
+            store.opened(self.at.path)
+            if heard is not None and isinstance(store, LocalStore)
+            else nullcontext(-1) as fd
+        ):
+            yield from self._batches(
+                LocationFile(self.at) if fd < 0 else HeardFile(self.at, fd), columns, groups, heard
+            )
 
-    def _batches(self, file: LocationFile, columns: Sequence[str] | None, groups: range | None, heard: Heard | None) -> Iterator[pa.RecordBatch]:
+    def _batches(
+        self,
+        file: LocationFile,
+        columns: Sequence[str] | None,
+        groups: range | None,
+        heard: Heard | None,
+    ) -> Iterator[pa.RecordBatch]:
         names = self.schema.names if columns is None else list(columns)
         schema = pa.schema([self.schema.field(name) for name in names])
         with _parquet_errors(self.at, file):
             opened = _open(file)
-        if not opened.schema_arrow.equals(self._footer) or (groups is not None and opened.metadata.num_row_groups < groups.stop):
-            raise FormatError("its footer is no longer what it was", where=self.at, hint="Run the command again when nothing writes there.")
+        if not opened.schema_arrow.equals(self._footer) or (
+            groups is not None and opened.metadata.num_row_groups < groups.stop
+        ):
+            raise FormatError(
+                "its footer is no longer what it was",
+                where=self.at,
+                hint="Run the command again when nothing writes there.",
+            )
         with _parquet_errors(self.at, file):
             groups = range(opened.metadata.num_row_groups) if groups is None else groups
             if isinstance(file, HeardFile):
                 file.heard = heard  # rows alone: the footer lies behind all of them
-            wanted = self.rows if len(groups) == opened.metadata.num_row_groups else sum(opened.metadata.row_group(i).num_rows for i in groups)
-            batches = opened.iter_batches(_rows_at_once(opened, names, groups), row_groups=list(groups), columns=names, use_threads=False)
+            wanted = (
+                self.rows
+                if len(groups) == opened.metadata.num_row_groups
+                else sum(opened.metadata.row_group(i).num_rows for i in groups)
+            )
+            batches = opened.iter_batches(
+                _rows_at_once(opened, names, groups),
+                row_groups=list(groups),
+                columns=names,
+                use_threads=False,
+            )
         row = 0
         while True:
             with _parquet_errors(self.at, file):
@@ -110,7 +168,10 @@ class Parquet:
                 if batch is None:
                     break
                 if not batch.schema.equals(schema, check_metadata=True):
-                    batch = pa.RecordBatch.from_arrays([converted(batch.column(field.name), field.type) for field in schema], schema=schema)
+                    batch = pa.RecordBatch.from_arrays(
+                        [converted(batch.column(field.name), field.type) for field in schema],
+                        schema=schema,
+                    )
             row += batch.num_rows
             yield batch
         if row != wanted:
@@ -126,7 +187,11 @@ def _checked_head(at: Location, size: int) -> bytes:
     if size < 12 or not head.startswith(_MAGIC):
         raise FormatError("not parquet: it does not begin with PAR1", where=at)
     if end != _MAGIC:
-        raise FormatError("not whole parquet: it does not end with PAR1", where=at, hint="The file was cut short; fetch it again.")
+        raise FormatError(
+            "not whole parquet: it does not end with PAR1",
+            where=at,
+            hint="The file was cut short; fetch it again.",
+        )
     return head
 
 
@@ -149,16 +214,31 @@ def _parquet_errors(at: Location, file: LocationFile) -> Iterator[None]:
 def _open(file: LocationFile) -> pq.ParquetFile:
     source = native(file)
     buffer = _NEAR if isinstance(source, pa.OSFile) or isinstance(file, HeardFile) else _FAR
-    return pq.ParquetFile(source, pre_buffer=False, buffer_size=buffer, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
+    return pq.ParquetFile(
+        source,
+        pre_buffer=False,
+        buffer_size=buffer,
+        page_checksum_verification=True,
+        coerce_int96_timestamp_unit="us",
+    )
 
 
 def _rows_at_once(opened: pq.ParquetFile, names: Sequence[str], numbers: range) -> int:
     """Give how many rows make a batch: 8,192, or fewer that fill 1.9 MB."""
     groups = [opened.metadata.row_group(i) for i in numbers]
     widest = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
-    first = next(opened.iter_batches(_PROBE, row_groups=list(numbers), columns=list(names), use_threads=False), None)
+    first = next(
+        opened.iter_batches(
+            _PROBE, row_groups=list(numbers), columns=list(names), use_threads=False
+        ),
+        None,
+    )
     if first is not None and first.num_rows:
-        widest = max(widest, sum(converted(column, plain(column.type)).nbytes for column in first.columns) // first.num_rows)
+        widest = max(
+            widest,
+            sum(converted(column, plain(column.type)).nbytes for column in first.columns)
+            // first.num_rows,
+        )
     return int(max(1, min(_ROWS, _BATCH_BYTES // max(1, widest))))
 
 
@@ -175,4 +255,6 @@ def _told(schema: pa.Schema) -> list[str]:
 
 def _is_text(kind: pa.DataType) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )

@@ -19,7 +19,9 @@ __all__ = ["Running"]
 
 _WAITING = 4 << 20  # bytes that wait for those before them
 _BLOCK = 1 << 18  # bytes read at once: they stay in the cache
-_GAP = 1 << 14  # bytes that are read at once where they are missing, such as a footer between two files
+_GAP = (
+    1 << 14
+)  # bytes that are read at once where they are missing, such as a footer between two files
 
 
 class Running:
@@ -41,11 +43,17 @@ class Running:
     def heard(self, number: int, start: int, data: bytes | memoryview) -> None:
         """Take in bytes of a file, by its number, that were read from `start` on."""
         first = self._firsts[number] + start
-        if first == self._sums.size and not self._waiting and first + len(data) <= self._firsts[number + 1]:  # as nearly all do
+        if (
+            first == self._sums.size
+            and not self._waiting
+            and first + len(data) <= self._firsts[number + 1]
+        ):  # as nearly all do
             self._read = max(self._read, first + len(data))
             self._sums.update(data)
             return
-        end = min(first + len(data), self._firsts[number + 1])  # a file that grew meanwhile is none of the one behind it
+        end = min(
+            first + len(data), self._firsts[number + 1]
+        )  # a file that grew meanwhile is none of the one behind it
         data = data[: max(0, end - first)]
         if not data:
             return
@@ -94,7 +102,12 @@ class Running:
 
     def agrees(self, noted: Any) -> bool:
         """Say whether the files begin with what was noted; reads them up to there, so ask it before anything else."""
-        if not (isinstance(noted, list) and len(noted) == 2 and isinstance(noted[0], int) and 0 <= noted[0] <= self._firsts[-1]):
+        if not (
+            isinstance(noted, list)
+            and len(noted) == 2
+            and isinstance(noted[0], int)
+            and 0 <= noted[0] <= self._firsts[-1]
+        ):
             return False
         self._read = max(self._read, noted[0])
         return self.noted() == noted

@@ -59,7 +59,9 @@ def _meeting(one: pa.DataType, two: pa.DataType, first: Part, second: Part) -> p
 
 def _declared(part: Part, types: dict[str, pa.DataType]) -> Part:
     declared = getattr(part, "declared", None)
-    wanted = {field.name: types[field.name] for field in part.schema if field.type != types[field.name]}
+    wanted = {
+        field.name: types[field.name] for field in part.schema if field.type != types[field.name]
+    }
     found: Part = declared(wanted) if declared is not None and wanted else part
     return found
 
@@ -83,7 +85,9 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema, part: Part, row: int) -> pa
         except pa.ArrowInvalid:
             at = next(i for i in range(len(column)) if not _fits(column.slice(i, 1), field.type))
             message = f"column {field.name!r} holds {str(column[at].as_py())[:60]}, which {field.type} cannot hold"
-            raise FormatError(message, where=f"{part.at}[{row + at}]", hint=_TEXT.format(field.name)) from None
+            raise FormatError(
+                message, where=f"{part.at}[{row + at}]", hint=_TEXT.format(field.name)
+            ) from None
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

@@ -17,7 +17,9 @@ from flarecli.storage.local import LocalStore
 
 __all__ = ["Heard", "HeardFile", "LocationFile", "arrow_errors", "check_columns", "native"]
 
-Heard = Callable[[int, memoryview], None]  # takes where bytes began that were read, and the bytes; they are others when it is called again
+Heard = Callable[
+    [int, memoryview], None
+]  # takes where bytes began that were read, and the bytes; they are others when it is called again
 _PIECE = 1 << 18  # bytes that are still in the nearest cache when they are heard
 _MEMORY = 2 << 20  # bytes that most pages fit
 _idle: list[bytearray] = []  # memory that was touched before is the cheaper one
@@ -139,7 +141,10 @@ def native(file: LocationFile) -> pa.NativeFile:
     """Give the file as Arrow's own: what lies on a disk is read without Python in between (a twentieth of what packing text takes)."""
     store = file.at.store
     if isinstance(store, LocalStore) and not isinstance(file, HeardFile):
-        with store.opened(file.at.path) as fd, suppress(OSError):  # a system may have no names for open files
+        with (
+            store.opened(file.at.path) as fd,
+            suppress(OSError),
+        ):  # a system may have no names for open files
             opened, stat = pa.OSFile(f"/dev/fd/{fd}"), os.fstat(fd)
             file.held = stat.st_dev, stat.st_ino
             return opened
@@ -160,9 +165,16 @@ def arrow_errors(at: Location, file: LocationFile, what: str) -> Iterator[None]:
             raise ReachError(os.strerror(error.errno).lower(), where=at) from None
         left = file.left()
         if left < file.size:
-            raise FormatError(f"ends at byte {left}, it had {file.size} when it was opened", where=at, hint="Another process cut it.") from None
+            raise FormatError(
+                f"ends at byte {left}, it had {file.size} when it was opened",
+                where=at,
+                hint="Another process cut it.",
+            ) from None
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise FormatError(f"not valid {what}: {redact_text(lines[0] if lines else type(error).__name__)[:200]}", where=at) from None
+        raise FormatError(
+            f"not valid {what}: {redact_text(lines[0] if lines else type(error).__name__)[:200]}",
+            where=at,
+        ) from None
 
 
 def check_columns(names: Sequence[str], at: object) -> None:
@@ -172,5 +184,7 @@ def check_columns(names: Sequence[str], at: object) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise FormatError(f"duplicate column {name!r}", where=at, hint="Rename one of them in the index.")
+            raise FormatError(
+                f"duplicate column {name!r}", where=at, hint="Rename one of them in the index."
+            )
         seen.add(name)

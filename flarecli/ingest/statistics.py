@@ -30,7 +30,8 @@ def kept(part: Parquet, bounds: Sequence[Bound], start: int, stop: int) -> list[
     known = [
         (bound, paths.index(bound.column), part.schema.field(bound.column).type)
         for bound in bounds
-        if paths.count(bound.column) == 1 and not kinds.is_nested(part.schema.field(bound.column).type)
+        if paths.count(bound.column) == 1
+        and not kinds.is_nested(part.schema.field(bound.column).type)
     ]
     if known:
         sound = sound_leaves(part.at, metadata)
@@ -40,7 +41,11 @@ def kept(part: Parquet, bounds: Sequence[Bound], start: int, stop: int) -> list[
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         is_asked = row < stop and row + group.num_rows > start
-        if group.num_rows and is_asked and not any(_is_outside(group, leaf, bound, kind) for bound, leaf, kind in known):
+        if (
+            group.num_rows
+            and is_asked
+            and not any(_is_outside(group, leaf, bound, kind) for bound, leaf, kind in known)
+        ):
             if runs and runs[-1][1].stop == number:
                 runs[-1] = (runs[-1][0], range(runs[-1][1].start, number + 1))
             else:
@@ -57,7 +62,13 @@ def _is_outside(group: Any, leaf: int, bound: Bound, kind: pa.DataType) -> bool:
         if found.has_null_count and found.null_count == group.num_rows:
             return True  # no comparison holds for null
         return bool(found.has_min_max) and excluded(bound, found.min, found.max, kind)
-    except (pa.ArrowException, ValueError, OverflowError, OSError, NotImplementedError):  # statistics that cannot be: read the rows
+    except (
+        pa.ArrowException,
+        ValueError,
+        OverflowError,
+        OSError,
+        NotImplementedError,
+    ):  # statistics that cannot be: read the rows
         return False
 
 
@@ -80,7 +91,9 @@ def _misses(sign: str, value: Any, low: Any, high: Any, kind: pa.DataType) -> bo
     return bool(below or (sign == ">" and high <= least and least == most and not has_nan))
 
 
-def _comparable(value: Any, low: Any, high: Any, kind: pa.DataType) -> tuple[tuple[Any, Any], tuple[Any, Any], bool] | None:
+def _comparable(
+    value: Any, low: Any, high: Any, kind: pa.DataType
+) -> tuple[tuple[Any, Any], tuple[Any, Any], bool] | None:
     """Give the value and the statistics as two ranges that compare as the rows do; None if that is not sure."""
     if kinds.is_string(kind) or kinds.is_large_string(kind):
         if not all(isinstance(one, str) for one in (value, low, high)):
@@ -92,7 +105,9 @@ def _comparable(value: Any, low: Any, high: Any, kind: pa.DataType) -> tuple[tup
     return _moments(value, low, high, kind)
 
 
-def _numbers(value: int | decimal.Decimal, low: Any, high: Any, kind: pa.DataType) -> tuple[tuple[Any, Any], tuple[Any, Any], bool] | None:
+def _numbers(
+    value: int | decimal.Decimal, low: Any, high: Any, kind: pa.DataType
+) -> tuple[tuple[Any, Any], tuple[Any, Any], bool] | None:
     if kinds.is_integer(kind) and isinstance(value, int):
         return (value, value), (int(low), int(high)), False
     if not (kinds.is_integer(kind) or kinds.is_decimal(kind) or kinds.is_floating(kind)):
@@ -100,16 +115,30 @@ def _numbers(value: int | decimal.Decimal, low: Any, high: Any, kind: pa.DataTyp
     low, high, number = float(low), float(high), float(value)
     if not all(math.isfinite(one) for one in (low, high, number)):
         return None
-    narrow = np.float16 if kind == pa.float16() else np.float32 if kind == pa.float32() else np.float64
+    narrow = (
+        np.float16 if kind == pa.float16() else np.float32 if kind == pa.float32() else np.float64
+    )
     if abs(number) > float(np.finfo(narrow).max):
         return None
     near = narrow(number)
-    least, most = float(np.nextafter(near, narrow(-np.inf))), float(np.nextafter(near, narrow(np.inf)))
-    return (min(least, number), max(most, number)), (math.nextafter(low, -math.inf), math.nextafter(high, math.inf)), kinds.is_floating(kind)
+    least, most = (
+        float(np.nextafter(near, narrow(-np.inf))),
+        float(np.nextafter(near, narrow(np.inf))),
+    )
+    return (
+        (min(least, number), max(most, number)),
+        (math.nextafter(low, -math.inf), math.nextafter(high, math.inf)),
+        kinds.is_floating(kind),
+    )
 
 
-def _moments(value: Any, low: Any, high: Any, kind: pa.DataType) -> tuple[tuple[Any, Any], tuple[Any, Any], bool] | None:
-    if not (kinds.is_date32(kind) or (kinds.is_timestamp(kind) and kind.tz is None and kind.unit != "ns")):
+def _moments(
+    value: Any, low: Any, high: Any, kind: pa.DataType
+) -> tuple[tuple[Any, Any], tuple[Any, Any], bool] | None:
+    if not (
+        kinds.is_date32(kind)
+        or (kinds.is_timestamp(kind) and kind.tz is None and kind.unit != "ns")
+    ):
         return None
     moments = [_moment(one) for one in (value, low, high)]
     if None in moments:
@@ -122,7 +151,11 @@ def _moment(value: Any) -> datetime.datetime | None:
         value = _parsed(value)
     if isinstance(value, datetime.datetime):
         return value if value.tzinfo is None else None
-    return datetime.datetime.combine(value, datetime.time()) if isinstance(value, datetime.date) else None
+    return (
+        datetime.datetime.combine(value, datetime.time())
+        if isinstance(value, datetime.date)
+        else None
+    )
 
 
 def _parsed(text: str) -> datetime.datetime | None:

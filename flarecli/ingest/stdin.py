@@ -62,15 +62,22 @@ class Spool:
         if self._is_whole:
             return False
         try:
-            while (data := self._stream.read(streams.BLOCK)) is None:  # of a pipe that somebody made one that does not wait
+            while (
+                data := self._stream.read(streams.BLOCK)
+            ) is None:  # of a pipe that somebody made one that does not wait
                 select.select([self._stream], [], [])
         except OSError as error:
-            raise ReachError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=self._shown) from None
+            raise ReachError(
+                f"cannot be read: {(error.strerror or str(error)).lower()}", where=self._shown
+            ) from None
         try:
             self._file.write(data)
             self._file.flush()
         except OSError as error:
-            message, hint = f"cannot be kept: {(error.strerror or str(error)).lower()}", "Name a folder with more room by TMPDIR."
+            message, hint = (
+                f"cannot be kept: {(error.strerror or str(error)).lower()}",
+                "Name a folder with more room by TMPDIR.",
+            )
             raise ReachError(message, where=self._shown, hint=hint) from None
         self._size += len(data)
         self._is_whole = not data
@@ -92,7 +99,11 @@ class Addresses:
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         """Give the addresses in order. Raises FormatError naming the line for what is no text, or too long."""
-        schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
+        schema = (
+            self.schema
+            if columns is None
+            else pa.schema([self.schema.field(name) for name in columns])
+        )
         held: list[str] = []
         for address in self._addresses():
             held.append(address)
@@ -107,7 +118,10 @@ class Addresses:
         for block in self.at.blocks():
             *whole, rest = (rest + block).split(self._separator)
             if len(rest) > _LONGEST:
-                raise FormatError(f"line {number + len(whole) + 1}: an address of more than {_LONGEST} bytes", where=self.at)
+                raise FormatError(
+                    f"line {number + len(whole) + 1}: an address of more than {_LONGEST} bytes",
+                    where=self.at,
+                )
             for data in whole:
                 number += 1
                 yield from self._address(data, number)
@@ -118,14 +132,20 @@ class Addresses:
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
-            raise FormatError(f"line {number}: byte 0x{data[error.start]:02x} is not UTF-8", where=self.at) from None
+            raise FormatError(
+                f"line {number}: byte 0x{data[error.start]:02x} is not UTF-8", where=self.at
+            ) from None
         if "\0" in text:
             hint = "Give -0 for addresses with a NUL behind each."
-            raise FormatError(f"line {number}: {escape(text)[:60]!r} holds a NUL", where=self.at, hint=hint)
+            raise FormatError(
+                f"line {number}: {escape(text)[:60]!r} holds a NUL", where=self.at, hint=hint
+            )
         if text:
             yield text
 
 
 def _batch(addresses: list[str], schema: pa.Schema) -> pa.RecordBatch:
     columns = {NAME: [redact(one) for one in addresses], DATA: addresses}
-    return pa.RecordBatch.from_arrays([pa.array(columns[name], pa.string()) for name in schema.names], schema=schema)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(columns[name], pa.string()) for name in schema.names], schema=schema
+    )

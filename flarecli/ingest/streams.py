@@ -58,11 +58,15 @@ class Text:
             yield from self._decompressed()
             return
         store, path = self.at.store, self.at.path
-        if isinstance(store, LocalStore):  # held open: what takes the file's name meanwhile is another one
+        if isinstance(
+            store, LocalStore
+        ):  # held open: what takes the file's name meanwhile is another one
             with store.opened(path) as fd:
                 size = os.fstat(fd).st_size
                 for start in range(0, size, BLOCK):
-                    yield store.pread(fd, path, start, min(start + BLOCK, size), os.fstat(fd).st_size)
+                    yield store.pread(
+                        fd, path, start, min(start + BLOCK, size), os.fstat(fd).st_size
+                    )
             return
         size = self.at.size()
         for start in range(0, size, BLOCK):
@@ -84,13 +88,24 @@ class Text:
                 size += len(data)
                 if size > max(_FREE, _RATIO * source.size):
                     message = f"decompresses to more than {_RATIO} times its size"
-                    raise FormatError(message, where=self.at, hint="It may be a decompression bomb; do not trust it.")
+                    raise FormatError(
+                        message,
+                        where=self.at,
+                        hint="It may be a decompression bomb; do not trust it.",
+                    )
                 yield data
 
     def _refusal(self, reason: str) -> FormatError:
         if "runcated" in reason:
-            return FormatError(f"the {self.compression} file ends in its middle", where=self.at, hint="The file was cut short; fetch it again.")
-        return FormatError(f"not valid {self.compression}: {reason.splitlines()[0].rpartition(': ')[2][:100].lower()}", where=self.at)
+            return FormatError(
+                f"the {self.compression} file ends in its middle",
+                where=self.at,
+                hint="The file was cut short; fetch it again.",
+            )
+        return FormatError(
+            f"not valid {self.compression}: {reason.splitlines()[0].rpartition(': ')[2][:100].lower()}",
+            where=self.at,
+        )
 
 
 class _Source(io.RawIOBase):

@@ -54,12 +54,30 @@ def pieces(source: Blocks, delimiter: str) -> Iterator[Piece]:
         data += block
         if first == 0 and data.startswith(BOM):
             data, first = data[len(BOM) :], len(BOM)
-        quotes = np.flatnonzero(np.frombuffer(data, np.uint8) == _QUOTE) if delimiter else np.zeros(0, np.int64)
-        end = len(data) if is_last else _end_of_records(data, quotes) if delimiter else data.rfind(b"\n") + 1
+        quotes = (
+            np.flatnonzero(np.frombuffer(data, np.uint8) == _QUOTE)
+            if delimiter
+            else np.zeros(0, np.int64)
+        )
+        end = (
+            len(data)
+            if is_last
+            else _end_of_records(data, quotes)
+            if delimiter
+            else data.rfind(b"\n") + 1
+        )
         if not end:
             if len(data) > _RECORD:
-                hint = "Look for a quote that is never closed." if delimiter else "Write one row a line."
-                raise FormatError(f"line {line}: a record is longer than {format_size(_RECORD)}", where=source, hint=hint)
+                hint = (
+                    "Look for a quote that is never closed."
+                    if delimiter
+                    else "Write one row a line."
+                )
+                raise FormatError(
+                    f"line {line}: a record is longer than {format_size(_RECORD)}",
+                    where=source,
+                    hint=hint,
+                )
             continue
         piece, data = Piece(line, data[:end]), data[end:]
         _check_text(piece, first, source)
@@ -109,7 +127,13 @@ def _check_text(piece: Piece, first: int, source: Blocks) -> None:
         if not piece.data.isascii():
             piece.data.decode()
     except UnicodeDecodeError as error:
-        raise _refusal(piece, error.start, f"byte {first + error.start} is not UTF-8", "Save it as UTF-8 text.", source) from None
+        raise _refusal(
+            piece,
+            error.start,
+            f"byte {first + error.start} is not UTF-8",
+            "Save it as UTF-8 text.",
+            source,
+        ) from None
     nul = piece.data.find(b"\0")
     if nul >= 0:
         raise _refusal(piece, nul, f"byte {first + nul} is NUL", "Save it as UTF-8 text.", source)
@@ -120,17 +144,26 @@ def _check_quotes(piece: Piece, quotes: Any, beside: Any, source: Blocks) -> Non
         return
     raw = np.frombuffer(piece.data, np.uint8)
     opens, closes = quotes[::2], quotes[1::2]
-    before, after = opens[opens > 0], closes[closes < len(raw) - 1]  # at its ends a piece stands next to line ends
+    before, after = (
+        opens[opens > 0],
+        closes[closes < len(raw) - 1],
+    )  # at its ends a piece stands next to line ends
     stray = np.concatenate([before[~beside[raw[before - 1]]], after[~beside[raw[after + 1]]]])
     if len(stray):
         raise _refusal(piece, int(stray.min()), "a quote inside a field", _STRAY, source)
     if len(quotes) % 2:
-        doubled = (opens > 0) & (raw[opens - 1] == _QUOTE)  # closes and opens again: one quote of the value
-        raise _refusal(piece, int(opens[~doubled][-1]), "a quote is opened and never closed", _STRAY, source)
+        doubled = (opens > 0) & (
+            raw[opens - 1] == _QUOTE
+        )  # closes and opens again: one quote of the value
+        raise _refusal(
+            piece, int(opens[~doubled][-1]), "a quote is opened and never closed", _STRAY, source
+        )
 
 
 def _refusal(piece: Piece, place: int, what: str, hint: str, source: Blocks) -> FormatError:
-    return FormatError(f"line {piece.line + _breaks(piece.data[:place])}: {what}", where=source, hint=hint)
+    return FormatError(
+        f"line {piece.line + _breaks(piece.data[:place])}: {what}", where=source, hint=hint
+    )
 
 
 def _breaks(data: bytes) -> int:

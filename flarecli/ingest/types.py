@@ -32,7 +32,12 @@ def plain(kind: pa.DataType) -> pa.DataType:
     if kinds.is_map(kind):
         return pa.map_(plain(kind.key_type), plain(kind.item_type))
     if kinds.is_struct(kind):
-        return pa.struct([pa.field(kind.field(i).name, plain(kind.field(i).type)) for i in range(kind.num_fields)])
+        return pa.struct(
+            [
+                pa.field(kind.field(i).name, plain(kind.field(i).type))
+                for i in range(kind.num_fields)
+            ]
+        )
     if kinds.is_fixed_size_list(kind):
         return pa.list_(plain(kind.value_type), kind.list_size)
     if kinds.is_large_list(kind) or kinds.is_large_list_view(kind):
@@ -70,9 +75,15 @@ def met(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
         return _integer(one, two)
     if kinds.is_floating(one) and kinds.is_floating(two):
         return max(one, two, key=lambda kind: kind.bit_width)
-    if {kinds.is_integer(one), kinds.is_integer(two)} == {True, False} and (kinds.is_floating(one) or kinds.is_floating(two)):
+    if {kinds.is_integer(one), kinds.is_integer(two)} == {True, False} and (
+        kinds.is_floating(one) or kinds.is_floating(two)
+    ):
         return pa.float64()
-    for small, large in ((pa.string(), pa.large_string()), (pa.binary(), pa.large_binary()), (pa.date32(), pa.date64())):
+    for small, large in (
+        (pa.string(), pa.large_string()),
+        (pa.binary(), pa.large_binary()),
+        (pa.date32(), pa.date64()),
+    ):
         if {one, two} == {small, large}:
             return large
     if kinds.is_fixed_size_binary(one) and kinds.is_fixed_size_binary(two):
@@ -82,7 +93,11 @@ def met(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
         digits = max(one.precision - one.scale, two.precision - two.scale) + scale
         return pa.decimal128(digits, scale) if digits <= 38 else None
     if kinds.is_timestamp(one) and kinds.is_timestamp(two):
-        return pa.timestamp(max(one.unit, two.unit, key=_UNITS.index), one.tz) if one.tz == two.tz else None
+        return (
+            pa.timestamp(max(one.unit, two.unit, key=_UNITS.index), one.tz)
+            if one.tz == two.tz
+            else None
+        )
     return _nested(one, two)
 
 

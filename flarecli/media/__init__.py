@@ -12,6 +12,23 @@ from flarecli.media.resize import MODES, Resize, resize, resized
 from flarecli.media.shrink import thumbnail
 
 __all__ = [
-    "Decoders", "FORMATS", "INFO", "MODES", "Measures", "Resize", "contradiction", "extension_of", "has_films", "headers", "is_medium", "is_picture",
-    "kind_of", "measure", "measured", "resize", "resized", "sniff", "thumbnail",
-]  # fmt: skip
+    "Decoders",
+    "FORMATS",
+    "INFO",
+    "MODES",
+    "Measures",
+    "Resize",
+    "contradiction",
+    "extension_of",
+    "has_films",
+    "headers",
+    "is_medium",
+    "is_picture",
+    "kind_of",
+    "measure",
+    "measured",
+    "resize",
+    "resized",
+    "sniff",
+    "thumbnail",
+]

@@ -38,10 +38,18 @@ class _Child:
     def __init__(self, memory: int, most: int) -> None:
         argv = [sys.executable, "-P", pixels.__file__, str(memory), str(most)]
         try:
-            self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0)
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+            )
         except OSError as error:
             raise ReachError(f"no process to decode pictures: {error.strerror or error}") from error
-        self._pipes = [pipe for pipe in (self._process.stdin, self._process.stdout) if pipe is not None]
+        self._pipes = [
+            pipe for pipe in (self._process.stdin, self._process.stdout) if pipe is not None
+        ]
         self._stdin, self._stdout = (pipe.fileno() for pipe in self._pipes)
         for number in (self._stdin, self._stdout):
             os.set_blocking(number, False)

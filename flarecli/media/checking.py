@@ -58,7 +58,11 @@ def _png(data: bytes) -> None:
         if number == 0 and name != b"IHDR":
             raise ValueFitError(f"its first chunk is {_named(name)}, not 'IHDR'")
         _held("chunk", name, at, 12 + size, len(data))
-        if number == 0 and zlib.crc32(data[at + 4 : at + 8 + size]) != struct.unpack_from(">I", data, at + 8 + size)[0]:
+        if (
+            number == 0
+            and zlib.crc32(data[at + 4 : at + 8 + size])
+            != struct.unpack_from(">I", data, at + 8 + size)[0]
+        ):
             raise ValueFitError("chunk 'IHDR' fails its CRC-32")
         if name == b"IEND":
             return
@@ -68,7 +72,9 @@ def _png(data: bytes) -> None:
 def _held(what: str, name: bytes, at: int, size: int, total: int) -> None:
     """Refuse a part that ends behind what it lies in. Raises ValueFitError."""
     if at + size > total:
-        raise ValueFitError(f"{what} {_named(name)} at byte {at} takes {size} bytes of {total - at}")
+        raise ValueFitError(
+            f"{what} {_named(name)} at byte {at} takes {size} bytes of {total - at}"
+        )
 
 
 def _riff(data: bytes) -> Iterator[tuple[bytes, int, int]]:
@@ -99,7 +105,9 @@ def _wav(data: bytes) -> None:
                 raise ValueFitError(f"chunk 'fmt ' has {end - begin} bytes, less than 16")
             channels, rate, _, width = struct.unpack_from("<HIIH", data, begin + 2)
             if not (channels and rate and width):
-                raise ValueFitError(f"it has {channels} channels, {rate} samples a second, {width} bytes a sample")
+                raise ValueFitError(
+                    f"it has {channels} channels, {rate} samples a second, {width} bytes a sample"
+                )
             form = True
         elif name == b"data":
             if not form:
@@ -115,7 +123,9 @@ def _flac(data: bytes) -> None:
             break
         kind, size = data[at] & 0x7F, int.from_bytes(data[at + 1 : at + 4])
         if number == 0 and (kind, size) != (0, 34):
-            raise ValueFitError(f"its first block is of kind {kind} and {size} bytes, not the 34 bytes of kind 0")
+            raise ValueFitError(
+                f"its first block is of kind {kind} and {size} bytes, not the 34 bytes of kind 0"
+            )
         if at + 4 + size > len(data):
             raise ValueFitError(f"block at byte {at} takes {4 + size} bytes of {len(data) - at}")
         last = bool(data[at] & 0x80)
@@ -166,7 +176,9 @@ def _boxes(data: bytes, start: int, stop: int) -> Iterator[tuple[bytes, int, int
             size, begin = struct.unpack_from(">Q", data, begin)[0], begin + 8
         size = size or stop - start
         if size < begin - start:
-            raise ValueFitError(f"box {_named(name)} at byte {start} takes {size} bytes, less than its head")
+            raise ValueFitError(
+                f"box {_named(name)} at byte {start} takes {size} bytes, less than its head"
+            )
         _held("box", name, start, size, stop)
         yield name, begin, start + size
         start += size
@@ -209,7 +221,9 @@ def _elements(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, in
         start += width
         told = size != (1 << 7 * width) - 1
         if told and start + size > stop:
-            raise ValueFitError(f"element {name:x} at byte {at} takes {start - at + size} bytes of {stop - at}")
+            raise ValueFitError(
+                f"element {name:x} at byte {at} takes {start - at + size} bytes of {stop - at}"
+            )
         yield name, start, start + size if told else stop, told
         if not told:
             return

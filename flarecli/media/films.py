@@ -32,8 +32,13 @@ _DEMUXERS = {
     "mp3": "mp3",
     "wav": "wav",
 }
-_ENTRY, _FREE = 24, 1 << 20  # bytes that FFmpeg takes for each sample of an MP4 before it gives one; and that it may take anyway
-_COUNTS = re.compile(rb"(?:st(?:sz|z2)....|trun)....(....)|(cmov)", re.DOTALL)  # how many samples a track, or a fragment, says it has
+_ENTRY, _FREE = (
+    24,
+    1 << 20,
+)  # bytes that FFmpeg takes for each sample of an MP4 before it gives one; and that it may take anyway
+_COUNTS = re.compile(
+    rb"(?:st(?:sz|z2)....|trun)....(....)|(cmov)", re.DOTALL
+)  # how many samples a track, or a fragment, says it has
 _OPTIONS = {"analyzeduration": "0", "probesize": "32768", "protocol_whitelist": "none"}
 
 
@@ -50,14 +55,20 @@ def measured(data: bytes, films: bool) -> Measures:
     """
     known = measure(data)
     has_pictures = known.width is not None
-    if not films or known.kind not in _DEMUXERS or (known.duration is not None and (known.frames is not None or not has_pictures)):
+    if (
+        not films
+        or known.kind not in _DEMUXERS
+        or (known.duration is not None and (known.frames is not None or not has_pictures))
+    ):
         return known
     if _DEMUXERS[known.kind] == "mov" and _samples(data) * _ENTRY > len(data) + _FREE:
         return known
     try:
         import av
     except ImportError:
-        raise MissingLibraryError("--media-info needs PyAV here", hint="Run pip install 'flarecli[media]'.") from None
+        raise MissingLibraryError(
+            "--media-info needs PyAV here", hint="Run pip install 'flarecli[media]'."
+        ) from None
     try:
         with av.open(io.BytesIO(data), format=_DEMUXERS[known.kind], options=_OPTIONS) as container:
             return _counted(container, known)
@@ -67,7 +78,9 @@ def measured(data: bytes, films: bool) -> Measures:
 
 def _samples(data: bytes) -> int:
     """Give how many samples an MP4 says it has, wherever it says it: a few bytes may say billions, and compressed headers anything."""
-    return sum(1 << 40 if found[2] else int.from_bytes(found[1]) for found in _COUNTS.finditer(data))
+    return sum(
+        1 << 40 if found[2] else int.from_bytes(found[1]) for found in _COUNTS.finditer(data)
+    )
 
 
 def _counted(container: Any, known: Measures) -> Measures:
@@ -80,7 +93,15 @@ def _counted(container: Any, known: Measures) -> Measures:
         if packet.size:  # an empty one ends the file
             count += 1
             if packet.pts is not None:
-                first, last = min(first, packet.pts) if count > 1 else packet.pts, max(last, packet.pts + (packet.duration or 0))
+                first, last = (
+                    min(first, packet.pts) if count > 1 else packet.pts,
+                    max(last, packet.pts + (packet.duration or 0)),
+                )
     ends = float((last - first) * stream.time_base) if stream.time_base and last > first else None
-    duration = known.duration or (container.duration / 1_000_000 if container.duration and container.duration > 0 else ends)
-    return known._replace(frames=known.frames or (count if stream.type == "video" and count else None), duration=duration)
+    duration = known.duration or (
+        container.duration / 1_000_000 if container.duration and container.duration > 0 else ends
+    )
+    return known._replace(
+        frames=known.frames or (count if stream.type == "video" and count else None),
+        duration=duration,
+    )

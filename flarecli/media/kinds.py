@@ -59,10 +59,20 @@ _STARTS = (
     (b"%PDF-", "pdf"),
 )
 _BMP_HEADERS = [size.to_bytes(4, "little") for size in (12, 40, 52, 56, 64, 108, 124)]
-_BRANDS = {b"avif": "avif", b"avis": "avif", b"heic": "heic", b"heix": "heic", b"qt  ": "mov", b"M4A ": "m4a", b"M4B ": "m4a"}
+_BRANDS = {
+    b"avif": "avif",
+    b"avis": "avif",
+    b"heic": "heic",
+    b"heix": "heic",
+    b"qt  ": "mov",
+    b"M4A ": "m4a",
+    b"M4B ": "m4a",
+}
 _COMMENT = re.compile(rb"(?:<!--.*?-->\s*)+", re.DOTALL)
 _HTML = re.compile(rb"<(?:!doctype\s+html|html|head|body|title|script|meta|h1)[\s>]", re.IGNORECASE)
-_XML = re.compile(rb"<(?:(?:\?xml|svg|error|rss|feed)[\s>]|[a-z_][\w:.-]*\s[^<>]*xmlns)", re.IGNORECASE)
+_XML = re.compile(
+    rb"<(?:(?:\?xml|svg|error|rss|feed)[\s>]|[a-z_][\w:.-]*\s[^<>]*xmlns)", re.IGNORECASE
+)
 
 
 def sniff(head: bytes) -> str | None:
@@ -76,11 +86,20 @@ def sniff(head: bytes) -> str | None:
     if head[:4] == b"RIFF":
         return {b"WEBP": "webp", b"WAVE": "wav"}.get(head[8:12])
     if head[4:8] == b"ftyp":
-        brands = [head[8:12], *(head[at : at + 4] for at in range(16, min(int.from_bytes(head[:4]), 64), 4))]
+        brands = [
+            head[8:12],
+            *(head[at : at + 4] for at in range(16, min(int.from_bytes(head[:4]), 64), 4)),
+        ]
         return next((_BRANDS[brand] for brand in brands if brand in _BRANDS), "mp4")
     if head[:2] == b"BM" and head[6:10] == bytes(4) and head[14:18] in _BMP_HEADERS:
         return "bmp"
-    if len(head) > 2 and head[0] == 0xFF and head[1] & 0xE6 == 0xE2 and head[2] >> 4 != 15 and head[2] & 12 != 12:  # an MPEG audio frame, layer III
+    if (
+        len(head) > 2
+        and head[0] == 0xFF
+        and head[1] & 0xE6 == 0xE2
+        and head[2] >> 4 != 15
+        and head[2] & 12 != 12
+    ):  # an MPEG audio frame, layer III
         return "mp3"
     return _markup(head)
 

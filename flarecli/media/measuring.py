@@ -117,7 +117,11 @@ def _webp(data: bytes) -> _Found:
     if first != b"VP8X":
         return None, None, None, None
     width, height = (int.from_bytes(data[at : at + 3], "little") + 1 for at in (24, 27))
-    durations = [int.from_bytes(data[at + 12 : at + 15], "little") for name, at in _chunks(data, 12) if name == b"ANMF"]
+    durations = [
+        int.from_bytes(data[at + 12 : at + 15], "little")
+        for name, at in _chunks(data, 12)
+        if name == b"ANMF"
+    ]
     return width, height, len(durations) or 1, sum(durations) / 1000 or None
 
 
@@ -147,7 +151,9 @@ def _tiff(data: bytes) -> _Found:
         for entry in range(at + 2, at + 2 + 12 * count, 12) if len(seen) == 1 else ():
             tag, kind = struct.unpack_from(f"{order}HH", data, entry)
             if tag in (256, 257):
-                size[tag] = struct.unpack_from(f"{order}{'H' if kind == 3 else 'I'}", data, entry + 8)[0]
+                size[tag] = struct.unpack_from(
+                    f"{order}{'H' if kind == 3 else 'I'}", data, entry + 8
+                )[0]
         at = struct.unpack_from(f"{order}I", data, at + 2 + 12 * count)[0]
     return size.get(256), size.get(257), len(seen), None
 
@@ -158,7 +164,12 @@ def _wav(data: bytes) -> _Found:
         if name == b"fmt ":
             rate = struct.unpack_from("<I", data, at + 8)[0]
         elif name == b"data" and rate:
-            return None, None, None, min(struct.unpack_from("<I", data, at - 4)[0], len(data) - at) / rate
+            return (
+                None,
+                None,
+                None,
+                min(struct.unpack_from("<I", data, at - 4)[0], len(data) - at) / rate,
+            )
     return None, None, None, None
 
 
@@ -179,7 +190,12 @@ def _ogg(data: bytes) -> _Found:
     if vorbis >= 0:
         return None, None, None, samples / int(struct.unpack_from("<I", data, vorbis + 12)[0])
     if opus >= 0:
-        return None, None, None, (samples - int(struct.unpack_from("<H", data, opus + 10)[0])) / 48_000
+        return (
+            None,
+            None,
+            None,
+            (samples - int(struct.unpack_from("<H", data, opus + 10)[0])) / 48_000,
+        )
     return None, None, None, None
 
 

@@ -31,7 +31,9 @@ def _boxes(data: bytes, start: int, stop: int) -> Iterator[tuple[bytes, int, int
         start = end
 
 
-def _inside(data: bytes, path: tuple[bytes, ...], start: int, stop: int) -> Iterator[tuple[int, int]]:
+def _inside(
+    data: bytes, path: tuple[bytes, ...], start: int, stop: int
+) -> Iterator[tuple[int, int]]:
     """Give the payloads of the boxes at a path."""
     for name, begin, end in _boxes(data, start, stop):
         if name == path[0]:
@@ -46,10 +48,17 @@ def mp4(data: bytes) -> Found:
     width = height = frames = duration = None
     for moov, end in _inside(data, (b"moov",), 0, len(data)):
         for at, _ in _inside(data, (b"mvhd",), moov, end):
-            scale, ticks = struct.unpack_from(">IQ", data, at + 20) if data[at] == 1 else struct.unpack_from(">II", data, at + 12)
+            scale, ticks = (
+                struct.unpack_from(">IQ", data, at + 20)
+                if data[at] == 1
+                else struct.unpack_from(">II", data, at + 12)
+            )
             duration = ticks / scale if ticks else None
         for track, stop in _inside(data, (b"trak",), moov, end):
-            if not any(data[at + 8 : at + 12] == b"vide" for at, _ in _inside(data, (b"mdia", b"hdlr"), track, stop)):
+            if not any(
+                data[at + 8 : at + 12] == b"vide"
+                for at, _ in _inside(data, (b"mdia", b"hdlr"), track, stop)
+            ):
                 continue
             for _, over in _inside(data, (b"tkhd",), track, stop):
                 width, height = (side >> 16 for side in struct.unpack_from(">II", data, over - 8))
@@ -91,7 +100,11 @@ def matroska(data: bytes) -> Found:
             for one, begin, end in _elements(data, start, stop):
                 for part, first, last in _elements(data, begin, end) if one == _TRACK else ():
                     if part == _VIDEO:
-                        sides = {side: int.from_bytes(data[a:b]) for side, a, b in _elements(data, first, last) if side in (_WIDTH, _HEIGHT)}
+                        sides = {
+                            side: int.from_bytes(data[a:b])
+                            for side, a, b in _elements(data, first, last)
+                            if side in (_WIDTH, _HEIGHT)
+                        }
                         width, height = sides.get(_WIDTH), sides.get(_HEIGHT)
     return width, height, None, ticks * scale / 1e9 or None
 

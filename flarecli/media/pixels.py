@@ -19,7 +19,21 @@ from typing import Any, BinaryIO
 _LENGTH = struct.Struct("<I")
 _SHOWN = 120  # characters of a decoder's own words
 # what Pillow decodes by itself: some others run programs
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "DIB", "AVIF", "PPM", "TGA", "ICO", "JPEG2000", "PCX")
+FORMATS = (
+    "JPEG",
+    "PNG",
+    "WEBP",
+    "GIF",
+    "TIFF",
+    "BMP",
+    "DIB",
+    "AVIF",
+    "PPM",
+    "TGA",
+    "ICO",
+    "JPEG2000",
+    "PCX",
+)
 
 
 def reason(data: bytes, most: int) -> str:
@@ -33,7 +47,9 @@ def reason(data: bytes, most: int) -> str:
     Image.init()
     size = (0, 0)
     try:
-        with Image.open(io.BytesIO(data), formats=[name for name in FORMATS if name in Image.OPEN]) as picture:
+        with Image.open(
+            io.BytesIO(data), formats=[name for name in FORMATS if name in Image.OPEN]
+        ) as picture:
             frame = 0
             while True:
                 size = picture.size

@@ -25,10 +25,23 @@ __all__ = ["MODES", "Resize", "resize", "resized"]
 MODES = ("fit", "crop", "stretch")
 PIXELS = 1 << 26  # of a picture that is decoded: 67 million, 256 MB as RGBA
 QUALITY = 95  # of lossy formats, where none is asked for
-_FORMATS = {"jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "bmp": "BMP", "tiff": "TIFF", "avif": "AVIF"}
+_FORMATS = {
+    "jpeg": "JPEG",
+    "png": "PNG",
+    "webp": "WEBP",
+    "gif": "GIF",
+    "bmp": "BMP",
+    "tiff": "TIFF",
+    "avif": "AVIF",
+}
 _LOSSY = frozenset({"jpeg", "webp", "avif"})
-_ORIENTATION, _ON_ITS_SIDE = 0x0112, frozenset({5, 6, 7, 8})  # an EXIF tag, and its values that swap width and height
-_SMOOTH = frozenset({"L", "LA", "I;16", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I", "F"})  # modes whose values can be mixed
+_ORIENTATION, _ON_ITS_SIDE = (
+    0x0112,
+    frozenset({5, 6, 7, 8}),
+)  # an EXIF tag, and its values that swap width and height
+_SMOOTH = frozenset(
+    {"L", "LA", "I;16", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I", "F"}
+)  # modes whose values can be mixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +66,28 @@ class Resize:
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise UsageError(f"--resize-mode is {self.mode!r}", hint=f"Choose one of {', '.join(MODES)}.")
+            raise UsageError(
+                f"--resize-mode is {self.mode!r}", hint=f"Choose one of {', '.join(MODES)}."
+            )
         if self.box is None and self.mode != "fit":
-            raise UsageError(f"--resize-mode {self.mode} without a size changes nothing", hint="Give --resize too.")
+            raise UsageError(
+                f"--resize-mode {self.mode} without a size changes nothing",
+                hint="Give --resize too.",
+            )
         if self.box is not None and not all(0 < side <= 1 << 16 for side in self.box):
             shown = "x".join(map(str, self.box if isinstance(self.size, tuple) else self.box[:1]))
-            raise UsageError(f"--resize {shown} is no size in pixels", hint="Give a number from 1 to 65536, or two as in 640x480.")
+            raise UsageError(
+                f"--resize {shown} is no size in pixels",
+                hint="Give a number from 1 to 65536, or two as in 640x480.",
+            )
         if self.min_size < 0:
             raise UsageError(f"--min-size is {self.min_size}", hint="Give a number of pixels.")
         if self.quality is not None and not 0 < self.quality <= 100:
             raise UsageError(f"--quality is {self.quality}", hint="Give a number from 1 to 100.")
         if self.max_aspect is not None and self.max_aspect < 1:
-            raise UsageError(f"--max-aspect is {self.max_aspect:g}", hint="Give a number of at least 1.")
+            raise UsageError(
+                f"--max-aspect is {self.max_aspect:g}", hint="Give a number of at least 1."
+            )
 
     @property
     def box(self) -> tuple[int, int] | None:
@@ -74,10 +97,17 @@ class Resize:
     @property
     def is_nothing(self) -> bool:
         """Whether nothing is asked for."""
-        return self.size is None and self.quality is None and not self.min_size and self.max_aspect is None
+        return (
+            self.size is None
+            and self.quality is None
+            and not self.min_size
+            and self.max_aspect is None
+        )
 
 
-def resize(pictures: pa.Array, asked: Resize, jobs: int | None = None) -> tuple[pa.Array, list[tuple[int, str]]]:
+def resize(
+    pictures: pa.Array, asked: Resize, jobs: int | None = None
+) -> tuple[pa.Array, list[tuple[int, str]]]:
     """Bring a column of pictures to what is asked for, side by side; nulls stay.
 
     pictures  binary or large_binary [rows], whole files
@@ -96,7 +126,9 @@ def resize(pictures: pa.Array, asked: Resize, jobs: int | None = None) -> tuple[
     with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
         found = list(pool.map(one, values))
     failures = [(row, value) for row, value in enumerate(found) if isinstance(value, str)]
-    return pa.array([None if isinstance(value, str) else value for value in found], pa.large_binary()), failures
+    return pa.array(
+        [None if isinstance(value, str) else value for value in found], pa.large_binary()
+    ), failures
 
 
 def resized(data: bytes, asked: Resize) -> bytes:
@@ -107,17 +139,29 @@ def resized(data: bytes, asked: Resize) -> bytes:
     known = measure(data)
     width, height = known.width, known.height
     if known.kind not in _FORMATS or not width or not height:
-        raise ValueFitError("is no picture that can be resized" if known.kind not in _FORMATS else f"is a {known.kind} whose size cannot be told")
+        raise ValueFitError(
+            "is no picture that can be resized"
+            if known.kind not in _FORMATS
+            else f"is a {known.kind} whose size cannot be told"
+        )
     short, long = sorted((width, height))
     if short < asked.min_size:
-        raise ValueFitError(f"is {width}×{height} pixels, its shorter side is below {asked.min_size}")
+        raise ValueFitError(
+            f"is {width}×{height} pixels, its shorter side is below {asked.min_size}"
+        )
     if asked.max_aspect is not None and long > asked.max_aspect * short:
-        raise ValueFitError(f"is {width}×{height} pixels, one side is more than {asked.max_aspect:g} times the other")
+        raise ValueFitError(
+            f"is {width}×{height} pixels, one side is more than {asked.max_aspect:g} times the other"
+        )
     keeps = asked.quality is None or known.kind not in _LOSSY
-    if keeps and _is_right(width, height, asked) and _is_right(height, width, asked):  # whichever way its EXIF turns it
+    if (
+        keeps and _is_right(width, height, asked) and _is_right(height, width, asked)
+    ):  # whichever way its EXIF turns it
         return data
     if width * height > asked.max_pixels:
-        raise ValueFitError(f"is {width}×{height} pixels, more than the {asked.max_pixels} that are decoded")
+        raise ValueFitError(
+            f"is {width}×{height} pixels, more than the {asked.max_pixels} that are decoded"
+        )
     if (known.frames or 1) > 1 and known.kind != "tiff":
         raise ValueFitError(f"is an animation of {known.frames} frames, and those are not resized")
     return _made(data, known.kind or "", asked, keeps)
@@ -126,7 +170,11 @@ def resized(data: bytes, asked: Resize) -> bytes:
 def _is_right(width: int, height: int, asked: Resize) -> bool:
     if asked.box is None:
         return True
-    return width <= asked.box[0] and height <= asked.box[1] if asked.mode == "fit" else (width, height) == asked.box
+    return (
+        width <= asked.box[0] and height <= asked.box[1]
+        if asked.mode == "fit"
+        else (width, height) == asked.box
+    )
 
 
 def _made(data: bytes, kind: str, asked: Resize, keeps: bool) -> bytes:
@@ -135,13 +183,19 @@ def _made(data: bytes, kind: str, asked: Resize, keeps: bool) -> bytes:
     try:
         with Image.open(io.BytesIO(data), formats=[_FORMATS[kind]]) as opened:
             if opened.width * opened.height > asked.max_pixels:  # a header may say two things
-                raise ValueFitError(f"is {opened.width}×{opened.height} pixels, more than the {asked.max_pixels} that are decoded")
+                raise ValueFitError(
+                    f"is {opened.width}×{opened.height} pixels, more than the {asked.max_pixels} that are decoded"
+                )
             orientation = opened.getexif().get(_ORIENTATION, 1)
-            is_right = _is_right(*(opened.size[::-1] if orientation in _ON_ITS_SIDE else opened.size), asked)
+            is_right = _is_right(
+                *(opened.size[::-1] if orientation in _ON_ITS_SIDE else opened.size), asked
+            )
             if keeps and is_right:
                 return data
             profile = opened.info.get("icc_profile")
-            upright = opened if orientation == 1 and not is_right else ImageOps.exif_transpose(opened)  # a copy at least
+            upright = (
+                opened if orientation == 1 and not is_right else ImageOps.exif_transpose(opened)
+            )  # a copy at least
             return _saved(_scaled(upright, asked), kind, asked, profile)
     except ValueFitError:
         raise
@@ -158,7 +212,11 @@ def _scaled(picture: Image, asked: Resize) -> Image:
         return picture
     if picture.mode not in _SMOOTH:  # a palette, bits: their values mean nothing between
         picture = picture.convert(
-            "RGBA" if "transparency" in picture.info or picture.mode in ("PA", "La", "RGBa") else "L" if picture.mode == "1" else "RGB"
+            "RGBA"
+            if "transparency" in picture.info or picture.mode in ("PA", "La", "RGBa")
+            else "L"
+            if picture.mode == "1"
+            else "RGB"
         )
     wide, high = asked.box
     box = None
@@ -169,7 +227,9 @@ def _scaled(picture: Image, asked: Resize) -> Image:
     elif asked.mode == "crop":  # the largest part of that shape, around the middle
         across, down = min(width, height * wide / high), min(height, width * high / wide)
         box = ((width - across) / 2, (height - down) / 2, (width + across) / 2, (height + down) / 2)
-    return picture.resize((wide, high), Image.Resampling.BICUBIC, box=box)  # Lanczos takes a third longer
+    return picture.resize(
+        (wide, high), Image.Resampling.BICUBIC, box=box
+    )  # Lanczos takes a third longer
 
 
 def _saved(picture: Image, kind: str, asked: Resize, profile: bytes | None) -> bytes:

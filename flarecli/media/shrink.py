@@ -27,13 +27,17 @@ def thumbnail(data: bytes, width: int, height: int, max_pixels: int = _PIXELS) -
     if known.kind not in _FORMATS or not known.width or not known.height:
         raise ValueFitError("is no picture that can be shown")
     if known.width * known.height > max_pixels:
-        raise ValueFitError(f"is {known.width}×{known.height} pixels, more than the {max_pixels} that are decoded")
+        raise ValueFitError(
+            f"is {known.width}×{known.height} pixels, more than the {max_pixels} that are decoded"
+        )
     from PIL import Image, ImageOps
 
     try:
         with Image.open(io.BytesIO(data), formats=[_FORMATS[known.kind]]) as opened:
             if opened.width * opened.height > max_pixels:  # a header may say two things
-                raise ValueFitError(f"is {opened.width}×{opened.height} pixels, more than the {max_pixels} that are decoded")
+                raise ValueFitError(
+                    f"is {opened.width}×{opened.height} pixels, more than the {max_pixels} that are decoded"
+                )
             opened.draft("RGB", (2 * width, 2 * height))
             small = ImageOps.exif_transpose(opened)
             if small.mode.startswith("I;16"):

@@ -14,7 +14,10 @@ from typing import NamedTuple
 
 __all__ = ["Frames", "frames_of"]
 
-_FRAMES, _LOST = 1_000_000, 4096  # frames that are counted: seven hours; zeros between a tag and the first frame
+_FRAMES, _LOST = (
+    1_000_000,
+    4096,
+)  # frames that are counted: seven hours; zeros between a tag and the first frame
 _RATES = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}
 _BITS_1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
 _NAMES = re.compile(b"Xing|Info|VBRI")  # in a first frame that holds no sound

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["PLAYLIST", "faults", "parse", "places", "read", "stored", "text", "write"]
 
 PLAYLIST = "playlist.yaml"
-_FILES = {"faults": "checking", "places": "checking", "text": "writing", "write": "writing"}  # nobody who reads needs those
+_FILES = {
+    "faults": "checking",
+    "places": "checking",
+    "text": "writing",
+    "write": "writing",
+}  # nobody who reads needs those
 
 
 def __getattr__(name: str) -> Any:

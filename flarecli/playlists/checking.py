@@ -7,7 +7,14 @@ from typing import Any
 
 from flarecli.errors import FormatError
 from flarecli.playlists.reading import fault, parse, read_yaml
-from flarecli.playlists.wrong import Steps, halves, not_addresses, place_of, wrong_halves, wrong_headers
+from flarecli.playlists.wrong import (
+    Steps,
+    halves,
+    not_addresses,
+    place_of,
+    wrong_halves,
+    wrong_headers,
+)
 from flarecli.storage import Location
 
 __all__ = ["faults", "places"]
@@ -25,12 +32,19 @@ def faults(data: bytes, at: Location) -> list[FormatError]:
         root = read_yaml(data.decode(), at, {}, found)
     except (FormatError, UnicodeDecodeError) as error:
         return [*found, error if isinstance(error, FormatError) else first]
-    wrong = [(name, steps, message) for name, value in (root.items() if isinstance(root, dict) else ()) for steps, message in _wrong(name, value)]
+    wrong = [
+        (name, steps, message)
+        for name, value in (root.items() if isinstance(root, dict) else ())
+        for steps, message in _wrong(name, value)
+    ]
     if found:  # an alias or a name used twice: of nodes that are not there no item has a place
         marks = [place_of(root, (name, *steps)) for name, steps, _ in wrong]
     else:
         marks = places(data, [(name, *steps) for name, steps, _ in wrong])
-    out = [*found, *(fault(at, mark, message) for mark, (_, _, message) in zip(marks, wrong, strict=True))]
+    out = [
+        *found,
+        *(fault(at, mark, message) for mark, (_, _, message) in zip(marks, wrong, strict=True)),
+    ]
     return sorted(out, key=_order) or [first]
 
 
@@ -42,14 +56,20 @@ def _order(error: FormatError) -> tuple[int, int]:
 def _wrong(name: str, value: Any) -> list[tuple[Steps, str]]:
     headers, urls = halves(value)
     found = [*wrong_halves(name, value), *not_addresses(name, urls)]
-    return found + [(("headers", *steps), message) for steps, message in wrong_headers(headers, len(urls))]
+    return found + [
+        (("headers", *steps), message) for steps, message in wrong_headers(headers, len(urls))
+    ]
 
 
 def places(data: bytes, paths: Sequence[Steps]) -> list[int]:
     """Find line and column, in one number, of what lies at paths of names and positions in the YAML of a playlist that was read."""
     import yaml
 
-    root: Any = yaml.compose(data.decode(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if paths else None
+    root: Any = (
+        yaml.compose(data.decode(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        if paths
+        else None
+    )
     out, names = list[int](), dict[int, dict[str, Any]]()
     for path in paths:
         node, mark = root, root.start_mark

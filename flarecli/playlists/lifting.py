@@ -35,7 +35,11 @@ def lift(text: str, scalar: Callable[[str], Any]) -> tuple[str, dict[str, list[A
     pieces: list[str] = []
     done, secret = 0, f"lifted{os.urandom(16).hex()}x"
     for match in _RUN.finditer(text):
-        start, stop, indent = match.start(), text.rfind("\n", match.start(), match.end()) + 1, match[1]  # whole lines, whatever was tried behind
+        start, stop, indent = (
+            match.start(),
+            text.rfind("\n", match.start(), match.end()) + 1,
+            match[1],
+        )  # whole lines, whatever was tried behind
         if stop - start < _WORTH:
             continue
         word = f"{secret}{len(lifted)}"

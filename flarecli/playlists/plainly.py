@@ -51,7 +51,12 @@ def _block(lines: list[str], i: int, indent: int, scalar: _Scalar) -> tuple[Map,
     out = Map()
     while i < len(lines) and (deep := _indent(lines[i])) >= indent:
         match = _KEY.match(lines[i], indent)
-        if deep > indent or match is None or match.end() - indent > _KEY_LIMIT or indent > 2 * _DEEP:
+        if (
+            deep > indent
+            or match is None
+            or match.end() - indent > _KEY_LIMIT
+            or indent > 2 * _DEEP
+        ):
             raise _Unknown
         key, rest = _name(match, scalar), lines[i][match.end() + 1 :]
         if key in out:

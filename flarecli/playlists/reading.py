@@ -18,16 +18,28 @@ from flarecli.hashes import digest, known
 from flarecli.model import Columns, File, IntArray, Playlist, Stream
 from flarecli.names import bare
 from flarecli.playlists.plainly import plain_map
-from flarecli.playlists.wrong import COUNTS, Map, halves, not_addresses, place_of, wrong_halves, wrong_headers
+from flarecli.playlists.wrong import (
+    COUNTS,
+    Map,
+    halves,
+    not_addresses,
+    place_of,
+    wrong_halves,
+    wrong_headers,
+)
 from flarecli.storage import Location
 
 __all__ = ["FLOAT", "fault", "parse", "read", "read_yaml", "stored"]
 
 _SIZE_LIMIT = 1 << 30  # bytes; a million chunks take a tenth
 _DEPTH_LIMIT = 16
-_SMALL = 1 << 18  # characters that are read sooner than the YAML library is loaded, or not much later
+_SMALL = (
+    1 << 18
+)  # characters that are read sooner than the YAML library is loaded, or not much later
 _SUM_LINE = re.compile(rb"# flare xxh3_128 ([0-9a-f]{32})\n\Z")
-_INT = re.compile(r"-?(?:0|[1-9]\d{0,38})", re.ASCII)  # as long as a number may be: a float would be another one
+_INT = re.compile(
+    r"-?(?:0|[1-9]\d{0,38})", re.ASCII
+)  # as long as a number may be: a float would be another one
 FLOAT = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 _SUMS = frozenset(known())
@@ -72,12 +84,18 @@ def parse(data: bytes, at: Location) -> Playlist:
     root = plain_map(decoded, _plain) if len(decoded) < _SMALL else None
     if root is not None:
         with contextlib.suppress(FormatError):  # told with its place, by who reads it next
-            return Playlist(tuple(_stream(name, value, at, 0) for name, value in root.items()), at, protected)
+            return Playlist(
+                tuple(_stream(name, value, at, 0) for name, value in root.items()), at, protected
+            )
     root = _document(decoded, at)
     del decoded
     if not isinstance(root, Map):
         raise fault(at, 1 << 32 | 1, "no mapping of streams in it")
-    return Playlist(tuple(_stream(name, value, at, root.marks[name]) for name, value in root.items()), at, protected)
+    return Playlist(
+        tuple(_stream(name, value, at, root.marks[name]) for name, value in root.items()),
+        at,
+        protected,
+    )
 
 
 def fault(at: Location, mark: int, message: str) -> FormatError:
@@ -99,7 +117,9 @@ def _document(decoded: str, at: Location) -> Any:
     return read_yaml(decoded, at, {})
 
 
-def read_yaml(decoded: str, at: Location, lifted: dict[str, list[Any]], found: list[FormatError] | None = None) -> Any:
+def read_yaml(
+    decoded: str, at: Location, lifted: dict[str, list[Any]], found: list[FormatError] | None = None
+) -> Any:
     """Read YAML; the items of long lists are taken from `lifted`, whose words stand for them.
 
     found   takes the faults that one can read on behind; without it the first is raised
@@ -161,7 +181,11 @@ def _value(event: Any, events: Iterator[Any], of: _Reading, depth: int = 0) -> A
     if isinstance(event, yaml.SequenceStartEvent):
         items = []
         while not isinstance(event := next(events), yaml.SequenceEndEvent):
-            run = of.lifted.pop(event.value, None) if of.lifted and isinstance(event, yaml.ScalarEvent) else None
+            run = (
+                of.lifted.pop(event.value, None)
+                if of.lifted and isinstance(event, yaml.ScalarEvent)
+                else None
+            )
             if run is None:
                 items.append(_value(event, events, of, depth + 1))
             else:
@@ -169,7 +193,10 @@ def _value(event: Any, events: Iterator[Any], of: _Reading, depth: int = 0) -> A
         return items
     out = Map()
     while not isinstance(event := next(events), yaml.MappingEndEvent):
-        key, value = _value(event, events, of, depth + 1), _value(next(events), events, of, depth + 1)
+        key, value = (
+            _value(event, events, of, depth + 1),
+            _value(next(events), events, of, depth + 1),
+        )
         if not isinstance(key, str):
             of.refuse(event, f"the name {key!r:.60} is not text; put it in quotes")
         elif key in out:
@@ -188,7 +215,11 @@ def _plain(text: str) -> Any:
         return _WORDS[text]
     if _INT.fullmatch(text):
         return int(text)
-    return float(text) if FLOAT.fullmatch(text) and len(text) < 40 and math.isfinite(float(text)) else text
+    return (
+        float(text)
+        if FLOAT.fullmatch(text) and len(text) < 40 and math.isfinite(float(text))
+        else text
+    )
 
 
 def _stream(name: str, value: Any, at: Location, mark: int) -> Stream:
@@ -215,17 +246,35 @@ def _stream(name: str, value: Any, at: Location, mark: int) -> Stream:
         {},
         {key: one for key, one in headers.items() if key not in taken},
         {bare(key): _file(key, one) for key, one in (headers.get("files") or {}).items()},
-        [tuple(_file(key, one) for key, one in part.items()) for part in headers.get("parts") or ()],
+        [
+            tuple(_file(key, one) for key, one in part.items())
+            for part in headers.get("parts") or ()
+        ],
     )
 
 
 def _counts(values: Any) -> IntArray:
-    return None if values is None else Counts([-1 if value is None else value for value in values] if None in values else values)
+    return (
+        None
+        if values is None
+        else Counts(
+            [-1 if value is None else value for value in values] if None in values else values
+        )
+    )
 
 
 def _columns(columns: Map | None) -> Columns | None:
-    return None if columns is None else tuple(column(name, encoding) for name, encoding in columns.items())
+    return (
+        None
+        if columns is None
+        else tuple(column(name, encoding) for name, encoding in columns.items())
+    )
 
 
 def _file(name: str, value: Map) -> File:
-    return File(bare(name), value.get("bytes"), {key: one for key, one in value.items() if key in _SUMS}, value.get("raw_bytes"))
+    return File(
+        bare(name),
+        value.get("bytes"),
+        {key: one for key, one in value.items() if key in _SUMS},
+        value.get("raw_bytes"),
+    )

@@ -19,7 +19,9 @@ __all__ = ["text", "write"]
 _PIECE = 4096  # lines made at once
 _KEY_LIMIT = 1000  # characters; YAML takes 1,024 before the colon
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*", re.ASCII)
-_NUMBER = re.compile(r"\.[\d_]", re.ASCII)  # what is plain begins with no digit, but other readers take `.5` for a number
+_NUMBER = re.compile(
+    r"\.[\d_]", re.ASCII
+)  # what is plain begins with no digit, but other readers take `.5` for a number
 _AMBIGUOUS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", ".nan", ".inf"}
 
 
@@ -106,7 +108,9 @@ def _block(value: Mapping[str, Any], depth: int) -> Iterator[str]:
     for key, one in value.items():
         pad = "  " * depth
         head = pad + _key(key, f"\n{pad}")
-        if isinstance(one, Mapping) and any(isinstance(item, (Mapping, list)) for item in one.values()):
+        if isinstance(one, Mapping) and any(
+            isinstance(item, (Mapping, list)) for item in one.values()
+        ):
             yield head
             yield from _block(one, depth + 1)
         elif isinstance(one, list) and (len(one) > 8 or (one and isinstance(one[0], Mapping))):
@@ -145,14 +149,28 @@ def _key(name: str, between: str) -> str:
 
 
 def _text(value: str) -> str:
-    plain = _PLAIN.fullmatch(value) and value.lower() not in _AMBIGUOUS and not _NUMBER.match(value) and value.strip(".") and len(value) < 128
+    plain = (
+        _PLAIN.fullmatch(value)
+        and value.lower() not in _AMBIGUOUS
+        and not _NUMBER.match(value)
+        and value.strip(".")
+        and len(value) < 128
+    )
     return value if plain else _quoted(value)
 
 
 def _quoted(value: str) -> str:
     """Give a double-quoted scalar; what YAML does not take raw is escaped as it reads it."""
-    return "".join(c if c.isprintable() else _escaped(ord(c)) for c in json.dumps(value, ensure_ascii=False))
+    return "".join(
+        c if c.isprintable() else _escaped(ord(c)) for c in json.dumps(value, ensure_ascii=False)
+    )
 
 
 def _escaped(code: int) -> str:
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return (
+        f"\\x{code:02x}"
+        if code < 0x100
+        else f"\\u{code:04x}"
+        if code < 0x10000
+        else f"\\U{code:08x}"
+    )

@@ -9,7 +9,18 @@ from flarecli.encodings import column
 from flarecli.errors import UsageError
 from flarecli.hashes import known
 
-__all__ = ["COUNTS", "Map", "Steps", "Wrong", "all_of", "halves", "not_addresses", "place_of", "wrong_halves", "wrong_headers"]
+__all__ = [
+    "COUNTS",
+    "Map",
+    "Steps",
+    "Wrong",
+    "all_of",
+    "halves",
+    "not_addresses",
+    "place_of",
+    "wrong_halves",
+    "wrong_headers",
+]
 
 COUNTS = ("rows", "bytes", "raw_bytes")  # lists of counts, parallel to content
 _SUMS = frozenset(known())
@@ -43,8 +54,12 @@ def wrong_halves(name: str, value: Any) -> Iterator[Wrong]:
 
 def halves(value: Any) -> tuple[Map, list[Any]]:
     """Take a stream apart into its headers and its content, empty where they are missing or wrong."""
-    headers, content = (value.get("headers"), value.get("content")) if isinstance(value, Map) else (None, None)
-    return headers if isinstance(headers, Map) else Map(), content if isinstance(content, list) else []
+    headers, content = (
+        (value.get("headers"), value.get("content")) if isinstance(value, Map) else (None, None)
+    )
+    return headers if isinstance(headers, Map) else Map(), content if isinstance(
+        content, list
+    ) else []
 
 
 def all_of(kind: type, values: list[Any]) -> bool:
@@ -78,7 +93,9 @@ def wrong_headers(headers: Map, wanted: int) -> Iterator[Wrong]:
     for key in COUNTS:
         yield from _wrong_list(headers, key, wanted, "not a count", _are_counts, _is_count)
     for key in sorted(_SUMS):
-        yield from _wrong_list(headers, key, wanted, "not text; put it in quotes", _are_texts, _is_text)
+        yield from _wrong_list(
+            headers, key, wanted, "not text; put it in quotes", _are_texts, _is_text
+        )
     form = headers.get("format")
     if form is not None and not isinstance(form, str):
         yield ("format",), f"format {form!r:.60} is not text"
@@ -87,7 +104,12 @@ def wrong_headers(headers: Map, wanted: int) -> Iterator[Wrong]:
 
 
 def _wrong_list(
-    headers: Map, key: str, wanted: int, what: str, are_right: Callable[[list[Any]], bool], is_right: Callable[[Any], bool]
+    headers: Map,
+    key: str,
+    wanted: int,
+    what: str,
+    are_right: Callable[[list[Any]], bool],
+    is_right: Callable[[Any], bool],
 ) -> Iterator[Wrong]:
     """Look at a list that runs parallel to the content: quickly as a whole, then at each item."""
     values = headers.get(key)
@@ -115,7 +137,9 @@ def _are_counts(values: list[Any]) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62)
+    return value is None or (
+        isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+    )
 
 
 def _wrong_columns(headers: Map) -> Iterator[Wrong]:
@@ -151,7 +175,9 @@ def _wrong_files(headers: Map, wanted: int) -> Iterator[Wrong]:
 
 def _wrong_sizes(files: Map) -> Iterator[Wrong]:
     for name, value in files.items():
-        if not isinstance(value, Map) or not (_is_count(value.get("bytes")) and _is_count(value.get("raw_bytes"))):
+        if not isinstance(value, Map) or not (
+            _is_count(value.get("bytes")) and _is_count(value.get("raw_bytes"))
+        ):
             yield (name,), f"the file {name!r:.60} has no size in bytes"
         elif not all(isinstance(one, str) for key, one in value.items() if key in _SUMS):
             yield (name,), f"a sum of the file {name!r:.60} is not text; put it in quotes"

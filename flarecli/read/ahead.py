@@ -19,7 +19,9 @@ Call = Callable[[list[A]], list[T]]
 _TURN_S = 0.004  # what is asked of a thread at once should take this long: less, and handing it over costs more than doing it
 _QUICK_S = 0.002  # what takes less is little but bytes moved
 _LITTLE_S = 0.00025  # what takes less is done before a thread is awake
-_TRY = 64  # items handed over before it is tried again whether they are quick; each time twice as many
+_TRY = (
+    64  # items handed over before it is tried again whether they are quick; each time twice as many
+)
 _MOST = 16  # items handed over at once
 _TICK_S = 0.5
 _END_S = 1.0  # how long the end of a call under way is waited for
@@ -48,8 +50,12 @@ class Ahead(Generic[A, T]):
     ) -> None:
         self._waited = waited
         self._items, self._most, self._calls, self._own = items, max(most, len(calls)), calls, own
-        self._apart: float = (0 if quick else _TRY) if own else math.inf  # items that are still handed over before the taker tries again
-        self._slow: list[float] = []  # seconds that the last items took, one after the other no longer quick
+        self._apart: float = (
+            (0 if quick else _TRY) if own else math.inf
+        )  # items that are still handed over before the taker tries again
+        self._slow: list[
+            float
+        ] = []  # seconds that the last items took, one after the other no longer quick
         self._try, self._left = _TRY if quick else 2 * _TRY, time.perf_counter()
         self._wake, self._closed = threading.Condition(), False
         self._todo: deque[tuple[int, list[A]]] = deque()
@@ -63,7 +69,10 @@ class Ahead(Generic[A, T]):
             self._start()
 
     def _start(self) -> None:
-        self._threads = [threading.Thread(target=self._work, args=(call,), name="flare-loader", daemon=True) for call in self._calls]
+        self._threads = [
+            threading.Thread(target=self._work, args=(call,), name="flare-loader", daemon=True)
+            for call in self._calls
+        ]
         try:
             for thread in self._threads:
                 start(thread, "workers")
@@ -94,7 +103,9 @@ class Ahead(Generic[A, T]):
         self._left = time.perf_counter()
         took = self._left - began - self._waited()
         self._slow = [*self._slow, took] if took > _QUICK_S or away > took > _LITTLE_S else []
-        if len(self._slow) > 1 and sum(self._slow) > 2 * _QUICK_S:  # threads would be done by now; a single one was held up by something else
+        if (
+            len(self._slow) > 1 and sum(self._slow) > 2 * _QUICK_S
+        ):  # threads would be done by now; a single one was held up by something else
             self._slow, self._apart, self._try = [], self._try, 2 * self._try
             if not self._threads:
                 self._start()
@@ -102,7 +113,12 @@ class Ahead(Generic[A, T]):
 
     def _ask(self) -> None:
         """Hand over as many items as there is room for."""
-        turn_size = max(1, min(_MOST, self._most // (len(self._calls) + 1), int(_TURN_S / max(self._item_s, 1e-6))))
+        turn_size = max(
+            1,
+            min(
+                _MOST, self._most // (len(self._calls) + 1), int(_TURN_S / max(self._item_s, 1e-6))
+            ),
+        )
         room = min(self._apart, self._most - len(self._ready) - sum(self._under_way.values()))
         while room >= turn_size or (room > 0 and not self._under_way):
             size = int(min(turn_size, room))

@@ -30,7 +30,9 @@ class Block:
     def batch(self, data: Rows, start: int, stop: int) -> dict[str, Any]:
         """Give rows start..stop as one batch. Raises what reading them does."""
         first, found = self._found
-        if not self._is_read and (found is None or not first <= start <= stop <= first + found.rows):
+        if not self._is_read and (
+            found is None or not first <= start <= stop <= first + found.rows
+        ):
             first, found = self._found = start, data.found(self.rows[start:], stop - start)
             self._is_read = found is None
         if found is None:
@@ -77,7 +79,10 @@ class Work:
         fetches: bool = False,
     ) -> None:
         self._data, self._collate, self._key, self._fetches = data, collate, (seed, epoch), fetches
-        self._pid, self._is_over = os.getpid(), False  # of the process that runs through the data, and lets go of what it has passed
+        self._pid, self._is_over = (
+            os.getpid(),
+            False,
+        )  # of the process that runs through the data, and lets go of what it has passed
         self.waited = 0.0  # seconds for which the batch made last waited for its shards
         self._transforms = [(one, _wants_rng(one)) for one in transforms]
 
@@ -98,9 +103,13 @@ class Work:
             self.waited = time.perf_counter() - time.thread_time() - began
         if not part.apart and not self._transforms and self._collate is None:
             if not self._fetches and part.block is not None:
-                return Made(part.rows, part.block.batch(self._data, part.start, part.start + len(part.rows)))
+                return Made(
+                    part.rows, part.block.batch(self._data, part.start, part.start + len(part.rows))
+                )
             made = Made(part.rows, self._data.collated(part.rows))
-            if self._fetches:  # what lies in memory by now is only waited for where other threads are at work
+            if (
+                self._fetches
+            ):  # what lies in memory by now is only waited for where other threads are at work
                 self.waited = time.perf_counter() - time.thread_time() - began
             return made
         samples = self.samples(part.rows)
@@ -116,18 +125,33 @@ class Work:
 
     def samples(self, rows: IntArray) -> list[list[Any]]:
         """Give the samples that each row becomes. Raises TransformError naming the row."""
-        return [self._transformed(int(row), sample) for row, sample in zip(rows, self._data.__getitems__(rows), strict=True)]
+        return [
+            self._transformed(int(row), sample)
+            for row, sample in zip(rows, self._data.__getitems__(rows), strict=True)
+        ]
 
     def _transformed(self, row: int, sample: Any) -> list[Any]:
         out = [sample]
         if not self._transforms:
             return out
         try:
-            rng = np.random.default_rng((*self._key, row)) if any(wants for _, wants in self._transforms) else None
+            rng = (
+                np.random.default_rng((*self._key, row))
+                if any(wants for _, wants in self._transforms)
+                else None
+            )
             for transform, wants in self._transforms:
-                out = [one for given in out for one in _several(transform(given, rng=rng) if wants else transform(given))]
+                out = [
+                    one
+                    for given in out
+                    for one in _several(transform(given, rng=rng) if wants else transform(given))
+                ]
         except Exception as error:
-            message = error.message if isinstance(error, FlareError) else f"{type(error).__name__}: {error}"
+            message = (
+                error.message
+                if isinstance(error, FlareError)
+                else f"{type(error).__name__}: {error}"
+            )
             raise TransformError(f"the transform failed: {message}", where=f"row {row}") from error
         return out
 

@@ -39,21 +39,35 @@ class Dataset:
     raises    UsageError if streams cannot be joined by column
     """
 
-    def __init__(self, streams: Sequence[Sequence[Stream]], playlists: Sequence[Playlist] = (), allow_pickle: bool = False) -> None:
+    def __init__(
+        self,
+        streams: Sequence[Sequence[Stream]],
+        playlists: Sequence[Playlist] = (),
+        allow_pickle: bool = False,
+    ) -> None:
         self.playlists, self.allow_pickle = tuple(playlists), allow_pickle
         series = [Series(parts) for parts in streams if parts]
         if not series:
-            raise UsageError("no stream in it", where=playlists[0].at if playlists and playlists[0].at else "")
+            raise UsageError(
+                "no stream in it", where=playlists[0].at if playlists and playlists[0].at else ""
+            )
         self._table = Joined(series)
         self.columns: Columns = self._table.columns
         self.exact = pa.schema([encodings.field(column) for column in self.columns])
-        self._encodings = {column.name: encodings.lookup(column.encoding) for column in self.columns}
+        self._encodings = {
+            column.name: encodings.lookup(column.encoding) for column in self.columns
+        }
         self._decoders = {name: Decoder(one, allow_pickle) for name, one in self._encodings.items()}
         self._chosen: tuple[str, ...] | None = None  # columns, unless all
         self._describe()
 
     def _describe(self) -> None:
-        self.schema = pa.schema([_plain(pa.nulls(0, field.type), field, self._encodings[field.name])[1] for field in self.exact])
+        self.schema = pa.schema(
+            [
+                _plain(pa.nulls(0, field.type), field, self._encodings[field.name])[1]
+                for field in self.exact
+            ]
+        )
         self._is_natural = self.schema.equals(self.exact, check_metadata=True)
 
     def __len__(self) -> int:
@@ -88,20 +102,33 @@ class Dataset:
         try:
             return range(len(self))[index]
         except (TypeError, ValueError):
-            raise UsageError(f"{shown(index)} is no slice of rows", hint="Give whole numbers, such as data[10:20] or data[::100].") from None
+            raise UsageError(
+                f"{shown(index)} is no slice of rows",
+                hint="Give whole numbers, such as data[10:20] or data[::100].",
+            ) from None
 
     def __getitems__(self, indices: Sequence[int] | IntArray) -> list[Sample]:
         return self._decoded(indices)
 
     def _decoded(self, indices: Sequence[int] | IntArray) -> list[Sample]:
         rows, names = self.rows(indices), list(self._decoders)
-        if len(rows) == 1:  # as little around it as there can be; what fails is done again, and says where
+        if (
+            len(rows) == 1
+        ):  # as little around it as there can be; what fails is done again, and says where
             with contextlib.suppress(Exception):
-                return [{name: decoder.value(rows[0][name]) for name, decoder in self._decoders.items()}]
+                return [
+                    {name: decoder.value(rows[0][name]) for name, decoder in self._decoders.items()}
+                ]
         values = [self._values(name, [row[name] for row in rows], indices) for name in names]
-        return [dict(zip(names, one, strict=True)) for one in zip(*values, strict=True)] if names else [{} for _ in rows]
+        return (
+            [dict(zip(names, one, strict=True)) for one in zip(*values, strict=True)]
+            if names
+            else [{} for _ in rows]
+        )
 
-    def _values(self, name: str, data: Sequence[Any], indices: Sequence[int] | IntArray) -> list[Any]:
+    def _values(
+        self, name: str, data: Sequence[Any], indices: Sequence[int] | IntArray
+    ) -> list[Any]:
         try:
             return self._decoders[name].values(data)
         except NotDecoded as failed:
@@ -122,9 +149,18 @@ class Dataset:
     def found(self, rows: IntArray, least: int) -> Found | None:
         """Find rows in memory, int64 [k], from the first on: at least so many of them, or None; more if little is copied now."""
         stock = self._table.stock(rows, least, self._chosen)
-        return None if stock is None else Found(stock.rows, lambda start, stop: self._batch(stock.columns(start, stop), rows[start:stop]))
+        return (
+            None
+            if stock is None
+            else Found(
+                stock.rows,
+                lambda start, stop: self._batch(stock.columns(start, stop), rows[start:stop]),
+            )
+        )
 
-    def _batch(self, stored: Mapping[str, Any], indices: Sequence[int] | IntArray) -> dict[str, Any]:
+    def _batch(
+        self, stored: Mapping[str, Any], indices: Sequence[int] | IntArray
+    ) -> dict[str, Any]:
         out = dict[str, Any]()
         for name, decoder in self._decoders.items():
             data = stored[name]
@@ -134,7 +170,9 @@ class Dataset:
 
     def at_hand(self, indices: Sequence[int] | IntArray) -> bool:
         """Say whether these rows lie in memory, in mapped files, and `collated` is little but copying them."""
-        return all(one.copies for one in self._decoders.values()) and self._table.at_hand(indices, self._chosen)
+        return all(one.copies for one in self._decoders.values()) and self._table.at_hand(
+            indices, self._chosen
+        )
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Give samples, of whatever columns, as one batch; numbers of columns that are here have the dtype that they have here.
@@ -159,20 +197,33 @@ class Dataset:
         wanted = {name: (one.start, one.stop) for name, one in self._checked(ranges).items()}
         found = self._table.read([row], self._chosen, wanted)[0]
         values = {name: self._values(name, [found[name]], [row])[0] for name in self._decoders}
-        return {name: value[:: ranges[name].step] if name in ranges else value for name, value in values.items()}
+        return {
+            name: value[:: ranges[name].step] if name in ranges else value
+            for name, value in values.items()
+        }
 
     def _checked(self, ranges: Mapping[str, range]) -> Mapping[str, range]:
-        if not isinstance(ranges, Mapping) or not all(isinstance(one, range) for one in ranges.values()):
-            raise UsageError(f"ranges is {shown(ranges)}: a dict of ranges is wanted", hint='Write it like {"frames": range(32, 42)}.')
+        if not isinstance(ranges, Mapping) or not all(
+            isinstance(one, range) for one in ranges.values()
+        ):
+            raise UsageError(
+                f"ranges is {shown(ranges)}: a dict of ranges is wanted",
+                hint='Write it like {"frames": range(32, 42)}.',
+            )
         self._names(list(ranges))
         for name, one in ranges.items():
             if self._encodings[name].item is None:
                 raise UsageError(f"column {name!r} is no list, so no range of it can be read")
             if not 0 <= one.start <= one.stop or one.step < 1:
-                raise UsageError(f"{one.start}:{one.stop}:{one.step} is no range of column {name!r}", hint="Give positions that go up.")
+                raise UsageError(
+                    f"{one.start}:{one.stop}:{one.step} is no range of column {name!r}",
+                    hint="Give positions that go up.",
+                )
         return ranges
 
-    def rows(self, indices: Sequence[int] | IntArray, columns: Sequence[str] | None = None) -> list[Row]:
+    def rows(
+        self, indices: Sequence[int] | IntArray, columns: Sequence[str] | None = None
+    ) -> list[Row]:
         """Give encoded rows, in the order asked: column -> bytes as the format stores them, nothing decoded.
 
         indices  each in [-rows, rows)
@@ -186,10 +237,18 @@ class Dataset:
         names = list(dict.fromkeys(name_list(columns)))
         for name in names:
             if name not in self._decoders:
-                raise UsageError(f"no column {name!r}", hint=choose(name, [column.name for column in self.columns], "Choose from"))
+                raise UsageError(
+                    f"no column {name!r}",
+                    hint=choose(name, [column.name for column in self.columns], "Choose from"),
+                )
         return names
 
-    def take(self, indices: Sequence[int] | IntArray, columns: Sequence[str] | None = None, exact: bool = False) -> pa.RecordBatch:
+    def take(
+        self,
+        indices: Sequence[int] | IntArray,
+        columns: Sequence[str] | None = None,
+        exact: bool = False,
+    ) -> pa.RecordBatch:
         """Give rows in the order asked as one batch of typed columns.
 
         exact   numbers kept as text stay that text, byte for byte
@@ -202,7 +261,9 @@ class Dataset:
             encoding = self._encodings[name]
             kind = pa.large_list(BINARY) if encoding.name.endswith("[]") else BINARY
             arrays.append(encodings.typed(pa.array([row[name] for row in rows], kind), encoding))
-        batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([self.exact.field(name) for name in names]))
+        batch = pa.RecordBatch.from_arrays(
+            arrays, schema=pa.schema([self.exact.field(name) for name in names])
+        )
         return batch if exact else self._natural(batch, indices)
 
     def scan(
@@ -221,15 +282,25 @@ class Dataset:
         raises UsageError for a start or a stop below 0, a size below 1, an unknown column
         """
         try:
-            start, last, size = whole(start), len(self) if stop is None else min(whole(stop), len(self)), whole(size)
+            start, last, size = (
+                whole(start),
+                len(self) if stop is None else min(whole(stop), len(self)),
+                whole(size),
+            )
         except TypeError:
-            raise UsageError(f"rows {shown(start)} to {shown(stop)} in batches of {shown(size)}: whole numbers are wanted") from None
+            raise UsageError(
+                f"rows {shown(start)} to {shown(stop)} in batches of {shown(size)}: whole numbers are wanted"
+            ) from None
         if start < 0 or last < 0 or size < 1:
-            raise UsageError(f"rows {start} to {last} in batches of {size}: at least 0, 0 and 1 are wanted")
+            raise UsageError(
+                f"rows {start} to {last} in batches of {size}: at least 0, 0 and 1 are wanted"
+            )
         batches = self._table.scan(self._names(columns), start, last, size, views)
         return batches if exact else self._all_natural(batches, start)
 
-    def _all_natural(self, batches: Iterator[pa.RecordBatch], first: int) -> Iterator[pa.RecordBatch]:
+    def _all_natural(
+        self, batches: Iterator[pa.RecordBatch], first: int
+    ) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield self._natural(batch, range(first, first + batch.num_rows))
             first += batch.num_rows
@@ -243,7 +314,10 @@ class Dataset:
             try:
                 array, field = _plain(array, field, self._encodings[field.name])
             except ValueFitError as error:
-                raise ValueFitError(f"column {field.name!r}: {error.message}", where=f"row {rows[int(error.where[1:-1])]}") from None
+                raise ValueFitError(
+                    f"column {field.name!r}: {error.message}",
+                    where=f"row {rows[int(error.where[1:-1])]}",
+                ) from None
             arrays.append(array)
             fields.append(field)
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else batch
@@ -273,19 +347,31 @@ class Dataset:
 
         raises  UsageError for what is no condition, or fails on a row
         """
-        position = "row of the data".ljust(1 + max(map(len, self.schema.names), default=0))  # no column's name, and no condition's by accident
+        position = "row of the data".ljust(
+            1 + max(map(len, self.schema.names), default=0)
+        )  # no column's name, and no condition's by accident
         names = sql.columns_of(condition, self.schema.names) or self.schema.names[:1]
-        schema, first = pa.schema([self.schema.field(name) for name in names]).append(pa.field(position, pa.int64())), 0
+        schema, first = (
+            pa.schema([self.schema.field(name) for name in names]).append(
+                pa.field(position, pa.int64())
+            ),
+            0,
+        )
 
         def numbered() -> Iterator[pa.RecordBatch]:
             nonlocal first
             for batch in self.scan(names):
-                yield batch.append_column(position, pa.array(np.arange(first, first + batch.num_rows)))
+                yield batch.append_column(
+                    position, pa.array(np.arange(first, first + batch.num_rows))
+                )
                 first += batch.num_rows
 
         kept, batches = sql.select(schema, numbered(), condition, known=self.schema.names)
         if kept is not schema:
-            raise UsageError("where takes a condition, not a SELECT", hint="Write it like \"aes > 4 and lang = 'en'\".")
+            raise UsageError(
+                "where takes a condition, not a SELECT",
+                hint="Write it like \"aes > 4 and lang = 'en'\".",
+            )
         parts = [batch.column(position).to_numpy() for batch in batches]
         out = copy.copy(self)
         out._table = self._table.only(np.concatenate(parts) if parts else np.zeros(0, np.int64))
@@ -300,9 +386,13 @@ class Dataset:
         self._names(list(how))
         for name, one in how.items():
             if not callable(one) and one is not True and one is not False:
-                raise UsageError(f"column {name!r} is decoded by {shown(one)}: a function, True or False is wanted")
+                raise UsageError(
+                    f"column {name!r} is decoded by {shown(one)}: a function, True or False is wanted"
+                )
         out = copy.copy(self)
-        out._decoders = {name: replace(one, how=how.get(name, one.how)) for name, one in self._decoders.items()}
+        out._decoders = {
+            name: replace(one, how=how.get(name, one.how)) for name, one in self._decoders.items()
+        }
         return out
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
@@ -388,12 +478,23 @@ class Dataset:
 
     @checked
     def batches(
-        self, size: int = 8192, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None, views: bool = False
+        self,
+        size: int = 8192,
+        columns: Sequence[str] | None = None,
+        start: int = 0,
+        stop: int | None = None,
+        views: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         """Give rows start..stop in order as typed batches of exactly `size` rows, the last one smaller; `views` as in `scan`."""
         return of_size(self.scan(columns, start, stop, size, views=views), size)
 
 
-def _plain(array: pa.Array, field: pa.Field, encoding: encodings.Encoding) -> tuple[pa.Array, pa.Field]:
+def _plain(
+    array: pa.Array, field: pa.Field, encoding: encodings.Encoding
+) -> tuple[pa.Array, pa.Field]:
     natural, own = encodings.plain(array, encoding)
-    return (array, field) if own is encoding else (natural, encodings.field(encodings.column(field.name, own.name)))
+    return (
+        (array, field)
+        if own is encoding
+        else (natural, encodings.field(encodings.column(field.name, own.name)))
+    )

@@ -27,7 +27,9 @@ class NotDecoded(Exception):
 
     def named(self, column: str, row: int) -> FlareError:
         """Say it of a column of a row."""
-        return type(self.error)(f"column {column!r}: {self.error.message}", where=f"row {row}", hint=self.error.hint)
+        return type(self.error)(
+            f"column {column!r}: {self.error.message}", where=f"row {row}", hint=self.error.hint
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +44,25 @@ class Decoder:
     def dtype(self) -> str | None:
         """The numpy dtype of a batch of its values, where they are numbers; else None."""
         kind = self.encoding
-        return None if self.how is not True or kind.size is None or kind.arrow.equals(BINARY) else np.dtype(kind.arrow.to_pandas_dtype()).name
+        return (
+            None
+            if self.how is not True or kind.size is None or kind.arrow.equals(BINARY)
+            else np.dtype(kind.arrow.to_pandas_dtype()).name
+        )
 
     @property
     def copies(self) -> bool:
         """Whether its values are little but copies of what is stored: bytes, text, numbers, arrays of one shape."""
         kind = self.encoding
-        return self.how is False or (self.how is True and (kind.name in ("bytes", "str") or self._is_stacked))
+        return self.how is False or (
+            self.how is True and (kind.name in ("bytes", "str") or self._is_stacked)
+        )
 
     @property
     def _is_stacked(self) -> bool:
-        return self.encoding.size is not None and bool(self.encoding.shape or not self.encoding.arrow.equals(BINARY))
+        return self.encoding.size is not None and bool(
+            self.encoding.shape or not self.encoding.arrow.equals(BINARY)
+        )
 
     def values(self, data: Sequence[Any]) -> list[Any]:
         """Give the Python value of each; None stays None. Raises NotDecoded."""
@@ -77,7 +87,11 @@ class Decoder:
         """Give one Python value; None stays None. Raises what decoding it raises."""
         if data is None or self.how is False:
             return data
-        return encodings.decode(self.encoding, data, self.allow_pickle) if self.how is True else self.how(data)
+        return (
+            encodings.decode(self.encoding, data, self.allow_pickle)
+            if self.how is True
+            else self.how(data)
+        )
 
     def _value(self, data: Any, at: int) -> Any:
         try:
@@ -98,28 +112,40 @@ class Decoder:
         if isinstance(data, np.ndarray):
             if data.itemsize != size:
                 return None
-            return data.view(kind.dtype or kind.arrow.to_pandas_dtype()).reshape(len(data), *kind.shape)
+            return data.view(kind.dtype or kind.arrow.to_pandas_dtype()).reshape(
+                len(data), *kind.shape
+            )
         try:
             joined = bytearray().join(data)
         except TypeError:  # a null
             return None
         if len(joined) != size * len(data) or set(map(len, data)) - {size}:
             return None  # one by one, which says which it is
-        return np.frombuffer(joined, kind.dtype or kind.arrow.to_pandas_dtype()).reshape(len(data), *kind.shape)
+        return np.frombuffer(joined, kind.dtype or kind.arrow.to_pandas_dtype()).reshape(
+            len(data), *kind.shape
+        )
 
 
-def collated(samples: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str | None]) -> dict[str, Any]:
+def collated(
+    samples: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str | None]
+) -> dict[str, Any]:
     """Collate samples by column. Raises UsageError if they are no dicts of the same columns."""
     if not isinstance(samples, Sequence):
         raise UsageError(f"{shown(samples)} is no list of samples")
     if not samples:
         return {}
     if not all(isinstance(one, Mapping) for one in samples):
-        raise UsageError("a sample is no dict, so it makes no batch", hint="Give collate=, which makes a batch of a list of samples.")
+        raise UsageError(
+            "a sample is no dict, so it makes no batch",
+            hint="Give collate=, which makes a batch of a list of samples.",
+        )
     first = samples[0].keys()
     if any(one.keys() != first for one in samples):
         other = next(one.keys() ^ first for one in samples if one.keys() != first)
-        raise UsageError(f"column {min(other, key=str)!r} is in one sample and not in another", hint="Give collate=, or the same columns in each.")
+        raise UsageError(
+            f"column {min(other, key=str)!r} is in one sample and not in another",
+            hint="Give collate=, or the same columns in each.",
+        )
     return {name: stacked([one[name] for one in samples], dtypes.get(name)) for name in first}
 
 
@@ -130,12 +156,21 @@ def stacked(values: list[Any], dtype: str | None = None) -> Any:
     """
     first = values[0] if values else None
     if isinstance(first, np.ndarray):
-        if all(isinstance(one, np.ndarray) and one.shape == first.shape and one.dtype == first.dtype for one in values):
+        if all(
+            isinstance(one, np.ndarray) and one.shape == first.shape and one.dtype == first.dtype
+            for one in values
+        ):
             return np.stack(values)
         return values
-    for kind, letters, widest in ((bool, "b", "bool"), (int, "iu", "int64"), (float, "f", "float64")):
+    for kind, letters, widest in (
+        (bool, "b", "bool"),
+        (int, "iu", "int64"),
+        (float, "f", "float64"),
+    ):
         if type(first) is kind and all(type(one) is kind for one in values):
-            return _fitted(values, [dtype, widest] if dtype and np.dtype(dtype).kind in letters else [widest])
+            return _fitted(
+                values, [dtype, widest] if dtype and np.dtype(dtype).kind in letters else [widest]
+            )
     if isinstance(first, np.generic) and all(type(one) is type(first) for one in values):
         return np.array(values)
     return values

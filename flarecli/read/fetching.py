@@ -22,7 +22,9 @@ __all__ = ["Fetching", "begun", "expected"]
 _THREADS, _AHEAD = 4, 2  # windows ahead
 _BESIDE = 8
 _LITTLE = 8 << 20  # bytes that are read whatever their pages
-_NEAR = 32 << 20  # bytes that may be at hand however many windows that is: two small ones are read in less than a thread waits for its turn
+_NEAR = (
+    32 << 20
+)  # bytes that may be at hand however many windows that is: two small ones are read in less than a thread waits for its turn
 _TICK_S, _END_S = 0.5, 1.0
 
 
@@ -54,12 +56,19 @@ class Fetching:
         self._wake, self._closed = threading.Condition(), False
         self._windows = order.windows(step)
         most = order.beside + _AHEAD
-        self._firsts: deque[int] = deque([-1] * most, most)  # the steps at which windows begin, that which is fetched last
+        self._firsts: deque[int] = deque(
+            [-1] * most, most
+        )  # the steps at which windows begin, that which is fetched last
         self._todo: deque[tuple[int, int]] = deque()  # runs of rows of that window
         self._end = 0
         self._bytes = 0  # of what was fetched and is not behind the run
-        self._passed: list[tuple[int, int, int, int]] = []  # a heap: the step behind a run's window, the run, its bytes
-        self._threads = [threading.Thread(target=self._work, name="flare-loader", daemon=True) for _ in range(_THREADS)]
+        self._passed: list[
+            tuple[int, int, int, int]
+        ] = []  # a heap: the step behind a run's window, the run, its bytes
+        self._threads = [
+            threading.Thread(target=self._work, name="flare-loader", daemon=True)
+            for _ in range(_THREADS)
+        ]
         try:
             for thread in self._threads:
                 threads.start(thread, "workers")

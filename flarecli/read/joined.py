@@ -23,11 +23,22 @@ def numbers_of(indices: Sequence[int] | IntArray) -> IntArray:
     except ValueError:  # lists of several lengths
         given = np.zeros((0, 0))
     if given.ndim != 1:
-        raise UsageError(f"{type(indices).__name__} is no list of positions of rows", hint="Give whole numbers in a row: data[[7, 3]].")
-    if given.dtype.kind not in "iu" and len(given):  # a mask, or fractions: as numbers they would name other rows without a word
-        hint = "Give the positions where it is true: numpy.flatnonzero(mask)." if given.dtype.kind == "b" else ""
+        raise UsageError(
+            f"{type(indices).__name__} is no list of positions of rows",
+            hint="Give whole numbers in a row: data[[7, 3]].",
+        )
+    if given.dtype.kind not in "iu" and len(
+        given
+    ):  # a mask, or fractions: as numbers they would name other rows without a word
+        hint = (
+            "Give the positions where it is true: numpy.flatnonzero(mask)."
+            if given.dtype.kind == "b"
+            else ""
+        )
         raise UsageError(f"{given.dtype.name} values are no positions of rows", hint=hint)
-    if given.dtype == np.uint64 and len(given) and given.max() >= 1 << 63:  # it would wrap around, and count from the end
+    if (
+        given.dtype == np.uint64 and len(given) and given.max() >= 1 << 63
+    ):  # it would wrap around, and count from the end
         raise RowsError(f"row {int(given.max())} is more than any data has")
     return given.astype(np.int64, copy=False)
 
@@ -41,7 +52,9 @@ class Joined:
 
     def __init__(self, series: Sequence[Series], picked: IntArray | None = None) -> None:
         self.series = tuple(series)
-        self._picked = picked  # int64 [rows], rising: the rows of the series that are rows here; None: all
+        self._picked = (
+            picked  # int64 [rows], rising: the rows of the series that are rows here; None: all
+        )
         self._owner: dict[str, Series] = {}
         for one in self.series:
             self._join(one)
@@ -52,10 +65,16 @@ class Joined:
         hint = "Name the streams to read with --stream."
         first = self.series[0]
         if one.rows != first.rows:
-            raise UsageError(f"stream {one.name!r} has {one.rows} rows, {first.name!r} has {first.rows}", hint=hint)
+            raise UsageError(
+                f"stream {one.name!r} has {one.rows} rows, {first.name!r} has {first.rows}",
+                hint=hint,
+            )
         for column in one.columns:
             if column.name in self._owner:
-                raise UsageError(f"streams {self._owner[column.name].name!r} and {one.name!r} both have a column {column.name!r}", hint=hint)
+                raise UsageError(
+                    f"streams {self._owner[column.name].name!r} and {one.name!r} both have a column {column.name!r}",
+                    hint=hint,
+                )
             self._owner[column.name] = one
 
     def only(self, rows: IntArray) -> Joined:
@@ -75,7 +94,9 @@ class Joined:
             return at if self._picked is None else self._picked[at]
         wrong = (at < -self.rows) | (at >= self.rows)
         if wrong.any():
-            raise RowsError(f"row {int(at[wrong][0])} is outside the data, which has {self.rows} rows")
+            raise RowsError(
+                f"row {int(at[wrong][0])} is outside the data, which has {self.rows} rows"
+            )
         at = np.where(at < 0, at + self.rows, at)
         return at if self._picked is None else self._picked[at]
 
@@ -85,34 +106,64 @@ class Joined:
             row = indices[0] if len(indices) == 1 else None
         except (TypeError, LookupError):
             return None
-        if isinstance(row, (int, np.integer)) and not isinstance(row, bool) and -self.rows <= row < self.rows:
+        if (
+            isinstance(row, (int, np.integer))
+            and not isinstance(row, bool)
+            and -self.rows <= row < self.rows
+        ):
             return int(row) % self.rows
         return None
 
-    def read(self, indices: Sequence[int] | IntArray, names: Sequence[str] | None, ranges: Mapping[str, tuple[int, int]] | None = None) -> list[Row]:
+    def read(
+        self,
+        indices: Sequence[int] | IntArray,
+        names: Sequence[str] | None,
+        ranges: Mapping[str, tuple[int, int]] | None = None,
+    ) -> list[Row]:
         """Give encoded rows in the order asked; `names` None is all columns."""
         if len(self.series) == 1:
             if ranges is None and (row := self._alone(indices)) is not None:
-                return [self.series[0].read_row(row if self._picked is None else int(self._picked[row]), names)]
+                return [
+                    self.series[0].read_row(
+                        row if self._picked is None else int(self._picked[row]), names
+                    )
+                ]
             return self.series[0].read_rows(self.places(indices), names, ranges)
         at = self.places(indices)
         parts = [
-            one.read_rows(at, own, {name: ranges[name] for name in own if name in ranges} if ranges else None) for one, own in self._split(names)
+            one.read_rows(
+                at, own, {name: ranges[name] for name in own if name in ranges} if ranges else None
+            )
+            for one, own in self._split(names)
         ]
-        return parts[0] if len(parts) == 1 else [{name: value for part in row for name, value in part.items()} for row in zip(*parts, strict=True)]
+        return (
+            parts[0]
+            if len(parts) == 1
+            else [
+                {name: value for part in row for name, value in part.items()}
+                for row in zip(*parts, strict=True)
+            ]
+        )
 
-    def read_columns(self, indices: Sequence[int] | IntArray, names: Sequence[str] | None) -> Mapping[str, Sequence[Any]]:
+    def read_columns(
+        self, indices: Sequence[int] | IntArray, names: Sequence[str] | None
+    ) -> Mapping[str, Sequence[Any]]:
         """Give encoded rows as columns: name -> bytes of each row, in the order asked."""
         if len(self.series) == 1 and len(indices) > 1:
             found = self.series[0].stock(self.places(indices), len(indices), names)
             if found is not None:
                 return found.columns(0, found.rows)
         rows = self.read(indices, names)
-        return {name: [row[name] for row in rows] for name in ([column.name for column in self.columns] if names is None else names)}
+        return {
+            name: [row[name] for row in rows]
+            for name in ([column.name for column in self.columns] if names is None else names)
+        }
 
     def stock(self, rows: IntArray, least: int, names: Sequence[str] | None) -> Stock | None:
         """Find rows in memory, int64 [k], inside the data, from the first on; see `Series.stock`."""
-        return self.series[0].stock(self.places(rows), least, names) if len(self.series) == 1 else None
+        return (
+            self.series[0].stock(self.places(rows), least, names) if len(self.series) == 1 else None
+        )
 
     def at_hand(self, indices: Sequence[int] | IntArray, names: Sequence[str] | None) -> bool:
         """Say whether these rows lie in memory, in mapped files, as the formats' `find_columns` takes them."""
@@ -121,10 +172,14 @@ class Joined:
 
     def _split(self, names: Sequence[str] | None) -> list[tuple[Series, list[str]]]:
         names = [column.name for column in self.columns] if names is None else names
-        chosen = [(one, [name for name in names if self._owner[name] is one]) for one in self.series]
+        chosen = [
+            (one, [name for name in names if self._owner[name] is one]) for one in self.series
+        ]
         return [pair for pair in chosen if pair[1]] or [(self.series[0], [])]
 
-    def scan(self, names: Sequence[str], start: int, stop: int, size: int, views: bool) -> Iterator[pa.RecordBatch]:
+    def scan(
+        self, names: Sequence[str], start: int, stop: int, size: int, views: bool
+    ) -> Iterator[pa.RecordBatch]:
         """Give rows start..stop in order as batches of at most `size` rows and of bounded bytes, as they are stored."""
         picked = self._picked
         if picked is None:
@@ -133,11 +188,16 @@ class Joined:
         while start < stop:  # what lies between two picked rows is passed over by whole batches
             first, last = int(picked[start]), int(picked[min(stop, start + size) - 1]) + 1
             batch = next(self._scan(names, first, last, size, False))
-            end = min(stop, start + int(np.searchsorted(picked[start : start + size], first + batch.num_rows)))
+            end = min(
+                stop,
+                start + int(np.searchsorted(picked[start : start + size], first + batch.num_rows)),
+            )
             yield batch.take(pa.array(picked[start:end] - first))
             start = end
 
-    def _scan(self, names: Sequence[str], start: int, stop: int, size: int, views: bool) -> Iterator[pa.RecordBatch]:
+    def _scan(
+        self, names: Sequence[str], start: int, stop: int, size: int, views: bool
+    ) -> Iterator[pa.RecordBatch]:
         parts = self._split(names)
         if len(parts) == 1:
             one, own = parts[0]
@@ -146,8 +206,15 @@ class Joined:
         while start < stop:
             end = min(one.span(start, stop, size) for one, _ in parts)
             batches = [next(one.scan(start, end, own, size, views)) for one, own in parts]
-            fields = {field.name: (field, array) for batch in batches for field, array in zip(batch.schema, batch.columns, strict=True)}
-            yield pa.RecordBatch.from_arrays([fields[name][1] for name in names], schema=pa.schema([fields[name][0] for name in names]))
+            fields = {
+                field.name: (field, array)
+                for batch in batches
+                for field, array in zip(batch.schema, batch.columns, strict=True)
+            }
+            yield pa.RecordBatch.from_arrays(
+                [fields[name][1] for name in names],
+                schema=pa.schema([fields[name][0] for name in names]),
+            )
             start = end
 
     # -- through a cache
@@ -156,7 +223,11 @@ class Joined:
         """Give the positions of the chunks that hold rows start..stop, in each series."""
         if start >= stop:
             return
-        first, last = (start, stop - 1) if self._picked is None else (int(self._picked[start]), int(self._picked[stop - 1]))
+        first, last = (
+            (start, stop - 1)
+            if self._picked is None
+            else (int(self._picked[start]), int(self._picked[stop - 1]))
+        )
         for one in self.series:
             yield one, range(one.at(first), one.at(last) + 1)
 

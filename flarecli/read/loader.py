@@ -71,17 +71,30 @@ class Loader:
     ) -> None:
         check_rows(data)
         if batch < 1 or workers < 0 or (ahead is not None and ahead < 1):
-            raise UsageError(f"batch is {batch}, workers {workers}, ahead {ahead}: at least 1, 0 and 1 are wanted")
+            raise UsageError(
+                f"batch is {batch}, workers {workers}, ahead {ahead}: at least 1, 0 and 1 are wanted"
+            )
         if workers >= _WORKERS:
             raise UsageError(f"workers is {workers}: fewer than {_WORKERS:,} are wanted")
         if not 0 <= rank < ranks:
             raise UsageError(f"rank {rank} of {ranks} is no rank")
         self.data = data.decoded(decode) if decode else data
-        self.batch, self.workers, self.rank, self.ranks, self.drop_last = batch, workers, rank, ranks, drop_last
+        self.batch, self.workers, self.rank, self.ranks, self.drop_last = (
+            batch,
+            workers,
+            rank,
+            ranks,
+            drop_last,
+        )
         self._transforms = (transform,) if callable(transform) else tuple(transform)
         self._collate, self._processes, self._start = collate, processes, start
-        self._ahead = ahead or workers + 2  # few: memory that is used again costs less than fresh memory (measured: half)
-        self._window, self._skip = window, 0  # samples of the row at the place that were given already
+        self._ahead = (
+            ahead or workers + 2
+        )  # few: memory that is used again costs less than fresh memory (measured: half)
+        self._window, self._skip = (
+            window,
+            0,
+        )  # samples of the row at the place that were given already
         self._place, self._loop = Cursor(seed, epoch, 0, order), 0
         self._order()
 
@@ -93,37 +106,59 @@ class Loader:
     def cursor(self) -> Cursor:
         """The place behind the batches given so far, if every rank gave as many."""
         place = self._place
-        return Cursor(place.seed, place.epoch, place.step, place.order, self._order().rows, self._window)
+        return Cursor(
+            place.seed, place.epoch, place.step, place.order, self._order().rows, self._window
+        )
 
     def __repr__(self) -> str:
         at = self._place
-        place = f"seed {at.seed}, epoch {at.epoch}, step {at.step} of {self._order().rows}, {at.order}"
+        place = (
+            f"seed {at.seed}, epoch {at.epoch}, step {at.step} of {self._order().rows}, {at.order}"
+        )
         return f"<Loader: {len(self)} batches of {self.batch} left, {place}>"
 
     def __len__(self) -> int:
         """How many batches are left of this epoch, where each row is one sample."""
         left = self._order().rows - self._place.step
-        return left // (self.batch * self.ranks) if self.drop_last else -(-max(0, left - self.rank) // (self.batch * self.ranks))
+        return (
+            left // (self.batch * self.ranks)
+            if self.drop_last
+            else -(-max(0, left - self.rank) // (self.batch * self.ranks))
+        )
 
     def save(self) -> dict[str, Any]:
         """Tell the place behind the last batch given, as plain numbers and text: JSON can hold it."""
         place = self._place
         known = {"seed": place.seed, "epoch": place.epoch, "step": place.step, "order": place.order}
-        return known | {"window": self._window, "rows": self._order().rows, "ranks": self.ranks, "skip": self._skip}
+        return known | {
+            "window": self._window,
+            "rows": self._order().rows,
+            "ranks": self.ranks,
+            "skip": self._skip,
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go to a place that `save` told. Raises UsageError if it is none, or one in other data."""
         state = _numbers(state)
         before = self._place, self._window
-        self._place, self._window = Cursor(state["seed"], state["epoch"], state["step"], state["order"]), state["window"]
+        self._place, self._window = (
+            Cursor(state["seed"], state["epoch"], state["step"], state["order"]),
+            state["window"],
+        )
         try:
             rows = self._order().rows
             check_place(rows, self._place)
             if rows != state["rows"]:
-                raise UsageError(f"saved in data of {state['rows']} rows, here are {rows}", hint="Open the data that it was saved with.")
+                raise UsageError(
+                    f"saved in data of {state['rows']} rows, here are {rows}",
+                    hint="Open the data that it was saved with.",
+                )
             if state["skip"] and state["ranks"] != self.ranks:
                 hint = f"Go on with {state['ranks']} ranks until a row ends, or to the next epoch."
-                raise UsageError("saved in the middle of what a transform made of a row, on another number of ranks", hint=hint)
+                raise UsageError(
+                    "saved in the middle of what a transform made of a row, on another number of ranks",
+                    hint=hint,
+                )
         except UsageError:
             self._place, self._window = before
             raise
@@ -141,8 +176,17 @@ class Loader:
             return
         order, place = self._order(), self._place
         fetching = begun(self.data, order, place, self.ranks)
-        work = Work(self.data, self._transforms, self._collate, place.seed, place.epoch, fetching is not None)
-        held: deque[tuple[Any, int, int]] = deque()  # samples that no batch has yet, and the place behind each: rows, and samples of the next one
+        work = Work(
+            self.data,
+            self._transforms,
+            self._collate,
+            place.seed,
+            place.epoch,
+            fetching is not None,
+        )
+        held: deque[tuple[Any, int, int]] = (
+            deque()
+        )  # samples that no batch has yet, and the place behind each: rows, and samples of the next one
         try:
             flow, close = self._flow(work, self._parts(order, place.step, self._skip, held))
         except BaseException:
@@ -158,8 +202,14 @@ class Loader:
                     rows += len(made.rows)
                     yield self._given(made.batch, place, rows, 0, order.rows)
                 else:
-                    for samples in work.samples(made.rows) if made.samples is None else made.samples:
-                        held.extend((one, rows + (at == len(samples)), at % len(samples)) for at, one in enumerate(samples, 1) if at > skip)
+                    for samples in (
+                        work.samples(made.rows) if made.samples is None else made.samples
+                    ):
+                        held.extend(
+                            (one, rows + (at == len(samples)), at % len(samples))
+                            for at, one in enumerate(samples, 1)
+                            if at > skip
+                        )
                         rows, skip = rows + 1, 0
                     while len(held) >= self.batch and self._loop == loop:
                         yield self._joined(work, held, place, order.rows)
@@ -180,7 +230,11 @@ class Loader:
         stop, whole = order.rows, self.batch * self.ranks
         if self.drop_last:
             stop = first + (stop - first) // whole * whole
-        start, block, most = first + self.rank, whole, max(1, _BLOCK // self.batch) * whole  # the first batch waits for itself alone
+        start, block, most = (
+            first + self.rank,
+            whole,
+            max(1, _BLOCK // self.batch) * whole,
+        )  # the first batch waits for itself alone
         while start < stop:
             rows = order.at(np.arange(start, min(start + block, stop), self.ranks, dtype=np.int64))
             for part in parts_of(rows, self.batch):
@@ -193,7 +247,9 @@ class Loader:
         if not self.workers:
             return (made for part in parts for made in work([part])), lambda: None
         if not self._processes:
-            flow = Ahead([work] * self.workers, parts, self._ahead, work, lambda: work.waited, work.copies)
+            flow = Ahead(
+                [work] * self.workers, parts, self._ahead, work, lambda: work.waited, work.copies
+            )
             return flow, flow.close
         self.data.load()
         processes: list[Process] = []
@@ -213,10 +269,15 @@ class Loader:
         return over, close
 
     def _given(self, batch: Any, place: Cursor, rows: int, skip: int, end: int) -> Any:
-        self._place, self._skip = Cursor(place.seed, place.epoch, min(end, place.step + rows * self.ranks), place.order), skip
+        self._place, self._skip = (
+            Cursor(place.seed, place.epoch, min(end, place.step + rows * self.ranks), place.order),
+            skip,
+        )
         return batch
 
-    def _joined(self, work: Work, held: deque[tuple[Any, int, int]], place: Cursor, end: int) -> Any:
+    def _joined(
+        self, work: Work, held: deque[tuple[Any, int, int]], place: Cursor, end: int
+    ) -> Any:
         taken = [held.popleft() for _ in range(min(self.batch, len(held)))]
         return self._given(work.collated([one for one, _, _ in taken]), place, *taken[-1][1:], end)
 

@@ -45,13 +45,26 @@ class Mix:
     """Several datasets by weight; a Loader takes it as it takes a Dataset. Rows are numbered one dataset behind the other."""
 
     @checked
-    def __init__(self, parts: Sequence[Dataset], weights: Sequence[float], rows: int | None = None) -> None:
+    def __init__(
+        self, parts: Sequence[Dataset], weights: Sequence[float], rows: int | None = None
+    ) -> None:
         for part in parts if isinstance(parts, Sequence) else [parts]:
             if not isinstance(part, Dataset):
                 raise UsageError(f"{shown(part)} is no dataset", hint="Give what flare.open gives.")
-        weights = list(weights) if isinstance(weights, (Sequence, np.ndarray)) and np.ndim(weights) else []
-        if not parts or len(parts) != len(weights) or not all(_is_weight(weight) for weight in weights):
-            raise UsageError("a mix wants datasets, each with a weight above 0", hint="Write it like flare.mix({a: 0.7, b: 0.3}).")
+        weights = (
+            list(weights)
+            if isinstance(weights, (Sequence, np.ndarray)) and np.ndim(weights)
+            else []
+        )
+        if (
+            not parts
+            or len(parts) != len(weights)
+            or not all(_is_weight(weight) for weight in weights)
+        ):
+            raise UsageError(
+                "a mix wants datasets, each with a weight above 0",
+                hint="Write it like flare.mix({a: 0.7, b: 0.3}).",
+            )
         if not all(len(part) for part in parts):
             raise UsageError("a dataset without rows cannot be mixed")
         if rows is not None and rows < 1:
@@ -59,7 +72,10 @@ class Mix:
         names = [column.name for column in parts[0].columns]
         for part in parts:
             if other := {column.name for column in part.columns} ^ set(names):
-                raise UsageError(f"column {min(other)!r} is in one dataset and not in another", hint="Select the same columns of each.")
+                raise UsageError(
+                    f"column {min(other)!r} is in one dataset and not in another",
+                    hint="Select the same columns of each.",
+                )
         self.parts, self._names = tuple(parts), names
         self._firsts = np.cumsum([0, *(len(part) for part in parts)])
         self.quotas = _quotas(np.asarray(weights, np.float64))
@@ -82,7 +98,9 @@ class Mix:
                 out[k] = sample
         return out
 
-    def _split(self, indices: Sequence[int] | IntArray) -> Iterator[tuple[Dataset, IntArray, IntArray]]:
+    def _split(
+        self, indices: Sequence[int] | IntArray
+    ) -> Iterator[tuple[Dataset, IntArray, IntArray]]:
         """Give each dataset with the places of its rows in `indices`, and its rows."""
         given = numbers_of(indices)
         if len(given) and not (given.min() >= 0 and given.max() < len(self)):
@@ -95,14 +113,19 @@ class Mix:
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
         """Give rows as one batch; see `Dataset.collated`."""
         found = [(at, part.collated(rows)) for part, at, rows in self._split(indices)]
-        return {name: _merged([(at, batch[name]) for at, batch in found], len(indices)) for name in self._names}
+        return {
+            name: _merged([(at, batch[name]) for at, batch in found], len(indices))
+            for name in self._names
+        }
 
     def found(self, rows: IntArray, least: int) -> None:
         """Find nothing: rows of several datasets are read batch by batch."""
 
     def at_hand(self, indices: Sequence[int] | IntArray) -> bool:
         """See `Dataset.at_hand`."""
-        return all(part.at_hand(()) for part in self.parts) and all(part.at_hand(rows) for part, _, rows in self._split(indices))
+        return all(part.at_hand(()) for part in self.parts) and all(
+            part.at_hand(rows) for part, _, rows in self._split(indices)
+        )
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Give samples as one batch; numbers have the dtypes of the first dataset."""
@@ -189,7 +212,12 @@ class _MixOrder:
         if (epoch + 1) * whole.rows > _STEPS:
             raise UsageError(f"epoch {epoch} of {whole.rows} rows ends past step 2^62")
         self.rows, self.beside = whole.rows, len(whole.parts)
-        self._mix, self._seed, self._first, self._how = whole, seed, epoch * whole.rows, (order, window)
+        self._mix, self._seed, self._first, self._how = (
+            whole,
+            seed,
+            epoch * whole.rows,
+            (order, window),
+        )
         self._orders: dict[tuple[int, int], Order] = {}
         self._of_part(0, 0)  # says whether there is such an order
 
@@ -209,7 +237,9 @@ class _MixOrder:
 
     def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
         """Give the windows of all datasets, as the steps come to them."""
-        return heapq.merge(*(self._windows(k, step) for k in range(self.beside)), key=lambda window: window[0])
+        return heapq.merge(
+            *(self._windows(k, step) for k in range(self.beside)), key=lambda window: window[0]
+        )
 
     def _windows(self, k: int, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
         rows, row = len(self._mix.parts[k]), int(self._mix._firsts[k])
@@ -219,13 +249,19 @@ class _MixOrder:
             for first, stop, spans in self._of_part(k, epoch).windows(at):
                 if epoch * rows + first >= end:
                     return
-                yield self._step(k, epoch * rows + first), self._step(k, epoch * rows + stop), [(row + a, row + b) for a, b in spans]
+                yield (
+                    self._step(k, epoch * rows + first),
+                    self._step(k, epoch * rows + stop),
+                    [(row + a, row + b) for a, b in spans],
+                )
             own = (epoch + 1) * rows
 
     def _own(self, k: int, step: int) -> int:
         """Give how many steps a dataset has had before a step of this epoch."""
         block, inside = divmod(self._first + step, BLOCK)
-        return block * int(self._mix.quotas[k]) + int(np.count_nonzero(self._block(block)[0][:inside] == k))
+        return block * int(self._mix.quotas[k]) + int(
+            np.count_nonzero(self._block(block)[0][:inside] == k)
+        )
 
     def _step(self, k: int, own: int) -> int:
         """Give the step of this epoch at which a dataset has a step of its own."""
@@ -235,7 +271,9 @@ class _MixOrder:
     def _block(self, block: int) -> tuple[IntArray, IntArray]:
         """Give the dataset of each step of a block, and which of its own steps it is; int64 [BLOCK]."""
         ends = np.cumsum(self._mix.quotas)
-        part = np.searchsorted(ends, positions(np.arange(BLOCK), BLOCK, self._seed, _KEY + block), "right")
+        part = np.searchsorted(
+            ends, positions(np.arange(BLOCK), BLOCK, self._seed, _KEY + block), "right"
+        )
         own = np.empty(BLOCK, np.int64)
         for k, quota in enumerate(self._mix.quotas.tolist()):
             own[part == k] = block * quota + np.arange(quota)
@@ -255,7 +293,9 @@ class _MixOrder:
             self._orders.clear()
         found = self._orders.get((k, epoch))
         if found is None:  # several threads come here
-            found = self._orders[k, epoch] = self._mix.parts[k].order(self._seed + k, epoch, *self._how)
+            found = self._orders[k, epoch] = self._mix.parts[k].order(
+                self._seed + k, epoch, *self._how
+            )
         return found
 
 
@@ -284,7 +324,12 @@ def _merged(parts: Sequence[tuple[IntArray, Any]], rows: int) -> Any:
     if len(parts) == 1:
         return parts[0][1]
     first = parts[0][1]
-    if all(isinstance(one, np.ndarray) and one.dtype == first.dtype and one.shape[1:] == first.shape[1:] for _, one in parts):
+    if all(
+        isinstance(one, np.ndarray)
+        and one.dtype == first.dtype
+        and one.shape[1:] == first.shape[1:]
+        for _, one in parts
+    ):
         out = np.empty((rows, *first.shape[1:]), first.dtype)
         for at, one in parts:
             out[at] = one

@@ -28,7 +28,9 @@ class Holder(Protocol):
 
 
 _lock = threading.Lock()
-_order: deque[tuple[weakref.ref[Holder], int, int]] = deque()  # who holds it, its position, its files; the first opened first
+_order: deque[tuple[weakref.ref[Holder], int, int]] = (
+    deque()
+)  # who holds it, its position, its files; the first opened first
 _files = 0
 
 

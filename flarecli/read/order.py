@@ -41,10 +41,14 @@ def positions(steps: IntArray, rows: int, seed: int, epoch: int = 0) -> IntArray
         raise RowsError(f"a step is outside 0 to {rows - 1}")
     a, b = _sides(rows)
     keys = _keys(seed, epoch)
-    return _inside(steps, np.uint64(max(rows, 0)), lambda numbers, _: _permuted(numbers, a, b, keys))
+    return _inside(
+        steps, np.uint64(max(rows, 0)), lambda numbers, _: _permuted(numbers, a, b, keys)
+    )
 
 
-def positions_apart(steps: IntArray, which: IntArray, rows: Sequence[int], seed: int, epochs: Sequence[int]) -> IntArray:
+def positions_apart(
+    steps: IntArray, which: IntArray, rows: Sequence[int], seed: int, epochs: Sequence[int]
+) -> IntArray:
     """Map steps that lie in several small shuffles, all at once: what `positions` gives for those of each.
 
     steps   int64 [k], each in [0, rows[which])
@@ -57,7 +61,9 @@ def positions_apart(steps: IntArray, which: IntArray, rows: Sequence[int], seed:
 
     def permuted(numbers: IntArray, at: Any) -> IntArray:
         own = which[at]
-        return _permuted(numbers, sides[own, 0], sides[own, 1], (table[own, i] for i in range(_ROUNDS)))
+        return _permuted(
+            numbers, sides[own, 0], sides[own, 1], (table[own, i] for i in range(_ROUNDS))
+        )
 
     return _inside(steps, np.asarray(rows, np.uint64)[which], permuted)
 
@@ -71,7 +77,10 @@ def _inside(steps: IntArray, rows: Any, permuted: Callable[[IntArray, Any], IntA
     out = np.empty(len(steps), np.int64)
     for start in range(0, len(steps), _BLOCK):
         here = slice(start, start + _BLOCK)
-        block, ends = permuted(steps[here].astype(np.uint64), here), rows if np.ndim(rows) == 0 else rows[here]
+        block, ends = (
+            permuted(steps[here].astype(np.uint64), here),
+            rows if np.ndim(rows) == 0 else rows[here],
+        )
         while (outside := np.flatnonzero(block >= ends)).size:
             block[outside] = permuted(block[outside], start + outside)
         out[here] = block
@@ -88,7 +97,9 @@ def _keys(seed: int, epoch: int) -> list[np.uint64]:
     state = (seed * 0xD1342543DE82EF95 + epoch * 0xAF251AF3B0F025B5 + 1) & _MASK
     keys = []
     for i in range(_ROUNDS):
-        mixed = (state + (i + 1) * _GOLDEN) & _MASK  # splitmix64: keys of neighbouring seeds have nothing in common
+        mixed = (
+            state + (i + 1) * _GOLDEN
+        ) & _MASK  # splitmix64: keys of neighbouring seeds have nothing in common
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
         keys.append(np.uint64(mixed ^ (mixed >> 31)))
@@ -108,11 +119,15 @@ def _permuted(numbers: IntArray, a: Any, b: Any, keys: Iterable[Any]) -> IntArra
         np.right_shift(mixed, _HALF, out=spare)
         np.bitwise_xor(mixed, spare, out=mixed)
         np.multiply(mixed, _MIX2, out=mixed)
-        np.right_shift(mixed, _HALF, out=mixed)  # 32 bits, times the size, over 2^32: below the size, and no division
+        np.right_shift(
+            mixed, _HALF, out=mixed
+        )  # 32 bits, times the size, over 2^32: below the size, and no division
         np.multiply(mixed, size, out=mixed)
         np.right_shift(mixed, _HALF, out=mixed)
         np.add(other, mixed, out=other)
-        np.subtract(other, size, out=spare)  # wraps to something huge where nothing is to be taken away
+        np.subtract(
+            other, size, out=spare
+        )  # wraps to something huge where nothing is to be taken away
         np.minimum(other, spare, out=other)
     np.multiply(left, low, out=left)
     return np.add(left, right, out=left)

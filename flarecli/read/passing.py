@@ -49,8 +49,14 @@ class _Ring:
 
     def write(self, pieces: Sequence[bytes], total: int) -> int | None:
         """Write pieces behind one another; give where they begin, or None if there is no room until others are taken."""
-        start = self.end if self.end % self.size + total <= self.size else -(-self.end // self.size) * self.size
-        free = int.from_bytes(os.pread(self.fd, 8, 0), "little")  # all bytes before this one were taken
+        start = (
+            self.end
+            if self.end % self.size + total <= self.size
+            else -(-self.end // self.size) * self.size
+        )
+        free = int.from_bytes(
+            os.pread(self.fd, 8, 0), "little"
+        )  # all bytes before this one were taken
         if free != self.end and start + total - free > self.size:
             return None
         at = first = _HEAD + start % self.size
@@ -74,7 +80,11 @@ def passed(columns: Mapping[str, Sequence[bytes]]) -> Passed | None:
     if not _LEAST <= total <= _MOST or not hasattr(os, "memfd_create"):
         return None
     try:
-        if _own is None or _own.process != os.getpid() or (2 * total > _own.size and _own.size < _MOST):
+        if (
+            _own is None
+            or _own.process != os.getpid()
+            or (2 * total > _own.size and _own.size < _MOST)
+        ):
             _own = _Ring(min(_MOST, _BATCHES * total))
         start = _own.write(list(chain.from_iterable(columns.values())), total)
     except OSError:
@@ -101,8 +111,12 @@ def taken(place: Passed) -> dict[str, list[bytes]]:
 
 def _mapped(place: Passed) -> mmap.mmap:
     keep_freed()
-    for other in list(_maps):  # of this process, which has a larger one now, or of one that has ended
-        if other[:8] == place.ring[:8] or not os.path.exists(f"/proc/{int.from_bytes(other[:8], 'little')}"):
+    for other in list(
+        _maps
+    ):  # of this process, which has a larger one now, or of one that has ended
+        if other[:8] == place.ring[:8] or not os.path.exists(
+            f"/proc/{int.from_bytes(other[:8], 'little')}"
+        ):
             del _maps[other]
     fd = place.handle.detach()
     try:

@@ -15,7 +15,9 @@ from flarecli.media import FORMATS
 
 __all__ = ["Audio", "Image", "Text", "Video", "audio", "image", "text", "video"]
 
-_ALONE = {"protocol_whitelist": "none"}  # some containers name files and addresses, which FFmpeg would open or listen at
+_ALONE = {
+    "protocol_whitelist": "none"
+}  # some containers name files and addresses, which FFmpeg would open or listen at
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +33,22 @@ class Image:
 
         pillow.init()
         try:
-            with pillow.open(io.BytesIO(data), formats=[name for name in FORMATS if name in pillow.OPEN]) as picture:
+            with pillow.open(
+                io.BytesIO(data), formats=[name for name in FORMATS if name in pillow.OPEN]
+            ) as picture:
                 if self.size is None:
                     return np.asarray(self._in_mode(picture))
                 width, height = self.size
                 if picture.format == "JPEG":
-                    picture.draft(self.mode, self._least(picture.size))  # decodes no more than is kept
+                    picture.draft(
+                        self.mode, self._least(picture.size)
+                    )  # decodes no more than is kept
                 box = self._box(picture.size) if self.crop else None
-                return np.asarray(self._in_mode(picture).resize((width, height), pillow.Resampling.BILINEAR, box, reducing_gap=2.0))
+                return np.asarray(
+                    self._in_mode(picture).resize(
+                        (width, height), pillow.Resampling.BILINEAR, box, reducing_gap=2.0
+                    )
+                )
         except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
             raise ValueFitError(f"no picture: {error}") from error
 
@@ -113,8 +123,14 @@ class Audio:
             with av.open(io.BytesIO(data), options=_ALONE) as file:
                 stream = file.streams.audio[0]
                 rate = self.rate or stream.rate
-                resampler, parts, left = av.AudioResampler("fltp", rate=rate), [], int(self.seconds * rate)
-                for frame in itertools.chain(file.decode(stream), [None]):  # which brings what the resampler still holds
+                resampler, parts, left = (
+                    av.AudioResampler("fltp", rate=rate),
+                    [],
+                    int(self.seconds * rate),
+                )
+                for frame in itertools.chain(
+                    file.decode(stream), [None]
+                ):  # which brings what the resampler still holds
                     for one in resampler.resample(frame):
                         parts.append(one.to_ndarray()[:, :left])
                         left -= parts[-1].shape[1]
@@ -133,7 +149,9 @@ def audio(rate: int | None = None, seconds: float = 600.0) -> Audio:
     seconds  the most that is decoded
     """
     if (rate is not None and rate < 1) or not seconds > 0:
-        raise UsageError(f"rate is {rate}, seconds {seconds}: at least 1, and more than 0 are wanted")
+        raise UsageError(
+            f"rate is {rate}, seconds {seconds}: at least 1, and more than 0 are wanted"
+        )
     return Audio(rate, seconds)
 
 
@@ -173,5 +191,7 @@ def _av() -> Any:
     try:
         import av
     except ImportError:
-        raise MissingLibraryError("PyAV is not installed", hint="Install it: pip install av.") from None
+        raise MissingLibraryError(
+            "PyAV is not installed", hint="Install it: pip install av."
+        ) from None
     return av

@@ -36,9 +36,13 @@ class Process:
             context = multiprocessing.get_context(start)
         except ValueError:
             known = ", ".join(multiprocessing.get_all_start_methods())
-            raise UsageError(f"processes cannot be started by {start!r:.60}", hint=f"Choose one of {known}.") from None
+            raise UsageError(
+                f"processes cannot be started by {start!r:.60}", hint=f"Choose one of {known}."
+            ) from None
         self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, call, dict(OWN)), name="flare-loader", daemon=True)  # type: ignore[attr-defined]
+        self._process = context.Process(  # type: ignore[attr-defined]
+            target=_serve, args=(other, call, dict(OWN)), name="flare-loader", daemon=True
+        )
         try:
             self._process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -48,7 +52,10 @@ class Process:
         except OSError as error:
             self._pipe.close()
             hint = "Give it fewer workers, or let the user or the container have more processes and memory (`ulimit -u`)."
-            raise ReachError(f"the system lets no further process start: {(error.strerror or str(error)).lower()}", hint=hint) from error
+            raise ReachError(
+                f"the system lets no further process start: {(error.strerror or str(error)).lower()}",
+                hint=hint,
+            ) from error
         finally:
             other.close()
 
@@ -58,7 +65,10 @@ class Process:
             kind, value, told = _received(self._pipe)
         except (EOFError, OSError):
             self._process.join(_END_S)
-            raise TransformError(f"a worker process ended (exit code {self._process.exitcode})", hint="It may have run out of memory.") from None
+            raise TransformError(
+                f"a worker process ended (exit code {self._process.exitcode})",
+                hint="It may have run out of memory.",
+            ) from None
         if kind == "value":
             return value
         value.add_note(told)
@@ -68,7 +78,9 @@ class Process:
         """End the process when it is done with what it is at."""
         self._pipe.close()
 
-    def end(self, force: Callable[[multiprocessing.process.BaseProcess], None], until: float) -> bool:
+    def end(
+        self, force: Callable[[multiprocessing.process.BaseProcess], None], until: float
+    ) -> bool:
         """End it; say whether it has."""
         force(self._process)
         self._process.join(max(0.0, until - time.monotonic()))
@@ -80,7 +92,11 @@ def close_all(processes: Sequence[Process]) -> None:
     for one in processes:
         one.close_pipe()
     left = list(processes)
-    for force in (lambda process: None, lambda process: process.terminate(), lambda process: process.kill()):
+    for force in (
+        lambda process: None,
+        lambda process: process.terminate(),
+        lambda process: process.kill(),
+    ):
         until = time.monotonic() + _END_S
         left = [one for one in left if not one.end(force, until)]
 
@@ -120,11 +136,27 @@ def _serve(pipe: Connection, call: Callable[[Any], Any], own: dict[str, Own]) ->
             try:
                 answer = "value", call(item), ""
             except BaseException as error:
-                known = error if isinstance(error, FlareError) else TransformError(f"{type(error).__name__}: {error}")
+                known = (
+                    error
+                    if isinstance(error, FlareError)
+                    else TransformError(f"{type(error).__name__}: {error}")
+                )
                 answer = "error", known, "".join(traceback.format_exception(error))
             try:
                 _send(pipe, answer)
-            except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:  # nothing is sent before all of it is pickled
-                _send(pipe, ("error", TransformError(f"what was made cannot be sent to another process: {error}"), ""))
+            except (
+                pickle.PicklingError,
+                AttributeError,
+                TypeError,
+                ValueError,
+            ) as error:  # nothing is sent before all of it is pickled
+                _send(
+                    pipe,
+                    (
+                        "error",
+                        TransformError(f"what was made cannot be sent to another process: {error}"),
+                        "",
+                    ),
+                )
     except (EOFError, OSError):
         return

@@ -28,7 +28,11 @@ def refuse_repeats(found: Sequence[Playlist], chosen: Sequence[Sequence[Stream]]
 
     lists = {}
     for one, streams in zip(found, chosen, strict=True):
-        shards = np.unique(np.fromiter((hash(place) for stream in streams for place in places_of(stream)), np.int64))  # a million are 8 MB
+        shards = np.unique(
+            np.fromiter(
+                (hash(place) for stream in streams for place in places_of(stream)), np.int64
+            )
+        )  # a million are 8 MB
         lists["" if one.at is None else place_of(one.at), shards.tobytes()] = (one, streams, shards)
     every = [shards for _, _, shards in lists.values()]
     if not every or np.unique(np.concatenate(every)).size == sum(shards.size for shards in every):
@@ -40,7 +44,11 @@ def refuse_repeats(found: Sequence[Playlist], chosen: Sequence[Sequence[Stream]]
                 if (other := seen.get(hash(place))) is not None:
                     named = " and by ".join(str(by.at or by.streams[0].at) for by in (other, one))
                     hint = "Name the folder alone, or its playlist."
-                    raise UsageError(f"it is named by {named}: its rows would come twice", where=stream.chunk(i).at, hint=hint)
+                    raise UsageError(
+                        f"it is named by {named}: its rows would come twice",
+                        where=stream.chunk(i).at,
+                        hint=hint,
+                    )
         seen |= dict.fromkeys(shards.tolist(), one)
 
 
@@ -53,4 +61,6 @@ def places_of(stream: Stream) -> Iterator[str]:
 
 def place_of(at: Location) -> str:
     """Say where a file lies, however the user came to it: a local one by its whole path."""
-    return (os.path.join(at.store.root, at.path) if isinstance(at.store, LocalStore) else str(at)).rstrip("/")
+    return (
+        os.path.join(at.store.root, at.path) if isinstance(at.store, LocalStore) else str(at)
+    ).rstrip("/")

@@ -26,7 +26,10 @@ from flarecli.wildcards import SIGNS, braced
 
 __all__ = ["expand", "resolve", "select_streams"]
 
-_BEGUN = (".flare/journal", ".flare/lock")  # either is there from a pack's first step to its last but one
+_BEGUN = (
+    ".flare/journal",
+    ".flare/lock",
+)  # either is there from a pack's first step to its last but one
 _UNPACK = b'{"verb": "unpack"'
 _LIST_LIMIT = 1 << 20  # files of a listing
 
@@ -49,12 +52,20 @@ def _expanded(address: str, guard: Guard | None) -> list[tuple[str, bool]]:
             out.append((one, False))
         elif _is_on_disk(one):
             out.append((one, True))
-        elif not _is_path(one) and "*" not in one and (not _lists(one) or locate(one, guard).exists()):
+        elif (
+            not _is_path(one)
+            and "*" not in one
+            and (not _lists(one) or locate(one, guard).exists())
+        ):
             out.append((one, False))
         elif _lists(one):
             out += [(name, True) for name in globbed(one, guard)]
         else:
-            raise UsageError("an http address cannot be listed", where=redact(one), hint="Name the files, or use braces such as {00000..00127}.")
+            raise UsageError(
+                "an http address cannot be listed",
+                where=redact(one),
+                hint="Name the files, or use braces such as {00000..00127}.",
+            )
     return out
 
 
@@ -71,7 +82,12 @@ def _lists(address: str) -> bool:
 
 
 def resolve(
-    sources: Addresses, *, format: str | None = None, guard: Guard | None = None, maps: bool = True, expanded: bool = False
+    sources: Addresses,
+    *,
+    format: str | None = None,
+    guard: Guard | None = None,
+    maps: bool = True,
+    expanded: bool = False,
 ) -> list[Playlist]:
     """Find out what lies at each address; no shard is opened.
 
@@ -83,21 +99,36 @@ def resolve(
               what is there and broken
     """
     texts = address_texts(sources)
-    addresses = [(one, _is_on_disk(one)) for one in texts] if expanded else [one for source in texts for one in _expanded(source, guard)]
+    addresses = (
+        [(one, _is_on_disk(one)) for one in texts]
+        if expanded
+        else [one for source in texts for one in _expanded(source, guard)]
+    )
     if not addresses:
         raise UsageError("no source is named")
     out: list[Playlist] = []
     at: Location | None = None
     for address, is_there in addresses:
         if address == "-" and not is_there:
-            raise UsageError("standard input is read once, and this looks at files", hint="Write it to a file, and name that.")
+            raise UsageError(
+                "standard input is read once, and this looks at files",
+                hint="Write it to a file, and name that.",
+            )
         before, at = at, locate(address, guard)
         at = at if maps else at.unmapped()
         if before is not None and before.store == at.store:
             at = replace(at, store=before.store)  # the same connections
         found = _resolved(at, format, is_there)
-        one, last = found.streams[0] if _is_a_shard(found) else None, out[-1].streams[0] if out and _is_a_shard(out[-1]) else None
-        if one is not None and last is not None and (one.at, one.format) == (last.at, last.format) and isinstance(last.urls, list):
+        one, last = (
+            found.streams[0] if _is_a_shard(found) else None,
+            out[-1].streams[0] if out and _is_a_shard(out[-1]) else None,
+        )
+        if (
+            one is not None
+            and last is not None
+            and (one.at, one.format) == (last.at, last.format)
+            and isinstance(last.urls, list)
+        ):
             last.urls.extend(one.urls)  # which was made here
         else:
             out.append(found)
@@ -112,7 +143,9 @@ def _is_a_shard(found: Playlist) -> bool:
 def _resolved(at: Location, format: str | None, is_there: bool) -> Playlist:
     if at.path and at.is_local and not _is_folder(at):
         return _of_file(at, format, is_there)
-    if (not at.is_local and at.name.endswith((".yaml", ".yml", ".json"))) or formats.sniffed(at.name):
+    if (not at.is_local and at.name.endswith((".yaml", ".yml", ".json"))) or formats.sniffed(
+        at.name
+    ):
         return _of_file(at, format, is_there)
     return _of_folder(at, format)
 
@@ -136,10 +169,16 @@ def _of_file(at: Location, format: str | None, is_there: bool) -> Playlist:
     if kind is None and at.is_local and "files" in formats.names():
         kind = "files"
     if kind is None:
-        raise FormatError("no format claims this name", where=at, hint=f"Name the format with -f: {', '.join(formats.names())}.")
+        raise FormatError(
+            "no format claims this name",
+            where=at,
+            hint=f"Name the format with -f: {', '.join(formats.names())}.",
+        )
     if not is_there:
         at.size()  # what is not there is said now
-    url = at.path if not at.is_local and "?" in at.path else at.name  # a signed address is nothing without its query
+    url = (
+        at.path if not at.is_local and "?" in at.path else at.name
+    )  # a signed address is nothing without its query
     return Playlist((Stream("data", at.folder, kind, [url]),))
 
 
@@ -157,26 +196,52 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
             return _formatted(Playlist((formats.find("granular").open_dataset(at),)), format)
     if not _lists(str(at)):
         tried = ", ".join((playlists.PLAYLIST, INDEX, *SPECS))
-        raise MissingError(f"none of {tried} is there", where=at, hint="Name a playlist, an index.json or a shard.")
+        raise MissingError(
+            f"none of {tried} is there", where=at, hint="Name a playlist, an index.json or a shard."
+        )
     if isinstance(at.store, LocalStore) and os.path.join(at.store.root, at.path) == "/":
-        raise UsageError("the whole of this machine is no dataset", where=at, hint="Name the folder that the data lies in.")
+        raise UsageError(
+            "the whole of this machine is no dataset",
+            where=at,
+            hint="Name the folder that the data lies in.",
+        )
     entries = list(at.list() if at.is_local else itertools.islice(at.list(), _LIST_LIMIT + 1))
     if not entries:
         raise MissingError("an empty folder", where=at)
     if not at.is_local and len(entries) > _LIST_LIMIT:
-        raise UsageError(f"more than {_LIST_LIMIT} files lie there", where=at, hint="Name a folder further down.")
-    shards = [entry.name for entry in entries if (one := formats.sniffed(entry.name)) and one not in formats.LISTED]
+        raise UsageError(
+            f"more than {_LIST_LIMIT} files lie there", where=at, hint="Name a folder further down."
+        )
+    shards = [
+        entry.name
+        for entry in entries
+        if (one := formats.sniffed(entry.name)) and one not in formats.LISTED
+    ]
     direct = {formats.sniffed(entry.name) for entry in entries if "/" not in entry.name}
     for kind in formats.LISTED:
         if kind in direct:
             return _formatted(Playlist((formats.find(kind).open_dataset(at),)), format)
     if shards:
-        below = sorted({name.partition("/")[0] for name, _ in entries if name.endswith((f"/{INDEX}", "/spec.json"))})
-        hint = f"Name one of the datasets in it: {', '.join(below[:5])}." if below else "Name the shards, or pack again: the index is written last."
+        below = sorted(
+            {
+                name.partition("/")[0]
+                for name, _ in entries
+                if name.endswith((f"/{INDEX}", "/spec.json"))
+            }
+        )
+        hint = (
+            f"Name one of the datasets in it: {', '.join(below[:5])}."
+            if below
+            else "Name the shards, or pack again: the index is written last."
+        )
         missing = INDEX if formats.sniffed(shards[0]) in formats.FAMILY else "spec.json"
         if missing == INDEX and at.is_local and not below:
             hint = f"Run `flare playlist {at} --reindex` to make it from the shards, if none of them is missing."
-        what = f"1 shard, and no {missing} beside it" if len(shards) == 1 else f"{len(shards)} shards, and no {missing} beside them"
+        what = (
+            f"1 shard, and no {missing} beside it"
+            if len(shards) == 1
+            else f"{len(shards)} shards, and no {missing} beside them"
+        )
         raise FormatError(what, where=at, hint=hint)
     if "files" not in formats.names():
         raise FormatError("nothing that flare reads", where=at)
@@ -194,7 +259,11 @@ def _refuse_unfinished(at: Location) -> None:
         is_begun = _lists(str(at)) and _holds(at / SCRATCH)
     if is_begun:
         verb = "unpack" if at.is_local and _is_unpack(at / _BEGUN[0]) else "pack"
-        raise UnfinishedError(f"an unfinished {verb}", where=at, hint=f"Run the same `flare {verb}` command again with --resume.")
+        raise UnfinishedError(
+            f"an unfinished {verb}",
+            where=at,
+            hint=f"Run the same `flare {verb}` command again with --resume.",
+        )
 
 
 def _is_unpack(journal: Location) -> bool:
@@ -216,22 +285,37 @@ def _formatted(found: Playlist, format: str | None) -> Playlist:
     if format is not None:
         formats.find(format)
         is_said = found.at is not None  # names of shards say less than a list does
-        streams = tuple(stream if is_said and stream.format in formats.names() else replace(stream, format=format) for stream in found.streams)
+        streams = tuple(
+            stream
+            if is_said and stream.format in formats.names()
+            else replace(stream, format=format)
+            for stream in found.streams
+        )
         return replace(found, streams=streams, meant=format)
-    streams = tuple(_named(stream, found) if stream.format is None and len(stream) else stream for stream in found.streams)
+    streams = tuple(
+        _named(stream, found) if stream.format is None and len(stream) else stream
+        for stream in found.streams
+    )
     for stream in streams:
         if stream.format is not None and stream.format not in formats.names():
-            raise FormatError(f"stream {stream.name!r} has format {stream.format!r:.60}, which is not read yet", where=found.at or "")
+            raise FormatError(
+                f"stream {stream.name!r} has format {stream.format!r:.60}, which is not read yet",
+                where=found.at or "",
+            )
     return replace(found, streams=streams)
 
 
 def _named(stream: Stream, found: Playlist) -> Stream:
     """Give a stream with the format that its first shard's name says."""
     url = stream.urls[0]
-    kind = formats.sniffed(url.partition("?")[0] if is_url(url) else url)  # behind a name may stand what signs it
+    kind = formats.sniffed(
+        url.partition("?")[0] if is_url(url) else url
+    )  # behind a name may stand what signs it
     if kind is None:
         hint = f"Name the format with -f: {', '.join(formats.names())}."
-        raise FormatError(f"stream {stream.name!r} does not say its format", where=found.at or "", hint=hint)
+        raise FormatError(
+            f"stream {stream.name!r} does not say its format", where=found.at or "", hint=hint
+        )
     return replace(stream, format=kind)
 
 
@@ -247,12 +331,18 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
         known = [stream.name for stream in one.streams]
         missing = [name for name in names if name not in known]
         if missing:
-            raise UsageError(f"no stream {missing[0]!r}", where=one.at or "", hint=choose(missing[0], known))
+            raise UsageError(
+                f"no stream {missing[0]!r}", where=one.at or "", hint=choose(missing[0], known)
+            )
         chosen.append([stream for stream in one.streams if not names or stream.name in names])
         for stream in chosen[-1]:
             if one.meant not in ("", stream.format):
                 told = f"stream {stream.name!r} is listed as {stream.format}, -f says {one.meant}"
-                raise UsageError(told, where=one.at or "", hint="Leave -f out: it is for what does not say its format.")
+                raise UsageError(
+                    told,
+                    where=one.at or "",
+                    hint="Leave -f out: it is for what does not say its format.",
+                )
     if len(chosen) == 1:
         return [[stream] for stream in chosen[0]]
     refuse_repeats(found, chosen)
@@ -261,5 +351,9 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
     first = [stream.name for stream in chosen[0]]
     for one, streams in zip(found, chosen, strict=True):
         if sorted(stream.name for stream in streams) != sorted(first):
-            raise UsageError(f"its streams are not {', '.join(first)}", where=one.at or "", hint="Name the streams to read with --stream.")
+            raise UsageError(
+                f"its streams are not {', '.join(first)}",
+                where=one.at or "",
+                hint="Name the streams to read with --stream.",
+            )
     return [[next(s for s in streams if s.name == name) for streams in chosen] for name in first]

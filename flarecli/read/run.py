@@ -19,7 +19,9 @@ _BLOCK = 1 << 14  # steps mapped to rows at once
 _READ = 64  # rows read at once
 
 
-def beginning(seed: int, epoch: int, order: str, window: int, cursor: Cursor | None = None) -> Cursor:
+def beginning(
+    seed: int, epoch: int, order: str, window: int, cursor: Cursor | None = None
+) -> Cursor:
     """Give the place where a run begins: at the beginning of an epoch, or at a cursor, which says seed, epoch, order and window.
 
     raises  UsageError for a cursor that is no place, or where something else is asked for than it says
@@ -28,12 +30,32 @@ def beginning(seed: int, epoch: int, order: str, window: int, cursor: Cursor | N
         return Cursor(seed, epoch, 0, order, window=window)
     try:
         seed_, epoch_, step_ = whole(cursor.seed), whole(cursor.epoch), whole(cursor.step)
-        place = Cursor(seed_, epoch_, step_, cursor.order, cursor.rows, window if cursor.window is None else whole(cursor.window))
+        place = Cursor(
+            seed_,
+            epoch_,
+            step_,
+            cursor.order,
+            cursor.rows,
+            window if cursor.window is None else whole(cursor.window),
+        )
     except TypeError:
-        raise UsageError(f"{shown(cursor)} is no place of a run", hint="Give whole numbers: flare.Cursor(seed, epoch, step, order).") from None
-    for name, given, unsaid in (("seed", seed, 0), ("epoch", epoch, 0), ("order", order, "shuffle"), ("window", window, WINDOW)):
-        if given not in (unsaid, its := getattr(place, name)) and (name != "window" or place.order == "windows"):
-            raise UsageError(f"{name} is {given!r:.60}, the cursor's is {its!r:.60}", hint=f"Leave {name} out: the cursor says it.")
+        raise UsageError(
+            f"{shown(cursor)} is no place of a run",
+            hint="Give whole numbers: flare.Cursor(seed, epoch, step, order).",
+        ) from None
+    for name, given, unsaid in (
+        ("seed", seed, 0),
+        ("epoch", epoch, 0),
+        ("order", order, "shuffle"),
+        ("window", window, WINDOW),
+    ):
+        if given not in (unsaid, its := getattr(place, name)) and (
+            name != "window" or place.order == "windows"
+        ):
+            raise UsageError(
+                f"{name} is {given!r:.60}, the cursor's is {its!r:.60}",
+                hint=f"Leave {name} out: the cursor says it.",
+            )
     return place
 
 
@@ -41,8 +63,13 @@ def check_place(rows: int, place: Cursor) -> None:
     """Refuse a place outside its epoch, or of an epoch of other rows. Raises UsageError."""
     if not 0 <= place.step <= rows:
         raise UsageError(f"step {place.step} is outside the epoch, which has {rows}")
-    if place.rows not in (None, rows) and place.order != "sequential":  # where a row is in its order whatever comes behind it
-        raise UsageError(f"saved in data of {place.rows} rows, here are {rows}", hint="Open the data that it was saved with.")
+    if (
+        place.rows not in (None, rows) and place.order != "sequential"
+    ):  # where a row is in its order whatever comes behind it
+        raise UsageError(
+            f"saved in data of {place.rows} rows, here are {rows}",
+            hint="Open the data that it was saved with.",
+        )
 
 
 class Run:
@@ -59,7 +86,12 @@ class Run:
         if not 0 <= rank < ranks:
             raise UsageError(f"rank {rank} of {ranks} is no rank")
         self._ranks = ranks
-        self._epoch = data.order(cursor.seed, cursor.epoch, cursor.order, WINDOW if cursor.window is None else cursor.window)
+        self._epoch = data.order(
+            cursor.seed,
+            cursor.epoch,
+            cursor.order,
+            WINDOW if cursor.window is None else cursor.window,
+        )
         check_place(self._epoch.rows, cursor)
         self._begun, self._given, self._place = cursor.step + rank, 0, cursor
         self._samples = _read(data, self._epoch, cursor, rank, ranks)

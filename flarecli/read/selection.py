@@ -8,7 +8,9 @@ from flarecli.errors import RowsError, UsageError
 
 __all__ = ["parse_rows"]
 
-_PART = re.compile(r"\s*(?:(-?\d{1,18})|(-?\d{1,18})?:(-?\d{1,18})?(?::(-?\d{1,18})?)?)\s*", re.ASCII)
+_PART = re.compile(
+    r"\s*(?:(-?\d{1,18})|(-?\d{1,18})?:(-?\d{1,18})?(?::(-?\d{1,18})?)?)\s*", re.ASCII
+)
 
 
 def parse_rows(spec: str, rows: int) -> list[range]:
@@ -21,7 +23,9 @@ def parse_rows(spec: str, rows: int) -> list[range]:
     for part in spec.split(","):
         match = _PART.fullmatch(part)
         if not match:
-            raise UsageError(f"{spec!r} names no rows", hint="Write rows like 5, 10:20, -5:, ::100 or 3,1,4.")
+            raise UsageError(
+                f"{spec!r} names no rows", hint="Write rows like 5, 10:20, -5:, ::100 or 3,1,4."
+            )
         if match[1] is not None:
             row = int(match[1])
             if not -rows <= row < rows:

@@ -46,13 +46,17 @@ class Series:
     def __init__(self, streams: Sequence[Stream]) -> None:
         self.streams = tuple(streams)
         self.name = self.streams[0].name
-        self._firsts = np.cumsum([0, *(len(stream) for stream in self.streams)])  # position of each stream's first chunk
+        self._firsts = np.cumsum(
+            [0, *(len(stream) for stream in self.streams)]
+        )  # position of each stream's first chunk
         self._begins: list[int] = self._firsts.tolist()
         self._open: dict[int, Shard] = {}
         self._expected = 0  # bytes that will be read, with these
         self._asked: set[int] = set()  # shards for which that was said
         self._doubts = _DOUBTS
-        self._fetched: dict[int, Chunk] = {}  # to make a chunk takes as long as to open it: its address is checked
+        self._fetched: dict[
+            int, Chunk
+        ] = {}  # to make a chunk takes as long as to open it: its address is checked
         self._turns: dict[int, threading.Lock] = {}  # of threads that fetch a chunk
         self._passing: set[int] = set()  # what runs have asked for and not passed
         self._lock = threading.Lock()
@@ -83,14 +87,22 @@ class Series:
                 own = self.shard(first).columns if len(stream) else ()
             if out is not None and own != out and len(stream):
                 hint = "Read them one by one, or pack them again with the same columns."
-                raise UsageError(f"stream {stream.name!r} has other columns than the one before", where=stream.at, hint=hint)
+                raise UsageError(
+                    f"stream {stream.name!r} has other columns than the one before",
+                    where=stream.at,
+                    hint=hint,
+                )
             out = own if out is None or not out else out
         return out or ()
 
     def _starts(self) -> IntArray:
         parts = [np.zeros(1, np.int64)]
         for stream, first in zip(self.streams, self._firsts.tolist(), strict=False):
-            rows = np.full(len(stream), -1, np.int64) if stream.rows is None else stream.rows.astype(np.int64)
+            rows = (
+                np.full(len(stream), -1, np.int64)
+                if stream.rows is None
+                else stream.rows.astype(np.int64)
+            )
             for i in np.flatnonzero(rows < 0).tolist():
                 rows[i] = self.shard(first + i).rows
             parts.append(rows)
@@ -120,11 +132,17 @@ class Series:
             if (shard := self._open.get(i)) is not None:
                 return shard
         chunk = self._fetched.get(i) or self.chunk(i)
-        columns = self.streams[bisect_right(self._begins, i) - 1].columns or getattr(self, "columns", None) or None
+        columns = (
+            self.streams[bisect_right(self._begins, i) - 1].columns
+            or getattr(self, "columns", None)
+            or None
+        )
         with self._lock:
             expected = 0 if i in self._asked else self._expected
             self._asked.update((i,) if expected else ())
-        if expected:  # before its table is read, which would bring the first megabytes in small pages
+        if (
+            expected
+        ):  # before its table is read, which would bring the first megabytes in small pages
             with contextlib.suppress(FlareError):  # opening it says so
                 _expect(chunk, expected)
         keep_freed()
@@ -143,7 +161,11 @@ class Series:
     def stored(self) -> int:
         """Bytes of all chunks, from what is listed; -1 where that does not say."""
         sizes = [stream.stored for stream in self.streams]
-        return -1 if any(one is None or (one < 0).any() for one in sizes) else sum(int(one.sum()) for one in sizes if one is not None)
+        return (
+            -1
+            if any(one is None or (one < 0).any() for one in sizes)
+            else sum(int(one.sum()) for one in sizes if one is not None)
+        )
 
     def expect(self, together: int) -> None:
         """Say that all chunks will be read, among so many bytes."""
@@ -159,7 +181,9 @@ class Series:
         stream, i = self.streams[k], i - self._begins[k]
         if stream.sizes is None or stream.sizes[i] < 0:
             return 0
-        return int(stream.sizes[i]) + sum(file.size or 0 for file in (stream.parts[i] if stream.parts else ()))
+        return int(stream.sizes[i]) + sum(
+            file.size or 0 for file in (stream.parts[i] if stream.parts else ())
+        )
 
     def fetch(self, i: int, passing: bool = False) -> None:
         """Fetch a chunk whole into the cache before its store, unless it was; what the cache cannot keep is left where it is.
@@ -170,7 +194,9 @@ class Series:
             return
         with self._lock:
             turn = self._turns.setdefault(i, threading.Lock())
-        with turn:  # who waits here is woken at once; between processes the cache asks again and again
+        with (
+            turn
+        ):  # who waits here is woken at once; between processes the cache asks again and again
             if i in self._fetched:
                 return
             chunk = self.chunk(i)
@@ -214,7 +240,9 @@ class Series:
             for at in (shard.chunk.at, *shard.chunk.beside):
                 at.forget()
 
-    def read_rows(self, rows: IntArray, columns: Sequence[str] | None = None, ranges: Ranges | None = None) -> list[Row]:
+    def read_rows(
+        self, rows: IntArray, columns: Sequence[str] | None = None, ranges: Ranges | None = None
+    ) -> list[Row]:
         """Give encoded rows in the order asked; those of one shard are read together.
 
         rows    int64 [k], each in [0, rows)
@@ -228,11 +256,15 @@ class Series:
         out: list[Row] = [{}] * len(own)
         for i in sorted(shards):
             at = shards[i]
-            for k, row in zip(at, self._of_shard(i, [own[k] for k in at], columns, ranges), strict=True):
+            for k, row in zip(
+                at, self._of_shard(i, [own[k] for k in at], columns, ranges), strict=True
+            ):
                 out[k] = row
         return out
 
-    def stock(self, rows: IntArray, least: int, columns: Sequence[str] | None = None) -> Stock | None:
+    def stock(
+        self, rows: IntArray, least: int, columns: Sequence[str] | None = None
+    ) -> Stock | None:
         """Find rows in memory, in the order asked, from the first on; None where the format or the store cannot, or few of them lie together.
 
         rows   int64 [k], each in [0, rows)
@@ -246,7 +278,10 @@ class Series:
         where: IntArray = self.starts.searchsorted(rows, "right") - 1
         own, order = rows - self.starts[where], where.argsort(kind="stable")
         where = where[order]
-        firsts: list[int] = [0, *((where[1:] != where[:-1]).nonzero()[0] + 1).tolist()]  # in that order, of each shard
+        firsts: list[int] = [
+            0,
+            *((where[1:] != where[:-1]).nonzero()[0] + 1).tolist(),
+        ]  # in that order, of each shard
         if len(rows) < _TOGETHER * len(firsts) or len(firsts) > files_limit(_HELD) // 2:
             return None
         bounds, parts = [*firsts, len(rows)], list[spans.Lying]()
@@ -255,7 +290,11 @@ class Series:
             if len(rows) > least and not _is_mapped(shard):
                 return self.stock(rows[:least], least, columns)
             find = getattr(formats.find(shard.chunk.format or ""), "find_columns", None)
-            found = find(shard, own if len(firsts) == 1 else own[order[first:stop]], columns) if find is not None else None
+            found = (
+                find(shard, own if len(firsts) == 1 else own[order[first:stop]], columns)
+                if find is not None
+                else None
+            )
             if found is None:
                 return None
             parts.append(found)
@@ -292,19 +331,27 @@ class Series:
         """Give one encoded row, with as little around it as there can be; `row` is in [0, rows)."""
         i = bisect_right(self._edges, row) - 1
         shard = self.shard(i)
-        return formats.find(shard.chunk.format or "").read_rows(shard, (row - self._edges[i],), columns)[0]
+        return formats.find(shard.chunk.format or "").read_rows(
+            shard, (row - self._edges[i],), columns
+        )[0]
 
-    def _of_shard(self, i: int, rows: list[int], columns: Sequence[str] | None, ranges: Ranges | None) -> list[Row]:
+    def _of_shard(
+        self, i: int, rows: list[int], columns: Sequence[str] | None, ranges: Ranges | None
+    ) -> list[Row]:
         shard = self.shard(i)
         return formats.find(shard.chunk.format or "").read_rows(shard, rows, columns, ranges)
 
-    def scan(self, start: int, stop: int, columns: Sequence[str] | None, size: int, views: bool = False) -> Iterator[pa.RecordBatch]:
+    def scan(
+        self, start: int, stop: int, columns: Sequence[str] | None, size: int, views: bool = False
+    ) -> Iterator[pa.RecordBatch]:
         """Give rows start..stop as batches of at most `size` rows, none across two shards, each of bounded bytes."""
         while start < stop:
             end = self.span(start, stop, size)
             i = int(np.searchsorted(self.starts, start, "right")) - 1
             shard, first = self.shard(i), int(self.starts[i])
-            yield formats.find(shard.chunk.format or "").read_batch(shard, start - first, end - first, columns, views)
+            yield formats.find(shard.chunk.format or "").read_batch(
+                shard, start - first, end - first, columns, views
+            )
             start = end
 
     def span(self, start: int, stop: int, size: int) -> int:
@@ -312,7 +359,10 @@ class Series:
         i = int(np.searchsorted(self.starts, start, "right")) - 1
         shard = self.shard(i)
         weight = sum(
-            (file.raw_size or file.size or at.size()) for file, at in zip(shard.chunk.files, (shard.chunk.at, *shard.chunk.beside), strict=True)
+            (file.raw_size or file.size or at.size())
+            for file, at in zip(
+                shard.chunk.files, (shard.chunk.at, *shard.chunk.beside), strict=True
+            )
         )
         step = max(1, int(_BATCH_BYTES // max(1, weight // max(1, shard.rows))))
         return min(start + min(size, step), int(self.starts[i + 1]), stop)

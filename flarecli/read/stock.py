@@ -41,10 +41,16 @@ class Stock:
             back = np.empty_like(order)
             back[order] = np.arange(len(order))
             taken = itemgetter(*back.tolist())
-        self._columns: dict[str, Any] = {}  # an array of voids, or of each value: what it lies in, where it starts there, where it stops
+        self._columns: dict[
+            str, Any
+        ] = {}  # an array of voids, or of each value: what it lies in, where it starts there, where it stops
         for name, of_parts in pieces.items():
-            if all(isinstance(one, np.ndarray) and one.dtype == of_parts[0].dtype for one in of_parts):
-                self._columns[name] = of_parts[0] if len(parts) == 1 else np.concatenate(of_parts)[back]
+            if all(
+                isinstance(one, np.ndarray) and one.dtype == of_parts[0].dtype for one in of_parts
+            ):
+                self._columns[name] = (
+                    of_parts[0] if len(parts) == 1 else np.concatenate(of_parts)[back]
+                )
                 continue
             places: list[tuple[Any, int, int]] = []
             for part, one, size in zip(parts, of_parts, sizes, strict=True):

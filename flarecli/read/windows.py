@@ -35,16 +35,24 @@ class Epoch:
         if order not in ORDERS:
             raise UsageError(f"order is {order!r}", hint=f"Choose one of {', '.join(ORDERS)}.")
         if window < 1 or seed < 0 or epoch < 0:
-            raise UsageError(f"window is {window}, seed {seed}, epoch {epoch}: at least 1, 0 and 0 are wanted")
+            raise UsageError(
+                f"window is {window}, seed {seed}, epoch {epoch}: at least 1, 0 and 0 are wanted"
+            )
         self.rows = int(edges[-1])
         self._seed, self._epoch, self._order = seed, epoch, order
         self._edges, self._window = edges, window
         if order == "windows":
             chunks = len(edges) - 1
             self._chunks = positions(np.arange(chunks), chunks, seed, epoch)
-            self._firsts = edges[:-1][self._chunks]  # the first row of each chunk, in the order of the chunks
-            self._starts = np.concatenate([[0], np.cumsum(np.diff(edges)[self._chunks])])  # the step at which each begins, before mixing
-            self._bounds = self._starts[[*range(0, chunks, window), chunks]]  # the step at which each window begins
+            self._firsts = edges[:-1][
+                self._chunks
+            ]  # the first row of each chunk, in the order of the chunks
+            self._starts = np.concatenate(
+                [[0], np.cumsum(np.diff(edges)[self._chunks])]
+            )  # the step at which each begins, before mixing
+            self._bounds = self._starts[
+                [*range(0, chunks, window), chunks]
+            ]  # the step at which each window begins
 
     def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
         """Give what is read one after the other from a step on: its first step, the step behind it, runs of rows (start, stop), one a chunk.
@@ -53,14 +61,24 @@ class Epoch:
         """
         if self._order == "sequential":
             chunk = max(0, int(np.searchsorted(self._edges, step, "right")) - 1)
-            for start, stop in zip(self._edges[chunk:-1].tolist(), self._edges[chunk + 1 :].tolist(), strict=True):
+            for start, stop in zip(
+                self._edges[chunk:-1].tolist(), self._edges[chunk + 1 :].tolist(), strict=True
+            ):
                 if start < stop:
                     yield start, stop, [(start, stop)]
         elif self._order == "windows":
-            for k in range(max(0, int(np.searchsorted(self._bounds, step, "right")) - 1), len(self._bounds) - 1):
+            for k in range(
+                max(0, int(np.searchsorted(self._bounds, step, "right")) - 1), len(self._bounds) - 1
+            ):
                 chunks = self._chunks[k * self._window : (k + 1) * self._window]
-                runs = zip(self._edges[chunks].tolist(), self._edges[chunks + 1].tolist(), strict=True)
-                yield int(self._bounds[k]), int(self._bounds[k + 1]), [run for run in runs if run[0] < run[1]]
+                runs = zip(
+                    self._edges[chunks].tolist(), self._edges[chunks + 1].tolist(), strict=True
+                )
+                yield (
+                    int(self._bounds[k]),
+                    int(self._bounds[k + 1]),
+                    [run for run in runs if run[0] < run[1]],
+                )
 
     def at(self, steps: IntArray) -> IntArray:
         """Give the row of each step.

@@ -8,4 +8,13 @@ from flarecli.report.page import dataset_page
 from flarecli.report.result import Result, bytes_of
 from flarecli.report.written import KINDS, check_report, write_report
 
-__all__ = ["KINDS", "Result", "annotation", "bytes_of", "check_report", "dataset_page", "facts_table", "write_report"]
+__all__ = [
+    "KINDS",
+    "Result",
+    "annotation",
+    "bytes_of",
+    "check_report",
+    "dataset_page",
+    "facts_table",
+    "write_report",
+]

@@ -21,10 +21,16 @@ _PARTS = {":": "%3A", ",": "%2C"}
 def annotation(finding: Finding) -> str:
     """Write a finding as one annotation; a file below the current folder is named from there, as GitHub names it."""
     file, row, line = place(finding.where)
-    marks = [f"file={_part(_relative(file))}", *([f"line={line}"] if line is not None else []), f"title={_part(f'flare verify, {finding.kind}')}"]
+    marks = [
+        f"file={_part(_relative(file))}",
+        *([f"line={line}"] if line is not None else []),
+        f"title={_part(f'flare verify, {finding.kind}')}",
+    ]
     text = f"{finding.where if is_url(file) else os.path.basename(file)}{'' if row is None or is_url(file) else f'[{row}]'}: {finding.message}"
     text += f" ({bytes_of(finding)})" if finding.span else ""
-    return f"::error {','.join(marks)}::{_text(text + (f' ({finding.hint})' if finding.hint else ''))}"
+    return (
+        f"::error {','.join(marks)}::{_text(text + (f' ({finding.hint})' if finding.hint else ''))}"
+    )
 
 
 def _relative(file: str) -> str:

@@ -49,12 +49,18 @@ def findings_page(result: Result) -> str:
             for one in result.findings
         ]
         parts.append("</table>")
-    parts += _list("Not protected", result.unprotected) + _list("Not listed, not checked", result.extra)
+    parts += _list("Not protected", result.unprotected) + _list(
+        "Not listed, not checked", result.extra
+    )
     return "\n".join([*parts, "</body></html>", ""])
 
 
 def _list(title: str, texts: Sequence[str]) -> list[str]:
-    return [f"<h2>{title}</h2><ul>", *(f"<li>{_text(text)}</li>" for text in texts), "</ul>"] if texts else []
+    return (
+        [f"<h2>{title}</h2><ul>", *(f"<li>{_text(text)}</li>" for text in texts), "</ul>"]
+        if texts
+        else []
+    )
 
 
 def _text(text: str) -> str:

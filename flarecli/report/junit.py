@@ -36,7 +36,11 @@ def _lines(result: Result) -> Iterator[str]:
         yield "    </testcase>"
     yield f'    <testcase classname="flare.verify" name={_attribute(f"{whole} files are whole")} time="0"/>'
     if result.unprotected:
-        yield "    <system-out>" + "\n".join(escape(shown(text)) for text in result.unprotected) + "</system-out>"
+        yield (
+            "    <system-out>"
+            + "\n".join(escape(shown(text)) for text in result.unprotected)
+            + "</system-out>"
+        )
     yield "  </testsuite>"
     yield "</testsuites>"
 
@@ -45,7 +49,10 @@ def _failure(findings: list[Finding]) -> str:
     """One element for all that is wrong with a file: readers show the first of several only."""
     first, more = findings[0], len(findings) - 1
     message = first.message + (f" (and {more} more)" if more else "")
-    told = "\n".join(f"{one.where}: {one.message}{_bytes(one)}" + (f"\n{one.hint}" if one.hint else "") for one in findings)
+    told = "\n".join(
+        f"{one.where}: {one.message}{_bytes(one)}" + (f"\n{one.hint}" if one.hint else "")
+        for one in findings
+    )
     return f"<failure type={_attribute(first.kind)} message={_attribute(message)}>{_lines_of(told)}</failure>"
 
 

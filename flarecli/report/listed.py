@@ -26,5 +26,15 @@ def listed(result: Result) -> str:
 
 def _finding(one: Finding) -> dict[str, Any]:
     file, row, line = place(one.where)
-    told = {"where": one.where, "file": file, "row": row, "line": line, "kind": one.kind, "message": one.message, "hint": one.hint}
-    return {name: shown(value) if isinstance(value, str) else value for name, value in told.items()} | {"bytes": one.span and [*one.span]}
+    told = {
+        "where": one.where,
+        "file": file,
+        "row": row,
+        "line": line,
+        "kind": one.kind,
+        "message": one.message,
+        "hint": one.hint,
+    }
+    return {
+        name: shown(value) if isinstance(value, str) else value for name, value in told.items()
+    } | {"bytes": one.span and [*one.span]}

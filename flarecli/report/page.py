@@ -28,10 +28,22 @@ if TYPE_CHECKING:
 __all__ = ["PAGE_BYTES", "dataset_page"]
 
 PAGE_BYTES = 4_500_000  # of a page, pictures and sounds as base64 with it
-_SIDE, _TEXT, _SHARDS, _CELLS, _HOLES = 320, 2000, 500, 40, 20  # pixels; characters; shards plotted; columns of a row; missing shards
+_SIDE, _TEXT, _SHARDS, _CELLS, _HOLES = (
+    320,
+    2000,
+    500,
+    40,
+    20,
+)  # pixels; characters; shards plotted; columns of a row; missing shards
 _SHORT = 28  # characters of a value that stands beside its name
 _LEAST = 12_000  # bytes that must be left before a picture is decoded for them
-_SOUNDS = {"wav": "audio/wav", "mp3": "audio/mpeg", "flac": "audio/flac", "ogg": "audio/ogg", "m4a": "audio/mp4"}
+_SOUNDS = {
+    "wav": "audio/wav",
+    "mp3": "audio/mpeg",
+    "flac": "audio/flac",
+    "ogg": "audio/ogg",
+    "m4a": "audio/mp4",
+}
 
 
 def dataset_page(found: Inspection, page_bytes: int = PAGE_BYTES) -> str:
@@ -39,7 +51,12 @@ def dataset_page(found: Inspection, page_bytes: int = PAGE_BYTES) -> str:
 
     page_bytes  the page stays below it: later pictures, sounds, then rows are left out, and it says so
     """
-    counts = [("format", found.format), ("rows", f"{found.rows:,}"), ("shards", f"{found.shards:,}"), ("stored", format_size(found.bytes))]
+    counts = [
+        ("format", found.format),
+        ("rows", f"{found.rows:,}"),
+        ("shards", f"{found.shards:,}"),
+        ("stored", format_size(found.bytes)),
+    ]
     head = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -53,7 +70,11 @@ def dataset_page(found: Inspection, page_bytes: int = PAGE_BYTES) -> str:
     if found.sample:
         head += plots(found.sample)
     left = page_bytes - sum(len(part.encode()) for part in head) - len(SCRIPT) - 2000
-    tail = ["<footer>Made by flare inspect. This page fetches nothing.</footer>", f"</main><script>{SCRIPT}</script></body></html>", ""]
+    tail = [
+        "<footer>Made by flare inspect. This page fetches nothing.</footer>",
+        f"</main><script>{SCRIPT}</script></body></html>",
+        "",
+    ]
     return "\n".join([*head, *_gallery(found, left), *tail])
 
 
@@ -62,32 +83,60 @@ def _text(text: str) -> str:
 
 
 def _facts(pairs: Sequence[tuple[str, str]]) -> str:
-    return '<dl class="facts">' + "".join(f"<div><dt>{name}</dt><dd>{_text(text)}</dd></div>" for name, text in pairs) + "</dl>"
+    return (
+        '<dl class="facts">'
+        + "".join(f"<div><dt>{name}</dt><dd>{_text(text)}</dd></div>" for name, text in pairs)
+        + "</dl>"
+    )
 
 
 def _stream(one: StreamInfo, several: bool) -> Iterator[str]:
     """Give the columns and shards of one stream."""
     yield f"<h2>{_text(one.name) if several else 'Columns'}</h2>"
     if several:
-        yield _facts([("format", one.format), ("rows", f"{one.rows:,}"), ("shards", f"{one.shards:,}"), ("stored", format_size(one.bytes))])
+        yield _facts(
+            [
+                ("format", one.format),
+                ("rows", f"{one.rows:,}"),
+                ("shards", f"{one.shards:,}"),
+                ("stored", format_size(one.bytes)),
+            ]
+        )
     types = one.types()
     names, told = facts_table(one.stats or {})
     facts = dict(zip(one.stats or (), told, strict=True))
     heads = "".join(f'<th class="n" scope="col">{name}</th>' for name in names)
     yield f'<div class="wide"><table><tr><th scope="col">column</th><th scope="col">encoding</th><th scope="col">Arrow type</th>{heads}</tr>'
     for column in one.columns or ():
-        cells = "".join(f'<td class="n">{_text(text)}</td>' for text in facts.get(column.name, [""] * len(names)))
+        cells = "".join(
+            f'<td class="n">{_text(text)}</td>'
+            for text in facts.get(column.name, [""] * len(names))
+        )
         cells = f"<td><code>{_text(types[column.name])}</code></td>{cells}"
         yield f"<tr><td>{_text(column.name)}</td><td><code>{_text(column.encoding)}</code></td>{cells}</tr>"
     yield "</table></div>"
     sizes = [size for size in (one.smallest, one.median, one.largest) if size is not None]
     yield "<h2>Shards</h2>"
-    facts_of = [("compression", one.compression or "none"), ("sums", ", ".join(one.hashes) or "none"), ("writer", one.writer or "not said")]
+    facts_of = [
+        ("compression", one.compression or "none"),
+        ("sums", ", ".join(one.hashes) or "none"),
+        ("writer", one.writer or "not said"),
+    ]
     names_of = ("smallest", "median", "largest")
-    yield _facts([*facts_of, *((name, format_size(size)) for name, size in zip(names_of, sizes, strict=False))])
+    yield _facts(
+        [
+            *facts_of,
+            *((name, format_size(size)) for name, size in zip(names_of, sizes, strict=False)),
+        ]
+    )
     if one.holes:
         more = f"<li>and {len(one.holes) - _HOLES} more</li>" if len(one.holes) > _HOLES else ""
-        yield '<ul class="holes">' + "".join(f"<li>{_text(hole)}</li>" for hole in one.holes[:_HOLES]) + more + "</ul>"
+        yield (
+            '<ul class="holes">'
+            + "".join(f"<li>{_text(hole)}</li>" for hole in one.holes[:_HOLES])
+            + more
+            + "</ul>"
+        )
     if one.shard_list and len(one.shard_list) > 1:
         yield '<div class="plots">' + _shard_sizes(one.shard_list) + "</div>"
 
@@ -98,7 +147,9 @@ def _shard_sizes(shards: Sequence[tuple[str, int, int]]) -> str:
 
     sizes = np.array([size for _, _, size in shards], np.int64)
     if len(sizes) > _SHARDS:
-        sizes = np.maximum.reduceat(sizes, np.linspace(0, len(sizes), _SHARDS, endpoint=False).astype(np.int64))
+        sizes = np.maximum.reduceat(
+            sizes, np.linspace(0, len(sizes), _SHARDS, endpoint=False).astype(np.int64)
+        )
     labels = [format_size(size) for size in sizes.tolist()]
     return plot("size of each shard", sizes, labels, "first", "last")
 
@@ -116,8 +167,13 @@ def _gallery(found: Inspection, left: int) -> Iterator[str]:
             break
         left -= len(card.encode())
         cards.append(card)
-    note = f"{format_count(len(cards), 'row')} at random" + (f"; {total - len(cards):,} more did not fit on the page" if len(cards) < total else "")
-    options = "".join(f'<option value="{i}">{_text(name)}</option>' for i, name in enumerate(schema.names[:_CELLS]))
+    note = f"{format_count(len(cards), 'row')} at random" + (
+        f"; {total - len(cards):,} more did not fit on the page" if len(cards) < total else ""
+    )
+    options = "".join(
+        f'<option value="{i}">{_text(name)}</option>'
+        for i, name in enumerate(schema.names[:_CELLS])
+    )
     yield f"<h2>Rows <small>{note}</small></h2>"
     yield (
         '<div class="tools"><input id="find" type="search" placeholder="Search these rows" aria-label="Search these rows">'
@@ -165,15 +221,29 @@ def _medium(data: bytes, name: str, left: int) -> tuple[str, str]:
             return "", f"{kind}, {size}: {error.message}"
         made = io.BytesIO()
         small.save(made, "JPEG", quality=82)
-        return _sourced(made.getvalue(), "image/jpeg", f'<img alt="{_text(name)}" src="', '">', left, f"{kind}, {size}")
+        return _sourced(
+            made.getvalue(),
+            "image/jpeg",
+            f'<img alt="{_text(name)}" src="',
+            '">',
+            left,
+            f"{kind}, {size}",
+        )
     if kind in _SOUNDS:
         return _sourced(
-            data, _SOUNDS[kind], f'<audio controls preload="none" aria-label="{_text(name)}" src="', '"></audio>', left, f"{kind}, {size}"
+            data,
+            _SOUNDS[kind],
+            f'<audio controls preload="none" aria-label="{_text(name)}" src="',
+            '"></audio>',
+            left,
+            f"{kind}, {size}",
         )
     return "", f"{kind or 'bytes'}, {size}"
 
 
-def _sourced(data: bytes, kind: str, before: str, after: str, left: int, told: str) -> tuple[str, str]:
+def _sourced(
+    data: bytes, kind: str, before: str, after: str, left: int, told: str
+) -> tuple[str, str]:
     if len(data) * 4 // 3 > left:
         return "", f"{told}: left out, it does not fit on the page"
     return f"{before}data:{kind};base64,{base64.b64encode(data).decode()}{after}", told

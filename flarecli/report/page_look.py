@@ -74,6 +74,4 @@ def _sum(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-POLICY = (
-    f"default-src 'none'; style-src '{_sum(STYLE)}'; script-src '{_sum(SCRIPT)}'; img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
-)
+POLICY = f"default-src 'none'; style-src '{_sum(STYLE)}'; script-src '{_sum(SCRIPT)}'; img-src data:; media-src data:; base-uri 'none'; form-action 'none'"

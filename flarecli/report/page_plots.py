@@ -22,7 +22,11 @@ def plots(batches: Sequence[pa.RecordBatch]) -> Iterator[str]:
     import pyarrow as pa
 
     table = pa.Table.from_batches(batches)
-    drawn = [text for name in table.schema.names if (text := _column(name, table.column(name).combine_chunks()))]
+    drawn = [
+        text
+        for name in table.schema.names
+        if (text := _column(name, table.column(name).combine_chunks()))
+    ]
     if drawn:
         yield f'<h2>Values <small>over {format_count(table.num_rows, "row")} at random</small></h2><div class="plots">'
         yield from drawn
@@ -47,7 +51,9 @@ def _column(name: str, array: pa.Array) -> str:
         values = array.drop_null().cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         return _histogram(name, values[np.isfinite(values)], lambda value: f"{value:.6g}")
     try:
-        sizes = pc.binary_length(array).drop_null().cast(pa.float64()).to_numpy(zero_copy_only=False)
+        sizes = (
+            pc.binary_length(array).drop_null().cast(pa.float64()).to_numpy(zero_copy_only=False)
+        )
     except pa.ArrowNotImplementedError:
         return ""
     return _histogram(f"{name}, size", sizes, lambda value: format_size(int(value)))
@@ -56,9 +62,18 @@ def _column(name: str, array: pa.Array) -> str:
 def _words(name: str, counts: pa.Array) -> str:
     import numpy as np
 
-    found = sorted(((str(one["values"]), one["counts"]) for one in counts.to_pylist()), key=lambda pair: (-pair[1], pair[0]))
+    found = sorted(
+        ((str(one["values"]), one["counts"]) for one in counts.to_pylist()),
+        key=lambda pair: (-pair[1], pair[0]),
+    )
     labels = [f"{word[:80]}: {count}" for word, count in found]
-    return plot(name, np.array([count for _, count in found]), labels, found[0][0][:24], found[-1][0][:24] if len(found) > 1 else "")
+    return plot(
+        name,
+        np.array([count for _, count in found]),
+        labels,
+        found[0][0][:24],
+        found[-1][0][:24] if len(found) > 1 else "",
+    )
 
 
 def _histogram(name: str, values: Any, told: Any) -> str:
@@ -71,7 +86,10 @@ def _histogram(name: str, values: Any, told: Any) -> str:
         if not np.isfinite(most - least):
             return ""
         counts, edges = np.histogram(values, _BINS if most > least else 1, (least, most))
-    labels = [f"{told(edges[i])} to {told(edges[i + 1])}: {count}" for i, count in enumerate(counts.tolist())]
+    labels = [
+        f"{told(edges[i])} to {told(edges[i + 1])}: {count}"
+        for i, count in enumerate(counts.tolist())
+    ]
     return plot(name, counts, labels, told(least), told(most) if most > least else "")
 
 

@@ -13,14 +13,21 @@ from flarecli.storage import locate
 
 __all__ = ["KINDS", "check_report", "write_report"]
 
-KINDS: Mapping[str, Callable[[Result], str]] = {".xml": junit, ".json": listed, ".html": findings_page}
+KINDS: Mapping[str, Callable[[Result], str]] = {
+    ".xml": junit,
+    ".json": listed,
+    ".html": findings_page,
+}
 
 
 def check_report(address: str) -> str:
     """Give the kind of report that a name asks for. Raises UsageError for a name that asks for none."""
     kind = next((one for one in KINDS if address.lower().endswith(one)), None)
     if kind is None:
-        raise UsageError(f"{address!r} does not say which report it is", hint="Name a file that ends with .xml (JUnit), .json or .html.")
+        raise UsageError(
+            f"{address!r} does not say which report it is",
+            hint="Name a file that ends with .xml (JUnit), .json or .html.",
+        )
     return kind
 
 

@@ -10,7 +10,17 @@ from flarecli.storage.ahead import expect, is_cold, large_memory, read_ahead
 from flarecli.storage.globs import globbed
 from flarecli.storage.handles import files_limit
 from flarecli.storage.limits import Limits
-from flarecli.storage.location import Entry, Guard, Keeper, Location, Part, Store, Written, locate, read_each
+from flarecli.storage.location import (
+    Entry,
+    Guard,
+    Keeper,
+    Location,
+    Part,
+    Store,
+    Written,
+    locate,
+    read_each,
+)
 from flarecli.storage.threads import side_by_side
 
 __all__ = [

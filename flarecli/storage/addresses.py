@@ -19,8 +19,13 @@ from flarecli.names import redact
 __all__ = ["Address", "folder_of", "join", "parse", "redirected", "reserved", "usual"]
 
 PORTS = {"http": 80, "https": 443}
-_PARTS = re.compile(r"(https?)://(?:([^@/?#]*)@)?([^/?#@]*?)(?::(\d{0,5}))?(?:([/?][^#]*))?(?:#.*)?", re.IGNORECASE | re.ASCII | re.DOTALL)
-_USUAL = re.compile(r"(https?://[a-z0-9.-]+(?::\d{1,5})?)(/[!$-;=?-\[\]_a-z~]*)", re.ASCII)  # what most are: nothing to put otherwise
+_PARTS = re.compile(
+    r"(https?)://(?:([^@/?#]*)@)?([^/?#@]*?)(?::(\d{0,5}))?(?:([/?][^#]*))?(?:#.*)?",
+    re.IGNORECASE | re.ASCII | re.DOTALL,
+)
+_USUAL = re.compile(
+    r"(https?://[a-z0-9.-]+(?::\d{1,5})?)(/[!$-;=?-\[\]_a-z~]*)", re.ASCII
+)  # what most are: nothing to put otherwise
 _PATHS = re.compile(r"[!$-;=?-\[\]_a-z~]*", re.ASCII)  # of those, any number
 _HOST = re.compile(r"[a-z0-9_](?:[a-z0-9._-]{0,252}[a-z0-9_.])?", re.ASCII)
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
@@ -110,7 +115,9 @@ def parse(url: str) -> Address:
         path = "/" + path
     if _UNQUOTED.search(path):
         path = quote(path, safe=_SAFE, errors="surrogatepass")
-    return Address(start + path, origin, quote(user, safe=_SAFE_USER, errors="surrogatepass") if user else "")
+    return Address(
+        start + path, origin, quote(user, safe=_SAFE_USER, errors="surrogatepass") if user else ""
+    )
 
 
 def usual(urls: Sequence[str | None]) -> tuple[list[str], list[str]] | None:
@@ -125,17 +132,26 @@ def usual(urls: Sequence[str | None]) -> tuple[list[str], list[str]] | None:
     if -1 in ends or not _PATHS.fullmatch("".join(paths)):
         return None
     try:
-        servers = [_all_usual(url[:end]) for url, end in zip(urls, ends, strict=True) if url is not None]
+        servers = [
+            _all_usual(url[:end]) for url, end in zip(urls, ends, strict=True) if url is not None
+        ]
     except FormatError:
         return None
-    return [start + path for (start, _), path in zip(servers, paths, strict=True)], [origin for _, origin in servers]
+    return [start + path for (start, _), path in zip(servers, paths, strict=True)], [
+        origin for _, origin in servers
+    ]
 
 
 def _of_one_server(urls: list[str]) -> tuple[list[str], list[str]] | None:
     """Do so where all of them name one server, in the words in which it is asked: then they need not be taken apart one by one."""
     server = urls[0][: urls[0].find("/", 8) + 1] if urls else ""
     paths = ("\n" + "\n".join(urls)).split("\n" + server)
-    if not server or paths[0] or len(paths) != len(urls) + 1 or not _PATHS.fullmatch("".join(paths)):  # a line's end is no part of a path
+    if (
+        not server
+        or paths[0]
+        or len(paths) != len(urls) + 1
+        or not _PATHS.fullmatch("".join(paths))
+    ):  # a line's end is no part of a path
         return None
     try:
         start, origin = _all_usual(server[:-1])
@@ -159,7 +175,9 @@ def _server(scheme: str, host: str, port: str | None) -> tuple[str, str]:
     number = int(port) if port else PORTS[scheme]
     if not 0 < number < 65536:
         raise FormatError("the address has a port that cannot be")
-    return f"{scheme}://{host}" + (f":{number}" if number != PORTS[scheme] else ""), f"{scheme}://{host}:{number}"
+    return f"{scheme}://{host}" + (
+        f":{number}" if number != PORTS[scheme] else ""
+    ), f"{scheme}://{host}:{number}"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -175,7 +193,9 @@ def _refused(url: str) -> UnsafeError | FormatError:
         return FormatError("the address holds a control character", where=_shown(url))
     if scheme and scheme[0][:-1].lower() not in PORTS:
         return UnsafeError(
-            f"{scheme[0][:-1].lower()[:20]}: addresses are not followed", where=_shown(url), hint="Only http and https addresses are fetched."
+            f"{scheme[0][:-1].lower()[:20]}: addresses are not followed",
+            where=_shown(url),
+            hint="Only http and https addresses are fetched.",
         )
     return FormatError("not an http or https address", where=_shown(url))
 
@@ -228,7 +248,9 @@ def redirected(before: Address, location: str) -> Address:
     location  the header as it came, a byte a character
     raises    UnsafeError for anything but http(s); FormatError for what is no address
     """
-    target = parse(join(before.url, _NOT_ASCII.sub(lambda match: f"%{ord(match[0]):02X}", location)))
+    target = parse(
+        join(before.url, _NOT_ASCII.sub(lambda match: f"%{ord(match[0]):02X}", location))
+    )
     if target.origin == before.origin and not target.user:
         return target._replace(user=before.user)
     return target

@@ -32,7 +32,10 @@ def expect(view: memoryview, together: int) -> None:
     If memory has room for twice that, what is missing of it comes in pages as large as there are, of 2 MB. Measured: an epoch over pages
     of 4 KB takes 1.6 to 1.9 times as long, now and in each later process.
     """
-    if is_cold(view, range(0, len(view), len(view) // _LOOKS + 1)) and 2 * together <= spare_memory():
+    if (
+        is_cold(view, range(0, len(view), len(view) // _LOOKS + 1))
+        and 2 * together <= spare_memory()
+    ):
         in_large_pages(view)
 
 
@@ -56,7 +59,9 @@ def is_cold(view: memoryview, places: Sequence[int]) -> bool:
         return False
     address_of, is_out = asked
     address, page = address_of(map_), mmap.PAGESIZE
-    return any(0 <= place < len(map_) and is_out(address + place // page * page) for place in places)  # next to it lie other maps
+    return any(
+        0 <= place < len(map_) and is_out(address + place // page * page) for place in places
+    )  # next to it lie other maps
 
 
 @functools.cache
@@ -82,7 +87,9 @@ def _asked() -> tuple[Callable[[Any], int], Callable[[int], bool]] | None:
 def read_ahead(view: memoryview, ranges: Iterable[tuple[int, int]]) -> None:
     """Ask the system for runs (start, stop) of a mapped file, without waiting for them."""
     map_, page = view.obj, mmap.PAGESIZE
-    if _WILLNEED is None or not isinstance(map_, mmap.mmap) or map_ in _large:  # what is asked for so comes in small pages
+    if (
+        _WILLNEED is None or not isinstance(map_, mmap.mmap) or map_ in _large
+    ):  # what is asked for so comes in small pages
         return
     for start, stop in ranges:
         if start < stop:
@@ -95,7 +102,11 @@ def ahead_of_file(fd: int, size: int, ranges: Sequence[tuple[int, int]]) -> None
 
     size    bytes of the file: what lies outside is not asked for
     """
-    if len(ranges) < 2 or _NOWAIT is None or not any(_waits(fd, size, ranges[i][0]) for i in (0, len(ranges) // 2, -1)):
+    if (
+        len(ranges) < 2
+        or _NOWAIT is None
+        or not any(_waits(fd, size, ranges[i][0]) for i in (0, len(ranges) // 2, -1))
+    ):
         return
     for start, stop in ranges:
         if 0 <= start < stop <= size:

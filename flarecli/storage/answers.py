@@ -13,9 +13,28 @@ from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from http import HTTPStatus
 
-from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, ReachError, UnsafeError
+from flarecli.errors import (
+    FlareError,
+    FormatError,
+    IntegrityError,
+    MissingError,
+    ReachError,
+    UnsafeError,
+)
 
-__all__ = ["REDIRECTS", "SETTLED_S", "Answer", "Fault", "broken", "changed", "decoded", "plain_length", "private", "refused", "settled"]
+__all__ = [
+    "REDIRECTS",
+    "SETTLED_S",
+    "Answer",
+    "Fault",
+    "broken",
+    "changed",
+    "decoded",
+    "plain_length",
+    "private",
+    "refused",
+    "settled",
+]
 
 INFLATION = 100  # a body may inflate to so many times what was sent, and
 INFLATION_FLOOR = 16 << 20  # to this size in any case
@@ -27,7 +46,15 @@ PRIVATE_HINT = "Give --allow-private to reach it, if you trust what names it."
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 _CROWDED = (429, 503)
 # what S3 and its like say in an error's body when asking again helps; some of it comes as 400 or 403
-_PASSING_CODES = {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
+_PASSING_CODES = {
+    "SlowDown",
+    "RequestTimeout",
+    "InternalError",
+    "ServiceUnavailable",
+    "Throttling",
+    "ThrottlingException",
+    "RequestLimitExceeded",
+}
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,40})</Code>")
 _RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)", re.ASCII)
 _ETAG = re.compile(r'"[!#-~]{1,200}"', re.ASCII)
@@ -72,7 +99,11 @@ _TELLING = re.compile(
 )
 
 
-_WHOLE = tuple(b"http/" + version + b" 200" + end for version in (b"1.1", b"1.0", b"2", b"3") for end in (b" ", b"\r"))
+_WHOLE = tuple(
+    b"http/" + version + b" 200" + end
+    for version in (b"1.1", b"1.0", b"2", b"3")
+    for end in (b" ", b"\r")
+)
 
 
 @lru_cache(maxsize=64)
@@ -103,7 +134,17 @@ class Answer:
     page    whether the body is called a web page
     """
 
-    __slots__ = ("_head", "_headers", "coding", "length", "page", "range", "status", "total", "version")
+    __slots__ = (
+        "_head",
+        "_headers",
+        "coding",
+        "length",
+        "page",
+        "range",
+        "status",
+        "total",
+        "version",
+    )
 
     def __init__(self, lines: Sequence[bytes]) -> None:
         self._head = head = b"".join(lines)
@@ -111,7 +152,12 @@ class Answer:
         self.coding, self.page = "", False
         self.range: tuple[int, int, int | None] | None = None
         found = _TELLING.findall(head.lower())
-        if len(found) == 1 and found[0][0] and head.startswith(b"HTTP/") and len(lines[0]) <= _SHORT:
+        if (
+            len(found) == 1
+            and found[0][0]
+            and head.startswith(b"HTTP/")
+            and len(lines[0]) <= _SHORT
+        ):
             self.version, self.status = _status(lines[0])
             self.length: int | None = int(found[0][0])
             self.total: int | None = self.length if self.status == 200 else None
@@ -134,19 +180,35 @@ class Answer:
     def _read(self) -> None:
         """Read what every answer is asked for, of an answer that says more or less of it than most."""
         headers = self.headers
-        self.version, self.status = next((_status(line[:_SHORT]) for line in reversed(self._head.split(b"\n")) if line.startswith(b"HTTP/")), ("", 0))
-        self.page = headers.get("content-type", "").lower().startswith(("text/html", "application/xhtml"))
+        self.version, self.status = next(
+            (
+                _status(line[:_SHORT])
+                for line in reversed(self._head.split(b"\n"))
+                if line.startswith(b"HTTP/")
+            ),
+            ("", 0),
+        )
+        self.page = (
+            headers.get("content-type", "").lower().startswith(("text/html", "application/xhtml"))
+        )
         coding = headers.get("content-encoding", "").lower()
         self.coding = "" if coding == "identity" else coding
         text = headers.get("content-length", "")
-        counted = text.isascii() and text.isdigit() and len(text) <= 18 and not headers.get("transfer-encoding")
+        counted = (
+            text.isascii()
+            and text.isdigit()
+            and len(text) <= 18
+            and not headers.get("transfer-encoding")
+        )
         self.length = int(text) if counted else None
         self.total = self.length if self.status == 200 and not self.coding else None
         text = headers.get("content-range", "")
         match = _RANGE.fullmatch(text) if text else None
         if match is not None:
             self.total = None if match[3] == "*" else int(match[3])
-            self.range = None if match[1] is None else (int(match[1]), int(match[2]) + 1, self.total)
+            self.range = (
+                None if match[1] is None else (int(match[1]), int(match[2]) + 1, self.total)
+            )
 
     def get(self, name: str) -> str:
         """Give a header's value, or an empty text."""
@@ -176,7 +238,11 @@ class Answer:
 
     def is_other(self, before: Answer) -> bool:
         """Say whether this is an answer about another version of a file than an earlier one, as far as the two tell."""
-        told = ((self.etag, before.etag), (self.modified, before.modified), (self.total, before.total))
+        told = (
+            (self.etag, before.etag),
+            (self.modified, before.modified),
+            (self.total, before.total),
+        )
         return any(one and other and one != other for one, other in told)
 
     def retry_after(self, now: float) -> float | None:
@@ -193,7 +259,9 @@ class Answer:
 def settled(modified: str, date: str) -> bool:
     """Say whether a file last changed so long before an answer that a change since would show: both are whole seconds (RFC 9110, 8.8.2.2)."""
     try:
-        return (parsedate_to_datetime(date) - parsedate_to_datetime(modified)).total_seconds() >= SETTLED_S
+        return (
+            parsedate_to_datetime(date) - parsedate_to_datetime(modified)
+        ).total_seconds() >= SETTLED_S
     except (ValueError, TypeError, OverflowError):
         return False
 
@@ -209,7 +277,12 @@ def refused(answer: Answer, body: bytes) -> Fault:
         message = f"status {status}"
     message += f" ({named})" if named else ""
     if status in _PASSING or named in _PASSING_CODES:
-        crowded = status in _CROWDED or named in ("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded")
+        crowded = status in _CROWDED or named in (
+            "SlowDown",
+            "Throttling",
+            "ThrottlingException",
+            "RequestLimitExceeded",
+        )
         return Fault("busy" if crowded else "server", message, passing=True, crowded=crowded)
     if status in (404, 410):
         return Fault("missing", message, error=MissingError)
@@ -224,12 +297,19 @@ def refused(answer: Answer, body: bytes) -> Fault:
 
 def changed() -> Fault:
     """Say that the object is not the one that was read from before."""
-    return Fault("changed", "changed while it was read", hint="Run the command again.", error=IntegrityError)
+    return Fault(
+        "changed", "changed while it was read", hint="Run the command again.", error=IntegrityError
+    )
 
 
 def private(ip: str, word: str) -> Fault:
     """Say that a name or a redirect leads to where data may not lead."""
-    return Fault("unsafe", f"leads to {ip}, {'an' if word[0] in 'aeiou' else 'a'} {word} address", hint=PRIVATE_HINT, error=UnsafeError)
+    return Fault(
+        "unsafe",
+        f"leads to {ip}, {'an' if word[0] in 'aeiou' else 'a'} {word} address",
+        hint=PRIVATE_HINT,
+        error=UnsafeError,
+    )
 
 
 # which of these it is depends on when the end of a connection is noticed, so they share their words
@@ -276,10 +356,14 @@ def decoded(coding: str, parts: Iterable[bytes], limit: int) -> bytes:
     if coding not in ("gzip", "x-gzip", "deflate"):
         raise FormatError(f"sent with content encoding {coding[:20]!r}, which was not asked for")
     data, out = memoryview(b"".join(parts)), bytearray()
-    wbits = 31 if coding != "deflate" else 15 if data[:1] and (data[0] & 0x0F) == 8 else -15  # some send deflate without its wrapper
+    wbits = (
+        31 if coding != "deflate" else 15 if data[:1] and (data[0] & 0x0F) == 8 else -15
+    )  # some send deflate without its wrapper
     member = zlib.decompressobj(wbits)
     try:
-        for start in range(0, len(data), _STEP):  # always the same pieces, however they came: so is the place where it ends
+        for start in range(
+            0, len(data), _STEP
+        ):  # always the same pieces, however they came: so is the place where it ends
             piece: bytes | memoryview = data[start : start + _STEP]
             while True:
                 if member.eof and piece:  # gzip members may follow one another

@@ -41,13 +41,40 @@ __all__ = ["AnyStore"]
 
 T = TypeVar("T")
 SERVED = {  # scheme -> what installs the library behind it, where fsspec alone does not serve it
-    "abfs": "adlfs", "box": "boxfs", "dropbox": "dropboxdrivefs", "ftp": "", "gcs": "gcsfs", "gdrive": "gdrive_fsspec", "hdfs": "pyarrow",
-    "hf": "huggingface_hub", "memory": "", "oci": "ocifs", "oss": "ossfs", "s3": "s3fs", "sftp": "paramiko", "smb": "smbprotocol",
-    "webdav": "webdav4", "webhdfs": "requests",
-}  # fmt: skip
-_WHOLE = ("abfs", "gcs", "hf", "memory", "oci", "oss", "s3")  # where a file appears when its upload has ended
+    "abfs": "adlfs",
+    "box": "boxfs",
+    "dropbox": "dropboxdrivefs",
+    "ftp": "",
+    "gcs": "gcsfs",
+    "gdrive": "gdrive_fsspec",
+    "hdfs": "pyarrow",
+    "hf": "huggingface_hub",
+    "memory": "",
+    "oci": "ocifs",
+    "oss": "ossfs",
+    "s3": "s3fs",
+    "sftp": "paramiko",
+    "smb": "smbprotocol",
+    "webdav": "webdav4",
+    "webhdfs": "requests",
+}
+_WHOLE = (
+    "abfs",
+    "gcs",
+    "hf",
+    "memory",
+    "oci",
+    "oss",
+    "s3",
+)  # where a file appears when its upload has ended
 _SIGNS = ("ETag", "etag", "e_tag", "md5", "blob_id", "last_commit")  # what tells versions apart
-_TIMES = ("mtime", "modified", "modify", "LastModified", "created")  # what does so where nothing else is told, once they lie behind
+_TIMES = (
+    "mtime",
+    "modified",
+    "modify",
+    "LastModified",
+    "created",
+)  # what does so where nothing else is told, once they lie behind
 _CHECK = "Check the credentials, and that they may do this."
 _BLOCK = 8 << 20
 _KNOWN = 1 << 16
@@ -57,9 +84,15 @@ _FTP_TIME = re.compile(r"\d{14}(\.\d{3,6})?", re.ASCII)  # RFC 3659, 2.3
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9.]{0,59}")
 _DENIED = ("GatedRepoError", "error_perm")
 _NOBODY = (  # what comes of these is no fault of a file's: all that follow would fail like it
-    "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError", "SSOTokenLoadError",
-    "UnauthorizedSSOTokenError", "LoginError", "AuthenticationException",
-)  # fmt: skip
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "TokenRetrievalError",
+    "SSOTokenLoadError",
+    "UnauthorizedSSOTokenError",
+    "LoginError",
+    "AuthenticationException",
+)
 
 
 class _Known(NamedTuple):
@@ -89,7 +122,10 @@ class AnyStore:
         return AnyStore, (self.address, self.guard)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, AnyStore) and (self.address, self.guard) == (other.address, other.guard)
+        return isinstance(other, AnyStore) and (self.address, self.guard) == (
+            other.address,
+            other.guard,
+        )
 
     def __hash__(self) -> int:
         return hash((self.address, self.guard))
@@ -103,7 +139,9 @@ class AnyStore:
         scheme = scheme_of(address)
         if scheme not in SERVED:
             hint = "Give a path, or an http://, https://, s3://, gs://, az:// or hf:// address."
-            raise unknown(f"{scheme}:// is not an address that flare reads", where=redact(address), hint=hint)
+            raise unknown(
+                f"{scheme}:// is not an address that flare reads", where=redact(address), hint=hint
+            )
         store = cls(scheme + address[len(scheme) :], guard)
         return Location(store, store.of_kind()._strip_protocol(store.address).strip("/"))
 
@@ -113,7 +151,11 @@ class AnyStore:
         try:
             return importlib.import_module("fsspec").get_filesystem_class(self.scheme)
         except ImportError:
-            raise MissingLibraryError(f"the library behind {self.scheme}:// is not installed", where=redact(self.address), hint=install) from None
+            raise MissingLibraryError(
+                f"the library behind {self.scheme}:// is not installed",
+                where=redact(self.address),
+                hint=install,
+            ) from None
 
     def _files(self) -> Any:
         """Open the file system for this process and thread: not all of them may be shared."""
@@ -121,7 +163,11 @@ class AnyStore:
             kind = self.of_kind()
             options = dict(kind._get_kwargs_from_urls(self.address))
             if self.scheme == "s3":
-                options |= {"anon": True} if os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true") else {}
+                options |= (
+                    {"anon": True}
+                    if os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true")
+                    else {}
+                )
             if self.scheme in ("ftp", "sftp"):
                 options.setdefault("timeout", self.guard.limits.timeout_s)
             options |= {"use_listings_cache": False, "skip_instance_cache": True}
@@ -135,7 +181,11 @@ class AnyStore:
         return f"{scheme}://{'/'.join(rest.lstrip('/').split('/')[: 3 if scheme == 'hf' else 1])}/"
 
     def show(self, path: str) -> str:
-        return f"{self.home}{path}" if self.scheme in ("ftp", "sftp", "smb", "hdfs", "webhdfs", "webdav") else f"{self.scheme}://{path}"
+        return (
+            f"{self.home}{path}"
+            if self.scheme in ("ftp", "sftp", "smb", "hdfs", "webhdfs", "webdav")
+            else f"{self.scheme}://{path}"
+        )
 
     def child(self, path: str, name: str) -> str:
         return f"{path}/{name}" if path else name
@@ -165,17 +215,25 @@ class AnyStore:
             raise FormatError("a folder where a file is needed", where=self.show(path)) from None
         except ImportError:
             raise MissingLibraryError(
-                f"the library behind {self.scheme}:// is not whole", where=self.show(path), hint=f"pip install {SERVED[self.scheme]}"
+                f"the library behind {self.scheme}:// is not whole",
+                where=self.show(path),
+                hint=f"pip install {SERVED[self.scheme]}",
             ) from None
         except Exception as error:
             kind = type(error).__name__
             if refused := self._refused(error, path):
                 raise refused from None
             if kind in _NOBODY:
-                raise CredentialsError(f"permission denied ({kind})", where=self.show(path), hint=_CHECK) from None
+                raise CredentialsError(
+                    f"permission denied ({kind})", where=self.show(path), hint=_CHECK
+                ) from None
             if isinstance(error, PermissionError) or kind in _DENIED:
-                raise ReachError(f"permission denied ({kind})", where=self.show(path), hint=_CHECK) from None
-            raise ReachError(f"{self.scheme} fails: {self._said(error)}", where=self.show(path)) from None
+                raise ReachError(
+                    f"permission denied ({kind})", where=self.show(path), hint=_CHECK
+                ) from None
+            raise ReachError(
+                f"{self.scheme} fails: {self._said(error)}", where=self.show(path)
+            ) from None
 
     def _refused(self, error: Exception, path: str) -> FlareError | None:
         """Give what a refusal of S3 means; None if it is none. To a HEAD the answer has no word for it, so the first byte is asked for."""
@@ -202,7 +260,11 @@ class AnyStore:
         if info.get("type") == "directory" or info.get("size") is None:
             raise FormatError("a folder where a file is needed", where=self.show(path))
         sign = next((sign for sign in (*_SIGNS, *_TIMES) if info.get(sign)), "")
-        found = _Known(str(info.get(sign, "")), int(info["size"]), sign not in _TIMES or _lies_behind(info[sign]))
+        found = _Known(
+            str(info.get(sign, "")),
+            int(info["size"]),
+            sign not in _TIMES or _lies_behind(info[sign]),
+        )
         if (known or found)[:2] != found[:2]:
             raise changed().raised(self.show(path))
         return found
@@ -244,7 +306,9 @@ class AnyStore:
         self._settle(path, seen)
         return data
 
-    def _ranges(self, path: str, ranges: Sequence[tuple[int, int | None]], known: _Known | None) -> tuple[list[bytes], _Known]:
+    def _ranges(
+        self, path: str, ranges: Sequence[tuple[int, int | None]], known: _Known | None
+    ) -> tuple[list[bytes], _Known]:
         known = known or alone(lambda: self._look(path))
         size = known.size
         wanted = [(start, size if stop is None else stop) for start, stop in ranges]
@@ -253,7 +317,15 @@ class AnyStore:
             raise short_read(self.show(path), 0, past, size)
 
         def read(pair: tuple[int, int]) -> bytes:
-            return b"" if pair[0] == pair[1] else bytes(self._do(path, lambda files, name: files.cat_file(name, start=pair[0], end=pair[1])))
+            return (
+                b""
+                if pair[0] == pair[1]
+                else bytes(
+                    self._do(
+                        path, lambda files, name: files.cat_file(name, start=pair[0], end=pair[1])
+                    )
+                )
+            )
 
         data = side_by_side(read, wanted, self.guard.limits.jobs)
         for one, (start, stop) in zip(data, wanted, strict=True):
@@ -264,7 +336,9 @@ class AnyStore:
 
     def list(self, path: str) -> Iterator[Entry]:
         """List all files below a folder: where a library lists folder by folder, no more than one of each depth is in memory."""
-        is_at_once = self.of_kind().find is not importlib.import_module("fsspec").AbstractFileSystem.find
+        is_at_once = (
+            self.of_kind().find is not importlib.import_module("fsspec").AbstractFileSystem.find
+        )
         is_empty = True
         for entry in self._listed(path) if is_at_once else self._walked(path, 0):
             is_empty = False
@@ -277,32 +351,58 @@ class AnyStore:
         top, entries = self._path(path).strip("/"), list[Entry]()
         while found:  # what a library tells of a file takes several times what is kept of it
             name, info = found.popitem()
-            entries.append(Entry(str(name).strip("/")[len(top) + 1 if top else 0 :], int(info.get("size") or 0)))
+            entries.append(
+                Entry(
+                    str(name).strip("/")[len(top) + 1 if top else 0 :], int(info.get("size") or 0)
+                )
+            )
         entries.sort(key=lambda entry: entry.name.encode("utf-8", "surrogateescape"))
         yield from (entry for entry in entries if entry.name)
 
     def _walked(self, path: str, depth: int) -> Iterator[Entry]:
         if depth > _DEEPEST:
-            raise FormatError(f"folders lie more than {_DEEPEST} deep in it", where=self.show(path), hint="Name a folder further down.")
+            raise FormatError(
+                f"folders lie more than {_DEEPEST} deep in it",
+                where=self.show(path),
+                hint="Name a folder further down.",
+            )
         try:
             found = alone(lambda: self._do(path, lambda files, name: files.ls(name, detail=True)))
         except MissingError:
             if not depth:
                 raise
             return  # it went while we looked
-        names = [(str(info["name"]).rstrip("/").rpartition("/")[2], info.get("type") == "directory", int(info.get("size") or 0)) for info in found]
-        if len(found) == 1 and not names[0][1] and str(found[0]["name"]).strip("/") == self._path(path).strip("/"):
+        names = [
+            (
+                str(info["name"]).rstrip("/").rpartition("/")[2],
+                info.get("type") == "directory",
+                int(info.get("size") or 0),
+            )
+            for info in found
+        ]
+        if (
+            len(found) == 1
+            and not names[0][1]
+            and str(found[0]["name"]).strip("/") == self._path(path).strip("/")
+        ):
             return  # a file
         del found
-        for name, is_folder, size in sorted(names, key=lambda one: (one[0] + "/" * one[1]).encode("utf-8", "surrogateescape")):
+        for name, is_folder, size in sorted(
+            names, key=lambda one: (one[0] + "/" * one[1]).encode("utf-8", "surrogateescape")
+        ):
             if is_folder:
-                yield from (Entry(f"{name}/{entry.name}", entry.size) for entry in self._walked(self.child(path, name), depth + 1))
+                yield from (
+                    Entry(f"{name}/{entry.name}", entry.size)
+                    for entry in self._walked(self.child(path, name), depth + 1)
+                )
             else:
                 yield Entry(name, size)
 
     # -- writing
 
-    def write(self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True) -> Written:
+    def write(
+        self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
+    ) -> Written:
         """Write a file; it is collected on the local disk first, so that a half one never leaves this machine."""
         sums = Sums(hashes)
         with contextlib.ExitStack() as stack:
@@ -315,9 +415,20 @@ class AnyStore:
             except OSError as error:
                 if isinstance(error, FlareError):  # of the parts
                     raise
-                where, hint = tempfile.gettempdir(), "Let TMPDIR name a folder with room for the largest file."
-                raise ReachError(f"cannot collect a file here: {os.strerror(error.errno or 0).lower()}", where=where, hint=hint) from None
-            alone(lambda: self._do(path, lambda files, name: self._put(files, name, file.name, path, replace)))
+                where, hint = (
+                    tempfile.gettempdir(),
+                    "Let TMPDIR name a folder with room for the largest file.",
+                )
+                raise ReachError(
+                    f"cannot collect a file here: {os.strerror(error.errno or 0).lower()}",
+                    where=where,
+                    hint=hint,
+                ) from None
+            alone(
+                lambda: self._do(
+                    path, lambda files, name: self._put(files, name, file.name, path, replace)
+                )
+            )
         self._known.pop(path, None)
         return Written(sums.size, sums.hex())
 
@@ -348,10 +459,14 @@ def _lies_behind(when: Any) -> bool:
     """Say whether a file last changed so long ago that a change since would show: of most the time is told in whole seconds, as HTTP's is."""
     try:
         if isinstance(when, str):
-            when = datetime.fromisoformat(f"{when[:8]}T{when[8:]}+00:00" if _FTP_TIME.fullmatch(when) else when)
+            when = datetime.fromisoformat(
+                f"{when[:8]}T{when[8:]}+00:00" if _FTP_TIME.fullmatch(when) else when
+            )
         if not isinstance(when, datetime):
             return time.time() - float(when) >= SETTLED_S
-        zone, more_s = (when.tzinfo, 0) if when.tzinfo is not None else (UTC, _DAY_S)  # which of them, it does not say
+        zone, more_s = (
+            (when.tzinfo, 0) if when.tzinfo is not None else (UTC, _DAY_S)
+        )  # which of them, it does not say
         return time.time() - when.replace(tzinfo=zone).timestamp() >= SETTLED_S + more_s
     except (ValueError, TypeError, OverflowError):
         return False
@@ -362,7 +477,10 @@ def _answered(error: BaseException | None) -> tuple[int, str]:
     while error is not None:
         answer = getattr(error, "response", None)
         if isinstance(answer, dict):
-            status, code = answer.get("ResponseMetadata", {}).get("HTTPStatusCode"), str(answer.get("Error", {}).get("Code", ""))
+            status, code = (
+                answer.get("ResponseMetadata", {}).get("HTTPStatusCode"),
+                str(answer.get("Error", {}).get("Code", "")),
+            )
             return int(status or 0), code if _WORD.fullmatch(code) else ""
         error = error.__cause__
     return 0, ""

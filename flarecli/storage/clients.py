@@ -32,7 +32,10 @@ class Clients:
 
     def __init__(self, home: str, limits: Limits) -> None:
         self._home, self._limits = home, limits
-        self._open: tuple[int, list[tuple[Way, Any]]] = 0, []  # of this process; the last one is in use
+        self._open: tuple[int, list[tuple[Way, Any]]] = (
+            0,
+            [],
+        )  # of this process; the last one is in use
         self._ways: list[Way] = []
 
     def current(self) -> tuple[Any, Any]:
@@ -43,7 +46,9 @@ class Clients:
             with native.opening:  # of threads that begin together one opens it for all: it takes as long as a hundred small objects
                 pid, clients = self._open
                 if pid != native.pid():
-                    native.inherited.append(clients)  # ending a parent's client could wait for threads that are not here
+                    native.inherited.append(
+                        clients
+                    )  # ending a parent's client could wait for threads that are not here
                     clients = [self._opened(library, 0)]
                     self._open = native.pid(), clients
         return library, clients[-1][1]
@@ -55,7 +60,9 @@ class Clients:
             _, clients = self._open
             if clients[-1][1] is not refused:
                 return True  # another thread has
-            for key in [key for key, client in _shared.items() if client is refused]:  # what let it in may be renewed
+            for key in [
+                key for key, client in _shared.items() if client is refused
+            ]:  # what let it in may be renewed
                 del _shared[key]
             for i in range(len(clients), len(self._ways)):
                 if self.way(i).is_open:
@@ -75,11 +82,15 @@ class Clients:
 
     def _opened(self, library: Any, i: int) -> tuple[Way, Any]:
         way = self.way(i)
-        known = repr((self._home, sorted(way.config.items()), self._limits, sorted(os.environ.items())))  # the library looks there itself
+        known = repr(
+            (self._home, sorted(way.config.items()), self._limits, sorted(os.environ.items()))
+        )  # the library looks there itself
         key = native.pid(), hashlib.sha256(known.encode()).digest()
         if key not in _shared:
             made = _client(library, self._home, way, self._limits)
-            own = [one for one in _shared if one[0] == native.pid()]  # ending a parent's client could wait for threads that are not here
+            own = [
+                one for one in _shared if one[0] == native.pid()
+            ]  # ending a parent's client could wait for threads that are not here
             for one in own[: len(own) + 1 - _MOST]:
                 del _shared[one]
             _shared[key] = made
@@ -96,7 +107,8 @@ def _client(library: Any, home: str, way: Way, limits: Limits) -> Any:
     scheme, _, bucket = home.rstrip("/").partition("://")
     endpoint = str(way.config.get("endpoint") or way.config.get("base_url") or "")
     options = {
-        "allow_http": endpoint.startswith("http://") or scheme == "az",  # the emulator's is http; a real account's address is https
+        "allow_http": endpoint.startswith("http://")
+        or scheme == "az",  # the emulator's is http; a real account's address is https
         "timeout": timedelta(seconds=limits.deadline_s),
         "read_timeout": timedelta(seconds=limits.timeout_s),
         "connect_timeout": timedelta(seconds=_CONNECT_S),
@@ -106,7 +118,11 @@ def _client(library: Any, home: str, way: Way, limits: Limits) -> Any:
     retries = {"max_retries": limits.retries, "retry_timeout": timedelta(seconds=limits.deadline_s)}
     config = {name: value for name, value in way.config.items() if value != ""}
     try:
-        return getattr(library._store, _KINDS[scheme])(bucket, client_options=options, retry_config=retries, **config)
+        return getattr(library._store, _KINDS[scheme])(
+            bucket, client_options=options, retry_config=retries, **config
+        )
     except Exception:
         hint = "Check the variables of the environment, and the files that they name."
-        raise ReachError(f"what is set cannot be used, tried {way.words}", where=home, hint=hint) from None
+        raise ReachError(
+            f"what is set cannot be used, tried {way.words}", where=home, hint=hint
+        ) from None

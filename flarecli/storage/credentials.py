@@ -65,31 +65,73 @@ def _is_on(env: Mapping[str, str], *names: str) -> bool:
 def _aws(env: Mapping[str, str]) -> list[Way]:
     profile = _profile(env)
     common: dict[str, Any] = {}
-    endpoint = env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or env.get("AWS_ENDPOINT") or profile.get("endpoint_url")
+    endpoint = (
+        env.get("AWS_ENDPOINT_URL_S3")
+        or env.get("AWS_ENDPOINT_URL")
+        or env.get("AWS_ENDPOINT")
+        or profile.get("endpoint_url")
+    )
     if endpoint:
         common["endpoint"] = _checked(endpoint)
-    common["region"] = env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or profile.get("region") or "us-east-1"
+    common["region"] = (
+        env.get("AWS_REGION")
+        or env.get("AWS_DEFAULT_REGION")
+        or profile.get("region")
+        or "us-east-1"
+    )
     if _is_on(env, "AWS_SKIP_SIGNATURE", "AWS_NO_SIGN_REQUEST"):
         return [Way(_NOBODY.words, {**common, **_NOBODY.config})]
     key, secret = env.get("AWS_ACCESS_KEY_ID"), env.get("AWS_SECRET_ACCESS_KEY")
     if key or secret:
         if not (key and secret):
-            there, missing = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if key else ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID")
-            raise ReachError(f"{there} is set in the environment, {missing} is not", hint=f"Set {missing}, or neither.")
-        return [Way("with the key in AWS_ACCESS_KEY_ID", {**common, **_keys(key, secret, env.get("AWS_SESSION_TOKEN"))})]
+            there, missing = (
+                ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+                if key
+                else ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID")
+            )
+            raise ReachError(
+                f"{there} is set in the environment, {missing} is not",
+                hint=f"Set {missing}, or neither.",
+            )
+        return [
+            Way(
+                "with the key in AWS_ACCESS_KEY_ID",
+                {**common, **_keys(key, secret, env.get("AWS_SESSION_TOKEN"))},
+            )
+        ]
     if env.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
         return [Way("with the token in AWS_WEB_IDENTITY_TOKEN_FILE", common)]
     if "aws_access_key_id" in profile and "aws_secret_access_key" in profile:
-        found = _keys(profile["aws_access_key_id"], profile["aws_secret_access_key"], profile.get("aws_session_token"))
+        found = _keys(
+            profile["aws_access_key_id"],
+            profile["aws_secret_access_key"],
+            profile.get("aws_session_token"),
+        )
         return [Way(f"with the profile {profile['']!r}", {**common, **found})]
-    strange = next((name for name in ("role_arn", "sso_session", "sso_start_url", "credential_process") if name in profile), None)
+    strange = next(
+        (
+            name
+            for name in ("role_arn", "sso_session", "sso_start_url", "credential_process")
+            if name in profile
+        ),
+        None,
+    )
     if strange:
-        raise ReachError(f"the profile {profile['']!r} gets its credentials by {strange}, which is not read here", hint=_EXPORT)
-    if env.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") or env.get("AWS_CONTAINER_CREDENTIALS_FULL_URI"):
+        raise ReachError(
+            f"the profile {profile['']!r} gets its credentials by {strange}, which is not read here",
+            hint=_EXPORT,
+        )
+    if env.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") or env.get(
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI"
+    ):
         return [Way("with the container's role", common)]
     found_ways = [Way(_NOBODY.words, {**common, **_NOBODY.config})]
     if not _is_on(env, "AWS_EC2_METADATA_DISABLED"):
-        metadata = env.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or env.get("AWS_METADATA_ENDPOINT") or "http://169.254.169.254"
+        metadata = (
+            env.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")
+            or env.get("AWS_METADATA_ENDPOINT")
+            or "http://169.254.169.254"
+        )
         config = {**common, "metadata_endpoint": metadata.rstrip("/")}
         found_ways.append(Way("with the machine's role", config, _host_and_port(metadata)))
     return found_ways
@@ -106,7 +148,11 @@ def _checked(endpoint: str) -> str:
 
 
 def _keys(key: str, secret: str, token: str | None) -> dict[str, str]:
-    return {"access_key_id": key, "secret_access_key": secret, **({"session_token": token} if token else {})}
+    return {
+        "access_key_id": key,
+        "secret_access_key": secret,
+        **({"session_token": token} if token else {}),
+    }
 
 
 def _profile(env: Mapping[str, str]) -> dict[str, str]:
@@ -114,7 +160,10 @@ def _profile(env: Mapping[str, str]) -> dict[str, str]:
     home = env.get("HOME") or os.path.expanduser("~")
     name = env.get("AWS_PROFILE") or env.get("AWS_DEFAULT_PROFILE") or "default"
     files = (
-        (env.get("AWS_CONFIG_FILE") or os.path.join(home, ".aws", "config"), name if name == "default" else f"profile {name}"),
+        (
+            env.get("AWS_CONFIG_FILE") or os.path.join(home, ".aws", "config"),
+            name if name == "default" else f"profile {name}",
+        ),
         (env.get("AWS_SHARED_CREDENTIALS_FILE") or os.path.join(home, ".aws", "credentials"), name),
     )
     found: dict[str, str] = {}
@@ -129,7 +178,10 @@ def _profile(env: Mapping[str, str]) -> dict[str, str]:
             raise ReachError("not a file of AWS profiles", where=path) from None
         found |= dict(parser[section]) if parser.has_section(section) else {}
     if not found and name != "default":
-        raise ReachError(f"there is no profile {name!r}, which AWS_PROFILE names", hint="Run `aws configure list-profiles` to see which there are.")
+        raise ReachError(
+            f"there is no profile {name!r}, which AWS_PROFILE names",
+            hint="Run `aws configure list-profiles` to see which there are.",
+        )
     return {**found, "": name}
 
 
@@ -141,33 +193,72 @@ def _google(env: Mapping[str, str]) -> list[Way]:
     if _is_on(env, "GOOGLE_SKIP_SIGNATURE"):
         return [Way(_NOBODY.words, {**common, **_NOBODY.config})]
     home = env.get("HOME") or os.path.expanduser("~")
-    for name in ("GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_APPLICATION_CREDENTIALS"):
+    for name in (
+        "GOOGLE_SERVICE_ACCOUNT_KEY",
+        "GOOGLE_SERVICE_ACCOUNT",
+        "GOOGLE_SERVICE_ACCOUNT_PATH",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+    ):
         if env.get(name):
             if not name.endswith("KEY") and not os.path.isfile(env[name]):
-                raise ReachError("no such file", where=env[name], hint=f"Let {name} name a file of credentials.")
+                raise ReachError(
+                    "no such file", where=env[name], hint=f"Let {name} name a file of credentials."
+                )
             return [Way(f"with the account in {name}", common)]
-    adc = os.path.join(env.get("CLOUDSDK_CONFIG") or os.path.join(home, ".config", "gcloud"), "application_default_credentials.json")
+    adc = os.path.join(
+        env.get("CLOUDSDK_CONFIG") or os.path.join(home, ".config", "gcloud"),
+        "application_default_credentials.json",
+    )
     if os.path.isfile(adc):
-        return [Way("with the application default credentials", {**common, "application_credentials": adc})]
-    if common:  # without a signature, writing would still ask this machine's metadata service for a token
-        return [Way("without credentials, as emulators are asked", {**common, "service_account_key": _EMULATED})]
+        return [
+            Way(
+                "with the application default credentials",
+                {**common, "application_credentials": adc},
+            )
+        ]
+    if (
+        common
+    ):  # without a signature, writing would still ask this machine's metadata service for a token
+        return [
+            Way(
+                "without credentials, as emulators are asked",
+                {**common, "service_account_key": _EMULATED},
+            )
+        ]
     found = [_NOBODY]
     if not _is_on(env, "NO_GCE_CHECK"):
         host, _, port = (env.get("GCE_METADATA_HOST") or "169.254.169.254").partition(":")
-        found.append(Way("with the machine's account", common, (host, int(port) if port.isdecimal() else 80)))
+        found.append(
+            Way("with the machine's account", common, (host, int(port) if port.isdecimal() else 80))
+        )
     return found
 
 
 def _azure(env: Mapping[str, str]) -> list[Way]:
     emulated = _is_on(env, "AZURE_STORAGE_USE_EMULATOR")
-    if not emulated and not env.get("AZURE_STORAGE_ACCOUNT_NAME") and not env.get("AZURE_STORAGE_ENDPOINT"):
-        raise ReachError("AZURE_STORAGE_ACCOUNT_NAME is not set in the environment", hint="Set it to the name of the storage account.")
+    if (
+        not emulated
+        and not env.get("AZURE_STORAGE_ACCOUNT_NAME")
+        and not env.get("AZURE_STORAGE_ENDPOINT")
+    ):
+        raise ReachError(
+            "AZURE_STORAGE_ACCOUNT_NAME is not set in the environment",
+            hint="Set it to the name of the storage account.",
+        )
     if _is_on(env, "AZURE_SKIP_SIGNATURE"):
         return [_NOBODY]
     for name in (
-        "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_TOKEN",
-        "AZURE_STORAGE_CLIENT_SECRET", "AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE", "IDENTITY_ENDPOINT", "MSI_ENDPOINT",
-    ):  # fmt: skip
+        "AZURE_STORAGE_ACCOUNT_KEY",
+        "AZURE_STORAGE_ACCESS_KEY",
+        "AZURE_STORAGE_SAS_KEY",
+        "AZURE_STORAGE_SAS_TOKEN",
+        "AZURE_STORAGE_TOKEN",
+        "AZURE_STORAGE_CLIENT_SECRET",
+        "AZURE_CLIENT_SECRET",
+        "AZURE_FEDERATED_TOKEN_FILE",
+        "IDENTITY_ENDPOINT",
+        "MSI_ENDPOINT",
+    ):
         if env.get(name):
             return [Way(f"with what {name} says")]
     if emulated:

@@ -24,7 +24,9 @@ from flarecli.storage.window import Window
 
 __all__ = ["shared", "transfer"]
 
-_BUFFER = 512 << 10  # bytes handed over at once: each time the interpreter is waited for, and here there are few transfers
+_BUFFER = (
+    512 << 10
+)  # bytes handed over at once: each time the interpreter is waited for, and here there are few transfers
 _KEPT = 64  # idle handles of an engine, each with its connections, for each kind
 _lock = threading.Lock()
 _shared: dict[Limits, Engine] = {}
@@ -43,7 +45,9 @@ def shared(limits: Limits) -> Engine:
 
 def transfer(request: Request, engine: Engine) -> bool:
     """Fetch what is wanted and deliver it, or leave it to the engine to do so; False if nothing was done."""
-    if threading.current_thread() is threading.main_thread() or engine.hosts.is_crowded(request.origin):
+    if threading.current_thread() is threading.main_thread() or engine.hosts.is_crowded(
+        request.origin
+    ):
         return False
     limits, permitted = engine.limits, request.permitted
     free = engine.idle[permitted]

@@ -26,13 +26,19 @@ def globbed(address: str, guard: Guard | None = None) -> list[str]:
     is_path = not is_url(address) or scheme_of(address) == "file"
     try:
         head, parts = divided(local_path(address) if is_path else address)
-        found = _of_disk(head, parts) if is_path else [f"{head}/{name}" for name in locate(head, guard).matching(parts, folders=True)]
+        found = (
+            _of_disk(head, parts)
+            if is_path
+            else [f"{head}/{name}" for name in locate(head, guard).matching(parts, folders=True)]
+        )
     except MissingError as error:
         if is_path:
             raise
         raise MissingError("nothing matches", where=redact(address), hint=error.hint) from None
     except UsageError as error:
-        raise UsageError(error.message, where=error.where or redact(address), hint=error.hint) from None
+        raise UsageError(
+            error.message, where=error.where or redact(address), hint=error.hint
+        ) from None
     if not found:
         raise MissingError("nothing matches", where=redact(address))
     return sorted(found, key=os.fsencode)
@@ -46,13 +52,25 @@ def _of_disk(head: str, parts: Sequence[str]) -> list[str]:
     for i, part in enumerate(parts):
         is_last = i == len(parts) - 1
         if part == "**":
-            places = dict.fromkeys(path for place in places for path in look.below(place, folders=not is_last))
+            places = dict.fromkeys(
+                path for place in places for path in look.below(place, folders=not is_last)
+            )
         elif any(sign in part for sign in SIGNS):
-            fits, is_kind = pattern_of([part]).fullmatch, os.path.lexists if is_last else os.path.isdir
-            places = [path for place in places for name, path, _ in look.into(place) if fits(name) and is_kind(path)]
+            fits, is_kind = (
+                pattern_of([part]).fullmatch,
+                os.path.lexists if is_last else os.path.isdir,
+            )
+            places = [
+                path
+                for place in places
+                for name, path, _ in look.into(place)
+                if fits(name) and is_kind(path)
+            ]
         else:
             is_kind = os.path.lexists if is_last and part else os.path.isdir
-            places = [path for path in (os.path.join(place, part) for place in places) if is_kind(path)]
+            places = [
+                path for path in (os.path.join(place, part) for place in places) if is_kind(path)
+            ]
     return list(places)
 
 
@@ -69,12 +87,23 @@ class _Look:
                 for entry in entries:
                     self._seen += 1
                     if self._seen > LISTED:
-                        raise UsageError(f"more than {LISTED} files lie there", hint="Name a folder further down.")
-                    yield entry.name, os.path.join(folder, entry.name), entry.is_dir(follow_symlinks=False)
+                        raise UsageError(
+                            f"more than {LISTED} files lie there",
+                            hint="Name a folder further down.",
+                        )
+                    yield (
+                        entry.name,
+                        os.path.join(folder, entry.name),
+                        entry.is_dir(follow_symlinks=False),
+                    )
         except OSError as error:
             if isinstance(error, FileNotFoundError):
                 return  # it went while we looked
-            raise ReachError(os.strerror(error.errno or 0).lower(), where=folder or ".", hint="Name what to read without wildcards there.") from None
+            raise ReachError(
+                os.strerror(error.errno or 0).lower(),
+                where=folder or ".",
+                hint="Name what to read without wildcards there.",
+            ) from None
 
     def below(self, folder: str, folders: bool) -> Iterator[str]:
         """Give a folder and all below that are not hidden, or the files in all of these."""

@@ -11,10 +11,16 @@ from flarecli.storage.wanted import Wanted
 
 __all__ = ["Hosts"]
 
-_FIRST_S, _LONGEST_S, _EASES = 0.02, 5.0, 0.9  # between two requests to a crowded host: at first, at most, and what a success makes of it
+_FIRST_S, _LONGEST_S, _EASES = (
+    0.02,
+    5.0,
+    0.9,
+)  # between two requests to a crowded host: at first, at most, and what a success makes of it
 _WAVE_S = 1.0  # refusals within so long are one sign of crowding, not many
 
-_Turn: TypeAlias = tuple[int, Request | Wanted, int]  # the order of what waits, and which of many it is
+_Turn: TypeAlias = tuple[
+    int, Request | Wanted, int
+]  # the order of what waits, and which of many it is
 
 
 class _Host:
@@ -41,7 +47,10 @@ class Hosts:
         """
         host, turn = self._host(request.origin), (request.order, request, 0)
         if again:
-            place = next((i for i, other in enumerate(host.waiting) if other[0] >= request.order), len(host.waiting))
+            place = next(
+                (i for i, other in enumerate(host.waiting) if other[0] >= request.order),
+                len(host.waiting),
+            )
             host.waiting.insert(place, turn)
         else:
             host.waiting.append(turn)

@@ -29,9 +29,15 @@ __all__ = ["HttpStore"]
 
 _BLOCK = 1 << 20  # a file up to this size is read at once
 _WINDOW = 8 << 20  # bytes of a larger one that may be read before they are used
-_KEPT = 64 << 20  # bytes of files from servers that ignore ranges; one larger than that is kept alone
+_KEPT = (
+    64 << 20
+)  # bytes of files from servers that ignore ranges; one larger than that is kept alone
 _KNOWN = 1 << 16  # files whose size and version are remembered
-_LISTING = (".yaml", ".yml", ".json")  # files whose relative URLs start where they were found in the end
+_LISTING = (
+    ".yaml",
+    ".yml",
+    ".json",
+)  # files whose relative URLs start where they were found in the end
 _ALLOW_LOCAL = "Give --allow-local to read it, if you trust this dataset."
 
 
@@ -103,7 +109,9 @@ class HttpStore:
     def _local(self, path: str, url: str) -> Location:
         parts = urlsplit(url)
         if not self.guard.allow_local:
-            raise UnsafeError("file:// in what came over the network", where=self.show(path), hint=_ALLOW_LOCAL)
+            raise UnsafeError(
+                "file:// in what came over the network", where=self.show(path), hint=_ALLOW_LOCAL
+            )
         if parts.netloc not in ("", "localhost"):
             raise UsageError("file:// names another machine", where=self.show(path))
         from flarecli.storage.local import LocalStore
@@ -134,7 +142,9 @@ class HttpStore:
         return known.etag or (known.modified if settled(known.modified, known.date) else ""), size
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        if start and stop is None:  # nothing behind the last byte is nothing, and a server would call it an error
+        if (
+            start and stop is None
+        ):  # nothing behind the last byte is nothing, and a server would call it an error
             stop = self.size(path)
             if start > stop:
                 raise short(stop, start).raised(self.show(path))
@@ -156,7 +166,9 @@ class HttpStore:
             return
         engine, arrived, unused = direct.shared(self._limits), SimpleQueue[bytes | Request](), 0
         known = self._known.get(path)
-        request = self._request(path, 0, size, known.etag if known else "", arrived.put, sink=arrived.put)
+        request = self._request(
+            path, 0, size, known.etag if known else "", arrived.put, sink=arrived.put
+        )
         engine.submit([request])
         try:
             while not isinstance(data := wait_for(arrived), Request):
@@ -171,7 +183,11 @@ class HttpStore:
 
     def read_each(self, paths: Sequence[str]) -> Iterator[bytes]:
         """Read many whole files, in order, as many ahead as their mean size allows: the engine is woken, and wakes its caller, once for many."""
-        jobs, most, engine = self._limits.jobs, self._limits.ahead_bytes, direct.shared(self._limits)
+        jobs, most, engine = (
+            self._limits.jobs,
+            self._limits.ahead_bytes,
+            direct.shared(self._limits),
+        )
         arrived, asked = SimpleQueue[Request | None](), deque[tuple[str, Request, _Known | None]]()
         begun = ended = got = refill = 0
 
@@ -190,7 +206,13 @@ class HttpStore:
                     room = max(jobs, most * ended // max(1, got)) if ended else 2 * jobs
                     for path in paths[begun : wanted + room]:
                         known = self._known.get(path)
-                        asked.append((path, self._request(path, 0, None, known.etag if known else "", deliver), known))
+                        asked.append(
+                            (
+                                path,
+                                self._request(path, 0, None, known.etag if known else "", deliver),
+                                known,
+                            )
+                        )
                     fresh = islice(asked, begun - wanted, None)
                     begun = wanted + len(asked)
                     refill = begun - room // 2
@@ -198,7 +220,9 @@ class HttpStore:
                 while not asked[0][1].done:
                     failed = wait_for(arrived)
                     if failed is not None and failed.fault is not None:
-                        raise failed.fault.raised(next(self.show(path) for path, one, _ in asked if one is failed))
+                        raise failed.fault.raised(
+                            next(self.show(path) for path, one, _ in asked if one is failed)
+                        )
                 yield self._taken(*asked.popleft())
         finally:
             engine.cancel([request for _, request, _ in asked])
@@ -219,14 +243,20 @@ class HttpStore:
         try:
             return self._pieces(path, ranges, known) if ranges else []
         except IntegrityError:
-            if known is not None or path in self._known:  # what was read before is of another version
+            if (
+                known is not None or path in self._known
+            ):  # what was read before is of another version
                 raise
         return self._pieces(path, ranges, None)
 
-    def _pieces(self, path: str, ranges: Sequence[tuple[int, int | None]], known: _Known | None) -> list[bytes]:
+    def _pieces(
+        self, path: str, ranges: Sequence[tuple[int, int | None]], known: _Known | None
+    ) -> list[bytes]:
         asked: list[Request] = []
         whole = self._wholes.get(path) if known is not None else None
-        if len(ranges) > 1 and known is None:  # the first answer says whether the others are worth asking for, and of which version they must be
+        if (
+            len(ranges) > 1 and known is None
+        ):  # the first answer says whether the others are worth asking for, and of which version they must be
             asked, known = self._ask(path, ranges[:1], None)
             whole = asked[0].whole
         done = [request.data for request in asked]
@@ -243,10 +273,15 @@ class HttpStore:
             self._settle(path, known, asked)
         return done
 
-    def _ask(self, path: str, ranges: Sequence[tuple[int, int | None]], known: _Known | None) -> tuple[list[Request], _Known]:
+    def _ask(
+        self, path: str, ranges: Sequence[tuple[int, int | None]], known: _Known | None
+    ) -> tuple[list[Request], _Known]:
         """Fetch ranges side by side, all of them and of the version that is known, or an error. Give what is known of the file by now, too."""
         arrived = SimpleQueue[Request]()
-        requests = [self._request(path, start, stop, known.etag if known else "", arrived.put) for start, stop in ranges]
+        requests = [
+            self._request(path, start, stop, known.etag if known else "", arrived.put)
+            for start, stop in ranges
+        ]
         engine = direct.shared(self._limits)
         if len(requests) != 1 or not direct.transfer(requests[0], engine):
             engine.submit(requests)
@@ -259,10 +294,26 @@ class HttpStore:
         return requests, self._learn(path, requests, known)
 
     def _request(
-        self, path: str, start: int, stop: int | None, etag: str, deliver: Callable[[Request], object], sink: Callable[[bytes], object] | None = None
+        self,
+        path: str,
+        start: int,
+        stop: int | None,
+        etag: str,
+        deliver: Callable[[Request], object],
+        sink: Callable[[bytes], object] | None = None,
     ) -> Request:
         named, private = self.guard.named, self.guard.allow_private
-        return Request(parse(path), deliver, named=named, private=private, start=start, stop=stop, if_match=etag, sink=sink, window=_WINDOW)
+        return Request(
+            parse(path),
+            deliver,
+            named=named,
+            private=private,
+            start=start,
+            stop=stop,
+            if_match=etag,
+            sink=sink,
+            window=_WINDOW,
+        )
 
     def _learn(self, path: str, requests: Sequence[Request], known: _Known | None) -> _Known:
         """Hold the answers against what is known of the file, and give that. Raises the first fault."""
@@ -273,7 +324,9 @@ class HttpStore:
             if answer is None:
                 continue
             if known is None:
-                known = _Known(answer.etag, request.total, answer.modified, answer.get("date")[:100])
+                known = _Known(
+                    answer.etag, request.total, answer.modified, answer.get("date")[:100]
+                )
             elif _differ(known, answer.etag, request.total, answer.modified):
                 raise changed().raised(self.show(path))
             if request.address != request.asked and path.partition("?")[0].endswith(_LISTING):
@@ -302,11 +355,19 @@ class HttpStore:
 
     # -- what the web does not take
 
-    def write(self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True) -> Written:
-        raise UsageError("an http address is read only", where=self.show(path), hint="Name a folder to write to.")
+    def write(
+        self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
+    ) -> Written:
+        raise UsageError(
+            "an http address is read only", where=self.show(path), hint="Name a folder to write to."
+        )
 
     def list(self, path: str) -> Iterator[Entry]:
-        raise UsageError("an http address cannot be listed", where=self.show(path), hint="Name the files, a playlist or an index.json.")
+        raise UsageError(
+            "an http address cannot be listed",
+            where=self.show(path),
+            hint="Name the files, a playlist or an index.json.",
+        )
 
     def delete(self, path: str) -> None:
         raise UsageError("an http address is read only", where=self.show(path))

@@ -37,9 +37,17 @@ def parse(address: str) -> Object:
     bucket, _, key = rest.partition("/")
     shown = redact(address)
     if "@" in bucket:
-        raise UsageError("the address holds user info", where=f"{scheme}://…", hint="Give credentials in the environment, such as AWS_ACCESS_KEY_ID.")
+        raise UsageError(
+            "the address holds user info",
+            where=f"{scheme}://…",
+            hint="Give credentials in the environment, such as AWS_ACCESS_KEY_ID.",
+        )
     if not bucket or not bucket.isprintable() or any(sign in bucket for sign in "?#%\\ :"):
-        raise UsageError("the address names no bucket", where=shown, hint=f"Write it like {scheme}://bucket/folder.")
+        raise UsageError(
+            "the address names no bucket",
+            where=shown,
+            hint=f"Write it like {scheme}://bucket/folder.",
+        )
     return Object(scheme.lower(), bucket, key.strip("/"))
 
 
@@ -58,9 +66,15 @@ def join(store: Store, home: str, path: str, url: str, guard: Guard) -> Location
         if own.startswith(home) and own != home:
             return Location(store, checked(own[len(home) :], where))
         if not guard.allow_local:
-            what = "file:// in what came over the network" if scheme == "file" else f"{redact(url)} is not in {home.rstrip('/')}"
+            what = (
+                "file:// in what came over the network"
+                if scheme == "file"
+                else f"{redact(url)} is not in {home.rstrip('/')}"
+            )
             raise UnsafeError(what, where=where, hint=_ALLOW)
-        return locate(local_path(url), guard) if scheme == "file" else locate(url, guard, UnsafeError)
+        return (
+            locate(local_path(url), guard) if scheme == "file" else locate(url, guard, UnsafeError)
+        )
     if guard.allow_local and (url.startswith("/") or ".." in url.split("/")):
         return Location(store, posixpath.normpath(posixpath.join("/", path, url)).lstrip("/"))
     return Location(store, store.child(path, check_name(bare(url), where=where)))

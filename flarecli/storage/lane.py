@@ -23,7 +23,9 @@ class Lane:
     def __init__(self, limits: Limits, window: Window, hosts: Hosts) -> None:
         self._limits, self._window, self._hosts = limits, window, hosts
 
-    def follow(self, pool: Pool, whole: Iterable[pycurl.Curl], active: int, now: float) -> Iterable[pycurl.Curl]:
+    def follow(
+        self, pool: Pool, whole: Iterable[pycurl.Curl], active: int, now: float
+    ) -> Iterable[pycurl.Curl]:
         """Let the handles go on to whose objects others follow at once. Give those that are left: nothing was done about them.
 
         whole   handles whose transfers have ended well
@@ -33,13 +35,25 @@ class Lane:
         if alone is None or window.paused or window.is_full(active) or active > self._limits.jobs:
             return whole
         origin, waiting = alone
-        slots, add, remove, deadline = pool.slots, pool.add, pool.remove, now + self._limits.deadline_s
+        slots, add, remove, deadline = (
+            pool.slots,
+            pool.add,
+            pool.remove,
+            now + self._limits.deadline_s,
+        )
         left = []
         for easy in whole:
             slot = slots[easy]
             request = slot.request
             wanted = request.wanted
-            if not slot.plain or not waiting or waiting[0][1] is not wanted or request.origin != origin or request.was_redirected or wanted.users:
+            if (
+                not slot.plain
+                or not waiting
+                or waiting[0][1] is not wanted
+                or request.origin != origin
+                or request.was_redirected
+                or wanted.users
+            ):
                 left.append(easy)
                 continue
             order, _, place = waiting[0]

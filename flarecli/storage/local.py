@@ -18,7 +18,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
-from flarecli.errors import BusyError, FlareError, FormatError, MissingError, ReachError, UnsafeError, UsageError
+from flarecli.errors import (
+    BusyError,
+    FlareError,
+    FormatError,
+    MissingError,
+    ReachError,
+    UnsafeError,
+    UsageError,
+)
 from flarecli.hashes import Sums
 from flarecli.names import bare, check_name, is_url, local_path, redact, scheme_of, whole_path
 from flarecli.storage.ahead import ahead_of_file
@@ -29,7 +37,14 @@ from flarecli.storage.symlinks import is_link, leads_back, looked_at
 __all__ = ["LocalStore", "SCRATCH", "made_folder", "sync_folder"]
 
 SCRATCH = ".flare"  # lock, journal and temporary files of a pack live there
-NAMED = ("http", "https", "s3", "gs", "az", "hf")  # schemes that an index may name; others only the user types
+NAMED = (
+    "http",
+    "https",
+    "s3",
+    "gs",
+    "az",
+    "hf",
+)  # schemes that an index may name; others only the user types
 MAPS = 128  # mapped files kept open at once
 _DEEPEST = 100  # folders within folders, in a listing
 _number = itertools.count(time.time_ns())
@@ -53,7 +68,14 @@ class LocalStore:
 
     is_local = True
 
-    def __init__(self, root: str, shown: str | None = None, guard: Guard | None = None, maps: bool = True, durable: bool = True) -> None:
+    def __init__(
+        self,
+        root: str,
+        shown: str | None = None,
+        guard: Guard | None = None,
+        maps: bool = True,
+        durable: bool = True,
+    ) -> None:
         self.root, self.shown = root, root if shown is None else shown
         self.guard, self.maps, self.durable = guard or Guard(), maps, durable
         self._maps: OrderedDict[str, memoryview] = OrderedDict()
@@ -63,7 +85,11 @@ class LocalStore:
         return LocalStore, (self.root, self.shown, self.guard, self.maps, self.durable)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LocalStore) and (self.root, self.guard, self.maps) == (other.root, other.guard, other.maps)
+        return isinstance(other, LocalStore) and (self.root, self.guard, self.maps) == (
+            other.root,
+            other.guard,
+            other.maps,
+        )
 
     def __hash__(self) -> int:
         return hash((self.root, self.guard, self.maps))
@@ -78,7 +104,10 @@ class LocalStore:
             return Location(cls(real, path.rstrip("/") or "/", guard))
         folder, name = os.path.split(real)
         # a link that the user typed is the user's own word: the root is where it leads, and messages keep the word
-        return Location(cls(folder, os.path.dirname(path) if os.path.basename(path) == name else folder, guard), name)
+        return Location(
+            cls(folder, os.path.dirname(path) if os.path.basename(path) == name else folder, guard),
+            name,
+        )
 
     def show(self, path: str) -> str:
         """Give the address as the user would type it."""
@@ -96,17 +125,28 @@ class LocalStore:
         scheme = scheme_of(url)
         if is_url(url) and scheme != "file":
             if scheme not in NAMED and not self.guard.allow_local:
-                raise UnsafeError(f"{scheme}:// is not an address that data may name", where=redact(url), hint=_SCHEME_HINT)
-            return locate(url, self.guard, UnsafeError)  # what lies here is the user's own: each address in it is a name the user gave
+                raise UnsafeError(
+                    f"{scheme}:// is not an address that data may name",
+                    where=redact(url),
+                    hint=_SCHEME_HINT,
+                )
+            return locate(
+                url, self.guard, UnsafeError
+            )  # what lies here is the user's own: each address in it is a name the user gave
         if self.guard.allow_local:
             target = os.path.join(self.root, path, local_path(url))
             if "\0" in target:
                 raise FormatError("the address holds a control character", where=self.show(path))
             real = os.path.realpath(target)
-            return Location(LocalStore(os.path.dirname(real), None, self.guard, self.maps), os.path.basename(real))
+            return Location(
+                LocalStore(os.path.dirname(real), None, self.guard, self.maps),
+                os.path.basename(real),
+            )
         if scheme == "file" or url.startswith("/") or ".." in url.split("/"):
             raise UnsafeError(
-                f"the address {url!r} leaves the folder", where=self.show(path), hint="Give --allow-local to read it, if you trust this dataset."
+                f"the address {url!r} leaves the folder",
+                where=self.show(path),
+                hint="Give --allow-local to read it, if you trust this dataset.",
             )
         return Location(self, self.child(path, check_name(bare(url), where=self.show(path))))
 
@@ -125,7 +165,10 @@ class LocalStore:
         with self.opened(path) as fd:
             size = os.fstat(fd).st_size
             ahead_of_file(fd, size, ranges)
-            return [self.pread(fd, path, start, size if stop < 0 else stop, size) for start, stop in ranges]
+            return [
+                self.pread(fd, path, start, size if stop < 0 else stop, size)
+                for start, stop in ranges
+            ]
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
         """Read bytes 0..size in order, in pieces that whoever sums them finds in the nearest cache."""
@@ -135,7 +178,9 @@ class LocalStore:
 
     def pread(self, fd: int, path: str, start: int, stop: int, size: int) -> bytes:
         """Read bytes start..stop of an open file of `size` bytes, all of them or an error."""
-        if stop > size or start > size:  # checked first: a hostile length must not become an allocation
+        if (
+            stop > size or start > size
+        ):  # checked first: a hostile length must not become an allocation
             raise short_read(self.show(path), 0, max(start, stop), size)
         try:
             data = os.pread(fd, stop - start, start)
@@ -147,7 +192,9 @@ class LocalStore:
         except OSError as error:
             raise self.error(error, path, start) from None
         except MemoryError:
-            raise FormatError(f"{stop - start} bytes at once are more than memory holds", where=self.show(path)) from None
+            raise FormatError(
+                f"{stop - start} bytes at once are more than memory holds", where=self.show(path)
+            ) from None
         return data
 
     def map(self, path: str) -> memoryview | None:
@@ -161,7 +208,11 @@ class LocalStore:
         with self.opened(path) as fd:
             size = os.fstat(fd).st_size
             try:
-                view = memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ)) if size else memoryview(b"")
+                view = (
+                    memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ))
+                    if size
+                    else memoryview(b"")
+                )
             except OSError:  # no room for a map, or a file system without: it is read
                 return None
         with self._lock:
@@ -179,9 +230,16 @@ class LocalStore:
         folder = self._folder(path)
         try:
             if path.count("/") >= _DEEPEST:
-                raise FormatError(f"folders lie more than {_DEEPEST} deep in it", where=self.show(""), hint="Name a folder further down.")
+                raise FormatError(
+                    f"folders lie more than {_DEEPEST} deep in it",
+                    where=self.show(""),
+                    hint="Name a folder further down.",
+                )
             with os.scandir(folder) as entries:
-                found = sorted(map(looked_at, entries), key=lambda one: os.fsencode(one[0]) + (b"/" if one[1] else b""))
+                found = sorted(
+                    map(looked_at, entries),
+                    key=lambda one: os.fsencode(one[0]) + (b"/" if one[1] else b""),
+                )
         except OSError as error:
             raise self.error(error, path) from None
         finally:
@@ -196,7 +254,9 @@ class LocalStore:
             except MissingError:
                 continue  # it went while we looked
             except (UnsafeError, ReachError):
-                yield Entry(name, -1)  # a link or a FIFO: named, so that whoever reads it says why not
+                yield Entry(
+                    name, -1
+                )  # a link or a FIFO: named, so that whoever reads it says why not
 
     @contextlib.contextmanager
     def opened(self, path: str, flags: int = _READ) -> Iterator[int]:
@@ -206,7 +266,9 @@ class LocalStore:
         try:
             if not name:
                 raise FormatError("a folder where a file is needed", where=self.show(path))
-            fd = os.open(name, flags & ~(os.O_NOFOLLOW if self.guard.allow_local else 0), dir_fd=folder)
+            fd = os.open(
+                name, flags & ~(os.O_NOFOLLOW if self.guard.allow_local else 0), dir_fd=folder
+            )
         except OSError as error:
             if isinstance(error, FlareError):
                 raise
@@ -218,7 +280,11 @@ class LocalStore:
             if stat.S_ISDIR(mode):
                 raise FormatError("a folder where a file is needed", where=self.show(path))
             if not stat.S_ISREG(mode):
-                raise UnsafeError("not a regular file", where=self.show(path), hint="Replace it by the file itself.")
+                raise UnsafeError(
+                    "not a regular file",
+                    where=self.show(path),
+                    hint="Replace it by the file itself.",
+                )
             yield fd
         finally:
             os.close(fd)
@@ -236,7 +302,9 @@ class LocalStore:
     def _enter(self, fd: int, part: str, path: str) -> int:
         """Open a folder in an open folder, and close that."""
         try:
-            return os.open(part, _FOLDER & ~(os.O_NOFOLLOW if self.guard.allow_local else 0), dir_fd=fd)
+            return os.open(
+                part, _FOLDER & ~(os.O_NOFOLLOW if self.guard.allow_local else 0), dir_fd=fd
+            )
         except OSError as error:
             if error.errno == errno.ENOTDIR and is_link(part, fd):
                 error = OSError(errno.ELOOP, os.strerror(errno.ELOOP))
@@ -250,24 +318,42 @@ class LocalStore:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return MissingError("no such file or folder", where=where)
         if error.errno == errno.ELOOP and leads_back(self.root, path, self.guard.allow_local):
-            return UnsafeError("a symbolic link that leads back to itself", where=where, hint="Replace it by the file itself.")
+            return UnsafeError(
+                "a symbolic link that leads back to itself",
+                where=where,
+                hint="Replace it by the file itself.",
+            )
         if error.errno == errno.ELOOP:
-            return UnsafeError("a symbolic link, which may lead out of the folder", where=where, hint=_LINK_HINT)
+            return UnsafeError(
+                "a symbolic link, which may lead out of the folder", where=where, hint=_LINK_HINT
+            )
         if error.errno == errno.ENXIO:
-            return UnsafeError("not a regular file", where=where, hint="Replace it by the file itself.")
+            return UnsafeError(
+                "not a regular file", where=where, hint="Replace it by the file itself."
+            )
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             hint = "Make room, then run the same command with --resume."
-            return ReachError(f"the disk is full: {os.strerror(error.errno or 0)}", where=where, hint=hint)
+            return ReachError(
+                f"the disk is full: {os.strerror(error.errno or 0)}", where=where, hint=hint
+            )
         what = os.strerror(error.errno or 0).lower() if error.errno else str(error)
-        return ReachError(what if start is None else f"{what}, reading from byte {start}", where=where)
+        return ReachError(
+            what if start is None else f"{what}, reading from byte {start}", where=where
+        )
 
-    def write(self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True) -> Written:
+    def write(
+        self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
+    ) -> Written:
         sums = Sums(hashes)
         folder, name = self._made_folder(os.path.dirname(path)), os.path.basename(path)
         scratch, part = self._scratch(folder, name)
         try:
             if is_special(name, folder):
-                raise UsageError("no file is there, and what is there would be replaced", where=self.show(path), hint="Name a file.")
+                raise UsageError(
+                    "no file is there, and what is there would be replaced",
+                    where=self.show(path),
+                    hint="Name a file.",
+                )
             fd = os.open(part, _CREATE, 0o666, dir_fd=scratch)
             try:
                 from flarecli.storage.sink import Sink  # nobody who reads needs it
@@ -317,7 +403,9 @@ class LocalStore:
             there = os.lseek(fd, 0, os.SEEK_END)
             if there != size:
                 raise BusyError(
-                    f"is {there} bytes, it was left at {size}", where=self.show(path), hint="Another process writes there; stop one of the two."
+                    f"is {there} bytes, it was left at {size}",
+                    where=self.show(path),
+                    hint="Another process writes there; stop one of the two.",
                 )
             try:
                 for data in parts:
@@ -332,7 +420,9 @@ class LocalStore:
 
     def _scratch(self, folder: int, name: str) -> tuple[int, str]:
         """Open where the temporary file goes: the pack's own scratch folder, or beside with a name no reader takes."""
-        name = os.fsdecode(os.fsencode(name)[:200])  # a name may take all of the 255 bytes there are
+        name = os.fsdecode(
+            os.fsencode(name)[:200]
+        )  # a name may take all of the 255 bytes there are
         name = f"{name}.{os.getpid()}.{next(_number)}.part"  # nobody else's: `0/x` and `1/x` may be written at a time
         try:
             return os.open(os.path.join(self.root, SCRATCH), _FOLDER), name

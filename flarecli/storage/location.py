@@ -13,11 +13,23 @@ from flarecli.storage.limits import Limits
 from flarecli.storage.threads import in_order
 from flarecli.wildcards import pattern_of
 
-__all__ = ["Entry", "Guard", "Keeper", "Location", "Part", "Store", "Written", "locate", "read_each"]
+__all__ = [
+    "Entry",
+    "Guard",
+    "Keeper",
+    "Location",
+    "Part",
+    "Store",
+    "Written",
+    "locate",
+    "read_each",
+]
 
 Part: TypeAlias = "bytes | bytearray | memoryview"
 LISTED = 1 << 20  # files that are looked at for a pattern
-BLOCK = 1 << 20  # bytes a read of a whole file asks for at once: large enough to stream, small enough to stay in the cache
+BLOCK = (
+    1 << 20
+)  # bytes a read of a whole file asks for at once: large enough to stream, small enough to stay in the cache
 
 
 class Entry(NamedTuple):
@@ -74,7 +86,9 @@ class Store(Protocol):
     def size(self, path: str) -> int: ...
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes: ...
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]: ...
-    def write(self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True) -> Written: ...
+    def write(
+        self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
+    ) -> Written: ...
     def list(self, path: str) -> Iterator[Entry]: ...
     def delete(self, path: str) -> None: ...
     def child(self, path: str, name: str) -> str: ...
@@ -151,7 +165,9 @@ class Location:
         if forget is not None:
             forget(self.path)
 
-    def derived(self, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]) -> memoryview | None:
+    def derived(
+        self, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]
+    ) -> memoryview | None:
         """Map what is made of this file, such as its decompressed bytes, where a cache keeps it in the file's place.
 
         kind  what was made of it, and how: `zstd`
@@ -173,7 +189,9 @@ class Location:
         for start in range(0, end, BLOCK):
             yield self.read(start, min(start + BLOCK, end))
 
-    def write(self, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True) -> Written:
+    def write(
+        self, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
+    ) -> Written:
         """Write the file whole or not at all, safe against power loss, and sum it on the way.
 
         raises  UsageError if `replace` is False and something is there; ReachError if it can't be written
@@ -194,7 +212,9 @@ class Location:
     def _changing(self, verb: str) -> Callable[..., None]:
         found: Callable[..., None] | None = getattr(self.store, verb, None)
         if found is None:
-            raise UsageError("files there cannot be added to", where=self, hint="Write to a local folder.")
+            raise UsageError(
+                "files there cannot be added to", where=self, hint="Write to a local folder."
+            )
         return found
 
     def list(self) -> Iterator[Entry]:
@@ -210,10 +230,18 @@ class Location:
         wanted, before = pattern_of(parts), ""
         for seen, entry in enumerate(self.list()):
             if seen >= LISTED:
-                raise UsageError(f"more than {LISTED} files lie there", where=self, hint="Name a folder further down.")
+                raise UsageError(
+                    f"more than {LISTED} files lie there",
+                    where=self,
+                    hint="Name a folder further down.",
+                )
             if folders and parts[-1] != "**":
                 slash = "" if parts[-1] else "/"
-                yield from (folder + slash for folder in _entered(entry.name, before) if wanted.fullmatch(folder + slash))
+                yield from (
+                    folder + slash
+                    for folder in _entered(entry.name, before)
+                    if wanted.fullmatch(folder + slash)
+                )
             before = entry.name
             if wanted.fullmatch(entry.name):
                 yield entry.name
@@ -249,7 +277,9 @@ def read_each(places: Sequence[Location]) -> Iterator[Part]:
 
 def _entered(name: str, before: str) -> list[str]:
     """Give the folders that hold a file, without those that hold the one before it in the listing."""
-    return [name[:i] for i, sign in enumerate(name) if sign == "/" and name[: i + 1] != before[: i + 1]]
+    return [
+        name[:i] for i, sign in enumerate(name) if sign == "/" and name[: i + 1] != before[: i + 1]
+    ]
 
 
 def _without_query(path: str) -> str:
@@ -257,7 +287,9 @@ def _without_query(path: str) -> str:
     return path.partition("?")[0] if "://" in path else path
 
 
-def locate(address: str, guard: Guard | None = None, unknown: type[FlareError] = UsageError) -> Location:
+def locate(
+    address: str, guard: Guard | None = None, unknown: type[FlareError] = UsageError
+) -> Location:
     """Make a Location of an address that the user typed: a path, `file://`, `http(s)://`, `s3://`, `gs://`, `az://`, `hf://` and the like.
 
     A user's own address may be a private one or a symbolic link; what data names below it may not.
@@ -266,7 +298,9 @@ def locate(address: str, guard: Guard | None = None, unknown: type[FlareError] =
     raises   UsageError for an address that names nothing, or `unknown`; MissingLibraryError if the library behind it is not installed
     """
     if not address:
-        raise UsageError("an address is empty", hint="Name what to read; `.` is the folder you are in.")
+        raise UsageError(
+            "an address is empty", hint="Name what to read; `.` is the folder you are in."
+        )
     guard = guard or Guard()
     scheme = scheme_of(address)
     if not is_url(address) or scheme == "file":
@@ -294,4 +328,8 @@ def _remote(scheme: str, address: str, guard: Guard, unknown: type[FlareError]) 
 
 def short_read(where: object, start: int, stop: int, got: int) -> FormatError:
     """Say that a file ended before the bytes that its header or its index promises."""
-    return FormatError(f"ends at byte {start + got}, {stop} are needed", where=where, hint="The file was cut short; fetch or pack it again.")
+    return FormatError(
+        f"ends at byte {start + got}, {stop} are needed",
+        where=where,
+        hint="The file was cut short; fetch or pack it again.",
+    )

@@ -17,7 +17,9 @@ class MemoryStore:
 
     is_local = True
 
-    def __init__(self, files: dict[str, bytes | bytearray | memoryview] | None = None, shown: str = "") -> None:
+    def __init__(
+        self, files: dict[str, bytes | bytearray | memoryview] | None = None, shown: str = ""
+    ) -> None:
         self.files = {} if files is None else files
         self.shown = shown
 
@@ -49,7 +51,9 @@ class MemoryStore:
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return [self.read(path, start, stop) for start, stop in ranges]
 
-    def write(self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True) -> Written:
+    def write(
+        self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
+    ) -> Written:
         if not replace and path in self.files:
             raise UsageError("something is there already", where=self.show(path))
         data = b"".join(parts)

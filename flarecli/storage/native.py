@@ -22,7 +22,9 @@ __all__ = ["compiled", "inherited", "opening", "pid"]
 
 _lock = threading.Lock()
 opening = threading.Lock()  # of clients, one at a time
-_loaded: list[ModuleType] = []  # the copy in use is the last; earlier ones are the ancestors', and nothing of theirs is ever finalized
+_loaded: list[
+    ModuleType
+] = []  # the copy in use is the last; earlier ones are the ancestors', and nothing of theirs is ever finalized
 _pid = 0
 inherited: list[Any] = []  # clients of the parent
 
@@ -48,16 +50,28 @@ def _imported() -> ModuleType:
     try:
         return importlib.import_module("obstore._obstore")
     except ImportError:
-        raise MissingLibraryError("the library obstore is not installed", hint="pip install obstore") from None
+        raise MissingLibraryError(
+            "the library obstore is not installed", hint="pip install obstore"
+        ) from None
 
 
 def _again(module: ModuleType) -> ModuleType:
     try:
         return _copied(module)
     except (OSError, ImportError) as error:  # no room, or a folder from which nothing may be run
-        what = os.strerror(error.errno).lower() if isinstance(error, OSError) and error.errno else "nothing may be run from there"
-        hint = "Let TMPDIR name a folder from which programs may be run, or start processes by spawn."
-        raise ReachError(f"obstore cannot be loaded again after a fork: {what}", where=tempfile.gettempdir(), hint=hint) from None
+        what = (
+            os.strerror(error.errno).lower()
+            if isinstance(error, OSError) and error.errno
+            else "nothing may be run from there"
+        )
+        hint = (
+            "Let TMPDIR name a folder from which programs may be run, or start processes by spawn."
+        )
+        raise ReachError(
+            f"obstore cannot be loaded again after a fork: {what}",
+            where=tempfile.gettempdir(),
+            hint=hint,
+        ) from None
 
 
 def _copied(module: ModuleType) -> ModuleType:
@@ -70,7 +84,10 @@ def _copied(module: ModuleType) -> ModuleType:
         loader = importlib.machinery.ExtensionFileLoader("obstore._obstore", file.name)
         spec = importlib.util.spec_from_file_location("obstore._obstore", file.name, loader=loader)
         if spec is None:
-            raise MissingLibraryError("the library obstore cannot be loaded again after a fork", hint="Start processes by spawn.")
+            raise MissingLibraryError(
+                "the library obstore cannot be loaded again after a fork",
+                hint="Start processes by spawn.",
+            )
         copy = importlib.util.module_from_spec(spec)
         loader.exec_module(copy)
     return copy

@@ -51,10 +51,16 @@ def kept_sums(at: Location) -> Kept:
     if not config.get("skip_signature") and "access_key_id" not in config:
         return Kept(why_not="only the role of this machine may ask for them")
     url = f"{config.get('endpoint') or 'https://s3.{}.amazonaws.com'.format(config['region'])}/{store.bucket}/{quote(at.path, safe='/-_.~')}"
-    headers = dict(_MODE) if config.get("skip_signature") else signed("HEAD", url, _MODE, config, datetime.now(UTC))
+    headers = (
+        dict(_MODE)
+        if config.get("skip_signature")
+        else signed("HEAD", url, _MODE, config, datetime.now(UTC))
+    )
     answer = _asked(url, headers, store.guard.limits.timeout_s)
     if answer is None or answer.status != 200:
-        return Kept(why_not="it does not answer" if answer is None else f"it answers {answer.status}")
+        return Kept(
+            why_not="it does not answer" if answer is None else f"it answers {answer.status}"
+        )
     return _read(answer)
 
 
@@ -75,7 +81,9 @@ def _read(answer: Answer) -> Kept:
     return Kept(found)
 
 
-def signed(method: str, url: str, headers: Mapping[str, str], config: Mapping[str, Any], now: datetime) -> dict[str, str]:
+def signed(
+    method: str, url: str, headers: Mapping[str, str], config: Mapping[str, Any], now: datetime
+) -> dict[str, str]:
     """Give the headers of a request without a body, with its signature.
 
     url      escaped already, without a query
@@ -83,18 +91,32 @@ def signed(method: str, url: str, headers: Mapping[str, str], config: Mapping[st
     """
     parts, day = urlsplit(url), f"{now:%Y%m%d}"
     payload = "UNSIGNED-PAYLOAD"
-    all_of = {**headers, "host": parts.netloc, "x-amz-content-sha256": payload, "x-amz-date": f"{now:%Y%m%dT%H%M%SZ}"}
-    all_of |= {"x-amz-security-token": config["session_token"]} if config.get("session_token") else {}
+    all_of = {
+        **headers,
+        "host": parts.netloc,
+        "x-amz-content-sha256": payload,
+        "x-amz-date": f"{now:%Y%m%dT%H%M%SZ}",
+    }
+    all_of |= (
+        {"x-amz-security-token": config["session_token"]} if config.get("session_token") else {}
+    )
     names = ";".join(sorted(all_of))
     canonical = "".join(f"{name}:{all_of[name]}\n" for name in sorted(all_of))
     scope = f"{day}/{config['region']}/s3/aws4_request"
-    request = hashlib.sha256(f"{method}\n{parts.path}\n\n{canonical}\n{names}\n{payload}".encode()).hexdigest()
+    request = hashlib.sha256(
+        f"{method}\n{parts.path}\n\n{canonical}\n{names}\n{payload}".encode()
+    ).hexdigest()
     key = f"AWS4{config['secret_access_key']}".encode()
     for part in scope.split("/"):
         key = hmac.digest(key, part.encode(), "sha256")
-    proof = hmac.digest(key, f"AWS4-HMAC-SHA256\n{all_of['x-amz-date']}\n{scope}\n{request}".encode(), "sha256").hex()
+    proof = hmac.digest(
+        key, f"AWS4-HMAC-SHA256\n{all_of['x-amz-date']}\n{scope}\n{request}".encode(), "sha256"
+    ).hex()
     credential = f"{config['access_key_id']}/{scope}"
-    return {**all_of, "authorization": f"AWS4-HMAC-SHA256 Credential={credential},SignedHeaders={names},Signature={proof}"}
+    return {
+        **all_of,
+        "authorization": f"AWS4-HMAC-SHA256 Credential={credential},SignedHeaders={names},Signature={proof}",
+    }
 
 
 def _asked(url: str, headers: Mapping[str, str], timeout_s: float) -> Answer | None:

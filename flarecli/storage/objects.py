@@ -25,8 +25,13 @@ from flarecli.storage.uploads import AHEAD, upload
 __all__ = ["ObjectStore", "Unconditional"]
 
 T = TypeVar("T")
-_FEW, _GROUP = 8, 256  # ranges: up to so many go out one by one, each on condition; of more one call of the library gets so many
-_READ = 4 << 20  # what one request reads of an object that is read through: four of them ahead for each reader
+_FEW, _GROUP = (
+    8,
+    256,
+)  # ranges: up to so many go out one by one, each on condition; of more one call of the library gets so many
+_READ = (
+    4 << 20
+)  # what one request reads of an object that is read through: four of them ahead for each reader
 _PAGE, _KNOWN = 1000, 1 << 16  # objects of a listing's page; objects whose version is remembered
 
 
@@ -69,7 +74,11 @@ class ObjectStore:
         return ObjectStore, (self.scheme, self.bucket, self.guard)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ObjectStore) and (self.scheme, self.bucket, self.guard) == (other.scheme, other.bucket, other.guard)
+        return isinstance(other, ObjectStore) and (self.scheme, self.bucket, self.guard) == (
+            other.scheme,
+            other.bucket,
+            other.guard,
+        )
 
     def __hash__(self) -> int:
         return hash((self.scheme, self.bucket, self.guard))
@@ -89,7 +98,11 @@ class ObjectStore:
     def origin(self) -> str:
         """Which service this is, or empty for the usual one: two of them may have buckets of one name."""
         config = self._clients.way(0).config
-        account = f"{os.environ.get('AZURE_STORAGE_ACCOUNT_NAME', '')} {os.environ.get('AZURE_STORAGE_ENDPOINT', '')}" if self.scheme == "az" else ""
+        account = (
+            f"{os.environ.get('AZURE_STORAGE_ACCOUNT_NAME', '')} {os.environ.get('AZURE_STORAGE_ENDPOINT', '')}"
+            if self.scheme == "az"
+            else ""
+        )
         return str(config.get("endpoint") or config.get("base_url") or account)
 
     def show(self, path: str) -> str:
@@ -133,8 +146,12 @@ class ObjectStore:
     def told(self, error: Exception, path: str) -> Exception:
         """Give an error of the library in the words of the package."""
         tried = self._clients.tried
-        endpoint = next((redact(str(way.config["endpoint"])) for way in tried if "endpoint" in way.config), "")
-        return refusals.told(error, self.show(path), " and ".join(way.words for way in tried), endpoint)
+        endpoint = next(
+            (redact(str(way.config["endpoint"])) for way in tried if "endpoint" in way.config), ""
+        )
+        return refusals.told(
+            error, self.show(path), " and ".join(way.words for way in tried), endpoint
+        )
 
     # -- reading
 
@@ -160,7 +177,9 @@ class ObjectStore:
         meta = self._do(path, lambda library, client: library.head(client, path))
         return self._learn(path, meta["e_tag"], meta["size"], known)
 
-    def _got(self, path: str, known: _Known | None, wanted: tuple[int, int | None]) -> tuple[memoryview, _Known]:
+    def _got(
+        self, path: str, known: _Known | None, wanted: tuple[int, int | None]
+    ) -> tuple[memoryview, _Known]:
         """Read one range by one request, of the version that is known; give what is known by now, too. The bytes are the library's own.
 
         Small objects come as fast as the interpreter's lock goes from thread to thread: hence few steps, and none for what is not asked.
@@ -184,11 +203,15 @@ class ObjectStore:
         meta = result.meta
         size = meta["size"]
         known = self._learn(path, meta["e_tag"], size, known)
-        if (not is_whole and result.range[0] != start) or len(data) != (size if stop is None else stop) - start:
+        if (not is_whole and result.range[0] != start) or len(data) != (
+            size if stop is None else stop
+        ) - start:
             raise short_read(self.show(path), start, stop or size, len(data))
         return data, known
 
-    def _nothing(self, path: str, known: _Known | None, start: int, stop: int | None) -> tuple[memoryview, _Known]:
+    def _nothing(
+        self, path: str, known: _Known | None, start: int, stop: int | None
+    ) -> tuple[memoryview, _Known]:
         """Give what lies behind the end: nothing there, an error further on."""
         known = known or self._head(path)
         if start == known.size and stop is None:
@@ -226,23 +249,40 @@ class ObjectStore:
         pieces = [] if stop is None else plan.split(start, stop)
         if len(pieces) > 1:
             return self._of_one_version(path, lambda known: self._many(path, pieces, known))
-        return [self._of_one_version(path, lambda known: alone(partial(self._got, path, known, (start, stop))))]
+        return [
+            self._of_one_version(
+                path, lambda known: alone(partial(self._got, path, known, (start, stop)))
+            )
+        ]
 
     def read_each(self, paths: Sequence[str]) -> Iterator[memoryview]:
         """Read many whole objects; a copy of each would cost as much as a fetch."""
         limits, whole = self.guard.limits, (0, None)
-        return in_order(lambda path: self._of_one_version(path, lambda known: self._got(path, known, whole)), paths, limits.jobs, limits.ahead_bytes)
+        return in_order(
+            lambda path: self._of_one_version(path, lambda known: self._got(path, known, whole)),
+            paths,
+            limits.jobs,
+            limits.ahead_bytes,
+        )
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         pieces, piece_of = plan.joined(ranges)
-        data = self._of_one_version(path, lambda known: self._many(path, pieces, known)) if pieces else []
+        data = (
+            self._of_one_version(path, lambda known: self._many(path, pieces, known))
+            if pieces
+            else []
+        )
         return plan.cut(data, pieces, piece_of, ranges)
 
-    def _many(self, path: str, pieces: Sequence[tuple[int, int]], known: _Known | None = None) -> tuple[list[memoryview], _Known]:
+    def _many(
+        self, path: str, pieces: Sequence[tuple[int, int]], known: _Known | None = None
+    ) -> tuple[list[memoryview], _Known]:
         jobs = self.guard.limits.jobs
         if len(pieces) <= _FEW or max(stop - start for start, stop in pieces) > plan.PIECE >> 3:
             done = list[memoryview]()
-            if known is None:  # the first few say which version the others must be, and must all be of one
+            if (
+                known is None
+            ):  # the first few say which version the others must be, and must all be of one
                 first = side_by_side(partial(self._got, path, None), pieces[:AHEAD], jobs)
                 known = first[0][1]
                 for data, seen in first:
@@ -252,16 +292,27 @@ class ObjectStore:
             return done + [data for data, _ in rest], known
         known = known or alone(partial(self._head, path))
         groups = [pieces[i : i + _GROUP] for i in range(0, len(pieces), _GROUP)]
-        found = side_by_side(partial(self._group, path, known), groups, max(1, jobs // 10))  # the library has 10 requests under way for each
-        alone(partial(self._head, path, known))  # its calls for many ranges take no condition: if this is the version, so was every one of them
+        found = side_by_side(
+            partial(self._group, path, known), groups, max(1, jobs // 10)
+        )  # the library has 10 requests under way for each
+        alone(
+            partial(self._head, path, known)
+        )  # its calls for many ranges take no condition: if this is the version, so was every one of them
         return [data for group in found for data in group], known
 
-    def _group(self, path: str, known: _Known, pieces: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def _group(
+        self, path: str, known: _Known, pieces: Sequence[tuple[int, int]]
+    ) -> list[memoryview]:
         past = next((piece for piece in pieces if piece[1] > known.size), None)
         if past is not None:
             raise short_read(self.show(path), 0, past[1], known.size)
         starts, stops = [start for start, _ in pieces], [stop for _, stop in pieces]
-        found = self._do(path, lambda library, client: library.get_ranges(client, path, starts=starts, ends=stops, coalesce=0))
+        found = self._do(
+            path,
+            lambda library, client: library.get_ranges(
+                client, path, starts=starts, ends=stops, coalesce=0
+            ),
+        )
         data = [memoryview(one) for one in found]
         for one, (start, stop) in zip(data, pieces, strict=True):
             if len(one) != stop - start:
@@ -281,18 +332,32 @@ class ObjectStore:
         first, known = self._of_one_version(path, begun)
         yield bytes(first)
         pieces = ((at, min(at + _READ, size)) for at in range(_READ, size, _READ))
-        yield from (bytes(data) for data, _ in ahead(partial(self._got, path, known), pieces, min(AHEAD, self.guard.limits.jobs)))
+        yield from (
+            bytes(data)
+            for data, _ in ahead(
+                partial(self._got, path, known), pieces, min(AHEAD, self.guard.limits.jobs)
+            )
+        )
 
     def list(self, path: str) -> Iterator[Entry]:
         top, first, last = f"{path}/" if path else "", None, None
         for meta in self._pages(path):
             if not meta["path"].startswith(top):
-                raise FormatError("the listing of its folder names what lies elsewhere", where=self.show(path))
+                raise FormatError(
+                    "the listing of its folder names what lies elsewhere", where=self.show(path)
+                )
             entry = Entry(meta["path"][len(top) :], meta["size"])
-            if entry.name == first:  # a server that does not know where the page before ended would go on for ever
-                raise FormatError("the listing of its folder begins again before it ends", where=self.show(meta["path"]))
+            if (
+                entry.name == first
+            ):  # a server that does not know where the page before ended would go on for ever
+                raise FormatError(
+                    "the listing of its folder begins again before it ends",
+                    where=self.show(meta["path"]),
+                )
             first = entry.name if last is None else first
-            if last is not None and not (last.size == 0 and entry.name.startswith(f"{last.name}/")):  # else a folder's own mark, not a file
+            if last is not None and not (
+                last.size == 0 and entry.name.startswith(f"{last.name}/")
+            ):  # else a folder's own mark, not a file
                 yield last
             last = entry
         if last is None:
@@ -313,12 +378,19 @@ class ObjectStore:
 
     # -- writing
 
-    def write(self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True) -> Written:
+    def write(
+        self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
+    ) -> Written:
         if not path:
             raise UsageError("a bucket where an object is needed", where=self.show(path))
         sums = Sums(hashes)
         try:
-            upload(parts, sums, partial(self._put_whole, path, replace), partial(self._put_pieces, path, replace))
+            upload(
+                parts,
+                sums,
+                partial(self._put_whole, path, replace),
+                partial(self._put_pieces, path, replace),
+            )
         finally:
             self._known.pop(path, None)  # it may be there, although the answer was lost
         return Written(sums.size, sums.hex())
@@ -345,9 +417,21 @@ class ObjectStore:
 
     def _put_pieces(self, path: str, replace: bool, pieces: Iterator[bytes]) -> None:
         """Write a large object as an upload of many parts, which appears at its end; what raises in between drops it."""
-        if not replace:  # the library has no condition for these: two that begin at once may both end
+        if (
+            not replace
+        ):  # the library has no condition for these: two that begin at once may both end
             self._refuse_what_is_there(path)
-        self._do(path, lambda library, client: library.put(client, path, pieces, use_multipart=True, chunk_size=plan.PIECE, max_concurrency=AHEAD))
+        self._do(
+            path,
+            lambda library, client: library.put(
+                client,
+                path,
+                pieces,
+                use_multipart=True,
+                chunk_size=plan.PIECE,
+                max_concurrency=AHEAD,
+            ),
+        )
 
     def _refuse_what_is_there(self, path: str) -> None:
         try:
@@ -361,7 +445,9 @@ class ObjectStore:
 
         def get(library: Any, client: Any) -> tuple[bytes, dict[str, str]]:
             result = library.get(client, path)
-            return bytes(result.bytes()), {name: result.meta[name] for name in ("e_tag", "version") if result.meta.get(name)}
+            return bytes(result.bytes()), {
+                name: result.meta[name] for name in ("e_tag", "version") if result.meta.get(name)
+            }
 
         return alone(lambda: self._do(path, get))
 
@@ -370,12 +456,24 @@ class ObjectStore:
 
         def put(library: Any, client: Any) -> dict[str, str]:
             try:
-                result = library.put(client, path, data, mode="create" if version is None else version, use_multipart=False)
+                result = library.put(
+                    client,
+                    path,
+                    data,
+                    mode="create" if version is None else version,
+                    use_multipart=False,
+                )
             except Exception as error:
-                if refusals.outrun(error) or (version is not None and isinstance(error, FileNotFoundError)):
-                    raise BusyError("somebody else has written there", where=self.show(path)) from None
+                if refusals.outrun(error) or (
+                    version is not None and isinstance(error, FileNotFoundError)
+                ):
+                    raise BusyError(
+                        "somebody else has written there", where=self.show(path)
+                    ) from None
                 if refusals.unsupported(error):
-                    raise Unconditional("it cannot write on condition", where=self.show(path)) from None
+                    raise Unconditional(
+                        "it cannot write on condition", where=self.show(path)
+                    ) from None
                 raise
             return {name: result[name] for name in ("e_tag", "version") if result.get(name)}
 

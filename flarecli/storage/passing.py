@@ -23,7 +23,9 @@ __all__ = ["in_passing"]
 
 _ROOM = 4 << 20  # bytes of the window, unless a part is larger
 _KEPT = 256 << 20  # and no more of it is kept for the next file
-_PIECE = 4 << 20  # bytes read, then summed, at once: still in the cache, and large enough that threads seldom wait for the interpreter
+_PIECE = (
+    4 << 20
+)  # bytes read, then summed, at once: still in the cache, and large enough that threads seldom wait for the interpreter
 _OWN = threading.local()
 
 

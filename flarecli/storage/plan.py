@@ -14,7 +14,11 @@ _NEAR = 1 << 16  # bytes of a gap that costs less to read
 
 def split(start: int, stop: int) -> list[tuple[int, int]]:
     """Cut a large range into pieces that are asked for side by side; what is little more than one of them is not cut."""
-    return [(at, min(at + PIECE, stop)) for at in range(start, stop, PIECE)] if stop - start > 2 * PIECE else [(start, stop)]
+    return (
+        [(at, min(at + PIECE, stop)) for at in range(start, stop, PIECE)]
+        if stop - start > 2 * PIECE
+        else [(start, stop)]
+    )
 
 
 def joined(ranges: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[int]]:
@@ -37,7 +41,15 @@ def joined(ranges: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], li
     return list(zip(starts, stops, strict=True)), piece_of
 
 
-def cut(data: Sequence[Part], pieces: Sequence[tuple[int, int]], piece_of: Sequence[int], ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+def cut(
+    data: Sequence[Part],
+    pieces: Sequence[tuple[int, int]],
+    piece_of: Sequence[int],
+    ranges: Sequence[tuple[int, int]],
+) -> list[bytes]:
     """Give the ranges out of the pieces that were read, in the order asked."""
     firsts = [start for start, _ in pieces]
-    return [bytes(data[k][start - firsts[k] : stop - firsts[k]]) if start != stop else b"" for k, (start, stop) in zip(piece_of, ranges, strict=True)]
+    return [
+        bytes(data[k][start - firsts[k] : stop - firsts[k]]) if start != stop else b""
+        for k, (start, stop) in zip(piece_of, ranges, strict=True)
+    ]

@@ -15,7 +15,11 @@ __all__ = ["Pool", "Sockets"]
 
 _Act: TypeAlias = Callable[[int, int], object]
 
-_EVENTS = {pycurl.POLL_IN: select.POLLIN, pycurl.POLL_OUT: select.POLLOUT, pycurl.POLL_INOUT: select.POLLIN | select.POLLOUT}
+_EVENTS = {
+    pycurl.POLL_IN: select.POLLIN,
+    pycurl.POLL_OUT: select.POLLOUT,
+    pycurl.POLL_INOUT: select.POLLIN | select.POLLOUT,
+}
 _REMOVE = pycurl.POLL_REMOVE
 _READS, _WRITES = select.POLLIN | select.POLLHUP, select.POLLOUT
 _FEW, _GATHER_S = 8, 0.0001  # fewer than one in so many are few; the time for more of them
@@ -33,9 +37,13 @@ class Sockets:
         self._poll = select.poll()
         self._poll.register(bell, select.POLLIN)
         self._bell = bell
-        self._watched: dict[int, int] = {}  # what is waited for, as a number: of a pool, and of what happens
+        self._watched: dict[
+            int, int
+        ] = {}  # what is waited for, as a number: of a pool, and of what happens
         self._acts: list[_Act] = []  # of each such number
-        self._left = set[int]()  # those that libcurl has let go of: in most cases it takes them again before there is a wait
+        self._left = set[
+            int
+        ]()  # those that libcurl has let go of: in most cases it takes them again before there is a wait
 
     def watcher(self, act: _Act) -> Callable[[int, int, Any, Any], None]:
         """Make what a multi handle is to call when it wants to wait for a socket or no longer does; `act` is told what happens there."""
@@ -80,11 +88,16 @@ class Sockets:
 
 def _ready(events: int) -> int:
     """Say in libcurl's words what a socket is ready for."""
-    ready = (pycurl.CSELECT_IN if events & _READS else 0) | (pycurl.CSELECT_OUT if events & _WRITES else 0)
+    ready = (pycurl.CSELECT_IN if events & _READS else 0) | (
+        pycurl.CSELECT_OUT if events & _WRITES else 0
+    )
     return ready | (pycurl.CSELECT_ERR if events & _BAD else 0)
 
 
-_READY = {events: _ready(events) for events in (select.POLLIN, select.POLLOUT, select.POLLIN | select.POLLOUT)}  # nearly all that come
+_READY = {
+    events: _ready(events)
+    for events in (select.POLLIN, select.POLLOUT, select.POLLIN | select.POLLOUT)
+}  # nearly all that come
 
 
 class Pool:
@@ -98,8 +111,12 @@ class Pool:
         multi = self.multi = pycurl.CurlMulti()
         # methods of libcurl's objects are slow to look up
         self.add, self.remove, self.ended, self._act, self._timeout = (
-            multi.add_handle, multi.remove_handle, multi.info_read, multi.socket_action, multi.timeout,
-        )  # fmt: skip
+            multi.add_handle,
+            multi.remove_handle,
+            multi.info_read,
+            multi.socket_action,
+            multi.timeout,
+        )
         multi.setopt(pycurl.M_SOCKETFUNCTION, sockets.watcher(self._act))
 
     def due(self) -> float | None:

@@ -5,18 +5,35 @@ from __future__ import annotations
 import re
 from http import HTTPStatus
 
-from flarecli.errors import CredentialsError, FlareError, FormatError, MissingError, ReachError, UsageError
+from flarecli.errors import (
+    CredentialsError,
+    FlareError,
+    FormatError,
+    MissingError,
+    ReachError,
+    UsageError,
+)
 from flarecli.storage.answers import changed
 
 __all__ = ["denied", "is_denied", "is_refusal", "outrun", "past_the_end", "told", "unsupported"]
 
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})\b")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,60})</Code>")
-_NAMES = re.compile(r'path: "(?:[^"\\]|\\.)*"|https?://[^\s,]+')  # what is asked for, not what is answered: `status 403` may be a key
+_NAMES = re.compile(
+    r'path: "(?:[^"\\]|\\.)*"|https?://[^\s,]+'
+)  # what is asked for, not what is answered: `status 403` may be a key
 _CREDENTIALS = {
-    "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch", "AuthenticationFailed", "AuthorizationFailure",
-    "TokenRefreshRequired", "RequestTimeTooSkewed", "InvalidSecurity", "RequestExpired",
-}  # fmt: skip
+    "ExpiredToken",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "SignatureDoesNotMatch",
+    "AuthenticationFailed",
+    "AuthorizationFailure",
+    "TokenRefreshRequired",
+    "RequestTimeTooSkewed",
+    "InvalidSecurity",
+    "RequestExpired",
+}
 _HINTS = {
     "ExpiredToken": "Get new credentials, then run the same command again.",
     "TokenRefreshRequired": "Get new credentials, then run the same command again.",
@@ -51,19 +68,28 @@ def is_denied(error: Exception) -> bool:
 def past_the_end(error: Exception) -> bool:
     """Whether a range begins behind the object's end."""
     status, code, text = _read(error)
-    return status == 416 or code == "InvalidRange" or "StartTooLarge" in text  # Azure gives the last byte where nothing is left
+    return (
+        status == 416 or code == "InvalidRange" or "StartTooLarge" in text
+    )  # Azure gives the last byte where nothing is left
 
 
 def outrun(error: Exception) -> bool:
     """Whether another writer was there first: the condition of a write does not hold."""
     status, _, _ = _read(error)
-    return type(error).__name__ in ("AlreadyExistsError", "PreconditionError") or status in (409, 412)
+    return type(error).__name__ in ("AlreadyExistsError", "PreconditionError") or status in (
+        409,
+        412,
+    )
 
 
 def unsupported(error: Exception) -> bool:
     """Whether the store does not know the request, such as a write on condition."""
     status, code, _ = _read(error)
-    return status in (501, 405) or code == "NotImplemented" or type(error).__name__ == "NotSupportedError"
+    return (
+        status in (501, 405)
+        or code == "NotImplemented"
+        or type(error).__name__ == "NotSupportedError"
+    )
 
 
 def told(error: Exception, where: str, tried: str, at: str) -> FlareError:
@@ -84,12 +110,30 @@ def told(error: Exception, where: str, tried: str, at: str) -> FlareError:
     if kind == "AlreadyExistsError":
         return UsageError("something is there already", where=where)
     if isinstance(error, FileNotFoundError) or status == 404:
-        return MissingError("no such bucket" if code in ("NoSuchBucket", "ContainerNotFound") else "nothing is there", where=where)
+        return MissingError(
+            "no such bucket"
+            if code in ("NoSuchBucket", "ContainerNotFound")
+            else "nothing is there",
+            where=where,
+        )
     if kind == "InvalidPathError" or "Could not parse path" in text:
-        return FormatError("holds a key with an empty part, `.`, `..` or a control character, which cannot be read", where=where)
-    if "without LOCATION" in text or code in ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"):
-        return ReachError(f"{_phrase(status or 301, code)}: the bucket is in another region{at}", where=where, hint=_REGION)
-    if status == 400 and not code:  # to a question without a body, also stores that do not know the one who asks answer so
+        return FormatError(
+            "holds a key with an empty part, `.`, `..` or a control character, which cannot be read",
+            where=where,
+        )
+    if "without LOCATION" in text or code in (
+        "AuthorizationHeaderMalformed",
+        "PermanentRedirect",
+        "IllegalLocationConstraintException",
+    ):
+        return ReachError(
+            f"{_phrase(status or 301, code)}: the bucket is in another region{at}",
+            where=where,
+            hint=_REGION,
+        )
+    if (
+        status == 400 and not code
+    ):  # to a question without a body, also stores that do not know the one who asks answer so
         return ReachError(f"{_phrase(status, code)}, tried {tried}{at}", where=where, hint=_ACCESS)
     if status:
         return ReachError(_phrase(status, code) + at, where=where, hint=_HINTS.get(code, ""))
@@ -103,7 +147,11 @@ def denied(status: int, code: str, where: str, tried: str) -> FlareError:
     tried  the ways to be let in that were refused, and where, in words
     """
     error_class = CredentialsError if code in _CREDENTIALS else ReachError
-    return error_class(f"{_phrase(status or 403, code)}, tried {tried}", where=where, hint=_HINTS.get(code, _ACCESS))
+    return error_class(
+        f"{_phrase(status or 403, code)}, tried {tried}",
+        where=where,
+        hint=_HINTS.get(code, _ACCESS),
+    )
 
 
 def is_refusal(status: int, code: str) -> bool:
@@ -144,4 +192,7 @@ def _cause(text: str) -> str:
         ("redential", "no credentials can be had"),
         ("token", "no credentials can be had"),
     )
-    return next((words for sign, words in signs if sign in text), "the store gave no answer that can be understood")
+    return next(
+        (words for sign, words in signs if sign in text),
+        "the store gave no answer that can be understood",
+    )

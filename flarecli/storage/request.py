@@ -36,9 +36,34 @@ class Request:
     """
 
     __slots__ = (
-        "_asked", "answer", "attempts", "cancelled", "data", "deadline", "deliver", "done", "fault", "hops", "if_match", "named", "of", "order",
-        "origin", "place", "private", "sink", "start", "stop", "total", "unused", "url", "user", "wanted", "whole", "window",
-    )  # fmt: skip
+        "_asked",
+        "answer",
+        "attempts",
+        "cancelled",
+        "data",
+        "deadline",
+        "deliver",
+        "done",
+        "fault",
+        "hops",
+        "if_match",
+        "named",
+        "of",
+        "order",
+        "origin",
+        "place",
+        "private",
+        "sink",
+        "start",
+        "stop",
+        "total",
+        "unused",
+        "url",
+        "user",
+        "wanted",
+        "whole",
+        "window",
+    )
 
     def __init__(
         self,

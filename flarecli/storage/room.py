@@ -33,7 +33,11 @@ class Room:
         start = 0 if self._reserved == _SMALL else self._reserved
         ask = _fallocate()
         self._beyond = True  # part of it may be there even if not all was to be had
-        self._reserved = stop if ask is not None and ask(self._fd, _KEEP_SIZE, start, stop - start) == 0 else 1 << 62
+        self._reserved = (
+            stop
+            if ask is not None and ask(self._fd, _KEEP_SIZE, start, stop - start) == 0
+            else 1 << 62
+        )
 
     def done(self) -> None:
         """Say that all is written, and give back what is left over."""

@@ -23,7 +23,9 @@ from flarecli.storage.room import Room
 
 __all__ = ["Sink", "write_all"]
 
-_BUFFER = 4 << 20  # bytes written past the page cache at once; a file that ends before goes through it
+_BUFFER = (
+    4 << 20
+)  # bytes written past the page cache at once; a file that ends before goes through it
 _ALIGNED = 4096  # what the buffer and all of its writes are multiples of
 _IDLE = 2  # buffers kept: memory that was touched before is the cheaper one
 _idle: list[mmap.mmap] = []
@@ -38,7 +40,9 @@ class Sink:
 
     def __init__(self, fd: int, direct: bool) -> None:
         self._fd, self._room = fd, Room(fd)
-        self._memory = _buffer() if direct and 0 < _alignment(fd) <= _ALIGNED else None  # None: all goes through the page cache
+        self._memory = (
+            _buffer() if direct and 0 < _alignment(fd) <= _ALIGNED else None
+        )  # None: all goes through the page cache
         self._held, self._is_direct = 0, False
 
     def write(self, data: memoryview) -> None:
@@ -114,7 +118,11 @@ def _set_direct(fd: int, on: bool) -> bool:
 
 
 _EMPTY_PATH, _DIOALIGN = 0x1000, 0x2000  # AT_EMPTY_PATH, STATX_DIOALIGN of Linux
-_MASK_AT, _ALIGN_AT, _STATX_SIZE = 0, 0x98, 256  # struct statx: stx_mask, stx_dio_mem_align, then stx_dio_offset_align; uint32 each
+_MASK_AT, _ALIGN_AT, _STATX_SIZE = (
+    0,
+    0x98,
+    256,
+)  # struct statx: stx_mask, stx_dio_mem_align, then stx_dio_offset_align; uint32 each
 
 
 def _alignment(fd: int) -> int:
@@ -123,9 +131,14 @@ def _alignment(fd: int) -> int:
     if ask is None:
         return 0
     told = ctypes.create_string_buffer(_STATX_SIZE)
-    if ask(fd, b"", _EMPTY_PATH, _DIOALIGN, told) or not int.from_bytes(told.raw[_MASK_AT : _MASK_AT + 4], "little") & _DIOALIGN:
+    if (
+        ask(fd, b"", _EMPTY_PATH, _DIOALIGN, told)
+        or not int.from_bytes(told.raw[_MASK_AT : _MASK_AT + 4], "little") & _DIOALIGN
+    ):
         return 0
-    memory, offset = (int.from_bytes(told.raw[at : at + 4], "little") for at in (_ALIGN_AT, _ALIGN_AT + 4))
+    memory, offset = (
+        int.from_bytes(told.raw[at : at + 4], "little") for at in (_ALIGN_AT, _ALIGN_AT + 4)
+    )
     return max(memory, offset)
 
 

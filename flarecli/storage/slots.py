@@ -32,7 +32,9 @@ __all__ = ["Slot", "certificates", "short"]
 CONNECT_S = 10.0
 WHOLE = 64 << 20  # when a server ignores a range: an object up to this size is taken whole
 _PEEKED = 1 << 20  # the same, when only its size is wanted
-_DECODED = 1 << 30  # bytes that a body may decode to at most, also where an object may have any size: they are in memory at once
+_DECODED = (
+    1 << 30
+)  # bytes that a body may decode to at most, also where an object may have any size: they are in memory at once
 _ERROR_BYTES = 64 << 10  # of an error's body at most: reading it to its end keeps the connection
 _PLAIN: tuple[str, ...] = ("Accept-Encoding: identity",)  # `Accept: */*` is libcurl's own
 _GOOD = (200, 203, 206)
@@ -64,7 +66,9 @@ class Slot:
         easy.setopt(pycurl.TCP_KEEPALIVE, 1)
         easy.setopt(pycurl.DNS_CACHE_TIMEOUT, 300)
         easy.setopt(pycurl.WRITEFUNCTION, self._take)
-        easy.setopt(pycurl.HEADERFUNCTION, self.lines.append)  # called for every line: a method in C costs least
+        easy.setopt(
+            pycurl.HEADERFUNCTION, self.lines.append
+        )  # called for every line: a method in C costs least
         if certificates():
             easy.setopt(pycurl.CAINFO, certificates())
         if not permitted:
@@ -79,10 +83,17 @@ class Slot:
         self.answer: Answer | None = None
         self.paused = self._enough = False
         self._first = 0
-        self._last, self._limit = sys.maxsize, self._limits.max_bytes  # with `_first` the part of the body to keep; what it may have
+        self._last, self._limit = (
+            sys.maxsize,
+            self._limits.max_bytes,
+        )  # with `_first` the part of the body to keep; what it may have
         self._fault: Fault | None = None
         self.set(pycurl.URL, request.url)
-        headers = _PLAIN if not request.start and request.stop is None and not request.if_match else _headers_for(request)
+        headers = (
+            _PLAIN
+            if not request.start and request.stop is None and not request.if_match
+            else _headers_for(request)
+        )
         if headers != self._headers:
             self.set(pycurl.HTTPHEADER, list(headers))
             self._headers = headers
@@ -99,8 +110,12 @@ class Slot:
         self.lines.clear()
         self.parts = []
         self.marked, self.plain = now, False
-        self.mark = self.got = self.calm = 0  # got: bytes of the body that came; calm: up to so many are simply kept
-        self._refused: Fault | None = None  # an address that must not be connected to; another of the same name may do
+        self.mark = self.got = self.calm = (
+            0  # got: bytes of the body that came; calm: up to so many are simply kept
+        )
+        self._refused: Fault | None = (
+            None  # an address that must not be connected to; another of the same name may do
+        )
 
     def rest(self) -> None:
         """Forget the transfer: an idle slot holds nobody's bytes."""
@@ -163,7 +178,10 @@ class Slot:
             self.parts.append(data)
         elif self.answer is not None and self.answer.status in _GOOD:
             if self.request.of is None:
-                self.request.of, self.request.if_match = self.answer, self.request.if_match or self.answer.etag
+                self.request.of, self.request.if_match = (
+                    self.answer,
+                    self.request.if_match or self.answer.etag,
+                )
             self.request.start += len(data)
             self.request.sink(data)
         return None
@@ -171,7 +189,9 @@ class Slot:
     def _read_head(self) -> Fault | None:
         """Look at the head of the answer, once it is whole, and decide what of the body is wanted."""
         request = self.request
-        if request.wanted is not None:  # then nobody asks for the head of an answer that is a plain one
+        if (
+            request.wanted is not None
+        ):  # then nobody asks for the head of an answer that is a plain one
             length = answers.plain_length(self.lines)
             if length is not None and length <= self._limit:
                 self.plain, self.calm = not self._fresh, self._limit
@@ -180,10 +200,16 @@ class Slot:
         request.total = answer.total
         if answer.status not in _GOOD:
             self._last = _ERROR_BYTES
-        elif (request.if_match and answer.etag not in ("", request.if_match)) or (request.of is not None and answer.is_other(request.of)):
+        elif (request.if_match and answer.etag not in ("", request.if_match)) or (
+            request.of is not None and answer.is_other(request.of)
+        ):
             self._fault = answers.changed()
         elif request.sink is not None and answer.coding:
-            self._fault = Fault("encoding", f"sent with content encoding {answer.coding[:20]!r}, which was not asked for", error=FormatError)
+            self._fault = Fault(
+                "encoding",
+                f"sent with content encoding {answer.coding[:20]!r}, which was not asked for",
+                error=FormatError,
+            )
         elif answer.range is not None or answer.status == 206:
             self._fault = self._read_range(answer)
         elif request.ranged:
@@ -199,15 +225,28 @@ class Slot:
         request, came = self.request, answer.range
         if not request.ranged:
             return Fault("range", "a part was sent, the whole was asked for")
-        if came is None or came[0] != request.start or not came[0] < came[1] or (came[2] is not None and came[1] > came[2]):
+        if (
+            came is None
+            or came[0] != request.start
+            or not came[0] < came[1]
+            or (came[2] is not None and came[1] > came[2])
+        ):
             return Fault("range", "another range was sent than was asked for")
         if answer.length not in (None, came[1] - came[0]):
             return Fault("range", "a range was sent with another length than it says")
         if answer.coding:
             return Fault("range", f"a range was sent with content encoding {answer.coding[:20]!r}")
-        wanted = (came[1] if came[2] is None else came[2]) if request.stop is None else max(request.stop, 1)
+        wanted = (
+            (came[1] if came[2] is None else came[2])
+            if request.stop is None
+            else max(request.stop, 1)
+        )
         if came[1] < wanted:
-            return short(came[1], wanted) if came[2] in (None, came[1]) else Fault("range", "less was sent than was asked for")
+            return (
+                short(came[1], wanted)
+                if came[2] in (None, came[1])
+                else Fault("range", "less was sent than was asked for")
+            )
         self._last, self._limit = wanted - request.start, sys.maxsize
         return None
 
@@ -215,7 +254,9 @@ class Slot:
         """The server ignores ranges: take a small object whole, of a large one what is wanted."""
         request, total = self.request, answer.total
         probing = request.stop == 0
-        if request.sink is None and (answer.coding or (total is not None and total <= (_PEEKED if probing else WHOLE))):
+        if request.sink is None and (
+            answer.coding or (total is not None and total <= (_PEEKED if probing else WHOLE))
+        ):
             self._limit = WHOLE
         elif probing:
             self._first = sys.maxsize  # counted, not kept
@@ -233,7 +274,12 @@ class Slot:
         Such a try says nothing of the request (RFC 9112, 9.3.1). libcurl itself asks again on another connection, a few times; where many
         end at once, all those may be ending too.
         """
-        return code in _ENDED and not self.lines and not self._fresh and self.easy.getinfo(pycurl.NUM_CONNECTS) == 0
+        return (
+            code in _ENDED
+            and not self.lines
+            and not self._fresh
+            and self.easy.getinfo(pycurl.NUM_CONNECTS) == 0
+        )
 
     def too_slow(self) -> Fault:
         """Say what did not come in time: in the same words for a silence at any point, since where it begins differs from run to run."""
@@ -249,7 +295,9 @@ class Slot:
         if failed:
             if self.answer is None and self.lines and self._read_head() is not None:
                 return self._fault  # refused for its head alone
-            return self._fault or (self._refused if code in (7, 28) else None) or answers.broken(code)
+            return (
+                self._fault or (self._refused if code in (7, 28) else None) or answers.broken(code)
+            )
         if self.answer is None and not self.calm and self._read_head() is not None:
             return self._fault
         answer, parts = self.answer, self.parts
@@ -261,7 +309,13 @@ class Slot:
             return self._refusal(Answer([]) if answer is None else answer, parts)
         try:
             most = min(self._limits.max_bytes, _DECODED)
-            body = answers.decoded(answer.coding, parts, most) if answer.coding else parts[0] if len(parts) == 1 else b"".join(parts)
+            body = (
+                answers.decoded(answer.coding, parts, most)
+                if answer.coding
+                else parts[0]
+                if len(parts) == 1
+                else b"".join(parts)
+            )
         except FlareError as error:
             return Fault("encoding", error.message, error=FormatError)
         request.data = body
@@ -299,7 +353,9 @@ def _headers_for(request: Request) -> tuple[str, ...]:
     headers = _PLAIN
     if request.ranged:
         stop = request.stop
-        headers += (f"Range: bytes={request.start}-{'' if stop is None else max(stop, request.start + 1) - 1}",)
+        headers += (
+            f"Range: bytes={request.start}-{'' if stop is None else max(stop, request.start + 1) - 1}",
+        )
     if request.if_match:
         headers += (f"If-Match: {request.if_match}",)
     return headers
@@ -309,14 +365,22 @@ _NOTHING = Request(Address("", "", ""), lambda request: None)
 
 
 def _large(limit: int, most: int) -> Fault:
-    hint = "Give --max-object to raise it." if limit == most else ""  # else it is what is taken of a file whose server ignores ranges
+    hint = (
+        "Give --max-object to raise it." if limit == most else ""
+    )  # else it is what is taken of a file whose server ignores ranges
     return Fault("large", f"larger than the limit of {limit} bytes", hint=hint)
 
 
 def short(end: int | None, wanted: int) -> Fault:
     """Say that an object ends before the bytes that are wanted."""
-    message = f"ends at byte {end}, {wanted} are needed" if end is not None else f"ends before byte {wanted}"
-    return Fault("short", message, hint="The file was cut short; fetch or pack it again.", error=FormatError)
+    message = (
+        f"ends at byte {end}, {wanted} are needed"
+        if end is not None
+        else f"ends before byte {wanted}"
+    )
+    return Fault(
+        "short", message, hint="The file was cut short; fetch or pack it again.", error=FormatError
+    )
 
 
 @cache
@@ -325,5 +389,17 @@ def certificates() -> str:
     named = os.environ.get("SSL_CERT_FILE") or os.environ.get("CURL_CA_BUNDLE")
     if named:
         return named
-    usual = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem", "/etc/ssl/ca-bundle.pem")
-    return next((path for path in (ssl.get_default_verify_paths().cafile, *usual) if path and os.path.exists(path)), "")
+    usual = (
+        "/etc/ssl/certs/ca-certificates.crt",
+        "/etc/pki/tls/certs/ca-bundle.crt",
+        "/etc/ssl/cert.pem",
+        "/etc/ssl/ca-bundle.pem",
+    )
+    return next(
+        (
+            path
+            for path in (ssl.get_default_verify_paths().cafile, *usual)
+            if path and os.path.exists(path)
+        ),
+        "",
+    )

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 __all__ = ["spare_memory"]
 
-_NAMES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # of the second and the first kind of group
+_NAMES = (
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)  # of the second and the first kind of group
 
 
 def spare_memory() -> int:
@@ -49,7 +52,11 @@ def _groups() -> tuple[tuple[Path, Path], ...]:
         _, kinds, own = line.split(":", 2)
         if kinds and "memory" not in kinds.split(","):
             continue
-        top, names = (Path("/sys/fs/cgroup/memory"), _NAMES[1]) if kinds else (Path("/sys/fs/cgroup"), _NAMES[0])
+        top, names = (
+            (Path("/sys/fs/cgroup/memory"), _NAMES[1])
+            if kinds
+            else (Path("/sys/fs/cgroup"), _NAMES[0])
+        )
         group = top / own.lstrip("/")
         for folder in (group, *(one for one in group.parents if one.is_relative_to(top))):
             if (folder / names[0]).exists():

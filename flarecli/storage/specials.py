@@ -16,7 +16,9 @@ def is_special(name: str, folder: int) -> bool:
     """Say whether a name in an open folder is a device, a pipe or a socket, or lies where the system keeps its devices."""
     with contextlib.suppress(OSError):
         place = os.fstat(folder).st_dev
-        if place == os.stat("/dev").st_dev != os.stat("/").st_dev:  # /dev/shm is another file system
+        if (
+            place == os.stat("/dev").st_dev != os.stat("/").st_dev
+        ):  # /dev/shm is another file system
             return True
         mode = os.stat(name, dir_fd=folder).st_mode
         return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))

@@ -30,7 +30,9 @@ def held(at: Location) -> Held | None:
     try:
         if isinstance(at.store, ObjectStore):
             return Held(*at.store.current(at.path))
-        return Held(replace(at, store=copy.copy(at.store)).read())  # a copy of a store remembers nothing
+        return Held(
+            replace(at, store=copy.copy(at.store)).read()
+        )  # a copy of a store remembers nothing
     except MissingError:
         return None
 
@@ -40,10 +42,15 @@ def swap(at: Location, data: bytes, old: Held | None) -> Held:
     if isinstance(at.store, ObjectStore):
         with contextlib.suppress(Unconditional):
             try:
-                return Held(data, at.store.exchange(at.path, data, None if old is None else old.version or {}))
+                return Held(
+                    data,
+                    at.store.exchange(at.path, data, None if old is None else old.version or {}),
+                )
             except BusyError:
                 now = held(at)
-                if now is None or now.data != data:  # else it was our own request, whose answer was lost
+                if (
+                    now is None or now.data != data
+                ):  # else it was our own request, whose answer was lost
                     raise
                 return now
     now = held(at)

@@ -56,5 +56,9 @@ def looked_at(entry: os.DirEntry[str]) -> tuple[str, bool, int | None]:
     """Give the name of what stands in a folder, whether that is a folder, and its bytes if it is a regular file; what else it is opening tells."""
     size = None
     with contextlib.suppress(OSError):  # it went
-        size = entry.stat(follow_symlinks=False).st_size if entry.is_file(follow_symlinks=False) else None
+        size = (
+            entry.stat(follow_symlinks=False).st_size
+            if entry.is_file(follow_symlinks=False)
+            else None
+        )
     return entry.name, entry.is_dir(follow_symlinks=False), size

@@ -17,7 +17,17 @@ from typing import Any, Generic, TypeVar
 
 from flarecli.errors import FlareError, ReachError
 
-__all__ = ["Outcome", "ahead", "alone", "begin", "in_order", "none_left", "side_by_side", "start", "wait_for"]
+__all__ = [
+    "Outcome",
+    "ahead",
+    "alone",
+    "begin",
+    "in_order",
+    "none_left",
+    "side_by_side",
+    "start",
+    "wait_for",
+]
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -25,7 +35,9 @@ D = TypeVar("D", bound=Sized)
 _TICK_S = 0.5
 _TELL = 32  # how many results come before their taker is woken
 _tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
-_idle = threading.Semaphore(0)  # threads that wait for a task: one is started only when there is none
+_idle = threading.Semaphore(
+    0
+)  # threads that wait for a task: one is started only when there is none
 
 
 class Outcome(Generic[T]):
@@ -59,7 +71,9 @@ def none_left(error: BaseException, of: str = "--jobs") -> FlareError | None:
     """Give what to tell the user where Python could start no thread, and which number to lower; None for any other error."""
     if not isinstance(error, RuntimeError) or not str(error).startswith("can't start new thread"):
         return None
-    hint = f"Give it fewer {of}, or let the user or the container have more processes (`ulimit -u`)."
+    hint = (
+        f"Give it fewer {of}, or let the user or the container have more processes (`ulimit -u`)."
+    )
     return ReachError("the system lets no further thread start", hint=hint)
 
 
@@ -85,7 +99,9 @@ def wait_for(arrived: SimpleQueue[T]) -> T:
             return arrived.get(timeout=_TICK_S)
 
 
-def _submit(call: Callable[[A], T], item: A, at: int, arrived: SimpleQueue[Outcome[T]], apart: bool = False) -> None:
+def _submit(
+    call: Callable[[A], T], item: A, at: int, arrived: SimpleQueue[Outcome[T]], apart: bool = False
+) -> None:
     """Have a call made on a thread, or here if there is none to be had: unless it is to be made `apart`, then that raises ReachError."""
 
     def task() -> None:
@@ -182,7 +198,9 @@ def in_order(call: Callable[[A], D], items: Sequence[A], jobs: int, most: int) -
     """
     done: dict[int, D] = {}
     todo = deque(enumerate(items))
-    arrived: SimpleQueue[Outcome[int]] = SimpleQueue()  # how many threads have run out of items or of room: none, to say that there are results
+    arrived: SimpleQueue[Outcome[int]] = (
+        SimpleQueue()
+    )  # how many threads have run out of items or of room: none, to say that there are results
     news: Outcome[int] = Outcome(0)
     news.value = 0
     lock = threading.Lock()

@@ -65,13 +65,21 @@ class Engine:
         self._lane = Lane(limits, self._window, self.hosts)
         self._tries = Tries(limits.retries, self.hosts)
         self._active: set[Slot] = set()
-        self._checked = self._now = 0.0  # when slow transfers were looked for; when requests could last be started
-        self.idle: dict[bool, list[Slot]] = {False: [], True: []}  # handles of transfers that are made elsewhere, see `direct`
+        self._checked = self._now = (
+            0.0  # when slow transfers were looked for; when requests could last be started
+        )
+        self.idle: dict[bool, list[Slot]] = {
+            False: [],
+            True: [],
+        }  # handles of transfers that are made elsewhere, see `direct`
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
         self._ear.setblocking(False)
         self._sockets = Sockets(self._ear.fileno())
-        self._both = (Pool(False, self._sockets), Pool(True, self._sockets))  # by whether they may lead to private addresses
+        self._both = (
+            Pool(False, self._sockets),
+            Pool(True, self._sockets),
+        )  # by whether they may lead to private addresses
         self._tick_s = min(_TICK_S, limits.timeout_s / 4)
         self._thread = threading.Thread(target=self._run, name="flare-transfers", daemon=True)
         start(self._thread)
@@ -119,7 +127,9 @@ class Engine:
 
     def _call(self, what: Any, argument: Any) -> None:
         self._calls.append((what, argument))
-        if self._crash is not None:  # looked at after the call is queued: then either we see it, or the thread sees the call
+        if (
+            self._crash is not None
+        ):  # looked at after the call is queued: then either we see it, or the thread sees the call
             raise RuntimeError("the transfer thread has died") from self._crash
         self._ring()
 
@@ -189,7 +199,11 @@ class Engine:
     def _timeout(self) -> float | None:
         now = time.monotonic()
         dues = [self._checked + self._tick_s] if self._active else []
-        dues += [due for due in (self._tries.next_due(), self.hosts.next_due(self._now)) if due is not None]  # not `now`: it may be due since
+        dues += [
+            due
+            for due in (self._tries.next_due(), self.hosts.next_due(self._now))
+            if due is not None
+        ]  # not `now`: it may be due since
         pauses = [pause for pool in self._both if (pause := pool.due()) is not None]
         if dues:
             pauses.append(max(0.0, min(dues) - now))
@@ -234,7 +248,9 @@ class Engine:
 
     def _start(self, now: float) -> None:
         active, window = self._active, self._window
-        while len(active) - len(window.paused) < self.limits.jobs:  # else paused ones could keep the head from starting
+        while (
+            len(active) - len(window.paused) < self.limits.jobs
+        ):  # else paused ones could keep the head from starting
             request = self.hosts.pick(now, window.head if window.is_full(len(active)) else None)
             if request is None:
                 return
@@ -316,7 +332,9 @@ class Engine:
             self.unproven += not answer.proven
         self._deliver(request, None)
         following = None  # a crowded host has none
-        if not (slot.paused or window.is_full(active) or active - len(window.paused) > self.limits.jobs):
+        if not (
+            slot.paused or window.is_full(active) or active - len(window.paused) > self.limits.jobs
+        ):
             following = self.hosts.follow(request.origin, slot.permitted)
         if following is None:
             self.hosts.went_well(request.origin)
@@ -348,7 +366,15 @@ class Engine:
             request.address = addresses.redirected(request.address, location)
         except FlareError as error:
             message = f"redirects to {error.where}: {error.message}"
-            self._deliver(request, Fault("unsafe" if error.kind == "unsafe" else "redirect", message, hint=error.hint, error=type(error)))
+            self._deliver(
+                request,
+                Fault(
+                    "unsafe" if error.kind == "unsafe" else "redirect",
+                    message,
+                    hint=error.hint,
+                    error=type(error),
+                ),
+            )
             return
         request.hops += 1
         self._begin(request, now)

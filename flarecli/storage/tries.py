@@ -35,7 +35,11 @@ class Tries:
     def again(self, request: Request, fault: Fault, now: float) -> bool:
         """Let a request wait for another try, if that can help and may be done; say so. A crowded host is held back."""
         wait = random.random() * min(LONGEST_S, WAIT_S * 2**request.attempts)
-        asked = request.answer.retry_after(time.time()) if request.answer is not None and fault.passing else None
+        asked = (
+            request.answer.retry_after(time.time())
+            if request.answer is not None and fault.passing
+            else None
+        )
         if asked is not None:
             wait = min(asked, RETRY_AFTER_S) + wait * (0.5 if asked else 0.1)
         if fault.crowded:

@@ -26,7 +26,12 @@ class _Dropped(Exception):
     """The caller's parts ended in an error: the upload must not appear."""
 
 
-def upload(parts: Iterable[Part], sums: Sums, put_whole: Callable[[bytes], None], put_pieces: Callable[[Iterator[bytes]], None]) -> None:
+def upload(
+    parts: Iterable[Part],
+    sums: Sums,
+    put_whole: Callable[[bytes], None],
+    put_pieces: Callable[[Iterator[bytes]], None],
+) -> None:
     """Write all parts, and sum them on the way.
 
     put_whole   writes what is at most PIECE bytes; both are called on another thread, one of them, once
@@ -70,7 +75,9 @@ def _pieces(parts: Iterable[Part], sums: Sums) -> Iterator[bytes]:
         yield bytes(held)
 
 
-def _hand_over(queue: Queue[bytes | _Dropped | None], piece: bytes | None, ended: SimpleQueue[Outcome[None]]) -> bool:
+def _hand_over(
+    queue: Queue[bytes | _Dropped | None], piece: bytes | None, ended: SimpleQueue[Outcome[None]]
+) -> bool:
     """Give a piece to the upload; False if that has failed: its outcome says why."""
     while ended.empty():
         with contextlib.suppress(Full):

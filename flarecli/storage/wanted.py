@@ -45,7 +45,13 @@ class Wanted:
         named: frozenset[str] | None = frozenset(),
         private: bool = False,
     ) -> None:
-        self.urls, self.origins, self.users, self.found, self.arrived = urls, origins, users, found, arrived
+        self.urls, self.origins, self.users, self.found, self.arrived = (
+            urls,
+            origins,
+            users,
+            found,
+            arrived,
+        )
         self.first, self.named, self.private, self.awaited = first, named, private, -1
 
     def by_origin(self) -> Mapping[str, Sequence[int]]:
@@ -68,7 +74,13 @@ class Wanted:
         """Make the request for an object."""
         origin = self.origins[place]
         address = Address(self.urls[place], origin, self.users.get(place, ""))
-        made = Request(address, _keep, named=_only(origin) if self.named is None else self.named, private=self.private, order=self.first + place)
+        made = Request(
+            address,
+            _keep,
+            named=_only(origin) if self.named is None else self.named,
+            private=self.private,
+            order=self.first + place,
+        )
         made.wanted, made.place = self, place
         return made
 
@@ -86,7 +98,9 @@ def _keep(request: Request) -> None:
     if request.fault is not None:
         wanted.found[place] = request.fault
     else:
-        wanted.found[place] = Page(request.data) if answer is not None and answer.page else request.data
+        wanted.found[place] = (
+            Page(request.data) if answer is not None and answer.page else request.data
+        )
         request.data = b""  # an idle handle holds its last request
     if place == wanted.awaited:
         wanted.arrived()

@@ -67,5 +67,7 @@ class Window:
             slot.paused = False
             slot.request.deadline += now - slot.paused_at
             slot.marked, slot.mark = now, slot.got
-            with contextlib.suppress(pycurl.error):  # what it held was too much: the transfer ends, and says so
+            with contextlib.suppress(
+                pycurl.error
+            ):  # what it held was too much: the transfer ends, and says so
                 slot.easy.pause(pycurl.PAUSE_CONT)

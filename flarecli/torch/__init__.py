@@ -13,7 +13,9 @@ from flarecli.errors import MissingLibraryError
 try:
     import torch  # noqa: F401
 except ImportError:
-    raise MissingLibraryError("PyTorch is not installed", hint="Install it: pip install 'flarecli[torch]'.") from None
+    raise MissingLibraryError(
+        "PyTorch is not installed", hint="Install it: pip install 'flarecli[torch]'."
+    ) from None
 
 from flarecli.torch.datasets import IterableDataset, MapDataset
 from flarecli.torch.sending import tensors

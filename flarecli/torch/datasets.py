@@ -86,23 +86,37 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         its, of = _ranks() if rank is None or ranks is None else (rank, ranks)
         self._rank, self.ranks = its if rank is None else rank, of if ranks is None else ranks
         if batch < 1 or threads < 0 or not 0 <= self._rank < self.ranks:
-            raise UsageError(f"batch is {batch}, threads {threads}, rank {self._rank} of {self.ranks}: that makes no stream")
+            raise UsageError(
+                f"batch is {batch}, threads {threads}, rank {self._rank} of {self.ranks}: that makes no stream"
+            )
         if max(batch, threads, self.ranks) >= _MOST:
-            raise UsageError(f"batch is {batch}, threads {threads}, ranks {self.ranks}: fewer than 2^31 are wanted")
+            raise UsageError(
+                f"batch is {batch}, threads {threads}, ranks {self.ranks}: fewer than 2^31 are wanted"
+            )
         _check_epoch(epoch)
         self.data = data.decoded(decode) if decode else data
         self.data.load()
         self._transforms = (transform,) if callable(transform) else tuple(transform)
         self._batch, self._order, self._window, self._threads = batch, order, window, threads
-        self._collate, self._collated, self._drop_last, self._seed = collate, collated, drop_last, seed
+        self._collate, self._collated, self._drop_last, self._seed = (
+            collate,
+            collated,
+            drop_last,
+            seed,
+        )
         self._epoch = _shared(epoch, 0)  # and the step to begin at: workers that live on see them
         self._rows = self.data.order(seed, epoch, order, window).rows
-        self._at = Cursor(seed, epoch, 0, order), 0  # where the loop is: batches behind it, samples of the next one given
+        self._at = (
+            Cursor(seed, epoch, 0, order),
+            0,
+        )  # where the loop is: batches behind it, samples of the next one given
         self._resume: tuple[int, int, int, int] | None = None  # epoch, step, given, workers
         self._name, self.is_expected = called(self), False
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | ({} if get_spawning_popen() else {"_epoch": tuple(self._epoch)})  # what is no worker gets an epoch of its own
+        return self.__dict__ | (
+            {} if get_spawning_popen() else {"_epoch": tuple(self._epoch)}
+        )  # what is no worker gets an epoch of its own
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
@@ -120,16 +134,36 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
     def __len__(self) -> int:
         """Batches of an epoch on this rank; samples, where they are given one by one and each row is one."""
         whole = self._batch * self.ranks
-        batches = self._rows // whole if self._drop_last else -(-max(0, self._rows - self._rank) // whole)
-        return batches if self._collated else len(range(self._rank, self._rows // whole * whole if self._drop_last else self._rows, self.ranks))
+        batches = (
+            self._rows // whole if self._drop_last else -(-max(0, self._rows - self._rank) // whole)
+        )
+        return (
+            batches
+            if self._collated
+            else len(
+                range(
+                    self._rank,
+                    self._rows // whole * whole if self._drop_last else self._rows,
+                    self.ranks,
+                )
+            )
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Tell the place of this process's loop."""
         place, given = self._at
         return {
-            "seed": place.seed, "epoch": place.epoch, "order": place.order, "window": self._window, "rows": self._rows, "batch": self._batch,
-            "ranks": self.ranks, "workers": _worker()[1], "step": place.step, "given": given,
-        }  # fmt: skip
+            "seed": place.seed,
+            "epoch": place.epoch,
+            "order": place.order,
+            "window": self._window,
+            "rows": self._rows,
+            "batch": self._batch,
+            "ranks": self.ranks,
+            "workers": _worker()[1],
+            "step": place.step,
+            "given": given,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a place told by as many ranks and workers. Raises UsageError for another stream's."""
@@ -138,12 +172,16 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         for key in ("seed", "order", "window", "rows", "batch", "ranks"):
             if state[key] != own[key]:
                 raise UsageError(
-                    f"saved with {key} {state[key]}, here it is {own[key]}", hint="Use set_epoch(epoch, step) to go on with other ranks."
+                    f"saved with {key} {state[key]}, here it is {own[key]}",
+                    hint="Use set_epoch(epoch, step) to go on with other ranks.",
                 )
         place = Cursor(state["seed"], state["epoch"], state["step"], state["order"])
         _check_epoch(place.epoch)
         check_place(self._rows, place)
-        self._at, self._resume = (place, state["given"]), (state["epoch"], state["step"], state["given"], state["workers"])
+        self._at, self._resume = (
+            (place, state["given"]),
+            (state["epoch"], state["step"], state["given"], state["workers"]),
+        )
 
     def __iter__(self) -> Iterator[Any]:
         worker, workers = _worker()
@@ -155,7 +193,9 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         order = self.data.order(self._seed, epoch, self._order, self._window)
         self._at = Cursor(self._seed, epoch, step, self._order), given
         fetching = begun(self.data, order, self._at[0], self.ranks)
-        work = Work(self.data, self._transforms, self._collate, self._seed, epoch, fetching is not None)
+        work = Work(
+            self.data, self._transforms, self._collate, self._seed, epoch, fetching is not None
+        )
         flow: Iterator[Made] = iter(())
         try:
             flow = self._flow(work, self._parts(order, step, worker, workers), fetching is None)
@@ -174,7 +214,12 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
     def _given(self, work: Work, made: Made, given: int) -> Iterator[Any]:
         """Give what came of a part; the place is behind it before it is taken."""
         place, (_, workers) = self._at[0], _worker()
-        behind = Cursor(place.seed, place.epoch, min(self._rows, place.step + workers * self._batch * self.ranks), place.order)
+        behind = Cursor(
+            place.seed,
+            place.epoch,
+            min(self._rows, place.step + workers * self._batch * self.ranks),
+            place.order,
+        )
         if not self._collated:
             samples = [one for row in made.samples or () for one in row]
             for at in range(given, len(samples)):
@@ -197,8 +242,14 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         stop = order.rows
         if self._drop_last:
             stop = start + (stop - start) // whole * whole
-        begin, block, most = start + worker * whole, workers * whole, max(1, _BLOCK // self._batch) * workers * whole
-        inside = np.arange(self._rank, whole, self.ranks, dtype=np.int64)  # steps of a batch, from its first of all ranks on
+        begin, block, most = (
+            start + worker * whole,
+            workers * whole,
+            max(1, _BLOCK // self._batch) * workers * whole,
+        )
+        inside = np.arange(
+            self._rank, whole, self.ranks, dtype=np.int64
+        )  # steps of a batch, from its first of all ranks on
         while begin < stop:  # the first batch waits for itself alone
             firsts = np.arange(begin, min(begin + block, stop), workers * whole, dtype=np.int64)
             steps = (firsts[:, None] + inside).ravel()
@@ -209,9 +260,18 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
     def _flow(self, work: Work, parts: Iterator[Part], is_plain: bool) -> Iterator[Made]:
         if self._threads:
             return Ahead([work] * self._threads, parts, self._threads + 2, work, quick=work.copies)
-        if not (is_plain and self._collated and torch_data.get_worker_info() is not None and is_from_elsewhere(self._name) and work.copies):
+        if not (
+            is_plain
+            and self._collated
+            and torch_data.get_worker_info() is not None
+            and is_from_elsewhere(self._name)
+            and work.copies
+        ):
             return (made for part in parts for made in work([part]))
-        return (Made(part.rows, self._named(part)) if self.data.at_hand(part.rows) else work([part])[0] for part in parts)
+        return (
+            Made(part.rows, self._named(part)) if self.data.at_hand(part.rows) else work([part])[0]
+            for part in parts
+        )
 
     def _named(self, part: Part) -> Named:
         return Named(self._name, self.data, part.rows)
@@ -229,7 +289,9 @@ def _numbers(state: Mapping[str, Any]) -> dict[str, Any]:
     except (TypeError, IndexError):
         found = {}
     if found.keys() != _KEYS or found["given"] < 0:
-        raise UsageError("this is no place that a stream saved", hint="Give what its state_dict() told.")
+        raise UsageError(
+            "this is no place that a stream saved", hint="Give what its state_dict() told."
+        )
     return found
 
 
@@ -249,5 +311,7 @@ def _ranks() -> tuple[int, int]:
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     given = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     if not all(one.isdecimal() for one in given):
-        raise UsageError(f"RANK is {given[0]!r:.60} and WORLD_SIZE {given[1]!r:.60}: numbers are wanted")
+        raise UsageError(
+            f"RANK is {given[0]!r:.60} and WORLD_SIZE {given[1]!r:.60}: numbers are wanted"
+        )
     return int(given[0]), int(given[1])

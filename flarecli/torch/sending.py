@@ -27,7 +27,17 @@ __all__ = ["Name", "Named", "called", "is_from_elsewhere", "tensors"]
 Name: TypeAlias = "tuple[int, int]"  # of what batches are read from: the process in which it was made, and a number there
 
 _SMALL = 1 << 18  # bytes of a tensor
-_OF_NUMPY = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64}
+_OF_NUMPY = {
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+}
 _OF_NUMPY |= {torch.complex64, torch.complex128}
 _sources: weakref.WeakValueDictionary[Name, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -44,12 +54,17 @@ def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
         made = _with_tensors(batch)
     except AttributeError:
         hint = "Give it to a DataLoader of an IterableDataset, with batch_size=None."
-        raise UsageError(f"{type(batch).__name__} is no batch, a dict of columns is wanted", hint=hint) from None
+        raise UsageError(
+            f"{type(batch).__name__} is no batch, a dict of columns is wanted", hint=hint
+        ) from None
     return made if torch_data.get_worker_info() is None else _Sent(made)
 
 
 def _with_tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _tensor(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
+    return {
+        name: _tensor(value) if isinstance(value, np.ndarray) else value
+        for name, value in batch.items()
+    }
 
 
 def _tensor(array: Any) -> Any:
@@ -75,7 +90,11 @@ class _Sent(dict[str, Any]):
 
 
 def _sent(batch: _Sent) -> tuple[Any, ...]:
-    small = {name: value.resolve_conj().resolve_neg().numpy() for name, value in batch.items() if _is_small(value)}
+    small = {
+        name: value.resolve_conj().resolve_neg().numpy()
+        for name, value in batch.items()
+        if _is_small(value)
+    }
     pieces = {name: value for name, value in batch.items() if _is_bytes(value)}
     place = passed(pieces)
     left = {name: value for name, value in batch.items() if place is None or name not in pieces}
@@ -88,13 +107,23 @@ def _is_bytes(value: Any) -> bool:
 
 def _is_small(value: Any) -> bool:
     """Whether this is a small tensor that numpy has a type for."""
-    if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
+    if (
+        type(value) is not torch.Tensor
+        or value.layout is not torch.strided
+        or value.device.type != "cpu"
+    ):
         return False
     return bool(value.nbytes <= _SMALL and not value.requires_grad and value.dtype in _OF_NUMPY)
 
 
-def _arrived(names: Sequence[str], batch: dict[str, Any], small: Sequence[str], place: Passed | None) -> dict[str, Any]:
-    made = batch | {name: torch.from_numpy(batch[name]) for name in small} | (taken(place) if place else {})
+def _arrived(
+    names: Sequence[str], batch: dict[str, Any], small: Sequence[str], place: Passed | None
+) -> dict[str, Any]:
+    made = (
+        batch
+        | {name: torch.from_numpy(batch[name]) for name in small}
+        | (taken(place) if place else {})
+    )
     return {name: made[name] for name in names}
 
 
@@ -131,8 +160,33 @@ def _looking(name: str) -> Callable[..., Any]:
 
 
 for _method in (
-    *("__contains__", "__delitem__", "__eq__", "__getitem__", "__ior__", "__iter__", "__len__", "__ne__", "__or__", "__repr__", "__reversed__"),
-    *("__ror__", "__setitem__", "clear", "copy", "get", "items", "keys", "pop", "popitem", "setdefault", "update", "values"),
+    *(
+        "__contains__",
+        "__delitem__",
+        "__eq__",
+        "__getitem__",
+        "__ior__",
+        "__iter__",
+        "__len__",
+        "__ne__",
+        "__or__",
+        "__repr__",
+        "__reversed__",
+    ),
+    *(
+        "__ror__",
+        "__setitem__",
+        "clear",
+        "copy",
+        "get",
+        "items",
+        "keys",
+        "pop",
+        "popitem",
+        "setdefault",
+        "update",
+        "values",
+    ),
 ):
     setattr(Named, _method, _looking(_method))
 
@@ -146,7 +200,9 @@ def _read(name: Name, rows: bytes) -> Any:
     try:
         source = _sources.get(name)
         if source is None:
-            raise UsageError("the dataset of this batch is gone", hint="Keep it for as long as its DataLoader.")
+            raise UsageError(
+                "the dataset of this batch is gone", hint="Keep it for as long as its DataLoader."
+            )
         if not source.is_expected:
             source.is_expected = True
             expected(source.data, source.ranks)

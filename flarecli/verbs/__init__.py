@@ -62,7 +62,10 @@ class _Verbs(ModuleType):
         return getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, name)}"), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, getattr(value, name) if isinstance(value, ModuleType) and name in __all__ else value)
+        super().__setattr__(
+            name,
+            getattr(value, name) if isinstance(value, ModuleType) and name in __all__ else value,
+        )
 
 
 sys.modules[__name__].__class__ = _Verbs

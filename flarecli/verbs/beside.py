@@ -34,7 +34,9 @@ _SUM_LINE = b"# flare "
 _UNTRUSTED = "What it lists cannot be trusted; fetch it again."
 _TAIL = 4096  # bytes that hold a playlist's last line, whatever became of it
 _FILES = ("raw_data", "zip_data", "raw_meta", "zip_meta")
-CHANGED = "Find out which of the two was changed: `flare playlist A --diff B` lists all that differs."
+CHANGED = (
+    "Find out which of the two was changed: `flare playlist A --diff B` lists all that differs."
+)
 
 
 @dataclass
@@ -57,7 +59,10 @@ class Listing:
     def __post_init__(self) -> None:
         self.places = {place: i for i, place in enumerate(places_of(self.stream))}
         if self.is_against:
-            names = [url.partition("?")[0].rpartition("/")[2] if is_url(url) else url for url in self.stream.urls]
+            names = [
+                url.partition("?")[0].rpartition("/")[2] if is_url(url) else url
+                for url in self.stream.urls
+            ]
             self.places |= {name: i for i, name in enumerate(names) if name not in self.places}
 
     @cached_property
@@ -72,7 +77,9 @@ class Listing:
 
     def find(self, place: str, chunk: Chunk) -> int | None:
         """Give the position at which it lists a shard."""
-        i = self.places.get(place, self.places.get(chunk.files[0].name) if self.is_against else None)
+        i = self.places.get(
+            place, self.places.get(chunk.files[0].name) if self.is_against else None
+        )
         if i is not None:
             self.used.add(i)
         return i
@@ -98,9 +105,16 @@ def own_sum(found: Playlist) -> tuple[int, list[Finding], bool]:
     if found.protected:
         return size, [], True
     has_line = _SUM_LINE in found.at.read(max(0, size - _TAIL), size)
-    if not has_line and not any(stream.hashes or any(file.hashes for file in stream.files.values()) for stream in found.streams):
+    if not has_line and not any(
+        stream.hashes or any(file.hashes for file in stream.files.values())
+        for stream in found.streams
+    ):
         return size, [], False
-    what = "its last line is not the sum of the lines above" if has_line else "it carries sums, but no last line with its own"
+    what = (
+        "its last line is not the sum of the lines above"
+        if has_line
+        else "it carries sums, but no last line with its own"
+    )
     return size, [Finding(str(found.at), "checksum", what, _UNTRUSTED, (0, size))], True
 
 
@@ -112,11 +126,24 @@ class Beside:
     """
 
     def __init__(self, found: Playlist, stream: Stream, depth: Depth) -> None:
-        self.stream, self.listings, self.findings, self.read, self.size = stream, list[Listing](), list[Finding](), set[str](), 0
-        self.mine, self.named = str(found.at or stream.at), {place_of(found.at)} if found.at is not None else set[str]()
-        self._entries = _entries(found.at, stream) if found.at is not None and is_index(found) else []
+        self.stream, self.listings, self.findings, self.read, self.size = (
+            stream,
+            list[Listing](),
+            list[Finding](),
+            set[str](),
+            0,
+        )
+        self.mine, self.named = (
+            str(found.at or stream.at),
+            {place_of(found.at)} if found.at is not None else set[str](),
+        )
+        self._entries = (
+            _entries(found.at, stream) if found.at is not None and is_index(found) else []
+        )
         self._is_listed = found.at is not None
-        self._bare: dict[bool, list[Location]] = {}  # lists without a sum, of playlists and of others
+        self._bare: dict[
+            bool, list[Location]
+        ] = {}  # lists without a sum, of playlists and of others
         self._summed: set[str] = set()  # places of lists that another one has sums of
         self._depth = depth
         self._at: dict[str, list[Listing]] = {}  # by the folder below which they list
@@ -124,7 +151,9 @@ class Beside:
     def add(self, listing: Listing) -> None:
         """Take in one more."""
         self.listings.append(listing)
-        self._at.setdefault("" if listing.is_against else place_of(listing.at.folder), []).append(listing)
+        self._at.setdefault("" if listing.is_against else place_of(listing.at.folder), []).append(
+            listing
+        )
 
     def of(self, place: str) -> Iterator[tuple[Listing, bool]]:
         """Give each list that may name a shard, and whether it must, if it is claimed.
@@ -149,7 +178,14 @@ class Beside:
                 self.read.add(place_of(at))
                 self.size += size
             for stream in self._streams(at, is_named):
-                self._hold(Listing(at, stream, is_claimed, entries=_entries(at, stream) if self._entries and at.name == INDEX else ()))
+                self._hold(
+                    Listing(
+                        at,
+                        stream,
+                        is_claimed,
+                        entries=_entries(at, stream) if self._entries and at.name == INDEX else (),
+                    )
+                )
         except MissingError:
             return
         except FlareError as error:
@@ -157,7 +193,9 @@ class Beside:
 
     def _streams(self, at: Location, is_named: bool) -> Sequence[Stream]:
         if at.name in (INDEX, SHARDS):
-            stream = open_dataset(at.folder) if at.name == INDEX else webdataset_shards.read_shards(at)
+            stream = (
+                open_dataset(at.folder) if at.name == INDEX else webdataset_shards.read_shards(at)
+            )
             self._bare.setdefault(False, []).extend([] if is_named else [at])
             return [stream]
         found = playlists.read(at)
@@ -167,7 +205,9 @@ class Beside:
         for stream in found.streams:
             for name, file in stream.files.items():
                 self._check(stream.at.join(name), Claim(str(at), file))
-        return [one for one in found.streams if any(place in self._places for place in places_of(one))]
+        return [
+            one for one in found.streams if any(place in self._places for place in places_of(one))
+        ]
 
     @cached_property
     def _places(self) -> frozenset[str]:
@@ -186,27 +226,38 @@ class Beside:
     def _hold(self, listing: Listing) -> None:
         self.add(listing)
         its, mine = listing.stream, self.stream
-        one, other = (its, mine) if listing.at.name == INDEX else (mine, its)  # an index has fewer words
+        one, other = (
+            (its, mine) if listing.at.name == INDEX else (mine, its)
+        )  # an index has fewer words
         if one.columns and other.columns and not _agree(one, other):
-            self.findings.append(Finding(str(listing.at), "listing", f"names other columns than {self.mine}", CHANGED))
+            self.findings.append(
+                Finding(
+                    str(listing.at), "listing", f"names other columns than {self.mine}", CHANGED
+                )
+            )
 
     @property
     def known(self) -> set[str]:
         """The places of these lists, and of what those of parts name."""
         top = place_of(self.stream.at)
-        return self.read.union(*(one.places for one in self.listings if place_of(one.at.folder) != top))
+        return self.read.union(
+            *(one.places for one in self.listings if place_of(one.at.folder) != top)
+        )
 
     @property
     def unprotected(self) -> list[str]:
         """Say which of these lists carry no sum."""
         against = f"{self.mine} and the shards" if self._is_listed else "the shards"
         return [
-            f"{_several(bare)} no sum{'s' * is_playlist}" + f", cross-checked with {against}" * (not is_playlist)
+            f"{_several(bare)} no sum{'s' * is_playlist}"
+            + f", cross-checked with {against}" * (not is_playlist)
             for is_playlist, places in self._bare.items()
             if (bare := [at for at in places if place_of(at) not in self._summed])
         ]
 
-    def claims(self, i: int, place: str, chunk: Chunk) -> tuple[list[tuple[Listing, Chunk]], list[Finding]]:
+    def claims(
+        self, i: int, place: str, chunk: Chunk
+    ) -> tuple[list[tuple[Listing, Chunk]], list[Finding]]:
         """Give what each list says of the i-th shard, and where they contradict the list in use."""
         out, found = list[tuple[Listing, Chunk]](), list[Finding]()
         for listing, must in self.of(place):
@@ -216,11 +267,21 @@ class Beside:
                 out.append((listing, other))
                 found += self._differences(listing, k, other, i, chunk)
             elif listing.is_claimed and must:
-                lists = f"{self.mine} does" if self._is_listed or listing.is_against else "which lies beside it"
-                found.append(Finding(str(listing.at), "listing", f"does not list {chunk.at}, {lists}", CHANGED))
+                lists = (
+                    f"{self.mine} does"
+                    if self._is_listed or listing.is_against
+                    else "which lies beside it"
+                )
+                found.append(
+                    Finding(
+                        str(listing.at), "listing", f"does not list {chunk.at}, {lists}", CHANGED
+                    )
+                )
         return out, found
 
-    def _differences(self, listing: Listing, k: int, other: Chunk, i: int, chunk: Chunk) -> Iterator[Finding]:
+    def _differences(
+        self, listing: Listing, k: int, other: Chunk, i: int, chunk: Chunk
+    ) -> Iterator[Finding]:
         """Compare what two lists say of one shard."""
         if not self._is_listed and not listing.is_against:
             return  # what a folder holds is held against the list when it is looked at
@@ -229,13 +290,26 @@ class Beside:
             ("rows", chunk.rows, other.rows),
             ("bytes", ours.size, theirs.size),
             ("bytes when decompressed", ours.raw_size, theirs.raw_size),
-            *((name, ours.hashes[name], value) for name, value in theirs.hashes.items() if name in ours.hashes),
+            *(
+                (name, ours.hashes[name], value)
+                for name, value in theirs.hashes.items()
+                if name in ours.hashes
+            ),
         ]
-        said = [(f"{its} {what}", str(mine)) for what, mine, its in pairs if mine is not None and its is not None and mine != its]
+        said = [
+            (f"{its} {what}", str(mine))
+            for what, mine, its in pairs
+            if mine is not None and its is not None and mine != its
+        ]
         if not said and listing.entries:
             said = [*_unlike(self._entries[i], listing.entries[k])]
         for what, mine in said:
-            yield Finding(str(listing.at), "listing", f"lists {what} for {chunk.at}, {self.mine} lists {mine}", CHANGED)
+            yield Finding(
+                str(listing.at),
+                "listing",
+                f"lists {what} for {chunk.at}, {self.mine} lists {mine}",
+                CHANGED,
+            )
 
     def rest(self, address: str) -> Iterator[Finding]:
         """Name the shards that a claimed list has and nobody else; call it when all were asked for."""
@@ -243,7 +317,15 @@ class Beside:
             rest = listing.rest() if listing.is_claimed else []
             if rest and not self._is_listed and not listing.is_against:
                 places = (name if is_url(name) else f"{self.stream.at}/{name}" for name in rest)
-                yield from (Finding(place, "missing", f"no such file, {listing.at} lists it", f"It is gone; {AGAIN}") for place in places)
+                yield from (
+                    Finding(
+                        place,
+                        "missing",
+                        f"no such file, {listing.at} lists it",
+                        f"It is gone; {AGAIN}",
+                    )
+                    for place in places
+                )
             elif rest:
                 message = f"lists {rest[0]}{f' and {len(rest) - 1} others' * (len(rest) > 1)}, {self.mine if self._is_listed else address} does not"
                 yield Finding(str(listing.at), "listing", message, CHANGED)
@@ -279,7 +361,13 @@ def look_beside(
 
 
 def _names(stream: Stream) -> tuple[str, ...]:
-    return (INDEX,) if stream.format in formats.FAMILY else (SHARDS,) if stream.format == "webdataset" else ()
+    return (
+        (INDEX,)
+        if stream.format in formats.FAMILY
+        else (SHARDS,)
+        if stream.format == "webdataset"
+        else ()
+    )
 
 
 def _places(found: Playlist, stream: Stream, quick: bool) -> Iterator[tuple[Location, bool]]:
@@ -291,7 +379,9 @@ def _places(found: Playlist, stream: Stream, quick: bool) -> Iterator[tuple[Loca
         yield from ((top / name, False) for name in names)
     if found.at is None:
         return
-    folders = {bare(url).rpartition("/")[0] for url in stream.urls if not is_url(url)} if names else set()
+    folders = (
+        {bare(url).rpartition("/")[0] for url in stream.urls if not is_url(url)} if names else set()
+    )
     folders |= {above for folder in folders for above in _above(folder)}
     names += (PLAYLIST,) * (is_index(found) and top.is_local)
     for folder in sorted(folders - {""}):
@@ -308,7 +398,11 @@ def _above(folder: str) -> Iterator[str]:
 
 
 def _several(places: Sequence[Location]) -> str:
-    return f"{places[0]} and {len(places) - 1} like it: carry" if len(places) > 1 else f"{places[0]}: carries"
+    return (
+        f"{places[0]} and {len(places) - 1} like it: carry"
+        if len(places) > 1
+        else f"{places[0]}: carries"
+    )
 
 
 def _entries(at: Location, stream: Stream) -> Sequence[Mapping[str, Any]]:
@@ -321,11 +415,18 @@ def _unlike(mine: Mapping[str, Any], its: Mapping[str, Any]) -> Iterator[tuple[s
     """Compare all that two indexes say of a shard, though one that was written again out of the shards says less: what this one lists, and that."""
     for key in (*mine, *(key for key in its if key not in mine)):
         if key not in mine or key not in its:
-            yield (f"{key} {its[key]!r:.60}", f"no {key}") if key in its else (f"no {key}", f"{key} {mine[key]!r:.60}")
+            yield (
+                (f"{key} {its[key]!r:.60}", f"no {key}")
+                if key in its
+                else (f"no {key}", f"{key} {mine[key]!r:.60}")
+            )
         elif key not in _FILES:
             yield from _unequal(key, mine[key], its[key])
         elif isinstance(mine[key], dict) and isinstance(its[key], dict):
-            one, other = ({**file, "basename": str(file.get("basename")).rpartition("/")[2]} for file in (mine[key], its[key]))
+            one, other = (
+                {**file, "basename": str(file.get("basename")).rpartition("/")[2]}
+                for file in (mine[key], its[key])
+            )
             for what in one:
                 yield from _unequal(f"{key}.{what}", one[what], other.get(what))
 
@@ -344,9 +445,17 @@ def _agree(one: Stream, other: Stream) -> bool:
     return True
 
 
-def held_against(truth: Playlist, stream: Stream, streams: Sequence[Stream], where: str) -> tuple[Listing | None, list[Finding]]:
+def held_against(
+    truth: Playlist, stream: Stream, streams: Sequence[Stream], where: str
+) -> tuple[Listing | None, list[Finding]]:
     """Give what another playlist says of a stream: that of its name, or the only one where both have but one."""
-    others = [one for one in truth.streams if one.name == stream.name] or ([*truth.streams] if len(truth) == len(streams) == 1 else [])
+    others = [one for one in truth.streams if one.name == stream.name] or (
+        [*truth.streams] if len(truth) == len(streams) == 1 else []
+    )
     if not others:
-        return None, [Finding(str(truth.at), "listing", f"has no stream {stream.name!r}, {where} has", CHANGED)]
+        return None, [
+            Finding(
+                str(truth.at), "listing", f"has no stream {stream.name!r}, {where} has", CHANGED
+            )
+        ]
     return Listing(truth.at or others[0].at, others[0], True, True), []

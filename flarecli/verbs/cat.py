@@ -16,7 +16,17 @@ from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.verbs import streamed
 from flarecli.verbs.reach import bounded
-from flarecli.verbs.rows import check_names, first_rows, kept, last_rows, needed, opened, ordered, read_rows, weight
+from flarecli.verbs.rows import (
+    check_names,
+    first_rows,
+    kept,
+    last_rows,
+    needed,
+    opened,
+    ordered,
+    read_rows,
+    weight,
+)
 
 __all__ = ["cat"]
 
@@ -85,7 +95,13 @@ def cat(
     return _some(schema, batches) if where is None else _of_all(schema, batches, limit, head, tail)
 
 
-def _of_all(schema: pa.Schema, batches: Iterator[pa.RecordBatch], limit: int | None, head: int | None, tail: int | None) -> Iterator[pa.RecordBatch]:
+def _of_all(
+    schema: pa.Schema,
+    batches: Iterator[pa.RecordBatch],
+    limit: int | None,
+    head: int | None,
+    tail: int | None,
+) -> Iterator[pa.RecordBatch]:
     """Keep the first and the last rows of those that come."""
     for most in (one for one in (limit, head) if one is not None):
         batches = first_rows(batches, most)

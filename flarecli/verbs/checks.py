@@ -32,7 +32,9 @@ __all__ = ["HELD", "Checked", "Claim", "Depth", "check_chunk", "check_file", "fi
 
 _STORE = "the object store"
 HELD = 256 << 20  # bytes of a shard that are held in memory at once
-_UNKNOWN = "Write the list again with sums that are known: `flare playlist … --hash xxh3_128 -o FILE`."
+_UNKNOWN = (
+    "Write the list again with sums that are known: `flare playlist … --hash xxh3_128 -o FILE`."
+)
 _CHANGED = f"It was changed after it was packed; {AGAIN}"
 _MANY = 10_000  # findings of one shard that are kept
 
@@ -121,7 +123,9 @@ def check_file(at: Location, claims: Sequence[Claim], depth: Depth) -> Checked:
     return out
 
 
-def check_chunk(chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, first_row: int, depth: Depth) -> Checked:
+def check_chunk(
+    chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, first_row: int, depth: Depth
+) -> Checked:
     """Check one shard against what is listed, then against its own structure.
 
     first_row  the row of the stream at which it begins; -1: not known
@@ -140,10 +144,20 @@ def check_chunk(chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, 
             if kind:
                 out.rows = chunk.rows or 0  # its header is inside the frame
             else:
-                _open(form, replace(chunk, files=(File(chunk.files[0].name), *chunk.files[1:])), columns, claims, out)
+                _open(
+                    form,
+                    replace(chunk, files=(File(chunk.files[0].name), *chunk.files[1:])),
+                    columns,
+                    claims,
+                    out,
+                )
             return out
         claims = _with_kept(at, claims, out)
-        if form.NAME in formats.FORWARD and isinstance(at.store, LocalStore) and not (kind or depth.needs_rows):
+        if (
+            form.NAME in formats.FORWARD
+            and isinstance(at.store, LocalStore)
+            and not (kind or depth.needs_rows)
+        ):
             _once(form, chunk, size, claims, columns, first_row, out)
             return out
         held = _summed(chunk, size, claims, kind, first_row, out)
@@ -163,29 +177,58 @@ def check_chunk(chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, 
     return out
 
 
-def _open(form: formats.Format, held: Chunk, columns: Columns | None, claims: Sequence[Claim], out: Checked) -> Shard:
+def _open(
+    form: formats.Format,
+    held: Chunk,
+    columns: Columns | None,
+    claims: Sequence[Claim],
+    out: Checked,
+) -> Shard:
     """Open a shard, and say what of it carries no sum. Raises FlareError."""
     shard = form.open_shard(held, columns)
     out.rows = len(shard)
     for claim in claims:
         if claim.rows is not None and claim.rows != out.rows:
             out.findings.append(
-                Finding(claim.by, "listing", f"lists {claim.rows} rows for {held.at}, it holds {out.rows}", f"One of the two was changed; {AGAIN}")
+                Finding(
+                    claim.by,
+                    "listing",
+                    f"lists {claim.rows} rows for {held.at}, it holds {out.rows}",
+                    f"One of the two was changed; {AGAIN}",
+                )
             )
-    own = getattr(form, "unprotected", None)  # of a format with sums of its own, what those leave out
+    own = getattr(
+        form, "unprotected", None
+    )  # of a format with sums of its own, what those leave out
     if own is not None and not any(claim.file.hashes for claim in claims) and (said := own(shard)):
         out.unprotected.append(f"{held.at}: {said}")
     return shard
 
 
-def _once(form: formats.Format, chunk: Chunk, size: int, claims: Sequence[Claim], columns: Columns | None, first_row: int, out: Checked) -> None:
+def _once(
+    form: formats.Format,
+    chunk: Chunk,
+    size: int,
+    claims: Sequence[Claim],
+    columns: Columns | None,
+    first_row: int,
+    out: Checked,
+) -> None:
     """Sum a shard while its structure is checked. What its sums say stands first. Raises MissingLibraryError."""
     at, found = chunk.at, list[Finding]()
     sums = Sums(_names(claims, at, out))
     try:
         with in_passing(at, size, sums) as file:
             try:
-                shard = _open(form, replace(chunk, at=file, files=(File(chunk.files[0].name, size), *chunk.files[1:])), columns, claims, out)
+                shard = _open(
+                    form,
+                    replace(
+                        chunk, at=file, files=(File(chunk.files[0].name, size), *chunk.files[1:])
+                    ),
+                    columns,
+                    claims,
+                    out,
+                )
                 found += _structure(form, shard, None, False)
             except MissingLibraryError:
                 raise
@@ -200,14 +243,21 @@ def _once(form: formats.Format, chunk: Chunk, size: int, claims: Sequence[Claim]
     out.findings += found
 
 
-def _structure(form: formats.Format, shard: Shard, pictures: Decoders | None, is_changed: bool) -> list[Finding]:
+def _structure(
+    form: formats.Format, shard: Shard, pictures: Decoders | None, is_changed: bool
+) -> list[Finding]:
     """Check the structure of a shard, and its values if asked; what is wrong with a row is said once. `is_changed`: its sums say so."""
-    found = [placed(one, shard) for one in islice(form.verify_shard(shard, pictures is not None), _MANY)]
+    found = [
+        placed(one, shard) for one in islice(form.verify_shard(shard, pictures is not None), _MANY)
+    ]
     if pictures is not None:
         from flarecli.verbs.checks_values import decoded
 
         known = {one.where for one in found}
-        values = (placed(replace(one, hint=_CHANGED) if is_changed else one, shard) for one in decoded(form, shard, pictures, not found))
+        values = (
+            placed(replace(one, hint=_CHANGED) if is_changed else one, shard)
+            for one in decoded(form, shard, pictures, not found)
+        )
         found += islice((one for one in values if one.where not in known), _MANY)
         found.sort(key=lambda one: one.span[0] if one.span is not None else -1)
     return found
@@ -224,9 +274,21 @@ def _fits(at: Location, size: int, claims: Sequence[Claim], out: Checked) -> boo
     """Compare the size with what is listed: another size is one finding, and the rest of the file then says nothing."""
     for claim in claims:
         if claim.file.size is not None and claim.file.size != size:
-            hint = f"It was cut short; {AGAIN}" if size < claim.file.size else f"It is not the file that was listed; {AGAIN}"
+            hint = (
+                f"It was cut short; {AGAIN}"
+                if size < claim.file.size
+                else f"It is not the file that was listed; {AGAIN}"
+            )
             span = (min(size, claim.file.size), max(size, claim.file.size))
-            out.findings.append(Finding(str(at), "size", f"is {size} bytes, {claim.by} lists {claim.file.size}", hint, span))
+            out.findings.append(
+                Finding(
+                    str(at),
+                    "size",
+                    f"is {size} bytes, {claim.by} lists {claim.file.size}",
+                    hint,
+                    span,
+                )
+            )
             return False
     return True
 
@@ -242,7 +304,9 @@ def _with_kept(at: Location, claims: Sequence[Claim], out: Checked) -> Sequence[
     if kept.why_not:
         out.unprotected.append(f"sums kept by {_STORE} were not looked at: {kept.why_not}")
     elif strange:
-        out.unprotected.append(f"sums kept by {_STORE} were not looked at: {', '.join(strange)} takes awscrt (pip install 'flarecli[s3sums]')")
+        out.unprotected.append(
+            f"sums kept by {_STORE} were not looked at: {', '.join(strange)} takes awscrt (pip install 'flarecli[s3sums]')"
+        )
     hashes = {name: value for name, value in kept.hashes.items() if name not in strange}
     out.is_kept = bool(hashes) and not any(claim.file.hashes for claim in claims)
     return [*claims, Claim(_STORE, File(at.name, hashes=hashes))] if hashes else claims
@@ -254,7 +318,14 @@ def _names(claims: Sequence[Claim], at: Location, out: Checked, raw: bool = Fals
     for claim in claims:
         listed |= dict.fromkeys(_hashes(claim, raw), claim.by)
     for name in sorted(set(listed) - set(known())):
-        out.findings.append(Finding(str(at), "checksum", f"{listed[name]} lists a sum {name!r:.60}, which is not known here", _UNKNOWN))
+        out.findings.append(
+            Finding(
+                str(at),
+                "checksum",
+                f"{listed[name]} lists a sum {name!r:.60}, which is not known here",
+                _UNKNOWN,
+            )
+        )
     return [name for name in listed if name in known()]
 
 
@@ -262,18 +333,30 @@ def _hashes(claim: Claim, raw: bool) -> Mapping[str, str]:
     return claim.file.raw_hashes if raw else claim.file.hashes
 
 
-def _compare(at: Location, sums: Sums, claims: Sequence[Claim], rows: str, out: Checked, raw: bool = False) -> bool:
+def _compare(
+    at: Location, sums: Sums, claims: Sequence[Claim], rows: str, out: Checked, raw: bool = False
+) -> bool:
     """Compare sums with what is listed; give whether all are right."""
-    failed = [(name, claim) for claim in claims for name in sums.differences({name: value.lower() for name, value in _hashes(claim, raw).items()})]
+    failed = [
+        (name, claim)
+        for claim in claims
+        for name in sums.differences(
+            {name: value.lower() for name, value in _hashes(claim, raw).items()}
+        )
+    ]
     if failed:
         what = f"{sums.size} bytes{' when decompressed' if raw else ''}{rows} fail {', '.join(f'{name} of {claim.by}' for name, claim in failed)}"
         name, claim = failed[0]
         seen = f"{name} is {sums.hex()[name]}, {_hashes(claim, raw)[name]:.128} is listed"
-        out.findings.append(Finding(str(at), "checksum", f"{what}: {seen}", _CHANGED, (0, sums.size)))
+        out.findings.append(
+            Finding(str(at), "checksum", f"{what}: {seen}", _CHANGED, (0, sums.size))
+        )
     return not failed
 
 
-def _summed(chunk: Chunk, size: int, claims: Sequence[Claim], kind: str, first_row: int, out: Checked) -> Chunk | None:
+def _summed(
+    chunk: Chunk, size: int, claims: Sequence[Claim], kind: str, first_row: int, out: Checked
+) -> Chunk | None:
     """Hash a shard; give it back where its structure can be read, or None when there is no sense in that."""
     at, rows = chunk.at, _rows(chunk, first_row)
     sums = Sums(_names(claims, at, out))
@@ -293,7 +376,11 @@ def _summed(chunk: Chunk, size: int, claims: Sequence[Claim], kind: str, first_r
     else:
         data = _read(at, size, sums)
         _compare(at, sums, claims, rows, out)
-    return replace(chunk, at=Location(MemoryStore({"": data}, str(at))), files=(File(chunk.files[0].name, len(data)), *chunk.files[1:]))
+    return replace(
+        chunk,
+        at=Location(MemoryStore({"": data}, str(at))),
+        files=(File(chunk.files[0].name, len(data)), *chunk.files[1:]),
+    )
 
 
 def _is_alone(chunk: Chunk) -> bool:
@@ -302,7 +389,11 @@ def _is_alone(chunk: Chunk) -> bool:
 
 
 def _rows(chunk: Chunk, first_row: int) -> str:
-    return f" (rows {first_row} to {first_row + chunk.rows - 1})" if first_row >= 0 and chunk.rows else ""
+    return (
+        f" (rows {first_row} to {first_row + chunk.rows - 1})"
+        if first_row >= 0 and chunk.rows
+        else ""
+    )
 
 
 def _read(at: Location, size: int, sums: Sums) -> memoryview:
@@ -315,8 +406,12 @@ def _read(at: Location, size: int, sums: Sums) -> memoryview:
         return memoryview(file.read_many([(0, size)])[0]).toreadonly()
 
 
-def _decompressed(chunk: Chunk, size: int, claims: Sequence[Claim], kind: str, sums: Sums) -> bytearray:
-    raw_size = next((claim.file.raw_size for claim in claims if claim.file.raw_size is not None), None)
+def _decompressed(
+    chunk: Chunk, size: int, claims: Sequence[Claim], kind: str, sums: Sums
+) -> bytearray:
+    raw_size = next(
+        (claim.file.raw_size for claim in claims if claim.file.raw_size is not None), None
+    )
 
     def hashed() -> Iterator[bytes]:
         for block in chunk.at.blocks(size) if chunk.at.is_local else [chunk.at.read(0, size)]:

@@ -14,12 +14,23 @@ Span = tuple[int, int]
 def placed(found: Finding, shard: Shard) -> Finding:
     """Add the bytes of its row to a finding that names one; where each column is a file, name that of the column."""
     head, bracket, row = found.where.removesuffix("]").rpartition("[")
-    if found.span is not None or not bracket or head != str(shard.chunk.at) or not row.isdecimal() or not int(row) < shard.rows:
+    if (
+        found.span is not None
+        or not bracket
+        or head != str(shard.chunk.at)
+        or not row.isdecimal()
+        or not int(row) < shard.rows
+    ):
         return found
     if shard.chunk.format not in ("granular", "granular-refs"):
         return replace(found, span=_span(shard, int(row)))
-    column = next((one.name for one in shard.columns if found.message.startswith(f"column {one.name!r}")), None)
-    bag = next((at for at in (shard.chunk.at, *shard.chunk.beside) if at.name == f"{column}.bag"), None)
+    column = next(
+        (one.name for one in shard.columns if found.message.startswith(f"column {one.name!r}")),
+        None,
+    )
+    bag = next(
+        (at for at in (shard.chunk.at, *shard.chunk.beside) if at.name == f"{column}.bag"), None
+    )
     if column is None or bag is None:
         return found
     return replace(found, where=f"{bag}[{row}]", span=_record(shard, int(row), column))
@@ -34,7 +45,9 @@ def _span(shard: Shard, row: int) -> Span | None:
         held = layout["sizes"][:, row] >= 0
         starts, sizes = layout["starts"][held, row], layout["sizes"][held, row]
         return (int(starts.min()), int((starts + sizes).max())) if len(starts) else None
-    return (int(layout["starts"][row]), int(layout["starts"][row + 1])) if "starts" in layout else None
+    return (
+        (int(layout["starts"][row]), int(layout["starts"][row + 1])) if "starts" in layout else None
+    )
 
 
 def _record(shard: Shard, row: int, column: str) -> Span | None:

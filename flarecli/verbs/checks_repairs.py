@@ -11,14 +11,23 @@ __all__ = ["AGAIN", "with_command"]
 
 AGAIN = "fetch or pack it again."  # what every hint about damage ends with, whoever found it
 _COMMAND = "fetch it again, or pack it again with `flare pack … --overwrite`."
-_OTHERS = ("reach", "listing", "streams", "unsafe")  # what is wrong there is not mended by writing it again
+_OTHERS = (
+    "reach",
+    "listing",
+    "streams",
+    "unsafe",
+)  # what is wrong there is not mended by writing it again
 
 
 def with_command(found: Finding) -> Finding:
     """Name the command in the hint of a finding: for a list of shards what writes it again, else what makes the file again."""
     for name in (INDEX, PLAYLIST):
         folder, is_it, place = found.where.partition(f"/{name}")
-        if is_it and (not place or (place.startswith(":") and not found.hint)) and found.kind not in _OTHERS:
+        if (
+            is_it
+            and (not place or (place.startswith(":") and not found.hint))
+            and found.kind not in _OTHERS
+        ):
             return replace(found, hint=again(folder, name))
     return replace(found, hint=found.hint.replace(AGAIN, _COMMAND))
 

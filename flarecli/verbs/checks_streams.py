@@ -37,20 +37,36 @@ class Side:
 def key_of(stream: Stream) -> str:
     """Name the column of a stream that holds its keys; empty if it has none."""
     named = stream.headers.get("key") or formats.KEY_COLUMN.get(stream.format or "")
-    return named if isinstance(named, str) and any(column.name == named for column in stream.columns or ()) else ""
+    return (
+        named
+        if isinstance(named, str) and any(column.name == named for column in stream.columns or ())
+        else ""
+    )
 
 
 def keys(form: formats.Format, shard: Shard, name: str) -> pa.Array:
     """Give the keys of a shard as large_binary [rows]: texts and numbers as they are written. Raises FlareError."""
-    parts = [form.read_batch(shard, start, min(start + _STEP, shard.rows), [name]).column(0) for start in range(0, shard.rows, _STEP)]
+    parts = [
+        form.read_batch(shard, start, min(start + _STEP, shard.rows), [name]).column(0)
+        for start in range(0, shard.rows, _STEP)
+    ]
     try:
-        return pa.chunked_array([_written(part) for part in parts], encodings.BINARY).combine_chunks()
+        return pa.chunked_array(
+            [_written(part) for part in parts], encodings.BINARY
+        ).combine_chunks()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise UsageError(f"column {name!r} holds no keys: only texts, numbers and bytes can be compared", where=shard.chunk.at) from None
+        raise UsageError(
+            f"column {name!r} holds no keys: only texts, numbers and bytes can be compared",
+            where=shard.chunk.at,
+        ) from None
 
 
 def _written(column: pa.Array) -> pa.Array:
-    return column.cast(encodings.BINARY) if pa.types.is_large_binary(column.type) else column.cast(encodings.TEXT).cast(encodings.BINARY)
+    return (
+        column.cast(encodings.BINARY)
+        if pa.types.is_large_binary(column.type)
+        else column.cast(encodings.TEXT).cast(encodings.BINARY)
+    )
 
 
 def uneven(found: Playlist, sides: Sequence[Side]) -> Iterator[Finding]:
@@ -75,7 +91,9 @@ def keyed(sides: Sequence[Side]) -> list[str]:
 def _beside(sides: Sequence[Side]) -> list[Side]:
     """Give the streams that stand side by side: none where two share a column."""
     known = [one for one in sides if one.stream.columns]
-    are_apart = any(_names(one) & _names(other) for i, one in enumerate(known) for other in known[:i])
+    are_apart = any(
+        _names(one) & _names(other) for i, one in enumerate(known) for other in known[:i]
+    )
     return [] if are_apart else known
 
 
@@ -85,7 +103,10 @@ def _names(side: Side) -> set[str]:
 
 def _other_keys(first: Side, other: Side) -> Iterator[Finding]:
     """Name the first row whose key differs, and say how many more do."""
-    one, its = (pa.chunked_array([part for _, part in side.keys], encodings.BINARY) for side in (first, other))
+    one, its = (
+        pa.chunked_array([part for _, part in side.keys], encodings.BINARY)
+        for side in (first, other)
+    )
     if len(one) != len(its):
         return  # a shard was not read, which was said
     differ = pc.indices_nonzero(pc.invert(pc.equal(one, its)))

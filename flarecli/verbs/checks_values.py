@@ -22,24 +22,36 @@ _MOVING = {"mp4": ("mp4", "mov", "m4a"), "webm": ("webm", "mkv")}
 HINT = "It was so before it was packed: mend it there and pack again, or leave its row out with `flare pack … --where`."
 
 
-def decoded(form: formats.Format, shard: Shard, pictures: Decoders, is_typed: bool = False) -> Iterator[Finding]:
+def decoded(
+    form: formats.Format, shard: Shard, pictures: Decoders, is_typed: bool = False
+) -> Iterator[Finding]:
     """Decode every value but pickles; what cannot be read is a finding too, and the rows behind it are decoded all the same.
 
     is_typed  numbers and text were read as such already, every one of them
     """
-    kinds = {column.name: encodings.lookup(column.encoding) for column in shard.columns if column.encoding not in _PICKLES}
+    kinds = {
+        column.name: encodings.lookup(column.encoding)
+        for column in shard.columns
+        if column.encoding not in _PICKLES
+    }
     kinds = {name: kind for name, kind in kinds.items() if not (is_typed and _is_plain(kind))}
     for start in range(0, shard.rows if kinds else 0, _ROWS):
         for i, row in _rows(form, shard, range(start, min(start + _ROWS, shard.rows)), list(kinds)):
             if isinstance(row, FlareError):
-                yield Finding(row.where or f"{shard.chunk.at}[{i}]", row.kind, row.message, row.hint)
+                yield Finding(
+                    row.where or f"{shard.chunk.at}[{i}]", row.kind, row.message, row.hint
+                )
                 continue
             for name, data in row.items():
-                parts = data if isinstance(data, list) else [] if data is None else [data]  # None: a sample of a tar lacks it
+                parts = (
+                    data if isinstance(data, list) else [] if data is None else [data]
+                )  # None: a sample of a tar lacks it
                 promised = kind_of(f"a.{name}") if form.NAME in formats.KEY_COLUMN else None
                 for part in parts:
                     if said := _why_not(kinds[name].item or kinds[name], part, promised, pictures):
-                        yield Finding(f"{shard.chunk.at}[{i}]", "value", f"column {name!r}: {said}", HINT)
+                        yield Finding(
+                            f"{shard.chunk.at}[{i}]", "value", f"column {name!r}: {said}", HINT
+                        )
 
 
 def _is_plain(kind: Encoding) -> bool:
@@ -47,7 +59,9 @@ def _is_plain(kind: Encoding) -> bool:
     return kind.name == "str" or (kind.size is not None and not kind.dtype and kind.item is None)
 
 
-def _rows(form: formats.Format, shard: Shard, rows: Sequence[int], names: list[str]) -> Iterator[tuple[int, Row | FlareError]]:
+def _rows(
+    form: formats.Format, shard: Shard, rows: Sequence[int], names: list[str]
+) -> Iterator[tuple[int, Row | FlareError]]:
     """Read rows together, or one by one where one of them cannot be read."""
     try:
         yield from zip(rows, form.read_rows(shard, rows, names), strict=True)
@@ -70,10 +84,20 @@ def _why_not(encoding: Encoding, data: bytes, promised: str | None, pictures: De
         if name in _PICTURES:
             return _picture(name, data, pictures)
         if name in _SEVERAL:
-            return next(filter(None, (_picture(name, part, pictures) for part in encodings.pictures_of(name, data))), "")
+            return next(
+                filter(
+                    None,
+                    (_picture(name, part, pictures) for part in encodings.pictures_of(name, data)),
+                ),
+                "",
+            )
         if name in _MOVING:
             found = headers(data).kind
-            return "" if found in _MOVING[name] else f"{format_size(len(data))} are {found}, not {name}"
+            return (
+                ""
+                if found in _MOVING[name]
+                else f"{format_size(len(data))} are {found}, not {name}"
+            )
         if name == "bytes":
             return _medium(data, promised, pictures)
         encodings.decode(encoding, data)
@@ -94,14 +118,26 @@ def _picture(name: str, data: bytes, pictures: Decoders) -> str:
     if kind in _without_decoder():
         return ""
     said = pictures.reason(data)
-    return f"{format_size(len(data))} are not {name}" if said == "no picture" else f"not {name}: {said}" if said else ""
+    return (
+        f"{format_size(len(data))} are not {name}"
+        if said == "no picture"
+        else f"not {name}: {said}"
+        if said
+        else ""
+    )
 
 
 def _medium(data: bytes, promised: str | None, pictures: Decoders) -> str:
     """Say why bytes that begin as a picture, video or sound are none; other bytes are what they are, unless a name promised more."""
     kind = sniff(data[:512])
-    if not is_medium(kind) or (kind == "mp3" and promised != "mp3" and not data.startswith(b"ID3")):  # one in thousands begins like a frame of MP3
-        return f"{format_size(len(data))} are {kind or 'not'}{', not' * (kind is not None)} {promised}" if is_medium(promised) else ""
+    if not is_medium(kind) or (
+        kind == "mp3" and promised != "mp3" and not data.startswith(b"ID3")
+    ):  # one in thousands begins like a frame of MP3
+        return (
+            f"{format_size(len(data))} are {kind or 'not'}{', not' * (kind is not None)} {promised}"
+            if is_medium(promised)
+            else ""
+        )
     if is_picture(kind):
         return _picture(str(kind), data, pictures)
     headers(data)

@@ -17,7 +17,10 @@ def sample_size(sample: int | float, count: int, whole: Callable[[float], int] =
     if hasattr(sample, "__index__"):
         return operator.index(sample)
     if sample > 1:
-        raise UsageError(f"a sample of {sample} is more than all", hint="Give a whole number, or a share from 0.0 to 1.0.")
+        raise UsageError(
+            f"a sample of {sample} is more than all",
+            hint="Give a whole number, or a share from 0.0 to 1.0.",
+        )
     return whole(sample * count)
 
 

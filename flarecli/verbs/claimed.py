@@ -56,7 +56,11 @@ def _refuse_unread(error: OSError) -> None:
 
 def _lines(store: LocalStore, name: str) -> Iterator[bytes]:
     """Read the lines of a file of the scratch folder, as they are needed; none where it is not there."""
-    with suppress(MissingError), store.opened(f"{SCRATCH}/{name}") as fd, open(fd, "rb", closefd=False) as lines:
+    with (
+        suppress(MissingError),
+        store.opened(f"{SCRATCH}/{name}") as fd,
+        open(fd, "rb", closefd=False) as lines,
+    ):
         yield from lines
 
 
@@ -73,7 +77,9 @@ class Begun:
             self._log.cut(self._size)
         else:
             self._log.write([])
-            self._earlier.update(map(hash, INDEXES) if next else ())  # all was written, and was being put away
+            self._earlier.update(
+                map(hash, INDEXES) if next else ()
+            )  # all was written, and was being put away
 
     def _whole(self, lines: Iterable[bytes]) -> Iterator[bytes]:
         for line in lines:
@@ -86,7 +92,11 @@ class Begun:
 
     def note(self, next: int, names: Sequence[str]) -> None:
         """Note what will be written, before it is; not what lies there already and is somebody else's."""
-        free = [name for name in names if self.is_own(name) or not os.path.lexists(os.path.join(self._folder, name))]
+        free = [
+            name
+            for name in names
+            if self.is_own(name) or not os.path.lexists(os.path.join(self._folder, name))
+        ]
         self._append({"next": next, "names": free})
 
     def disown(self, name: str) -> None:
@@ -123,7 +133,11 @@ def _noted(lines: Iterable[bytes]) -> set[int]:
 
 def _hashes(names: Any) -> Iterator[int]:
     """Give those of texts in a list; a folder that came from elsewhere may have anything for one."""
-    return (hash(name) for name in names if isinstance(name, str)) if isinstance(names, list) else iter(())
+    return (
+        (hash(name) for name in names if isinstance(name, str))
+        if isinstance(names, list)
+        else iter(())
+    )
 
 
 class Claimed(Target):
@@ -142,17 +156,25 @@ class Claimed(Target):
     @property
     def index(self) -> str | None:
         """The index of a finished unpack, by its name; None where there is none."""
-        return next((name for name in INDEXES if os.path.isfile(os.path.join(self.final, name))), None)
+        return next(
+            (name for name in INDEXES if os.path.isfile(os.path.join(self.final, name))), None
+        )
 
     def _holds_dataset(self, folder: str) -> bool:
-        return self._may_be_bare or any(os.path.isfile(os.path.join(folder, name)) for name in INDEXES)
+        return self._may_be_bare or any(
+            os.path.isfile(os.path.join(folder, name)) for name in INDEXES
+        )
 
     def _refuse_others(self) -> None:
         """Refuse to replace a folder that holds more than its index names: replacing removes all of it. A half one is emptied file by file."""
         if os.path.exists(os.path.join(self.final, SCRATCH, "journal")):
             return
         index = self.index
-        named = set() if index is None else {hash(text) for row in read_table(os.path.join(self.final, index)) for text in row}
+        named = (
+            set()
+            if index is None
+            else {hash(text) for row in read_table(os.path.join(self.final, index)) for text in row}
+        )
         for path in files_below(self.final):
             if hash(path) not in named and (index is None or path not in (index, FAILED)):
                 told = "no index names" if index is None else f"its {index} does not name"
@@ -162,15 +184,23 @@ class Claimed(Target):
         """Remove what flare has written there. Raises UsageError, with nothing removed, if anything else is there."""
         done = _noted(_lines(self._store, "journal"))
         own = {hash(FAILED), *done, *_begun(_lines(self._store, "begun"))}
-        if done and not (self.at / f"{SCRATCH}/begun").exists():  # all was written, and was being put away
+        if (
+            done and not (self.at / f"{SCRATCH}/begun").exists()
+        ):  # all was written, and was being put away
             own.update(map(hash, INDEXES))
         for path in files_below(self.folder):
             if hash(path) not in own:
-                raise UsageError(f"it holds {path!r}, which is no file of the unfinished unpack there", where=self.shown, hint=_HINT)
+                raise UsageError(
+                    f"it holds {path!r}, which is no file of the unfinished unpack there",
+                    where=self.shown,
+                    hint=_HINT,
+                )
         try:
             self._remove(own)
         except OSError as error:
-            raise self._store.error(error, "") if not isinstance(error, FlareError) else error from None
+            raise (
+                self._store.error(error, "") if not isinstance(error, FlareError) else error
+            ) from None
 
     def _remove(self, own: set[int]) -> None:
         folders: set[str] = set()
@@ -182,5 +212,7 @@ class Claimed(Target):
             if not os.listdir(os.path.join(self.folder, path)):
                 os.rmdir(os.path.join(self.folder, path))
         scratch = os.path.join(self.folder, SCRATCH)
-        for name in sorted(os.listdir(scratch), key=lambda name: (name == "journal", name)):  # it says what the rest is
+        for name in sorted(
+            os.listdir(scratch), key=lambda name: (name == "journal", name)
+        ):  # it says what the rest is
             os.unlink(os.path.join(scratch, name))

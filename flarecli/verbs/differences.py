@@ -62,7 +62,11 @@ def diff_playlists(a: str, b: str, guard: Guard | None = None) -> PlaylistDiff:
     return PlaylistDiff(
         tuple(shown(listed) for k, listed in enumerate(two) if k not in pairs),
         tuple(shown(listed) for k, listed in enumerate(one) if k not in kept),
-        tuple(shown(listed) for k, listed in enumerate(two) if k in pairs and _differ(one[pairs[k]], listed)),
+        tuple(
+            shown(listed)
+            for k, listed in enumerate(two)
+            if k in pairs and _differ(one[pairs[k]], listed)
+        ),
     )
 
 
@@ -105,7 +109,11 @@ def _pairs(one: Sequence[_Listed], two: Sequence[_Listed]) -> dict[int, int]:
             if k not in taken:
                 left[listed.stream, getattr(listed, which)].append(k)
         for k, listed in enumerate(two):
-            same = left.get((listed.stream, getattr(listed, which))) if k not in pairs and getattr(listed, which) else None
+            same = (
+                left.get((listed.stream, getattr(listed, which)))
+                if k not in pairs and getattr(listed, which)
+                else None
+            )
             if same:
                 pairs[k] = same.popleft()
     return pairs
@@ -131,7 +139,9 @@ def _differ(a: _Listed, b: _Listed) -> bool:
             continue
         if name == "parts":
             beside = {file.name: file for file in two[name][j]}
-            if any(_contradicts(file, beside[file.name]) for file in values[i] if file.name in beside):
+            if any(
+                _contradicts(file, beside[file.name]) for file in values[i] if file.name in beside
+            ):
                 return True
         elif not {values[i], two[name][j]} & {None, -1, ""}:
             return True

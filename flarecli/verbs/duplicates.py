@@ -49,7 +49,12 @@ def duplicates(shards: Sequence[tuple[str, bytes]]) -> Iterator[Finding]:
     firsts = order[np.maximum.accumulate(np.where(is_same, 0, np.arange(len(order))))]
     again, first = order[is_same], firsts[is_same]
     for i in np.argsort(again):
-        yield Finding(_named(shards, ends, int(again[i])), "duplicate", f"holds the same as {_named(shards, ends, int(first[i]))}", _HINT)
+        yield Finding(
+            _named(shards, ends, int(again[i])),
+            "duplicate",
+            f"holds the same as {_named(shards, ends, int(first[i]))}",
+            _HINT,
+        )
 
 
 def _named(shards: Sequence[tuple[str, bytes]], ends: np.ndarray, row: int) -> str:

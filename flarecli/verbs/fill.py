@@ -40,31 +40,50 @@ def filled(stream: Stream) -> Stream:
     """
     rows = np.full(len(stream), -1, np.int64) if stream.rows is None else stream.rows.copy()
     size = np.full(len(stream), -1, np.int64) if stream.sizes is None else stream.sizes.copy()
-    unknown = {*np.flatnonzero((rows < 0) | (size < 0)).tolist(), *([0] if stream.columns is None and len(stream) else [])}
+    unknown = {
+        *np.flatnonzero((rows < 0) | (size < 0)).tolist(),
+        *([0] if stream.columns is None and len(stream) else []),
+    }
 
     unknown |= {i for i, one in enumerate(stream.parts) if any(file.size is None for file in one)}
 
     def opened(i: int) -> tuple[int, int, Columns, tuple[File, ...]]:
         chunk = stream.chunk(i)
-        main, *beside = (_sized(file, at) for file, at in zip(chunk.files, (chunk.at, *chunk.beside), strict=True))
+        main, *beside = (
+            _sized(file, at)
+            for file, at in zip(chunk.files, (chunk.at, *chunk.beside), strict=True)
+        )
         if chunk.rows is not None and stream.columns is not None:
             return main.size or 0, chunk.rows, stream.columns, tuple(beside)
-        shard = formats.find(chunk.format or "").open_shard(replace(chunk, files=(main, *beside)), stream.columns)
+        shard = formats.find(chunk.format or "").open_shard(
+            replace(chunk, files=(main, *beside)), stream.columns
+        )
         if not beside:  # of a shard that was named alone, only the format knows the companions
             folder = stream.urls[i].rpartition("/")[0]
             named = zip(shard.chunk.files[1:], shard.chunk.beside, strict=True)
-            beside = [_sized(replace(file, name=f"{folder}/{at.name}" if folder else at.name), at) for file, at in named]
+            beside = [
+                _sized(replace(file, name=f"{folder}/{at.name}" if folder else at.name), at)
+                for file, at in named
+            ]
         return main.size or 0, shard.rows, shard.columns, tuple(beside)
 
     columns = stream.columns
     parts = list(stream.parts) or [()] * len(stream)
     order = sorted(unknown)
-    for i, (bytes_, count, own, beside) in zip(order, _each(opened, order, stream.at.is_local), strict=True):
+    for i, (bytes_, count, own, beside) in zip(
+        order, _each(opened, order, stream.at.is_local), strict=True
+    ):
         size[i], rows[i], parts[i] = bytes_, count, beside
         columns = own if columns is None else columns
         if own != columns:
-            raise UsageError("has other columns than the shards before", where=stream.chunk(i).at, hint="List them as streams of their own.")
-    return replace(stream, rows=rows, sizes=size, columns=columns, parts=parts if any(parts) else ())
+            raise UsageError(
+                "has other columns than the shards before",
+                where=stream.chunk(i).at,
+                hint="List them as streams of their own.",
+            )
+    return replace(
+        stream, rows=rows, sizes=size, columns=columns, parts=parts if any(parts) else ()
+    )
 
 
 def _sized(file: File, at: Location) -> File:
@@ -91,10 +110,19 @@ def summed(stream: Stream, names: Sequence[str]) -> Stream:
         if all(one in file.hashes for one in names):
             return file
         whole = _sums(stream.at.join(file.name), file, names)
-        return replace(file, size=whole.size, hashes={**file.hashes, **{one: whole.hex()[one] for one in names}})
+        return replace(
+            file,
+            size=whole.size,
+            hashes={**file.hashes, **{one: whole.hex()[one] for one in names}},
+        )
 
     parts = list(_each(lambda one: tuple(map(of_file, one)), stream.parts, stream.at.is_local))
-    return replace(stream, hashes={**stream.hashes, **sums}, files={name: of_file(file) for name, file in stream.files.items()}, parts=parts)
+    return replace(
+        stream,
+        hashes={**stream.hashes, **sums},
+        files={name: of_file(file) for name, file in stream.files.items()},
+        parts=parts,
+    )
 
 
 def _sums(at: Location, listed: File, names: Sequence[str]) -> Sums:
@@ -103,5 +131,9 @@ def _sums(at: Location, listed: File, names: Sequence[str]) -> Sums:
     for block in at.blocks():
         sums.update(block)
     if wrong := sums.differences(listed.hashes):
-        raise IntegrityError(f"{sums.size} bytes fail {', '.join(wrong)}", where=at, hint="Run `flare verify`; a playlist would hide the damage.")
+        raise IntegrityError(
+            f"{sums.size} bytes fail {', '.join(wrong)}",
+            where=at,
+            hint="Run `flare verify`; a playlist would hide the damage.",
+        )
     return sums

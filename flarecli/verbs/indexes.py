@@ -27,20 +27,28 @@ def reindex(folder: Address, *, replace: bool = False, guard: Guard | None = Non
     """
     at = _writable(folder, guard)
     if any((at / name).exists() for name in _BEGUN):
-        raise UnfinishedError("an unfinished pack", where=at, hint="Run the same `flare pack` command again with --resume.")
+        raise UnfinishedError(
+            "an unfinished pack",
+            where=at,
+            hint="Run the same `flare pack` command again with --resume.",
+        )
     mds_reindex.rebuild(at, replace)
     return str(at / INDEX)
 
 
 @checked
-def merge_index(root: Address, parts: Sequence[Address] | None = None, *, guard: Guard | None = None) -> str:
+def merge_index(
+    root: Address, parts: Sequence[Address] | None = None, *, guard: Guard | None = None
+) -> str:
     """Write one `index.json` over datasets that lie below a folder; give its address. Nothing is copied, moved or deleted.
 
     parts   folders, or their `index.json`, in the order of the rows; None: all below the root, in bytewise order
     raises  UnsafeError, MissingError, FormatError: see `merge`
     """
     at = _writable(root, guard)
-    mds_merge.merge(at, None if parts is None else [locate(part, guard) for part in address_texts(parts)])
+    mds_merge.merge(
+        at, None if parts is None else [locate(part, guard) for part in address_texts(parts)]
+    )
     return str(at / INDEX)
 
 
@@ -49,5 +57,9 @@ def _writable(given: Address, guard: Guard | None) -> Location:
     if is_url(folder) and not folder.startswith("file://"):
         raise UsageError("only local folders are written yet", where=redact(folder))
     if os.path.isfile(local_path(folder)):
-        raise UsageError("a file is there, a folder of shards is wanted", where=folder, hint=f"Name the folder: {os.path.dirname(folder) or '.'}.")
+        raise UsageError(
+            "a file is there, a folder of shards is wanted",
+            where=folder,
+            hint=f"Name the folder: {os.path.dirname(folder) or '.'}.",
+        )
     return locate(folder, guard)

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Inspection", "StreamInfo", "inspect"]
 
-_ROWS, _BYTES = 10_000, 256 << 20  # of a sample, which is held: more than one looks at, or a page has room for
+_ROWS, _BYTES = (
+    10_000,
+    256 << 20,
+)  # of a sample, which is held: more than one looks at, or a page has room for
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,10 @@ class StreamInfo:
         if self.shard_list is not None:
             firsts = accumulate((rows for _, rows, _ in self.shard_list), initial=0)
             listed = zip(self.shard_list, firsts, strict=False)
-            out["shard_list"] = [{"url": url, "rows": rows, "bytes": size, "first": first} for (url, rows, size), first in listed]
+            out["shard_list"] = [
+                {"url": url, "rows": rows, "bytes": size, "first": first}
+                for (url, rows, size), first in listed
+            ]
         if self.stats is not None:
             out["stats"] = self.stats
         return out
@@ -111,8 +117,13 @@ class Inspection:
             "shards": self.shards,
             "bytes": self.bytes,
             "raw_bytes": None if None in raw else sum(size or 0 for size in raw),
-            "columns": {column.name: column.encoding for stream in self.streams for column in stream.columns},
-            "writer": ", ".join(dict.fromkeys(stream.writer for stream in self.streams if stream.writer)) or None,
+            "columns": {
+                column.name: column.encoding for stream in self.streams for column in stream.columns
+            },
+            "writer": ", ".join(
+                dict.fromkeys(stream.writer for stream in self.streams if stream.writer)
+            )
+            or None,
             "holes": [hole for stream in self.streams for hole in stream.holes],
             "streams": [stream.as_json() for stream in self.streams],
         }
@@ -121,7 +132,11 @@ class Inspection:
         if self.sample:
             if self.asked > sum(batch.num_rows for batch in self.sample):
                 out["sample_asked"] = self.asked
-            out["sample"] = [{name: _plain(value) for name, value in row.items()} for batch in self.sample for row in batch.to_pylist()]
+            out["sample"] = [
+                {name: _plain(value) for name, value in row.items()}
+                for batch in self.sample
+                for row in batch.to_pylist()
+            ]
             out["sample_rows"] = list(self.sample_rows)
         return out
 
@@ -165,7 +180,11 @@ def inspect(
     parts = [[filled(stream) for stream in one] for one in chosen]
     by = {id(stream): writer_of(stream, one) for one in found for stream in one.streams}
     infos = tuple(
-        replace(_info(one, shards), writer=", ".join(dict.fromkeys(name for stream in listed if (name := by[id(stream)]))) or None)
+        replace(
+            _info(one, shards),
+            writer=", ".join(dict.fromkeys(name for stream in listed if (name := by[id(stream)])))
+            or None,
+        )
         for listed, one in zip(chosen, parts, strict=True)
     )
     batches: tuple[pa.RecordBatch, ...] = ()
@@ -180,11 +199,26 @@ def inspect(
         row_bytes = weight(parts, len(data))
         if stats:
             seen = statistics(data, row_bytes, seed, there)
-            infos = tuple(replace(info, stats={column.name: seen[column.name] for column in info.columns if column.name in seen}) for info in infos)
+            infos = tuple(
+                replace(
+                    info,
+                    stats={
+                        column.name: seen[column.name]
+                        for column in info.columns
+                        if column.name in seen
+                    },
+                )
+                for info in infos
+            )
         if sample is not None:
             asked = len(ordered(len(data), named(there), sample, seed))
-            order = ordered(len(data), named(there), min(asked, _ROWS, max(1, _BYTES // row_bytes)), seed)
-            batches = tuple(batch for _, batch in read_rows(data, order, 0, len(order), data.schema.names, row_bytes))
+            order = ordered(
+                len(data), named(there), min(asked, _ROWS, max(1, _BYTES // row_bytes)), seed
+            )
+            batches = tuple(
+                batch
+                for _, batch in read_rows(data, order, 0, len(order), data.schema.names, row_bytes)
+            )
             numbers = tuple(order.rows(0, len(order)).tolist())
     counts = [info.rows for info in infos]
     return Inspection(
@@ -222,9 +256,21 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
     size = np.concatenate([stream.stored for stream in parts])
     urls = [redact(url) for stream in parts for url in stream.urls] if shards else []
     raw = [_raw_bytes(stream) for stream in parts]
-    sums = {name for stream in parts for table in (stream.hashes, stream.raw_hashes) for name, values in table.items() if any(values)}
-    sums |= {formats.OWN_SUMS[stream.format] for stream in parts if stream.format in formats.OWN_SUMS}
-    least, middle, most = np.percentile(size, (0, 50, 100), method="lower").tolist() if len(size) else (None, None, None)
+    sums = {
+        name
+        for stream in parts
+        for table in (stream.hashes, stream.raw_hashes)
+        for name, values in table.items()
+        if any(values)
+    }
+    sums |= {
+        formats.OWN_SUMS[stream.format] for stream in parts if stream.format in formats.OWN_SUMS
+    }
+    least, middle, most = (
+        np.percentile(size, (0, 50, 100), method="lower").tolist()
+        if len(size)
+        else (None, None, None)
+    )
     return StreamInfo(
         parts[0].name,
         ", ".join(dict.fromkeys(stream.format or "" for stream in parts)),
@@ -233,7 +279,8 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
         int(size.sum()),
         None if None in raw else sum(one or 0 for one in raw),
         series.columns,
-        ", ".join(dict.fromkeys(name for stream in parts for name in _compressions(stream))) or None,
+        ", ".join(dict.fromkeys(name for stream in parts for name in _compressions(stream)))
+        or None,
         tuple(sorted(sums)),
         least,
         middle,
@@ -247,7 +294,11 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
 def _raw_bytes(stream: Stream) -> int | None:
     if stream.raw_sizes is not None:
         raw: IntArray = np.where(stream.raw_sizes < 0, stream.sizes, stream.raw_sizes)
-        return int(raw.sum()) + sum((file.size if file.raw_size is None else file.raw_size) or 0 for one in stream.parts for file in one)
+        return int(raw.sum()) + sum(
+            (file.size if file.raw_size is None else file.raw_size) or 0
+            for one in stream.parts
+            for file in one
+        )
     return None if _compressions(stream) or stream.sizes is None else int(stream.stored.sum())
 
 

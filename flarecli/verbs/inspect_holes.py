@@ -17,8 +17,13 @@ __all__ = ["holes", "lost", "writer_of"]
 
 _LOOKED = 100_000  # shards whose files are looked for: a second's work
 _GONE = "not there"
-_NUMBER = re.compile(r"\d{3,18}", re.ASCII)  # of a shard; shorter ones are parts of words, longer ones are sums
-_GENERATIONS = {"granular": "granular 0.22 or later, by its layout", "granular-refs": "granular 0.21 or before, by its layout"}
+_NUMBER = re.compile(
+    r"\d{3,18}", re.ASCII
+)  # of a shard; shorter ones are parts of words, longer ones are sums
+_GENERATIONS = {
+    "granular": "granular 0.22 or later, by its layout",
+    "granular-refs": "granular 0.21 or before, by its layout",
+}
 
 
 def writer_of(stream: Stream, of: Playlist) -> str | None:
@@ -51,7 +56,10 @@ def holes(parts: Sequence[Stream]) -> tuple[str, ...]:
         starts: IntArray = first + np.cumsum([0, *(() if stream.rows is None else stream.rows)])
         first = int(starts[-1])
         out += (_told(stream, one, starts) for one in _missing(stream))
-    return (*out, *_gaps([url for stream in parts if stream.format != "files" for url in stream.urls]))
+    return (
+        *out,
+        *_gaps([url for stream in parts if stream.format != "files" for url in stream.urls]),
+    )
 
 
 def lost(streams: Sequence[Sequence[Stream]]) -> tuple[list[str], list[range]]:
@@ -67,7 +75,9 @@ def lost(streams: Sequence[Sequence[Stream]]) -> tuple[list[str], list[range]]:
             first = int(starts[-1])
             for one in _missing(stream):
                 if one.why == _GONE:
-                    gone += [str(stream.at.join(stream.urls[i])) for i in range(one.first, one.last + 1)]
+                    gone += [
+                        str(stream.at.join(stream.urls[i])) for i in range(one.first, one.last + 1)
+                    ]
                     spans.append((int(starts[one.first]), int(starts[one.last + 1])))
         total = max(total, first)
     there, at = list[range](), 0
@@ -82,7 +92,13 @@ def _told(stream: Stream, one: _Missing, starts: IntArray) -> str:
     first, last = redact(stream.urls[one.first]), redact(stream.urls[one.last])
     begin, end = int(starts[one.first]), int(starts[one.last + 1])
     name = first if one.first == one.last else f"{first} to {last}"
-    rows = "no row" if end == begin else f"row {begin}" if end - begin == 1 else f"rows {begin} to {end - 1}"
+    rows = (
+        "no row"
+        if end == begin
+        else f"row {begin}"
+        if end - begin == 1
+        else f"rows {begin} to {end - 1}"
+    )
     return f"{name}: {one.why}, {rows}"
 
 
@@ -121,7 +137,12 @@ def _gaps(urls: Sequence[str]) -> list[str]:
     before, width, after, have = "", 0, "", set[int]()
     for url in urls:
         number = url[len(before) : len(before) + width]
-        if len(url) == len(before) + width + len(after) and number.isdecimal() and url.startswith(before) and url.endswith(after):
+        if (
+            len(url) == len(before) + width + len(after)
+            and number.isdecimal()
+            and url.startswith(before)
+            and url.endswith(after)
+        ):
             have.add(int(number))  # called as the one before: of a million shards nearly all are
             continue
         path = url.partition("?")[0] if "://" in url else url
@@ -138,6 +159,11 @@ def _gaps(urls: Sequence[str]) -> list[str]:
         if order[-1] - order[0] > 4 * len(order):  # days, sums, keys: these are no counted shards
             continue
         for k in steps.tolist():
-            first, last = (f"{redact(before)}{number:0{width}d}{after}" for number in (order[k] + 1, order[k + 1] - 1))
-            out.append(f"{first}: not listed" if first == last else f"{first} to {last}: not listed")
+            first, last = (
+                f"{redact(before)}{number:0{width}d}{after}"
+                for number in (order[k] + 1, order[k + 1] - 1)
+            )
+            out.append(
+                f"{first}: not listed" if first == last else f"{first} to {last}: not listed"
+            )
     return out

@@ -19,11 +19,16 @@ from flarecli.verbs.rows import named, ordered, read_rows
 
 __all__ = ["statistics"]
 
-_DISTINCT, _DISTINCT_BYTES = 10_000, 64 << 20  # values of a column that are told apart, and what they take
+_DISTINCT, _DISTINCT_BYTES = (
+    10_000,
+    64 << 20,
+)  # values of a column that are told apart, and what they take
 _ROWS, _BYTES = 10_000, 256 << 20  # of columns of bytes that are read
 
 
-def statistics(data: Dataset, row_bytes: int, seed: int = 0, there: Sequence[range] | None = None) -> dict[str, dict[str, Any]]:
+def statistics(
+    data: Dataset, row_bytes: int, seed: int = 0, there: Sequence[range] | None = None
+) -> dict[str, dict[str, Any]]:
     """Say what is in each column: column -> name of a fact -> value.
 
     row_bytes  reckoned for one row
@@ -46,7 +51,11 @@ def _of_small(data: Dataset, small: list[str], runs: Sequence[range]) -> dict[st
     out: dict[str, dict[str, Any]] = {name: {"rows": 0, "nulls": 0} for name in small}
     distinct: dict[str, pa.Array] = {}
     encoded = {column.name: column.encoding for column in data.columns}
-    for batch in (batch for run in runs for batch in data.scan(small, run.start, run.stop, exact=True)) if small else ():
+    for batch in (
+        (batch for run in runs for batch in data.scan(small, run.start, run.stop, exact=True))
+        if small
+        else ()
+    ):
         for name in small:
             array, seen = batch.column(name), out[name]
             seen["rows"] += len(array)
@@ -66,7 +75,9 @@ def _of_small(data: Dataset, small: list[str], runs: Sequence[range]) -> dict[st
                 _count(seen, distinct, name, array)
             if is_text:
                 _spread(seen, pc.utf8_length(array), "min_chars", "max_chars")
-                seen["bytes"] = seen.get("bytes", 0) + int(pc.sum(pc.binary_length(array)).as_py() or 0)
+                seen["bytes"] = seen.get("bytes", 0) + int(
+                    pc.sum(pc.binary_length(array)).as_py() or 0
+                )
     return out
 
 
@@ -93,7 +104,9 @@ def _count(seen: dict[str, Any], distinct: dict[str, pa.Array], name: str, array
     distinct[name], seen["distinct"] = found, len(found)
 
 
-def _of_large(data: Dataset, large: list[str], row_bytes: int, seed: int, runs: Sequence[range]) -> dict[str, dict[str, Any]]:
+def _of_large(
+    data: Dataset, large: list[str], row_bytes: int, seed: int, runs: Sequence[range]
+) -> dict[str, dict[str, Any]]:
     out: dict[str, dict[str, Any]] = {name: {"rows": 0, "nulls": 0} for name in large}
     sizes: dict[str, list[tuple[int, int]]] = {name: [] for name in large}
     order = ordered(len(data), named(runs), max(1, min(_ROWS, _BYTES // row_bytes)), seed)
@@ -112,13 +125,27 @@ def _of_large(data: Dataset, large: list[str], row_bytes: int, seed: int, runs: 
 
 def _measured(array: pa.Array) -> list[tuple[int, int]]:
     """Give width and height of each picture in a column, by its header."""
-    found = (measure(memory.to_pybytes()) for memory in (value.as_buffer() for value in array) if memory is not None)
-    return [(one.width, one.height) for one in found if is_picture(one.kind) and one.width and one.height]
+    found = (
+        measure(memory.to_pybytes())
+        for memory in (value.as_buffer() for value in array)
+        if memory is not None
+    )
+    return [
+        (one.width, one.height)
+        for one in found
+        if is_picture(one.kind) and one.width and one.height
+    ]
 
 
 def _pictures(sizes: list[tuple[int, int]]) -> Mapping[str, Any]:
     if not sizes:
         return {}
     by_pixels = sorted(sizes, key=lambda size: (size[0] * size[1], size))
-    shown = [f"{width}x{height}" for width, height in (by_pixels[0], by_pixels[(len(sizes) - 1) // 2], by_pixels[-1])]
-    return {"pictures": len(sizes), **dict(zip(("smallest", "median", "largest"), shown, strict=True))}
+    shown = [
+        f"{width}x{height}"
+        for width, height in (by_pixels[0], by_pixels[(len(sizes) - 1) // 2], by_pixels[-1])
+    ]
+    return {
+        "pictures": len(sizes),
+        **dict(zip(("smallest", "median", "largest"), shown, strict=True)),
+    }

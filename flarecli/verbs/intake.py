@@ -19,7 +19,18 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli.errors import UsageError, ValueFitError
-from flarecli.media import INFO, Resize, contradiction, has_films, is_medium, is_picture, kind_of, measured, resized, sniff
+from flarecli.media import (
+    INFO,
+    Resize,
+    contradiction,
+    has_films,
+    is_medium,
+    is_picture,
+    kind_of,
+    measured,
+    resized,
+    sniff,
+)
 from flarecli.model import IntArray
 from flarecli.names import redact
 from flarecli.progress import Progress
@@ -34,7 +45,15 @@ _AHEAD_BYTES = 32 << 20  # values that wait for threads, or for the rows before 
 _AT_ONCE = 8  # values that a thread is handed at a time: handing one over costs a thirtieth of a photograph
 _HEAD = 512  # bytes that tell what a file is
 _TOLD = 3  # names given for each contradiction
-_PLAIN = ("bytes", "jpeg", "png", "jpeg_array", "pil", "mp4", "webm")  # encodings whose values are whole files
+_PLAIN = (
+    "bytes",
+    "jpeg",
+    "png",
+    "jpeg_array",
+    "pil",
+    "mp4",
+    "webm",
+)  # encodings whose values are whole files
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +91,10 @@ class Intake:
         """Give what decides which bytes come out; nothing if nothing is asked for."""
         if self.is_nothing:
             return {}
-        asked = {**asdict(self), "resize": {**asdict(self.resize), "size": self.resize.box and list(self.resize.box)}}
+        asked = {
+            **asdict(self),
+            "resize": {**asdict(self.resize), "size": self.resize.box and list(self.resize.box)},
+        }
         return {"media": {**asked, "films": self.info and bool(self.films)}}
 
 
@@ -90,7 +112,9 @@ class Medium(NamedTuple):
     is_medium: bool
 
 
-def media_of(schema: pa.Schema, names: Sequence[str], named: Sequence[str], encode: Mapping[str, str]) -> list[Medium]:
+def media_of(
+    schema: pa.Schema, names: Sequence[str], named: Sequence[str], encode: Mapping[str, str]
+) -> list[Medium]:
     """Tell which columns hold files: those that came from somewhere, and those of bytes.
 
     schema  of the rows before links are fetched; names of links are not in it
@@ -105,12 +129,16 @@ def media_of(schema: pa.Schema, names: Sequence[str], named: Sequence[str], enco
             continue
         is_file = given is None or given in _PLAIN
         promised = given if is_picture(given) else said
-        found.append(Medium(name, promised, name in named, is_file and (said is None or is_medium(said))))
+        found.append(
+            Medium(name, promised, name in named, is_file and (said is None or is_medium(said)))
+        )
     return found
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
+    return bool(
+        pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+    )
 
 
 def info_names(media: Sequence[Medium], taken: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -123,7 +151,10 @@ def info_names(media: Sequence[Medium], taken: Sequence[str]) -> dict[str, dict[
     named = {one: {name: name if plain else f"{one}_{name}" for name in INFO} for one in measured}
     for name in (column for columns in named.values() for column in columns.values()):
         if name in taken:
-            raise UsageError(f"two columns would be named {name!r}", hint="Rename the one of the source, or leave out --media-info.")
+            raise UsageError(
+                f"two columns would be named {name!r}",
+                hint="Rename the one of the source, or leave out --media-info.",
+            )
     return named
 
 
@@ -136,7 +167,9 @@ class _Taken(NamedTuple):
     info: tuple[int | float, ...] = (0, 0, 0, 0.0)
 
 
-_Run: TypeAlias = list[_Taken | None]  # what became of values that follow one another; None: a null, or as it came
+_Run: TypeAlias = list[
+    _Taken | None
+]  # what became of values that follow one another; None: a null, or as it came
 
 
 def _take(data: bytes, name: str, medium: Medium, asked: Intake) -> _Taken:
@@ -155,7 +188,12 @@ def _take(data: bytes, name: str, medium: Medium, asked: Intake) -> _Taken:
     if not asked.info:
         return _Taken(data, None, wrong)
     found = measured(data, bool(asked.films))
-    return _Taken(data, None, wrong, (found.width or 0, found.height or 0, found.frames or 0, found.duration or 0.0))
+    return _Taken(
+        data,
+        None,
+        wrong,
+        (found.width or 0, found.height or 0, found.frames or 0, found.duration or 0.0),
+    )
 
 
 def _contradiction(head: bytes, name: str, medium: Medium) -> str | None:
@@ -167,7 +205,11 @@ def _contradiction(head: bytes, name: str, medium: Medium) -> str | None:
 def _is_meant(head: bytes, name: str, medium: Medium) -> bool:
     """Say whether a value is, or should be, a picture: by its bytes, else by its name; a file of no known kind and name should."""
     found, promised = sniff(head), kind_of(name) or medium.promised
-    return is_picture(found) or is_picture(promised) or (medium.has_names and found is None and promised is None)
+    return (
+        is_picture(found)
+        or is_picture(promised)
+        or (medium.has_names and found is None and promised is None)
+    )
 
 
 class _Contradictions:
@@ -176,7 +218,9 @@ class _Contradictions:
     def __init__(self) -> None:
         self._counts, self._names = Counter[tuple[str, str]](), dict[tuple[str, str], list[str]]()
 
-    def add(self, part: Fetched, media: Sequence[Medium], found: Sequence[Sequence[_Taken | None]]) -> None:
+    def add(
+        self, part: Fetched, media: Sequence[Medium], found: Sequence[Sequence[_Taken | None]]
+    ) -> None:
         for medium, column in zip(media, found, strict=True):
             for row, one in enumerate(column):
                 if one is not None and one.wrong is not None:
@@ -187,12 +231,20 @@ class _Contradictions:
 
     def notes(self) -> Iterator[str]:
         for (column, wrong), count in sorted(self._counts.items()):
-            names = ", ".join(name for name in self._names[column, wrong] if name) + (", …" if count > _TOLD else "")
+            names = ", ".join(name for name in self._names[column, wrong] if name) + (
+                ", …" if count > _TOLD else ""
+            )
             yield f"column {column!r}: {format_count(count, 'value')} {'is' if count == 1 else 'are'} {wrong}: {names}"
 
 
 def taken_in(
-    parts: Iterator[Fetched], media: Sequence[Medium], asked: Intake, infos: dict[str, dict[str, str]], key: str | None, progress: Progress, jobs: int
+    parts: Iterator[Fetched],
+    media: Sequence[Medium],
+    asked: Intake,
+    infos: dict[str, dict[str, str]],
+    key: str | None,
+    progress: Progress,
+    jobs: int,
 ) -> Iterator[Fetched]:
     """Bring the columns of files to what is asked for, side by side; rows come in order.
 
@@ -202,12 +254,22 @@ def taken_in(
     """
     contradictions = _Contradictions()
     is_work = asked.info or not asked.resize.is_nothing
-    pool = Workers(min(jobs, len(os.sched_getaffinity(0))), "media") if is_work and jobs > 1 else None
+    pool = (
+        Workers(min(jobs, len(os.sched_getaffinity(0))), "media") if is_work and jobs > 1 else None
+    )
     ahead, held = deque[tuple[Fetched, list[list[Future[_Run]]]]](), 0
     try:
         while (part := next(parts, None)) is not None or ahead:
             if part is not None:
-                ahead.append((part, [_begun(part, one, asked, is_work and one.is_medium, pool) for one in media]))
+                ahead.append(
+                    (
+                        part,
+                        [
+                            _begun(part, one, asked, is_work and one.is_medium, pool)
+                            for one in media
+                        ],
+                    )
+                )
                 held += part.batch.nbytes
             while ahead and (part is None or held > _AHEAD_BYTES or _is_done(ahead[0][1])):
                 first, values = ahead.popleft()
@@ -232,7 +294,9 @@ def _name(part: Fetched, medium: Medium, row: int) -> str:
     return names[row] if names is not None else ""
 
 
-def _begun(part: Fetched, medium: Medium, asked: Intake, is_work: bool, pool: Workers | None) -> list[Future[_Run]]:
+def _begun(
+    part: Fetched, medium: Medium, asked: Intake, is_work: bool, pool: Workers | None
+) -> list[Future[_Run]]:
     """Hand the values of a column to threads, some at a time; where only contradictions count, look at their first bytes at once."""
     column, names = part.batch.column(medium.name), part.names.get(medium.name)
     if not is_work or pool is None:
@@ -240,17 +304,27 @@ def _begun(part: Fetched, medium: Medium, asked: Intake, is_work: bool, pool: Wo
         run.set_result((_take_run if is_work else _looked_at)(column, names, medium, asked))
         return [run]
     return [
-        pool.submit(_take_run, column.slice(start, _AT_ONCE), names and names[start : start + _AT_ONCE], medium, asked)
+        pool.submit(
+            _take_run,
+            column.slice(start, _AT_ONCE),
+            names and names[start : start + _AT_ONCE],
+            medium,
+            asked,
+        )
         for start in range(0, len(column), _AT_ONCE)
     ]
 
 
-def _looked_at(column: pa.Array, names: Sequence[str] | None, medium: Medium, asked: Intake) -> _Run:
+def _looked_at(
+    column: pa.Array, names: Sequence[str] | None, medium: Medium, asked: Intake
+) -> _Run:
     found: _Run = []
     for row, value in enumerate(column):
         memory = value.as_buffer()
         head = b"" if memory is None else memory.slice(0, min(_HEAD, memory.size)).to_pybytes()
-        wrong = None if memory is None else _contradiction(head, names[row] if names else "", medium)
+        wrong = (
+            None if memory is None else _contradiction(head, names[row] if names else "", medium)
+        )
         refused = f"is {wrong} as its name says" if wrong is not None and asked.strict else None
         found.append(None if wrong is None else _Taken(None, refused, wrong))
     return found
@@ -261,11 +335,19 @@ def _take_run(column: pa.Array, names: Sequence[str] | None, medium: Medium, ask
     for row, value in enumerate(column):
         data = value.as_py()
         taken = None if data is None else _take(data, names[row] if names else "", medium, asked)
-        found.append(taken._replace(data=None) if taken is not None and taken.data is data else taken)  # None: as it came
+        found.append(
+            taken._replace(data=None) if taken is not None and taken.data is data else taken
+        )  # None: as it came
     return found
 
 
-def _finished(part: Fetched, media: Sequence[Medium], found: list[list[_Taken | None]], infos: dict[str, dict[str, str]], key: str | None) -> Fetched:
+def _finished(
+    part: Fetched,
+    media: Sequence[Medium],
+    found: list[list[_Taken | None]],
+    infos: dict[str, dict[str, str]],
+    key: str | None,
+) -> Fetched:
     """Put the values back into their rows."""
     refused: dict[int, Failure] = {}
     keys = part.batch.column(key) if key is not None else None
@@ -275,17 +357,28 @@ def _finished(part: Fetched, media: Sequence[Medium], found: list[list[_Taken | 
             if one is not None and one.refused is not None and row not in refused:
                 name = redact(_name(part, medium, row)) or medium.name
                 refused[row] = Failure(
-                    int(part.rows[row]), "" if keys is None else key_text(keys[row]), medium.name, "value", f"{name}: {one.refused}"
+                    int(part.rows[row]),
+                    "" if keys is None else key_text(keys[row]),
+                    medium.name,
+                    "value",
+                    f"{name}: {one.refused}",
                 )
         if any(one is not None and one.data is not None for one in column):
             at, old = batch.schema.get_field_index(medium.name), batch.column(medium.name)
-            values = [old[row].as_py() if one is None or one.data is None else one.data for row, one in enumerate(column)]
+            values = [
+                old[row].as_py() if one is None or one.data is None else one.data
+                for row, one in enumerate(column)
+            ]
             batch = batch.set_column(
-                at, pa.field(medium.name, pa.large_binary(), metadata=batch.schema.field(at).metadata), pa.array(values, pa.large_binary())
+                at,
+                pa.field(medium.name, pa.large_binary(), metadata=batch.schema.field(at).metadata),
+                pa.array(values, pa.large_binary()),
             )
         for place, (measure, name) in enumerate(infos.get(medium.name, {}).items()):
             numbers = [0 if one is None else one.info[place] for one in column]
-            batch = batch.append_column(name, pa.array(numbers, pa.float64() if measure == "duration" else pa.int64()))
+            batch = batch.append_column(
+                name, pa.array(numbers, pa.float64() if measure == "duration" else pa.int64())
+            )
     if not refused:
         return Fetched(batch, part.rows, part.failures, part.until, part.extensions, part.names)
     keep = np.ones(len(part.rows), bool)

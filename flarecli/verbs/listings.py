@@ -21,7 +21,18 @@ from flarecli.verbs.beside import Beside, is_index
 from flarecli.verbs.checks import HELD, Checked, Claim, Depth, check_chunk, check_file, finding
 from flarecli.verbs.checks_repairs import AGAIN
 
-__all__ = ["Plan", "Task", "chunk_tasks", "file_tasks", "mistaken", "place_named", "planned", "sizes_below", "told_once", "unlisted"]
+__all__ = [
+    "Plan",
+    "Task",
+    "chunk_tasks",
+    "file_tasks",
+    "mistaken",
+    "place_named",
+    "planned",
+    "sizes_below",
+    "told_once",
+    "unlisted",
+]
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,9 @@ class Task:
     is_file: bool = True
 
 
-def planned(address: str, format: str | None, names: Sequence[str], guard: Guard | None, is_one: bool = True) -> Plan:
+def planned(
+    address: str, format: str | None, names: Sequence[str], guard: Guard | None, is_one: bool = True
+) -> Plan:
     """Resolve an address; what is there and broken is a finding. Raises MissingError, ReachError, UsageError.
 
     is_one  it is the only one; of several a name with nothing behind it, an empty folder or a link to nowhere, is a finding: a shell may
@@ -70,16 +83,32 @@ def planned(address: str, format: str | None, names: Sequence[str], guard: Guard
     except MissingError as error:
         if is_one or is_url(address) or not os.path.lexists(address):
             raise
-        is_link = os.path.islink(address) and error.where != address  # of a folder it is a file in it that is gone
+        is_link = (
+            os.path.islink(address) and error.where != address
+        )  # of a folder it is a file in it that is gone
         where, leads = (address, f"leads to {error.where}, ") if is_link else (error.where, "")
-        return Plan(address, findings=(Finding(where, error.kind, f"{leads}{error.message}", f"It is gone; {AGAIN}"),))
+        return Plan(
+            address,
+            findings=(
+                Finding(where, error.kind, f"{leads}{error.message}", f"It is gone; {AGAIN}"),
+            ),
+        )
     except (ReachError, UsageError, MissingLibraryError):
         raise
     except FlareError as error:
         return Plan(address, findings=(finding(error, address),))
     chosen = [part for parts in select_streams([found], names) for part in parts]
-    is_folder = found.at is None and any(str(stream.at) == str(locate(address, guard)) for stream in found.streams)
-    return Plan(address, found, tuple(chosen), (), found.at is not None and found.at.name in (PLAYLIST, INDEX), is_folder)
+    is_folder = found.at is None and any(
+        str(stream.at) == str(locate(address, guard)) for stream in found.streams
+    )
+    return Plan(
+        address,
+        found,
+        tuple(chosen),
+        (),
+        found.at is not None and found.at.name in (PLAYLIST, INDEX),
+        is_folder,
+    )
 
 
 def told_once(plans: Sequence[Plan]) -> tuple[list[Plan], dict[str, Finding]]:
@@ -89,7 +118,12 @@ def told_once(plans: Sequence[Plan]) -> tuple[list[Plan], dict[str, Finding]]:
     """
     if all(plan.found is not None for plan in plans):
         return [*plans], {}
-    lists = [stream for plan in plans if plan.found is not None and (plan.is_folder or plan.found.at is not None) for stream in plan.streams]
+    lists = [
+        stream
+        for plan in plans
+        if plan.found is not None and (plan.is_folder or plan.found.at is not None)
+        for stream in plan.streams
+    ]
     tops, above = tuple(f"{place_of(stream.at)}/" for stream in lists), set[str]()
     for name in (place for stream in lists for place in places_of(stream)):
         while (name := name.rpartition("/")[0]) and name not in above:
@@ -99,7 +133,9 @@ def told_once(plans: Sequence[Plan]) -> tuple[list[Plan], dict[str, Finding]]:
         place = place_named(plan.findings[0].where) if plan.found is None else ""
         if not place:
             out.append(plan)
-        elif place not in seen and place not in above:  # a folder of a list's shards is no dataset of its own, and need not be whole
+        elif (
+            place not in seen and place not in above
+        ):  # a folder of a list's shards is no dataset of its own, and need not be whole
             if place.startswith(tops):
                 held[place] = plan.findings[0]
             else:
@@ -114,7 +150,9 @@ def place_named(where: str) -> str:
     return where if is_url(where) else os.path.join(os.path.realpath(folder), name)
 
 
-def file_tasks(found: Playlist, stream: Stream, claimed: dict[str, tuple[Location, Checked]], depth: Depth) -> Iterator[Task]:
+def file_tasks(
+    found: Playlist, stream: Stream, claimed: dict[str, tuple[Location, Checked]], depth: Depth
+) -> Iterator[Task]:
     """Plan the files that belong to no shard; `claimed` takes in what came of each."""
 
     def check(name: str, file: File) -> Checked:
@@ -131,7 +169,9 @@ def file_tasks(found: Playlist, stream: Stream, claimed: dict[str, tuple[Locatio
             yield Task(partial(check, name, file))
 
 
-def chunk_tasks(found: Playlist, stream: Stream, beside: Beside, depth: Depth, chosen: Collection[int]) -> Iterator[Task]:
+def chunk_tasks(
+    found: Playlist, stream: Stream, beside: Beside, depth: Depth, chosen: Collection[int]
+) -> Iterator[Task]:
     """Plan the chosen shards of a stream, each with what every listing claims of it; the lists are compared whole."""
     first = 0
     for i, place in enumerate(places_of(stream)):
@@ -142,7 +182,10 @@ def chunk_tasks(found: Playlist, stream: Stream, beside: Beside, depth: Depth, c
             continue
         claims = [Claim(str(found.at), chunk.files[0])] if found.at is not None else []
         others, problems = beside.claims(i, place, chunk)
-        claims += [Claim(str(listing.at), other.files[0], other.rows if chunk.rows is None else None) for listing, other in others]
+        claims += [
+            Claim(str(listing.at), other.files[0], other.rows if chunk.rows is None else None)
+            for listing, other in others
+        ]
         raw = max((claim.file.raw_size or 0 for claim in claims), default=0)
         size = chunk.files[0].size
         weight = min(HELD // 4 if size is None else size, HELD) + raw
@@ -156,7 +199,9 @@ def chunk_tasks(found: Playlist, stream: Stream, beside: Beside, depth: Depth, c
                 if one.name == at.name
             ]
             beside_it.append((at, said))
-        check: Callable[[], Checked] = partial(_check_apart, chunk, claims, stream.columns, first, depth, beside_it)
+        check: Callable[[], Checked] = partial(
+            _check_apart, chunk, claims, stream.columns, first, depth, beside_it
+        )
         if i in chosen:
             yield Task(check, weight, True, tuple(problems), str(chunk.at), _key(chunk.at, claims))
         elif problems:
@@ -167,12 +212,19 @@ def chunk_tasks(found: Playlist, stream: Stream, beside: Beside, depth: Depth, c
 
 
 def _check_apart(
-    chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, first: int, depth: Depth, beside: Sequence[tuple[Location, Sequence[Claim]]]
+    chunk: Chunk,
+    claims: Sequence[Claim],
+    columns: Columns | None,
+    first: int,
+    depth: Depth,
+    beside: Sequence[tuple[Location, Sequence[Claim]]],
 ) -> Checked:
     """Check a shard, and leave unsaid what is wrong with a file beside it where looking at that file says so."""
     done = check_chunk(chunk, claims, columns, first, depth)
     wrong = {one.where for one in done.findings}
-    told = {str(at) for at, said in beside if str(at) in wrong and check_file(at, said, depth).findings}
+    told = {
+        str(at) for at, said in beside if str(at) in wrong and check_file(at, said, depth).findings
+    }
     done.findings = [one for one in done.findings if one.where not in told]
     return done
 
@@ -187,7 +239,10 @@ def sizes_below(stream: Stream) -> tuple[Mapping[str, int] | None, str]:
         return None, ""
     top = stream.at
     try:
-        return {top.store.show(top.store.child(top.path, entry.name)): entry.size for entry in top.list()}, f"{top}/"
+        return {
+            top.store.show(top.store.child(top.path, entry.name)): entry.size
+            for entry in top.list()
+        }, f"{top}/"
     except (UsageError, ReachError):
         return None, ""
 
@@ -202,21 +257,41 @@ def unlisted(found: Playlist, known: Collection[str]) -> Iterator[tuple[str, Fin
     top = found.at.folder
     listed = {str(found.at)}
     for stream in found.streams:
-        for url in (*stream.urls, *stream.files, *(file.name for one in stream.parts for file in one)):
+        for url in (
+            *stream.urls,
+            *stream.files,
+            *(file.name for one in stream.parts for file in one),
+        ):
             try:
                 listed.add(str(stream.at.join(url)))
             except FlareError:
                 continue  # said when it was checked
-    names = [entry.name for entry in top.list() if not f"/{entry.name}".rpartition("/")[0].endswith("/.flare")]
+    names = [
+        entry.name
+        for entry in top.list()
+        if not f"/{entry.name}".rpartition("/")[0].endswith("/.flare")
+    ]
     own = tuple(_other_datasets(str(top), names, listed))
     yield from ((name, None) for name in own)
     for name in names:
         at = Location(top.store, top.store.child(top.path, name))
         if str(at) in listed or place_of(at) in known or (own and name.startswith(own)):
             continue
-        is_shard = formats.sniffed(name) is not None and not any(f"{at}.{kind}" in listed for kind in SUFFIXES)  # the original's caches hold both
+        is_shard = formats.sniffed(name) is not None and not any(
+            f"{at}.{kind}" in listed for kind in SUFFIXES
+        )  # the original's caches hold both
         message = f"a shard that {found.at} does not list"
-        yield name, Finding(str(at), "unlisted", message, "Remove it, or list it too: `flare playlist … -o FILE`.") if is_shard else None
+        yield (
+            name,
+            Finding(
+                str(at),
+                "unlisted",
+                message,
+                "Remove it, or list it too: `flare playlist … -o FILE`.",
+            )
+            if is_shard
+            else None,
+        )
 
 
 def _other_datasets(top: str, names: Sequence[str], listed: Collection[str]) -> Iterator[str]:
@@ -226,7 +301,9 @@ def _other_datasets(top: str, names: Sequence[str], listed: Collection[str]) -> 
         while (name := name.rpartition("/")[0]) and name not in above:
             above.add(name)
     last = None
-    for name in sorted({name.rpartition("/")[0] for name in names if name.endswith((f"/{INDEX}", f"/{PLAYLIST}"))}):
+    for name in sorted(
+        {name.rpartition("/")[0] for name in names if name.endswith((f"/{INDEX}", f"/{PLAYLIST}"))}
+    ):
         if f"{top}/{name}" not in above and (last is None or not name.startswith(f"{last}/")):
             last = name
             yield f"{name}/"
@@ -235,7 +312,11 @@ def _other_datasets(top: str, names: Sequence[str], listed: Collection[str]) -> 
 def mistaken(plan: Plan) -> Iterator[str]:
     """Say which folders are taken as plain files though datasets lie in them: their shards are not looked into."""
     for stream in plan.streams if plan.is_folder else ():
-        shards = [url for url in stream.urls if stream.format == "files" and formats.sniffed(url) is not None]
+        shards = [
+            url
+            for url in stream.urls
+            if stream.format == "files" and formats.sniffed(url) is not None
+        ]
         if shards:
             more = f" and {len(shards) - 1} like it" if len(shards) > 1 else ""
             yield f"{stream.at}: taken as plain files, {shards[0]}{more} not looked into: name the datasets in it one by one"

@@ -18,7 +18,9 @@ __all__ = ["Known", "on_engine", "on_threads"]
 _AHEAD_BYTES = 1 << 30  # of shards in memory at once, however many jobs there are
 
 _Asked: TypeAlias = "tuple[Callable[[], Checked], SimpleQueue[Outcome[Checked]]]"
-Known: TypeAlias = Callable[[Task], Checked | None]  # what came of a file earlier, if it was looked at
+Known: TypeAlias = Callable[
+    [Task], Checked | None
+]  # what came of a file earlier, if it was looked at
 
 
 def on_threads(tasks: Iterable[Task], known: Known, jobs: int) -> Iterator[tuple[Task, Checked]]:
@@ -28,7 +30,10 @@ def on_threads(tasks: Iterable[Task], known: Known, jobs: int) -> Iterator[tuple
     threads = 0
     try:
         for task in tasks:
-            while waiting and (len(waiting) >= 2 * jobs or sum(one.weight for one, _ in waiting) + task.weight > _AHEAD_BYTES):
+            while waiting and (
+                len(waiting) >= 2 * jobs
+                or sum(one.weight for one, _ in waiting) + task.weight > _AHEAD_BYTES
+            ):
                 first, arrived = waiting.popleft()
                 yield first, wait_for(arrived).get()
             found, arrived = known(task), SimpleQueue()

@@ -28,8 +28,15 @@ def once(plans: Sequence[Plan], guard: Guard | None) -> tuple[list[Plan], list[s
         return list(plans), []
     plans = _folders([*{_key(plan, guard): plan for plan in reversed(plans)}.values()][::-1], guard)
     kept, said = _lists([plan for plan in plans if _is_list(plan)])
-    seen = set[str]().union(*(_shards(plan) for plan in plans if _is_list(plan)), *(_files(plan) for plan in kept.values()))
-    tops = [plan.found.at.folder for plan in kept.values() if plan.is_whole and plan.found is not None and plan.found.at is not None]
+    seen = set[str]().union(
+        *(_shards(plan) for plan in plans if _is_list(plan)),
+        *(_files(plan) for plan in kept.values()),
+    )
+    tops = [
+        plan.found.at.folder
+        for plan in kept.values()
+        if plan.is_whole and plan.found is not None and plan.found.at is not None
+    ]
     folders = tuple(f"{place_of(top)}/" for top in tops)
     out = list[Plan]()
     for plan in plans:
@@ -44,11 +51,19 @@ def once(plans: Sequence[Plan], guard: Guard | None) -> tuple[list[Plan], list[s
 
 def _folders(plans: Sequence[Plan], guard: Guard | None) -> list[Plan]:
     """Put the plan of a folder before those of its shards, where all of them are named one by one and no list names them."""
-    out, named = list[Plan](), {place for plan in plans if not _is_list(plan) for place in _shards(plan)}
+    out, named = (
+        list[Plan](),
+        {place for plan in plans if not _is_list(plan) for place in _shards(plan)},
+    )
     looked = {str(plan.streams[0].at) for plan in plans if plan.is_folder}
     for plan in plans:
         stream = plan.streams[0] if plan.streams and not _is_list(plan) else None
-        if stream is not None and stream.format in LISTED and stream.at.is_local and str(stream.at) not in looked:
+        if (
+            stream is not None
+            and stream.format in LISTED
+            and stream.at.is_local
+            and str(stream.at) not in looked
+        ):
             looked.add(str(stream.at))
             folder = planned(str(stream.at), None, (), guard)
             if _is_list(folder) and named.issuperset(_shards(folder)):
@@ -70,7 +85,9 @@ def _lists(plans: Sequence[Plan]) -> tuple[dict[int, Plan], list[str]]:
             continue
         for one in others:
             count = sum(owners.get(place) == one for place in shards)
-            said.append(f"{count} shard{'s' * (count > 1)} of {kept[one].address}: also in {plan.address}, checked for each")
+            said.append(
+                f"{count} shard{'s' * (count > 1)} of {kept[one].address}: also in {plan.address}, checked for each"
+            )
         kept[id(plan)] = plan
         for place in shards:
             owners.setdefault(place, id(plan))
@@ -79,7 +96,11 @@ def _lists(plans: Sequence[Plan]) -> tuple[dict[int, Plan], list[str]]:
 
 def _is_list(plan: Plan) -> bool:
     """Whether a list or a folder was named, not a shard, and there is anything in it."""
-    return plan.found is not None and (plan.found.at is not None or plan.is_folder) and any(map(len, plan.streams))
+    return (
+        plan.found is not None
+        and (plan.found.at is not None or plan.is_folder)
+        and any(map(len, plan.streams))
+    )
 
 
 def _rank(plan: Plan) -> int:
@@ -89,7 +110,11 @@ def _rank(plan: Plan) -> int:
 
 def _key(plan: Plan, guard: Guard | None) -> str:
     """Give what is the same where the same thing is named again."""
-    at = plan.found.at if plan.found is not None and plan.found.at is not None else locate(plan.address, guard)
+    at = (
+        plan.found.at
+        if plan.found is not None and plan.found.at is not None
+        else locate(plan.address, guard)
+    )
     return place_of(at) if at.is_local else plan.address
 
 
@@ -101,7 +126,12 @@ def _files(plan: Plan) -> Iterator[str]:
     """Give the places of what a list names besides shards."""
     for stream in plan.streams:
         beside = [SHARDS] if plan.is_folder else []
-        yield from places_of(replace(stream, urls=[*stream.files, *beside, *(file.name for one in stream.parts for file in one)]))
+        yield from places_of(
+            replace(
+                stream,
+                urls=[*stream.files, *beside, *(file.name for one in stream.parts for file in one)],
+            )
+        )
 
 
 def _without(plan: Plan, seen: set[str], folders: tuple[str, ...]) -> Plan | None:
@@ -109,9 +139,15 @@ def _without(plan: Plan, seen: set[str], folders: tuple[str, ...]) -> Plan | Non
     streams = []
     for stream in plan.streams:
         near = folders if stream.format == "files" else ()
-        urls = [url for url, place in zip(stream.urls, places_of(stream), strict=True) if place not in seen and not place.startswith(near)]
+        urls = [
+            url
+            for url, place in zip(stream.urls, places_of(stream), strict=True)
+            if place not in seen and not place.startswith(near)
+        ]
         streams += [replace(stream, urls=urls)] if urls else []
-    return replace(plan, streams=tuple(streams), found=Playlist(tuple(streams))) if streams else None
+    return (
+        replace(plan, streams=tuple(streams), found=Playlist(tuple(streams))) if streams else None
+    )
 
 
 def _are_one(plan: Plan, other: Plan) -> bool:

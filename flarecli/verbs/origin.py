@@ -59,7 +59,11 @@ class At(NamedTuple):
     row: int
 
     def __str__(self) -> str:
-        file, row = (self.origin.address, self.row) if self.origin.place is None else self.origin.place(self.row)
+        file, row = (
+            (self.origin.address, self.row)
+            if self.origin.place is None
+            else self.origin.place(self.row)
+        )
         return f"{file}[{row}]"
 
 
@@ -91,7 +95,16 @@ def open_origin(
         for note in table.details:
             (progress or Progress()).note(note, verbose=True)
         origin = _selected(
-            shown, table.at, "index", table.schema, table.rows, True, table.sum, lambda names, _: table.batches(names, where, ROW), where, limit
+            shown,
+            table.at,
+            "index",
+            table.schema,
+            table.rows,
+            True,
+            table.sum,
+            lambda names, _: table.batches(names, where, ROW),
+            where,
+            limit,
         )
         return origin if is_made else replace(origin, place=table.place)
     found = read.resolve(addresses, format=format, guard=guard, maps=False, expanded=True)
@@ -103,7 +116,9 @@ def open_origin(
     files = _packed(parts) if rows is None else None
 
     def batches(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
-        for numbers, batch in read_rows(data, order, skip, len(order), names, weight(parts, len(data))):
+        for numbers, batch in read_rows(
+            data, order, skip, len(order), names, weight(parts, len(data))
+        ):
             yield batch.append_column(pa.field(ROW, pa.int64()), pa.array(numbers))
 
     def listing() -> str:
@@ -113,49 +128,92 @@ def open_origin(
         return sums.hex()[DEFAULT]
 
     if files is not None:  # the records of a packed folder are files, each under its own name
-        return _selected(shown, at, "files", _SCHEMA, len(files), True, listing, partial(_of_files, data, files), where, limit)
-    origin = _selected(shown, at, kind, data.schema, len(order), at.is_local, listing, batches, where, limit)
+        return _selected(
+            shown,
+            at,
+            "files",
+            _SCHEMA,
+            len(files),
+            True,
+            listing,
+            partial(_of_files, data, files),
+            where,
+            limit,
+        )
+    origin = _selected(
+        shown, at, kind, data.schema, len(order), at.is_local, listing, batches, where, limit
+    )
     return origin if is_made else replace(origin, place=partial(shard_of, data, parts[0]))
 
 
-def _of_stdin(format: str, rows: str | None, where: str | None, limit: int | None, guard: Guard) -> Origin:
+def _of_stdin(
+    format: str, rows: str | None, where: str | None, limit: int | None, guard: Guard
+) -> Origin:
     """Take the samples of a tar at standard input: they come once, so names are checked as they come, and nothing is resumed."""
     if rows is not None:
-        raise UsageError("a stream has no rows by number", where=streamed.STDIN, hint="Give --where or --limit.")
+        raise UsageError(
+            "a stream has no rows by number", where=streamed.STDIN, hint="Give --where or --limit."
+        )
     schema, samples = streamed.samples(format)
 
     def batches(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
         if skip:
-            raise UsageError("standard input cannot be gone on with", where=streamed.STDIN, hint="Give --overwrite to begin anew.")
+            raise UsageError(
+                "standard input cannot be gone on with",
+                where=streamed.STDIN,
+                hint="Give --overwrite to begin anew.",
+            )
         return (batch.select([*names, ROW]) for batch in _numbered(samples))
 
-    return _selected(streamed.STDIN, locate(".", guard), format, schema, None, False, lambda: "", batches, where, limit)
+    return _selected(
+        streamed.STDIN,
+        locate(".", guard),
+        format,
+        schema,
+        None,
+        False,
+        lambda: "",
+        batches,
+        where,
+        limit,
+    )
 
 
 def _packed(parts: Sequence[Sequence[Stream]]) -> list[tuple[str, int]] | None:
     """Name the records of a packed folder: (path, row), in the order of the rows; None for anything else."""
-    if [[stream.format for stream in one] for one in parts] != [["ffrecord"]] or len(parts[0][0]) != 1:
+    if [[stream.format for stream in one] for one in parts] != [["ffrecord"]] or len(
+        parts[0][0]
+    ) != 1:
         return None
     shard = formats.find("ffrecord").open_shard(parts[0][0].chunk(0))
     if not packed_folder.is_packed(shard):
         return None
-    return sorted(packed_folder.files(packed_folder.directory(shard), shard.chunk.at), key=lambda one: one[1])
+    return sorted(
+        packed_folder.files(packed_folder.directory(shard), shard.chunk.at), key=lambda one: one[1]
+    )
 
 
-def _of_files(data: read.Dataset, files: Sequence[tuple[str, int]], names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
+def _of_files(
+    data: read.Dataset, files: Sequence[tuple[str, int]], names: Sequence[str], skip: int
+) -> Iterator[pa.RecordBatch]:
     own = data.schema.names[0]
     for start in range(skip, len(files), _FILES):
         some = files[start : start + _FILES]
         column = data.take([row for _, row in some], [own]).column(0)
         arrays = {"name": pa.array([path for path, _ in some], pa.large_string()), "data": column}
         fields = [*(_SCHEMA.field(name) for name in names), pa.field(ROW, pa.int64())]
-        yield pa.RecordBatch.from_arrays([*(arrays[name] for name in names), pa.array(np.arange(start, start + len(some)))], schema=pa.schema(fields))
+        yield pa.RecordBatch.from_arrays(
+            [*(arrays[name] for name in names), pa.array(np.arange(start, start + len(some)))],
+            schema=pa.schema(fields),
+        )
 
 
 def _numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     first = 0
     for batch in batches:
-        yield batch.append_column(pa.field(ROW, pa.int64()), pa.array(np.arange(first, first + batch.num_rows)))
+        yield batch.append_column(
+            pa.field(ROW, pa.int64()), pa.array(np.arange(first, first + batch.num_rows))
+        )
         first += batch.num_rows
 
 
@@ -192,5 +250,16 @@ def _selected(
             if batch.num_rows > cut:
                 yield batch.slice(cut).select([*names, ROW])
 
-    total = None if where is not None or rows is None else rows if limit is None else min(rows, limit)
-    return Origin(address, at, format, pa.schema([one for one in result if one.name != ROW]), total, rereads, sum, chosen)
+    total = (
+        None if where is not None or rows is None else rows if limit is None else min(rows, limit)
+    )
+    return Origin(
+        address,
+        at,
+        format,
+        pa.schema([one for one in result if one.name != ROW]),
+        total,
+        rereads,
+        sum,
+        chosen,
+    )

@@ -77,7 +77,15 @@ class Folder:
     raises   as Target does
     """
 
-    def __init__(self, out: str, head: Mapping[str, Any], *, resume: bool, overwrite: bool, is_bare: bool = False) -> None:
+    def __init__(
+        self,
+        out: str,
+        head: Mapping[str, Any],
+        *,
+        resume: bool,
+        overwrite: bool,
+        is_bare: bool = False,
+    ) -> None:
         self._target = Claimed(out, resume=resume, overwrite=overwrite, is_bare=is_bare)
         self.is_done, self.shown = self._target.is_done, self._target.shown
         self.next = self.rows = self.files = self.bytes = self.failed = 0
@@ -106,9 +114,14 @@ class Folder:
         self.rows = sum(1 for _ in read_table(os.path.join(folder, index))) - (index == "index.csv")
         for path in files_below(folder):
             if path == FAILED:
-                self.failed = sum(block.count(b"\n") for block in (self._target.at / FAILED).blocks())
+                self.failed = sum(
+                    block.count(b"\n") for block in (self._target.at / FAILED).blocks()
+                )
             elif path != index:
-                self.files, self.bytes = self.files + 1, self.bytes + os.path.getsize(os.path.join(folder, path))
+                self.files, self.bytes = (
+                    self.files + 1,
+                    self.bytes + os.path.getsize(os.path.join(folder, path)),
+                )
 
     @property
     def reasons(self) -> Mapping[str, int]:
@@ -117,7 +130,9 @@ class Folder:
     def _opened(self) -> IO[bytes]:
         path = os.path.join(self._target.folder, SCRATCH, "journal")
         try:
-            return open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+b")
+            return open(
+                os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+b"
+            )
         except OSError as error:
             raise self._store.error(error, f"{SCRATCH}/journal") from None
 
@@ -131,7 +146,11 @@ class Folder:
             return {}
         if parsed(first) != json.loads(json.dumps(head)):
             hint = "Give --overwrite to begin anew."
-            raise UsageError("the unfinished unpack there was begun from another source or with other options", where=self.shown, hint=hint)
+            raise UsageError(
+                "the unfinished unpack there was begun from another source or with other options",
+                where=self.shown,
+                hint=hint,
+            )
         good = at = len(first)
         state: Mapping[str, Any] = {}
         rows = files = size = 0
@@ -141,7 +160,11 @@ class Folder:
             written = entry.get("files", {})
             if not _is_noted(entry) or not all(self._has(*file) for file in written.values()):
                 break
-            rows, files, size = rows + bool("files" in entry), files + len(written), size + sum(one for _, one in written.values())
+            rows, files, size = (
+                rows + bool("files" in entry),
+                files + len(written),
+                size + sum(one for _, one in written.values()),
+            )
             if "next" in entry:
                 good, state = at, entry["failed"]
                 self.next, self.rows, self.files, self.bytes = entry["next"], rows, files, size
@@ -173,7 +196,11 @@ class Folder:
         raises  UsageError if something else is there
         """
         is_own = self._kept and self._begun.is_own(name)
-        if not (self._kept and self._has(name, len(data)) and (is_own or b"".join((self._at / name).blocks()) == data)):
+        if not (
+            self._kept
+            and self._has(name, len(data))
+            and (is_own or b"".join((self._at / name).blocks()) == data)
+        ):
             self._write_file(self._at / name, [data], is_own)
 
     def _write_file(self, at: Location, parts: Iterable[bytes | memoryview], is_own: bool) -> None:
@@ -197,7 +224,11 @@ class Folder:
             name = f"index.{kind}"
             self.begin([name])
             self._log.seek(0)
-            self._write_file(self._target.at / name, table(kind, fields, _index_rows(self._log)), self._kept and self._begun.is_own(name))
+            self._write_file(
+                self._target.at / name,
+                table(kind, fields, _index_rows(self._log)),
+                self._kept and self._begun.is_own(name),
+            )
             self.index = f"{self.shown.rstrip('/')}/index.{kind}"
         self._failed.close()
         self._log.close()
@@ -218,7 +249,10 @@ def _is_noted(entry: Mapping[str, Any]) -> bool:
     files = entry.get("files")
     if not isinstance(files, dict) or not isinstance(entry.get("values"), dict):
         return False
-    return all(isinstance(one, list) and [type(part) for part in one] == [str, int] for one in files.values())
+    return all(
+        isinstance(one, list) and [type(part) for part in one] == [str, int]
+        for one in files.values()
+    )
 
 
 class There:
@@ -229,7 +263,11 @@ class There:
 
     def __init__(self, shown: str) -> None:
         self.next = self.rows = self.files = self.bytes = 0
-        self._folder, self._shown, self._seen = os.path.realpath(whole_path(shown)), shown, set[int]()
+        self._folder, self._shown, self._seen = (
+            os.path.realpath(whole_path(shown)),
+            shown,
+            set[int](),
+        )
         self._counts, self._failed = Counter[str](), b""
 
     @property
@@ -294,7 +332,11 @@ class Tar:
     def _member(self, name: str, size: int, parts: Iterable[bytes | memoryview]) -> None:
         info = tarfile.TarInfo(name)
         info.size = size
-        for part in (info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"), *parts, bytes(-size % _BLOCK)):
+        for part in (
+            info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"),
+            *parts,
+            bytes(-size % _BLOCK),
+        ):
             self._stream.write(part)
             self._size += len(part)
 

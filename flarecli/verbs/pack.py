@@ -101,34 +101,76 @@ def pack(
             raise UsageError(f"--{name} is {value}, below 0")
     find(format)
     if address_text(out) == "-":
-        raise UsageError("shards are written to a folder or a bucket, not to stdout", hint="Name a folder; `./-` is one of that name.")
+        raise UsageError(
+            "shards are written to a folder or a bucket, not to stdout",
+            hint="Name a folder; `./-` is one of that name.",
+        )
     if newline != "\n" and format not in (*_SEPARATORS, "xsv", "json"):
-        raise UsageError(f"{format} shards have no lines", hint=f"Those that have are json, {', '.join(_SEPARATORS)} and xsv.")
+        raise UsageError(
+            f"{format} shards have no lines",
+            hint=f"Those that have are json, {', '.join(_SEPARATORS)} and xsv.",
+        )
     most = parse_size(shard_bytes) if isinstance(shard_bytes, str) else shard_bytes
-    settings = Settings(compress or None, tuple(sorted(name_list(hashes))), most or None, shard_rows, newline, _separator(format, separator))
+    settings = Settings(
+        compress or None,
+        tuple(sorted(name_list(hashes))),
+        most or None,
+        shard_rows,
+        newline,
+        _separator(format, separator),
+    )
     request = Request(
-        tuple(address_texts(sources)), address_text(out), format, tuple(name_list(fetch)), key or None,
-        None if columns is None else tuple(name_list(columns)), dict(encode or {}), where, limit, None, shuffle, settings,
+        tuple(address_texts(sources)),
+        address_text(out),
+        format,
+        tuple(name_list(fetch)),
+        key or None,
+        None if columns is None else tuple(name_list(columns)),
+        dict(encode or {}),
+        where,
+        limit,
+        None,
+        shuffle,
+        settings,
         _one_of("--on-error", on_error, ("fail", "skip")),
-        _one_of("--on-duplicate", on_duplicate, ("error", "first", "keep")), dry_run, resume, overwrite, allow_empty, allow_missing,
-        null_separated, bounded(guard, limits), limits, Intake(Resize(resize, resize_mode, quality, min_size, max_aspect), media_info, strict),
-        streams=tuple(name_list(streams)), spec=rows,
-    )  # fmt: skip
+        _one_of("--on-duplicate", on_duplicate, ("error", "first", "keep")),
+        dry_run,
+        resume,
+        overwrite,
+        allow_empty,
+        allow_missing,
+        null_separated,
+        bounded(guard, limits),
+        limits,
+        Intake(Resize(resize, resize_mode, quality, min_size, max_aspect), media_info, strict),
+        streams=tuple(name_list(streams)),
+        spec=rows,
+    )
     engines.check(engine)
     if part_rows is not None:
         return packed_in_parts(request, part_rows, engine, progress or Progress())
     if engine != "local":
-        raise UsageError(f"--engine {engine} packs parts", hint="Give --part-rows, such as --part-rows 100000.")
+        raise UsageError(
+            f"--engine {engine} packs parts", hint="Give --part-rows, such as --part-rows 100000."
+        )
     return packed(request, progress or Progress())
 
 
 def _separator(format: str, given: str | None) -> str:
     if given is not None and format not in (*_SEPARATORS, "xsv"):
-        raise UsageError(f"{format} shards have no separator", hint=f"Those that have one are {', '.join(_SEPARATORS)} and xsv.")
+        raise UsageError(
+            f"{format} shards have no separator",
+            hint=f"Those that have one are {', '.join(_SEPARATORS)} and xsv.",
+        )
     if given is not None and _SEPARATORS.get(format, given) != given:
-        raise UsageError(f"{format} has the separator {_SEPARATORS[format]!r}, not {given!r}", hint="Give -f xsv to choose one.")
+        raise UsageError(
+            f"{format} has the separator {_SEPARATORS[format]!r}, not {given!r}",
+            hint="Give -f xsv to choose one.",
+        )
     if format == "xsv" and not given:
-        raise UsageError("xsv shards want a separator", hint="Give --separator, such as --separator ';'.")
+        raise UsageError(
+            "xsv shards want a separator", hint="Give --separator, such as --separator ';'."
+        )
     return given or _SEPARATORS.get(format, ",")
 
 

@@ -61,7 +61,10 @@ class Packed:
 
     def as_json(self) -> dict[str, Any]:
         """Give the result as plain values, for --json."""
-        return {**asdict(self), "columns": {column.name: column.encoding for column in self.columns}}
+        return {
+            **asdict(self),
+            "columns": {column.name: column.encoding for column in self.columns},
+        }
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,9 @@ class Request:
 
     def source(self) -> Source:
         """Open what the rows come from. Raises what `open_source` raises."""
-        text = {parse_link(one, self.encode).source for one in self.fetch} | ({self.key} if self.key else set())
+        text = {parse_link(one, self.encode).source for one in self.fetch} | (
+            {self.key} if self.key else set()
+        )
         text |= {name for name, one in self.encode.items() if not _is_number(one)}
         return open_source(
             self.sources,
@@ -124,10 +129,24 @@ class Request:
         """Say which rows of the source are packed, and how."""
         parsed = tuple(parse_link(text, self.encode) for text in self.fetch)
         return Plan(
-            source, parsed, self.key, self.columns, self.encode, self.where, self.limit, self.shuffle, self.on_error, self.on_duplicate,
-            self.allow_empty, self.guard, self.limits, progress, self.rows or (0, None),
-            self.intake, KEY_COLUMN.get(self.format),
-        )  # fmt: skip
+            source,
+            parsed,
+            self.key,
+            self.columns,
+            self.encode,
+            self.where,
+            self.limit,
+            self.shuffle,
+            self.on_error,
+            self.on_duplicate,
+            self.allow_empty,
+            self.guard,
+            self.limits,
+            progress,
+            self.rows or (0, None),
+            self.intake,
+            KEY_COLUMN.get(self.format),
+        )
 
     def options(self) -> dict[str, Any]:
         """Give what decides which bytes come out, besides source, format and settings; a resumed pack must have the same.
@@ -135,25 +154,50 @@ class Request:
         How far links may reach is of it where rows that reach too far are left out; else such a row ends the pack, and a resume may reach further.
         """
         links = [parse_link(text, self.encode) for text in self.fetch]
-        reach = {"max_object": self.limits.max_bytes, "allow_private": self.guard.allow_private, "allow_local": self.guard.allow_local}
+        reach = {
+            "max_object": self.limits.max_bytes,
+            "allow_private": self.guard.allow_private,
+            "allow_local": self.guard.allow_local,
+        }
         return {
-            "fetch": [[link.source, link.name] for link in links], "key": self.key, "columns": self.columns and list(self.columns),
-            "encode": dict(self.encode), "where": self.where, "limit": self.limit, "shuffle": self.shuffle, "on_error": self.on_error,
-            "on_duplicate": self.on_duplicate, "allow_empty": self.allow_empty, "allow_missing": self.allow_missing,
-            **({} if self.rows is None else {"rows": list(self.rows)}), **self.intake.options(),
-            **(reach if self.on_error == "skip" else {}), **({"null_separated": True} if self.null_separated else {}),
-            **({"streams": list(self.streams)} if self.streams else {}), **({} if self.spec is None else {"spec": self.spec}),
-        }  # fmt: skip
+            "fetch": [[link.source, link.name] for link in links],
+            "key": self.key,
+            "columns": self.columns and list(self.columns),
+            "encode": dict(self.encode),
+            "where": self.where,
+            "limit": self.limit,
+            "shuffle": self.shuffle,
+            "on_error": self.on_error,
+            "on_duplicate": self.on_duplicate,
+            "allow_empty": self.allow_empty,
+            "allow_missing": self.allow_missing,
+            **({} if self.rows is None else {"rows": list(self.rows)}),
+            **self.intake.options(),
+            **(reach if self.on_error == "skip" else {}),
+            **({"null_separated": True} if self.null_separated else {}),
+            **({"streams": list(self.streams)} if self.streams else {}),
+            **({} if self.spec is None else {"spec": self.spec}),
+        }
 
-    def about(self, source: Source, options: Mapping[str, Any], running: Running | None = None) -> dict[str, str]:
+    def about(
+        self, source: Source, options: Mapping[str, Any], running: Running | None = None
+    ) -> dict[str, str]:
         """Give what a playlist says that it was packed from, and a sum of how."""
         how = json.dumps([self.format, self.settings, options], sort_keys=True, default=asdict)
         sum = self.known or (source.sum() if running is None else running.whole())
-        return {"address": source.address, DEFAULT: sum, "options": hashlib.sha256(how.encode()).hexdigest()[:32]}
+        return {
+            "address": source.address,
+            DEFAULT: sum,
+            "options": hashlib.sha256(how.encode()).hexdigest()[:32],
+        }
 
     def running(self, source: Source) -> Running | None:
         """Give what sums the source while it is read; None where all of it is read before the first row, or it was summed before."""
-        return None if self.known is not None or self.where is not None or self.shuffle is not None else source.running()
+        return (
+            None
+            if self.known is not None or self.where is not None or self.shuffle is not None
+            else source.running()
+        )
 
 
 def planned(request: Request, progress: Progress) -> tuple[Plan, list[str]]:
@@ -165,9 +209,15 @@ def planned(request: Request, progress: Progress) -> tuple[Plan, list[str]]:
         progress.note(note, verbose=True)
     plan = request.plan(source, progress)
     names = checked(plan)
-    if source.files and request.sources != ("-",) and f"{_whole(request.out)}/".startswith(f"{_whole(request.sources[0])}/"):
+    if (
+        source.files
+        and request.sources != ("-",)
+        and f"{_whole(request.out)}/".startswith(f"{_whole(request.sources[0])}/")
+    ):
         hint = "Name a folder elsewhere: what is packed must not change on the way."
-        raise UsageError("the target lies in the folder that is packed", where=request.out, hint=hint)
+        raise UsageError(
+            "the target lies in the folder that is packed", where=request.out, hint=hint
+        )
     return plan, names
 
 
@@ -181,7 +231,9 @@ def packed(request: Request, progress: Progress) -> Packed:
     """Do what a request says. Raises what `pack` raises."""
     plan, names = planned(request, progress)
     source = plan.source
-    plan = replace(plan, links=tuple(link for link in plan.links if link.name in names))  # what is not packed is not fetched
+    plan = replace(
+        plan, links=tuple(link for link in plan.links if link.name in names)
+    )  # what is not packed is not fetched
     format, settings, options = request.format, request.settings, request.options()
     if request.dry_run:
         return would_pack(request, plan, names)
@@ -189,14 +241,23 @@ def packed(request: Request, progress: Progress) -> Packed:
     if running is None:
         request = replace(request, known=request.known or source.sum())
     else:
-        plan = replace(plan, source=replace(source, batches=partial(source.batches, running=running)))
+        plan = replace(
+            plan, source=replace(source, batches=partial(source.batches, running=running))
+        )
     about = partial(request.about, source, options, running)
     head = {"source": request.known if running is None else running.told, "options": options}
     jobs = min(request.limits.jobs, len(os.sched_getaffinity(0)))
     writer = Writer(
-        request.out, format=format, settings=settings, head=head, running=running,
-        resume=request.resume, overwrite=request.overwrite, guard=request.guard, jobs=jobs,
-    )  # fmt: skip
+        request.out,
+        format=format,
+        settings=settings,
+        head=head,
+        running=running,
+        resume=request.resume,
+        overwrite=request.overwrite,
+        guard=request.guard,
+        jobs=jobs,
+    )
     if writer.is_done:
         return done_before(writer.target, about(), format)
     resumed = writer.rows
@@ -206,14 +267,29 @@ def packed(request: Request, progress: Progress) -> Packed:
                 writer.name_columns(request.typed)
             _write(plan, writer, names)
             if writer.is_empty and not writer.failed.count:
-                is_chosen = plan.where is not None or plan.limit is not None or request.spec is not None
-                raise NoRowsError("no rows to pack", where=source.address, hint="Look at --rows, --where and --limit." if is_chosen else "")
+                is_chosen = (
+                    plan.where is not None or plan.limit is not None or request.spec is not None
+                )
+                raise NoRowsError(
+                    "no rows to pack",
+                    where=source.address,
+                    hint="Look at --rows, --where and --limit." if is_chosen else "",
+                )
             path = writer.close(about())
     finally:
         progress.close()
     counts = dict(sorted(writer.failed.counts.items()))
     return Packed(
-        path, format, writer.rows, writer.shards, writer.size, writer.failed.count, counts, writer.columns or (), plan.duplicates["first"], resumed
+        path,
+        format,
+        writer.rows,
+        writer.shards,
+        writer.size,
+        writer.failed.count,
+        counts,
+        writer.columns or (),
+        plan.duplicates["first"],
+        resumed,
     )
 
 
@@ -223,7 +299,9 @@ def _is_number(encoding: str) -> bool:
 
 def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
     rows = plan.known_rows if plan.where is None else None
-    plan.progress.start("pack", rows if rows is None or plan.limit is None else min(rows, plan.limit))
+    plan.progress.start(
+        "pack", rows if rows is None or plan.limit is None else min(rows, plan.limit)
+    )
     if writer.rows:
         plan.progress.note(f"going on after {writer.rows} rows in {writer.shards} shards")
     nulls = writer.format in HOLDS_NULL
@@ -272,23 +350,33 @@ def _put(plan: Plan, writer: Writer, batch: pa.RecordBatch, rows: IntArray) -> N
         raise error_of(plan.places.placed(failure), plan.source.address, error.hint) from None
 
 
-def _held(plan: Plan, writer: Writer, part: links.Fetched, batch: pa.RecordBatch, rows: IntArray) -> tuple[pa.RecordBatch, IntArray, list[Failure]]:
+def _held(
+    plan: Plan, writer: Writer, part: links.Fetched, batch: pa.RecordBatch, rows: IntArray
+) -> tuple[pa.RecordBatch, IntArray, list[Failure]]:
     """Leave out the rows with values that their encoding holds and the format does not, such as a separator in a line of CSV."""
     first = writer.unheld(batch) if batch.num_rows else None
     if first is None:
         return batch, rows, []
-    found = [_earliest(writer, batch, first)] if plan.on_error == "fail" else _unheld(writer, batch, 0)
+    found = (
+        [_earliest(writer, batch, first)] if plan.on_error == "fail" else _unheld(writer, batch, 0)
+    )
     failures = []
     for at, error in found:
         key = plan.named_by
-        named = "" if key is None else key_text(part.batch.column(key)[int(np.searchsorted(part.rows, rows[at]))])
+        named = (
+            ""
+            if key is None
+            else key_text(part.batch.column(key)[int(np.searchsorted(part.rows, rows[at]))])
+        )
         failures.append(Failure(int(rows[at]), named, "", error.kind, error.message))
     keep = np.ones(len(rows), bool)
     keep[[at for at, _ in found]] = False
     return batch.filter(pa.array(keep)), rows[keep], failures
 
 
-def _earliest(writer: Writer, batch: pa.RecordBatch, found: tuple[int, FlareError]) -> tuple[int, FlareError]:
+def _earliest(
+    writer: Writer, batch: pa.RecordBatch, found: tuple[int, FlareError]
+) -> tuple[int, FlareError]:
     """Find the first such row: a format looks at one column after another."""
     while found[0] and (earlier := writer.unheld(batch[: found[0]])) is not None:
         found = earlier
@@ -308,7 +396,9 @@ def _unheld(writer: Writer, batch: pa.RecordBatch, first: int) -> list[tuple[int
 
 def _named(plan: Plan, writer: Writer, part: links.Fetched, names: list[str]) -> Columns:
     chosen = chosen_encodings(part.batch, names, plan.encode, part.extensions, plan.source.stored)
-    note_addresses([name for name in looks_like_addresses(part.batch) if name in names], plan.progress)
+    note_addresses(
+        [name for name in looks_like_addresses(part.batch) if name in names], plan.progress
+    )
     for name, encoding in chosen.items():
         plan.progress.note(f"column {name!r}: {encoding}", verbose=True)
     return writer.name_columns(chosen)
@@ -319,17 +409,27 @@ def done_before(target: Target | BucketTarget, about: Mapping[str, Any], format:
     at = target.at / playlists.PLAYLIST
     stream = playlists.read(at).streams[0] if at.exists() else None
     said = stream.headers.get("source") if stream is not None else None
-    if stream is None or not isinstance(said, Mapping) or any(said.get(name) != about[name] for name in (DEFAULT, "options")):
+    if (
+        stream is None
+        or not isinstance(said, Mapping)
+        or any(said.get(name) != about[name] for name in (DEFAULT, "options"))
+    ):
         hint = "Give --overwrite to replace it, or name another folder."
-        raise UsageError("a dataset of another source or other options is there", where=target.shown, hint=hint)
+        raise UsageError(
+            "a dataset of another source or other options is there", where=target.shown, hint=hint
+        )
     rows = int(stream.rows.sum()) if stream.rows is not None else 0
     size = int(stream.sizes.sum()) if stream.sizes is not None else 0
     failed = stream.files.get("failed.jsonl")
     count = sum(block.count(b"\n") for block in (at.folder / failed.name).blocks()) if failed else 0
-    return Packed(target.playlist, format, rows, len(stream), size, count, {}, stream.columns or (), 0, rows)
+    return Packed(
+        target.playlist, format, rows, len(stream), size, count, {}, stream.columns or (), 0, rows
+    )
 
 
-def would_pack(request: Request, plan: Plan, names: list[str], part_rows: int | None = None) -> Packed:
+def would_pack(
+    request: Request, plan: Plan, names: list[str], part_rows: int | None = None
+) -> Packed:
     """Say what would be packed; a row that fails among the first ones fails here too, and a target that cannot be written to."""
     bucket_of(request.out, request.guard)
     would = reckon(plan, names, request.format, request.settings, part_rows)
@@ -339,4 +439,15 @@ def would_pack(request: Request, plan: Plan, names: list[str], part_rows: int | 
     for failure in would.failures:
         plan.progress.failed(failure.key or failure.where, failure.reason)
     path, failed = f"{request.out.rstrip('/')}/{playlists.PLAYLIST}", len(would.failures)
-    return Packed(path, request.format, would.rows, would.shards, would.bytes, failed, {}, would.columns, dry_run=True, estimated=would.estimated)
+    return Packed(
+        path,
+        request.format,
+        would.rows,
+        would.shards,
+        would.bytes,
+        failed,
+        {},
+        would.columns,
+        dry_run=True,
+        estimated=would.estimated,
+    )

@@ -66,25 +66,58 @@ def packed_in_parts(request: Request, part_rows: int, engine: str, progress: Pro
     rows = _count(plan)
     options = {**request.options(), "part_rows": part_rows}
     about = request.about(source, options)
-    head = {"flare": __version__, "format": request.format, "settings": asdict(request.settings), "source": about[DEFAULT], "options": options}
-    target = claim(request.out, resume=request.resume, overwrite=request.overwrite, guard=request.guard)
+    head = {
+        "flare": __version__,
+        "format": request.format,
+        "settings": asdict(request.settings),
+        "source": about[DEFAULT],
+        "options": options,
+    }
+    target = claim(
+        request.out, resume=request.resume, overwrite=request.overwrite, guard=request.guard
+    )
     if target.is_done:
         return done_before(target, about, request.format)
-    journal, keep = None, True  # what an earlier run did is not taken away because this one is refused
+    journal, keep = (
+        None,
+        True,
+    )  # what an earlier run did is not taken away because this one is refused
     try:
         journal = Journal(target.at, json.loads(json.dumps(head)))
         keep = journal.columns is not None
         _refuse_duplicates(plan)
-        columns = tuple(encodings.column(*one) for one in journal.columns) if journal.columns else _columns(request, plan, names)
+        columns = (
+            tuple(encodings.column(*one) for one in journal.columns)
+            if journal.columns
+            else _columns(request, plan, names)
+        )
         if not journal.columns:
             journal.note_columns([(column.name, column.encoding) for column in columns])
         given = {column.name: column.encoding for column in columns}
-        common = replace(request, limit=None, resume=True, overwrite=False, known=about[DEFAULT], typed=given, below=_below(request, engine))
+        common = replace(
+            request,
+            limit=None,
+            resume=True,
+            overwrite=False,
+            known=about[DEFAULT],
+            typed=given,
+            below=_below(request, engine),
+        )
         keep = True
-        done = _run(engine, _Requests(common, str(target.at), part_rows, rows), rows, progress, source.notes)
+        done = _run(
+            engine, _Requests(common, str(target.at), part_rows, rows), rows, progress, source.notes
+        )
         if not any(done.held):
-            raise NoRowsError("no rows to pack", where=source.address, hint="Look at --where." if request.where else "")
-        stream = parts.join(target.at, (parts.part_name(i) for i, held in enumerate(done.held) if held), {"source": about})
+            raise NoRowsError(
+                "no rows to pack",
+                where=source.address,
+                hint="Look at --where." if request.where else "",
+            )
+        stream = parts.join(
+            target.at,
+            (parts.part_name(i) for i, held in enumerate(done.held) if held),
+            {"source": about},
+        )
     except BaseException:
         if journal is not None:
             journal.close()
@@ -95,14 +128,30 @@ def packed_in_parts(request: Request, part_rows: int, engine: str, progress: Pro
     journal.close()
     target.finish()
     reasons = dict(sorted(done.reasons.items()))
-    return Packed(target.playlist, request.format, done.rows, len(stream), done.bytes, done.failed, reasons, columns, 0, done.resumed_rows)
+    return Packed(
+        target.playlist,
+        request.format,
+        done.rows,
+        len(stream),
+        done.bytes,
+        done.failed,
+        reasons,
+        columns,
+        0,
+        done.resumed_rows,
+    )
 
 
 class _Requests(Sequence[Request]):
     """The request of each part, made when asked for: there may be millions."""
 
     def __init__(self, common: Request, out: str, part_rows: int, rows: int) -> None:
-        self._common, self._out, self._part_rows, self._rows = common, out.rstrip("/"), part_rows, rows
+        self._common, self._out, self._part_rows, self._rows = (
+            common,
+            out.rstrip("/"),
+            part_rows,
+            rows,
+        )
 
     def __len__(self) -> int:
         return -(-self._rows // self._part_rows)
@@ -130,7 +179,11 @@ class _Done:
         if one is None:
             return
         self.held[number] = 1
-        self.rows, self.bytes, self.failed = self.rows + one.rows, self.bytes + one.bytes, self.failed + one.failed
+        self.rows, self.bytes, self.failed = (
+            self.rows + one.rows,
+            self.bytes + one.bytes,
+            self.failed + one.failed,
+        )
         self.resumed_rows += one.resumed_rows
         self.reasons.update(one.reasons)
 
@@ -140,13 +193,25 @@ def _refuse(request: Request, plan: Plan, part_rows: int) -> None:
     if part_rows < 1:
         raise UsageError(f"a part of {part_rows} rows holds nothing")
     if request.shuffle is not None:
-        raise UsageError("--shuffle orders all rows, and a part sees its own alone", hint="Read the dataset shuffled, or leave --part-rows out.")
+        raise UsageError(
+            "--shuffle orders all rows, and a part sees its own alone",
+            hint="Read the dataset shuffled, or leave --part-rows out.",
+        )
     if request.where is not None and not sql.is_row_by_row(plan.source.schema, request.where):
-        raise UsageError("--where looks at several rows at once, and a part sees its own alone", hint="Give a condition, or leave --part-rows out.")
+        raise UsageError(
+            "--where looks at several rows at once, and a part sees its own alone",
+            hint="Give a condition, or leave --part-rows out.",
+        )
     if request.limit is not None and request.where is not None:
-        raise UsageError("--limit counts what --where left in the parts before", hint="Leave one of them out, or --part-rows.")
+        raise UsageError(
+            "--limit counts what --where left in the parts before",
+            hint="Leave one of them out, or --part-rows.",
+        )
     if request.on_duplicate == "first" and request.key is not None:
-        raise UsageError("--on-duplicate first looks at keys of other parts", hint="Give --on-duplicate error or keep, or leave --part-rows out.")
+        raise UsageError(
+            "--on-duplicate first looks at keys of other parts",
+            hint="Give --on-duplicate error or keep, or leave --part-rows out.",
+        )
     if request.sources == ("-",):
         raise UsageError("standard input cannot be read in parts", hint="Write it to a file first.")
 
@@ -168,16 +233,24 @@ def _refuse_duplicates(plan: Plan) -> None:
 
 def _columns(request: Request, plan: Plan, names: list[str]) -> Columns:
     """Say what the columns are, by the first rows of all: each part would see others."""
-    found = reckon(replace(plan, progress=Progress()), names, request.format, request.settings)  # the parts note what they find
+    found = reckon(
+        replace(plan, progress=Progress()), names, request.format, request.settings
+    )  # the parts note what they find
     note_addresses(found.addresses, plan.progress)
     if found.failures and not found.columns and request.on_error == "fail":
         raise error_of(found.failures[0], plan.source.address, SKIP)
     if not found.columns:
-        raise NoRowsError("no rows to pack among the first ones", where=plan.source.address, hint="Give --encode for each column.")
+        raise NoRowsError(
+            "no rows to pack among the first ones",
+            where=plan.source.address,
+            hint="Give --encode for each column.",
+        )
     return found.columns
 
 
-def _run(engine: str, requests: Sequence[Request], rows: int, progress: Progress, told: Sequence[str]) -> _Done:
+def _run(
+    engine: str, requests: Sequence[Request], rows: int, progress: Progress, told: Sequence[str]
+) -> _Done:
     """Pack all parts; `told` are notes that need no repeating. Raises the error of the first part that has one, by number."""
     done, notes = _Done(bytearray(len(requests))), 0
     errors: dict[int, FlareError] = {}
@@ -195,19 +268,27 @@ def _run(engine: str, requests: Sequence[Request], rows: int, progress: Progress
         first, stop = requests[i].rows or (0, 0)
         progress.advance(stop - first, 0 if outcome.packed is None else outcome.packed.bytes)
         if outcome.packed is not None and outcome.packed.failed:
-            progress.failed(f"part {parts.part_name(i)}", f"{outcome.packed.failed} rows failed, see its failed.jsonl")
+            progress.failed(
+                f"part {parts.part_name(i)}",
+                f"{outcome.packed.failed} rows failed, see its failed.jsonl",
+            )
     if notes > _TOLD:
         progress.note(f"{format_count(notes - _TOLD, 'more note')} of parts")
     if errors:
         i = min(errors)
         error = errors[i]
-        raise type(error)(error.message, where=f"part {parts.part_name(i)}: {error.where}", hint=error.hint)
+        raise type(error)(
+            error.message, where=f"part {parts.part_name(i)}: {error.where}", hint=error.hint
+        )
     return done
 
 
 def _below(request: Request, engine: str) -> str | None:
     """Name the folder where relative addresses start, for those who work in another one."""
-    is_relative = any(not is_url(address) and not os.path.isabs(address) for address in (*request.sources, request.out))
+    is_relative = any(
+        not is_url(address) and not os.path.isabs(address)
+        for address in (*request.sources, request.out)
+    )
     return whole_path("") if engine != "local" and is_relative else None
 
 
@@ -217,7 +298,11 @@ def _enter(folder: str | None) -> None:
             os.chdir(folder)
         except OSError as error:
             hint = "Name the source and the target by whole paths, on a disk that every node has."
-            raise ReachError(f"relative addresses start there: {os.strerror(error.errno or 0).lower()}", where=folder, hint=hint) from None
+            raise ReachError(
+                f"relative addresses start there: {os.strerror(error.errno or 0).lower()}",
+                where=folder,
+                hint=hint,
+            ) from None
 
 
 def _outcome(request: Request) -> _Outcome:

@@ -31,19 +31,32 @@ class Places:
     start   the number of the first row of the selection, where that is one run of rows: then no column is needed
     """
 
-    def __init__(self, find: Callable[[int], tuple[str, int]] | None, column: str = PLACE, start: int | None = None) -> None:
+    def __init__(
+        self,
+        find: Callable[[int], tuple[str, int]] | None,
+        column: str = PLACE,
+        start: int | None = None,
+    ) -> None:
         self._find, self._column, self._start = find, column, start
-        self._runs = deque[tuple[int, IntArray | None, int]]()  # first row in the selection, places in the source, how many
+        self._runs = deque[
+            tuple[int, IntArray | None, int]
+        ]()  # first row in the selection, places in the source, how many
 
-    def passed(self, batches: Iterator[pa.RecordBatch], first: int, keep: bool = False) -> Iterator[pa.RecordBatch]:
+    def passed(
+        self, batches: Iterator[pa.RecordBatch], first: int, keep: bool = False
+    ) -> Iterator[pa.RecordBatch]:
         """Take the numbers off batches of the selection, from its row `first` on, and remember them; or leave them there too."""
         return batches if self._start is not None else self._remembered(batches, first, keep)
 
-    def _remembered(self, batches: Iterator[pa.RecordBatch], first: int, keep: bool) -> Iterator[pa.RecordBatch]:
+    def _remembered(
+        self, batches: Iterator[pa.RecordBatch], first: int, keep: bool
+    ) -> Iterator[pa.RecordBatch]:
         self._runs.clear()
         for batch in batches:
             at = batch.schema.get_field_index(self._column)
-            self._runs.append((first, None if at < 0 else batch.column(at).to_numpy(), batch.num_rows))
+            self._runs.append(
+                (first, None if at < 0 else batch.column(at).to_numpy(), batch.num_rows)
+            )
             first += batch.num_rows
             yield batch if at < 0 or keep else batch.remove_column(at)
 
@@ -63,7 +76,11 @@ class Places:
     def _number(self, row: int) -> int | None:
         if self._start is not None:
             return self._start + row
-        found = (places[row - first] for first, places, count in self._runs if places is not None and first <= row < first + count)
+        found = (
+            places[row - first]
+            for first, places, count in self._runs
+            if places is not None and first <= row < first + count
+        )
         number = next(found, None)
         return None if number is None else int(number)
 

@@ -16,7 +16,15 @@ import numpy as np
 from flarecli import formats
 from flarecli import hashes as sums
 from flarecli.errors import FlareError, FormatError, UsageError
-from flarecli.given import Address, Addresses, address_text, address_texts, checked, name_list, shown
+from flarecli.given import (
+    Address,
+    Addresses,
+    address_text,
+    address_texts,
+    checked,
+    name_list,
+    shown,
+)
 from flarecli.model import Chunk, File, Finding, Playlist, Stream
 from flarecli.names import is_url, local_path, redact, scheme_of, whole_path, without_user
 from flarecli.playlists import faults, parse, places, stored, text
@@ -87,9 +95,13 @@ def playlist(
 def _pairs(name: str, given: Pairs) -> list[tuple[str, str]]:
     """Give pairs of texts as a list. Raises UsageError for anything else."""
     try:
-        found = [(one, other) for one, other in (given.items() if isinstance(given, Mapping) else given)]
+        found = [
+            (one, other) for one, other in (given.items() if isinstance(given, Mapping) else given)
+        ]
     except (TypeError, ValueError):
-        raise UsageError(f"{name} is {shown(given)}: pairs of texts are wanted", hint=_PAIRS) from None
+        raise UsageError(
+            f"{name} is {shown(given)}: pairs of texts are wanted", hint=_PAIRS
+        ) from None
     if not all(isinstance(text, str) for pair in found for text in pair):
         raise UsageError(f"{name} is {shown(given)}: pairs of texts are wanted", hint=_PAIRS)
     return found
@@ -105,7 +117,11 @@ def _grouped(sources: Sequence[str], format: str | None, guard: Guard) -> dict[s
         parts = select_streams(found)
         if match and len(parts) > 1:
             names = ", ".join(one[0].name for one in parts)
-            raise UsageError(f"{match[1]!r} is one name for the streams {names}", where=redact(match[2]), hint="Leave the name out.")
+            raise UsageError(
+                f"{match[1]!r} is one name for the streams {names}",
+                where=redact(match[2]),
+                hint="Leave the name out.",
+            )
         for one in parts:
             out.setdefault(match[1] if match else one[0].name, []).extend(one)
             if not match:  # who names a stream may put some of its shards into it twice
@@ -118,15 +134,25 @@ def _grouped(sources: Sequence[str], format: str | None, guard: Guard) -> dict[s
 class _Place:
     """Where the playlist will be, and how it calls what it lists."""
 
-    def __init__(self, out: str | None, base: str | None, rebase: Sequence[tuple[str, str]], guard: Guard) -> None:
+    def __init__(
+        self, out: str | None, base: str | None, rebase: Sequence[tuple[str, str]], guard: Guard
+    ) -> None:
         self._is_far = out is not None and is_url(out) and scheme_of(out) != "file"
         if out is not None and scheme_of(out) in ("http", "https"):
             raise UsageError("a web server is read, not written to", where=redact(out))
         if out is not None and not self._is_far and os.path.isdir(local_path(out)):
             raise UsageError("a folder is there, a file is wanted", where=out)
         self.at = locate(out, replace(guard, keeper=None)) if out is not None else None
-        self._path = str(self.at) if self._is_far else os.path.realpath(whole_path(local_path(out))) if out is not None else ""
-        self._folder = os.path.dirname(self._path) if out is not None else os.path.realpath(whole_path("."))
+        self._path = (
+            str(self.at)
+            if self._is_far
+            else os.path.realpath(whole_path(local_path(out)))
+            if out is not None
+            else ""
+        )
+        self._folder = (
+            os.path.dirname(self._path) if out is not None else os.path.realpath(whole_path("."))
+        )
         if base is None and self._is_far:
             base = self._folder
         self._base = None if base is None else base.rstrip("/") + "/"
@@ -142,11 +168,16 @@ class _Place:
             if real == self._path:
                 return None
             if self._is_far:
-                raise UsageError(f"it lies on this machine, so a playlist in {self._folder} cannot name it", where=at)
+                raise UsageError(
+                    f"it lies on this machine, so a playlist in {self._folder} cannot name it",
+                    where=at,
+                )
             here = os.path.relpath(real, self._folder).replace(os.sep, "/")
             names = [str(at), here, real]
         else:
-            here = without_user(at.path) if is_url(at.path) else str(at)  # the path in a web server's store is the whole address
+            here = (
+                without_user(at.path) if is_url(at.path) else str(at)
+            )  # the path in a web server's store is the whole address
             if self._is_far and here == self._path:
                 return None
             names = [here]
@@ -158,31 +189,58 @@ class _Place:
             here = here[len(self._base) :]
         if scheme_of(here) in ("http", "https") and redact(here) != here.partition("#")[0]:
             raise UsageError(
-                "its address carries a secret, which a playlist would keep", where=at, hint="Give --rebase OLD=NEW, or an address without."
+                "its address carries a secret, which a playlist would keep",
+                where=at,
+                hint="Give --rebase OLD=NEW, or an address without.",
             )
-        if not is_url(here) and (here.startswith("/") or ".." in here.split("/")) and not self._guard.allow_local:
+        if (
+            not is_url(here)
+            and (here.startswith("/") or ".." in here.split("/"))
+            and not self._guard.allow_local
+        ):
             hint = "Write the playlist above what it lists, or give --rebase OLD=NEW; readers would need --allow-local."
-            raise UsageError(f"it does not lie below {self._folder}, so a playlist there cannot name it", where=at, hint=hint)
+            raise UsageError(
+                f"it does not lie below {self._folder}, so a playlist there cannot name it",
+                where=at,
+                hint=hint,
+            )
         return here
 
 
-def _joined(name: str, parts: Sequence[Stream], place: _Place, headers: Mapping[str, Any]) -> Stream:
+def _joined(
+    name: str, parts: Sequence[Stream], place: _Place, headers: Mapping[str, Any]
+) -> Stream:
     """Put the parts of a stream behind one another, with the addresses that the playlist gives them."""
     first, hint = parts[0], "Give each a NAME= of its own."
     for part in parts:
         if part.format != first.format:
-            raise UsageError(f"stream {name!r} would mix {first.format} and {part.format}", where=part.at, hint=hint)
+            raise UsageError(
+                f"stream {name!r} would mix {first.format} and {part.format}",
+                where=part.at,
+                hint=hint,
+            )
         if part.columns != first.columns and first.columns is not None and part.columns is not None:
             raise UsageError(
-                f"it has other columns than what comes before it in stream {name!r}", where=part.at, hint="Give each a NAME= of its own."
+                f"it has other columns than what comes before it in stream {name!r}",
+                where=part.at,
+                hint="Give each a NAME= of its own.",
             )
-    listed = [(part, i, url) for part in parts for i in range(len(part)) if (url := place.address(part.chunk(i).at)) is not None]
+    listed = [
+        (part, i, url)
+        for part in parts
+        for i in range(len(part))
+        if (url := place.address(part.chunk(i).at)) is not None
+    ]
     files = {}
     for part in parts:
         for own, file in part.files.items():
             if (url := place.address(part.at.join(own))) is not None:
                 files[url] = replace(file, name=url)
-    common = {key: value for key, value in first.headers.items() if all(part.headers.get(key) == value for part in parts)}
+    common = {
+        key: value
+        for key, value in first.headers.items()
+        if all(part.headers.get(key) == value for part in parts)
+    }
     known = {key for part in parts for key, values in part.hashes.items() if any(values)}
     return Stream(
         name,
@@ -192,18 +250,26 @@ def _joined(name: str, parts: Sequence[Stream], place: _Place, headers: Mapping[
         first.columns if all(part.columns == first.columns for part in parts) else None,
         _counts(listed, lambda part: part.rows),
         _counts(listed, lambda part: part.sizes),
-        {key: [(part.hashes.get(key) or [""] * len(part))[i] for part, i, _ in listed] for key in sorted(known)},
+        {
+            key: [(part.hashes.get(key) or [""] * len(part))[i] for part, i, _ in listed]
+            for key in sorted(known)
+        },
         _counts(listed, lambda part: part.raw_sizes),
         {},
         {**common, **headers},
         files,
-        [_beside(part.chunk(i), place) for part, i, _ in listed] if any(any(part.parts) for part in parts) else (),
+        [_beside(part.chunk(i), place) for part, i, _ in listed]
+        if any(any(part.parts) for part in parts)
+        else (),
     )
 
 
 def _beside(chunk: Chunk, place: _Place) -> tuple[File, ...]:
     """Give the companions of a chunk with the addresses that the playlist gives them."""
-    return tuple(replace(file, name=place.address(at) or "") for file, at in zip(chunk.files[1:], chunk.beside, strict=True))
+    return tuple(
+        replace(file, name=place.address(at) or "")
+        for file, at in zip(chunk.files[1:], chunk.beside, strict=True)
+    )
 
 
 def _counts(listed: Sequence[tuple[Stream, int, str]], of: Callable[[Stream], Any]) -> Any:
@@ -219,26 +285,42 @@ def check_playlist(path: str, guard: Guard | None = None) -> list[Finding]:
     """
     at = locate(path, guard)
     data = stored(at)
-    out = [Finding(error.where, error.kind, error.message, error.hint) for error in faults(data, at)]
+    out = [
+        Finding(error.where, error.kind, error.message, error.hint) for error in faults(data, at)
+    ]
     if out:
         return out
     found = parse(data, at)
     wrong = [(path, error) for stream in found.streams for path, error in _not_read(stream)]
     for mark, (_, error) in zip(places(data, [path for path, _ in wrong]), wrong, strict=True):
-        out.append(Finding(f"{at}:{mark >> 32}:{mark & 0xFFFFFFFF}", error.kind, error.message, error.hint))
+        out.append(
+            Finding(f"{at}:{mark >> 32}:{mark & 0xFFFFFFFF}", error.kind, error.message, error.hint)
+        )
     _, own, _ = own_sum(found)
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    return out + [replace(one, where=f"{at}:{lines}:1", hint="Write it again with `flare playlist`.") for one in own]
+    return out + [
+        replace(one, where=f"{at}:{lines}:1", hint="Write it again with `flare playlist`.")
+        for one in own
+    ]
 
 
 def _not_read(stream: Stream) -> Iterator[tuple[tuple[str | int, ...], FlareError]]:
     """Say what readers would refuse in a stream: where it stands in the YAML, and why."""
     if stream.format is not None and stream.format not in formats.names():
         hint = f"Choose one of {', '.join(formats.names())}."
-        yield (stream.name, "headers", "format"), FormatError(f"format {stream.format!r:.60} is not read yet", hint=hint)
-    named: list[tuple[tuple[str | int, ...], str]] = [(("content", i), url) for i, url in enumerate(stream.urls)]
+        yield (
+            (stream.name, "headers", "format"),
+            FormatError(f"format {stream.format!r:.60} is not read yet", hint=hint),
+        )
+    named: list[tuple[tuple[str | int, ...], str]] = [
+        (("content", i), url) for i, url in enumerate(stream.urls)
+    ]
     named += [(("headers", "files", name), name) for name in stream.files]
-    named += [(("headers", "parts", i, file.name), file.name) for i, one in enumerate(stream.parts) for file in one]
+    named += [
+        (("headers", "parts", i, file.name), file.name)
+        for i, one in enumerate(stream.parts)
+        for file in one
+    ]
     for steps, name in named:
         try:
             stream.at.join(name)

@@ -26,9 +26,18 @@ def described(found: Sequence[Playlist], progress: Progress) -> None:
     """
     for one in found:
         for stream in one:
-            if stream.format == "files" and one.at is None and len(stream) == 1 and _is_index(stream.urls[0]):
+            if (
+                stream.format == "files"
+                and one.at is None
+                and len(stream) == 1
+                and _is_index(stream.urls[0])
+            ):
                 progress.note(f"{stream.chunk(0).at}: taken as a file; `flare pack` reads its rows")
-            rows = "rows not listed" if stream.rows is None else format_count(int(stream.rows.sum()), "row")
+            rows = (
+                "rows not listed"
+                if stream.rows is None
+                else format_count(int(stream.rows.sum()), "row")
+            )
             listed = f"{one.at}: " if one.at is not None else f"{stream.at}: no list, "
             told = f"{listed}stream {stream.name!r} is {stream.format or 'of no known format'}, {rows} in {format_count(len(stream), 'shard')}"
             progress.note(told, verbose=True)

@@ -34,7 +34,9 @@ class Reckoning:
     addresses: tuple[str, ...]
 
 
-def reckon(plan: Plan, names: list[str], format: str, settings: Settings, part_rows: int | None = None) -> Reckoning:
+def reckon(
+    plan: Plan, names: list[str], format: str, settings: Settings, part_rows: int | None = None
+) -> Reckoning:
     """Type and weigh the first rows, and reckon the rest from them.
 
     part_rows  of the source, that would be packed by themselves; None: all together
@@ -60,7 +62,9 @@ def reckon(plan: Plan, names: list[str], format: str, settings: Settings, part_r
             continue
         if typed is None:
             addresses = tuple(name for name in looks_like_addresses(part.batch) if name in names)
-            chosen = chosen_encodings(part.batch, names, plan.encode, part.extensions, plan.source.stored)
+            chosen = chosen_encodings(
+                part.batch, names, plan.encode, part.extensions, plan.source.stored
+            )
             columns = module.arrange(encodings.column(name, one) for name, one in chosen.items())
             typed = Typed(columns, plan.named_by)
         batch, _, unfit = typed.convert(part.batch, part.rows)
@@ -80,7 +84,9 @@ def reckon(plan: Plan, names: list[str], format: str, settings: Settings, part_r
 def note_addresses(names: Sequence[str], progress: Progress) -> None:
     """Tell of columns to pack that hold addresses, which nobody asked to fetch."""
     for name in names:
-        progress.note(f"column {name!r} holds addresses; give --fetch {name} to pack what they point at")
+        progress.note(
+            f"column {name!r} holds addresses; give --fetch {name} to pack what they point at"
+        )
 
 
 def _parts(plan: Plan, rows: int, part_rows: int | None) -> list[tuple[int, float]]:

@@ -24,7 +24,9 @@ __all__ = ["Remembered"]
 def _finding(told: Any) -> Finding:
     *texts, span = told
     where, kind, message, hint = (str(text) for text in texts)
-    return Finding(where, kind, message, hint, None if span is None else (int(span[0]), int(span[1])))
+    return Finding(
+        where, kind, message, hint, None if span is None else (int(span[0]), int(span[1]))
+    )
 
 
 class Remembered:
@@ -53,12 +55,21 @@ class Remembered:
         if not lines:
             return 0
         if lines[0] != head.encode():
-            raise UsageError("it is not of this check", where=str(self._path), hint="Give the same sources and options, or remove it.")
+            raise UsageError(
+                "it is not of this check",
+                where=str(self._path),
+                hint="Give the same sources and options, or remove it.",
+            )
         whole = len(lines[0]) + 1
         for line in lines[1:]:
             try:
                 told = json.loads(line)
-                key, rows, size, unprotected = str(told["key"]), int(told["rows"]), int(told["size"]), [str(one) for one in told["unprotected"]]
+                key, rows, size, unprotected = (
+                    str(told["key"]),
+                    int(told["rows"]),
+                    int(told["size"]),
+                    [str(one) for one in told["unprotected"]],
+                )
                 findings = [_finding(one) for one in told["findings"]]
             except (ValueError, KeyError, TypeError, IndexError, RecursionError):
                 break
@@ -80,7 +91,17 @@ class Remembered:
     def keep(self, key: str, done: Checked) -> None:
         """Note what came of a file."""
         findings = [[one.where, one.kind, one.message, one.hint, one.span] for one in done.findings]
-        self._write(json.dumps({"key": key, "rows": done.rows, "size": done.size, "findings": findings, "unprotected": done.unprotected}))
+        self._write(
+            json.dumps(
+                {
+                    "key": key,
+                    "rows": done.rows,
+                    "size": done.size,
+                    "findings": findings,
+                    "unprotected": done.unprotected,
+                }
+            )
+        )
 
     def close(self, is_done: bool) -> None:
         """End; a check that came to its end leaves no file."""

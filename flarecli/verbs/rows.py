@@ -82,10 +82,16 @@ def ordered(
     if not 0 <= its < ranks:
         raise UsageError(f"rank {its} of {ranks} is no rank")
     if min(seed, epoch, shuffle or 0) < 0 or (sample is not None and not sample >= 0):
-        raise UsageError(f"sample is {sample}, seed {seed}, shuffle {shuffle}, epoch {epoch}: none may be below 0")
+        raise UsageError(
+            f"sample is {sample}, seed {seed}, shuffle {shuffle}, epoch {epoch}: none may be below 0"
+        )
     if epoch and shuffle is None:
-        raise UsageError("an epoch without a shuffle changes nothing", hint="Give --shuffle SEED too.")
-    ranges = [one for one in ([range(total)] if spec is None else parse_rows(spec, total)) if len(one)]
+        raise UsageError(
+            "an epoch without a shuffle changes nothing", hint="Give --shuffle SEED too."
+        )
+    ranges = [
+        one for one in ([range(total)] if spec is None else parse_rows(spec, total)) if len(one)
+    ]
     firsts = np.cumsum([0, *(len(one) for one in ranges)], dtype=np.int64)
     count = int(firsts[-1])
     picks = None
@@ -136,7 +142,13 @@ def weight(parts: Sequence[Sequence[Stream]], rows: int) -> int:
 
 
 def read_rows(
-    data: Dataset, order: Order, start: int, stop: int, columns: Sequence[str], row_bytes: int = 1, exact: bool = False
+    data: Dataset,
+    order: Order,
+    start: int,
+    stop: int,
+    columns: Sequence[str],
+    row_bytes: int = 1,
+    exact: bool = False,
 ) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
     """Read steps start..stop of an order, in that order; give the rows and their typed columns, a bounded batch at a time."""
     near = max(1, min(_TAKEN, _TAKEN_BYTES // row_bytes))
@@ -166,7 +178,10 @@ def needed(names: Sequence[str], columns: Sequence[str] | None, where: str | Non
 
 
 def kept(
-    schema: pa.Schema, batches: Iterator[pa.RecordBatch], where: str | None, columns: Sequence[str] | None
+    schema: pa.Schema,
+    batches: Iterator[pa.RecordBatch],
+    where: str | None,
+    columns: Sequence[str] | None,
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Keep the rows that a condition is true for, and the columns asked for, in their order.
 
@@ -178,7 +193,10 @@ def kept(
         return schema, batches
     check_names(schema.names, columns)
     wanted = pa.schema([schema.field(name) for name in dict.fromkeys(columns)])
-    return wanted, (pa.RecordBatch.from_arrays([batch.column(name) for name in wanted.names], schema=wanted) for batch in batches)
+    return wanted, (
+        pa.RecordBatch.from_arrays([batch.column(name) for name in wanted.names], schema=wanted)
+        for batch in batches
+    )
 
 
 def check_names(names: Sequence[str], columns: Sequence[str]) -> None:
@@ -191,7 +209,11 @@ def check_names(names: Sequence[str], columns: Sequence[str]) -> None:
 def no_index(address: str, streams: Sequence[str], rows: str | None) -> None:
     """Refuse what chooses within a dataset, of an index or a folder. Raises UsageError."""
     if rows is not None:
-        raise UsageError("rows of an index cannot be named by number", where=address, hint="Give --where or --limit.")
+        raise UsageError(
+            "rows of an index cannot be named by number",
+            where=address,
+            hint="Give --where or --limit.",
+        )
     if streams:
         raise UsageError("an index has no streams", where=address, hint="Leave --stream out.")
 

@@ -59,14 +59,18 @@ class Plan:
     @property
     def is_run(self) -> bool:
         """Whether the rows that are packed are one run of rows of the source."""
-        leaves_out = self.where is not None or (self.key is not None and self.on_duplicate == "first")
+        leaves_out = self.where is not None or (
+            self.key is not None and self.on_duplicate == "first"
+        )
         return self.source.is_run and self.shuffle is None and not leaves_out
 
     @property
     def known_rows(self) -> int | None:
         """How many rows are looked at, if that is known without reading."""
         known, (start, stop) = self.source.rows, self.rows
-        return None if known is None else max(0, min(known, known if stop is None else stop) - start)
+        return (
+            None if known is None else max(0, min(known, known if stop is None else stop) - start)
+        )
 
     @property
     def named_by(self) -> str | None:
@@ -90,7 +94,11 @@ class Plan:
         """Columns of files whose contents the condition looks at."""
         if self.where is None:
             return []
-        return [name for name in self.source.files if self.is_statement or name in sql.columns_of(self.where, self.source.schema.names)]
+        return [
+            name
+            for name in self.source.files
+            if self.is_statement or name in sql.columns_of(self.where, self.source.schema.names)
+        ]
 
     def named(self, name: str) -> str:
         """Give what a column of the source is called once its rows are chosen."""
@@ -110,7 +118,10 @@ def checked(plan: Plan) -> list[str]:
     """Hold what was asked against the columns there are; give the names of the columns to pack."""
     schema = plan.source.schema
     if PLACE in schema.names and (plan.where is not None or not plan.is_run):
-        raise UsageError(f"a column is named {PLACE!r}, as the numbers that travel beside the rows are", hint="Rename it in the source.")
+        raise UsageError(
+            f"a column is named {PLACE!r}, as the numbers that travel beside the rows are",
+            hint="Rename it in the source.",
+        )
     if plan.where is not None:
         schema, _ = sql.select(schema, iter(()), plan.where)
     check_names(schema, [link.source for link in plan.links], "--fetch")
@@ -119,7 +130,10 @@ def checked(plan: Plan) -> list[str]:
     after = [plan.named(renamed.get(name, name)) for name in schema.names]
     for name in after:
         if after.count(name) > 1:
-            raise UsageError(f"two columns would be named {name!r}", hint="Give the fetched one another name: --fetch COLUMN:NAME.")
+            raise UsageError(
+                f"two columns would be named {name!r}",
+                hint="Give the fetched one another name: --fetch COLUMN:NAME.",
+            )
     wanted = after if plan.columns is None else [plan.named(name) for name in plan.columns]
     if plan.key_as is not None and plan.named_by in after and plan.named_by not in wanted:
         wanted = [plan.key_as, *wanted]  # it names the samples, asked for or not
@@ -139,11 +153,21 @@ def _media(plan: Plan, names: Sequence[str]) -> tuple[list[Medium], dict[str, di
     schema = plan.source.schema
     if plan.is_statement:
         schema, _ = sql.select(schema, iter(()), plan.where or "")
-    named = [*(link.name for link in plan.links), *(name for name in plan.source.files if name in names)]
-    taken = [name for name in (*schema.names, *(link.name for link in plan.links)) if name not in {link.source for link in plan.links}]
+    named = [
+        *(link.name for link in plan.links),
+        *(name for name in plan.source.files if name in names),
+    ]
+    taken = [
+        name
+        for name in (*schema.names, *(link.name for link in plan.links))
+        if name not in {link.source for link in plan.links}
+    ]
     found = media_of(schema, names, named, plan.encode)
     if plan.intake.option is not None and not any(one.is_medium for one in found):
-        raise UsageError(f"{plan.intake.option} finds no column of files", hint="Name a column of links with --fetch.")
+        raise UsageError(
+            f"{plan.intake.option} finds no column of files",
+            hint="Name a column of links with --fetch.",
+        )
     return found, info_names(found, taken) if plan.intake.info else {}
 
 
@@ -155,12 +179,26 @@ def selected(plan: Plan, skip: int = 0) -> Iterator[pa.RecordBatch]:
     renamed = {link.name: link.source for link in plan.links}
     wanted = None
     if plan.columns is not None:
-        names = {renamed.get(name, name) for name in plan.columns} | ({plan.key, plan.source.key} - {None}) | set(renamed.values())
-        names |= set(sql.columns_of(plan.where, plan.source.schema.names)) if plan.where is not None else set()
+        names = (
+            {renamed.get(name, name) for name in plan.columns}
+            | ({plan.key, plan.source.key} - {None})
+            | set(renamed.values())
+        )
+        names |= (
+            set(sql.columns_of(plan.where, plan.source.schema.names))
+            if plan.where is not None
+            else set()
+        )
         wanted = [name for name in plan.source.schema.names if name in names] or None
-    batches = plan.source.batches(wanted, plan.where, *plan.rows, place=None if plan.is_run else PLACE)
+    batches = plan.source.batches(
+        wanted, plan.where, *plan.rows, place=None if plan.is_run else PLACE
+    )
     if plan.where is not None:
-        schema = plan.source.schema if wanted is None else pa.schema([plan.source.schema.field(name) for name in wanted])
+        schema = (
+            plan.source.schema
+            if wanted is None
+            else pa.schema([plan.source.schema.field(name) for name in wanted])
+        )
         if plan.source.files:
             batches, schema = _whole(plan, batches, plan.early), _listed(plan, schema)
         _, batches = sql.select(schema, batches, plan.where, beside=PLACE)
@@ -186,10 +224,14 @@ def selected(plan: Plan, skip: int = 0) -> Iterator[pa.RecordBatch]:
 def _listed(plan: Plan, schema: pa.Schema) -> pa.Schema:
     """Give the schema of rows whose files were not read, but for those that the condition looks at."""
     left = set(plan.source.files) - set(plan.early)
-    return pa.schema([pa.field(one.name, pa.string()) if one.name in left else one for one in schema])
+    return pa.schema(
+        [pa.field(one.name, pa.string()) if one.name in left else one for one in schema]
+    )
 
 
-def _whole(plan: Plan, batches: Iterator[pa.RecordBatch], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _whole(
+    plan: Plan, batches: Iterator[pa.RecordBatch], columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
     """Put contents in place of names, where no row can be left out: raises the error of the first file that cannot be read."""
     if plan.source.filled is None or not columns:
         yield from batches
@@ -213,18 +255,30 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
         if len(again) and plan.on_duplicate == "error":
             first = int(again[0])
             (file, at), (earlier, before) = (
-                plan.source.place(one) if is_beside or plan.is_run else (plan.source.address, one) for one in (int(rows[first]), int(used[first]))
+                plan.source.place(one) if is_beside or plan.is_run else (plan.source.address, one)
+                for one in (int(rows[first]), int(used[first]))
             )
             hint = "Give --on-duplicate first to keep the first of them, or keep to keep all."
             told = f"row {before}" if earlier == file else f"{earlier}[{before}]"
-            if earlier == file and int(rows[first] - used[first]) != at - before:  # rows of one file follow one another
-                told, hint = f"{told} of that file, which comes more than once", f"Name it once. {hint}"
-            raise FormatError(f"key {key_text(column[first])!r} was used in {told}", where=f"{file}[{at}]", hint=hint)
+            if (
+                earlier == file and int(rows[first] - used[first]) != at - before
+            ):  # rows of one file follow one another
+                told, hint = (
+                    f"{told} of that file, which comes more than once",
+                    f"Name it once. {hint}",
+                )
+            raise FormatError(
+                f"key {key_text(column[first])!r} was used in {told}",
+                where=f"{file}[{at}]",
+                hint=hint,
+            )
         plan.duplicates["first"] += len(again)
         yield batch.filter(pa.array(used < 0)) if len(again) else batch
 
 
-def fetched(plan: Plan, names: Sequence[str], skip: int = 0, most: int | None = None) -> Iterator[links.Fetched]:
+def fetched(
+    plan: Plan, names: Sequence[str], skip: int = 0, most: int | None = None
+) -> Iterator[links.Fetched]:
     """Give the selection from row `skip` on, `most` rows at most, with what its links point at, and its media as asked for.
 
     names  of the columns to pack
@@ -232,7 +286,11 @@ def fetched(plan: Plan, names: Sequence[str], skip: int = 0, most: int | None = 
     rows = plan.places.passed(selected(plan, skip), skip)
     if most is not None:
         rows = first_rows(rows, most)
-    files = [name for name in plan.source.files if name not in plan.early and (plan.columns is None or name in plan.columns)]
+    files = [
+        name
+        for name in plan.source.files
+        if name not in plan.early and (plan.columns is None or name in plan.columns)
+    ]
     if files and not plan.links:
         parts = _contents(plan, rows, skip, files)
     else:
@@ -250,10 +308,16 @@ def fetched(plan: Plan, names: Sequence[str], skip: int = 0, most: int | None = 
     found, infos = _media(plan, names)
     if plan.intake.is_nothing:
         found = [one for one in found if one.has_names]
-    return taken_in(parts, found, plan.intake, infos, plan.named_by, plan.progress, plan.limits.jobs) if found else parts
+    return (
+        taken_in(parts, found, plan.intake, infos, plan.named_by, plan.progress, plan.limits.jobs)
+        if found
+        else parts
+    )
 
 
-def _contents(plan: Plan, rows: Iterator[pa.RecordBatch], first: int, files: Sequence[str]) -> Iterator[links.Fetched]:
+def _contents(
+    plan: Plan, rows: Iterator[pa.RecordBatch], first: int, files: Sequence[str]
+) -> Iterator[links.Fetched]:
     """Read the files that rows name; a row of a file that cannot be read failed."""
 
     def beside() -> Iterator[pa.RecordBatch]:
@@ -262,17 +326,32 @@ def _contents(plan: Plan, rows: Iterator[pa.RecordBatch], first: int, files: Seq
                 batch = batch.append_column(_OF + name, batch.column(name))
             yield batch
 
-    for batch, flaws in plan.source.filled(beside(), files) if plan.source.filled is not None else ():
+    for batch, flaws in (
+        plan.source.filled(beside(), files) if plan.source.filled is not None else ()
+    ):
         keys = batch.column(plan.named_by) if plan.named_by is not None else None
         failures: dict[int, Failure] = {}
         for row, column, error in flaws:
-            failures.setdefault(row, Failure(first + row, "" if keys is None else key_text(keys[row]), column, error.kind, str(error)))
+            failures.setdefault(
+                row,
+                Failure(
+                    first + row,
+                    "" if keys is None else key_text(keys[row]),
+                    column,
+                    error.kind,
+                    str(error),
+                ),
+            )
         places = np.arange(batch.num_rows)
         if failures:
             places = np.delete(places, list(failures))
             batch = batch.take(pa.array(places))
-        names = {name: [text or "" for text in batch.column(_OF + name).to_pylist()] for name in files}
+        names = {
+            name: [text or "" for text in batch.column(_OF + name).to_pylist()] for name in files
+        }
         until = first + len(places) + len(failures)
         rest = batch.select([name for name in batch.schema.names if not name.startswith(_OF)])
-        yield links.Fetched(rest, first + places, [failures[row] for row in sorted(failures)], until, {}, names)
+        yield links.Fetched(
+            rest, first + places, [failures[row] for row in sorted(failures)], until, {}, names
+        )
         first = until

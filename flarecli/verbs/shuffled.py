@@ -27,7 +27,9 @@ _STEP = 8192
 _PLACE = "place in the order"  # the last column, whatever those of the source are called
 
 
-def shuffled(batches: Iterable[pa.RecordBatch], seed: int, held_bytes: int = _HELD_BYTES) -> Iterator[pa.RecordBatch]:
+def shuffled(
+    batches: Iterable[pa.RecordBatch], seed: int, held_bytes: int = _HELD_BYTES
+) -> Iterator[pa.RecordBatch]:
     """Give the rows in the order that a seed says.
 
     batches     of one schema, in an order that is always the same
@@ -134,5 +136,13 @@ class _Files:
 
 def _refusal(error: OSError) -> ReachError:
     is_of_files = error.errno in (errno.EMFILE, errno.ENFILE)
-    hint = "Let the process have more files open (`ulimit -n`)." if is_of_files else "Set TMPDIR to a larger disk."
-    return ReachError(f"rows to shuffle cannot wait there: {(error.strerror or str(error)).lower()}", where=tempfile.gettempdir(), hint=hint)
+    hint = (
+        "Let the process have more files open (`ulimit -n`)."
+        if is_of_files
+        else "Set TMPDIR to a larger disk."
+    )
+    return ReachError(
+        f"rows to shuffle cannot wait there: {(error.strerror or str(error)).lower()}",
+        where=tempfile.gettempdir(),
+        hint=hint,
+    )

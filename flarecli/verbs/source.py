@@ -47,7 +47,9 @@ class Source:
     at: Location
     schema: pa.Schema
     rows: int | None
-    batches: Callable[..., Iterator[pa.RecordBatch]]  # (columns=None, where=None, start=0, stop=None, place=None)
+    batches: Callable[
+        ..., Iterator[pa.RecordBatch]
+    ]  # (columns=None, where=None, start=0, stop=None, place=None)
     sum: Callable[[], str]
     place: Callable[[int], tuple[str, int]]
     notes: tuple[str, ...] = ()
@@ -55,7 +57,13 @@ class Source:
     stored: Mapping[str, str] = field(default_factory=dict)
     count: Callable[[str], int] | None = None
     files: tuple[str, ...] = ()
-    filled: Callable[[Iterable[pa.RecordBatch], Sequence[str]], Iterator[tuple[pa.RecordBatch, list[ingest.Flaw]]]] | None = None
+    filled: (
+        Callable[
+            [Iterable[pa.RecordBatch], Sequence[str]],
+            Iterator[tuple[pa.RecordBatch, list[ingest.Flaw]]],
+        ]
+        | None
+    ) = None
     key: str | None = None
     is_run: bool = True
     running: Callable[[], ingest.Running | None] = lambda: None
@@ -88,12 +96,20 @@ def open_source(
     shown = " ".join(redact(address) for address in addresses)
     if expanded and all(ingest.is_index(address) for address in expanded):
         no_index(shown, streams, rows)
-        index = ingest.open_index(expanded, guard=guard, text=text, allow_missing=allow_missing, null_separated=null_separated)
+        index = ingest.open_index(
+            expanded,
+            guard=guard,
+            text=text,
+            allow_missing=allow_missing,
+            null_separated=null_separated,
+        )
         return _of_index(shown, index, guard)
     found = read.resolve(expanded, guard=guard, maps=False, expanded=True)
     if len(expanded) == 1 and is_plain_folder(expanded[0], found, guard):
         no_index(shown, streams, rows)
-        return _of_index(shown, ingest.open_folder(expanded[0], guard=guard, columns=columns), guard)
+        return _of_index(
+            shown, ingest.open_folder(expanded[0], guard=guard, columns=columns), guard
+        )
     parts = read.select_streams(found, streams)
     notes = _alone(found[0].streams[0]) if len(expanded) == 1 else ()
     data = read.Dataset(parts, found)
@@ -106,37 +122,76 @@ def open_source(
             sums.update(playlists.text(one))
         return sums.hex()[DEFAULT]
 
-    def numbered(columns: Sequence[str] | None, start: int, stop: int | None) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
+    def numbered(
+        columns: Sequence[str] | None, start: int, stop: int | None
+    ) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
         if order is not None:
             names = data.schema.names if columns is None else columns
-            yield from read_rows(data, order, start, len(order) if stop is None else min(stop, len(order)), names, weight(parts, len(data)), exact)
+            yield from read_rows(
+                data,
+                order,
+                start,
+                len(order) if stop is None else min(stop, len(order)),
+                names,
+                weight(parts, len(data)),
+                exact,
+            )
             return
         for batch in data.scan(columns, start, stop, exact=exact):
             yield np.arange(start, start + batch.num_rows), batch
             start += batch.num_rows
 
     def batches(
-        columns: Sequence[str] | None = None, where: str | None = None, start: int = 0, stop: int | None = None, place: str | None = None
+        columns: Sequence[str] | None = None,
+        where: str | None = None,
+        start: int = 0,
+        stop: int | None = None,
+        place: str | None = None,
     ) -> Iterator[pa.RecordBatch]:
         for rows, batch in numbered(columns, start, stop):
-            yield batch if place is None else batch.append_column(pa.field(place, pa.int64()), pa.array(rows))
+            yield (
+                batch
+                if place is None
+                else batch.append_column(pa.field(place, pa.int64()), pa.array(rows))
+            )
 
     stored = {column.name: column.encoding for column in data.columns}
-    rows_of, schema = len(data) if order is None else len(order), data.exact if exact else data.schema
-    return Source(shown, first, schema, rows_of, batches, listing, partial(shard_of, data, parts[0]), notes, stored=stored, is_run=order is None)
+    rows_of, schema = (
+        len(data) if order is None else len(order),
+        data.exact if exact else data.schema,
+    )
+    return Source(
+        shown,
+        first,
+        schema,
+        rows_of,
+        batches,
+        listing,
+        partial(shard_of, data, parts[0]),
+        notes,
+        stored=stored,
+        is_run=order is None,
+    )
 
 
 def _alone(stream: Stream) -> tuple[str, ...]:
     """Note that a single file, which is no picture or the like, was not taken for a table."""
     if stream.format != "files" or len(stream) != 1 or is_medium(kind_of(stream.urls[0])):
         return ()
-    return (f"{stream.chunk(0).at}: taken as a file, which makes one row: by its name it is no table that is read",)
+    return (
+        f"{stream.chunk(0).at}: taken as a file, which makes one row: by its name it is no table that is read",
+    )
 
 
 def is_plain_folder(address: str, found: Sequence[Playlist], guard: Guard) -> bool:
     """Say whether an address is a folder that is no dataset: it resolved to the plain files in it."""
     streams = [stream for one in found for stream in one.streams]
-    return len(streams) == 1 and streams[0].format == "files" and found[0].at is None and streams[0].at == locate(address, guard).unmapped()
+    return (
+        len(streams) == 1
+        and streams[0].format == "files"
+        and found[0].at is None
+        and streams[0].at == locate(address, guard).unmapped()
+    )
 
 
 def _of_index(shown: str, index: ingest.Index, guard: Guard) -> Source:
@@ -152,10 +207,36 @@ def _of_index(shown: str, index: ingest.Index, guard: Guard) -> Source:
 
     if not index.links:
         sum, notes, details = index.sum, index.notes, index.details
-        return Source(shown, index.at, index.schema, index.rows, batches, sum, index.place, notes, details, count=index.count, running=index.running)
+        return Source(
+            shown,
+            index.at,
+            index.schema,
+            index.rows,
+            batches,
+            sum,
+            index.place,
+            notes,
+            details,
+            count=index.count,
+            running=index.running,
+        )
 
-    def filled(batches: Iterable[pa.RecordBatch], columns: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, list[ingest.Flaw]]]:
+    def filled(
+        batches: Iterable[pa.RecordBatch], columns: Sequence[str]
+    ) -> Iterator[tuple[pa.RecordBatch, list[ingest.Flaw]]]:
         return index.filled(batches, columns, guard.limits)
 
     schema = ingest.filled(index.schema, index.links)
-    return Source(shown, index.at, schema, index.rows, batches, index.sum, index.place, index.notes, files=index.links, filled=filled, key=index.key)
+    return Source(
+        shown,
+        index.at,
+        schema,
+        index.rows,
+        batches,
+        index.sum,
+        index.place,
+        index.notes,
+        files=index.links,
+        filled=filled,
+        key=index.key,
+    )

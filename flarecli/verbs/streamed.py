@@ -28,20 +28,32 @@ def is_stdin(sources: Addresses) -> bool:
     return named == [STDIN]
 
 
-def samples(format: str | None, stream: IO[bytes] | None = None, exact: bool = False) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def samples(
+    format: str | None, stream: IO[bytes] | None = None, exact: bool = False
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Give the columns of the samples at standard input, those of the first batch, and all batches.
 
     exact   numbers that are kept as text stay that text, byte for byte
     raises  UsageError for another format; FormatError for what is no tar, or holds no sample; ReachError if the stream breaks
     """
-    from flarecli.ingest import standard_input  # with all that reads tables, which `cat` of a dataset does not need
+    from flarecli.ingest import (
+        standard_input,
+    )  # with all that reads tables, which `cat` of a dataset does not need
 
     if format not in (None, _TAR):
-        raise UsageError(f"standard input is read as a tar, and {format} is none", where=STDIN, hint="Put it into a file, and name that.")
+        raise UsageError(
+            f"standard input is read as a tar, and {format} is none",
+            where=STDIN,
+            hint="Put it into a file, and name that.",
+        )
     blocks = _blocks(standard_input() if stream is None else stream)
     begin = next(blocks, b"")
     if begin and not begin.startswith(_PACKED) and begin[257:262] not in (b"ustar", bytes(5)):
-        raise FormatError("standard input is read as a tar, and begins like none", where=STDIN, hint="Put it into a file, and name that.")
+        raise FormatError(
+            "standard input is read as a tar, and begins like none",
+            where=STDIN,
+            hint="Put it into a file, and name that.",
+        )
     batches = scan(chain([begin], blocks), where=STDIN)
     batches = batches if exact else _plain(batches)
     first = next(batches, None)
@@ -56,9 +68,14 @@ def _plain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         arrays, fields = [], []
         for field, array in zip(batch.schema, batch.columns, strict=True):
             try:
-                array, encoding = encodings.plain(array, encodings.lookup(encodings.encoding_of(field) or "bytes"))
+                array, encoding = encodings.plain(
+                    array, encodings.lookup(encodings.encoding_of(field) or "bytes")
+                )
             except ValueFitError as error:
-                raise ValueFitError(f"column {field.name!r}: {error.message}", where=f"{STDIN}[{first + int(error.where[1:-1])}]") from None
+                raise ValueFitError(
+                    f"column {field.name!r}: {error.message}",
+                    where=f"{STDIN}[{first + int(error.where[1:-1])}]",
+                ) from None
             arrays.append(array)
             fields.append(encodings.field(encodings.column(field.name, encoding.name)))
         first += batch.num_rows
@@ -70,4 +87,6 @@ def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
         while data := stream.read(_STEP):
             yield data
     except OSError as error:
-        raise ReachError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=STDIN) from None
+        raise ReachError(
+            f"cannot be read: {(error.strerror or str(error)).lower()}", where=STDIN
+        ) from None

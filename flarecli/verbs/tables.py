@@ -31,7 +31,9 @@ def plain(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-def table(kind: str, fields: Sequence[pa.Field], rows: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
+def table(
+    kind: str, fields: Sequence[pa.Field], rows: Iterable[Mapping[str, Any]]
+) -> Iterator[bytes]:
     """Give the bytes of an index, a few thousand rows at a time.
 
     kind    `jsonl`, `csv` or `parquet`
@@ -46,9 +48,14 @@ def table(kind: str, fields: Sequence[pa.Field], rows: Iterable[Mapping[str, Any
         yield _csv([names])
     for some in _blocks(rows):
         if kind == "csv":
-            yield _csv([["" if row[name] is None else _cell(row[name]) for name in names] for row in some])
+            yield _csv(
+                [["" if row[name] is None else _cell(row[name]) for name in names] for row in some]
+            )
         else:
-            yield "".join(json.dumps({name: _finite(row[name]) for name in names}, ensure_ascii=False) + "\n" for row in some).encode()
+            yield "".join(
+                json.dumps({name: _finite(row[name]) for name in names}, ensure_ascii=False) + "\n"
+                for row in some
+            ).encode()
 
 
 def _blocks(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
@@ -94,17 +101,29 @@ class _Parts(io.RawIOBase):
 def _parquet(fields: Sequence[pa.Field], rows: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
     import pyarrow.parquet as pq
 
-    schema = pa.schema([pa.field(field.name, field.type if _is_plain(field.type) else pa.string()) for field in fields])
+    schema = pa.schema(
+        [
+            pa.field(field.name, field.type if _is_plain(field.type) else pa.string())
+            for field in fields
+        ]
+    )
     out = _Parts()
     with pq.ParquetWriter(pa.PythonFile(out, mode="w"), schema) as writer:
         for some in _blocks(rows):
-            writer.write_table(pa.table([_array([row[field.name] for row in some], field.type) for field in schema], schema=schema))
+            writer.write_table(
+                pa.table(
+                    [_array([row[field.name] for row in some], field.type) for field in schema],
+                    schema=schema,
+                )
+            )
             yield out.take()
     yield out.take()
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    )
 
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -122,7 +141,10 @@ def read_table(path: str) -> Iterator[list[str]]:
             import pyarrow.parquet as pq
 
             for batch in pq.ParquetFile(path).iter_batches(_STEP):
-                yield from ([value for value in row.values() if isinstance(value, str)] for row in batch.to_pylist())
+                yield from (
+                    [value for value in row.values() if isinstance(value, str)]
+                    for row in batch.to_pylist()
+                )
             return
         with open(path, encoding="utf-8", newline="") as file:
             if path.endswith(".csv"):
@@ -131,4 +153,8 @@ def read_table(path: str) -> Iterator[list[str]]:
             for line in file:
                 yield [value for value in json.loads(line).values() if isinstance(value, str)]
     except (OSError, ValueError, AttributeError, csv.Error, pa.ArrowException):
-        raise UsageError("its index cannot be read", where=path, hint="Remove the folder yourself, or name another.") from None
+        raise UsageError(
+            "its index cannot be read",
+            where=path,
+            hint="Remove the folder yourself, or name another.",
+        ) from None

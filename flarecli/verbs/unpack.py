@@ -120,13 +120,27 @@ def unpack(
     source = open_origin(sources, format, streams, rows, where, limit, guard, texts, progress)
     work = _Work(source, wanted, key, columns, name, on_error, guard, limits, progress, index)
     options = {
-        "format": format, "streams": list(streams), "columns": columns and list(columns), "rows": rows, "where": where, "limit": limit,
-        "key": key, "fetch": list(fetch), "name": name, "index": index, "on_error": on_error,
-    }  # fmt: skip
+        "format": format,
+        "streams": list(streams),
+        "columns": columns and list(columns),
+        "rows": rows,
+        "where": where,
+        "limit": limit,
+        "key": key,
+        "fetch": list(fetch),
+        "name": name,
+        "index": index,
+        "on_error": on_error,
+    }
     if out == "-":
         work.check_names()
         return work.run(Tar(stream or sys.stdout.buffer))
-    head = {"verb": "unpack", "flare": __version__, "source": {"address": source.address, DEFAULT: source.sum()}, "options": options}
+    head = {
+        "verb": "unpack",
+        "flare": __version__,
+        "source": {"address": source.address, DEFAULT: source.sum()},
+        "options": options,
+    }
     folder = Folder(out, head, resume=resume, overwrite=overwrite, is_bare=index == "none")
     if folder.is_bare:
         if wanted:
@@ -140,9 +154,20 @@ def unpack(
         there = folder.rows + folder.failed
         if source.rows is not None and source.rows != there:
             hint = "Give --overwrite to replace it, or name another folder."
-            raise UsageError(f"a finished unpack of {there} rows is there, {source.rows} are asked for", where=folder.shown, hint=hint)
+            raise UsageError(
+                f"a finished unpack of {there} rows is there, {source.rows} are asked for",
+                where=folder.shown,
+                hint=hint,
+            )
         progress.note(_FINISHED)
-        return Unpacked(folder.files, folder.bytes, folder.rows, folder.failed, index=folder.index, resumed_rows=folder.rows)
+        return Unpacked(
+            folder.files,
+            folder.bytes,
+            folder.rows,
+            folder.failed,
+            index=folder.index,
+            resumed_rows=folder.rows,
+        )
     try:
         work.check_names()
     except BaseException:
@@ -173,32 +198,67 @@ class _Work:
         check_names(schema.names, [*(link.source for link in links), *([key] if key else [])])
         renamed = {link.source: link.name for link in links}
         if key in renamed:
-            raise UsageError(f"column {key!r} holds addresses, which --fetch takes: they name no files", hint="Give --key another column.")
+            raise UsageError(
+                f"column {key!r} holds addresses, which --fetch takes: they name no files",
+                hint="Give --key another column.",
+            )
         after = [renamed.get(name, name) for name in schema.names]
         check_names(after, columns or ())
         wanted = after if columns is None else list(dict.fromkeys(columns))
         origin = dict(zip(after, schema.names, strict=True))
-        binary = [name for name in wanted if name in renamed.values() or _is_bytes(schema.field(origin[name]).type)]
+        binary = [
+            name
+            for name in wanted
+            if name in renamed.values() or _is_bytes(schema.field(origin[name]).type)
+        ]
         if key is None:
             key = "name" if source.format == "files" else guessed_key(schema)
-        self.files = binary or [name for name in wanted if name != key and _is_text(schema.field(origin[name]).type)]
+        self.files = binary or [
+            name for name in wanted if name != key and _is_text(schema.field(origin[name]).type)
+        ]
         if not self.files:
-            hint = "Name the column of links with --fetch." if source.format == "index" else "Name columns of bytes or text with -c."
-            if source.format != "index" and key is not None and key in wanted and _is_text(schema.field(origin[key]).type):
+            hint = (
+                "Name the column of links with --fetch."
+                if source.format == "index"
+                else "Name columns of bytes or text with -c."
+            )
+            if (
+                source.format != "index"
+                and key is not None
+                and key in wanted
+                and _is_text(schema.field(origin[key]).type)
+            ):
                 hint = f"Column {key!r} names the files: name other columns of bytes or text with -c, or another one with --key."
             raise UsageError("no column to write as files", where=source.address, hint=hint)
         self.key, self.places, self.where = key, Places(source.place, ROW), partial(At, source)
         digits = max(_DIGITS, len(str(max(0, (source.rows or 0) - 1))))
         is_files = pattern is None and source.format == "files"
         self.naming = Naming(
-            "{name}" if is_files else pattern, key, pa.schema([one for one in schema if one.name not in renamed]), self.files, digits
+            "{name}" if is_files else pattern,
+            key,
+            pa.schema([one for one in schema if one.name not in renamed]),
+            self.files,
+            digits,
         )
         self.taken = Taken(self.naming, (".flare", FAILED, f"index.{index}"), len(self.files))
         small = [name for name in wanted if name not in self.files]
-        self.small = [*([key] if key and key not in small and key not in self.files else []), *small]
-        self.read = [name for name in schema.names if renamed.get(name, name) in {*self.files, *self.small, *self.naming.columns}]
-        fields = [pa.field(name, pa.string()) if name in self.files else schema.field(origin[name]) for name in (*self.small, *self.files)]
-        self.fields = [*([] if key else [pa.field("row", pa.int64())]), *sorted(fields, key=lambda one: after.index(one.name))]
+        self.small = [
+            *([key] if key and key not in small and key not in self.files else []),
+            *small,
+        ]
+        self.read = [
+            name
+            for name in schema.names
+            if renamed.get(name, name) in {*self.files, *self.small, *self.naming.columns}
+        ]
+        fields = [
+            pa.field(name, pa.string()) if name in self.files else schema.field(origin[name])
+            for name in (*self.small, *self.files)
+        ]
+        self.fields = [
+            *([] if key else [pa.field("row", pa.int64())]),
+            *sorted(fields, key=lambda one: after.index(one.name)),
+        ]
 
     def check_names(self) -> None:
         """Go through all names before the first file, where reading twice is cheap."""
@@ -223,7 +283,9 @@ class _Work:
             raise
         finally:
             self.progress.close()
-        return Unpacked(outlet.files, outlet.bytes, outlet.rows, sum(failed.values()), failed, path, resumed)
+        return Unpacked(
+            outlet.files, outlet.bytes, outlet.rows, sum(failed.values()), failed, path, resumed
+        )
 
     def _parts(self, skip: int) -> Generator[_Part, None, None]:
         batches = self.places.passed(self.source.batches(self.read, skip), skip, keep=True)
@@ -251,7 +313,9 @@ class _Work:
     def _with_addresses(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Keep each address beside what will be fetched from it: its ending may be all that tells what the bytes are."""
         for link in self.links:
-            batch = batch.append_column(ADDRESS + link.name, batch.column(link.source).cast(pa.large_string()))
+            batch = batch.append_column(
+                ADDRESS + link.name, batch.column(link.source).cast(pa.large_string())
+            )
         return batch
 
     def _nameable(self, batch: pa.RecordBatch, flaws: dict[int, FlareError]) -> pa.RecordBatch:
@@ -259,13 +323,29 @@ class _Work:
         if self.on_error == "fail" or not batch.num_rows:
             return batch
         flaws |= self.naming.flaws(batch, self.where)
-        return batch.filter(pa.array([i not in flaws for i in range(batch.num_rows)])) if flaws else batch
+        return (
+            batch.filter(pa.array([i not in flaws for i in range(batch.num_rows)]))
+            if flaws
+            else batch
+        )
 
     def _write(self, part: _Part, outlet: Outlet) -> None:
         flaws: dict[int, FlareError] = {}
         batch = self._nameable(part.batch, flaws)
-        unnamed = [Failure(int(part.places[i]), self._key_text(part.batch, i), self.key or "", one.kind, one.message) for i, one in flaws.items()]
-        failures = [self.places.placed(one) for one in sorted([*part.failures, *unnamed], key=lambda one: one.row)]
+        unnamed = [
+            Failure(
+                int(part.places[i]),
+                self._key_text(part.batch, i),
+                self.key or "",
+                one.kind,
+                one.message,
+            )
+            for i, one in flaws.items()
+        ]
+        failures = [
+            self.places.placed(one)
+            for one in sorted([*part.failures, *unnamed], key=lambda one: one.row)
+        ]
         self.places.forget(part.until)
         for failure in failures:
             if self.on_error == "fail":
@@ -277,7 +357,10 @@ class _Work:
             self.taken.add(batch, self.where)
         noted = self._noted(batch)
         size = 0
-        found = [(column, list(zip(own, pieces(batch.column(column)), strict=True))) for column, own in zip(self.files, names, strict=False)]
+        found = [
+            (column, list(zip(own, pieces(batch.column(column)), strict=True)))
+            for column, own in zip(self.files, names, strict=False)
+        ]
         outlet.begin([name for _, files in found for name, data in files if data is not None])
         for column, files in found:
             for i, (name, data) in enumerate(files):
@@ -295,7 +378,11 @@ class _Work:
         self.progress.advance(batch.num_rows + len(failures), size)
 
     def _key_text(self, batch: pa.RecordBatch, i: int) -> str:
-        value = None if self.key is None or self.key not in batch.schema.names else batch.column(self.key)[i].as_py()
+        value = (
+            None
+            if self.key is None or self.key not in batch.schema.names
+            else batch.column(self.key)[i].as_py()
+        )
         return "" if value is None else str(value)
 
     def _noted(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -303,13 +390,23 @@ class _Work:
         columns = [(name, batch.column(name).to_pylist()) for name in self.small]
         rows = batch.column(ROW).to_pylist() if batch.num_rows else []
         return [
-            {"values": {**({} if self.key else {"row": row}), **{name: plain(values[i]) for name, values in columns}}, "files": {}}
+            {
+                "values": {
+                    **({} if self.key else {"row": row}),
+                    **{name: plain(values[i]) for name, values in columns},
+                },
+                "files": {},
+            }
             for i, row in enumerate(rows)
         ]
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -24,7 +24,18 @@ from flarecli.verbs.checks import Checked, Depth
 from flarecli.verbs.checks_repairs import with_command
 from flarecli.verbs.checks_streams import Side, key_of, keyed, uneven
 from flarecli.verbs.choice import Choice
-from flarecli.verbs.listings import Plan, Task, chunk_tasks, file_tasks, mistaken, place_named, planned, sizes_below, told_once, unlisted
+from flarecli.verbs.listings import (
+    Plan,
+    Task,
+    chunk_tasks,
+    file_tasks,
+    mistaken,
+    place_named,
+    planned,
+    sizes_below,
+    told_once,
+    unlisted,
+)
 from flarecli.verbs.looking import on_engine, on_threads
 from flarecli.verbs.once import once
 from flarecli.verbs.reach import bounded, described
@@ -61,7 +72,13 @@ class Verification:
     left                        shards that the sample or the part leaves out
     """
 
-    def __init__(self, plans: Sequence[Plan], said: Sequence[str], held: dict[str, Finding], options: _Options) -> None:
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        said: Sequence[str],
+        held: dict[str, Finding],
+        options: _Options,
+    ) -> None:
         self.files = self.shards = self.rows = self.bytes = self.findings = self.left = 0
         self.unprotected = list(said)
         self.extra: list[str] = []
@@ -72,10 +89,15 @@ class Verification:
         return f"<Verification: {self.files} files, {self.shards} shards, {self.rows} rows looked at, {self.findings} findings; iterate it for them>"
 
     def __iter__(self) -> Iterator[Finding]:
-        found, self._found = self._found, iter(())  # held by whoever iterates alone: left half-way, it is closed at once and there
+        found, self._found = (
+            self._found,
+            iter(()),
+        )  # held by whoever iterates alone: left half-way, it is closed at once and there
         return found
 
-    def _given(self, plans: Sequence[Plan], held: dict[str, Finding], options: _Options) -> Iterator[Finding]:
+    def _given(
+        self, plans: Sequence[Plan], held: dict[str, Finding], options: _Options
+    ) -> Iterator[Finding]:
         """Give the first `max_findings`, and one that counts the rest."""
         for one in map(with_command, _each_once(self._walk(plans, options), held)):
             self.findings += 1
@@ -83,12 +105,22 @@ class Verification:
                 yield one
         if self.findings > options.most:
             more = self.findings - options.most
-            yield Finding(plans[-1].address, "more", f"{more} more finding{'s' * (more > 1)}", "Give a larger --max-findings to see them.")
+            yield Finding(
+                plans[-1].address,
+                "more",
+                f"{more} more finding{'s' * (more > 1)}",
+                "Give a larger --max-findings to see them.",
+            )
 
     def _walk(self, plans: Sequence[Plan], options: _Options) -> Iterator[Finding]:
-        known, all_of_it = [stream for plan in plans for stream in plan.streams], options.choice.is_all
+        known, all_of_it = (
+            [stream for plan in plans for stream in plan.streams],
+            options.choice.is_all,
+        )
         rows, sizes = [stream.rows for stream in known], [stream.sizes for stream in known]
-        options.progress.start("verify", _total(rows) if all_of_it else None, _total(sizes) if all_of_it else None)
+        options.progress.start(
+            "verify", _total(rows) if all_of_it else None, _total(sizes) if all_of_it else None
+        )
         is_done = False
         try:
             if options.against is not None:
@@ -113,7 +145,9 @@ class Verification:
             return
         if is_index(found):
             self.bytes += found.at.size()
-            self.unprotected.append(f"{found.at}: carries no sum, cross-checked with the shards' own headers")
+            self.unprotected.append(
+                f"{found.at}: carries no sum, cross-checked with the shards' own headers"
+            )
         else:
             size, findings, has_sums = own_sum(found)
             self.bytes += size
@@ -126,21 +160,45 @@ class Verification:
         described([found], options.progress)
         yield from self._of_list(found)
         is_read = options.choice.is_all and not options.depth.quick
-        has_keys = is_read and len(plan.streams) > 1 and options.state is None  # a state keeps no keys
+        has_keys = (
+            is_read and len(plan.streams) > 1 and options.state is None
+        )  # a state keeps no keys
         known = set[str]()  # places that other lists than this name, and those lists
         sides = [Side(stream, key_of(stream) if has_keys else "") for stream in plan.streams]
         for side in sides:
             rows, findings = self.rows, self.findings
             yield from self._of_stream(found, side, plan, options, known)
-            side.rows = self.rows - rows if is_read and self.findings == findings else _total([side.stream.rows])
+            side.rows = (
+                self.rows - rows
+                if is_read and self.findings == findings
+                else _total([side.stream.rows])
+            )
         yield from uneven(found, sides)
         if not has_keys and (names := keyed(sides)):
-            why = "--quick reads no rows" if options.depth.quick else "--state keeps none" if is_read else "not all shards were read"
-            self.unprotected.append(f"keys of streams {', '.join(map(repr, names))}: not compared, {why}")
+            why = (
+                "--quick reads no rows"
+                if options.depth.quick
+                else "--state keeps none"
+                if is_read
+                else "not all shards were read"
+            )
+            self.unprotected.append(
+                f"keys of streams {', '.join(map(repr, names))}: not compared, {why}"
+            )
         if options.against is not None:
-            theirs = [one.name for one in options.against if len(plan.streams) > 1 and one.name not in {stream.name for stream in plan.streams}]
+            theirs = [
+                one.name
+                for one in options.against
+                if len(plan.streams) > 1
+                and one.name not in {stream.name for stream in plan.streams}
+            ]
             for name in theirs:
-                yield Finding(str(options.against.at), "listing", f"has a stream {name!r}, {plan.address} has not", CHANGED)
+                yield Finding(
+                    str(options.against.at),
+                    "listing",
+                    f"has a stream {name!r}, {plan.address} has not",
+                    CHANGED,
+                )
         if plan.is_whole:
             for name, one in unlisted(found, known):
                 if one is not None:
@@ -148,8 +206,14 @@ class Verification:
                 else:
                     self.extra.append(name)
 
-    def _of_stream(self, found: Playlist, side: Side, plan: Plan, options: _Options, known: set[str]) -> Iterator[Finding]:
-        stream, depth, claimed = side.stream, replace(options.depth, key=side.key), dict[str, tuple[Location, Checked]]()
+    def _of_stream(
+        self, found: Playlist, side: Side, plan: Plan, options: _Options, known: set[str]
+    ) -> Iterator[Finding]:
+        stream, depth, claimed = (
+            side.stream,
+            replace(options.depth, key=side.key),
+            dict[str, tuple[Location, Checked]](),
+        )
         if depth.quick:
             sizes, below = sizes_below(stream)
             depth = replace(depth, sizes=sizes, below=below)
@@ -176,7 +240,9 @@ class Verification:
 
         engine = "local" if depth.quick else options.engine  # to compare sizes takes no cluster
         wrong = self._run(chunk_tasks(found, stream, others, depth, chosen), options, engine, take)
-        yield from (one for one in wrong if one not in others.findings)  # an index that finds no shard says it of the shard
+        yield from (
+            one for one in wrong if one not in others.findings
+        )  # an index that finds no shard says it of the shard
         yield from others.rest(plan.address)
         if sums:
             from flarecli.verbs.duplicates import duplicates as equal_rows
@@ -191,16 +257,28 @@ class Verification:
         tables = (*stream.hashes.values(), *stream.raw_hashes.values())
         bare = sum(not any(values[i] for values in tables) for i in range(len(stream))) - kept
         if bare:
-            self.unprotected.append(f"{bare} of {len(stream)} files of stream {stream.name!r}: carry no sums, only sizes and structure were checked")
+            self.unprotected.append(
+                f"{bare} of {len(stream)} files of stream {stream.name!r}: carry no sums, only sizes and structure were checked"
+            )
 
-    def _run(self, tasks: Iterator[Task], options: _Options, engine: str = "local", take: _Take | None = None) -> Iterator[Finding]:
+    def _run(
+        self,
+        tasks: Iterator[Task],
+        options: _Options,
+        engine: str = "local",
+        take: _Take | None = None,
+    ) -> Iterator[Finding]:
         """Check many files; findings come in the order of the tasks. `take` gets what came of each."""
         state = options.state
 
         def known(task: Task) -> Checked | None:
             return state.find(task.key) if state is not None and task.key else None
 
-        looked_at = on_threads(tasks, known, options.jobs) if engine == "local" else on_engine(tasks, known, engine)
+        looked_at = (
+            on_threads(tasks, known, options.jobs)
+            if engine == "local"
+            else on_engine(tasks, known, engine)
+        )
         for task, done in looked_at:
             if state is not None and task.key and state.find(task.key) is None:
                 state.keep(task.key, done)
@@ -264,24 +342,50 @@ def verify(
     if format is not None:
         formats.find(format)
     if duplicates and (quick or state is not None):
-        raise UsageError(f"--duplicates needs every row, {'--quick reads' if quick else '--state keeps'} none")
+        raise UsageError(
+            f"--duplicates needs every row, {'--quick reads' if quick else '--state keeps'} none"
+        )
     if decode and quick:
-        raise UsageError("--decode needs every value, --quick reads none", hint="Leave one of the two out.")
+        raise UsageError(
+            "--decode needs every value, --quick reads none", hint="Leave one of the two out."
+        )
     if engine != "local":
         from flarecli.write import engines
 
         engines.check(engine)
     choice, guard = Choice(part, sample, seed), bounded(guard, limits)
-    plans, said = once([planned(address, format, streams, guard, len(addresses) == 1) for address in addresses], guard)
+    plans, said = once(
+        [planned(address, format, streams, guard, len(addresses) == 1) for address in addresses],
+        guard,
+    )
     plans, held = told_once(plans)
     truth = None if against is None else resolve([against], guard=guard, maps=False)[0]
-    asked = {"sources": addresses, "quick": quick, "decode": decode, "sample": sample, "part": part, "seed": seed, "against": against}
-    remembered = None if state is None else _remembered(state, {**asked, "streams": list(streams), "format": format})
+    asked = {
+        "sources": addresses,
+        "quick": quick,
+        "decode": decode,
+        "sample": sample,
+        "part": part,
+        "seed": seed,
+        "against": against,
+    }
+    remembered = (
+        None
+        if state is None
+        else _remembered(state, {**asked, "streams": list(streams), "format": format})
+    )
     cores = os.cpu_count() or 1
     local = all(stream.at.is_local for plan in plans for stream in plan.streams)
     most = jobs or (cores if local else max(_REMOTE_JOBS, cores))
     depth = Depth(quick, _decoders() if decode and not quick else None, duplicates)
-    return Verification(plans, said, held, _Options(depth, choice, truth, remembered, max_findings, most, engine, progress or Progress()))
+    return Verification(
+        plans,
+        said,
+        held,
+        _Options(
+            depth, choice, truth, remembered, max_findings, most, engine, progress or Progress()
+        ),
+    )
 
 
 def _each_once(found: Iterator[Finding], held: dict[str, Finding]) -> Iterator[Finding]:
@@ -319,4 +423,8 @@ def _decoders() -> Decoders:
 
 
 def _total(counts: Sequence[Any]) -> int | None:
-    return None if any(one is None or (len(one) and one.min() < 0) for one in counts) else int(sum(one.sum() for one in counts))
+    return (
+        None
+        if any(one is None or (len(one) and one.min() < 0) for one in counts)
+        else int(sum(one.sum() for one in counts))
+    )

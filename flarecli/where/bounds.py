@@ -43,10 +43,19 @@ def bounds(expression: str, names: Sequence[str]) -> tuple[Bound, ...]:
     names  of the columns; SQL does not tell upper case from lower
     """
     node = parsed(expression)
-    if node is None or _kind(node.get("from_table")) != "BASE_TABLE" or node.get("sample") or node["from_table"].get("sample"):
+    if (
+        node is None
+        or _kind(node.get("from_table")) != "BASE_TABLE"
+        or node.get("sample")
+        or node["from_table"].get("sample")
+    ):
         return ()
     table = node["from_table"]
-    if str(table.get("table_name", "")).lower() != "dataframe" or table.get("column_name_alias") or (node.get("cte_map") or {}).get("map"):
+    if (
+        str(table.get("table_name", "")).lower() != "dataframe"
+        or table.get("column_name_alias")
+        or (node.get("cte_map") or {}).get("map")
+    ):
         return ()
     known = {name.lower(): name for name in names}
     return tuple(_bounds(node.get("where_clause"), known)) if len(known) == len(names) else ()
@@ -78,7 +87,11 @@ def parsed(expression: str) -> dict[str, Any] | None:
     """Take an expression apart; None if it is not one SELECT."""
     import duckdb
 
-    query = expression if STATEMENT.match(expression) else f"SELECT 1 FROM dataframe WHERE (\n{expression}\n)"
+    query = (
+        expression
+        if STATEMENT.match(expression)
+        else f"SELECT 1 FROM dataframe WHERE (\n{expression}\n)"
+    )
     try:
         with connected() as con:
             found = con.execute("SELECT json_serialize_sql(?::VARCHAR)", [query]).fetchone()
@@ -113,8 +126,14 @@ def _bounds(node: Any, known: dict[str, str]) -> Iterator[Bound]:
         yield from _bound(children[0], "=", children[1:], known)
 
 
-def _bound(column: Any, sign: str, literals: Sequence[Any], known: dict[str, str]) -> Iterator[Bound]:
-    if not isinstance(column, dict) or column.get("class") != "COLUMN_REF" or len(column.get("column_names", ())) != 1:
+def _bound(
+    column: Any, sign: str, literals: Sequence[Any], known: dict[str, str]
+) -> Iterator[Bound]:
+    if (
+        not isinstance(column, dict)
+        or column.get("class") != "COLUMN_REF"
+        or len(column.get("column_names", ())) != 1
+    ):
         return
     name = known.get(str(column["column_names"][0]).lower())
     values = [_value(one) for one in literals]
@@ -127,7 +146,10 @@ def _value(node: Any) -> Literal | None:
     if not isinstance(node, dict):
         return None
     if _kind(node) == "OPERATOR_CAST" and not node.get("try_cast"):
-        text, name = _value(node.get("child")), str((node.get("type_expr") or {}).get("type_name", "")).upper()
+        text, name = (
+            _value(node.get("child")),
+            str((node.get("type_expr") or {}).get("type_name", "")).upper(),
+        )
         return _moment(text, name) if isinstance(text, str) else None
     literal = node.get("literal")
     if node.get("class") != "CONSTANT" or not isinstance(literal, dict):

@@ -59,17 +59,32 @@ def select(
         for setting in _LOCAL:
             con.execute(setting)
         position = _free(schema.names)
-        query = f'SELECT "{position}" FROM dataframe WHERE (\n{expression}\n)' if bare else expression
+        query = (
+            f'SELECT "{position}" FROM dataframe WHERE (\n{expression}\n)' if bare else expression
+        )
         statements = con.extract_statements(query)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise UsageError("--where takes one condition, or one SELECT", hint=_HINT)
-        con.register("dataframe", _table(_numbered(pa.RecordBatch.from_pylist([], schema), position) if bare else schema.empty_table()))
+        con.register(
+            "dataframe",
+            _table(
+                _numbered(pa.RecordBatch.from_pylist([], schema), position)
+                if bare
+                else schema.empty_table()
+            ),
+        )
         steps = _steps(con, query)
         reads = sum(step.endswith("ARROW_SCAN") for step in steps)
         if reads > 1:
-            raise UsageError("--where reads the rows more than once", hint="Name them once: WITH d AS MATERIALIZED (SELECT * FROM dataframe) …")
+            raise UsageError(
+                "--where reads the rows more than once",
+                hint="Name them once: WITH d AS MATERIALIZED (SELECT * FROM dataframe) …",
+            )
         if reads == 0 and "EMPTY_RESULT" not in steps:
-            raise UsageError("--where reads no rows of the source", hint="Write SELECT … FROM dataframe …, or a condition.")
+            raise UsageError(
+                "--where reads no rows of the source",
+                hint="Write SELECT … FROM dataframe …, or a condition.",
+            )
         if bare:
             return schema, _kept(con, query, batches, position)
         given = result = _result(con.sql(query).to_arrow_table().schema, schema)
@@ -101,7 +116,10 @@ def _check_names(schema: pa.Schema) -> None:
     seen: dict[str, str] = {}
     for name in schema.names:
         if name.lower() in seen:
-            raise UsageError(f"--where cannot tell the columns {seen[name.lower()]!r} and {name!r} apart", hint="Rename one of them in the source.")
+            raise UsageError(
+                f"--where cannot tell the columns {seen[name.lower()]!r} and {name!r} apart",
+                hint="Rename one of them in the source.",
+            )
         seen[name.lower()] = name
 
 
@@ -116,7 +134,13 @@ def _steps(con: Any, query: str) -> list[str]:
 
 
 def _beside(
-    con: Any, query: str, name: str, steps: list[str], schema: pa.Schema, result: pa.Schema, batches: Iterable[pa.RecordBatch]
+    con: Any,
+    query: str,
+    name: str,
+    steps: list[str],
+    schema: pa.Schema,
+    result: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
 ) -> tuple[str, pa.Schema, Iterable[pa.RecordBatch]]:
     """Give the query, the schema and the source of a SELECT with the column beside its rows; without it where they have none."""
     import duckdb
@@ -124,7 +148,9 @@ def _beside(
     wider = with_beside(query, schema, name, steps)
     if wider is not None:
         try:
-            con.register("dataframe", _table(schema.append(pa.field(name, pa.int64())).empty_table()))
+            con.register(
+                "dataframe", _table(schema.append(pa.field(name, pa.int64())).empty_table())
+            )
             found = _result(con.sql(wider).to_arrow_table().schema, schema)
         except duckdb.Error:
             found = result
@@ -147,21 +173,29 @@ def _numbered(batch: pa.RecordBatch, position: str) -> pa.RecordBatch:
 
 
 def _table(rows: pa.RecordBatch | pa.Table) -> pa.Table:
-    return (rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])).replace_schema_metadata(None)
+    return (
+        rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+    ).replace_schema_metadata(None)
 
 
-def _kept(con: Any, query: str, batches: Iterable[pa.RecordBatch], position: str) -> Iterator[pa.RecordBatch]:
+def _kept(
+    con: Any, query: str, batches: Iterable[pa.RecordBatch], position: str
+) -> Iterator[pa.RecordBatch]:
     """Take the rows that a condition leaves out of the batches themselves: no type changes on the way."""
     with con:
         for batch in batches:
-            positions = _run(con, query, _numbered(batch, position)).column(0).combine_chunks().sort()
+            positions = (
+                _run(con, query, _numbered(batch, position)).column(0).combine_chunks().sort()
+            )
             if len(positions) == batch.num_rows:
                 yield batch
             elif len(positions):
                 yield batch.take(positions)
 
 
-def _each(con: Any, query: str, batches: Iterable[pa.RecordBatch], result: pa.Schema, most: int) -> Iterator[pa.RecordBatch]:
+def _each(
+    con: Any, query: str, batches: Iterable[pa.RecordBatch], result: pa.Schema, most: int
+) -> Iterator[pa.RecordBatch]:
     with con:
         for batch in batches:
             for part in _run(con, query, batch).to_batches(most):
@@ -197,14 +231,21 @@ class _Source:
             raise
 
 
-def _all(con: Any, query: str, source: _Source, result: pa.Schema, most: int) -> Iterator[pa.RecordBatch]:
+def _all(
+    con: Any, query: str, source: _Source, result: pa.Schema, most: int
+) -> Iterator[pa.RecordBatch]:
     import duckdb
 
     with con:
         try:
-            con.register("dataframe", pa.RecordBatchReader.from_batches(source.schema.remove_metadata(), source))
+            con.register(
+                "dataframe",
+                pa.RecordBatchReader.from_batches(source.schema.remove_metadata(), source),
+            )
             answer = con.sql(query)
-            read = getattr(answer, "to_arrow_reader", None) or answer.fetch_arrow_reader  # the name before DuckDB 1.5
+            read = (
+                getattr(answer, "to_arrow_reader", None) or answer.fetch_arrow_reader
+            )  # the name before DuckDB 1.5
             with read(most) as reader:
                 while (batch := next(reader, None)) is not None:
                     if batch.num_rows:
@@ -223,15 +264,23 @@ def _result(found: pa.Schema, source: pa.Schema) -> pa.Schema:
     fields = []
     for field in found:
         if found.names.count(field.name) > 1:
-            raise UsageError(f"--where gives two columns named {field.name!r}", hint="Rename one of them: SELECT … AS name.")
+            raise UsageError(
+                f"--where gives two columns named {field.name!r}",
+                hint="Rename one of them: SELECT … AS name.",
+            )
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         at = source.get_field_index(field.name)
-        fields.append(pa.field(field.name, kind, metadata=source.field(at).metadata if at >= 0 else None))
+        fields.append(
+            pa.field(field.name, kind, metadata=source.field(at).metadata if at >= 0 else None)
+        )
     return pa.schema(fields)
 
 
 def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    arrays = [column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in batch.columns]
+    arrays = [
+        column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        for column in batch.columns
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -243,15 +292,21 @@ def _refusal(error: Exception, names: Sequence[str], expression: str) -> UsageEr
         if f'"{missing[1]}"' in expression:  # SQL's names of columns
             hint = f"{hint} Text stands between single quotes: '{missing[1]}'."
         return UsageError(f"--where: no column {missing[1]!r}", hint=hint)
-    if line == 'syntax error at or near ")"' and ")" not in expression:  # the one that stands behind a condition
+    if (
+        line == 'syntax error at or near ")"' and ")" not in expression
+    ):  # the one that stands behind a condition
         line = "syntax error: it breaks off"
     if line.startswith("Table with name ") and STATEMENT.match(expression):
-        return UsageError(f"--where: {line}", hint="The rows are called dataframe: SELECT … FROM dataframe …")
+        return UsageError(
+            f"--where: {line}", hint="The rows are called dataframe: SELECT … FROM dataframe …"
+        )
     return UsageError(f"--where: {line}", hint=_HINT)
 
 
 def _failure(error: Exception) -> UsageError:
-    return UsageError(f"--where fails on a row: {_line(error)}", hint="Guard it, for example by try_cast.")
+    return UsageError(
+        f"--where fails on a row: {_line(error)}", hint="Guard it, for example by try_cast."
+    )
 
 
 def _line(error: Exception) -> str:

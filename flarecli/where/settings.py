@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 __all__ = ["STATEMENT", "connected"]
 
-STATEMENT = re.compile(r"\s*(?:select|with|from)\b", re.IGNORECASE)  # anything else is a bare condition
+STATEMENT = re.compile(
+    r"\s*(?:select|with|from)\b", re.IGNORECASE
+)  # anything else is a bare condition
 _SETTINGS: dict[str, Any] = {
     "threads": "1",  # more would read further ahead, and give rows in another order
     "memory_limit": "1GB",
@@ -29,6 +31,8 @@ def connected() -> duckdb.DuckDBPyConnection:
 
     whole_path("")
     con = duckdb.connect(":memory:", config=_SETTINGS)
-    con.execute("SELECT setseed(0)")  # a pack that is resumed asks random() again, and has to be told the same
+    con.execute(
+        "SELECT setseed(0)"
+    )  # a pack that is resumed asks random() again, and has to be told the same
     con.execute("SET TimeZone = 'UTC'")  # else a time without a zone would be one of this machine's
     return con

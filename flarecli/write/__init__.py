@@ -8,4 +8,15 @@ from flarecli.write.keys import Keys, is_unnamed, key_text
 from flarecli.write.target import Target, claim
 from flarecli.write.writer import Writer
 
-__all__ = ["FAILED", "Failure", "Journal", "Keys", "Target", "Writer", "claim", "error_of", "is_unnamed", "key_text"]
+__all__ = [
+    "FAILED",
+    "Failure",
+    "Journal",
+    "Keys",
+    "Target",
+    "Writer",
+    "claim",
+    "error_of",
+    "is_unnamed",
+    "key_text",
+]

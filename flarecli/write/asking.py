@@ -71,8 +71,21 @@ class Asker:
     asked  links asked for over HTTP
     """
 
-    def __init__(self, links: Sequence[Link], at: Location, guard: Guard, limits: Limits, arrived: Callable[[], object]) -> None:
-        self._links, self._at, self._guard, self._limits, self._arrived = links, at, guard, limits, arrived
+    def __init__(
+        self,
+        links: Sequence[Link],
+        at: Location,
+        guard: Guard,
+        limits: Limits,
+        arrived: Callable[[], object],
+    ) -> None:
+        self._links, self._at, self._guard, self._limits, self._arrived = (
+            links,
+            at,
+            guard,
+            limits,
+            arrived,
+        )
         own: Guard = getattr(at.store, "guard", guard)
         self._named, self._is_local = own.named, at.is_local
         self.engine: Engine | None = None
@@ -81,7 +94,11 @@ class Asker:
     def begin(self, batch: pa.RecordBatch, first: int) -> Slice:
         """Ask for what the rows of a slice point at."""
         texts = [texts_of(batch, link.source) for link in self._links]
-        flat = texts[0] if len(texts) == 1 else [text for row in zip(*texts, strict=True) for text in row]
+        flat = (
+            texts[0]
+            if len(texts) == 1
+            else [text for row in zip(*texts, strict=True) for text in row]
+        )
         found: list[Found] = [None] * len(flat)
         users: dict[int, str] = {}
         has_objects = False
@@ -92,13 +109,24 @@ class Asker:
                 target = self._target(text, self._links[place % len(self._links)])
                 if not isinstance(target, Address):
                     found[place] = target
-                    has_objects = has_objects or (isinstance(target, Location) and not target.is_local)
+                    has_objects = has_objects or (
+                        isinstance(target, Location) and not target.is_local
+                    )
                     continue
                 urls[place], origins[place], user = target
                 if user:
                     users[place] = user
         named = None if self._is_local else self._named
-        wanted = Wanted(urls, origins, users, found, self._arrived, first=self._order, named=named, private=self._guard.allow_private)
+        wanted = Wanted(
+            urls,
+            origins,
+            users,
+            found,
+            self._arrived,
+            first=self._order,
+            named=named,
+            private=self._guard.allow_private,
+        )
         self._order += len(flat)
         asked = found.count(None)
         if asked:
@@ -118,14 +146,24 @@ class Asker:
         except UnicodeEncodeError:
             return Flaw("value", f"{link.source} is not UTF-8")
         except FlareError as error:  # the folder of the index is not what is wrong
-            return Flaw(error.kind, redact_text(error.message if error.where == str(self._at) else str(error)))
+            return Flaw(
+                error.kind,
+                redact_text(error.message if error.where == str(self._at) else str(error)),
+            )
 
     def _place(self, text: str) -> Address | Location:
         if text.startswith(("http://", "https://")) or _WEB.match(text):
             return parse(text)
-        if self._is_local and not is_url(text) and _SCHEME.match(text) and not text.lower().startswith("file:"):
+        if (
+            self._is_local
+            and not is_url(text)
+            and _SCHEME.match(text)
+            and not text.lower().startswith("file:")
+        ):
             raise UnsafeError(f"{text.partition(':')[0]}: is not an address that flare reads")
         found = self._at.join(text)
-        if self._is_local or found.is_local or not _WEB.match(str(found)):  # a key of a bucket may look like an address
+        if (
+            self._is_local or found.is_local or not _WEB.match(str(found))
+        ):  # a key of a bucket may look like an address
             return found
         return parse(found.path)

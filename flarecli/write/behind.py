@@ -73,7 +73,9 @@ class Behind:
             raise lost()
 
     def _is_full(self, size: int) -> bool:
-        return len(self._making) >= self._jobs or sum(one.size for one in self._making) + size > _BYTES
+        return (
+            len(self._making) >= self._jobs or sum(one.size for one in self._making) + size > _BYTES
+        )
 
     def _settle(self, note: Note) -> None:
         """Note the first that is being made, once it is there."""
@@ -92,7 +94,9 @@ class Behind:
     def _end(self) -> None:
         """Leave what is not noted; none of it is still being written after this."""
         for one in self._making:
-            if not one.chunk.cancel():  # it has begun, in a thread that the pool may not know of yet
+            if (
+                not one.chunk.cancel()
+            ):  # it has begun, in a thread that the pool may not know of yet
                 one.chunk.exception()
         self._making.clear()
         if self._pool is not None:

@@ -55,6 +55,10 @@ class Bodies:
             data = pa.py_buffer(bytes(used))
         else:
             data, self._room = pa.py_buffer(used), memoryview(b"")
-        found = pa.Array.from_buffers(pa.large_binary(), len(self._ends) - 1, [None, pa.py_buffer(np.array(self._ends, np.int64)), data])
+        found = pa.Array.from_buffers(
+            pa.large_binary(),
+            len(self._ends) - 1,
+            [None, pa.py_buffer(np.array(self._ends, np.int64)), data],
+        )
         self._begin()
         return found

@@ -59,11 +59,18 @@ class BucketTarget:
     def _others(self) -> Iterator[Entry]:
         """Give what lies there besides flare's own."""
         with contextlib.suppress(MissingError):
-            yield from (entry for entry in self._out.list() if not entry.name.startswith(f"{SCRATCH}/"))
+            yield from (
+                entry for entry in self._out.list() if not entry.name.startswith(f"{SCRATCH}/")
+            )
 
     def _refuse_others(self, is_begun: bool = False) -> None:
         """Refuse to replace a folder that holds more than a dataset."""
-        refuse_others(self._out, dict.fromkeys(entry.name.partition("/")[0] for entry in self._others()), self.shown, is_begun)
+        refuse_others(
+            self._out,
+            dict.fromkeys(entry.name.partition("/")[0] for entry in self._others()),
+            self.shown,
+            is_begun,
+        )
 
     def _refuse_what_is_there(self, resume: bool, overwrite: bool) -> None:
         """Refuse a folder that was not begun here and is not empty, unless it is a dataset and may be replaced."""
@@ -86,7 +93,9 @@ class BucketTarget:
             if self._done.exists():
                 self._clear()
             elif (self._new / PLAYLIST).exists():
-                if (self._out / PLAYLIST).exists():  # the old one's, which goes first: nothing was swapped yet
+                if (
+                    self._out / PLAYLIST
+                ).exists():  # the old one's, which goes first: nothing was swapped yet
                     self._refuse_others()
                 self._swap()
                 self._clear()
@@ -110,7 +119,11 @@ class BucketTarget:
         self._refuse_what_is_there(resume, overwrite)
 
     def _unfinished(self) -> UnfinishedError:
-        return UnfinishedError("an unfinished pack", where=self.shown, hint="Run the same command with --resume, or with --overwrite to begin anew.")
+        return UnfinishedError(
+            "an unfinished pack",
+            where=self.shown,
+            hint="Run the same command with --resume, or with --overwrite to begin anew.",
+        )
 
     def _empty(self) -> None:
         _remove(self._out, self._others())
@@ -120,12 +133,16 @@ class BucketTarget:
         """Delete flare's own objects but the lock, last the note that they are of no use any more."""
         inside = self._out / SCRATCH
         with contextlib.suppress(MissingError):
-            _remove(inside, (entry for entry in inside.list() if entry.name not in ("lock", "done")))
+            _remove(
+                inside, (entry for entry in inside.list() if entry.name not in ("lock", "done"))
+            )
         self._done.delete()
 
     def _swap(self) -> None:
         """Put the new dataset in the place of the old one, its playlist last; begun again, it ends the same."""
-        fresh = [entry.name for entry in self._new.list() if not entry.name.startswith(f"{SCRATCH}/")]
+        fresh = [
+            entry.name for entry in self._new.list() if not entry.name.startswith(f"{SCRATCH}/")
+        ]
         (self._out / PLAYLIST).delete()
         _remove(self._out, [entry for entry in self._others() if entry.name not in set(fresh)])
         for name in sorted(fresh, key=lambda name: name == PLAYLIST):

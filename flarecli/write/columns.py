@@ -22,7 +22,11 @@ _ADDRESS = "(?i)^(?:https?|s3|gs|az|hf|file)://"
 
 
 def chosen_encodings(
-    batch: pa.RecordBatch, names: Sequence[str], given: Mapping[str, str], extensions: Mapping[str, str], before: Mapping[str, str]
+    batch: pa.RecordBatch,
+    names: Sequence[str],
+    given: Mapping[str, str],
+    extensions: Mapping[str, str],
+    before: Mapping[str, str],
 ) -> dict[str, str]:
     """Choose an encoding for each column: the one given, the one it had, or by its type and first value.
 
@@ -46,7 +50,11 @@ def chosen_encodings(
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
 
 
 class Typed:
@@ -56,19 +64,27 @@ class Typed:
         self._columns, self._key, self._nulls = columns, key, nulls
         self._encodings = [encodings.lookup(column.encoding) for column in columns]
         self._schema = pa.schema([encodings.field(column) for column in columns])
-        self._had: tuple[pa.Schema, list[encodings.Encoding | None]] | None = None  # of the batch before: mostly they are the same
+        self._had: tuple[pa.Schema, list[encodings.Encoding | None]] | None = (
+            None  # of the batch before: mostly they are the same
+        )
 
-    def convert(self, batch: pa.RecordBatch, rows: IntArray) -> tuple[pa.RecordBatch, IntArray, list[Failure]]:
+    def convert(
+        self, batch: pa.RecordBatch, rows: IntArray
+    ) -> tuple[pa.RecordBatch, IntArray, list[Failure]]:
         """Convert a batch.
 
         rows    int64 [rows of the batch]: the place of each row in the selection
         return  typed columns of the rows that fit, their places, and the rows that do not, in order
         """
         arrays, reasons = [], self._unnamed(batch)
-        for column, encoding, had in zip(self._columns, self._encodings, self._encodings_of(batch.schema), strict=True):
+        for column, encoding, had in zip(
+            self._columns, self._encodings, self._encodings_of(batch.schema), strict=True
+        ):
             array, failures = encodings.coerce(batch.column(column.name), encoding, had)
             arrays.append(array)
-            for at, reason in (one for one in failures if not (self._nulls and one[1] == "is null")):
+            for at, reason in (
+                one for one in failures if not (self._nulls and one[1] == "is null")
+            ):
                 reasons.setdefault(at, (column.name, reason))
         typed = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         if not reasons:
@@ -92,8 +108,15 @@ class Typed:
 
     def _unnamed(self, batch: pa.RecordBatch) -> dict[int, tuple[str, str]]:
         """Find the rows that their key does not name: position in the batch -> key and reason."""
-        wrong = () if self._key is None else np.flatnonzero(is_unnamed(batch.column(self._key))).tolist()
-        return {at: (self._key or "", "is null" if not batch.column(self._key)[at].is_valid else _EMPTY) for at in wrong}
+        wrong = (
+            ()
+            if self._key is None
+            else np.flatnonzero(is_unnamed(batch.column(self._key))).tolist()
+        )
+        return {
+            at: (self._key or "", "is null" if not batch.column(self._key)[at].is_valid else _EMPTY)
+            for at in wrong
+        }
 
 
 def looks_like_addresses(batch: pa.RecordBatch) -> list[str]:
@@ -112,4 +135,7 @@ def check_names(schema: pa.Schema, wanted: Sequence[str], what: str) -> None:
     """Raise UsageError for the first name that is no column."""
     for name in wanted:
         if name not in schema.names:
-            raise UsageError(f"no column {name!r}, which {what} names", hint=choose(name, schema.names, "Choose from"))
+            raise UsageError(
+                f"no column {name!r}, which {what} names",
+                hint=choose(name, schema.names, "Choose from"),
+            )

@@ -19,7 +19,9 @@ from flarecli.write.failures import FAILED
 __all__ = ["DATASET", "HINT", "refuse_others"]
 
 DATASET = (PLAYLIST, INDEX, *SPECS)  # what --overwrite must find before it replaces a folder
-_OWN = re.compile(r"(?:shard\.)?\d{5,}\..+|shardindex\.json|shards")  # what a pack calls its shards and what lies beside them, in any format
+_OWN = re.compile(
+    r"(?:shard\.)?\d{5,}\..+|shardindex\.json|shards"
+)  # what a pack calls its shards and what lies beside them, in any format
 _PART = re.compile(r"\d{5,}")  # what `parts.part_name` gives
 HINT = "Give --resume to go on with an unfinished pack, --overwrite to replace a dataset, or name another folder."
 
@@ -34,15 +36,24 @@ def refuse_others(at: Location, names: Iterable[str], shown: str, is_begun: bool
     """
     names = list(names)
     listed = _listed(at)
-    own, folders = {*DATASET, FAILED, SCRATCH, *listed}, {name.partition("/")[0] for name in listed if "/" in name}
+    own, folders = (
+        {*DATASET, FAILED, SCRATCH, *listed},
+        {name.partition("/")[0] for name in listed if "/" in name},
+    )
     by_name = is_begun or (not listed and PLAYLIST in names)
     for name in names:
         if name in own or (by_name and _OWN.fullmatch(name)) or _is_part(at, name, shown):
             continue
-        below = [f"{name}/{entry.name}" for entry in (at / name).list()] if name in folders else [name]
+        below = (
+            [f"{name}/{entry.name}" for entry in (at / name).list()] if name in folders else [name]
+        )
         for other in below:
             if other not in own:
-                raise UsageError(f"it holds {other!r}, which is no part of a dataset", where=shown, hint="Move that elsewhere first.")
+                raise UsageError(
+                    f"it holds {other!r}, which is no part of a dataset",
+                    where=shown,
+                    hint="Move that elsewhere first.",
+                )
 
 
 def _is_part(at: Location, name: str, shown: str) -> bool:
@@ -63,14 +74,20 @@ def _listed(at: Location) -> set[str]:
     names: set[str] = set()
     with contextlib.suppress(FlareError):
         found = playlists.read(at / PLAYLIST)
-        for one in (one for one in found.streams if one.format != "files"):  # a playlist may also list what nobody packed
+        for one in (
+            one for one in found.streams if one.format != "files"
+        ):  # a playlist may also list what nobody packed
             names.update(bare(name) for name in _files(one))
-        names.update(name for one in found.streams for name in one.files if name.endswith(f"/{PLAYLIST}"))
+        names.update(
+            name for one in found.streams for name in one.files if name.endswith(f"/{PLAYLIST}")
+        )
     for lists, format in (((INDEX,), "mds"), (SPECS, "granular")):
         with contextlib.suppress(FlareError):
             if any((at / name).exists() for name in lists):
                 names.update(_files(find(format).open_dataset(at)))
-    names.update([f"{folder}/{INDEX}" for folder in {name.rpartition("/")[0] for name in names} if folder])  # of parts that were merged
+    names.update(
+        [f"{folder}/{INDEX}" for folder in {name.rpartition("/")[0] for name in names} if folder]
+    )  # of parts that were merged
     return names
 
 

@@ -18,7 +18,11 @@ __all__ = ["ENGINES", "check", "joined", "run"]
 
 ENGINES = ("local", "ray")
 _AHEAD = 4  # tasks handed over for each core of the cluster: enough to keep it busy, few enough to hold in memory
-_ALONE = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}  # a cluster that listens to this machine alone
+_ALONE = {
+    "address": "local",
+    "include_dashboard": False,
+    "_node_ip_address": "127.0.0.1",
+}  # a cluster that listens to this machine alone
 _RETRIES = 20  # of one task whose worker or node was lost
 
 A = TypeVar("A")
@@ -32,7 +36,11 @@ def run(engine: str, work: Callable[[A], B], items: Iterable[A]) -> Iterator[tup
     raises  MissingLibraryError without ray; ReachError if the cluster cannot be reached
             or loses the same task again and again; what the work raises
     """
-    return _on_ray(work, items) if engine == "ray" else ((i, work(item)) for i, item in enumerate(items))
+    return (
+        _on_ray(work, items)
+        if engine == "ray"
+        else ((i, work(item)) for i, item in enumerate(items))
+    )
 
 
 def check(engine: str) -> None:
@@ -62,18 +70,29 @@ def _ray() -> Any:
     try:
         return importlib.import_module("ray")  # whatever it says of its types differs by version
     except ImportError:
-        raise MissingLibraryError("--engine ray needs ray", hint="pip install 'flarecli[ray]'") from None
+        raise MissingLibraryError(
+            "--engine ray needs ray", hint="pip install 'flarecli[ray]'"
+        ) from None
 
 
 def _join(ray: Any) -> None:
     address = os.environ.get("RAY_ADDRESS")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers
     inner: Any = importlib.import_module("ray._private.worker")
-    inner._worker_logs_enabled = False  # else each lost worker is a line on stdout, whatever `log_to_driver` is
+    inner._worker_logs_enabled = (
+        False  # else each lost worker is a line on stdout, whatever `log_to_driver` is
+    )
     try:
-        ray.init(**({"address": address} if address else _ALONE), log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(
+            **({"address": address} if address else _ALONE),
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ReachError(f"no Ray cluster: {error}", hint="Look at RAY_ADDRESS, or leave it out to use this machine.") from None
+        raise ReachError(
+            f"no Ray cluster: {error}",
+            hint="Look at RAY_ADDRESS, or leave it out to use this machine.",
+        ) from None
 
 
 def _on_ray(work: Callable[[A], B], items: Iterable[A]) -> Iterator[tuple[int, B]]:
@@ -102,4 +121,7 @@ def _ended(ray: Any, waiting: dict[Any, int]) -> tuple[int, Any]:
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
     except ray.exceptions.RayError as error:
-        raise ReachError(f"the cluster lost task {i} {_RETRIES} times: {type(error).__name__}", hint="Run it again with --resume.") from None
+        raise ReachError(
+            f"the cluster lost task {i} {_RETRIES} times: {type(error).__name__}",
+            hint="Run it again with --resume.",
+        ) from None

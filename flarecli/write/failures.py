@@ -57,7 +57,11 @@ class Failure:
         return (json.dumps(told) + "\n").encode()
 
 
-_ERRORS: dict[str, type[FlareError]] = {"null": ValueFitError, "value": ValueFitError, "unsafe": UnsafeError}
+_ERRORS: dict[str, type[FlareError]] = {
+    "null": ValueFitError,
+    "value": ValueFitError,
+    "unsafe": UnsafeError,
+}
 _TRUST = "Give --allow-local or --allow-private if you trust what it links to, or --on-error skip to leave such rows out."
 
 
@@ -65,7 +69,11 @@ def error_of(failure: Failure, address: object, hint: str) -> FlareError:
     """Give the error that ends a run at its first failed row."""
     named = f"{failure.key}: " if failure.key else ""
     is_name = failure.reason.startswith("the name ")  # of a file, which no switch makes one
-    if failure.kind == "unsafe" and not is_name and any(word in failure.reason for word in ("address", "://", "redirect", "symbolic link")):
+    if (
+        failure.kind == "unsafe"
+        and not is_name
+        and any(word in failure.reason for word in ("address", "://", "redirect", "symbolic link"))
+    ):
         hint = _TRUST
     where = f"{address}[{failure.row}]" if failure.file is None else failure.where
     return _ERRORS.get(failure.kind, ReachError)(f"{named}{failure.reason}", where=where, hint=hint)
@@ -94,7 +102,11 @@ class Failed:
     def _begin(self, size: int) -> None:
         """Cut the list back to what was noted; what came after will come again."""
         if self._list.size < size:
-            raise FormatError("it is not as long as the journal says", where=self._at, hint="Give --overwrite to begin anew.")
+            raise FormatError(
+                "it is not as long as the journal says",
+                where=self._at,
+                hint="Give --overwrite to begin anew.",
+            )
         self._list.cut(size)
         for block in self._list.blocks() if size else ():
             self._sums.update(block)

@@ -63,7 +63,11 @@ class _OnDisk:
 
     def _open(self) -> None:
         try:
-            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            self._fd = os.open(
+                self._path,
+                os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o666,
+            )
             sync_folder(os.path.dirname(self._path))
         except OSError as error:
             raise self._store.error(error, self._at.path) from None
@@ -88,7 +92,9 @@ class _OnDisk:
             self._open()
         try:
             os.ftruncate(self._fd, size)
-            os.fsync(self._fd)  # nothing may be added, and then what counts on the rest would come first
+            os.fsync(
+                self._fd
+            )  # nothing may be added, and then what counts on the rest would come first
         except OSError as error:
             raise self._store.error(error, self._at.path) from None
 
@@ -108,7 +114,11 @@ class _InPieces:
         self._sizes: list[int] = []
         found = {}
         with contextlib.suppress(MissingError):
-            found = {int(named[1]): entry for entry in self._folder.list() if (named := _PIECE.fullmatch(entry.name))}
+            found = {
+                int(named[1]): entry
+                for entry in self._folder.list()
+                if (named := _PIECE.fullmatch(entry.name))
+            }
         for number in range(len(found)):
             if number not in found:  # one was lost: what follows it will be noted again
                 break
@@ -119,7 +129,9 @@ class _InPieces:
         return f"{number:05d}.json"
 
     def _drop(self, names: list[str]) -> None:
-        for name in sorted(names, reverse=True):  # from the end, so that what a kill leaves is a beginning
+        for name in sorted(
+            names, reverse=True
+        ):  # from the end, so that what a kill leaves is a beginning
             (self._folder / name).delete()
 
     @property
@@ -127,15 +139,24 @@ class _InPieces:
         return sum(self._sizes)
 
     def blocks(self) -> Iterator[bytes]:
-        yield from map(bytes, read_each([self._folder / self._name(number) for number in range(len(self._sizes))]))
+        yield from map(
+            bytes,
+            read_each([self._folder / self._name(number) for number in range(len(self._sizes))]),
+        )
 
     def append(self, data: bytes) -> None:
         at = self._folder / self._name(len(self._sizes))
         try:
             at.write([data], replace=False)
-        except UsageError:  # something is there: our own, of a request whose answer was lost, or another pack's
+        except (
+            UsageError
+        ):  # something is there: our own, of a request whose answer was lost, or another pack's
             if at.read() != data:
-                raise BusyError("another pack writes there", where=at, hint="Stop one of the two, then run this one again with --resume.") from None
+                raise BusyError(
+                    "another pack writes there",
+                    where=at,
+                    hint="Stop one of the two, then run this one again with --resume.",
+                ) from None
         self._sizes.append(len(data))
 
     def cut(self, size: int) -> None:
@@ -144,7 +165,11 @@ class _InPieces:
             ends += self._sizes[number]
             number += 1
         if ends != size:
-            raise FormatError("it does not end where the journal says", where=self._folder, hint="Give --overwrite to begin anew.")
+            raise FormatError(
+                "it does not end where the journal says",
+                where=self._folder,
+                hint="Give --overwrite to begin anew.",
+            )
         self._drop([self._name(at) for at in range(number, len(self._sizes))])
         del self._sizes[number:]
 

@@ -39,7 +39,9 @@ class Journal:
     raises   UsageError if it belongs to another pack; FormatError if it is no journal; ReachError if it can't be written
     """
 
-    def __init__(self, at: Location, head: Mapping[str, Any], running: Running | None = None) -> None:
+    def __init__(
+        self, at: Location, head: Mapping[str, Any], running: Running | None = None
+    ) -> None:
         self._at, self._running = at, running
         self._log = growing(at / f"{SCRATCH}/journal")
         self.columns: list[tuple[str, str]] | None = None
@@ -64,9 +66,14 @@ class Journal:
             if not all(isinstance(entry, dict) for entry in (first, *rest)):
                 raise ValueError("not an object")
         except ValueError:
-            raise FormatError("its journal cannot be read", where=self._at, hint="Give --overwrite to begin anew.") from None
+            raise FormatError(
+                "its journal cannot be read", where=self._at, hint="Give --overwrite to begin anew."
+            ) from None
         head = json.loads(json.dumps(head))
-        if self._running is not None and first != head == {**first, "source": head["source"]}:  # else by a flare that summed it all beforehand
+        if self._running is not None and first != head == {
+            **first,
+            "source": head["source"],
+        }:  # else by a flare that summed it all beforehand
             head["source"], self._running = self._running.whole(), None
         if first != head:
             raise self._of_another(_difference(first, head))
@@ -86,21 +93,34 @@ class Journal:
             self._log.cut(good)
 
     def _of_another(self, difference: str) -> UsageError:
-        return UsageError(f"the unfinished pack there was begun with {difference}", where=self._at, hint="Give --overwrite to begin anew.")
+        return UsageError(
+            f"the unfinished pack there was begun with {difference}",
+            where=self._at,
+            hint="Give --overwrite to begin anew.",
+        )
 
     def note_columns(self, columns: list[tuple[str, str]]) -> None:
         """Note what the columns are."""
         self.columns = columns
         self._note({"columns": columns})
 
-    def note_shard(self, rows: int, next: int, files: tuple[File, ...], failed: Mapping[str, Any]) -> None:
+    def note_shard(
+        self, rows: int, next: int, files: tuple[File, ...], failed: Mapping[str, Any]
+    ) -> None:
         """Note a shard that is on the disk, the row at which the next begins, and the state of `failed.jsonl`."""
         entry = {
             "shard": files[0].name,
             "rows": rows,
             "next": next,
             "files": [
-                {"name": f.name, "size": f.size, "hashes": dict(f.hashes), "raw_size": f.raw_size, "raw_hashes": dict(f.raw_hashes)} for f in files
+                {
+                    "name": f.name,
+                    "size": f.size,
+                    "hashes": dict(f.hashes),
+                    "raw_size": f.raw_size,
+                    "raw_hashes": dict(f.raw_hashes),
+                }
+                for f in files
             ],
             "failed": dict(failed),
         }
@@ -122,7 +142,9 @@ def _is_there(entry: dict[str, Any], there: Mapping[str, int]) -> bool:
     """Whether a noted shard still has its size; it was safe before it was noted."""
     with contextlib.suppress(Exception):
         files = [File(**file) for file in entry["files"]]
-        is_noted = all(isinstance(entry[name], int) for name in ("rows", "next")) and isinstance(entry["failed"], dict)
+        is_noted = all(isinstance(entry[name], int) for name in ("rows", "next")) and isinstance(
+            entry["failed"], dict
+        )
         return is_noted and bool(files) and all(there.get(file.name) == file.size for file in files)
     return False
 

@@ -54,7 +54,11 @@ def is_unnamed(keys: pa.Array) -> npt.NDArray[np.bool_]:
 
     return  bool [rows]
     """
-    null = keys.is_null().to_numpy(zero_copy_only=False) if keys.null_count else np.zeros(len(keys), bool)
+    null = (
+        keys.is_null().to_numpy(zero_copy_only=False)
+        if keys.null_count
+        else np.zeros(len(keys), bool)
+    )
     plain = keys.dictionary_decode() if pa.types.is_dictionary(keys.type) else keys
     if _is_sized(plain.type):
         null |= pc.equal(pc.binary_length(plain), 0).fill_null(True).to_numpy(zero_copy_only=False)
@@ -62,8 +66,15 @@ def is_unnamed(keys: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _is_sized(kind: pa.DataType) -> bool:
-    texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    return bool(texts or pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
+    texts = (
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+    return bool(
+        texts
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+    )
 
 
 class Keys:
@@ -81,8 +92,15 @@ class Keys:
         """
         if isinstance(rows, int):
             rows = np.arange(rows, rows + len(keys), dtype=np.int64)
-        values = (keys.cast(pa.large_binary()) if pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type) else keys).to_pylist()
-        hashes = b"".join(xxhash.xxh3_128_digest(value if isinstance(value, bytes) else str(value).encode()) for value in values)
+        values = (
+            keys.cast(pa.large_binary())
+            if pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type)
+            else keys
+        ).to_pylist()
+        hashes = b"".join(
+            xxhash.xxh3_128_digest(value if isinstance(value, bytes) else str(value).encode())
+            for value in values
+        )
         pairs = np.frombuffer(hashes, "<u8").reshape(-1, 2)
         high, low = pairs[:, 0].copy(), pairs[:, 1].copy()
         out = np.full(len(keys), -1, np.int64)
@@ -102,6 +120,11 @@ class Keys:
     def _add(self, run: _Run) -> None:
         while self._runs and len(self._runs[-1].high) < 2 * len(run.high):
             last = self._runs.pop()
-            run = _Run(*(np.concatenate(pair) for pair in ((last.high, run.high), (last.low, run.low), (last.rows, run.rows))))
+            run = _Run(
+                *(
+                    np.concatenate(pair)
+                    for pair in ((last.high, run.high), (last.low, run.low), (last.rows, run.rows))
+                )
+            )
         if len(run.high):
             self._runs.append(run)

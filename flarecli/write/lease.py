@@ -69,18 +69,29 @@ class Lease:
             with contextlib.suppress(BusyError):
                 return swap(self._at, self._next(), found)
             time.sleep(0.01 * 2**number)
-        raise BusyError("others were faster each time, or the store refuses every condition", where=self._where, hint="Try again in a minute.")
+        raise BusyError(
+            "others were faster each time, or the store refuses every condition",
+            where=self._where,
+            hint="Try again in a minute.",
+        )
 
     def _is_dead(self, found: Held, waits: bool) -> bool:
         """Find out whether the owner is dead; False if the lock went away meanwhile. Raises BusyError if the owner is alive, or may be."""
         owner = _parsed(found.data)
-        lives = _lives(owner.get("pid"), owner.get("ticks")) if owner.get("machine") and owner["machine"] == _machine() else None
+        lives = (
+            _lives(owner.get("pid"), owner.get("ticks"))
+            if owner.get("machine") and owner["machine"] == _machine()
+            else None
+        )
         if lives is False:
             return True
         if lives:
             raise self._busy(owner, "Wait until it ends.")
         if not waits:
-            raise self._busy(owner, f"Wait until it ends; if it is dead, --resume takes over after {DEAD_S:.0f} seconds.")
+            raise self._busy(
+                owner,
+                f"Wait until it ends; if it is dead, --resume takes over after {DEAD_S:.0f} seconds.",
+            )
         stop = _now() + DEAD_S
         while _now() < stop:
             time.sleep(min(1.0, DEAD_S / 4))
@@ -118,7 +129,11 @@ class Lease:
         if _now() - self._last > BEAT_S * 1.5:
             self._beat()
         if self._lost:
-            raise BusyError(self._lost, where=self._where, hint="Stop one of the two, then run this one again with --resume.")
+            raise BusyError(
+                self._lost,
+                where=self._where,
+                hint="Stop one of the two, then run this one again with --resume.",
+            )
 
     def leave(self) -> None:
         """Write the lock no more, with no request: whoever wants it finds that its owner is dead."""

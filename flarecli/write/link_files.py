@@ -32,7 +32,11 @@ class LinkedFiles:
     def _small(self, at: Location) -> bytes | Flaw | None:
         """Read an object unless it is large: then its row reads it when it comes."""
         size = _size(at)
-        return None if self._limits.ahead_bytes // _OBJECTS < size <= self._limits.max_bytes else self._whole(at, size)
+        return (
+            None
+            if self._limits.ahead_bytes // _OBJECTS < size <= self._limits.max_bytes
+            else self._whole(at, size)
+        )
 
     def read(self, want: Location | Future[bytes | Flaw | None], text: str) -> bytes | Flaw:
         """Give a file or an object; `text` is what the row calls it."""

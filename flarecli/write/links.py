@@ -40,11 +40,15 @@ __all__ = ["Fetched", "Link", "fetch"]
 _STEP = 1024  # rows of a slice
 _SPAN = 128  # rows that are taken at a time, where nothing is wrong with them
 _AHEAD_ROWS = 4096  # rows whose links are asked for before they are needed
-_BATCH_BYTES = 4 << 20  # fetched bytes of one output batch, about: each is there twice while it is made, and a shard keeps the last one whole
+_BATCH_BYTES = (
+    4 << 20
+)  # fetched bytes of one output batch, about: each is there twice while it is made, and a shard keeps the last one whole
 _LUMP_BYTES = 1 << 20  # room is given back to the engine in lumps: each time rings a bell
 _NAP_S = 0.003  # to be woken by one answer after another would cost too much: at first a later one is waited for, at most so long
 _TEXTUAL = frozenset({"html", "xml", "json", "str"})  # kinds of which a page is no surprise
-_MARKUP = frozenset(b"<\xef\t\n\v\f\r ")  # what a page may begin with: else it need not be looked at further
+_MARKUP = frozenset(
+    b"<\xef\t\n\v\f\r "
+)  # what a page may begin with: else it need not be looked at further
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,13 @@ def fetch(
     """
     if not links:
         for batch in batches:
-            yield Fetched(batch, np.arange(first_row, first_row + batch.num_rows), (), first_row + batch.num_rows, {})
+            yield Fetched(
+                batch,
+                np.arange(first_row, first_row + batch.num_rows),
+                (),
+                first_row + batch.num_rows,
+                {},
+            )
             first_row += batch.num_rows
         return
     fetcher = _Fetcher(links, key, at, guard, limits, allow_empty)
@@ -122,16 +132,29 @@ def _slices(batches: Iterable[pa.RecordBatch], first: int) -> Iterator[tuple[pa.
 class _Fetcher:
     """Asks for what links point at, and makes values of what comes, on the caller's thread."""
 
-    def __init__(self, links: Sequence[Link], key: str | None, at: Location, guard: Guard, limits: Limits, allow_empty: bool) -> None:
+    def __init__(
+        self,
+        links: Sequence[Link],
+        key: str | None,
+        at: Location,
+        guard: Guard,
+        limits: Limits,
+        allow_empty: bool,
+    ) -> None:
         self._links, self._key, self._allow_empty = links, key, allow_empty
-        self._textual = [(link.encoding or "").partition(":")[0] in ("str", "json") for link in links]
+        self._textual = [
+            (link.encoding or "").partition(":")[0] in ("str", "json") for link in links
+        ]
         self._bodies = [Bodies(_BATCH_BYTES + _LUMP_BYTES) for _ in links]
         self._arrived = SimpleQueue[None]()
         self._asker = Asker(links, at, guard, limits, functools.partial(self._arrived.put, None))
         self._files = LinkedFiles(at, limits)
         self.begin = self._asker.begin
         self._got = self._bytes = 0  # values that came, and their bytes
-        self._freed, self._lump = 0, min(_LUMP_BYTES, limits.ahead_bytes // 8)  # bytes taken over, not yet given back as room
+        self._freed, self._lump = (
+            0,
+            min(_LUMP_BYTES, limits.ahead_bytes // 8),
+        )  # bytes taken over, not yet given back as room
 
     def notes(self) -> Iterator[str]:
         """Say what is worth knowing of the transfers as a whole."""
@@ -198,7 +221,11 @@ class _Fetcher:
         return rows
 
     def _count(self, values: int, size: int) -> None:
-        self._got, self._bytes, self._freed = self._got + values, self._bytes + size, self._freed + size
+        self._got, self._bytes, self._freed = (
+            self._got + values,
+            self._bytes + size,
+            self._freed + size,
+        )
 
     def _take_row(self, part: Slice, row: int) -> tuple[str, str, str] | None:
         """Wait for what a row names and take it; else say which column has what kind of flaw, and why."""
@@ -227,8 +254,12 @@ class _Fetcher:
         part.found[place] = _USED
         if isinstance(want, Fault):
             if want.kind == "bug":
-                raise RuntimeError(want.message)  # no fault of the row's, which --on-error skip would leave out
-            return Flaw(want.kind, redact_text(f"{redact(part.wanted.urls[place])}: {want.message}"))
+                raise RuntimeError(
+                    want.message
+                )  # no fault of the row's, which --on-error skip would leave out
+            return Flaw(
+                want.kind, redact_text(f"{redact(part.wanted.urls[place])}: {want.message}")
+            )
         if isinstance(want, bytes | Page):
             body = want.data if isinstance(want, Page) else want
             self._freed += len(body)
@@ -246,7 +277,9 @@ class _Fetcher:
         reason = self._unwanted(body, isinstance(want, Page), text, is_text)
         return body if reason is None else Flaw(reason[0], f"{redact(text)}: {reason[1]}")
 
-    def _awaited(self, part: Slice, place: int) -> bytes | Page | Fault | Flaw | Location | Future[bytes | Flaw | None]:
+    def _awaited(
+        self, part: Slice, place: int
+    ) -> bytes | Page | Fault | Flaw | Location | Future[bytes | Flaw | None]:
         """Wait for what is needed now."""
         self._release(part, place)
         wanted, found = part.wanted, part.found[place]
@@ -266,7 +299,9 @@ class _Fetcher:
             self._asker.engine.release(self._freed, part.wanted.first + place)
             self._freed = 0
 
-    def _unwanted(self, body: bytes, is_page: bool, text: str, is_text: bool) -> tuple[str, str] | None:
+    def _unwanted(
+        self, body: bytes, is_page: bool, text: str, is_text: bool
+    ) -> tuple[str, str] | None:
         """Say what is wrong with bytes that came whole: nothing at all, or a page where none was asked for."""
         if not body:
             return None if self._allow_empty else ("empty", "no bytes at all")
@@ -274,19 +309,41 @@ class _Fetcher:
             return None
         found = media.sniff(body[:512])
         if found in ("html", "xml") or (found is None and is_page):
-            return "media", f"{'an XML document' if found == 'xml' else 'a web page'}, not what was asked for"
+            return (
+                "media",
+                f"{'an XML document' if found == 'xml' else 'a web page'}, not what was asked for",
+            )
         return None
 
-    def _fetched(self, part: Slice, kept: list[int], failures: list[Failure], until: int) -> Fetched:
+    def _fetched(
+        self, part: Slice, kept: list[int], failures: list[Failure], until: int
+    ) -> Fetched:
         is_run = bool(kept) and kept[-1] - kept[0] + 1 == len(kept)
-        whole = part.batch.slice(kept[0], len(kept)) if is_run else part.batch.take(pa.array(kept, pa.int64()))
+        whole = (
+            part.batch.slice(kept[0], len(kept))
+            if is_run
+            else part.batch.take(pa.array(kept, pa.int64()))
+        )
         at = {link.source: i for i, link in enumerate(self._links)}
         fields, columns = [], []
         for old, column in zip(whole.schema, whole.columns, strict=True):
             i = at.get(old.name)
             fields.append(old if i is None else pa.field(self._links[i].name, pa.large_binary()))
             columns.append(column if i is None else self._bodies[i].take())
-        first = {link.name: extension_in(part.texts[i][kept[0]] or "") if kept else "" for i, link in enumerate(self._links)}
+        first = {
+            link.name: extension_in(part.texts[i][kept[0]] or "") if kept else ""
+            for i, link in enumerate(self._links)
+        }
         batch = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
-        names = {link.name: [part.texts[i][row] or "" for row in kept] for i, link in enumerate(self._links)}
-        return Fetched(batch, part.first + np.array(kept, np.int64), tuple(failures), part.first + until, first, names)
+        names = {
+            link.name: [part.texts[i][row] or "" for row in kept]
+            for i, link in enumerate(self._links)
+        }
+        return Fetched(
+            batch,
+            part.first + np.array(kept, np.int64),
+            tuple(failures),
+            part.first + until,
+            first,
+            names,
+        )

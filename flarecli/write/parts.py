@@ -44,13 +44,24 @@ class _Files(Mapping[str, File]):
     def __init__(self) -> None:
         self._names: list[str] = []  # names in a part: few
         self._folders: list[str] = []
-        self._which, self._folder, self._sizes, self._sums = array("H"), array("q"), array("q"), bytearray()
+        self._which, self._folder, self._sizes, self._sums = (
+            array("H"),
+            array("q"),
+            array("q"),
+            bytearray(),
+        )
         self._others: dict[str, File] = {}  # with other sums, or of no part
 
     def add(self, folder: str, file: File) -> None:
         """Take a file of a part, named as the part names it."""
         sum = file.hashes.get(DEFAULT, "")
-        if set(file.hashes) != {DEFAULT} or len(sum) != _HEX or file.size is None or file.raw_size is not None or len(self._names) > 1000:
+        if (
+            set(file.hashes) != {DEFAULT}
+            or len(sum) != _HEX
+            or file.size is None
+            or file.raw_size is not None
+            or len(self._names) > 1000
+        ):
             self.put(replace(file, name=f"{folder}/{file.name}"))
             return
         if file.name not in self._names:
@@ -68,7 +79,9 @@ class _Files(Mapping[str, File]):
 
     def _at(self, i: int) -> File:
         name = f"{self._folders[self._folder[i]]}/{self._names[self._which[i]]}"
-        return File(name, self._sizes[i], {DEFAULT: self._sums[i * _HEX : (i + 1) * _HEX].decode("ascii")})
+        return File(
+            name, self._sizes[i], {DEFAULT: self._sums[i * _HEX : (i + 1) * _HEX].decode("ascii")}
+        )
 
     def __getitem__(self, name: str) -> File:
         if name in self._others:
@@ -106,29 +119,58 @@ class _Shards:
         if self._first is None or not self._urls:
             self._first, self._hashes = part, {key: [] for key in part.hashes}
             self.format = part.format or ""
-        elif len(part) and (part.columns, part.format, part.hashes.keys()) != (self._first.columns, self._first.format, self._hashes.keys()):
-            raise FormatError("has other columns than the parts before", where=self._at / name, hint="Give --encode for the columns that differ.")
+        elif len(part) and (part.columns, part.format, part.hashes.keys()) != (
+            self._first.columns,
+            self._first.format,
+            self._hashes.keys(),
+        ):
+            raise FormatError(
+                "has other columns than the parts before",
+                where=self._at / name,
+                hint="Give --encode for the columns that differ.",
+            )
         self._urls += [f"{name}/{url}" for url in part.urls]
         for key, counts in self._counts.items():
-            counts.extend((np.full(len(part), -1) if getattr(part, key) is None else getattr(part, key)).tolist())
+            counts.extend(
+                (
+                    np.full(len(part), -1) if getattr(part, key) is None else getattr(part, key)
+                ).tolist()
+            )
         for key, sums in self._hashes.items():
             sums += part.hashes[key]
         if self._companions or any(part.parts):
             self._companions += [()] * (len(self._urls) - len(part) - len(self._companions))
-            self._companions += [tuple(replace(file, name=f"{name}/{file.name}") for file in one) for one in part.parts]
+            self._companions += [
+                tuple(replace(file, name=f"{name}/{file.name}") for file in one)
+                for one in part.parts
+            ]
 
     def stream(self, headers: Mapping[str, Any], files: Mapping[str, File]) -> Stream:
         """Give them as one stream."""
         first = self._first
         if first is None:
             raise NoRowsError("no part has a row", where=self._at)
-        rows, sizes, raw_sizes = (np.frombuffer(counts, np.int64) if len(counts) else np.zeros(0, np.int64) for counts in self._counts.values())
+        rows, sizes, raw_sizes = (
+            np.frombuffer(counts, np.int64) if len(counts) else np.zeros(0, np.int64)
+            for counts in self._counts.values()
+        )
         kept = {key: value for key, value in first.headers.items() if key not in headers}
         zipped = raw_sizes if first.raw_sizes is not None else None
         return Stream(
-            "data", self._at, first.format, self._urls, first.columns, rows, sizes, self._hashes, zipped, {}, {**kept, **headers}, files,
+            "data",
+            self._at,
+            first.format,
+            self._urls,
+            first.columns,
+            rows,
+            sizes,
+            self._hashes,
+            zipped,
+            {},
+            {**kept, **headers},
+            files,
             self._companions,
-        )  # fmt: skip
+        )
 
 
 def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stream:
@@ -144,7 +186,10 @@ def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stre
         data = where.read(0, where.size())
         part = playlists.parse(data, where).streams[0]
         shards.add(name, part)
-        for file in (*part.files.values(), File(playlists.PLAYLIST, len(data), {DEFAULT: digest(data)})):
+        for file in (
+            *part.files.values(),
+            File(playlists.PLAYLIST, len(data), {DEFAULT: digest(data)}),
+        ):
             files.add(name, file)
         failures.add(name, part)
         if shards.format in FAMILY and len(part):
@@ -165,7 +210,9 @@ class _Failures:
 
     def __init__(self, at: Location) -> None:
         self._at, self._before = at, 0
-        self.parts: list[tuple[str, int]] = []  # those that have some, and how many rows were selected before them
+        self.parts: list[
+            tuple[str, int]
+        ] = []  # those that have some, and how many rows were selected before them
 
     def add(self, name: str, part: Stream) -> None:
         """Count the rows of a part, and the failed ones."""
@@ -181,4 +228,11 @@ class _Failures:
             where = self._at / f"{name}/{FAILED}"
             for line in where.read(0, where.size()).splitlines():
                 entry = json.loads(line)
-                yield (json.dumps(entry if entry["file"] is not None else {**entry, "row": before + entry["row"]}) + "\n").encode()
+                yield (
+                    json.dumps(
+                        entry
+                        if entry["file"] is not None
+                        else {**entry, "row": before + entry["row"]}
+                    )
+                    + "\n"
+                ).encode()

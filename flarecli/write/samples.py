@@ -37,17 +37,25 @@ class Samples:
         raises  UsageError for a missing or unknown column; ValueFitError for a value that its encoding cannot hold
         """
         if not hasattr(sample, "keys"):
-            raise UsageError(f"a sample is a mapping of columns to values, not {type(sample).__name__}")
+            raise UsageError(
+                f"a sample is a mapping of columns to values, not {type(sample).__name__}"
+            )
         if sample.keys() != {column.name for column in columns}:
             names = sorted(set(sample) ^ {column.name for column in columns})
-            raise UsageError(f"column {names[0]!r} is {'unknown' if names[0] in sample else 'missing'} in the sample")
+            raise UsageError(
+                f"column {names[0]!r} is {'unknown' if names[0] in sample else 'missing'} in the sample"
+            )
         row = {}
         for column in columns:
             try:
-                row[column.name] = encodings.encode(encodings.lookup(column.encoding), sample[column.name])
+                row[column.name] = encodings.encode(
+                    encodings.lookup(column.encoding), sample[column.name]
+                )
             except FlareError as error:
                 where = f"row {first + len(self._held)}"
-                raise type(error)(f"column {column.name!r}: {error.message}", where=where, hint=error.hint) from None
+                raise type(error)(
+                    f"column {column.name!r}: {error.message}", where=where, hint=error.hint
+                ) from None
         self._held.append(row)
         self._size += _weight(row)
 
@@ -60,10 +68,20 @@ class Samples:
         for column in columns:
             encoding = encodings.lookup(column.encoding)
             try:
-                arrays.append(encodings.typed(pa.array([sample[column.name] for sample in self._held], encoding.raw), encoding))
+                arrays.append(
+                    encodings.typed(
+                        pa.array([sample[column.name] for sample in self._held], encoding.raw),
+                        encoding,
+                    )
+                )
             except ValueFitError as error:
-                raise ValueFitError(f"column {column.name!r}: {error.message}", where=f"[{first + int(error.where[1:-1])}]") from None
-        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(column) for column in columns]))
+                raise ValueFitError(
+                    f"column {column.name!r}: {error.message}",
+                    where=f"[{first + int(error.where[1:-1])}]",
+                ) from None
+        return pa.RecordBatch.from_arrays(
+            arrays, schema=pa.schema([encodings.field(column) for column in columns])
+        )
 
     def passed(self, count: int, refused: int = -1) -> None:
         """Let go of the first ones, which were taken, and of one that cannot be, if there is such a one."""
@@ -72,4 +90,7 @@ class Samples:
 
 
 def _weight(row: Mapping[str, Any]) -> int:
-    return sum(sum(map(len, stored)) if isinstance(stored, list) else len(stored) for stored in row.values())
+    return sum(
+        sum(map(len, stored)) if isinstance(stored, list) else len(stored)
+        for stored in row.values()
+    )

@@ -12,7 +12,10 @@ from flarecli.model import Column, Columns, Settings
 
 __all__ = ["SHARD_LIMIT", "column_pairs", "held_settings"]
 
-_NO_PAIRS, _PAIRS = "columns are names without encodings", 'Write them like {"image": "jpeg", "label": "int"}.'
+_NO_PAIRS, _PAIRS = (
+    "columns are names without encodings",
+    'Write them like {"image": "jpeg", "label": "int"}.',
+)
 SHARD_LIMIT = (1 << 32) - 1  # what uint32 offsets reach
 
 
@@ -22,12 +25,21 @@ def held_settings(settings: Settings) -> Settings:
 
 
 @checked
-def _held(compression: str | None, hashes: Sequence[str], shard_bytes: int | None, shard_rows: int | None, newline: str, separator: str) -> Settings:
+def _held(
+    compression: str | None,
+    hashes: Sequence[str],
+    shard_bytes: int | None,
+    shard_rows: int | None,
+    newline: str,
+    separator: str,
+) -> Settings:
     if compression is not None:
         compress.suffix_of(compression)
     sums.Sums(hashes)
     if shard_bytes is not None and shard_bytes > SHARD_LIMIT:
-        raise UsageError(f"a shard of {shard_bytes} bytes is past 4 GiB, which its offsets cannot reach")
+        raise UsageError(
+            f"a shard of {shard_bytes} bytes is past 4 GiB, which its offsets cannot reach"
+        )
     for count, noun in ((shard_bytes, "bytes"), (shard_rows, "rows")):
         if count is not None and count < (noun == "rows"):
             raise UsageError(f"a shard of {count} {noun} holds nothing")
@@ -37,7 +49,11 @@ def _held(compression: str | None, hashes: Sequence[str], shard_bytes: int | Non
 def column_pairs(columns: Mapping[str, str] | Columns) -> list[tuple[str, str]]:
     """Give the name and the encoding of each column. Raises UsageError for what does not say both."""
     try:
-        pairs = [*columns.items()] if isinstance(columns, Mapping) else [(one.name, one.encoding) for one in columns if _is_column(one)]
+        pairs = (
+            [*columns.items()]
+            if isinstance(columns, Mapping)
+            else [(one.name, one.encoding) for one in columns if _is_column(one)]
+        )
     except TypeError:
         raise UsageError(_NO_PAIRS, hint=_PAIRS) from None
     if not all(isinstance(text, str) for pair in pairs for text in pair):

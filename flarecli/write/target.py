@@ -37,7 +37,9 @@ __all__ = ["Target", "bucket_of", "claim", "sweep"]
 _claimed: set[str] = set()  # scratch folders of this process
 
 
-def claim(out: Address, *, resume: bool = False, overwrite: bool = False, guard: Guard | None = None) -> Target | BucketTarget:
+def claim(
+    out: Address, *, resume: bool = False, overwrite: bool = False, guard: Guard | None = None
+) -> Target | BucketTarget:
     """Claim a folder, on a disk or in a bucket, for a pack.
 
     raises  UsageError for a place that cannot be written to, else what `Target` raises
@@ -56,7 +58,11 @@ def bucket_of(out: str, guard: Guard | None = None) -> Location | None:
     if not is_url(out) or scheme_of(out) == "file":
         return None
     if scheme_of(out) in ("http", "https"):
-        raise UsageError("a web server is read, not written to", where=redact(out), hint="Name a folder, or a bucket such as s3://bucket/folder.")
+        raise UsageError(
+            "a web server is read, not written to",
+            where=redact(out),
+            hint="Name a folder, or a bucket such as s3://bucket/folder.",
+        )
     return locate(out, replace(guard or Guard(), keeper=None))
 
 
@@ -75,18 +81,34 @@ class Target:
 
     def __init__(self, out: str, *, resume: bool = False, overwrite: bool = False) -> None:
         if is_url(out) and not out.startswith("file://"):
-            raise UsageError("this is written to local folders only", where=redact(out), hint="Name a folder; `flare pack` also writes to buckets.")
+            raise UsageError(
+                "this is written to local folders only",
+                where=redact(out),
+                hint="Name a folder; `flare pack` also writes to buckets.",
+            )
         if not local_path(out):  # a variable that is not set, and the root folder would be meant
             raise UsageError("the target is an empty name", hint="Name a folder.")
         self.shown = local_path(out).rstrip("/") or "/"
         self.final = os.path.realpath(whole_path(self.shown))
         if os.path.lexists(self.final) and not os.path.isdir(self.final):
-            raise UsageError("a file is there, a folder is wanted", where=self.shown, hint="Name the folder to write, last.")
+            raise UsageError(
+                "a file is there, a folder is wanted",
+                where=self.shown,
+                hint="Name the folder to write, last.",
+            )
         if overwrite:
             self.hint = f"Name another folder: --overwrite replaces what was {self.what}ed, and something else is there."
-        begun = os.path.exists(os.path.join(self.final, SCRATCH, "journal"))  # a half pack is emptied where it is, under its lock
-        self._swaps = overwrite and not begun and (self._holds_dataset(self.final) or os.path.isdir(self._beside("new")))
-        self._is_swapped = begun and os.path.isfile(os.path.join(self.final, PLAYLIST))  # whole, and killed before all was put away
+        begun = os.path.exists(
+            os.path.join(self.final, SCRATCH, "journal")
+        )  # a half pack is emptied where it is, under its lock
+        self._swaps = (
+            overwrite
+            and not begun
+            and (self._holds_dataset(self.final) or os.path.isdir(self._beside("new")))
+        )
+        self._is_swapped = begun and os.path.isfile(
+            os.path.join(self.final, PLAYLIST)
+        )  # whole, and killed before all was put away
         if self._swaps or (begun and overwrite and not resume):
             self._refuse_others()
         self.folder = self._beside("new") if self._swaps else self.final
@@ -99,7 +121,9 @@ class Target:
             self._claim(self._store, resume, overwrite)
 
     def _beside(self, what: str) -> str:
-        return os.path.join(os.path.dirname(self.final), f".{os.path.basename(self.final)}.flare-{what}")
+        return os.path.join(
+            os.path.dirname(self.final), f".{os.path.basename(self.final)}.flare-{what}"
+        )
 
     @property
     def playlist(self) -> str:
@@ -112,7 +136,10 @@ class Target:
     def _refuse_others(self) -> None:
         """Refuse to replace a folder that holds more than a dataset."""
         if os.path.isdir(self.final):
-            at, is_begun = Location(LocalStore(self.final, self.shown, maps=False)), os.path.exists(os.path.join(self.final, SCRATCH, "journal"))
+            at, is_begun = (
+                Location(LocalStore(self.final, self.shown, maps=False)),
+                os.path.exists(os.path.join(self.final, SCRATCH, "journal")),
+            )
             refuse_others(at, sorted(os.listdir(self.final)), self.shown, is_begun)
 
     def _claim(self, store: LocalStore, resume: bool, overwrite: bool) -> None:
@@ -136,14 +163,18 @@ class Target:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise BusyError(
-                    f"another {self.what} is at work there ({self._owner(scratch)})", where=self.shown, hint="Wait until it ends."
+                    f"another {self.what} is at work there ({self._owner(scratch)})",
+                    where=self.shown,
+                    hint="Wait until it ends.",
                 ) from None
             if not _is_same(fd, scratch):
                 return
             journal = os.path.join(scratch, "journal")
             if os.path.exists(journal) and not resume and not overwrite:
                 raise UnfinishedError(
-                    f"an unfinished {self.what}", where=self.shown, hint="Run the same command with --resume, or with --overwrite to begin anew."
+                    f"an unfinished {self.what}",
+                    where=self.shown,
+                    hint="Run the same command with --resume, or with --overwrite to begin anew.",
                 )
             others = [name for name in os.listdir(self.folder) if name != SCRATCH]
             if not os.path.exists(journal) and others:
@@ -167,15 +198,26 @@ class Target:
         for name in sorted(os.listdir(self.folder)):
             path = os.path.join(self.folder, name)
             if name != SCRATCH:
-                shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+                shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(
+                    path
+                ) else os.unlink(path)
         for name in os.listdir(os.path.join(self.folder, SCRATCH)):
             os.unlink(os.path.join(self.folder, SCRATCH, name))
 
     def _sign(self, scratch: str, store: LocalStore) -> None:
-        owner = {"pid": os.getpid(), "host": socket.gethostname(), "start": time.strftime("%Y-%m-%d %H:%M:%S")}
-        path, flags = os.path.join(scratch, "lock"), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        owner = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "start": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }
+        path, flags = (
+            os.path.join(scratch, "lock"),
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+        )
         try:
-            if os.path.lexists(path):  # a folder that came from elsewhere may have a link there, or a pipe
+            if os.path.lexists(
+                path
+            ):  # a folder that came from elsewhere may have a link there, or a pipe
                 os.unlink(path)
             with open(os.open(path, flags, 0o666), "w", encoding="utf-8") as file:
                 json.dump(owner, file)
@@ -185,7 +227,10 @@ class Target:
     def _owner(self, scratch: str) -> str:
         """Say who holds the lock; it signs right after it locked, so wait for that a moment."""
         for _ in range(20):
-            with contextlib.suppress(OSError, ValueError, KeyError), open(os.path.join(scratch, "lock"), encoding="utf-8") as file:
+            with (
+                contextlib.suppress(OSError, ValueError, KeyError),
+                open(os.path.join(scratch, "lock"), encoding="utf-8") as file,
+            ):
                 owner = json.load(file)
                 return f"process {int(owner['pid'])} on {str(owner['host'])[:80]}, since {str(owner['start'])[:30]}"
             time.sleep(0.05)

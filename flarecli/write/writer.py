@@ -83,25 +83,44 @@ class Writer:
         self._chunks: list[Chunk] = []
         self._held: list[pa.RecordBatch] = []
         self._held_rows, self._held_size, self._base = 0, 0, 0
-        self._weighed: tuple[pa.RecordBatch | None, IntArray] = (None, None)  # a batch and what its rows weigh, once that is known
+        self._weighed: tuple[pa.RecordBatch | None, IntArray] = (
+            None,
+            None,
+        )  # a batch and what its rows weigh, once that is known
         self._samples = Samples()
-        self._names: set[bytes] = set()  # of the rows in the shard that is being filled, where the format tells its rows apart by names
-        self._behind = Behind(jobs if self.settings.compression else 1)  # bytes alone are quicker written than handed over
+        self._names: set[bytes] = (
+            set()
+        )  # of the rows in the shard that is being filled, where the format tells its rows apart by names
+        self._behind = Behind(
+            jobs if self.settings.compression else 1
+        )  # bytes alone are quicker written than handed over
         self._ended = self.target.is_done
         self._is_abandoned = False
         self._is_torn = False  # while rows are on their way from one hand to the next: an interrupt would lose them, or write them twice
-        self.rows = self.next = self.taken = 0  # taken: bytes of the rows that were handed in here, as they lie in shards
+        self.rows = self.next = self.taken = (
+            0  # taken: bytes of the rows that were handed in here, as they lie in shards
+        )
         if self._ended:
             self.rows = self._rows_there()
             return
         try:
-            self._begin({"flare": __version__, "format": format, "settings": _plain(self.settings), **(head or {})}, running)
+            self._begin(
+                {
+                    "flare": __version__,
+                    "format": format,
+                    "settings": _plain(self.settings),
+                    **(head or {}),
+                },
+                running,
+            )
             if given is not None:
                 self._name_columns(given)
         except BaseException:
             self.target.abandon(keep=True)
             raise
-        self._dropped = weakref.finalize(self, _drop, os.getpid(), self.target, self.failed, self._journal)
+        self._dropped = weakref.finalize(
+            self, _drop, os.getpid(), self.target, self.failed, self._journal
+        )
         self._dropped.atexit = False  # the lock dies with its process
 
     def _begin(self, head: dict[str, Any], running: Running | None) -> None:
@@ -112,14 +131,21 @@ class Writer:
             self._chunks.append(Chunk(main, entry["rows"], files, self._format.NAME, tuple(beside)))
             self.rows += entry["rows"]
             self.next = entry["next"]
-        self.failed = Failed(self.target.at, self._journal.shards[-1]["failed"] if self._chunks else None)
+        self.failed = Failed(
+            self.target.at, self._journal.shards[-1]["failed"] if self._chunks else None
+        )
         if self._journal.columns is not None:
-            self.columns = tuple(encodings.column(name, encoding) for name, encoding in self._journal.columns)
+            self.columns = tuple(
+                encodings.column(name, encoding) for name, encoding in self._journal.columns
+            )
 
     def _rows_there(self) -> int:
         """Count the rows of a finished dataset; 0 where no playlist says it."""
         with contextlib.suppress(FlareError):
-            return sum(0 if one.rows is None else int(one.rows.sum()) for one in playlists.read(self.target.at / playlists.PLAYLIST).streams)
+            return sum(
+                0 if one.rows is None else int(one.rows.sum())
+                for one in playlists.read(self.target.at / playlists.PLAYLIST).streams
+            )
         return 0
 
     def _check_open(self) -> None:
@@ -128,20 +154,30 @@ class Writer:
             raise lost()
         if self._ended:
             raise UsageError(
-                "the dataset is finished, and takes no more rows" if self.is_done or not self._is_abandoned else "the writer was given up",
+                "the dataset is finished, and takes no more rows"
+                if self.is_done or not self._is_abandoned
+                else "the writer was given up",
                 where=self.target.shown,
-                hint="Look at `is_done` and `rows`, or give overwrite=True." if self.is_done else "Open another Writer.",
+                hint="Look at `is_done` and `rows`, or give overwrite=True."
+                if self.is_done
+                else "Open another Writer.",
             )
 
     def _arranged(self, columns: Mapping[str, str] | Columns) -> Columns:
-        return self._format.arrange(encodings.column(name, encoding) for name, encoding in column_pairs(columns))
+        return self._format.arrange(
+            encodings.column(name, encoding) for name, encoding in column_pairs(columns)
+        )
 
     def _name_columns(self, columns: Columns) -> None:
         if self.columns is None:
             self.columns = columns
             self._journal.note_columns([(column.name, column.encoding) for column in columns])
         elif columns != self.columns:
-            raise UsageError("the unfinished pack there has other columns", where=self.target.shown, hint="Give --overwrite to begin anew.")
+            raise UsageError(
+                "the unfinished pack there has other columns",
+                where=self.target.shown,
+                hint="Give --overwrite to begin anew.",
+            )
 
     @property
     def format(self) -> str:
@@ -192,7 +228,10 @@ class Writer:
             return
         first, refused = self.rows + self._held_rows, -1
         try:
-            self.write_batch(self._samples.batch(self.columns or (), first), np.arange(first, first + len(self._samples)))
+            self.write_batch(
+                self._samples.batch(self.columns or (), first),
+                np.arange(first, first + len(self._samples)),
+            )
         except (ValueFitError, UnsafeError) as error:
             at = re.fullmatch(r"\[(\d+)\]", error.where)
             if at is None:
@@ -234,7 +273,9 @@ class Writer:
         start, before = 0, 0
         while start < batch.num_rows:
             room = limit - self._base - self._held_size
-            stop = min(int(np.searchsorted(ends, before + room, "right")), start + most - self._held_rows)
+            stop = min(
+                int(np.searchsorted(ends, before + room, "right")), start + most - self._held_rows
+            )
             if stop <= start and not self._held_rows:
                 stop = start + 1  # larger than a shard: one of its own
             if stop > start:
@@ -261,13 +302,20 @@ class Writer:
         for name, row in zip(names, rows.tolist(), strict=False):
             if name in self._names or name in fresh:
                 shown = escape(name.decode("utf-8", "backslashreplace"))
-                raise ValueFitError(f"the key {shown!r:.80} came before, and is to lie in the same shard", where=f"[{row}]", hint=_APART)
+                raise ValueFitError(
+                    f"the key {shown!r:.80} came before, and is to lie in the same shard",
+                    where=f"[{row}]",
+                    hint=_APART,
+                )
             fresh.add(name)
 
     def _flush(self, next: int) -> None:
         """Write what is held as one shard, to be noted once it is there; `next` is the row at which the next one begins."""
         self._is_torn = True
-        make, size = partial(self._write_shard, len(self._chunks) + len(self._behind), self._held), self._held_size
+        make, size = (
+            partial(self._write_shard, len(self._chunks) + len(self._behind), self._held),
+            self._held_size,
+        )
         self.rows += self._held_rows
         self._held, self._held_rows, self._held_size, self._names = [], 0, 0, set()
         self._behind.add(make, next, size, self._note)
@@ -281,10 +329,19 @@ class Writer:
 
     def _write_shard(self, number: int, held: list[pa.RecordBatch]) -> Chunk:
         at = self.target.at
-        chunk = self._format.write_shard(at / self._inside if self._inside else at, number, self.columns or (), held, self.settings)
+        chunk = self._format.write_shard(
+            at / self._inside if self._inside else at,
+            number,
+            self.columns or (),
+            held,
+            self.settings,
+        )
         if not self._inside:
             return chunk
-        return replace(chunk, files=tuple(replace(file, name=f"{self._inside}/{file.name}") for file in chunk.files))
+        return replace(
+            chunk,
+            files=tuple(replace(file, name=f"{self._inside}/{file.name}") for file in chunk.files),
+        )
 
     def fail(self, failure: Failure) -> None:
         """List a row that is left out; rows come in order, before any row behind them is written."""
@@ -306,10 +363,15 @@ class Writer:
         self._behind.close(self._note)
         self.failed.settle(1 << 62)
         self.target.check()
-        files = self._format.write_index(self.target.at, self._chunks, self.columns or (), self.settings)
+        files = self._format.write_index(
+            self.target.at, self._chunks, self.columns or (), self.settings
+        )
         failed = self.failed.files()
         self.target.check()
-        playlists.write(self.target.at / playlists.PLAYLIST, Playlist((self._stream({**files, **failed}, source),)))
+        playlists.write(
+            self.target.at / playlists.PLAYLIST,
+            Playlist((self._stream({**files, **failed}, source),)),
+        )
         self.failed.close()
         self._journal.close()
         self._ended = True
@@ -326,7 +388,11 @@ class Writer:
         stored = [chunk.files[0] for chunk in self._chunks]
         names = sorted({hashes.DEFAULT, *self.settings.hashes})
         zipped = self.settings.compression is not None
-        headers = {key: value for key, value in (("compression", self.settings.compression), ("source", source)) if value}
+        headers = {
+            key: value
+            for key, value in (("compression", self.settings.compression), ("source", source))
+            if value
+        }
         return Stream(
             "data",
             self.target.at,
@@ -340,7 +406,9 @@ class Writer:
             {},
             headers,
             files,
-            [chunk.files[1:] for chunk in self._chunks] if any(len(chunk.files) > 1 for chunk in self._chunks) else (),
+            [chunk.files[1:] for chunk in self._chunks]
+            if any(len(chunk.files) > 1 for chunk in self._chunks)
+            else (),
         )
 
     def abandon(self) -> None:
@@ -356,7 +424,12 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is None:
             try:
                 self.close()
@@ -377,9 +450,14 @@ def _drop(pid: int, target: Target | BucketTarget, *held: Any) -> None:
     """Abandon what a Writer held that nobody has any more; a forked process has a copy, which is not its own."""
     if os.getpid() != pid:
         return
-    warnings.warn(f"{target.shown}: a Writer was dropped without close()", ResourceWarning, stacklevel=2)
+    warnings.warn(
+        f"{target.shown}: a Writer was dropped without close()", ResourceWarning, stacklevel=2
+    )
     target.apart(partial(_let_go, target, *held))
 
 
 def _plain(settings: Settings) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value := getattr(settings, name), tuple) else value for name in settings.__slots__}
+    return {
+        name: list(value) if isinstance(value := getattr(settings, name), tuple) else value
+        for name in settings.__slots__
+    }

@@ -110,6 +110,10 @@ def test_a_note_that_is_not_where_its_copy_ends_says_nothing(one, tmp_path):
 
 
 @pytest.mark.parametrize(("limit", "is_kept"), [(8 << 20, False), (13 << 20, True)])
-def test_an_object_larger_than_a_quarter_of_the_limit_is_not_kept_whole(web, tmp_path, limit, is_kept):
-    at = locate(web.file("/a", bytes(3 << 20), '"one"'), Guard(keeper=Cache(str(tmp_path / "cache"), limit)))
+def test_an_object_larger_than_a_quarter_of_the_limit_is_not_kept_whole(
+    web, tmp_path, limit, is_kept
+):
+    at = locate(
+        web.file("/a", bytes(3 << 20), '"one"'), Guard(keeper=Cache(str(tmp_path / "cache"), limit))
+    )
     assert at.store.keep(at.path) is is_kept

@@ -43,7 +43,11 @@ def opened(web, home, limit=100_000_000, path="/d"):
 
 
 def files(home):
-    return sorted(path for path in home.rglob("*") if path.is_file() and path.name != "lock" and path.parent.name not in ("turns", "here"))
+    return sorted(
+        path
+        for path in home.rglob("*")
+        if path.is_file() and path.name != "lock" and path.parent.name not in ("turns", "here")
+    )
 
 
 def used(home):
@@ -52,7 +56,9 @@ def used(home):
 
 def bodies(web):
     """Requests that fetched something: asking for a version costs one byte."""
-    return [headers["range"] for _, headers in web.requests if headers.get("range", "") != "bytes=0-0"]
+    return [
+        headers["range"] for _, headers in web.requests if headers.get("range", "") != "bytes=0-0"
+    ]
 
 
 def test_what_was_fetched_is_not_fetched_again(web, home):
@@ -78,7 +84,9 @@ def test_a_range_costs_the_blocks_it_touches(web, home):
 def test_an_object_that_was_read_through_is_one_file_and_mapped(web, home):
     web.file("/d/a", DATA, '"one"')
     assert b"".join((opened(web, home) / "a").blocks()) == DATA
-    assert [(one.part, one.address.rpartition("/")[2]) for one in kept(str(home))] == [("whole", "a")]
+    assert [(one.part, one.address.rpartition("/")[2]) for one in kept(str(home))] == [
+        ("whole", "a")
+    ]
     web.requests.clear()
     assert bytes((opened(web, home) / "a").map()) == DATA
     assert bodies(web) == []
@@ -100,7 +108,9 @@ def test_a_large_object_is_fetched_by_several_requests(web, home, monkeypatch):
     assert at.store.keep(at.path, len(DATA))
     assert bytes(at.map()) == DATA
     edges = [0, 2 * BLOCK, 4 * BLOCK, len(DATA)]
-    assert sorted(headers["range"] for _, headers in web.requests) == [f"bytes={a}-{b - 1}" for a, b in pairwise(edges)]
+    assert sorted(headers["range"] for _, headers in web.requests) == [
+        f"bytes={a}-{b - 1}" for a, b in pairwise(edges)
+    ]
     assert [headers.get("if-match") for _, headers in web.requests] == [None, '"one"', '"one"']
 
 
@@ -140,16 +150,27 @@ def test_names_and_notes_hold_no_secrets_and_signatures_do_not_count(web, home):
     assert b"secret" not in everything and b"password" not in everything
     web.file("/d/a", b"y" * 1000, '"one"')
     folder._folders.clear()
-    assert locate(web.url("/d/a?id=8&X-Amz-Signature=one"), Guard(keeper=Cache(str(home)))).read() == b"y" * 1000
+    assert (
+        locate(web.url("/d/a?id=8&X-Amz-Signature=one"), Guard(keeper=Cache(str(home)))).read()
+        == b"y" * 1000
+    )
 
 
 @pytest.mark.parametrize(
     "one, other, is_same",
     [
-        ("a?X-Amz-Signature=1&X-Amz-Date=1&versionId=7", "a?X-Amz-Signature=2&X-Amz-Date=2&versionId=7", True),
+        (
+            "a?X-Amz-Signature=1&X-Amz-Date=1&versionId=7",
+            "a?X-Amz-Signature=2&X-Amz-Date=2&versionId=7",
+            True,
+        ),
         ("a?X-Amz-Signature=1&versionId=7", "a?X-Amz-Signature=1&versionId=8", False),
         ("a?X-Goog-Signature=1&X-Goog-Date=1", "a?X-Goog-Signature=2&X-Goog-Date=2", True),
-        ("a?AWSAccessKeyId=me&Signature=1&Expires=1", "a?AWSAccessKeyId=me&Signature=2&Expires=2", True),
+        (
+            "a?AWSAccessKeyId=me&Signature=1&Expires=1",
+            "a?AWSAccessKeyId=me&Signature=2&Expires=2",
+            True,
+        ),
         ("a?Policy=1&Signature=1&Key-Pair-Id=k", "a?Policy=2&Signature=2&Key-Pair-Id=k", True),
         ("a?sv=2022&sp=r&se=1&sig=1", "a?sv=2022&sp=r&se=2&sig=2", True),
         ("a?sv=2022&sig=1&snapshot=1", "a?sv=2022&sig=1&snapshot=2", False),
@@ -159,7 +180,10 @@ def test_names_and_notes_hold_no_secrets_and_signatures_do_not_count(web, home):
     ],
 )
 def test_a_pair_of_a_query_counts_unless_it_signs_with_others(one, other, is_same):
-    names = {entry(f"https://host/{address}", "version", "whole", 10).name[:40] for address in (one, other)}
+    names = {
+        entry(f"https://host/{address}", "version", "whole", 10).name[:40]
+        for address in (one, other)
+    }
     assert (len(names) == 1) == is_same
 
 
@@ -193,7 +217,9 @@ def test_the_limit_holds_and_the_coldest_leave_first(web, home):
 def test_what_is_larger_than_the_limit_is_read_through(web, home):
     web.file("/d/a", DATA[:900_000], '"one"')
     at = opened(web, home, limit=500_000) / "a"
-    assert at.read() == DATA[:900_000] and b"".join(at.blocks()) == DATA[:900_000] and at.map() is None
+    assert (
+        at.read() == DATA[:900_000] and b"".join(at.blocks()) == DATA[:900_000] and at.map() is None
+    )
     assert files(home) == []
 
 
@@ -265,7 +291,9 @@ def test_what_dead_processes_left_is_removed_and_counts_until_then(web, home):
     child.start()
     child.join()
     for end in ("part", "room"):
-        (home / folder.LAYOUT / f"{'0' * 40}.{folder.host()}.{child.pid}.0.{end}").write_bytes(bytes(120_000))
+        (home / folder.LAYOUT / f"{'0' * 40}.{folder.host()}.{child.pid}.0.{end}").write_bytes(
+            bytes(120_000)
+        )
     strange = home / folder.LAYOUT / "notes.txt"
     strange.write_bytes(bytes(10_000))
     web.file("/d/b", DATA[:200_000], '"one"')
@@ -279,13 +307,19 @@ def test_what_only_has_a_copys_name_is_removed_and_does_not_count(web, home):
     assert (at / "a").read() == DATA[:50_000]
     (mine,) = files(home)
     planted = [home / folder.LAYOUT / f"{sign * 40}-{1000:x}" for sign in "cdef"]
-    planted[0].write_bytes(bytes(400_000))  # larger than its name says: the folder would be full of it
+    planted[0].write_bytes(
+        bytes(400_000)
+    )  # larger than its name says: the folder would be full of it
     planted[1].mkdir()
     planted[2].symlink_to("/etc/passwd")
     planted[3].write_bytes(bytes(999))
     web.file("/d/b", DATA[:200_000], '"one"')
     assert (at / "b").read() == DATA[:200_000]
-    assert mine.exists() and len(files(home)) == 2 and not any(os.path.lexists(path) for path in planted)
+    assert (
+        mine.exists()
+        and len(files(home)) == 2
+        and not any(os.path.lexists(path) for path in planted)
+    )
 
 
 def test_a_living_process_keeps_its_part(web, home):
@@ -323,7 +357,9 @@ def test_a_full_disk_costs_one_warning(web, home, monkeypatch):
         raise OSError(errno.ENOSPC, "no")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    assert one_warning(lambda: read_all(web, home)) == [f"the cache in {home} is not used: the disk is full"]
+    assert one_warning(lambda: read_all(web, home)) == [
+        f"the cache in {home} is not used: the disk is full"
+    ]
     assert files(home) == []
 
 
@@ -332,7 +368,9 @@ def test_a_disk_that_fills_up_while_it_is_written_leaves_nothing(web, home, monk
         raise OSError(errno.ENOSPC, "no")
 
     monkeypatch.setattr(os, "pwrite", full)
-    assert one_warning(lambda: read_all(web, home)) == [f"the cache in {home} is not used: the disk is full"]
+    assert one_warning(lambda: read_all(web, home)) == [
+        f"the cache in {home} is not used: the disk is full"
+    ]
     web.file("/d/big", DATA, '"one"')
     assert b"".join((opened(web, home) / "big").blocks()) == DATA
     assert files(home) == []
@@ -341,13 +379,17 @@ def test_a_disk_that_fills_up_while_it_is_written_leaves_nothing(web, home, monk
 def test_a_folder_that_cannot_be_made_costs_one_warning(web, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     where = tmp_path / "file" / "cache"
-    assert one_warning(lambda: read_all(web, where)) == [f"the cache in {where} is not used: not a directory"]
+    assert one_warning(lambda: read_all(web, where)) == [
+        f"the cache in {where} is not used: not a directory"
+    ]
 
 
 def test_a_folder_that_others_may_write_is_not_used(web, home):
     (home / folder.LAYOUT).mkdir(parents=True)
     (home / folder.LAYOUT).chmod(0o777)
-    expected = f"the cache in {home} is not used: it belongs to another user, or others may write to it"
+    expected = (
+        f"the cache in {home} is not used: it belongs to another user, or others may write to it"
+    )
     assert one_warning(lambda: read_all(web, home)) == [expected]
     assert files(home) == []
 
@@ -382,7 +424,9 @@ def test_threads_that_want_the_same_fetch_it_once(web, home):
     web.file("/d/a", DATA, '"one"')
     at, answers = opened(web, home) / "a", []
     at.size()
-    threads = [threading.Thread(target=lambda: answers.append(at.read(0, 3 * BLOCK))) for _ in range(6)]
+    threads = [
+        threading.Thread(target=lambda: answers.append(at.read(0, 3 * BLOCK))) for _ in range(6)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -413,7 +457,10 @@ def test_a_cached_location_travels(web, home):
     assert pickle.loads(pickle.dumps(at)) == at
     for method in ("fork", "spawn", "forkserver"):
         with multiprocessing.get_context(method).Pool(2) as pool:
-            assert pool.apply_async(at.read_many, ([(0, 10), (2_000_000, 2_000_010)],)).get(30) == [DATA[:10], DATA[2_000_000:2_000_010]]
+            assert pool.apply_async(at.read_many, ([(0, 10), (2_000_000, 2_000_010)],)).get(30) == [
+                DATA[:10],
+                DATA[2_000_000:2_000_010],
+            ]
     web.requests.clear()
     assert at.read(0, 10) == DATA[:10]
     assert bodies(web) == []
@@ -483,7 +530,9 @@ def test_a_copy_that_is_wrong_again_is_not_made_again(web, home):
         assert len(files(home)) == (times < 2)
         for path in files(home):
             flip(path)
-        folder.shared(str(home), 100_000_000).views.__init__(lambda name: True)  # as if it had been at hand long ago
+        folder.shared(str(home), 100_000_000).views.__init__(
+            lambda name: True
+        )  # as if it had been at hand long ago
     web.requests.clear()
     assert at.read() == DATA[:70_000]
     assert len(bodies(web)) == 1
@@ -500,7 +549,12 @@ def storm(at, seed, count):
 def test_processes_that_are_killed_leave_the_cache_right_and_within_its_limit(web, home):
     for i in range(30):
         web.file(f"/d/{i}", DATA[i : i + 60_000 + i], f'"{i}"')
-    at, context, rng, peak = opened(web, home, limit=400_000), multiprocessing.get_context("fork"), random.Random(1), 0
+    at, context, rng, peak = (
+        opened(web, home, limit=400_000),
+        multiprocessing.get_context("fork"),
+        random.Random(1),
+        0,
+    )
     running = [context.Process(target=storm, args=(at, seed, 1000)) for seed in range(4)]
     for process in running:
         process.start()

@@ -17,7 +17,9 @@ def at(web, tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "_folders", {})
     web.file("/d/a", DATA, '"one"')
     web.file("/d/b", DATA[::-1], '"one"')
-    return locate(web.url("/d"), Guard(keeper=Cache(str(tmp_path / "cache"), 4 * len(DATA) + 60_000)))
+    return locate(
+        web.url("/d"), Guard(keeper=Cache(str(tmp_path / "cache"), 4 * len(DATA) + 60_000))
+    )
 
 
 def test_a_map_is_of_the_bytes_kept_alone(at):

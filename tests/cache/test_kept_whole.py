@@ -65,7 +65,9 @@ class Objects:
 def opened(tmp_path, monkeypatch):
     """A cache before a bucket, as a new process would open it."""
     monkeypatch.setattr(folder, "_folders", {})
-    monkeypatch.setattr(cached, "_AT_ONCE", 8 * BLOCK)  # so that there are objects that are asked for twice
+    monkeypatch.setattr(
+        cached, "_AT_ONCE", 8 * BLOCK
+    )  # so that there are objects that are asked for twice
 
     def opened(bucket, limit=1_000_000_000):
         folder._folders.clear()
@@ -138,7 +140,11 @@ def passes(store, times=1):
     """Go through all objects, one at a time; give how many of them are right."""
     right = 0
     for name, data in list(BODIES.items()) * times:
-        right += store.keep(name, SIZE, passing=True) and bytes(store.map(name)) == data and store.read(name, 5, 9) == data[5:9]
+        right += (
+            store.keep(name, SIZE, passing=True)
+            and bytes(store.map(name)) == data
+            and store.read(name, 5, 9) == data[5:9]
+        )
         store.passed(name)
     return right
 
@@ -175,7 +181,9 @@ def test_older_copies_leave_for_it(opened, bucket, tmp_path):
     assert "09" in names(tmp_path) and len(names(tmp_path)) == 4
 
 
-def test_what_is_more_than_memory_may_hold_goes_through_the_folder(opened, bucket, tmp_path, monkeypatch):
+def test_what_is_more_than_memory_may_hold_goes_through_the_folder(
+    opened, bucket, tmp_path, monkeypatch
+):
     monkeypatch.setattr(views, "_PASSING", SIZE + 10)
     store = opened(bucket, ROOM)
     assert all(store.keep(name, SIZE, passing=True) for name in BODIES)
@@ -183,7 +191,9 @@ def test_what_is_more_than_memory_may_hold_goes_through_the_folder(opened, bucke
     assert names(tmp_path) == ["08", "09", "10", "11"]
 
 
-def test_where_another_process_uses_the_folder_each_goes_through_it(opened, bucket, tmp_path, monkeypatch):
+def test_where_another_process_uses_the_folder_each_goes_through_it(
+    opened, bucket, tmp_path, monkeypatch
+):
     code = f"""
         import sys
         from flarecli.cache import folder
@@ -191,7 +201,9 @@ def test_where_another_process_uses_the_folder_each_goes_through_it(opened, buck
         print(flush=True)
         sys.stdin.read()
     """
-    other = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    other = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
         other.stdout.readline()
         assert passes(opened(bucket, ROOM)) == COUNT
@@ -222,7 +234,11 @@ def assert_nothing_held():
 def test_a_run_leaves_nothing_in_memory(web, tmp_path, monkeypatch, most):
     monkeypatch.setattr(folder, "_folders", {})
     rng = random.Random(1)
-    with flare.Writer(str(tmp_path / "d"), columns={"n": "int", "b": "bytes"}, settings=Settings(shard_bytes=100_000)) as writer:
+    with flare.Writer(
+        str(tmp_path / "d"),
+        columns={"n": "int", "b": "bytes"},
+        settings=Settings(shard_bytes=100_000),
+    ) as writer:
         for n in range(500):
             writer.write({"n": n, "b": rng.randbytes(6_000)})
     bodies = {path.name: path.read_bytes() for path in (tmp_path / "d").iterdir()}
@@ -237,7 +253,10 @@ def test_a_run_leaves_nothing_in_memory(web, tmp_path, monkeypatch, most):
     loop.close()
     assert len(rows) == len(set(rows)) == min(500, most * 16)
     assert_nothing_held()
-    assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file()) <= limit
+    assert (
+        sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file())
+        <= limit
+    )
 
 
 # -- larger than a quarter of the cache
@@ -272,7 +291,9 @@ def test_nothing_of_it_is_kept_whole_for_others(opened, great, tmp_path):
     assert store._folder.views._passing_bytes == 0
 
 
-def test_where_another_process_uses_the_folder_nothing_of_a_large_one_is_fetched_for_nothing(opened, great, monkeypatch):
+def test_where_another_process_uses_the_folder_nothing_of_a_large_one_is_fetched_for_nothing(
+    opened, great, monkeypatch
+):
     store = opened(great, 3 * LARGE)
     monkeypatch.setattr(store._folder, "is_alone", lambda: False)
     assert not store.keep("0", LARGE, passing=True)
@@ -280,7 +301,9 @@ def test_where_another_process_uses_the_folder_nothing_of_a_large_one_is_fetched
 
 
 @pytest.mark.parametrize(("limit", "is_kept"), [(2 * LARGE - 1, False), (2 * LARGE, True)])
-def test_where_memory_is_full_a_large_one_goes_through_the_folder_up_to_half_of_it(opened, great, tmp_path, monkeypatch, limit, is_kept):
+def test_where_memory_is_full_a_large_one_goes_through_the_folder_up_to_half_of_it(
+    opened, great, tmp_path, monkeypatch, limit, is_kept
+):
     monkeypatch.setattr(views, "_PASSING", LARGE - 1)
     store = opened(great, limit)
     assert store.keep("0", LARGE, passing=True) is is_kept
@@ -291,7 +314,9 @@ def test_a_large_one_that_cannot_be_fetched_takes_no_room(opened, great):
     store = opened(great, 3 * LARGE)
     great.files["0"] = "one", GREAT["0"][: 2 * BLOCK]
     store._versions["0"] = "one", LARGE  # as the server said at first
-    with pytest.raises(FormatError, match=f"s3://b/0: ends at byte {2 * BLOCK}, {LARGE} are needed"):
+    with pytest.raises(
+        FormatError, match=f"s3://b/0: ends at byte {2 * BLOCK}, {LARGE} are needed"
+    ):
         store.keep("0", LARGE, passing=True)
     assert store._folder.views._passing_bytes == 0
 
@@ -338,13 +363,19 @@ def shards(web, tmp_path, monkeypatch):
     """Large shards on a server: their bytes by name, and the dataset behind a cache for two of them."""
     monkeypatch.setattr(folder, "_folders", {})
     rng = random.Random(1)
-    with flare.Writer(str(tmp_path / "d"), columns={"n": "int", "b": "bytes"}, settings=Settings(shard_bytes=LARGE)) as writer:
+    with flare.Writer(
+        str(tmp_path / "d"),
+        columns={"n": "int", "b": "bytes"},
+        settings=Settings(shard_bytes=LARGE),
+    ) as writer:
         for n in range(200):
             writer.write({"n": n, "b": rng.randbytes(100_000)})
     bodies = {path.name: path.read_bytes() for path in (tmp_path / "d").iterdir()}
     for name, body in bodies.items():
         web.file(f"/d/{name}", body, etag='"one"')
-    data = flare.open(web.url("/d/playlist.yaml"), cache=str(tmp_path / "cache"), cache_limit=2 * LARGE)
+    data = flare.open(
+        web.url("/d/playlist.yaml"), cache=str(tmp_path / "cache"), cache_limit=2 * LARGE
+    )
     web.requests.clear()
     return {name: len(body) for name, body in bodies.items() if name.endswith(".mds")}, data
 
@@ -352,12 +383,16 @@ def shards(web, tmp_path, monkeypatch):
 @pytest.mark.parametrize("order", ["windows", "sequential"])
 def test_a_run_over_large_shards_fetches_each_once(web, shards, order):
     sizes, data = shards
-    rows = [n for batch in flare.Loader(data, 16, order=order, window=2) for n in batch["n"].tolist()]
+    rows = [
+        n for batch in flare.Loader(data, 16, order=order, window=2) for n in batch["n"].tolist()
+    ]
     assert sorted(rows) == list(range(200))
     asked = dict.fromkeys(sizes, 0)
     for path, headers in web.requests:
         name = path.rpartition("/")[2]
-        if name in asked and headers.get("range", "bytes=0-0") != "bytes=0-0":  # which asks for its version
+        if (
+            name in asked and headers.get("range", "bytes=0-0") != "bytes=0-0"
+        ):  # which asks for its version
             start, _, last = headers["range"].removeprefix("bytes=").partition("-")
             asked[name] += int(last) + 1 - int(start)
     assert asked == sizes
@@ -391,7 +426,9 @@ def test_what_is_fetched_while_a_run_ends_leaves_memory(shards, monkeypatch):
     work = Work(data, (), None, 0, 0, fetches=True)
     store, fetch = type(series.chunk(0).at.store), threading.Event()
     keep = store.keep
-    monkeypatch.setattr(store, "keep", lambda self, *given: (began.set(), fetch.wait(20), keep(self, *given))[2])
+    monkeypatch.setattr(
+        store, "keep", lambda self, *given: (began.set(), fetch.wait(20), keep(self, *given))[2]
+    )
     for rows in ([0], [150]):  # the run ends while it is under way; it is over before it begins
         began = threading.Event()
         made = threading.Thread(target=work, args=([Part(np.array(rows), False)],))

@@ -75,7 +75,11 @@ def test_room_that_was_removed_with_its_folder_is_not_counted_on(one, monkeypatc
     assert one._room_bytes > 0
     shutil.rmtree(one.path)
     put(one, "d")
-    there = sum(os.stat(os.path.join(one.path, name)).st_size for name in os.listdir(one.path) if name.endswith(".room"))
+    there = sum(
+        os.stat(os.path.join(one.path, name)).st_size
+        for name in os.listdir(one.path)
+        if name.endswith(".room")
+    )
     assert one._room_bytes == there
 
 
@@ -133,11 +137,18 @@ def test_a_forked_process_leaves_what_its_parent_fetches(web, tmp_path):
 
 def test_what_a_run_has_passed_leaves_memory_whatever_became_of_its_version():
     views = Views(lambda name: True)
-    old, new, other = (entry(address, version, "whole", 5).name for address, version in (("a", "1"), ("a", "2"), ("b", "1")))
+    old, new, other = (
+        entry(address, version, "whole", 5).name
+        for address, version in (("a", "1"), ("a", "2"), ("b", "1"))
+    )
     views.hold(old, memoryview(b"first"))
     views.hold(other, memoryview(b"other"))
     views.hold(new, memoryview(b"later"))
-    assert (views.get(old), bytes(views.get(new)), bytes(views.get(other))) == (None, b"later", b"other")
+    assert (views.get(old), bytes(views.get(new)), bytes(views.get(other))) == (
+        None,
+        b"later",
+        b"other",
+    )
     assert views._passing_bytes == 10
     views.passed(new[:12])
     assert (views.get(new), views._passing_bytes) == (None, 5)
@@ -154,11 +165,22 @@ def test_a_folder_of_another_user_is_not_used(web, tmp_path, monkeypatch, owner)
     assert os.listdir(tmp_path / "cache" / folder.LAYOUT) == []
 
 
-@pytest.mark.parametrize("read", [lambda at: at.read(), lambda at: at.map(), lambda at: b"".join(at.blocks()), lambda at: at.read_many([(0, 5)])])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda at: at.read(),
+        lambda at: at.map(),
+        lambda at: b"".join(at.blocks()),
+        lambda at: at.read_many([(0, 5)]),
+    ],
+)
 def test_no_copy_has_the_name_of_one_version_and_the_bytes_of_another(web, tmp_path, read):
     """A store remembers the versions of so many objects, and forgets them then."""
     number = [1]
-    at = locate(web.file("/a", lambda times: bytes(number) * 2_000_000, lambda times: f'"{number[0]}"'), Guard(keeper=Cache(str(tmp_path / "cache"))))
+    at = locate(
+        web.file("/a", lambda times: bytes(number) * 2_000_000, lambda times: f'"{number[0]}"'),
+        Guard(keeper=Cache(str(tmp_path / "cache"))),
+    )
     assert at.store.version(at.path) == ('"1"', 2_000_000)
     at.store._used[at.path] = {0, 1}  # half of it is used: it is mapped then
     number[0] = 2

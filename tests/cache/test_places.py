@@ -86,7 +86,10 @@ def test_a_folder_that_cannot_be_listed_may_hold_anything():
 def test_a_turn_without_a_folder_is_among_threads_alone(tmp_path):
     done = []
     turns = Turns()
-    with turns.turn(-1, "ab", "w", 5, lambda: done.append("asked")), turns.turn(-1, "ab", "w", 0.01, lambda: done.append("asked")):
+    with (
+        turns.turn(-1, "ab", "w", 5, lambda: done.append("asked")),
+        turns.turn(-1, "ab", "w", 0.01, lambda: done.append("asked")),
+    ):
         done.append("inside")
     assert done == ["inside"]
     assert os.listdir(tmp_path) == []

@@ -53,11 +53,21 @@ class Bucket:
     def page(self, name, body):
         def serve(handler, times):
             match = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers.get("Range", ""))
-            start, stop = (int(match[1]), min(len(body), int(match[2] or len(body)) + 1)) if match else (0, len(body))
+            start, stop = (
+                (int(match[1]), min(len(body), int(match[2] or len(body)) + 1))
+                if match
+                else (0, len(body))
+            )
             more = {"Content_Range": f"bytes {start}-{stop - 1}/{len(body)}"} if match else {}
             self.asked[name] += 1
             self.sent[name] += (stop - start) * (handler.command != "HEAD")
-            handler.answer(206 if match else 200, body[start:stop], ETag='"1"', Last_Modified="Sat, 01 Nov 2025 00:00:00 GMT", **more)
+            handler.answer(
+                206 if match else 200,
+                body[start:stop],
+                ETag='"1"',
+                Last_Modified="Sat, 01 Nov 2025 00:00:00 GMT",
+                **more,
+            )
 
         return serve
 
@@ -65,7 +75,9 @@ class Bucket:
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
     out, rng = tmp_path_factory.mktemp("in_step") / "d", random.Random(1)
-    with flare.Writer(str(out), columns={"n": "int", "b": "bytes"}, settings=Settings(shard_bytes=100_000)) as writer:
+    with flare.Writer(
+        str(out), columns={"n": "int", "b": "bytes"}, settings=Settings(shard_bytes=100_000)
+    ) as writer:
         for n in range(ROWS):
             writer.write({"n": n, "b": rng.randbytes(6_000)})
     return {path.name: path.read_bytes() for path in out.iterdir()}
@@ -81,11 +93,17 @@ def bucket(web, packed, monkeypatch):
 
 def times(bucket, packed):
     """How often each shard was sent."""
-    return {name: bucket.sent[name] / len(body) for name, body in packed.items() if name.endswith(".mds")}
+    return {
+        name: bucket.sent[name] / len(body)
+        for name, body in packed.items()
+        if name.endswith(".mds")
+    }
 
 
 def test_processes_in_step_have_each_shard_fetched_once(bucket, packed, tmp_path):
-    limit = sum(map(len, packed.values())) // 2  # batches are made ahead: four of them, of 64 steps each, are 16 shards
+    limit = (
+        sum(map(len, packed.values())) // 2
+    )  # batches are made ahead: four of them, of 64 steps each, are 16 shards
     argv = [sys.executable, "-c", textwrap.dedent(RANK), str(tmp_path / "cache"), str(limit)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
     ranks = [subprocess.Popen([*argv, str(rank)], **pipes) for rank in range(RANKS)]
@@ -115,7 +133,12 @@ def test_threads_of_a_process_have_each_shard_fetched_once(bucket, packed, tmp_p
     edges = data.edges.tolist()
     runs = [*itertools.pairwise(edges)]
     with ThreadPoolExecutor(16) as threads:
-        list(threads.map(lambda k: data.fetch(*runs[k % len(runs)]), sorted(range(4 * len(runs)), key=lambda k: (k % len(runs), k))))
+        list(
+            threads.map(
+                lambda k: data.fetch(*runs[k % len(runs)]),
+                sorted(range(4 * len(runs)), key=lambda k: (k % len(runs), k)),
+            )
+        )
     assert set(times(bucket, packed).values()) == {1.0}
     assert {bucket.asked[name] for name in packed if name.endswith(".mds")} == {1}
     with ThreadPoolExecutor(16) as threads:
@@ -128,7 +151,14 @@ def test_stores_of_a_process_have_each_object_fetched_once(bucket, packed, tmp_p
     guard, names = Guard(keeper=Cache(str(tmp_path / "cache"), 10**9)), sorted(packed)
     places = [locate("s3://b/d", guard) for _ in range(8)]
     with ThreadPoolExecutor(16) as threads:
-        kept = list(threads.map(lambda k: places[k % 8].store.keep(f"d/{names[k // 8]}", len(packed[names[k // 8]])), range(8 * len(names))))
+        kept = list(
+            threads.map(
+                lambda k: places[k % 8].store.keep(
+                    f"d/{names[k // 8]}", len(packed[names[k // 8]])
+                ),
+                range(8 * len(names)),
+            )
+        )
     assert all(kept)
     assert set(times(bucket, packed).values()) == {1.0}
 
@@ -151,13 +181,21 @@ def test_who_waits_for_a_turn_does_something_meanwhile(tmp_path, monkeypatch, ha
     if not has_locks_of_bytes:
         monkeypatch.setattr(locks, "_OF_BYTES", None)
     here, other, done = os.open(tmp_path, os.O_RDONLY), Turns(), []
-    with Turns().turn(here, "ab", "w", 5), other.turn(here, "ab", "w", 0.01, lambda: done.append("asked")):
+    with (
+        Turns().turn(here, "ab", "w", 5),
+        other.turn(here, "ab", "w", 0.01, lambda: done.append("asked")),
+    ):
         pass
-    with other.turn(here, "ab", "w", 5, lambda: done.append("free")), Turns().turn(here, "ac", "w", 5, lambda: done.append("another key")):
+    with (
+        other.turn(here, "ab", "w", 5, lambda: done.append("free")),
+        Turns().turn(here, "ac", "w", 5, lambda: done.append("another key")),
+    ):
         pass
     os.close(here)
     assert done == ["asked"]
-    assert sorted(path.stat().st_size for path in (tmp_path / "turns").iterdir()) == [0] * (1 if has_locks_of_bytes else 2)
+    assert sorted(path.stat().st_size for path in (tmp_path / "turns").iterdir()) == [0] * (
+        1 if has_locks_of_bytes else 2
+    )
 
 
 def test_a_child_keeps_no_turn_of_its_parent(tmp_path):

@@ -24,7 +24,16 @@ entry()
 """
 
 
-_VERBS = ("cat", "check_playlist", "diff_playlists", "inspect", "pack", "playlist", "unpack", "verify")
+_VERBS = (
+    "cat",
+    "check_playlist",
+    "diff_playlists",
+    "inspect",
+    "pack",
+    "playlist",
+    "unpack",
+    "verify",
+)
 
 
 def _not_reached(*args, **options):
@@ -33,7 +42,11 @@ def _not_reached(*args, **options):
 
 def environment(**more):
     """The environment without what would change the command line's mind."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("FLARE_", "_FLARE", "NO_COLOR", "PYTHON", "LC_", "LANG"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("FLARE_", "_FLARE", "NO_COLOR", "PYTHON", "LC_", "LANG"))
+    }
     return {**kept, "LC_ALL": "C.UTF-8", **more}
 
 
@@ -53,9 +66,23 @@ def flare_process():
     """Start `flare ARGS` as a process of its own; `source` is Python that stands for the verbs."""
 
     def start(args, source=None, env=None, **more):
-        command = ["-m", "flarecli", *args] if source is None else ["-c", _START.format(source=source, args=list(args))]
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
-        return subprocess.Popen([sys.executable, *command], env=environment(**(env or {})), start_new_session=True, **streams)
+        command = (
+            ["-m", "flarecli", *args]
+            if source is None
+            else ["-c", _START.format(source=source, args=list(args))]
+        )
+        streams = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            **more,
+        }
+        return subprocess.Popen(
+            [sys.executable, *command],
+            env=environment(**(env or {})),
+            start_new_session=True,
+            **streams,
+        )
 
     return start
 
@@ -76,7 +103,9 @@ class _Stream(io.TextIOWrapper):
     """A stream as Python gives one: text over bytes."""
 
     def __init__(self, terminal=False):
-        super().__init__(io.BytesIO(), encoding="latin-1", errors="strict", newline="", write_through=True)
+        super().__init__(
+            io.BytesIO(), encoding="latin-1", errors="strict", newline="", write_through=True
+        )
         self._terminal = terminal
 
     def isatty(self):

@@ -66,25 +66,47 @@ def test_verify_reads_what_is_there_and_not_a_copy(flare_run, web, dataset, tmp_
     ran = flare_run(["verify", dataset], env={"FLARE_CACHE": str(tmp_path / "kept")})
     assert (ran.code, os.path.exists(tmp_path / "kept")) == (0, False)
     ran = flare_run(["verify", dataset, "--cache", str(tmp_path / "kept")])
-    assert (ran.code, ran.err) == (2, "error: no such option: --cache\nhint: Run `flare verify --help`.\n")
+    assert (ran.code, ran.err) == (
+        2,
+        "error: no such option: --cache\nhint: Run `flare verify --help`.\n",
+    )
 
 
 def test_inspect_shows_what_a_cache_keeps(flare_run, dataset, tmp_path):
     home = str(tmp_path / "kept")
     flare_run(["cat", dataset, "--cache", home, "--cache-limit", "5MB"])
-    fetched_bytes = {name: os.path.getsize(tmp_path / "set" / name) for name in ("playlist.yaml", "shard.00000.mds")}
-    files = [path.stat().st_size for path in (tmp_path / "kept" / "flare-1").iterdir() if path.is_file()]
+    fetched_bytes = {
+        name: os.path.getsize(tmp_path / "set" / name)
+        for name in ("playlist.yaml", "shard.00000.mds")
+    }
+    files = [
+        path.stat().st_size for path in (tmp_path / "kept" / "flare-1").iterdir() if path.is_file()
+    ]
     on_disk = sorted(size for size in files if size > min(fetched_bytes.values()))
-    sizes = dict(zip(sorted(fetched_bytes, key=fetched_bytes.__getitem__, reverse=True), reversed(on_disk), strict=True))
+    sizes = dict(
+        zip(
+            sorted(fetched_bytes, key=fetched_bytes.__getitem__, reverse=True),
+            reversed(on_disk),
+            strict=True,
+        )
+    )
     total, base = sum(sizes.values()), dataset.removesuffix("playlist.yaml")
     ran = flare_run(["inspect", "--cache", home])
     rows = "".join(f"{base}{name}\twhole\t{size}\t0 s\n" for name, size in sizes.items())
     assert (ran.code, ran.err) == (0, "")
-    assert re.sub(r"\d+ s\n", "0 s\n", ran.out) == f"{home}: 2 copies, {format_size(total)}\n\naddress\tpart\tbytes\tunused for\n{rows}"
-    assert flare_run(["inspect", "-q"], env={"FLARE_CACHE": home}).out == f"{home}: 2 copies, {format_size(total)}\n"
+    assert (
+        re.sub(r"\d+ s\n", "0 s\n", ran.out)
+        == f"{home}: 2 copies, {format_size(total)}\n\naddress\tpart\tbytes\tunused for\n{rows}"
+    )
+    assert (
+        flare_run(["inspect", "-q"], env={"FLARE_CACHE": home}).out
+        == f"{home}: 2 copies, {format_size(total)}\n"
+    )
     found = json.loads(flare_run(["inspect", "--cache", home, "--json"]).out)
     assert all(copy.pop("idle_s") >= 0 for copy in found["copies"])
-    copies = [{"address": base + name, "part": "whole", "bytes": size} for name, size in sizes.items()]
+    copies = [
+        {"address": base + name, "part": "whole", "bytes": size} for name, size in sizes.items()
+    ]
     assert found == {"cache": home, "bytes": total, "copies": copies}
 
 
@@ -94,7 +116,11 @@ def test_inspect_of_no_cache_and_of_nothing(flare_run, tmp_path):
     (tmp_path / "file").touch()
     ran = flare_run(["inspect", "--cache", str(tmp_path / "file")])
     hint = "hint: Name a folder that was given as --cache before.\n"
-    assert (ran.code, ran.out, ran.err) == (3, "", f"error: {tmp_path}/file: Not a directory\n{hint}")
+    assert (ran.code, ran.out, ran.err) == (
+        3,
+        "",
+        f"error: {tmp_path}/file: Not a directory\n{hint}",
+    )
     ran = flare_run(["inspect"])
     hint = "hint: Name what to look at, or a cache with --cache.\n"
     assert (ran.code, ran.out, ran.err) == (2, "", f"error: missing argument 'SOURCE...'\n{hint}")
@@ -102,17 +128,32 @@ def test_inspect_of_no_cache_and_of_nothing(flare_run, tmp_path):
 
 def test_a_cache_that_cannot_be_used_is_one_note(flare_run, dataset, tmp_path):
     (tmp_path / "file").touch()
-    ran = flare_run(["cat", dataset, "--cache", str(tmp_path / "file")], env={"PYTHONWARNINGS": "error"})
+    ran = flare_run(
+        ["cat", dataset, "--cache", str(tmp_path / "file")], env={"PYTHONWARNINGS": "error"}
+    )
     assert (ran.code, ran.out) == (0, ROWS)
     assert ran.err == f"the cache in {tmp_path}/file is not used: file exists\n"
     ran = flare_run(["cat", dataset, "-q", "--cache", str(tmp_path / "file")])
     assert (ran.code, ran.out, ran.err) == (0, ROWS, "")
 
 
-def test_relative_links_of_an_index_that_is_cached_may_lead_where_the_user_named(flare_run, web, tmp_path):
+def test_relative_links_of_an_index_that_is_cached_may_lead_where_the_user_named(
+    flare_run, web, tmp_path
+):
     web.file("/i/index.jsonl", b'{"u": "a.bin"}\n', '"1"')
     web.file("/i/a.bin", b"bytes", '"2"')
-    ran = flare_run(["pack", web.url("/i/index.jsonl"), str(tmp_path / "out"), "--fetch", "u:data", "--cache", str(tmp_path / "kept"), "-q"])
+    ran = flare_run(
+        [
+            "pack",
+            web.url("/i/index.jsonl"),
+            str(tmp_path / "out"),
+            "--fetch",
+            "u:data",
+            "--cache",
+            str(tmp_path / "kept"),
+            "-q",
+        ]
+    )
     assert (ran.code, ran.err) == (0, "")
     assert [row["data"] for row in flarecli.open(str(tmp_path / "out"))] == [b"bytes"]
 

@@ -25,7 +25,10 @@ class Packed:
     resumed_rows: int = 0
 
     def as_json(self):
-        return {**asdict(self), "columns": {column.name: column.encoding for column in self.columns}}
+        return {
+            **asdict(self),
+            "columns": {column.name: column.encoding for column in self.columns},
+        }
 
 
 @dataclass
@@ -44,26 +47,68 @@ class Recorder:
 
 def test_every_command_is_a_module_whose_help_begins_with_its_line_in_the_table():
     for name, text in COMMANDS.items():
-        assert importlib.import_module(f"flarecli.cli.{name}").command.__doc__.splitlines()[0] == text
+        assert (
+            importlib.import_module(f"flarecli.cli.{name}").command.__doc__.splitlines()[0] == text
+        )
 
 
 def test_pack_without_options_leaves_every_default_to_the_verb(flare):
     pack = Recorder(Packed())
     assert flare("pack", "a.csv", "b.csv", "out", pack=pack).code == 0
     assert pack.args == (["a.csv", "b.csv"], "out")
-    options = {name: value for name, value in pack.options.items() if name not in ("guard", "limits", "progress")}
+    options = {
+        name: value
+        for name, value in pack.options.items()
+        if name not in ("guard", "limits", "progress")
+    }
     assert options == {
-        "format": "mds", "fetch": (), "key": None, "columns": None, "encode": {}, "where": None, "limit": None, "shuffle": None,
-        "streams": (), "rows": None, "shard_bytes": 1 << 26, "shard_rows": None, "compress": None, "hashes": (), "separator": None,
-        "newline": "\n", "on_error": "fail", "on_duplicate": "error",
-        "dry_run": False, "resume": False, "overwrite": False, "allow_empty": False, "allow_missing": False, "null_separated": False,
-        "resize": None, "resize_mode": "fit", "quality": None, "min_size": 0, "max_aspect": None, "media_info": False, "strict": False,
-        "part_rows": None, "engine": "local",
-    }  # fmt: skip
-    assert (pack.options["guard"].allow_private, pack.options["guard"].allow_local) == (False, False)
+        "format": "mds",
+        "fetch": (),
+        "key": None,
+        "columns": None,
+        "encode": {},
+        "where": None,
+        "limit": None,
+        "shuffle": None,
+        "streams": (),
+        "rows": None,
+        "shard_bytes": 1 << 26,
+        "shard_rows": None,
+        "compress": None,
+        "hashes": (),
+        "separator": None,
+        "newline": "\n",
+        "on_error": "fail",
+        "on_duplicate": "error",
+        "dry_run": False,
+        "resume": False,
+        "overwrite": False,
+        "allow_empty": False,
+        "allow_missing": False,
+        "null_separated": False,
+        "resize": None,
+        "resize_mode": "fit",
+        "quality": None,
+        "min_size": 0,
+        "max_aspect": None,
+        "media_info": False,
+        "strict": False,
+        "part_rows": None,
+        "engine": "local",
+    }
+    assert (pack.options["guard"].allow_private, pack.options["guard"].allow_local) == (
+        False,
+        False,
+    )
     limits = pack.options["limits"]
     assert limits is pack.options["guard"].limits
-    assert (limits.jobs, limits.retries, limits.timeout_s, limits.deadline_s, limits.max_bytes) == (32, 4, 30.0, 600.0, 10**9)
+    assert (limits.jobs, limits.retries, limits.timeout_s, limits.deadline_s, limits.max_bytes) == (
+        32,
+        4,
+        30.0,
+        600.0,
+        10**9,
+    )
 
 
 def test_every_option_of_pack_reaches_the_verb(flare):
@@ -77,26 +122,73 @@ def test_every_option_of_pack_reaches_the_verb(flare):
         "--overwrite --allow-empty --allow-missing -0 -j 5 --retries 2 --timeout 8s --deadline 12s --max-object 1MB --allow-private --allow-local"
     )
     assert flare("pack", *line.split(), pack=pack).code == 0
-    options = {name: value for name, value in pack.options.items() if name not in ("guard", "limits", "progress")}
+    options = {
+        name: value
+        for name, value in pack.options.items()
+        if name not in ("guard", "limits", "progress")
+    }
     assert options == {
-        "format": "mds", "fetch": ["u:image", "v"], "key": "id", "columns": ["id", "u"], "encode": {"n": "int8", "t": "str"}, "where": "n>4",
-        "limit": 9, "shuffle": 7, "shard_bytes": 1 << 18, "shard_rows": 3, "compress": "zstd:7", "hashes": ["sha1", "xxh64"],
-        "separator": "\t|", "newline": "\r\n", "on_error": "skip", "on_duplicate": "first", "dry_run": True, "resume": True, "overwrite": True,
-        "allow_empty": True, "allow_missing": True, "null_separated": True, "resize": (640, 480), "resize_mode": "crop", "quality": 80,
-        "min_size": 32, "max_aspect": 2.5, "media_info": True, "strict": True, "part_rows": 9, "engine": "ray",
-        "streams": ["one", "two"], "rows": "1:5",
-    }  # fmt: skip
+        "format": "mds",
+        "fetch": ["u:image", "v"],
+        "key": "id",
+        "columns": ["id", "u"],
+        "encode": {"n": "int8", "t": "str"},
+        "where": "n>4",
+        "limit": 9,
+        "shuffle": 7,
+        "shard_bytes": 1 << 18,
+        "shard_rows": 3,
+        "compress": "zstd:7",
+        "hashes": ["sha1", "xxh64"],
+        "separator": "\t|",
+        "newline": "\r\n",
+        "on_error": "skip",
+        "on_duplicate": "first",
+        "dry_run": True,
+        "resume": True,
+        "overwrite": True,
+        "allow_empty": True,
+        "allow_missing": True,
+        "null_separated": True,
+        "resize": (640, 480),
+        "resize_mode": "crop",
+        "quality": 80,
+        "min_size": 32,
+        "max_aspect": 2.5,
+        "media_info": True,
+        "strict": True,
+        "part_rows": 9,
+        "engine": "ray",
+        "streams": ["one", "two"],
+        "rows": "1:5",
+    }
     assert (pack.options["guard"].allow_private, pack.options["guard"].allow_local) == (True, True)
     limits = pack.options["limits"]
     assert limits is pack.options["guard"].limits
-    assert (limits.jobs, limits.retries, limits.timeout_s, limits.deadline_s, limits.max_bytes) == (5, 2, 8.0, 12.0, 10**6)
+    assert (limits.jobs, limits.retries, limits.timeout_s, limits.deadline_s, limits.max_bytes) == (
+        5,
+        2,
+        8.0,
+        12.0,
+        10**6,
+    )
 
 
 def test_a_default_can_be_set_in_the_environment_and_a_flag_wins(flare):
     pack = Recorder(Packed())
-    settings = {"FLARE_SHARD_SIZE": "1MiB", "FLARE_JOBS": "7", "FLARE_HASH": "sha1 md5", "FLARE_RESUME": "1", "FLARE_RETRIES": "9"}
+    settings = {
+        "FLARE_SHARD_SIZE": "1MiB",
+        "FLARE_JOBS": "7",
+        "FLARE_HASH": "sha1 md5",
+        "FLARE_RESUME": "1",
+        "FLARE_RETRIES": "9",
+    }
     assert flare("pack", "a", "out", "--retries", "1", pack=pack, environment=settings).code == 0
-    assert (pack.options["shard_bytes"], pack.options["hashes"], pack.options["resume"]) == (1 << 20, ["sha1", "md5"], True)
+    assert (pack.options["shard_bytes"], pack.options["hashes"], pack.options["resume"]) == (
+        1 << 20,
+        ["sha1", "md5"],
+        True,
+    )
     assert (pack.options["limits"].jobs, pack.options["limits"].retries) == (7, 1)
 
 
@@ -108,13 +200,23 @@ def test_pack_prints_the_playlist_and_sums_up_on_stderr(flare):
     ran = flare("pack", "a", "out", "-q", pack=Recorder(Packed()))
     assert (ran.code, ran.out, ran.err) == (0, "out/playlist.yaml\n", "")
     ran = flare("pack", "a", "out", "--json", pack=Recorder(Packed()))
-    assert (ran.code, json.loads(ran.out), ran.err) == (0, Packed().as_json() | {"columns": {"id": "str"}}, "")
+    assert (ran.code, json.loads(ran.out), ran.err) == (
+        0,
+        Packed().as_json() | {"columns": {"id": "str"}},
+        "",
+    )
 
 
 def test_a_dry_run_prints_what_would_be(flare):
     pack = Recorder(Packed(dry_run=True))
-    assert flare("pack", "a", "out", "--dry-run", pack=pack).out == "5 rows in 2 shards, 1.2 kB\ncolumn\tencoding\nid\tstr\n"
-    assert flare("pack", "a", "out", "--dry-run", "-q", pack=pack).out == "5 rows in 2 shards, 1.2 kB\n"
+    assert (
+        flare("pack", "a", "out", "--dry-run", pack=pack).out
+        == "5 rows in 2 shards, 1.2 kB\ncolumn\tencoding\nid\tstr\n"
+    )
+    assert (
+        flare("pack", "a", "out", "--dry-run", "-q", pack=pack).out
+        == "5 rows in 2 shards, 1.2 kB\n"
+    )
 
 
 def failing(progress):
@@ -152,7 +254,9 @@ def test_progress_is_drawn_on_a_terminal_only_and_leaves_nothing(flare):
     assert ran.err.splitlines()[-1].startswith("packed 5 rows")
     assert "sniffed: jpeg\n" in flare("pack", "a", "out", "-v", pack=Recorder(Packed(), tell)).err
     for quiet in ("-q", "--json"):
-        assert flare("pack", "a", "out", quiet, terminal=True, pack=Recorder(Packed(), tell)).err == ""
+        assert (
+            flare("pack", "a", "out", quiet, terminal=True, pack=Recorder(Packed(), tell)).err == ""
+        )
 
 
 class Verification:
@@ -173,7 +277,12 @@ class Verification:
 def test_verify_says_whole_in_one_line(flare):
     ran = flare("verify", "out", verify=Recorder(Verification()))
     assert (ran.code, ran.out, ran.err) == (0, "whole: 3 files, 2 shards, 500 rows, 12.3 MB\n", "")
-    ran = flare("verify", "out", "--quick", verify=Recorder(Verification(unprotected=["spec\x1b.json: carries no sum"])))
+    ran = flare(
+        "verify",
+        "out",
+        "--quick",
+        verify=Recorder(Verification(unprotected=["spec\x1b.json: carries no sum"])),
+    )
     assert ran.out == "whole: 3 files, 2 shards, 500 rows, 12.3 MB, sizes and headers only\n"
     assert ran.err == "spec\\x1b.json: carries no sum\n"
 
@@ -184,43 +293,130 @@ def test_verify_prints_findings_as_they_come_and_exits_1(flare):
     ran = flare("verify", "out", verify=Recorder(Verification(*findings)))
     summary = "2 findings: 3 files, 2 shards, 500 rows, 12.3 MB\n"
     assert (ran.code, ran.err) == (1, "hint: Fetch it.\n")
-    assert ran.out == "out/a.mds[3]: fails its \\x1bsum (bytes 120-639)\nout/b.mds: is not there\n" + summary
+    assert (
+        ran.out
+        == "out/a.mds[3]: fails its \\x1bsum (bytes 120-639)\nout/b.mds: is not there\n" + summary
+    )
     assert flare("verify", "out", "-q", verify=Recorder(Verification(*findings))).out == summary
-    lines = [json.loads(line) for line in flare("verify", "out", "--json", verify=Recorder(Verification(*findings))).out.splitlines()]
-    told = {"where": "out/a.mds[3]", "kind": "checksum", "message": "fails its \x1bsum", "hint": "Fetch it."}
+    lines = [
+        json.loads(line)
+        for line in flare(
+            "verify", "out", "--json", verify=Recorder(Verification(*findings))
+        ).out.splitlines()
+    ]
+    told = {
+        "where": "out/a.mds[3]",
+        "kind": "checksum",
+        "message": "fails its \x1bsum",
+        "hint": "Fetch it.",
+    }
     assert lines[0] == {**told, "bytes": [120, 640]}
-    assert lines[2] == {"files": 3, "shards": 2, "rows": 500, "bytes": 12_300_000, "findings": 2, "unprotected": [], "extra": ["x"], "left": 0}
+    assert lines[2] == {
+        "files": 3,
+        "shards": 2,
+        "rows": 500,
+        "bytes": 12_300_000,
+        "findings": 2,
+        "unprotected": [],
+        "extra": ["x"],
+        "left": 0,
+    }
 
 
 def test_every_option_of_verify_reaches_the_verb(flare):
     verify = Recorder(Verification())
-    flare("verify", "a", "b", "-f", "mds", "-s", "x", "-s", "y", "--quick", "--decode", "--max-findings", "7", "-j", "3", verify=verify)
-    options = {name: value for name, value in verify.options.items() if name not in ("guard", "limits", "progress")}
+    flare(
+        "verify",
+        "a",
+        "b",
+        "-f",
+        "mds",
+        "-s",
+        "x",
+        "-s",
+        "y",
+        "--quick",
+        "--decode",
+        "--max-findings",
+        "7",
+        "-j",
+        "3",
+        verify=verify,
+    )
+    options = {
+        name: value
+        for name, value in verify.options.items()
+        if name not in ("guard", "limits", "progress")
+    }
     assert verify.args == (["a", "b"],)
     assert options == {
-        "format": "mds", "streams": ["x", "y"], "quick": True, "decode": True, "max_findings": 7, "jobs": 3,
-        "sample": None, "part": None, "seed": 0, "against": None, "state": None, "duplicates": False,
+        "format": "mds",
+        "streams": ["x", "y"],
+        "quick": True,
+        "decode": True,
+        "max_findings": 7,
+        "jobs": 3,
+        "sample": None,
+        "part": None,
+        "seed": 0,
+        "against": None,
+        "state": None,
+        "duplicates": False,
         "engine": "local",
-    }  # fmt: skip
-    more = ["--sample", "5%", "--part", "3/7", "--seed", "9", "--against", "p.yaml", "--state", "s", "--duplicates"]
+    }
+    more = [
+        "--sample",
+        "5%",
+        "--part",
+        "3/7",
+        "--seed",
+        "9",
+        "--against",
+        "p.yaml",
+        "--state",
+        "s",
+        "--duplicates",
+    ]
     flare("verify", "a", *more, verify=verify)
     names = ("sample", "part", "seed", "against", "state", "duplicates")
     assert [verify.options[name] for name in names] == [0.05, (2, 7), 9, "p.yaml", "s", True]
 
 
 def test_verify_refuses_parts_samples_and_reports_that_are_none(flare):
-    assert flare("verify", "a", "--part", "8/7").err == "error: '8/7' is no part\nhint: Write it like 3/7: the third of seven.\n"
+    assert (
+        flare("verify", "a", "--part", "8/7").err
+        == "error: '8/7' is no part\nhint: Write it like 3/7: the third of seven.\n"
+    )
     ran = flare("verify", "a", "--sample", "x")
-    assert (ran.code, ran.err) == (2, "error: 'x' is neither a number of shards nor a share\nhint: Write it like 100 or 1%.\n")
+    assert (ran.code, ran.err) == (
+        2,
+        "error: 'x' is neither a number of shards nor a share\nhint: Write it like 100 or 1%.\n",
+    )
     hint = "hint: Name a file that ends with .xml (JUnit), .json or .html.\n"
-    assert flare("verify", "a", "--report", "x.txt").err == f"error: 'x.txt' does not say which report it is\n{hint}"
+    assert (
+        flare("verify", "a", "--report", "x.txt").err
+        == f"error: 'x.txt' does not say which report it is\n{hint}"
+    )
 
 
 def test_verify_writes_reports_and_annotations(flare, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     finding = Finding("out/a.mds[3]", "checksum", "fails its \x1bsum", "Fetch it.")
-    ran = flare("verify", "out", "--report", "x.json", "--report", "x.xml", "--github", "-q", verify=Recorder(Verification(finding)))
-    assert ran.err == "::error file=out/a.mds,title=flare verify%2C checksum::a.mds[3]: fails its \\x1bsum (Fetch it.)\n"
+    ran = flare(
+        "verify",
+        "out",
+        "--report",
+        "x.json",
+        "--report",
+        "x.xml",
+        "--github",
+        "-q",
+        verify=Recorder(Verification(finding)),
+    )
+    assert (
+        ran.err
+        == "::error file=out/a.mds,title=flare verify%2C checksum::a.mds[3]: fails its \\x1bsum (Fetch it.)\n"
+    )
     assert json.loads((tmp_path / "x.json").read_text())["found"][0]["row"] == 3
     assert (tmp_path / "x.xml").read_text().startswith("<?xml")
 
@@ -229,27 +425,66 @@ def test_every_option_of_cat_reaches_the_verb(flare):
     cat = Recorder(iter(()))
     line = "a b -f mds -s x -c id,n -r 10:20 --where n>4 --limit 9 --head 3 --tail 4 --sample 1% --seed 5 --shuffle 7 --epoch 2 --rank 0/8"
     assert flare("cat", *line.split(), cat=cat).code == 0
-    options = {name: value for name, value in cat.options.items() if name not in ("guard", "limits", "progress")}
+    options = {
+        name: value
+        for name, value in cat.options.items()
+        if name not in ("guard", "limits", "progress")
+    }
     assert cat.args == (["a", "b"],)
     assert options == {
-        "format": "mds", "streams": ["x"], "columns": ["id", "n"], "rows": "10:20", "where": "n>4", "limit": 9, "head": 3, "tail": 4,
-        "sample": 0.01, "seed": 5, "shuffle": 7, "epoch": 2, "rank": (0, 8), "exact": True,
-    }  # fmt: skip
+        "format": "mds",
+        "streams": ["x"],
+        "columns": ["id", "n"],
+        "rows": "10:20",
+        "where": "n>4",
+        "limit": 9,
+        "head": 3,
+        "tail": 4,
+        "sample": 0.01,
+        "seed": 5,
+        "shuffle": 7,
+        "epoch": 2,
+        "rank": (0, 8),
+        "exact": True,
+    }
 
 
 def test_unpack_prints_the_index_and_counts(flare):
-    answer = SimpleNamespace(files=4, bytes=1000, rows=5, failed=1, reasons={"404": 1}, index="files/index.jsonl", as_json=lambda: {"files": 4})
+    answer = SimpleNamespace(
+        files=4,
+        bytes=1000,
+        rows=5,
+        failed=1,
+        reasons={"404": 1},
+        index="files/index.jsonl",
+        as_json=lambda: {"files": 4},
+    )
     unpack = Recorder(answer)
     line = "a files -s x -c id -r ::2 --where n>4 --limit 9 --key id --fetch u --name {key}.{ext} --index csv --resume --overwrite --on-error skip"
     ran = flare("unpack", *line.split(), unpack=unpack)
     assert (ran.code, ran.out) == (1, "files/index.jsonl\n")
     assert ran.err.startswith("1 row failed: 404\nunpacked 5 rows into 4 files, 1.0 kB in ")
-    options = {name: value for name, value in unpack.options.items() if name not in ("guard", "limits", "progress", "stream")}
+    options = {
+        name: value
+        for name, value in unpack.options.items()
+        if name not in ("guard", "limits", "progress", "stream")
+    }
     assert unpack.args == (["a"], "files")
     assert options == {
-        "format": None, "streams": ["x"], "columns": ["id"], "rows": "::2", "where": "n>4", "limit": 9, "key": "id", "fetch": ["u"],
-        "name": "{key}.{ext}", "index": "csv", "resume": True, "overwrite": True, "on_error": "skip",
-    }  # fmt: skip
+        "format": None,
+        "streams": ["x"],
+        "columns": ["id"],
+        "rows": "::2",
+        "where": "n>4",
+        "limit": 9,
+        "key": "id",
+        "fetch": ["u"],
+        "name": "{key}.{ext}",
+        "index": "csv",
+        "resume": True,
+        "overwrite": True,
+        "on_error": "skip",
+    }
     assert flare("unpack", "a", "files", "--json", unpack=unpack).out == '{"files": 4}\n'
     assert flare("unpack", "a", "-", unpack=unpack).out == ""
     unpack.tell = lambda progress: unpack.options["stream"].write(b"\xffbytes")
@@ -260,14 +495,38 @@ def test_unpack_prints_the_index_and_counts(flare):
 def test_playlist_prints_yaml_or_the_file_it_wrote(flare):
     playlist = Recorder("images:\n  content:\n    - a\x1b.mds\n# flare\n")
     ran = flare(
-        "playlist", "images=a", "b", "--base", "http://h/", "--rebase", "o=n", "--hash", "sha1", "--header", "k=v", "--no-open", playlist=playlist
+        "playlist",
+        "images=a",
+        "b",
+        "--base",
+        "http://h/",
+        "--rebase",
+        "o=n",
+        "--hash",
+        "sha1",
+        "--header",
+        "k=v",
+        "--no-open",
+        playlist=playlist,
     )
-    assert (ran.code, ran.out, ran.err) == (0, "images:\n  content:\n    - a\\x1b.mds\n# flare\n", "")
-    options = {name: value for name, value in playlist.options.items() if name not in ("guard", "limits")}
+    assert (ran.code, ran.out, ran.err) == (
+        0,
+        "images:\n  content:\n    - a\\x1b.mds\n# flare\n",
+        "",
+    )
+    options = {
+        name: value for name, value in playlist.options.items() if name not in ("guard", "limits")
+    }
     assert playlist.args == (["images=a", "b"],)
     assert options == {
-        "out": None, "format": None, "base": "http://h/", "rebase": (("o", "n"),), "hashes": ["sha1"], "headers": (("k", "v"),), "open": False,
-    }  # fmt: skip
+        "out": None,
+        "format": None,
+        "base": "http://h/",
+        "rebase": (("o", "n"),),
+        "hashes": ["sha1"],
+        "headers": (("k", "v"),),
+        "open": False,
+    }
     assert flare("playlist", "a", "-o", "set.yaml", playlist=playlist).out == "set.yaml\n"
     assert flare("playlist", "a", "-o", "-", playlist=playlist).out == ran.out
     assert playlist.options["out"] is None
@@ -281,6 +540,10 @@ def test_playlist_checks_and_compares(flare):
     assert flare("playlist", "--check", "set.yaml", check_playlist=Recorder([])).code == 0
     changes = Recorder(SimpleNamespace(added=["c.mds"], removed=["a.mds"], changed=["b.mds"]))
     ran = flare("playlist", "old.yaml", "--diff", "new.yaml", diff_playlists=changes)
-    assert (ran.code, ran.out, changes.args[:2]) == (0, "+ c.mds\n- a.mds\n~ b.mds\n", ("old.yaml", "new.yaml"))
+    assert (ran.code, ran.out, changes.args[:2]) == (
+        0,
+        "+ c.mds\n- a.mds\n~ b.mds\n",
+        ("old.yaml", "new.yaml"),
+    )
     ran = flare("playlist", "old.yaml", "--diff", "new.yaml", "--json", diff_playlists=changes)
     assert json.loads(ran.out) == {"added": ["c.mds"], "removed": ["a.mds"], "changed": ["b.mds"]}

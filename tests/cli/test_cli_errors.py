@@ -43,7 +43,13 @@ def test_an_error_is_one_line_with_a_hint_and_its_exit_code(flare, error, code, 
     assert (ran.code, ran.out) == (code, "")
     assert ran.err == "error: out/a.mds: ends at byte 7, 9 are needed\nhint: Fetch it again.\n"
     ran = flare("cat", "out", "--json", cat=verb)
-    fields = {"kind": kind, "message": "ends at byte 7, 9 are needed", "where": "out/a.mds", "hint": "Fetch it again.", "exit_code": code}
+    fields = {
+        "kind": kind,
+        "message": "ends at byte 7, 9 are needed",
+        "where": "out/a.mds",
+        "hint": "Fetch it again.",
+        "exit_code": code,
+    }
     assert (ran.code, ran.out, json.loads(ran.err)) == (code, "", {"error": fields})
     assert ran.err.count("\n") == 1
 
@@ -55,14 +61,34 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
 @pytest.mark.parametrize(
     ("args", "message", "hint"),
     [
-        (["pak"], "there is no command 'pak'", "Did you mean pack? Choose one of pack, unpack, inspect, verify, playlist, cat."),
+        (
+            ["pak"],
+            "there is no command 'pak'",
+            "Did you mean pack? Choose one of pack, unpack, inspect, verify, playlist, cat.",
+        ),
         (["--nope"], "no such option: --nope", "Run `flare --help`."),
         (["cat"], "missing argument 'SOURCE...'", "Run `flare cat --help`."),
-        (["pack", "a"], "missing argument: both SOURCE and OUT are wanted", "Run `flare pack --help`."),
-        (["cat", "a", "--heads", "1"], "no such option: --heads", "Did you mean --head? Run `flare cat --help`."),
+        (
+            ["pack", "a"],
+            "missing argument: both SOURCE and OUT are wanted",
+            "Run `flare pack --help`.",
+        ),
+        (
+            ["cat", "a", "--heads", "1"],
+            "no such option: --heads",
+            "Did you mean --head? Run `flare cat --help`.",
+        ),
         (["cat", "a", "--head"], "option '--head' requires an argument", "Run `flare cat --help`."),
-        (["cat", "a", "--head", "x"], "invalid value for '--head': 'x' is not a whole number", "Run `flare cat --help`."),
-        (["cat", "a", "--head", "-1"], "invalid value for '--head': -1 is not in the range x>=0", "Run `flare cat --help`."),
+        (
+            ["cat", "a", "--head", "x"],
+            "invalid value for '--head': 'x' is not a whole number",
+            "Run `flare cat --help`.",
+        ),
+        (
+            ["cat", "a", "--head", "-1"],
+            "invalid value for '--head': -1 is not in the range x>=0",
+            "Run `flare cat --help`.",
+        ),
         (
             ["pack", "a", "b", "--shard-size", "3X"],
             "invalid value for '--shard-size': '3X' is not a size. Write it like 512K, 64MB or 64MiB",
@@ -74,22 +100,78 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
             "Run `flare pack --help`.",
         ),
         (["pack", "a", "b", "--encode", "x"], "'x' is not COL=ENC", "Write it like COL=ENC."),
-        (["pack", "a", "b", "--encode", "x=str", "--encode", "x=int"], "'x' is given twice in COL=ENC", ""),
-        (["pack", "a", "b", "-c", "x,,y"], "'x,,y' holds an empty name", "Write names with single commas between, such as id,score."),
-        (["cat", "a", "--to", "xml"], "unknown form 'xml'", "Choose one of jsonl, csv, tsv, table, arrow, parquet."),
-        (["cat", "a", "--bytes", "hex"], "unknown form of bytes 'hex'", "Choose one of sha256, base64."),
-        (["cat", "a", "--rank", "8/8"], "'8/8' is no rank", "Write it like 0/8: the first of eight."),
-        (["cat", "a", "--sample", "101%"], "'101%' is neither a number of rows nor a share", "Write it like 100 or 1%."),
-        (["cat", "a", "--raw", "x", "-c", "y"], "--raw prints the bytes of one column alone", "Leave --columns and --to out."),
-        (["cat", "a", "--raw", "x", "--to", "csv"], "--raw prints the bytes of one column alone", "Leave --columns and --to out."),
+        (
+            ["pack", "a", "b", "--encode", "x=str", "--encode", "x=int"],
+            "'x' is given twice in COL=ENC",
+            "",
+        ),
+        (
+            ["pack", "a", "b", "-c", "x,,y"],
+            "'x,,y' holds an empty name",
+            "Write names with single commas between, such as id,score.",
+        ),
+        (
+            ["cat", "a", "--to", "xml"],
+            "unknown form 'xml'",
+            "Choose one of jsonl, csv, tsv, table, arrow, parquet.",
+        ),
+        (
+            ["cat", "a", "--bytes", "hex"],
+            "unknown form of bytes 'hex'",
+            "Choose one of sha256, base64.",
+        ),
+        (
+            ["cat", "a", "--rank", "8/8"],
+            "'8/8' is no rank",
+            "Write it like 0/8: the first of eight.",
+        ),
+        (
+            ["cat", "a", "--sample", "101%"],
+            "'101%' is neither a number of rows nor a share",
+            "Write it like 100 or 1%.",
+        ),
+        (
+            ["cat", "a", "--raw", "x", "-c", "y"],
+            "--raw prints the bytes of one column alone",
+            "Leave --columns and --to out.",
+        ),
+        (
+            ["cat", "a", "--raw", "x", "--to", "csv"],
+            "--raw prints the bytes of one column alone",
+            "Leave --columns and --to out.",
+        ),
         (["playlist"], "no source is named", "Run `flare playlist --help`."),
         (["playlist", "a", "b", "--diff", "c"], "--diff compares one playlist with another", ""),
-        (["playlist", "a", "--diff", "b", "--base", "c"], "--diff makes no playlist, so --base says nothing to it", "Leave --base out."),
-        (["playlist", "a", "--reindex", "--hash", "sha1"], "--reindex makes no playlist, so --hash says nothing to it", "Leave --hash out."),
-        (["inspect", "a", "--html", "b", "--field", "rows"], "--html writes a page, --field prints a field", "Give one of the two."),
-        (["playlist", "a", "--check", "b"], "--check looks at the one playlist that it names", "Leave the others out."),
-        (["playlist", "a", "--diff", "b", "--out", "c"], "--diff makes no playlist, so --out says nothing to it", "Leave --out out."),
-        (["playlist", "--reindex", "a", "--check", "b"], "--check makes no playlist, so --reindex says nothing to it", "Leave --reindex out."),
+        (
+            ["playlist", "a", "--diff", "b", "--base", "c"],
+            "--diff makes no playlist, so --base says nothing to it",
+            "Leave --base out.",
+        ),
+        (
+            ["playlist", "a", "--reindex", "--hash", "sha1"],
+            "--reindex makes no playlist, so --hash says nothing to it",
+            "Leave --hash out.",
+        ),
+        (
+            ["inspect", "a", "--html", "b", "--field", "rows"],
+            "--html writes a page, --field prints a field",
+            "Give one of the two.",
+        ),
+        (
+            ["playlist", "a", "--check", "b"],
+            "--check looks at the one playlist that it names",
+            "Leave the others out.",
+        ),
+        (
+            ["playlist", "a", "--diff", "b", "--out", "c"],
+            "--diff makes no playlist, so --out says nothing to it",
+            "Leave --out out.",
+        ),
+        (
+            ["playlist", "--reindex", "a", "--check", "b"],
+            "--check makes no playlist, so --reindex says nothing to it",
+            "Leave --reindex out.",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_exit_2(flare, args, message, hint):
@@ -97,20 +179,34 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(flare, args, message, hint)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err == f"error: {message}\n" + (f"hint: {hint}\n" if hint else "")
     fields = {"kind": "usage", "message": message, "where": "", "hint": hint, "exit_code": 2}
-    with_json = [*args[:1], "--json", *args[1:]] if args[0] in ("pack", "inspect", "cat", "playlist") else [*args, "--json"]
+    with_json = (
+        [*args[:1], "--json", *args[1:]]
+        if args[0] in ("pack", "inspect", "cat", "playlist")
+        else [*args, "--json"]
+    )
     assert json.loads(flare(*with_json).err) == {"error": fields}
 
 
 def test_a_setting_in_the_environment_that_is_none_is_told_like_a_flag(flare):
     ran = flare("pack", "a", "b", environment={"FLARE_SHARD_SIZE": "much"})
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err.splitlines()[0] == "error: invalid value for '--shard-size': 'much' is not a size. Write it like 512K, 64MB or 64MiB"
+    assert (
+        ran.err.splitlines()[0]
+        == "error: invalid value for '--shard-size': 'much' is not a size. Write it like 512K, 64MB or 64MiB"
+    )
 
 
 def test_json_and_debug_can_be_set_in_the_environment(flare):
-    told = flare("cat", "x", environment={"FLARE_JSON": "1"}, cat=raises(errors.UsageError("no"))).err
+    told = flare(
+        "cat", "x", environment={"FLARE_JSON": "1"}, cat=raises(errors.UsageError("no"))
+    ).err
     assert json.loads(told)["error"]["message"] == "no"
-    assert "Traceback" in flare("cat", "x", environment={"FLARE_DEBUG": "true"}, cat=raises(errors.UsageError("no"))).err
+    assert (
+        "Traceback"
+        in flare(
+            "cat", "x", environment={"FLARE_DEBUG": "true"}, cat=raises(errors.UsageError("no"))
+        ).err
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,14 +216,27 @@ def test_json_and_debug_can_be_set_in_the_environment(flare):
         (
             UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no"),
             1,
-            "error: UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: no\n" + BUG,
+            "error: UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: no\n"
+            + BUG,
         ),
         (KeyError("k"), 1, "error: KeyError: 'k'\n" + BUG),
-        (MemoryError(), 3, "error: there is not enough memory\nhint: Give it fewer --jobs, smaller shards or more memory.\n"),
+        (
+            MemoryError(),
+            3,
+            "error: there is not enough memory\nhint: Give it fewer --jobs, smaller shards or more memory.\n",
+        ),
         (RecursionError("deep"), 4, "error: the data is nested too deeply\n"),
-        (PermissionError(errno.EACCES, "Permission denied", "out/x"), 3, "error: out/x: Permission denied\n"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "out/x"),
+            3,
+            "error: out/x: Permission denied\n",
+        ),
         (OSError(errno.ENOSPC, "No space left on device"), 3, "error: No space left on device\n"),
-        (ModuleNotFoundError("No module named 'boto.x'", name="boto.x"), 6, "error: the library boto.x is missing\nhint: Run `pip install boto`.\n"),
+        (
+            ModuleNotFoundError("No module named 'boto.x'", name="boto.x"),
+            6,
+            "error: the library boto.x is missing\nhint: Run `pip install boto`.\n",
+        ),
         (EOFError("end"), 1, "error: EOFError: end\n" + BUG),
         (GeneratorExit(), 1, "error: GeneratorExit\n" + BUG),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
@@ -147,23 +256,46 @@ def test_debug_shows_the_traceback_and_then_the_line(flare, error):
 
 def test_nothing_from_data_acts_on_the_terminal_and_no_secret_is_printed(flare):
     where = "http://user:hunter2@host/a\x1b]0;x\x07?X-Amz-Signature=hunter2"
-    ran = flare("cat", "x", cat=raises(errors.MissingError("says \x9b2J‮\r\n[red]x", where=where, hint="See http://u:hunter2@h/.")))
-    assert ran.err == "error: http://host/a\\x1b]0;x\\x07?redacted: says \\x9b2J\\u202e\\r\\n[red]x\nhint: See http://h/.\n"
+    ran = flare(
+        "cat",
+        "x",
+        cat=raises(
+            errors.MissingError(
+                "says \x9b2J‮\r\n[red]x", where=where, hint="See http://u:hunter2@h/."
+            )
+        ),
+    )
+    assert (
+        ran.err
+        == "error: http://host/a\\x1b]0;x\\x07?redacted: says \\x9b2J\\u202e\\r\\n[red]x\nhint: See http://h/.\n"
+    )
 
 
 def test_colour_is_for_terminals_that_want_it(flare):
     verb = raises(errors.UsageError("no", hint="Do."))
-    assert flare("cat", "x", terminal=True, cat=verb).err == "\x1b[31merror:\x1b[0m no\n\x1b[36mhint:\x1b[0m Do.\n"
+    assert (
+        flare("cat", "x", terminal=True, cat=verb).err
+        == "\x1b[31merror:\x1b[0m no\n\x1b[36mhint:\x1b[0m Do.\n"
+    )
     for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
-        assert flare("cat", "x", terminal=True, environment={name: value}, cat=verb).err == "error: no\nhint: Do.\n"
+        assert (
+            flare("cat", "x", terminal=True, environment={name: value}, cat=verb).err
+            == "error: no\nhint: Do.\n"
+        )
 
 
 def test_the_command_line_leaves_its_caller_as_it_was(flare):
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)], sys.unraisablehook
+    before = (
+        [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)],
+        sys.unraisablehook,
+    )
     for _ in range(3):
         assert flare("cat", "x", cat=raises(errors.UsageError("no"))).code == 2
         assert flare("--version").out == "flare 0.1.0\n"
-    assert ([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)], sys.unraisablehook) == before
+    assert (
+        [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)],
+        sys.unraisablehook,
+    ) == before
 
 
 def test_streams_get_their_encoding_back(monkeypatch):
@@ -179,7 +311,9 @@ def test_a_thread_may_run_a_command_line(flare):
     import threading
 
     codes = []
-    thread = threading.Thread(target=lambda: codes.append(flare("cat", "x", cat=raises(errors.UsageError("no"))).code))
+    thread = threading.Thread(
+        target=lambda: codes.append(flare("cat", "x", cat=raises(errors.UsageError("no"))).code)
+    )
     thread.start()
     thread.join()
     assert codes == [2]
@@ -188,11 +322,26 @@ def test_a_thread_may_run_a_command_line(flare):
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["cat", "x", "--rank", "0/" + "9" * 5000], "is no rank\nhint: Write it like 0/8: the first of eight.\n"),
-        (["cat", "x", "--rank", "0/" + "9" * 30], "is no rank\nhint: Write it like 0/8: the first of eight.\n"),
-        (["cat", "x", "--rank", "²/3"], "is no rank\nhint: Write it like 0/8: the first of eight.\n"),
-        (["verify", "x", "--part", "1/" + "9" * 5000], "is no part\nhint: Write it like 3/7: the third of seven.\n"),
-        (["cat", "x", "--sample", "9" * 5000], "is neither a number of rows nor a share\nhint: Write it like 100 or 1%.\n"),
+        (
+            ["cat", "x", "--rank", "0/" + "9" * 5000],
+            "is no rank\nhint: Write it like 0/8: the first of eight.\n",
+        ),
+        (
+            ["cat", "x", "--rank", "0/" + "9" * 30],
+            "is no rank\nhint: Write it like 0/8: the first of eight.\n",
+        ),
+        (
+            ["cat", "x", "--rank", "²/3"],
+            "is no rank\nhint: Write it like 0/8: the first of eight.\n",
+        ),
+        (
+            ["verify", "x", "--part", "1/" + "9" * 5000],
+            "is no part\nhint: Write it like 3/7: the third of seven.\n",
+        ),
+        (
+            ["cat", "x", "--sample", "9" * 5000],
+            "is neither a number of rows nor a share\nhint: Write it like 100 or 1%.\n",
+        ),
     ],
 )
 def test_numbers_without_end_are_no_bug(args, told, capfd):

@@ -16,7 +16,9 @@ from PIL import Image
 from flarecli.__main__ import main
 from flarecli.write import Writer
 
-ACTIVE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+ACTIVE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
+)
 # what flare itself sends: colours, kitty's and sixel pictures of nothing but their own letters, and where to put them
 OURS = re.compile(
     r"\x1b\[[0-9;]*m|\x1b[78]|\x1b\[\d+[AG]|\x1b_G[A-Za-z0-9=,]*;[A-Za-z0-9+/=]*\x1b\\"
@@ -60,8 +62,19 @@ class Screen(io.StringIO):
 
 def told(monkeypatch, terminal, *args):
     """Run a command in a terminal of a kind, or in a pipe; give all that it said."""
-    out, err = Screen() if terminal else io.StringIO(), io.StringIO()  # no progress, which goes back in its line
-    for name in ("TERM", "TERM_PROGRAM", "KITTY_WINDOW_ID", "KONSOLE_VERSION", "TMUX", "STY", "NO_COLOR"):
+    out, err = (
+        Screen() if terminal else io.StringIO(),
+        io.StringIO(),
+    )  # no progress, which goes back in its line
+    for name in (
+        "TERM",
+        "TERM_PROGRAM",
+        "KITTY_WINDOW_ID",
+        "KONSOLE_VERSION",
+        "TMUX",
+        "STY",
+        "NO_COLOR",
+    ):
         monkeypatch.delenv(name, raising=False)
     for name, value in (terminal or {}).items():
         monkeypatch.setenv(name, value)
@@ -98,11 +111,30 @@ LOOKS = [
 @pytest.mark.parametrize("terminal", TERMINALS)
 @FEW
 @given(name=HOSTILE, value=HOSTILE, stream=HOSTILE)
-def test_hostile_columns_values_and_streams_act_on_no_terminal(monkeypatch, terminal, name, value, stream):
+def test_hostile_columns_values_and_streams_act_on_no_terminal(
+    monkeypatch, terminal, name, value, stream
+):
     folder = tempfile.mkdtemp()
     try:
-        with Writer(f"{folder}/set", columns={"id": "int", name: "str", f"{name}s": "json", "picture": "bytes", "raw": "bytes"}) as writer:
-            writer.write({"id": 1, name: value, f"{name}s": {value: [value]}, "picture": PICTURE.getvalue(), "raw": value.encode()})
+        with Writer(
+            f"{folder}/set",
+            columns={
+                "id": "int",
+                name: "str",
+                f"{name}s": "json",
+                "picture": "bytes",
+                "raw": "bytes",
+            },
+        ) as writer:
+            writer.write(
+                {
+                    "id": 1,
+                    name: value,
+                    f"{name}s": {value: [value]},
+                    "picture": PICTURE.getvalue(),
+                    "raw": value.encode(),
+                }
+            )
         listed = Path(folder, "listed.yaml")
         quoted = "".join(f"\\u{ord(c):04x}" for c in stream)
         listed.write_text(
@@ -114,7 +146,9 @@ def test_hostile_columns_values_and_streams_act_on_no_terminal(monkeypatch, term
         shard = Path(folder, "set/shard.00000.mds")
         shard.write_bytes(shard.read_bytes()[:-3] + b"\x1b[2")
         check(told(monkeypatch, terminal, "verify", f"{folder}/set"))
-        check(told(monkeypatch, terminal, "playlist", f"{folder}/set/playlist.yaml", "--diff", listed))
+        check(
+            told(monkeypatch, terminal, "playlist", f"{folder}/set/playlist.yaml", "--diff", listed)
+        )
     finally:
         shutil.rmtree(folder)
 

@@ -42,19 +42,63 @@ def told(place, monkeypatch, capfd):
         ("ls out", "there is no command 'ls'", f"Did you mean inspect? {COMMANDS}"),
         ("help", "there is no command 'help'", "Run `flare --help`, or `flare COMMAND --help`."),
         ("--verion", "no such option: --verion", "Did you mean --version? Run `flare --help`."),
-        ("pack a b --shardsize 1MB", "no such option: --shardsize", "Did you mean --shard-size? Run `flare pack --help`."),
-        ("cat out -c id -c text", "--columns is given twice", "Write them with commas between, such as 3,1,4 or id,score."),
-        ("cat out -r 1 --rows 2", "--rows is given twice", "Write them with commas between, such as 3,1,4 or id,score."),
+        (
+            "pack a b --shardsize 1MB",
+            "no such option: --shardsize",
+            "Did you mean --shard-size? Run `flare pack --help`.",
+        ),
+        (
+            "cat out -c id -c text",
+            "--columns is given twice",
+            "Write them with commas between, such as 3,1,4 or id,score.",
+        ),
+        (
+            "cat out -r 1 --rows 2",
+            "--rows is given twice",
+            "Write them with commas between, such as 3,1,4 or id,score.",
+        ),
         ("cat out --where id=1 --where id=2", "--where is given twice", "Give it once."),
         ("cat out -c Txt", "no column 'Txt'", "Did you mean text? Choose from id, text."),
-        ("cat out --where txt='a'", "--where: no column 'txt'", "Did you mean text? Choose from id, text."),
-        ("pack first.parquet new --key idd", "no column 'idd', which --key names", "Did you mean id? Choose from id, text."),
-        ("pack first.parquet new -z gzip", "unknown compression 'gzip'", "Did you mean gz? Choose one of br, bz2, gz, snappy, zstd, or NAME:LEVEL."),
-        ("inspect out --field row", "there is no field 'row'", "Did you mean rows? The fields are address, format, rows, shards, bytes,"),
-        ("pack first.parquet new --fetch text:", "--fetch 'text:' gives no name", "Write COLUMN or COLUMN:NAME."),
-        ("unpack out new --name ../{key}.{ext}", "--name '../{key}.{ext}': it leaves the folder", "Write it like '{key}.{ext}' or 'a/{key}.{ext}'."),
-        ("verify out --quick --decode", "--decode needs every value, --quick reads none", "Leave one of the two out."),
-        ("playlist out --reindex", "out/index.json: there is an index", "Delete it first, if `flare verify` finds it wrong."),
+        (
+            "cat out --where txt='a'",
+            "--where: no column 'txt'",
+            "Did you mean text? Choose from id, text.",
+        ),
+        (
+            "pack first.parquet new --key idd",
+            "no column 'idd', which --key names",
+            "Did you mean id? Choose from id, text.",
+        ),
+        (
+            "pack first.parquet new -z gzip",
+            "unknown compression 'gzip'",
+            "Did you mean gz? Choose one of br, bz2, gz, snappy, zstd, or NAME:LEVEL.",
+        ),
+        (
+            "inspect out --field row",
+            "there is no field 'row'",
+            "Did you mean rows? The fields are address, format, rows, shards, bytes,",
+        ),
+        (
+            "pack first.parquet new --fetch text:",
+            "--fetch 'text:' gives no name",
+            "Write COLUMN or COLUMN:NAME.",
+        ),
+        (
+            "unpack out new --name ../{key}.{ext}",
+            "--name '../{key}.{ext}': it leaves the folder",
+            "Write it like '{key}.{ext}' or 'a/{key}.{ext}'.",
+        ),
+        (
+            "verify out --quick --decode",
+            "--decode needs every value, --quick reads none",
+            "Leave one of the two out.",
+        ),
+        (
+            "playlist out --reindex",
+            "out/index.json: there is an index",
+            "Delete it first, if `flare verify` finds it wrong.",
+        ),
         (
             "pack first.parquet first.parquet",
             "first.parquet: a file is there, a folder is wanted",
@@ -70,9 +114,21 @@ def told(place, monkeypatch, capfd):
             "files: the folder is not empty",
             "Name another folder: --overwrite replaces what was unpacked, and something else is there.",
         ),
-        ("pack files new -c jpeg", "files: no file is 'jpeg'", "Did you mean jpg? Choose from jpg, txt."),
-        ("cat out --to json", "unknown form 'json'", "Did you mean jsonl? Choose one of jsonl, csv, tsv, table, arrow, parquet."),
-        ("pack first.parquet new --encode id=string", "unknown encoding 'string'", "Did you mean str? Choose one of int, uint8,"),
+        (
+            "pack files new -c jpeg",
+            "files: no file is 'jpeg'",
+            "Did you mean jpg? Choose from jpg, txt.",
+        ),
+        (
+            "cat out --to json",
+            "unknown form 'json'",
+            "Did you mean jsonl? Choose one of jsonl, csv, tsv, table, arrow, parquet.",
+        ),
+        (
+            "pack first.parquet new --encode id=string",
+            "unknown encoding 'string'",
+            "Did you mean str? Choose one of int, uint8,",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_told_with_what_would(told, line, error, hint):
@@ -85,19 +141,63 @@ def test_what_makes_no_sense_is_told_with_what_would(told, line, error, hint):
 @pytest.mark.parametrize(
     ("line", "error", "hint"),
     [
-        ("pack new first.parquet", "new: no such file or folder", "Name the source first and OUT last: `flare pack first.parquet new`."),
-        ("pack first.parqet new", "first.parqet: no such file or folder", "Did you mean first.parquet?"),
-        ("pack frst.parquet new", "frst.parquet: no such file or folder", "Did you mean first.parquet?"),
+        (
+            "pack new first.parquet",
+            "new: no such file or folder",
+            "Name the source first and OUT last: `flare pack first.parquet new`.",
+        ),
+        (
+            "pack first.parqet new",
+            "first.parqet: no such file or folder",
+            "Did you mean first.parquet?",
+        ),
+        (
+            "pack frst.parquet new",
+            "frst.parquet: no such file or folder",
+            "Did you mean first.parquet?",
+        ),
         ("unpack ./ot new", "./ot: no such file or folder", "Did you mean ./out?"),
         ("inspect fils/a.jpg", "fils/a.jpg: no such file or folder", "Did you mean files/a.jpg?"),
-        ("verify out --against out/playlst.yaml", "out/playlst.yaml: no such file or folder", "Did you mean out/playlist.yaml?"),
-        ("cat out/playlist.yml", "out/playlist.yml: no such file or folder", "Did you mean out/playlist.yaml?"),
-        ("cat out/playlist.yaml/", "out/playlist.yaml: no such file or folder", "out/playlist.yaml is a file: leave the slash out."),
-        ("cat out/index.json/x", "out/index.json/x: no such file or folder", "out/index.json is a file: nothing lies below it."),
-        ("cat files/deep/er", "files/deep/er: no such file or folder", "files is there, and no deep in it."),
-        ("cat files/*.png", "files/*.png: nothing matches", "files holds names such as a.jpg, a.txt, b.jpg."),
-        ("cat out 5", "5: no such file or folder", "Rows are named by an option: `flare cat SOURCE -r 5`."),
-        ("cat s3:/bucket/x", "s3:/bucket/x: no such file or folder", "Write it with two slashes: s3://bucket/x"),
+        (
+            "verify out --against out/playlst.yaml",
+            "out/playlst.yaml: no such file or folder",
+            "Did you mean out/playlist.yaml?",
+        ),
+        (
+            "cat out/playlist.yml",
+            "out/playlist.yml: no such file or folder",
+            "Did you mean out/playlist.yaml?",
+        ),
+        (
+            "cat out/playlist.yaml/",
+            "out/playlist.yaml: no such file or folder",
+            "out/playlist.yaml is a file: leave the slash out.",
+        ),
+        (
+            "cat out/index.json/x",
+            "out/index.json/x: no such file or folder",
+            "out/index.json is a file: nothing lies below it.",
+        ),
+        (
+            "cat files/deep/er",
+            "files/deep/er: no such file or folder",
+            "files is there, and no deep in it.",
+        ),
+        (
+            "cat files/*.png",
+            "files/*.png: nothing matches",
+            "files holds names such as a.jpg, a.txt, b.jpg.",
+        ),
+        (
+            "cat out 5",
+            "5: no such file or folder",
+            "Rows are named by an option: `flare cat SOURCE -r 5`.",
+        ),
+        (
+            "cat s3:/bucket/x",
+            "s3:/bucket/x: no such file or folder",
+            "Write it with two slashes: s3://bucket/x",
+        ),
         ("pack empty new", "empty: an empty folder", ""),
         ("playlist --check missing.yaml", "missing.yaml: no such file or folder", ""),
     ],
@@ -115,9 +215,15 @@ def test_a_lost_shard_is_not_taken_for_a_mistyped_one(told, place, tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("length", "message"), [(0, "an empty file"), (30, "not valid JSON: Unterminated string starting at: line 1 column 14 (char 13)")]
+    ("length", "message"),
+    [
+        (0, "an empty file"),
+        (30, "not valid JSON: Unterminated string starting at: line 1 column 14 (char 13)"),
+    ],
 )
-def test_an_index_that_was_cut_short_can_be_made_again(place, tmp_path, monkeypatch, capfd, length, message):
+def test_an_index_that_was_cut_short_can_be_made_again(
+    place, tmp_path, monkeypatch, capfd, length, message
+):
     flarecli.pack(str(place / "first.parquet"), str(tmp_path / "out"))
     whole = (tmp_path / "out" / "index.json").read_bytes()
     (tmp_path / "out" / "playlist.yaml").unlink()
@@ -128,8 +234,13 @@ def test_an_index_that_was_cut_short_can_be_made_again(place, tmp_path, monkeypa
     assert capfd.readouterr().err == f"error: out/index.json: {message}\nhint: {hint}\n"
     (tmp_path / "out" / "index.json").unlink()
     assert main(["inspect", "out"]) == 4
-    hint = "Run `flare playlist out --reindex` to make it from the shards, if none of them is missing."
-    assert capfd.readouterr().err == f"error: out: 1 shard, and no index.json beside it\nhint: {hint}\n"
+    hint = (
+        "Run `flare playlist out --reindex` to make it from the shards, if none of them is missing."
+    )
+    assert (
+        capfd.readouterr().err
+        == f"error: out: 1 shard, and no index.json beside it\nhint: {hint}\n"
+    )
     assert main(["playlist", "out", "--reindex"]) == 0
     assert (tmp_path / "out" / "index.json").read_bytes() == whole
 
@@ -137,12 +248,26 @@ def test_an_index_that_was_cut_short_can_be_made_again(place, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("name", "data", "note"),
     [
-        ("x.xlsx", "PK", "x.xlsx: taken as a file, which makes one row: by its name it is no table that is read"),
-        ("x.csv", "id;text\n1;a\n", "x.csv: its header is taken for one column, 'id;text': are its fields divided by ';'?"),
-        ("x.tsv", "id,text\n1,a\n", "x.tsv: its header is taken for one column, 'id,text': are its fields divided by ','?"),
+        (
+            "x.xlsx",
+            "PK",
+            "x.xlsx: taken as a file, which makes one row: by its name it is no table that is read",
+        ),
+        (
+            "x.csv",
+            "id;text\n1;a\n",
+            "x.csv: its header is taken for one column, 'id;text': are its fields divided by ';'?",
+        ),
+        (
+            "x.tsv",
+            "id,text\n1,a\n",
+            "x.tsv: its header is taken for one column, 'id,text': are its fields divided by ','?",
+        ),
     ],
 )
-def test_what_is_packed_otherwise_than_was_meant_is_noted(tmp_path, monkeypatch, capfd, name, data, note):
+def test_what_is_packed_otherwise_than_was_meant_is_noted(
+    tmp_path, monkeypatch, capfd, name, data, note
+):
     (tmp_path / name).write_text(data)
     monkeypatch.chdir(tmp_path)
     assert main(["pack", name, "out"]) == 0

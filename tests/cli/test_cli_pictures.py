@@ -14,7 +14,16 @@ from PIL import Image
 from flarecli.cli.graphics import graphic, painted, protocol
 from flarecli.write import Writer
 
-OWN = {"NO_COLOR", "TERM", "COLORTERM", "TERM_PROGRAM", "KITTY_WINDOW_ID", "KONSOLE_VERSION", "TMUX", "STY"}  # what says which terminal it is
+OWN = {
+    "NO_COLOR",
+    "TERM",
+    "COLORTERM",
+    "TERM_PROGRAM",
+    "KITTY_WINDOW_ID",
+    "KONSOLE_VERSION",
+    "TMUX",
+    "STY",
+}  # what says which terminal it is
 SAYS = {"id": "int", "image": "bytes", "text": "str"}
 
 
@@ -41,9 +50,20 @@ def terminal(*args, **environment):
     reader = threading.Thread(target=read)
     reader.start()
     env = {name: value for name, value in os.environ.items() if name not in OWN}
-    env |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", "COLUMNS": "100", "LC_ALL": "C.UTF-8", **environment}
+    env |= {
+        "TERM": "xterm-256color",
+        "COLORTERM": "truecolor",
+        "COLUMNS": "100",
+        "LC_ALL": "C.UTF-8",
+        **environment,
+    }
     code = subprocess.run(
-        [sys.executable, "-m", "flarecli", *args], stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env=env, timeout=60
+        [sys.executable, "-m", "flarecli", *args],
+        stdin=subprocess.DEVNULL,
+        stdout=slave,
+        stderr=slave,
+        env=env,
+        timeout=60,
     ).returncode
     os.close(slave)
     reader.join(20)
@@ -61,7 +81,11 @@ def packed(folder, image, text="a"):
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     red, green, blue, white = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
-    return packed(tmp_path_factory.mktemp("small"), png(2, 3, [red, green, blue, white, red, green]), "\x1b[31m\u202e[red]")
+    return packed(
+        tmp_path_factory.mktemp("small"),
+        png(2, 3, [red, green, blue, white, red, green]),
+        "\x1b[31m\u202e[red]",
+    )
 
 
 def test_a_picture_is_drawn_with_half_blocks(small):
@@ -97,7 +121,9 @@ def test_what_claims_too_many_pixels_or_is_damaged_stays_text(tmp_path):
     data = bytearray(png(2, 2, [(0, 0, 0)] * 4))
     data[16:24] = (60_000).to_bytes(4) * 2
     assert "▀" not in terminal("cat", packed(tmp_path, bytes(data)), "--to", "table")
-    assert "▀" not in terminal("cat", packed(tmp_path / "b", png(9, 9, [(1, 2, 3)] * 81)[:50]), "--to", "table")
+    assert "▀" not in terminal(
+        "cat", packed(tmp_path / "b", png(9, 9, [(1, 2, 3)] * 81)[:50]), "--to", "table"
+    )
 
 
 KITTY, SIXEL = {"TERM": "xterm-kitty", "KITTY_WINDOW_ID": "1"}, {"TERM": "foot"}
@@ -114,7 +140,9 @@ def sixels(text):
     width, height = int(head[1]), int(head[2])
     pixels, colours = [[None] * width for _ in range(-(-height // 6) * 6)], {}
     x = y = colour = 0
-    for one in re.finditer(r"#(\d+);2;(\d+);(\d+);(\d+)|#(\d+)|(?:!(\d+))?([?-~])|([$-])", text[head.end() :]):
+    for one in re.finditer(
+        r"#(\d+);2;(\d+);(\d+);(\d+)|#(\d+)|(?:!(\d+))?([?-~])|([$-])", text[head.end() :]
+    ):
         if one[1]:
             colours[int(one[1])] = tuple(int(one[i]) for i in (2, 3, 4))
         elif one[5]:
@@ -174,7 +202,9 @@ def drawn(tmp_path_factory):
     out = io.BytesIO()
     wide.save(out, "PNG")
     folder = f"{tmp_path_factory.mktemp('drawn')}/set"
-    with Writer(folder, columns={"id": "int", "one": "bytes", "two": "bytes", "text": "str"}) as writer:
+    with Writer(
+        folder, columns={"id": "int", "one": "bytes", "two": "bytes", "text": "str"}
+    ) as writer:
         writer.write({"id": 1, "one": out.getvalue(), "two": small, "text": "\x1b_Ga=T;AAAA\x1b\\"})
         writer.write({"id": 2, "one": small, "two": b"no picture", "text": "\x1bPq#0\x1b\\"})
     return folder, [out.getvalue(), small]
@@ -198,9 +228,14 @@ def test_pictures_lie_on_blanks_above_their_captions(drawn, how):
 def test_what_kitty_gets_is_the_picture(drawn):
     folder, (wide, small) = drawn
     _, pictures = shown(terminal("inspect", folder, "--sample", "2", **KITTY))
-    found = {(one[3]["c"], one[3]["r"]): Image.open(io.BytesIO(base64.b64decode(one[4]))) for one in pictures}
+    found = {
+        (one[3]["c"], one[3]["r"]): Image.open(io.BytesIO(base64.b64decode(one[4])))
+        for one in pictures
+    }
     assert [one[3]["m"] for one in pictures] == ["0"] * 3
-    assert all(one[3].items() >= {"a": "T", "f": "100", "q": "2", "C": "1"}.items() for one in pictures)
+    assert all(
+        one[3].items() >= {"a": "T", "f": "100", "q": "2", "C": "1"}.items() for one in pictures
+    )
     assert found["2", "2"].convert("RGB").tobytes() == Image.open(io.BytesIO(small)).tobytes()
     wanted = Image.open(io.BytesIO(wide))
     wanted.thumbnail((240, 240))
@@ -210,7 +245,10 @@ def test_what_kitty_gets_is_the_picture(drawn):
 def test_what_a_sixel_terminal_gets_is_the_picture(drawn):
     folder, (_, small) = drawn
     _, pictures = shown(terminal("cat", folder, "--to", "table", **SIXEL))
-    wanted, found = Image.open(io.BytesIO(small)), sixels(min(pictures, key=lambda one: len(one[4]))[4])
+    wanted, found = (
+        Image.open(io.BytesIO(small)),
+        sixels(min(pictures, key=lambda one: len(one[4]))[4]),
+    )
     assert (len(found[0]), len(found)) == wanted.size == (12, 30)
     worst = max(
         abs(part * 2.55 - want)
@@ -226,7 +264,10 @@ def test_a_picture_of_few_colours_is_painted_as_it_is():
     data = png(8, 7, [colours[(x + y) % 4] for y in range(7) for x in range(8)])
     text = painted(graphic(data, "c"), "sixel", 3, 24, 2)
     assert text.startswith("\x1b7\x1b[2A\x1b[4G\x1bP0;1q") and text.endswith("\x1b\\\x1b8")
-    assert sixels(text[text.index("q") + 1 : -4]) == [[tuple(part * 100 // 255 for part in colours[(x + y) % 4]) for x in range(8)] for y in range(7)]
+    assert sixels(text[text.index("q") + 1 : -4]) == [
+        [tuple(part * 100 // 255 for part in colours[(x + y) % 4]) for x in range(8)]
+        for y in range(7)
+    ]
 
 
 def test_a_narrow_table_makes_its_pictures_smaller(drawn):
@@ -260,6 +301,10 @@ def test_the_environment_says_what_the_terminal_can(says, wanted):
 
 def test_into_a_pipe_goes_no_picture(drawn):
     ran = subprocess.run(
-        [sys.executable, "-m", "flarecli", "inspect", drawn[0], "--sample", "2"], capture_output=True, env=os.environ | KITTY, check=True, timeout=60
+        [sys.executable, "-m", "flarecli", "inspect", drawn[0], "--sample", "2"],
+        capture_output=True,
+        env=os.environ | KITTY,
+        check=True,
+        timeout=60,
     )
     assert b"\x1b" not in ran.stdout + ran.stderr

@@ -23,11 +23,19 @@ def loaded_by(args, env=None, heavy=HEAVY):
     """The heavy libraries in memory when `flare ARGS` is about to end."""
     code = f"import os, sys; sys.argv = ['flare', *{args!r}]; os._exit = lambda code: print([n for n in {heavy!r} if n in sys.modules])\n"
     code += "from flarecli.__main__ import entry; entry()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **(env or {})}, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **(env or {})},
+        timeout=60,
+    )
     return done.stdout.splitlines()[-1], done.stdout
 
 
-@pytest.mark.parametrize("args", [["--version"], ["--help"], ["pack", "--help"], ["cat", "--help"], []])
+@pytest.mark.parametrize(
+    "args", [["--version"], ["--help"], ["pack", "--help"], ["cat", "--help"], []]
+)
 def test_start_up_loads_no_heavy_library(args):
     assert loaded_by(args)[0] == "[]"
 
@@ -41,10 +49,17 @@ def test_the_version_is_answered_before_typer_is_loaded():
 
 @pytest.mark.parametrize("options", [["-q"], ["--quick"], ["-j", "1", "--json"], ["-v"]])
 def test_a_check_of_large_rows_loads_no_heavy_library_and_no_typer(tmp_path, options):
-    with Writer(str(tmp_path / "out"), columns={"id": "int", "data": "bytes"}, settings=Settings(shard_rows=4)) as writer:
+    with Writer(
+        str(tmp_path / "out"),
+        columns={"id": "int", "data": "bytes"},
+        settings=Settings(shard_rows=4),
+    ) as writer:
         for i in range(10):
             writer.write({"id": i, "data": bytes(20_000)})
-    heavy, printed = loaded_by(["verify", *options, str(tmp_path / "out")], heavy=(*HEAVY, "dataclasses", "hashlib", "typer"))
+    heavy, printed = loaded_by(
+        ["verify", *options, str(tmp_path / "out")],
+        heavy=(*HEAVY, "dataclasses", "hashlib", "typer"),
+    )
     assert heavy == "[]" and "10" in printed
 
 
@@ -67,8 +82,14 @@ def test_a_command_loads_arrow_and_leaves_pandas_alone_where_it_is_installed(tmp
         ("fish", "flare ver", ["verify\tCheck that a dataset is whole."]),
     ],
 )
-def test_completion_knows_commands_options_and_values_and_loads_no_heavy_library(shell, words, wanted):
-    env = {"_FLARE_COMPLETE": f"complete_{shell}", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+def test_completion_knows_commands_options_and_values_and_loads_no_heavy_library(
+    shell, words, wanted
+):
+    env = {
+        "_FLARE_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
     env |= {"_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     heavy, printed = loaded_by([], env)
     assert heavy == "[]"
@@ -76,7 +97,9 @@ def test_completion_knows_commands_options_and_values_and_loads_no_heavy_library
         assert one in printed
 
 
-NAMED_SHELL = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # Typer would look which shell started the tests
+NAMED_SHELL = {
+    "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"
+}  # Typer would look which shell started the tests
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -104,15 +127,28 @@ def signalled(process, number):
     return process.returncode, out.decode(), err.decode(), time.monotonic() - start
 
 
-@pytest.mark.parametrize(("number", "code", "what"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
+@pytest.mark.parametrize(
+    ("number", "code", "what"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
 def test_a_signal_ends_a_run_with_one_line(flare_process, number, code, what):
     with flare_process(["pack", "index.csv", "out"], SLOW) as process:
-        assert signalled(process, number)[:3] == (code, "", f"error: {what}; give --resume to go on from here\n")
+        assert signalled(process, number)[:3] == (
+            code,
+            "",
+            f"error: {what}; give --resume to go on from here\n",
+        )
 
 
 def test_a_signal_is_told_as_json_where_json_is_wanted(flare_process):
     with flare_process(["pack", "index.csv", "out", "--json"], SLOW) as process:
-        fields = {"kind": "interrupted", "message": "interrupted", "where": "", "hint": "Give --resume to go on from here.", "exit_code": 130}
+        fields = {
+            "kind": "interrupted",
+            "message": "interrupted",
+            "where": "",
+            "hint": "Give --resume to go on from here.",
+            "exit_code": 130,
+        }
         told = json.dumps({"error": fields}) + "\n"
         assert signalled(process, signal.SIGINT)[:3] == (130, "", told)
 
@@ -130,7 +166,11 @@ def pack(*args, **options):
         open({str(tmp_path / "tidied")!r}, "w").close()
 """
     with flare_process(["pack", "index.csv", "out"], source) as process:
-        assert signalled(process, signal.SIGTERM)[:3] == (143, "", "error: terminated; give --resume to go on from here\n")
+        assert signalled(process, signal.SIGTERM)[:3] == (
+            143,
+            "",
+            "error: terminated; give --resume to go on from here\n",
+        )
     assert (tmp_path / "tidied").exists()
 
 
@@ -146,7 +186,11 @@ def pack(*args, **options):
     while True: pass
 """
     with flare_process(["pack", "index.csv", "out"], source) as process:
-        assert signalled(process, signal.SIGINT)[:3] == (130, "loaded\n", "error: interrupted; give --resume to go on from here\n")
+        assert signalled(process, signal.SIGINT)[:3] == (
+            130,
+            "loaded\n",
+            "error: interrupted; give --resume to go on from here\n",
+        )
 
 
 def test_an_interrupt_that_a_finalizer_swallows_is_raised_again(flare_process):
@@ -181,7 +225,11 @@ def pack(*args, **options):
             time.sleep(60)
 """
     with flare_process(["pack", "index.csv", "out"], source) as process:
-        assert signalled(process, signal.SIGINT)[:3] == (130, "", "error: interrupted; give --resume to go on from here\n")
+        assert signalled(process, signal.SIGINT)[:3] == (
+            130,
+            "",
+            "error: interrupted; give --resume to go on from here\n",
+        )
     assert GRACE_S < 5
 
 
@@ -206,10 +254,30 @@ flarecli.compress.compressed = compressed
 flarecli.__main__.entry()
 """
     for jobs in ("1", "2"):
-        args = ["pack", str(tmp_path / "index.csv"), str(tmp_path / "out"), "-z", "gz", "--shard-rows", "2", "-j", jobs]
-        with subprocess.Popen([sys.executable, "-c", code, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            assert signalled(process, signal.SIGTERM)[:3] == (143, "", "error: terminated; give --resume to go on from here\n")
-        assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == [".flare", "journal", "lock"]
+        args = [
+            "pack",
+            str(tmp_path / "index.csv"),
+            str(tmp_path / "out"),
+            "-z",
+            "gz",
+            "--shard-rows",
+            "2",
+            "-j",
+            jobs,
+        ]
+        with subprocess.Popen(
+            [sys.executable, "-c", code, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert signalled(process, signal.SIGTERM)[:3] == (
+                143,
+                "",
+                "error: terminated; give --resume to go on from here\n",
+            )
+        assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == [
+            ".flare",
+            "journal",
+            "lock",
+        ]
         shutil.rmtree(tmp_path / "out")
 
 
@@ -230,9 +298,14 @@ def verify(*args, **options):
 def test_a_signal_at_random_times_never_ends_with_exit_0_or_a_traceback(flare_process):
     source = "import time\ndef pack(*args, **options):\n    import numpy, pyarrow, yaml\n    time.sleep(60)\n"
     for i in range(12):
-        with flare_process(["pack", "index.csv", "out"], "import sys\nprint(end='begun\\n', file=sys.stderr, flush=True)\n" + source) as process:
+        with flare_process(
+            ["pack", "index.csv", "out"],
+            "import sys\nprint(end='begun\\n', file=sys.stderr, flush=True)\n" + source,
+        ) as process:
             assert process.stderr.readline() == b"begun\n"
-            time.sleep(0.012 * i)  # the verbs are there; the command line and the libraries are being loaded
+            time.sleep(
+                0.012 * i
+            )  # the verbs are there; the command line and the libraries are being loaded
             process.send_signal(signal.SIGTERM)
             _, err = process.communicate(timeout=30)
         assert process.returncode in (143, -signal.SIGTERM)
@@ -255,7 +328,9 @@ def test_a_reader_that_leaves_early_is_no_error(flare_process):
         assert (process.wait(timeout=60), err) == (0, b"")
 
 
-@pytest.mark.parametrize("args", [["--help"], ["cat", "--help"], ["--version"], ["--show-completion", "bash"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["cat", "--help"], ["--version"], ["--show-completion", "bash"]]
+)
 def test_a_reader_that_has_left_already_is_no_error(flare_run, args):
     reading, writing = os.pipe()
     os.close(reading)
@@ -313,7 +388,12 @@ def cat(*args, **options):
 
 
 @pytest.mark.parametrize(
-    "env", [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii:strict"}]
+    "env",
+    [
+        {"LC_ALL": "C"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"PYTHONIOENCODING": "ascii:strict"},
+    ],
 )
 def test_output_is_utf_8_whatever_the_locale_says(flare_run, env):
     assert flare_run(["cat", "x"], TEXT, env).out == '{"é": "naïve 漢字"}\n'

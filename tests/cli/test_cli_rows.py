@@ -26,8 +26,13 @@ from flarecli.names import escape
 
 def batch(**columns):
     """A batch of columns given as (values, Arrow type, encoding)."""
-    fields = [pa.field(name, kind, metadata={b"encoding": encoding.encode()}) for name, (_, kind, encoding) in columns.items()]
-    return pa.record_batch([pa.array(values, kind) for values, kind, _ in columns.values()], schema=pa.schema(fields))
+    fields = [
+        pa.field(name, kind, metadata={b"encoding": encoding.encode()})
+        for name, (_, kind, encoding) in columns.items()
+    ]
+    return pa.record_batch(
+        [pa.array(values, kind) for values, kind, _ in columns.values()], schema=pa.schema(fields)
+    )
 
 
 def cat(*batches):
@@ -67,17 +72,32 @@ def test_rows_are_json_lines(flare):
 
 def test_bytes_can_be_had_whole(flare):
     row = json.loads(flare("cat", "x", "--bytes", "base64", cat=cat(SAMPLE)).out.splitlines()[0])
-    assert (base64.b64decode(row["image"]), base64.b64decode(row["object"])) == (b"\xff\xd8", b"\x80\x04N.")
+    assert (base64.b64decode(row["image"]), base64.b64decode(row["object"])) == (
+        b"\xff\xd8",
+        b"\x80\x04N.",
+    )
 
 
 def test_other_types_of_arrow_have_a_text_too(flare):
     import datetime
     import decimal
 
-    values = {"day": datetime.date(2024, 2, 29), "price": decimal.Decimal("1.10"), "deep": {"b": b"\0", "f": [math.inf]}, "none": None, "yes": True}
+    values = {
+        "day": datetime.date(2024, 2, 29),
+        "price": decimal.Decimal("1.10"),
+        "deep": {"b": b"\0", "f": [math.inf]},
+        "none": None,
+        "yes": True,
+    }
     ran = flare("cat", "x", cat=cat(pa.RecordBatch.from_pylist([values])))
     deep = {"b": {"bytes": 1, "sha256": hashlib.sha256(b"\0").hexdigest()}, "f": [None]}
-    assert json.loads(ran.out) == {"day": "2024-02-29", "price": "1.10", "deep": deep, "none": None, "yes": True}
+    assert json.loads(ran.out) == {
+        "day": "2024-02-29",
+        "price": "1.10",
+        "deep": deep,
+        "none": None,
+        "yes": True,
+    }
 
 
 def test_rows_without_columns_are_rows(flare):
@@ -90,18 +110,26 @@ def test_a_json_column_that_holds_none_is_an_error(flare, text):
     ran = flare("cat", "x", cat=cat(batch(meta=([text], TEXT, "json"))))
     shown = "is nested too deeply" if len(text) > 99 else f"is not JSON: {text!r}"
     hint = "hint: Give --raw meta to see its bytes, or -c without it.\n"
-    assert (ran.code, ran.out, ran.err) == (4, "", f"error: a value of column 'meta' {shown}\n{hint}")
+    assert (ran.code, ran.out, ran.err) == (
+        4,
+        "",
+        f"error: a value of column 'meta' {shown}\n{hint}",
+    )
 
 
 def test_json_within_json_and_messagepack_are_values(flare):
-    tree = encodings.encode(encodings.lookup("tree"), {"a": [1, None, b"\xff"], "x": np.arange(3), "f": float("inf")})
+    tree = encodings.encode(
+        encodings.lookup("tree"), {"a": [1, None, b"\xff"], "x": np.arange(3), "f": float("inf")}
+    )
     rows = batch(
         text=(['"{\\"k\\": [1, NaN]}"', None], TEXT, "json_json"),
         pack=([b"\x92\x01\xc4\x02\x00\xff", None], BINARY, "msgpack"),
         tree=([tree, None], BINARY, "tree"),
         some=([[b"\x01", b"\xa1k"], []], pa.large_list(BINARY), "msgpack[]"),
     )
-    one, two = map(json.loads, flare("cat", "x", "--bytes", "base64", cat=cat(rows)).out.splitlines())
+    one, two = map(
+        json.loads, flare("cat", "x", "--bytes", "base64", cat=cat(rows)).out.splitlines()
+    )
     assert one == {
         "text": {"k": [1, None]},
         "pack": [1, base64.b64encode(b"\x00\xff").decode()],
@@ -111,7 +139,11 @@ def test_json_within_json_and_messagepack_are_values(flare):
     assert two == {"text": None, "pack": None, "tree": None, "some": []}
     ran = flare("cat", "x", cat=cat(batch(pack=([b"\xc1"], BINARY, "msgpack"))))
     hint = "hint: Give --raw pack to see its bytes, or -c without it.\n"
-    assert (ran.code, ran.out, ran.err) == (4, "", f"error: a value of column 'pack': not one whole value of MessagePack\n{hint}")
+    assert (ran.code, ran.out, ran.err) == (
+        4,
+        "",
+        f"error: a value of column 'pack': not one whole value of MessagePack\n{hint}",
+    )
 
 
 def test_a_number_longer_than_python_reads_stays_text(flare):
@@ -121,8 +153,14 @@ def test_a_number_longer_than_python_reads_stays_text(flare):
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(st.characters()),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters()), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters()),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters()), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -138,10 +176,20 @@ def test_what_a_terminal_acts_on_is_escaped_in_every_form(flare):
     rows = batch(**{"a\x1b[2J": (["x\x1b]0;t\x07\x9b\u202e\r\n\ty,\"'[red]"], TEXT, "str")})
     lines = flare("cat", "x", cat=cat(rows)).out
     assert json.loads(lines) == {"a\x1b[2J": "x\x1b]0;t\x07\x9b\u202e\r\n\ty,\"'[red]"}
-    outputs = [flare("cat", "x", "--to", form, cat=cat(rows)).out for form in ("csv", "tsv", "table")]
-    outputs.append(re.sub("\x1b\\[[0-9;]*m", "", flare("cat", "x", "--to", "table", terminal=True, cat=cat(rows)).out))  # rich's own colours
+    outputs = [
+        flare("cat", "x", "--to", form, cat=cat(rows)).out for form in ("csv", "tsv", "table")
+    ]
+    outputs.append(
+        re.sub(
+            "\x1b\\[[0-9;]*m",
+            "",
+            flare("cat", "x", "--to", "table", terminal=True, cat=cat(rows)).out,
+        )
+    )  # rich's own colours
     for text in (lines, *outputs):
-        assert not any((ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 or c == "\u202e" for c in text)
+        assert not any(
+            (ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 or c == "\u202e" for c in text
+        )
     assert outputs[0] == 'a\\x1b[2J\n"x\\x1b]0;t\\x07\\x9b\\u202e\\r\\n\\ty,""\'[red]"\n'
     assert outputs[1] == outputs[2] == "a\\x1b[2J\nx\\x1b]0;t\\x07\\x9b\\u202e\\r\\n\\ty,\"'[red]\n"
     assert "[red]" in outputs[3]
@@ -153,13 +201,19 @@ def test_cells_of_csv_are_what_json_says(flare):
     assert header == ["id", "n", "score", "image", "object", "meta", "digits"]
     assert first[:3] == ["a", "1", "0.1"]
     assert json.loads(first[3]) == {"bytes": 2, "sha256": hashlib.sha256(b"\xff\xd8").hexdigest()}
-    assert first[4:] == ["<pickle, 4 B, not decoded>", '{"k": [1, null, null]}', "12345678901234567890"]
+    assert first[4:] == [
+        "<pickle, 4 B, not decoded>",
+        '{"k": [1, null, null]}',
+        "12345678901234567890",
+    ]
     assert len(rest) == 3
     assert rest[0][2] == ""
 
 
 def read(form, data):
-    return pa.ipc.open_stream(data).read_all() if form == "arrow" else pq.read_table(io.BytesIO(data))
+    return (
+        pa.ipc.open_stream(data).read_all() if form == "arrow" else pq.read_table(io.BytesIO(data))
+    )
 
 
 @pytest.mark.parametrize("form", ["arrow", "parquet"])
@@ -175,7 +229,10 @@ def test_arrow_and_parquet_hold_the_batches_as_they_are(flare, form):
 @pytest.mark.parametrize("form", ["arrow", "parquet"])
 def test_no_rows_at_all_are_a_stream_too(flare, form):
     assert read(form, flare("cat", "x", "--to", form, cat=cat()).data).num_rows == 0
-    assert read(form, flare("cat", "x", "--to", form, cat=cat(SAMPLE.slice(0, 0))).data).column_names == SAMPLE.schema.names
+    assert (
+        read(form, flare("cat", "x", "--to", form, cat=cat(SAMPLE.slice(0, 0))).data).column_names
+        == SAMPLE.schema.names
+    )
 
 
 @pytest.mark.parametrize(
@@ -201,7 +258,11 @@ def test_raw_is_the_stored_bytes_of_one_column_and_nothing_else(flare, column, w
 
 @pytest.mark.parametrize(
     ("args", "what"),
-    [(["--raw", "image"], "--raw image"), (["--to", "arrow"], "--to arrow"), (["--to", "parquet"], "--to parquet")],
+    [
+        (["--raw", "image"], "--raw image"),
+        (["--to", "arrow"], "--to arrow"),
+        (["--to", "parquet"], "--to parquet"),
+    ],
 )
 def test_bytes_are_refused_by_a_terminal_before_anything_is_read(flare, args, what):
     ran = flare("cat", "x", *args, terminal=True)
@@ -222,20 +283,39 @@ def test_pickles_are_decoded_only_by_the_switch_that_says_so(flare):
     schema = pa.schema([pa.field("p", pa.large_binary(), metadata={"encoding": "pkl"})])
     sizes = [len(one) for one in data]
     first = pa.record_batch([pa.array(data[:1], pa.large_binary())], schema=schema)
-    assert flare("cat", "d", cat=lambda *_, **__: iter([first])).out == f'{{"p": "<pickle, {sizes[0]} B, not decoded>"}}\n'
+    assert (
+        flare("cat", "d", cat=lambda *_, **__: iter([first])).out
+        == f'{{"p": "<pickle, {sizes[0]} B, not decoded>"}}\n'
+    )
     sha = "a8100ae6aa1940d0b663bb31cd466142ebbdbd5187131b92d93818987832eb89"
     told = flare("cat", "d", "--allow-pickle", cat=lambda *_, **__: iter([first]))
-    assert (told.code, told.out, told.err) == (0, f'{{"p": {{"a": [1, null], "2": {{"bytes": 1, "sha256": "{sha}"}}}}}}\n', "")
+    assert (told.code, told.out, told.err) == (
+        0,
+        f'{{"p": {{"a": [1, null], "2": {{"bytes": 1, "sha256": "{sha}"}}}}}}\n',
+        "",
+    )
     second = pa.record_batch([pa.array(data[1:], pa.large_binary())], schema=schema)
     told = flare("cat", "d", "--allow-pickle", cat=lambda *_, **__: iter([second]))
     error = f"a pickle cannot be read: {sizes[1]} B are not pkl"
-    assert (told.code, told.out, told.err) == (4, "", f"error: {error}\nhint: Leave --allow-pickle out to see its size.\n")
+    assert (told.code, told.out, told.err) == (
+        4,
+        "",
+        f"error: {error}\nhint: Leave --allow-pickle out to see its size.\n",
+    )
 
 
 @pytest.mark.parametrize("width", [20, 80])
 def test_a_table_of_more_columns_than_a_terminal_has_room_for_shows_them_all(flare, width):
     rows = batch(**{f"c{i}": ([10 + i], pa.int64(), "int") for i in range(40)})
-    told = flare("cat", "x", "--to", "table", terminal=True, environment={"COLUMNS": str(width), "NO_COLOR": "1"}, cat=cat(rows)).out
+    told = flare(
+        "cat",
+        "x",
+        "--to",
+        "table",
+        terminal=True,
+        environment={"COLUMNS": str(width), "NO_COLOR": "1"},
+        cat=cat(rows),
+    ).out
     words = [word for word in told.split() if word.isalnum()]
     assert [word for word in words if word[0] == "c"] == [f"c{i}" for i in range(40)]
     assert [word for word in words if word[0] != "c"] == [str(10 + i) for i in range(40)]
@@ -249,6 +329,9 @@ def test_a_table_is_ruled_on_a_terminal_only(flare):
     assert any("─" in line or "━" in line for line in lines)
 
 
-@pytest.mark.parametrize(("value", "text"), [(float("inf"), "inf"), (float("nan"), "nan"), (1.5, "1.5"), (None, ""), ("a\x1b", "a\\x1b")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(float("inf"), "inf"), (float("nan"), "nan"), (1.5, "1.5"), (None, ""), ("a\x1b", "a\\x1b")],
+)
 def test_a_cell_says_what_json_has_no_word_for(value, text):
     assert cell(value) == text

@@ -58,7 +58,9 @@ def by_typer(args, monkeypatch):
     return seen[0]
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 @given(st.lists(st.sampled_from(WORDS), max_size=6))
 def test_a_plain_line_gives_what_typer_gives(monkeypatch, words):
     with monkeypatch.context() as patched:
@@ -83,7 +85,15 @@ OTHERS = [
     ["verify", "--jobs2", "a"],
     ["verify", "-j", "1", "-j", "1", "a"],
 ]
-OTHERS += [["verify", "--", "a"], ["verify", "-qv", "a"], ["verify", ""], ["verify", "a", "--quik"], ["cat", "a"], ["--quiet", "verify", "a"], []]
+OTHERS += [
+    ["verify", "--", "a"],
+    ["verify", "-qv", "a"],
+    ["verify", ""],
+    ["verify", "a", "--quik"],
+    ["cat", "a"],
+    ["--quiet", "verify", "a"],
+    [],
+]
 
 
 @pytest.mark.parametrize("jobs", [["-j", "2"], ["-j2"], ["--jobs", "2"], ["--jobs=2"]])
@@ -105,13 +115,20 @@ def test_what_the_environment_says_of_an_option_takes_typer(monkeypatch):
 
 def test_the_two_have_the_same_options_and_defaults():
     mine, theirs = (inspect.signature(one).parameters for one in (checking.check, verify.command))
-    assert {name: one.default for name, one in mine.items()} == {name: one.default for name, one in theirs.items()}
+    assert {name: one.default for name, one in mine.items()} == {
+        name: one.default for name, one in theirs.items()
+    }
     assert len(checking.check.__code__.co_varnames) > len(mine)  # it is no stand-in
 
 
 def test_a_mistake_says_the_same_whether_or_not_typer_reads_the_line(tmp_path):
     said = []
-    for args in (["verify", str(tmp_path / "nothing")], ["verify", "--seed", "0", str(tmp_path / "nothing")]):
-        ran = subprocess.run([sys.executable, "-m", "flarecli", *args], capture_output=True, text=True, timeout=60)
+    for args in (
+        ["verify", str(tmp_path / "nothing")],
+        ["verify", "--seed", "0", str(tmp_path / "nothing")],
+    ):
+        ran = subprocess.run(
+            [sys.executable, "-m", "flarecli", *args], capture_output=True, text=True, timeout=60
+        )
         said.append((ran.returncode, ran.stdout, ran.stderr))
     assert said[0] == said[1] and said[0][0] == 3 and "nothing" in said[0][2]

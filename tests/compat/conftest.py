@@ -36,7 +36,11 @@ def empty_bucket(server, monkeypatch):
     for name in list(os.environ):
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)
-    for name, value in {"AWS_ENDPOINT_URL": server, "AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "secret"}.items():
+    for name, value in {
+        "AWS_ENDPOINT_URL": server,
+        "AWS_ACCESS_KEY_ID": "AKID",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+    }.items():
         monkeypatch.setenv(name, value)
     name = f"b{time.monotonic_ns()}"
     urllib.request.urlopen(urllib.request.Request(f"{server}/{name}", method="PUT")).close()

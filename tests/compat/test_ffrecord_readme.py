@@ -47,7 +47,9 @@ def test_write_and_read(fname):
     assert reader.read([]) == []
     reader.validate()
     assert len(reader.get_offsets(0)) == 101 and len(reader.get_checksums(0)) == 100
-    assert [deserialize(one) for one in pickle.loads(pickle.dumps(reader)).read(range(100))] == list(range(100))
+    assert [
+        deserialize(one) for one in pickle.loads(pickle.dumps(reader)).read(range(100))
+    ] == list(range(100))
     for wrong in (-1, 100):
         with pytest.raises(RowsError):
             reader.read([wrong])
@@ -56,7 +58,21 @@ def test_write_and_read(fname):
         reader.read([0])
 
 
-@pytest.mark.parametrize("name", ["one", "many", "empties", "allempty", "zero", "multi", "multi_order", "dumped", "big", "oldversion"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "one",
+        "many",
+        "empties",
+        "allempty",
+        "zero",
+        "multi",
+        "multi_order",
+        "dumped",
+        "big",
+        "oldversion",
+    ],
+)
 def test_the_originals_files_are_read_and_written_again(tmp_path, name):
     data = FIXTURES / name / "data"
     reader = FileReader(data if data.is_dir() else str(data))
@@ -77,7 +93,9 @@ def test_the_whole_buffer_is_written(tmp_path):
         for one in values:
             writer.write_one(one)
     found = FileReader(tmp_path / "a.ffr").read(range(5))
-    assert [one.tobytes() for one in found] == [bytes(np.asarray(one).tobytes()) if hasattr(one, "shape") else bytes(one) for one in values]
+    assert [one.tobytes() for one in found] == [
+        bytes(np.asarray(one).tobytes()) if hasattr(one, "shape") else bytes(one) for one in values
+    ]
 
 
 def test_too_few_and_too_many_records(tmp_path):
@@ -108,7 +126,11 @@ def test_damage_is_named(fname):
 
 
 def test_a_packed_folder_is_the_originals(tmp_path):
-    (packed,) = (FIXTURES / "packed" / "data").glob("*.ffr") if (FIXTURES / "packed" / "data").is_dir() else [FIXTURES / "packed" / "data"]
+    (packed,) = (
+        (FIXTURES / "packed" / "data").glob("*.ffr")
+        if (FIXTURES / "packed" / "data").is_dir()
+        else [FIXTURES / "packed" / "data"]
+    )
     shutil.copy(packed, tmp_path / "their.ffr")
     folder = PackedFolder(tmp_path / "their.ffr")
     tree = FIXTURES / "packed" / "source_tree"
@@ -126,10 +148,16 @@ def test_packing_a_folder_and_looking_into_it(tmp_path):
     pack_folder(tmp_path / "f", tmp_path / "f.ffr")
     folder = PackedFolder(tmp_path / "f.ffr")
     assert folder.list() == ["a.txt", "b", "void"]
-    assert folder.list(recursive=True, list_dir=False) == ["a.txt", Path("b/c/y.txt"), Path("b/x.txt")]
+    assert folder.list(recursive=True, list_dir=False) == [
+        "a.txt",
+        Path("b/c/y.txt"),
+        Path("b/x.txt"),
+    ]
     assert folder.list("b", list_file=False) == ["c"]
     assert [bytes(one) for one in folder.read(["b/x.txt", "a.txt"])] == [b"b/x.txt", b"a.txt"]
-    assert folder.is_dir("void") and not folder.exists("a.txt/child") and not folder.exists("../f.ffr")
+    assert (
+        folder.is_dir("void") and not folder.exists("a.txt/child") and not folder.exists("../f.ffr")
+    )
     with pytest.raises(MissingError):
         folder.read_one("b")
     (tmp_path / "f" / "ring").symlink_to(tmp_path / "f")
@@ -174,7 +202,9 @@ def test_a_dataset_and_a_loader_of_torch(fname, workers):
 
     def loader():
         seeded = torch.Generator().manual_seed(5)
-        return ffrecord.torch.DataLoader(dataset, batch_size=16, shuffle=True, num_workers=workers, generator=seeded)
+        return ffrecord.torch.DataLoader(
+            dataset, batch_size=16, shuffle=True, num_workers=workers, generator=seeded
+        )
 
     whole = [batch.tolist() for batch in loader()]
     assert sorted(one for batch in whole for one in batch) == list(range(100))
@@ -185,10 +215,25 @@ def test_a_dataset_and_a_loader_of_torch(fname, workers):
     with pytest.raises(UsageError):
         rest.set_step(7)
     given = ffrecord.torch.DataLoader(
-        dataset, 30, False, None, None, workers, sum, False, True, 0, None, None, prefetch_factor=2, persistent_workers=False
+        dataset,
+        30,
+        False,
+        None,
+        None,
+        workers,
+        sum,
+        False,
+        True,
+        0,
+        None,
+        None,
+        prefetch_factor=2,
+        persistent_workers=False,
     )
     assert list(given) == [sum(range(k, k + 30)) for k in (0, 30, 60)]
-    whole_batches = ffrecord.torch.DataLoader(dataset, None, False, [[1, 2], [3]], num_workers=workers, skippable=False)
+    whole_batches = ffrecord.torch.DataLoader(
+        dataset, None, False, [[1, 2], [3]], num_workers=workers, skippable=False
+    )
     assert [list(batch) for batch in whole_batches] == [[1, 2], [3]]
     with pytest.raises(UsageError):
         whole_batches.set_step(1)
@@ -196,7 +241,10 @@ def test_a_dataset_and_a_loader_of_torch(fname, workers):
 
 @pytest.mark.parametrize("wanted", [[0.5], ["0"], [None], 0, [[0]]])
 def test_what_is_no_number_reads_no_record(fname, wanted):
-    with FileReader(fname) as reader, pytest.raises(ValueError, match="what was asked for is no list of whole numbers$"):
+    with (
+        FileReader(fname) as reader,
+        pytest.raises(ValueError, match="what was asked for is no list of whole numbers$"),
+    ):
         reader.read(wanted)
 
 
@@ -206,7 +254,11 @@ def test_a_packed_folders_arguments_are_called_as_in_the_original(tmp_path):
         (tmp_path / "src" / name).write_bytes(name.encode())
     ffrecord.pack_folder(folder=tmp_path / "src", out_file=tmp_path / "p.ffr", verbose=True)
     folder = ffrecord.PackedFolder(ffr_file=tmp_path / "p.ffr", check_data=True)
-    assert (folder.num_files(), folder.list(path=None), folder.list()) == (2, ["a", "b"], ["a", "b"])
+    assert (folder.num_files(), folder.list(path=None), folder.list()) == (
+        2,
+        ["a", "b"],
+        ["a", "b"],
+    )
 
 
 @pytest.mark.parametrize("file", [1, -1])

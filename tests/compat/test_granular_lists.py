@@ -15,7 +15,10 @@ from flarecli.errors import MissingError, RowsError, UsageError, ValueFitError
 OLD = os.environ.get("GRANULAR_OLD_PYTHON")
 SCRIPT = Path(__file__).parents[1] / "interop" / "granular_peer.py"
 ours = runpy.run_path(str(SCRIPT))
-KINDS = {False: (granular.DatasetWriter, granular.DatasetReader), True: (granular.ShardedDatasetWriter, granular.ShardedDatasetReader)}
+KINDS = {
+    False: (granular.DatasetWriter, granular.DatasetReader),
+    True: (granular.ShardedDatasetWriter, granular.ShardedDatasetReader),
+}
 SPEC = {"title": "utf8", "frames": "jpg[]", "captions": "utf8[]", "times": "int[]"}
 
 
@@ -51,8 +54,18 @@ def test_the_quickstart_with_a_list(tmp_path):
                 "xyz": np.arange(0, 1 + i, dtype=np.float32),
             }
             writer.append(datapoint)
-    assert {path.name for path in directory.glob("*")} == {"spec.json", "refs.bag", "foo.bag", "bar.bag", "baz.bag", "abc.bag", "xyz.bag"}
-    with granular.DatasetReader(directory, granular.decoders, cache_index=True, cache_keys=("refs", "foo")) as reader:
+    assert {path.name for path in directory.glob("*")} == {
+        "spec.json",
+        "refs.bag",
+        "foo.bag",
+        "bar.bag",
+        "baz.bag",
+        "abc.bag",
+        "xyz.bag",
+    }
+    with granular.DatasetReader(
+        directory, granular.decoders, cache_index=True, cache_keys=("refs", "foo")
+    ) as reader:
         assert reader.spec == spec and len(reader) == 10
         assert reader.size == sum(path.stat().st_size for path in directory.glob("*.bag"))
         datapoint = reader[2]
@@ -64,38 +77,71 @@ def test_the_quickstart_with_a_list(tmp_path):
 def test_masks_and_ranges(directory):
     reader = granular.DatasetReader(directory, granular.decoders)
     available = reader.available(7)
-    assert available == {"title": True, "frames": range(54), "captions": range(7), "times": range(54)}
+    assert available == {
+        "title": True,
+        "frames": range(54),
+        "captions": range(7),
+        "times": range(54),
+    }
     mask = {"title": True, "frames": range(32, 42), "captions": range(7), "times": True}
     datapoint = reader[7, mask]
     assert len(datapoint["frames"]) == 10
     assert [round(frame.mean()) for frame in datapoint["frames"]] == list(range(32, 42))
     assert datapoint["captions"] == [f"caption 7.{k}" for k in range(7)]
     assert datapoint["times"] == list(range(0, 40 * 54, 40))
-    assert set(reader[3, {"title": True, "times": True}]) == {"title", "times"} == set(reader[3, {"title": True, "times": True, "frames": False}])
+    assert (
+        set(reader[3, {"title": True, "times": True}])
+        == {"title", "times"}
+        == set(reader[3, {"title": True, "times": True, "frames": False}])
+    )
     assert reader[3, {"captions": slice(2, 99)}] == {"captions": ["caption 3.2"]}
     assert reader[range(2, 4), {"title": True}] == {"title": ["film 2", "film 3"]}
-    assert reader[0, {"captions": True}] == {"captions": []} and reader.available(0)["captions"] == range(0)
+    assert reader[0, {"captions": True}] == {"captions": []} and reader.available(0)[
+        "captions"
+    ] == range(0)
     for wrong in ({"title": range(2)}, {"frames": range(0, 4, 2)}, {"nope": True}):
         with pytest.raises(UsageError):
             reader[0, wrong]
 
 
 def test_shards_of_lists(tmp_path):
-    with granular.ShardedDatasetWriter(tmp_path / "d", {"n": "int[]"}, granular.encoders, shardlen=3, shardstart=1, shardstep=2) as writer:
+    with granular.ShardedDatasetWriter(
+        tmp_path / "d", {"n": "int[]"}, granular.encoders, shardlen=3, shardstart=1, shardstep=2
+    ) as writer:
         for i in range(7):
             assert writer.append({"n": [i] * i}) == i
         assert writer.shards == 3 and len(writer) == 7
-    assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["000001", "000003", "000005"]
-    assert [granular.DatasetReader(tmp_path / "d" / name, granular.decoders)[0]["n"] for name in ("000001", "000003")] == [[], [3, 3, 3]]
+    assert sorted(path.name for path in (tmp_path / "d").iterdir()) == [
+        "000001",
+        "000003",
+        "000005",
+    ]
+    assert [
+        granular.DatasetReader(tmp_path / "d" / name, granular.decoders)[0]["n"]
+        for name in ("000001", "000003")
+    ] == [[], [3, 3, 3]]
 
 
 def test_the_users_own_words(tmp_path):
-    encoders, decoders = {"point": lambda one: f"{one[0]},{one[1]}".encode()}, {"point": lambda data: tuple(map(int, data.split(b",")))}
-    with granular.DatasetWriter(tmp_path / "d", {"path": "point[]", "at": "point"}, encoders) as writer:
+    encoders, decoders = (
+        {"point": lambda one: f"{one[0]},{one[1]}".encode()},
+        {"point": lambda data: tuple(map(int, data.split(b",")))},
+    )
+    with granular.DatasetWriter(
+        tmp_path / "d", {"path": "point[]", "at": "point"}, encoders
+    ) as writer:
         writer.append({"path": [(0, 1), (2, 3)], "at": (4, 5)})
-    assert json.loads((tmp_path / "d" / "spec.json").read_text()) == {"at": "point", "path": "point[]"}
-    assert granular.DatasetReader(tmp_path / "d", decoders)[0] == {"path": [(0, 1), (2, 3)], "at": (4, 5)}
-    own = {"point[]": lambda value: json.dumps(value).encode()}  # a word of that very name is no list
+    assert json.loads((tmp_path / "d" / "spec.json").read_text()) == {
+        "at": "point",
+        "path": "point[]",
+    }
+    assert granular.DatasetReader(tmp_path / "d", decoders)[0] == {
+        "path": [(0, 1), (2, 3)],
+        "at": (4, 5),
+    }
+    own = {
+        "point[]": lambda value: json.dumps(value).encode()
+    }  # a word of that very name is no list
     with granular.DatasetWriter(tmp_path / "e", {"path": "point[]"}, own) as writer:
         writer.append({"path": [1, 2]})
     assert (tmp_path / "e" / "path.idx").exists()
@@ -103,8 +149,15 @@ def test_the_users_own_words(tmp_path):
 
 
 def test_what_no_list_can_hold(tmp_path, directory):
-    with granular.DatasetWriter(tmp_path / "d", {"n": "utf8[]", "b": "bytes"}, granular.encoders) as writer:
-        for wrong in ({"n": "text", "b": b"x"}, {"n": ["a", ""], "b": b"x"}, {"n": [], "b": b""}, {"n": [None], "b": b"x"}):
+    with granular.DatasetWriter(
+        tmp_path / "d", {"n": "utf8[]", "b": "bytes"}, granular.encoders
+    ) as writer:
+        for wrong in (
+            {"n": "text", "b": b"x"},
+            {"n": ["a", ""], "b": b"x"},
+            {"n": [], "b": b""},
+            {"n": [None], "b": b"x"},
+        ):
             with pytest.raises(ValueFitError):
                 writer.append(wrong)
         writer.append({"n": ["a"], "b": b"x"})
@@ -117,7 +170,10 @@ def test_what_no_list_can_hold(tmp_path, directory):
 
 
 def test_an_exception_in_the_block_leaves_no_dataset(tmp_path):
-    with pytest.raises(KeyError), granular.DatasetWriter(tmp_path / "d", {"n": "int[]"}, granular.encoders) as writer:
+    with (
+        pytest.raises(KeyError),
+        granular.DatasetWriter(tmp_path / "d", {"n": "int[]"}, granular.encoders) as writer,
+    ):
         writer.append({"n": [1]})
         raise KeyError
     assert list((tmp_path / "d").iterdir()) == []
@@ -126,25 +182,43 @@ def test_an_exception_in_the_block_leaves_no_dataset(tmp_path):
 
 
 def peer(*args):
-    ran = subprocess.run([OLD, str(SCRIPT), *map(str, args)], capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run(
+        [OLD, str(SCRIPT), *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
-@pytest.mark.skipif(not OLD, reason="GRANULAR_OLD_PYTHON names no interpreter that has granular 0.21")
+@pytest.mark.skipif(
+    not OLD, reason="GRANULAR_OLD_PYTHON names no interpreter that has granular 0.21"
+)
 @pytest.mark.parametrize("shardlen", [0, 7])
 def test_both_write_the_same_bytes_and_read_each_other(tmp_path, shardlen):
     peer("write", tmp_path / "peer", 0, 30, 1, shardlen)
     writer, reader = KINDS[shardlen > 0]
-    with writer(tmp_path / "ours", ours["spec"](True), granular.encoders, **({"shardlen": shardlen} if shardlen else {})) as out:
+    with writer(
+        tmp_path / "ours",
+        ours["spec"](True),
+        granular.encoders,
+        **({"shardlen": shardlen} if shardlen else {}),
+    ) as out:
         for row in ours["samples"](0, 30, True):
             out.append(row)
-    files = [{str(path.relative_to(root)): path for path in root.rglob("*") if path.is_file()} for root in (tmp_path / "ours", tmp_path / "peer")]
+    files = [
+        {str(path.relative_to(root)): path for path in root.rglob("*") if path.is_file()}
+        for root in (tmp_path / "ours", tmp_path / "peer")
+    ]
     assert files[0].keys() == files[1].keys()
     for name in files[0]:
         if "picture" not in name:  # made by another Pillow
             assert files[0][name].read_bytes() == files[1][name].read_bytes(), name
-    assert peer("read", tmp_path / "ours", 0, int(shardlen > 0)) == [ours["shown"](row) for row in reader(tmp_path / "peer", granular.decoders)]
+    assert peer("read", tmp_path / "ours", 0, int(shardlen > 0)) == [
+        ours["shown"](row) for row in reader(tmp_path / "peer", granular.decoders)
+    ]
 
 
 def test_numbers_outside_are_refused(directory):

@@ -29,7 +29,13 @@ SPEC = {"foo": "int", "bar": "utf8", "baz": "msgpack", "abc": "jpg", "xyz": "arr
 
 def datapoints(count=10):
     for i in range(count):
-        yield {"foo": i, "bar": "hello", "baz": {"a": 1}, "abc": np.zeros((60, 80, 3), np.uint8), "xyz": np.arange(0, 1 + i, dtype=np.float32)}
+        yield {
+            "foo": i,
+            "bar": "hello",
+            "baz": {"a": 1},
+            "abc": np.zeros((60, 80, 3), np.uint8),
+            "xyz": np.arange(0, 1 + i, dtype=np.float32),
+        }
 
 
 @pytest.fixture
@@ -42,10 +48,15 @@ def directory(tmp_path):
 
 
 def test_the_quickstart(directory):
-    assert {path.name for path in directory.glob("*")} == {"spec.json", *(f"{key}.{end}" for key in SPEC for end in ("bag", "idx"))}
+    assert {path.name for path in directory.glob("*")} == {
+        "spec.json",
+        *(f"{key}.{end}" for key in SPEC for end in ("bag", "idx")),
+    }
     with granular.DatasetReader(directory, granular.decoders) as reader:
         assert reader.spec == SPEC
-        assert reader.size == sum(path.stat().st_size for path in directory.iterdir() if path.name != "spec.json")
+        assert reader.size == sum(
+            path.stat().st_size for path in directory.iterdir() if path.name != "spec.json"
+        )
         assert len(reader) == 10
         datapoint = reader[2]
         assert datapoint["foo"] == 2
@@ -71,7 +82,9 @@ def test_loading_and_resuming(directory, mp, tmp_path, monkeypatch):
     def loader():
         source = granular.sources.Epochs(reader, shuffle=True, seed=0)
         source = granular.sources.Transform(source, preproc)
-        return granular.Loader(source, batch=8, workers=2, mp=mp and multiprocessing.get_context(mp))
+        return granular.Loader(
+            source, batch=8, workers=2, mp=mp and multiprocessing.get_context(mp)
+        )
 
     one = loader()
     assert one.spec == {"image": (np.uint8, (60, 80, 3)), "label": (np.int64, ())}
@@ -97,17 +110,39 @@ def test_loading_and_resuming(directory, mp, tmp_path, monkeypatch):
 
 def test_epochs_are_numpys_permutations():
     source = granular.sources.Epochs(list(range(7)), seed=0)
-    assert [source(step) for step in range(14)] == [2, 4, 3, 6, 5, 0, 1, 1, 3, 6, 0, 4, 2, 5]  # what the original gives, of any seed
+    assert [source(step) for step in range(14)] == [
+        2,
+        4,
+        3,
+        6,
+        5,
+        0,
+        1,
+        1,
+        3,
+        6,
+        0,
+        4,
+        2,
+        5,
+    ]  # what the original gives, of any seed
     other = granular.sources.Epochs(list(range(7)), seed=1)
     assert [other(step) for step in range(7)] != [2, 4, 3, 6, 5, 0, 1]
 
 
 def test_columns_and_ranges(directory):
-    reader = granular.DatasetReader(directory, granular.decoders, cache_index=True, cache_keys=("foo",))
+    reader = granular.DatasetReader(
+        directory, granular.decoders, cache_index=True, cache_keys=("foo",)
+    )
     assert reader[3, ("foo", "baz")] == {"foo": 3, "baz": {"a": 1}}
     assert reader[range(2, 5), ("foo",)] == {"foo": [2, 3, 4]}
     assert reader[2:4]["bar"] == ["hello", "hello"]
-    assert reader[np.int64(4), ["foo"]] == {"foo": 4} == pickle.loads(pickle.dumps(reader))[4, ["foo"]] == reader.copy()[4, ["foo"]]
+    assert (
+        reader[np.int64(4), ["foo"]]
+        == {"foo": 4}
+        == pickle.loads(pickle.dumps(reader))[4, ["foo"]]
+        == reader.copy()[4, ["foo"]]
+    )
     assert reader.available(0) == dict.fromkeys(SPEC, True)
     with pytest.raises(RowsError):
         reader[10]
@@ -117,8 +152,13 @@ def test_columns_and_ranges(directory):
 
 def test_the_users_own_types(tmp_path):
     encoders = {"point": lambda x: f"{x[0]},{x[1]}".encode(), "utf8": lambda x: x.encode("utf-8")}
-    decoders = {"point": lambda x: tuple(map(int, x.decode().split(","))), "utf8": lambda x: x.decode("utf-8")}
-    with granular.DatasetWriter(str(tmp_path / "d"), {"p": "point", "t": "utf8"}, encoders) as writer:
+    decoders = {
+        "point": lambda x: tuple(map(int, x.decode().split(","))),
+        "utf8": lambda x: x.decode("utf-8"),
+    }
+    with granular.DatasetWriter(
+        str(tmp_path / "d"), {"p": "point", "t": "utf8"}, encoders
+    ) as writer:
         assert [writer.append({"p": (i, -i), "t": ""}, flush=False) for i in range(3)] == [0, 1, 2]
     assert json.loads((tmp_path / "d" / "spec.json").read_bytes()) == {"p": "point", "t": "utf8"}
     assert granular.DatasetReader(str(tmp_path / "d"), decoders)[2] == {"p": (2, -2), "t": ""}
@@ -127,26 +167,44 @@ def test_the_users_own_types(tmp_path):
 
 def test_sharding(tmp_path):
     for worker in range(2):
-        with granular.ShardedDatasetWriter(tmp_path / "d", {"i": "i64"}, granular.encoders, shardlen=3, shardstart=worker, shardstep=2) as writer:
+        with granular.ShardedDatasetWriter(
+            tmp_path / "d",
+            {"i": "i64"},
+            granular.encoders,
+            shardlen=3,
+            shardstart=worker,
+            shardstep=2,
+        ) as writer:
             for i in range(6):
                 writer.append({"i": 10 * worker + i})
             assert writer.shards == 2
-    assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["000000", "000001", "000002", "000003"]
+    assert sorted(path.name for path in (tmp_path / "d").iterdir()) == [
+        "000000",
+        "000001",
+        "000002",
+        "000003",
+    ]
     reader = granular.ShardedDatasetReader(tmp_path / "d", granular.decoders)
     assert [one["i"] for one in reader] == [0, 1, 2, 10, 11, 12, 3, 4, 5, 13, 14, 15]
     assert reader[range(2, 7)] == {"i": [2, 10, 11, 12, 3]}
     assert len(reader) == 12 and reader.shards == 4
-    half = granular.ShardedDatasetReader(tmp_path / "d", granular.decoders, shardstart=1, shardstep=2)
+    half = granular.ShardedDatasetReader(
+        tmp_path / "d", granular.decoders, shardstart=1, shardstep=2
+    )
     assert [one["i"] for one in half] == [10, 11, 12, 13, 14, 15]
     assert granular.DatasetReader(tmp_path / "d" / "000002", granular.decoders)[0] == {"i": 3}
 
 
 def test_a_sharded_writer_goes_on_where_there_is_room(tmp_path):
     for start, stop in ((0, 7), (50, 54)):
-        with granular.ShardedDatasetWriter(tmp_path / "d", {"i": "int"}, granular.encoders, shardlen=3) as writer:
+        with granular.ShardedDatasetWriter(
+            tmp_path / "d", {"i": "int"}, granular.encoders, shardlen=3
+        ) as writer:
             for i in range(start, stop):
                 writer.append({"i": i})
-    assert [one["i"] for one in granular.ShardedDatasetReader(tmp_path / "d", granular.decoders)] == [*range(7), *range(50, 54)]
+    assert [
+        one["i"] for one in granular.ShardedDatasetReader(tmp_path / "d", granular.decoders)
+    ] == [*range(7), *range(50, 54)]
 
 
 def test_a_row_that_was_torn_is_gone_on_with(directory):
@@ -160,7 +218,9 @@ def test_a_row_that_was_torn_is_gone_on_with(directory):
     with granular.DatasetWriter(directory, SPEC, granular.encoders) as writer:
         for row in rows[8:]:
             writer.append(row)
-    assert [one["foo"] for one in granular.DatasetReader(directory, granular.decoders)] == list(range(10))
+    assert [one["foo"] for one in granular.DatasetReader(directory, granular.decoders)] == list(
+        range(10)
+    )
 
 
 def test_a_datapoint_that_cannot_be_encoded_leaves_no_key_ahead(directory):
@@ -198,7 +258,11 @@ class Strange:
 
 @pytest.mark.parametrize("shardlen", [None, 4])
 def test_any_object_with_a_paths_methods(tmp_path, shardlen):
-    kind = (granular.ShardedDatasetWriter, granular.ShardedDatasetReader) if shardlen else (granular.DatasetWriter, granular.DatasetReader)
+    kind = (
+        (granular.ShardedDatasetWriter, granular.ShardedDatasetReader)
+        if shardlen
+        else (granular.DatasetWriter, granular.DatasetReader)
+    )
     how = {"shardlen": shardlen} if shardlen else {}
     for first in (0, 5):
         with kind[0](Strange(tmp_path / "d"), SPEC, granular.encoders, **how) as writer:
@@ -207,15 +271,27 @@ def test_any_object_with_a_paths_methods(tmp_path, shardlen):
     with kind[0](tmp_path / "plain", SPEC, granular.encoders, **how) as writer:
         for row in datapoints():
             writer.append(row)
-    files = {str(path.relative_to(tmp_path / "plain")): path.read_bytes() for path in (tmp_path / "plain").rglob("*") if path.is_file()}
-    assert {str(path.relative_to(tmp_path / "d")): path.read_bytes() for path in (tmp_path / "d").rglob("*") if path.is_file()} == files
+    files = {
+        str(path.relative_to(tmp_path / "plain")): path.read_bytes()
+        for path in (tmp_path / "plain").rglob("*")
+        if path.is_file()
+    }
+    assert {
+        str(path.relative_to(tmp_path / "d")): path.read_bytes()
+        for path in (tmp_path / "d").rglob("*")
+        if path.is_file()
+    } == files
     reader = kind[1](Strange(tmp_path / "d"), granular.decoders, cache_keys=("foo",))
     assert [one["foo"] for one in reader] == list(range(10))
 
 
 def test_lists_of_the_older_generation(tmp_path):
     """Masks and ranges, on what the original once wrote."""
-    folders = [path.parent for path in (FIXTURES / "old").rglob("spec.json") if any(v.endswith("[]") for v in json.loads(path.read_text()).values())]
+    folders = [
+        path.parent
+        for path in (FIXTURES / "old").rglob("spec.json")
+        if any(v.endswith("[]") for v in json.loads(path.read_text()).values())
+    ]
     assert folders
     for folder in folders:
         spec = parse((folder / "spec.json").read_bytes(), "")
@@ -228,12 +304,21 @@ def test_lists_of_the_older_generation(tmp_path):
             for key in lists:
                 assert there[key] == range(len(row[key]))
                 assert reader[i, {key: range(2)}] == {key: row[key][:2]}
-                assert reader[i, {key: slice(1, None), lists[0]: True}][key] in (row[key][1:], row[key])
+                assert reader[i, {key: slice(1, None), lists[0]: True}][key] in (
+                    row[key][1:],
+                    row[key],
+                )
             assert reader[i, dict.fromkeys(spec, False)] == {}
 
 
 def peer(*args):
-    ran = subprocess.run([PEER, str(SCRIPT), *map(str, args)], capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run(
+        [PEER, str(SCRIPT), *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
@@ -243,15 +328,32 @@ def peer(*args):
 def test_both_write_the_same_bytes_and_read_each_other(tmp_path, shardlen):
     peer("write", tmp_path / "peer", 0, 30, 0, shardlen)
     how = {"shardlen": shardlen} if shardlen else {}
-    kind = (granular.ShardedDatasetWriter, granular.ShardedDatasetReader) if shardlen else (granular.DatasetWriter, granular.DatasetReader)
+    kind = (
+        (granular.ShardedDatasetWriter, granular.ShardedDatasetReader)
+        if shardlen
+        else (granular.DatasetWriter, granular.DatasetReader)
+    )
     with kind[0](tmp_path / "ours", ours["spec"](False), granular.encoders, **how) as writer:
         for row in ours["samples"](0, 30, False):
             writer.append(row)
-    names = sorted(str(path.relative_to(tmp_path / "peer")) for path in (tmp_path / "peer").rglob("*") if path.is_file())
-    assert sorted(str(path.relative_to(tmp_path / "ours")) for path in (tmp_path / "ours").rglob("*") if path.is_file()) == names
+    names = sorted(
+        str(path.relative_to(tmp_path / "peer"))
+        for path in (tmp_path / "peer").rglob("*")
+        if path.is_file()
+    )
+    assert (
+        sorted(
+            str(path.relative_to(tmp_path / "ours"))
+            for path in (tmp_path / "ours").rglob("*")
+            if path.is_file()
+        )
+        == names
+    )
     for name in names:
         if "picture" not in name:  # made by another Pillow
-            assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "peer" / name).read_bytes(), name
+            assert (tmp_path / "ours" / name).read_bytes() == (
+                tmp_path / "peer" / name
+            ).read_bytes(), name
     theirs = peer("read", tmp_path / "ours", 0, int(bool(shardlen)))
     mine = [ours["shown"](row) for row in kind[1](tmp_path / "peer", granular.decoders)]
     assert theirs == mine
@@ -260,7 +362,10 @@ def test_both_write_the_same_bytes_and_read_each_other(tmp_path, shardlen):
 def test_stock_functions_can_be_sent_to_workers():
     assert isinstance(granular.decoders["utf8"], partial)
     assert pickle.loads(pickle.dumps(granular.decoders))["utf8"](b"x") == "x"
-    assert granular.encoders["int"](200) == b"\xc8\x00" and granular.decoders["int"](b"\xc8\x00") == 200
+    assert (
+        granular.encoders["int"](200) == b"\xc8\x00"
+        and granular.decoders["int"](b"\xc8\x00") == 200
+    )
 
 
 @pytest.mark.skipif(not PEER, reason="GRANULAR_PYTHON names no interpreter that has granular")
@@ -286,7 +391,10 @@ def test_numbers_that_the_first_ones_type_cannot_hold_are_refused():
     with granular_loader(source) as loader:
         assert next(loader)["n"].tolist() == [0, 1]
         assert next(loader)["n"].tolist() == [2, 3]
-        with pytest.raises(FormatError, match="^step 5: key 'n' has int64 numbers that int32, the first one's, cannot hold$"):
+        with pytest.raises(
+            FormatError,
+            match="^step 5: key 'n' has int64 numbers that int32, the first one's, cannot hold$",
+        ):
             next(loader)
 
 
@@ -302,7 +410,12 @@ def granular_loader(source):
 def test_sources_of_a_length_of_their_own():
     numbers = list(range(100, 110))
     assert {granular.sources.Sample(numbers, length=2)(step) for step in range(40)} == {100, 101}
-    assert [granular.sources.Truncate(numbers, 5, length=3)(step) for step in range(4)] == [100, 101, 102, 100]
+    assert [granular.sources.Truncate(numbers, 5, length=3)(step) for step in range(4)] == [
+        100,
+        101,
+        102,
+        100,
+    ]
 
 
 def test_values_of_another_shape_or_kind_make_no_batch():

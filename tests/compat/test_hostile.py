@@ -14,8 +14,21 @@ import pytest
 from flarecli.compat import ffrecord, granular
 from flarecli.compat.ffrecord import FileReader, FileWriter, PackedFolder
 from flarecli.compat.sds.dataset import StreamingDataset as Streamed
-from flarecli.compat.streaming import LocalDataset, MDSWriter, Stream, StreamingDataset, reader_from_json
-from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, UnsafeError, ValueFitError
+from flarecli.compat.streaming import (
+    LocalDataset,
+    MDSWriter,
+    Stream,
+    StreamingDataset,
+    reader_from_json,
+)
+from flarecli.errors import (
+    FlareError,
+    FormatError,
+    IntegrityError,
+    MissingError,
+    UnsafeError,
+    ValueFitError,
+)
 
 
 class Runs:
@@ -30,7 +43,10 @@ def packed(path, listing, *records):
     with FileWriter(path, len(records) + 1) as writer:
         for one in records:
             writer.write_one(one)
-        writer.write_one(b"piouhjgbr" + (listing if isinstance(listing, bytes) else pickle.dumps(listing, protocol=4)))
+        writer.write_one(
+            b"piouhjgbr"
+            + (listing if isinstance(listing, bytes) else pickle.dumps(listing, protocol=4))
+        )
     return path
 
 
@@ -64,7 +80,11 @@ def test_names_and_numbers_of_a_packed_folder_are_checked(tmp_path, listing):
     from collections import OrderedDict
 
     def ordered(value):
-        return OrderedDict((key, ordered(one)) for key, one in value.items()) if isinstance(value, dict) else value
+        return (
+            OrderedDict((key, ordered(one)) for key, one in value.items())
+            if isinstance(value, dict)
+            else value
+        )
 
     with pytest.raises(FlareError) as caught:
         PackedFolder(packed(tmp_path / "a.ffr", ordered(listing), b"x"))
@@ -123,7 +143,10 @@ def test_keys_that_are_paths_are_neither_read_nor_written(tmp_path, key):
         granular.DatasetReader(folder, None)[0]
     with pytest.raises(FlareError):
         granular.DatasetWriter(tmp_path / "e", {key: "bytes"}, None)
-    assert sorted(path.name for path in tmp_path.iterdir()) in (["d", "secret.bag", "secret.idx"], ["d", "e", "secret.bag", "secret.idx"])
+    assert sorted(path.name for path in tmp_path.iterdir()) in (
+        ["d", "secret.bag", "secret.idx"],
+        ["d", "e", "secret.bag", "secret.idx"],
+    )
 
 
 @pytest.mark.parametrize("ends", [(1 << 62, 1 << 62, 1 << 62), (3, 2, 3), (9, 9, 9), (0, 1)])
@@ -164,7 +187,10 @@ def test_arrays_of_pointers_are_not_written():
 def test_what_a_film_names_is_not_opened(tmp_path, web):
     pytest.importorskip("av")
     there = web.page("/canary.ts", b"canary")
-    for data in (f"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\n{there}\n#EXT-X-ENDLIST\n", f"ffconcat version 1.0\nfile {there}\n"):
+    for data in (
+        f"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\n{there}\n#EXT-X-ENDLIST\n",
+        f"ffconcat version 1.0\nfile {there}\n",
+    ):
         for kind in ("mp4", "webm"):
             with pytest.raises(ValueFitError, match="^no video: "):
                 granular.decoders[kind](data.encode())
@@ -182,7 +208,13 @@ def test_records_of_no_bytes_and_a_dataset_of_no_rows(tmp_path):
 
 @pytest.fixture
 def shards(tmp_path):
-    with MDSWriter(out=str(tmp_path / "d"), columns={"i": "int"}, compression="zstd", size_limit=200, hashes=["sha1"]) as out:
+    with MDSWriter(
+        out=str(tmp_path / "d"),
+        columns={"i": "int"},
+        compression="zstd",
+        size_limit=200,
+        hashes=["sha1"],
+    ) as out:
         for i in range(20):
             out.write({"i": i})
     return tmp_path / "d"
@@ -197,7 +229,9 @@ def changed(folder, change):
     return index["shards"][0]
 
 
-@pytest.mark.parametrize("name", ["../victim", "/victim", "a/../../victim", "~/victim", "", "a\\b", "a\x00"])
+@pytest.mark.parametrize(
+    "name", ["../victim", "/victim", "a/../../victim", "~/victim", "", "a\\b", "a\x00"]
+)
 @pytest.mark.parametrize("which", ["raw_data", "zip_data"])
 def test_basenames_that_leave_the_folder(tmp_path, shards, name, which):
     victim = tmp_path / "victim"
@@ -208,12 +242,17 @@ def test_basenames_that_leave_the_folder(tmp_path, shards, name, which):
         lambda: LocalDataset(str(shards))[0],
         lambda: StreamingDataset(local=str(shards))[0],
         lambda: StreamingDataset(remote=str(shards), local=str(tmp_path / "near"))[0],
-        lambda: list(StreamingDataset(streams=[Stream(remote=str(shards), local=str(tmp_path / "near"))])),
+        lambda: list(
+            StreamingDataset(streams=[Stream(remote=str(shards), local=str(tmp_path / "near"))])
+        ),
     ]
     for call in calls:
         with pytest.raises(FlareError):
             call()
-    assert victim.read_bytes() == b"dear" and sorted(path.name for path in tmp_path.iterdir()) in (["d", "near", "victim"], ["d", "victim"])
+    assert victim.read_bytes() == b"dear" and sorted(path.name for path in tmp_path.iterdir()) in (
+        ["d", "near", "victim"],
+        ["d", "victim"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -235,13 +274,25 @@ def test_basenames_that_leave_the_folder(tmp_path, shards, name, which):
 )
 def test_entries_that_are_none(shards, change):
     entry = changed(shards, lambda one: one.update(change))
-    for call in (lambda: reader_from_json(str(shards), None, entry)[0], lambda: list(StreamingDataset(local=str(shards)))):
+    for call in (
+        lambda: reader_from_json(str(shards), None, entry)[0],
+        lambda: list(StreamingDataset(local=str(shards))),
+    ):
         with pytest.raises(FlareError):
             call()
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"shards": 3, "version": 2}', '{"shards": [3], "version": 2}', '{"shards": [], "version": 2}', "[" * 100_000]
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"shards": 3, "version": 2}',
+        '{"shards": [3], "version": 2}',
+        '{"shards": [], "version": 2}',
+        "[" * 100_000,
+    ],
 )
 def test_indexes_that_are_none(tmp_path, text):
     (tmp_path / "index.json").write_text(text)
@@ -252,7 +303,9 @@ def test_indexes_that_are_none(tmp_path, text):
 
 
 def test_a_shard_that_grows_when_it_is_decompressed(tmp_path, shards):
-    changed(shards, lambda one: one["raw_data"].update(bytes=one["raw_data"]["bytes"] - 1, hashes={}))
+    changed(
+        shards, lambda one: one["raw_data"].update(bytes=one["raw_data"]["bytes"] - 1, hashes={})
+    )
     data = StreamingDataset(remote=str(shards), local=str(tmp_path / "near"))
     with pytest.raises((FormatError, IntegrityError)):
         data[0]
@@ -265,13 +318,19 @@ def test_a_listed_size_that_asks_for_more_than_there_is(tmp_path, shards):
         StreamingDataset(remote=str(shards), local=str(tmp_path / "near"))[0]
 
 
-@pytest.mark.parametrize("data", [b"", b"\1\0\0\0", b"\xff" * 12, struct.pack("<III", 1, 8, 1 << 31)])
+@pytest.mark.parametrize(
+    "data", [b"", b"\1\0\0\0", b"\xff" * 12, struct.pack("<III", 1, 8, 1 << 31)]
+)
 def test_shards_that_are_none(tmp_path, data):
     with MDSWriter(out=str(tmp_path / "d"), columns={"t": "str"}) as out:
         out.write({"t": "x"})
     (tmp_path / "d" / "shard.00000.mds").write_bytes(data)
     reader = LocalDataset(str(tmp_path / "d")).shards[0]
-    for call in (lambda: reader[0], lambda: reader.get_sample_data(0), lambda: reader.decode_sample(data)):
+    for call in (
+        lambda: reader[0],
+        lambda: reader.get_sample_data(0),
+        lambda: reader.decode_sample(data),
+    ):
         with pytest.raises(FlareError):
             call()
 
@@ -307,7 +366,9 @@ def test_samples_of_no_bytes(tmp_path):
             out.write({"b": b"", "t": ""})
     data = LocalDataset(str(tmp_path / "d"))
     assert list(data) == [{"b": b"", "t": ""}] * 3
-    assert data.shards[0].get_sample_data(1) == bytes(8) and data.shards[0].decode_sample(bytes(8)) == {"b": b"", "t": ""}
+    assert data.shards[0].get_sample_data(1) == bytes(8) and data.shards[0].decode_sample(
+        bytes(8)
+    ) == {"b": b"", "t": ""}
 
 
 # -- sds
@@ -343,12 +404,23 @@ def test_addresses_that_lead_elsewhere_are_failed_rows(tmp_path, url):
     src = index(tmp_path, [url, "fine.bin"])
     (tmp_path / "src" / "fine.bin").write_bytes(b"fine")
     (tmp_path / "src" / "link.bin").symlink_to(tmp_path / "victim.bin")
-    data = Streamed(src, str(tmp_path / "dst"), "image", columns_to_load=["url"], index_col_name="id", num_downloading_retries=0)
+    data = Streamed(
+        src,
+        str(tmp_path / "dst"),
+        "image",
+        columns_to_load=["url"],
+        index_col_name="id",
+        num_downloading_retries=0,
+    )
     assert [Path(one["url"]).read_bytes() for one in data] == [b"fine"] and data.failed == 1
     with pytest.raises(FlareError) as caught:
         data[0]
     assert "row 0" in str(caught.value) and not isinstance(caught.value, MissingError)
-    kept = [path.name for path in (tmp_path / "dst").rglob("*") if path.is_file() and not path.name.startswith(".")]
+    kept = [
+        path.name
+        for path in (tmp_path / "dst").rglob("*")
+        if path.is_file() and not path.name.startswith(".")
+    ]
     assert kept == ["1-url.bin"]
 
 
@@ -359,5 +431,11 @@ def test_an_index_without_rows_and_a_file_without_bytes(tmp_path):
     assert list(data) == [] and data.failed == 1
     with pytest.raises(FlareError, match="no bytes at all"):
         data[0]
-    none = Streamed(src, str(tmp_path / "none"), columns_to_load=["url"], index_col_name="id", sql_query="SELECT * FROM dataframe WHERE id = 'x'")
+    none = Streamed(
+        src,
+        str(tmp_path / "none"),
+        columns_to_load=["url"],
+        index_col_name="id",
+        sql_query="SELECT * FROM dataframe WHERE id = 'x'",
+    )
     assert list(none) == [] and len(none) == 0

@@ -15,7 +15,9 @@ from flarecli.storage import locate
 def table(names):
     out = io.BytesIO()
     ids = [f"id{i:02}" for i in range(len(names))]
-    pq.write_table(pa.table({"data_id": ids, "data_url": names, "score": list(range(len(names)))}), out)
+    pq.write_table(
+        pa.table({"data_id": ids, "data_url": names, "score": list(range(len(names)))}), out
+    )
     return out.getvalue()
 
 
@@ -28,7 +30,9 @@ def bucket(empty_bucket):
     name = empty_bucket
     for i in range(20):
         locate(f"s3://{name}/img/{i}.BIN").write([content(i)])
-    locate(f"s3://{name}/index.parquet").write([table([f"s3://{name}/img/{i}.BIN" for i in range(20)])])
+    locate(f"s3://{name}/index.parquet").write(
+        [table([f"s3://{name}/img/{i}.BIN" for i in range(20)])]
+    )
     return f"s3://{name}"
 
 
@@ -43,7 +47,12 @@ def index(tmp_path):
 
 
 def opened(src, tmp_path, **how):
-    how = {"columns_to_load": ["data_url"], "index_col_name": "data_id", "num_downloading_workers": 4, **how}
+    how = {
+        "columns_to_load": ["data_url"],
+        "index_col_name": "data_id",
+        "num_downloading_workers": 4,
+        **how,
+    }
     return StreamingDataset(src=src, dst=str(tmp_path / "ignore" / "tmp"), data_type="image", **how)
 
 
@@ -52,14 +61,19 @@ def test_basic_usage_against_s3(bucket, tmp_path):
     sample = dataset[0]  # downloads (with blocking) the sample and returns it
     assert sample["data_url"] == str(tmp_path / "ignore" / "tmp" / "index" / "id00-data_url.bin")
     assert Path(sample["data_url"]).read_bytes() == content(0)
-    assert {key: sample[key] for key in ("data_id", "score", "__sample_key__", "__data_type__", "__worker_disk_usage__")} == {
+    assert {
+        key: sample[key]
+        for key in ("data_id", "score", "__sample_key__", "__data_type__", "__worker_disk_usage__")
+    } == {
         "data_id": "id00",
         "score": 0,
         "__sample_key__": "id00",
         "__data_type__": "image",
         "__worker_disk_usage__": 900,
     }
-    assert [Path(one["data_url"]).read_bytes() for one in dataset] == [content(i) for i in range(20)]
+    assert [Path(one["data_url"]).read_bytes() for one in dataset] == [
+        content(i) for i in range(20)
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -68,7 +82,9 @@ def test_a_dataloader_of_torch(index, tmp_path, workers):
     torch = pytest.importorskip("torch")
 
     dataset = opened(index, tmp_path, shuffle_seed=7)
-    dataloader = torch.utils.data.DataLoader(dataset, batch_size=1, num_workers=workers, shuffle=False)
+    dataloader = torch.utils.data.DataLoader(
+        dataset, batch_size=1, num_workers=workers, shuffle=False
+    )
     epochs = [[batch["score"].item() for batch in dataloader] for _ in range(2)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(20))
     assert epochs[0] != epochs[1]
@@ -98,7 +114,9 @@ def double(sample):
 
 
 def test_transforms_give_a_sample_or_several(index, tmp_path):
-    dataset = opened(index, tmp_path, transforms=[double, lambda sample: sample["score"]], max_size=3)
+    dataset = opened(
+        index, tmp_path, transforms=[double, lambda sample: sample["score"]], max_size=3
+    )
     assert list(dataset) == [0, 0, 1, -1, 2, -2]
     assert dataset[1] == 1
     with pytest.raises(KeyError) as caught:
@@ -114,7 +132,10 @@ def test_the_cache_keeps_its_limit(index, tmp_path):
     assert sum(path.stat().st_size for path in kept) <= 3000
     for i in range(20):
         dataset[i]
-    assert sum(path.stat().st_size for path in (tmp_path / "ignore" / "tmp" / "index").iterdir()) <= 3000
+    assert (
+        sum(path.stat().st_size for path in (tmp_path / "ignore" / "tmp" / "index").iterdir())
+        <= 3000
+    )
 
 
 def test_a_row_that_cannot_be_had_is_named_and_counted(index, tmp_path, caplog):
@@ -122,13 +143,18 @@ def test_a_row_that_cannot_be_had_is_named_and_counted(index, tmp_path, caplog):
     dataset = opened(index, tmp_path)
     assert [one["score"] for one in dataset] == [i for i in range(20) if i != 4]
     assert dataset.failed == 1
-    assert len(caplog.messages) == 1 and caplog.messages[0].startswith("row 4 of index is left out: ")
+    assert len(caplog.messages) == 1 and caplog.messages[0].startswith(
+        "row 4 of index is left out: "
+    )
     with pytest.raises(ReachError, match="row 4: column 'data_url'"):
         dataset[4]
 
 
 def test_a_query_and_keys_that_two_rows_have(index, tmp_path):
-    assert [one["score"] for one in opened(index, tmp_path, sql_query="SELECT * FROM dataframe WHERE score >= 17")] == [17, 18, 19]
+    assert [
+        one["score"]
+        for one in opened(index, tmp_path, sql_query="SELECT * FROM dataframe WHERE score >= 17")
+    ] == [17, 18, 19]
     twice = Path(index).with_name("twice.parquet")
     pq.write_table(pa.table({"data_id": ["a", "a"], "data_url": ["1.bin", "2.bin"]}), twice)
     with pytest.raises(UsageError, match="'a' is the key of more than one row"):
@@ -143,5 +169,12 @@ def test_a_folder_of_files(tmp_path):
     for i in range(4):
         (folder / f"{i:03}.jpg").write_bytes(content(i))
         (folder / f"{i:03}.txt").write_text(f"text {i}")
-    dataset = StreamingDataset(src=str(folder), dst=str(tmp_path / "d"), data_type="image", columns_to_download=["jpg", "txt"])
-    assert [(Path(one["jpg"]).read_bytes(), Path(one["txt"]).read_text()) for one in dataset] == [(content(i), f"text {i}") for i in range(4)]
+    dataset = StreamingDataset(
+        src=str(folder),
+        dst=str(tmp_path / "d"),
+        data_type="image",
+        columns_to_download=["jpg", "txt"],
+    )
+    assert [(Path(one["jpg"]).read_bytes(), Path(one["txt"]).read_text()) for one in dataset] == [
+        (content(i), f"text {i}") for i in range(4)
+    ]

@@ -37,9 +37,17 @@ def bucket(empty_bucket):
     name = empty_bucket
     for i in range(12):
         locate(f"s3://{name}/img/{i}.PNG").write([picture(i)])
-    columns = {"media_id": [f"m{i:02}" for i in range(12)], "path": [f"s3://{name}/img/{i}.PNG" for i in range(12)], "related": list(range(12))}
-    locate(f"s3://{name}/index/a.parquet").write([parquet({key: values[:5] for key, values in columns.items()})])
-    locate(f"s3://{name}/index/b.parquet").write([parquet({key: values[5:] for key, values in columns.items()})])
+    columns = {
+        "media_id": [f"m{i:02}" for i in range(12)],
+        "path": [f"s3://{name}/img/{i}.PNG" for i in range(12)],
+        "related": list(range(12)),
+    }
+    locate(f"s3://{name}/index/a.parquet").write(
+        [parquet({key: values[:5] for key, values in columns.items()})]
+    )
+    locate(f"s3://{name}/index/b.parquet").write(
+        [parquet({key: values[5:] for key, values in columns.items()})]
+    )
     return f"s3://{name}"
 
 
@@ -54,8 +62,12 @@ def test_pictures_in_a_dataloader(bucket, tmp_path, workers):
     torch = pytest.importorskip("torch")
     from flarecli.compat.sds.transforms import presets
 
-    image_transforms = presets.create_standard_image_pipeline(image_field="path", resolution=(32, 48))
-    sample_cleaning_transform = presets.EnsureFieldsTransform(fields_whitelist=["image", "media_id"], drop_others=True)
+    image_transforms = presets.create_standard_image_pipeline(
+        image_field="path", resolution=(32, 48)
+    )
+    sample_cleaning_transform = presets.EnsureFieldsTransform(
+        fields_whitelist=["image", "media_id"], drop_others=True
+    )
     dataset = StreamingDataset(
         src=f"{bucket}/index/*.parquet",
         dst=str(tmp_path / "where" / "to" / "download"),
@@ -79,8 +91,14 @@ def test_pictures_in_a_dataloader(bucket, tmp_path, workers):
     assert len(dataset) == 9
     sample = dataset[4]
     assert set(sample) == {"image", "media_id"} and sample["media_id"] == "m07"
-    assert sample["image"].dtype == torch.uint8 and sample["image"].shape == (3, 32, 48) and (sample["image"] == 35).all()
-    dataloader = torch.utils.data.DataLoader(dataset, batch_size=3, num_workers=workers, drop_last=True)
+    assert (
+        sample["image"].dtype == torch.uint8
+        and sample["image"].shape == (3, 32, 48)
+        and (sample["image"] == 35).all()
+    )
+    dataloader = torch.utils.data.DataLoader(
+        dataset, batch_size=3, num_workers=workers, drop_last=True
+    )
     found = {}
     for batch in dataloader:
         assert batch["image"].shape == (3, 3, 32, 48)
@@ -90,19 +108,49 @@ def test_pictures_in_a_dataloader(bucket, tmp_path, workers):
 
 def test_unpack(bucket, tmp_path, capsys):
     out = tmp_path / "ignore" / "tmp"
-    assert main(["unpack", f"{bucket}/index/a.parquet", str(out), "--fetch", "path", "--key", "media_id", "--jobs", "10"]) == 0
+    assert (
+        main(
+            [
+                "unpack",
+                f"{bucket}/index/a.parquet",
+                str(out),
+                "--fetch",
+                "path",
+                "--key",
+                "media_id",
+                "--jobs",
+                "10",
+            ]
+        )
+        == 0
+    )
     capsys.readouterr()
-    files = {path.name: path.read_bytes() for path in out.rglob("*") if path.suffix.lower() == ".png"}
+    files = {
+        path.name: path.read_bytes() for path in out.rglob("*") if path.suffix.lower() == ".png"
+    }
     assert [name.partition(".")[0] for name in sorted(files)] == [f"m{i:02}" for i in range(5)]
     assert [files[name] for name in sorted(files)] == [picture(i) for i in range(5)]
     (table,) = out.glob("*.jsonl")
-    assert [json.loads(line)["related"] for line in table.read_text().splitlines()] == list(range(5))
+    assert [json.loads(line)["related"] for line in table.read_text().splitlines()] == list(
+        range(5)
+    )
 
 
 def test_a_row_whose_file_is_gone_blocks_nothing_else(bucket, tmp_path):
     locate(f"{bucket}/img/3.PNG").delete()
-    dataset = StreamingDataset(f"{bucket}/index/a.parquet", str(tmp_path), "image", columns_to_load=["path"], index_col_name="media_id")
-    assert [one["media_id"] for one in dataset] == ["m00", "m01", "m02", "m04"] and dataset.failed == 1
+    dataset = StreamingDataset(
+        f"{bucket}/index/a.parquet",
+        str(tmp_path),
+        "image",
+        columns_to_load=["path"],
+        index_col_name="media_id",
+    )
+    assert [one["media_id"] for one in dataset] == [
+        "m00",
+        "m01",
+        "m02",
+        "m04",
+    ] and dataset.failed == 1
     with pytest.raises(ReachError, match="row 3: column 'path'"):
         dataset[3]
     assert Path(dataset[-1]["path"]).read_bytes() == picture(4)
@@ -125,10 +173,21 @@ def test_a_folder_of_texts(tmp_path):
             return sample
 
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert len(pool.apply_async(list, (StreamingDataset(src, dst, columns_to_download=[ext]),)).get(60)) == 10
-    dataset = StreamingDataset(src, dst, columns_to_download=[ext], data_type="text", transforms=[LoadTransform()])
+        assert (
+            len(
+                pool.apply_async(
+                    list, (StreamingDataset(src, dst, columns_to_download=[ext]),)
+                ).get(60)
+            )
+            == 10
+        )
+    dataset = StreamingDataset(
+        src, dst, columns_to_download=[ext], data_type="text", transforms=[LoadTransform()]
+    )
     batches = list(torch.utils.data.DataLoader(dataset, batch_size=2, num_workers=0))
-    assert [text for batch in batches for text in batch[ext]] == [f"This is sample {i}.\n" * 10 for i in range(10)]
+    assert [text for batch in batches for text in batch[ext]] == [
+        f"This is sample {i}.\n" * 10 for i in range(10)
+    ]
     assert {kind for batch in batches for kind in batch["__data_type__"]} == {"text"}
 
 
@@ -139,12 +198,24 @@ def indexes(tmp_path):
     for k in range(3):
         (folder / f"{k}.bin").write_bytes(bytes([k]))
         names = [f"{k}.bin"] * 4
-        (folder / f"{k}.parquet").write_bytes(parquet({"id": [f"{k}-{i}" for i in range(4)], "url": names, "n": list(range(4 * k, 4 * k + 4))}))
+        (folder / f"{k}.parquet").write_bytes(
+            parquet(
+                {
+                    "id": [f"{k}-{i}" for i in range(4)],
+                    "url": names,
+                    "n": list(range(4 * k, 4 * k + 4)),
+                }
+            )
+        )
     return folder
 
 
 def opened(src, tmp_path, **how):
-    return StreamingDataset(str(src), str(tmp_path / "dst"), **{"columns_to_load": ["url"], "index_col_name": "id", **how})
+    return StreamingDataset(
+        str(src),
+        str(tmp_path / "dst"),
+        **{"columns_to_load": ["url"], "index_col_name": "id", **how},
+    )
 
 
 def numbers(dataset):
@@ -152,7 +223,9 @@ def numbers(dataset):
 
 
 def test_some_of_the_indexes(indexes, tmp_path):
-    assert numbers(opened(indexes / "*.parquet", tmp_path, max_index_files_to_use=2)) == list(range(8))
+    assert numbers(opened(indexes / "*.parquet", tmp_path, max_index_files_to_use=2)) == list(
+        range(8)
+    )
     with pytest.raises(UsageError, match="the first 0 indexes"):
         opened(indexes / "*.parquet", tmp_path, max_index_files_to_use=0)
     with pytest.raises(TypeError):
@@ -177,7 +250,13 @@ def test_epochs_without_end(indexes, tmp_path):
 @pytest.mark.parametrize("seed", range(4))
 def test_what_an_epoch_finds_there_stays_until_it_is_given(indexes, tmp_path, seed):
     dataset = opened(
-        indexes / "*.parquet", tmp_path, infinite_iteration=True, shuffle_seed=seed, cache_limit=6, prefetch=2, num_downloading_workers=1
+        indexes / "*.parquet",
+        tmp_path,
+        infinite_iteration=True,
+        shuffle_seed=seed,
+        cache_limit=6,
+        prefetch=2,
+        num_downloading_workers=1,
     )
     running = iter(dataset)
     for _ in range(60):
@@ -193,7 +272,11 @@ def test_every_worker_goes_through_all_samples(indexes, tmp_path, monkeypatch):
     found = []
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
-        found.append(numbers(opened(indexes / "*.parquet", tmp_path, shuffle_seed=5, unaligned_worker_index=True)))
+        found.append(
+            numbers(
+                opened(indexes / "*.parquet", tmp_path, shuffle_seed=5, unaligned_worker_index=True)
+            )
+        )
     assert sorted(found[0]) == sorted(found[1]) == list(range(12)) and found[0] != found[1]
 
 
@@ -221,7 +304,10 @@ def test_what_a_killed_process_left_is_removed(indexes, tmp_path):
 
 def test_rows_of_a_large_index_cost_no_memory(tmp_path):
     count = 300_000
-    batches = (pa.record_batch({"k": pa.array(range(k, k + 50_000)), "text": ["x" * 200] * 50_000}) for k in range(0, count, 50_000))
+    batches = (
+        pa.record_batch({"k": pa.array(range(k, k + 50_000)), "text": ["x" * 200] * 50_000})
+        for k in range(0, count, 50_000)
+    )
     schema = pa.schema([("k", pa.int64()), ("text", pa.string())])
     before = pa.total_allocated_bytes()
     table = Spooled(str(tmp_path), schema, batches, "k", "index")
@@ -234,7 +320,9 @@ def test_rows_of_a_large_index_cost_no_memory(tmp_path):
 def test_words_of_a_dictionary_and_keys_that_come_twice_far_apart(tmp_path):
     def batches(last):
         for words in (["a", "b"], ["c", "a"]):
-            yield pa.record_batch({"w": pa.array(words).dictionary_encode(), "k": [words[0], last or words[1]]})
+            yield pa.record_batch(
+                {"w": pa.array(words).dictionary_encode(), "k": [words[0], last or words[1]]}
+            )
 
     first = next(batches(None))
     table = Spooled(str(tmp_path), first.schema, batches(None), None, "index")
@@ -245,7 +333,10 @@ def test_words_of_a_dictionary_and_keys_that_come_twice_far_apart(tmp_path):
 
 def test_a_key_that_would_leave_the_folder_is_a_failed_row(tmp_path):
     (tmp_path / "x.bin").write_bytes(b"x")
-    pq.write_table(pa.table({"id": ["../../evil", "a\x00b", "fine"], "url": ["x.bin"] * 3, "n": [0, 1, 2]}), tmp_path / "i.parquet")
+    pq.write_table(
+        pa.table({"id": ["../../evil", "a\x00b", "fine"], "url": ["x.bin"] * 3, "n": [0, 1, 2]}),
+        tmp_path / "i.parquet",
+    )
     dataset = opened(tmp_path / "i.parquet", tmp_path)
     assert numbers(dataset) == [2] and dataset.failed == 2
     for row in range(2):
@@ -279,11 +370,22 @@ def test_keys_that_would_give_two_rows_files_of_one_name_are_refused(tmp_path, b
     (tmp_path / "f.bin").write_bytes(b"f")
     keys = [key for batch in batches for key in batch]
     addresses = [str(tmp_path / "f.bin")] * len(keys)
-    pq.write_table(pa.table({"k": keys, "url": addresses, "thumb-url": addresses}), tmp_path / "i.parquet", row_group_size=len(batches[0]))
+    pq.write_table(
+        pa.table({"k": keys, "url": addresses, "thumb-url": addresses}),
+        tmp_path / "i.parquet",
+        row_group_size=len(batches[0]),
+    )
     schema = pa.schema([("k", pa.string())])
 
     def spooled(tails):
-        return Spooled(str(tmp_path), schema, (pa.record_batch([batch], schema=schema) for batch in batches), "k", "index", tails)
+        return Spooled(
+            str(tmp_path),
+            schema,
+            (pa.record_batch([batch], schema=schema) for batch in batches),
+            "k",
+            "index",
+            tails,
+        )
 
     assert len(spooled(())) == len(keys)
     if not clash:
@@ -292,6 +394,17 @@ def test_keys_that_would_give_two_rows_files_of_one_name_are_refused(tmp_path, b
     with pytest.raises(UsageError) as caught:
         spooled(["thumb"])
     assert str(caught.value) == "index: the files of the keys 'a' and 'a-thumb' would have one name"
-    assert caught.value.hint == "Name a column whose values do not end in -thumb, or download the columns apart."
-    with pytest.raises(UsageError, match="the files of the keys 'a' and 'a-thumb' would have one name"):
-        StreamingDataset(str(tmp_path / "i.parquet"), str(tmp_path / "dst"), "image", columns_to_download=["url", "thumb-url"], index_col_name="k")
+    assert (
+        caught.value.hint
+        == "Name a column whose values do not end in -thumb, or download the columns apart."
+    )
+    with pytest.raises(
+        UsageError, match="the files of the keys 'a' and 'a-thumb' would have one name"
+    ):
+        StreamingDataset(
+            str(tmp_path / "i.parquet"),
+            str(tmp_path / "dst"),
+            "image",
+            columns_to_download=["url", "thumb-url"],
+            index_col_name="k",
+        )

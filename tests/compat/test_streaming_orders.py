@@ -68,7 +68,9 @@ def test_the_arguments_are_the_originals():
     ],
 )
 def test_streams_have_their_shares(folders, how, size, of_a):
-    data = StreamingDataset(streams=both(folders, **how), epoch_size=size, shuffle=True, batch_size=4)
+    data = StreamingDataset(
+        streams=both(folders, **how), epoch_size=size, shuffle=True, batch_size=4
+    )
     found = ids(data)
     assert (sum(one < 1000 for one in found), len(found)) == of_a
     assert data.epoch_size == len(data) == of_a[1] and data.size == 60
@@ -76,7 +78,12 @@ def test_streams_have_their_shares(folders, how, size, of_a):
 
 @pytest.mark.parametrize(
     ("how", "size"),
-    [({"proportion": (0.5, None)}, None), ({"repeat": (0.5, None)}, 20), ({"choose": (3, 4)}, 20), ({"proportion": (0, 0)}, None)],
+    [
+        ({"proportion": (0.5, None)}, None),
+        ({"repeat": (0.5, None)}, 20),
+        ({"choose": (3, 4)}, 20),
+        ({"proportion": (0, 0)}, None),
+    ],
 )
 def test_shares_that_contradict_each_other_are_refused(folders, how, size):
     with pytest.raises(UsageError):
@@ -111,7 +118,9 @@ def test_batches_by_stream(folders, monkeypatch, method, ranks, shuffle):
     batch = 4
 
     def make():
-        return StreamingDataset(streams=both(folders), batching_method=method, batch_size=batch, shuffle=shuffle)
+        return StreamingDataset(
+            streams=both(folders), batching_method=method, batch_size=batch, shuffle=shuffle
+        )
 
     own, steps = of_all_ranks(monkeypatch, ranks, make)
     assert len(steps) == len(set(steps))
@@ -121,17 +130,25 @@ def test_batches_by_stream(folders, monkeypatch, method, ranks, shuffle):
         assert {sum(one < 1000 for one in part) for part in whole} == {share}
         assert len(whole) == min(40 // share, 20 // (batch * ranks - share))
         return
-    parts = whole if method == "per_stream" else [one[k : k + batch] for one in own for k in range(0, len(one), batch)]
+    parts = (
+        whole
+        if method == "per_stream"
+        else [one[k : k + batch] for one in own for k in range(0, len(one), batch)]
+    )
     assert {len({one >= 1000 for one in part}) for part in parts} == {1}
     assert len(steps) == (
-        batch * ranks * (40 // (batch * ranks) + 20 // (batch * ranks)) if method == "per_stream" else 60 // (4 * ranks) * 4 * ranks
+        batch * ranks * (40 // (batch * ranks) + 20 // (batch * ranks))
+        if method == "per_stream"
+        else 60 // (4 * ranks) * 4 * ranks
     )
 
 
 @pytest.mark.parametrize("method", ["stratified", "per_stream", "device_per_stream"])
 def test_batches_by_stream_go_on_from_a_state(folders, method):
     def make():
-        return StreamingDataset(streams=both(folders), batching_method=method, batch_size=4, shuffle=True)
+        return StreamingDataset(
+            streams=both(folders), batching_method=method, batch_size=4, shuffle=True
+        )
 
     data, other = make(), make()
     whole = ids(data)
@@ -145,21 +162,34 @@ def test_batches_by_stream_need_their_size_and_large_enough_streams(folders):
     with pytest.raises(UsageError, match="batching_method 'per_stream' needs the size of a batch"):
         StreamingDataset(streams=both(folders), batching_method="per_stream")
     with pytest.raises(UsageError, match="stream 1 has no sample in a batch of 4"):
-        StreamingDataset(streams=both(folders, choose=(40, 1)), batching_method="stratified", batch_size=4)
+        StreamingDataset(
+            streams=both(folders, choose=(40, 1)), batching_method="stratified", batch_size=4
+        )
 
 
 def test_a_state_brings_its_seed(a):
     data = StreamingDataset(local=a, shuffle=True, shuffle_seed=1)
     whole = ids(data)
     state = data.state_dict(7, True)
-    assert state == {"epoch": 0, "sample_in_epoch": 7, "num_canonical_nodes": 1, "shuffle_seed": 1, "initial_physical_nodes": 1}
+    assert state == {
+        "epoch": 0,
+        "sample_in_epoch": 7,
+        "num_canonical_nodes": 1,
+        "shuffle_seed": 1,
+        "initial_physical_nodes": 1,
+    }
     other = StreamingDataset(local=a, shuffle=True, shuffle_seed=2)
     other.load_state_dict(state)
     running = iter(other)
     assert [next(running)["i"] for _ in range(3)] == whole[7:10]
     assert other.shuffle_seed == 1
-    assert other.state_dict(3, False)["sample_in_epoch"] == 10 and other.state_dict(3, True)["sample_in_epoch"] == 3
-    with pytest.raises(UsageError, match="sample 1000 of epoch 0 is outside the epoch, which has 40"):
+    assert (
+        other.state_dict(3, False)["sample_in_epoch"] == 10
+        and other.state_dict(3, True)["sample_in_epoch"] == 3
+    )
+    with pytest.raises(
+        UsageError, match="sample 1000 of epoch 0 is outside the epoch, which has 40"
+    ):
         other.load_state_dict({**state, "sample_in_epoch": 1000})
 
 
@@ -183,7 +213,9 @@ def test_nothing_is_lost_from_one_number_of_ranks_to_another(a, monkeypatch, bef
 
 
 def test_ranks_in_a_row_get_the_same_samples(a, monkeypatch):
-    own, _ = of_all_ranks(monkeypatch, 4, lambda: StreamingDataset(local=a, shuffle=True, replication=2))
+    own, _ = of_all_ranks(
+        monkeypatch, 4, lambda: StreamingDataset(local=a, shuffle=True, replication=2)
+    )
     assert own[0] == own[1] and own[2] == own[3] and not set(own[0]) & set(own[2])
 
 
@@ -218,13 +250,18 @@ def test_arguments_that_mean_nothing_are_refused(a, how):
 
 def test_streams_take_what_they_do_not_say_themselves(folders):
     streams = [Stream(local=str(folders), split="a", keep_zip=False), Stream(local=str(folders))]
-    data = StreamingDataset(streams=streams, split="b", download_retry=7, download_timeout=3, keep_zip=True)
+    data = StreamingDataset(
+        streams=streams, split="b", download_retry=7, download_timeout=3, keep_zip=True
+    )
     assert data.size == 60 and [one.split for one in streams] == ["a", "b"]
     assert [one.keep_zip for one in streams] == [False, True]
     assert {(one.download_retry, one.download_timeout) for one in streams} == {(7, 3)}
     assert streams[1]._guard.limits.retries == 7 and streams[1]._guard.limits.timeout_s == 3
     assert data.samples_per_stream.tolist() == [40, 20] and data.samples_per_shard.sum() == 60
-    assert data.num_streams == 2 and data.num_shards == len(data.shards) == data.shards_per_stream.sum()
+    assert (
+        data.num_streams == 2
+        and data.num_shards == len(data.shards) == data.shards_per_stream.sum()
+    )
 
 
 def test_a_folder_of_its_own_is_shared_and_this_users(a, tmp_path, monkeypatch):
@@ -248,7 +285,10 @@ def test_the_coldest_shard_goes_first_and_the_only_copy_never(a, tmp_path):
         os.utime(path, (shard + 1, shard + 1))
     used = data.cache_usage
     data.evict_coldest_shard()
-    assert sorted(path.name for path in (tmp_path / "near").glob("*.mds")) == ["shard.00001.mds", "shard.00002.mds"]
+    assert sorted(path.name for path in (tmp_path / "near").glob("*.mds")) == [
+        "shard.00001.mds",
+        "shard.00002.mds",
+    ]
     assert data.cache_usage < used
     data.evict_shard(1)
     assert data[0] == {"i": 0} and data[39] == {"i": 39}
@@ -267,6 +307,10 @@ def test_an_epoch_of_many_samples_is_worked_out_in_blocks(a):
 
 
 def test_numbers_of_samples(a):
-    assert len(StreamingDataset(local=a, epoch_size="1.5k")) == 1500 == len(ids(StreamingDataset(local=a, epoch_size=1500)))
+    assert (
+        len(StreamingDataset(local=a, epoch_size="1.5k"))
+        == 1500
+        == len(ids(StreamingDataset(local=a, epoch_size=1500)))
+    )
     found = np.bincount(ids(StreamingDataset(local=a, epoch_size=100, shuffle=True)))
     assert set(found.tolist()) == {2, 3} and found.sum() == 100

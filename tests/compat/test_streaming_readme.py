@@ -11,14 +11,26 @@ from PIL import Image
 
 import flarecli
 from flarecli.compat import streaming
-from flarecli.compat.streaming import CSVWriter, JSONWriter, LocalDataset, MDSWriter, Stream, StreamingDataset, TSVWriter, XSVWriter, reader_from_json
+from flarecli.compat.streaming import (
+    CSVWriter,
+    JSONWriter,
+    LocalDataset,
+    MDSWriter,
+    Stream,
+    StreamingDataset,
+    TSVWriter,
+    XSVWriter,
+    reader_from_json,
+)
 from flarecli.errors import IntegrityError, UnsafeError
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "mds"
 
 
 def numbers(folder, count=100, **how):
-    with MDSWriter(out=str(folder), columns={"i": "int", "text": "str"}, **{"size_limit": 400, **how}) as out:
+    with MDSWriter(
+        out=str(folder), columns={"i": "int", "text": "str"}, **{"size_limit": 400, **how}
+    ) as out:
         for i in range(count):
             out.write({"i": i, "text": f"row {i}", "dropped": None})
     return folder
@@ -30,7 +42,10 @@ def test_the_quickstart(tmp_path):
     compression = "zstd"
     with MDSWriter(out=data_dir, columns=columns, compression=compression) as out:
         for _ in range(50):
-            sample = {"image": Image.fromarray(np.random.randint(0, 256, (32, 32, 3), np.uint8)), "class": np.random.randint(10)}
+            sample = {
+                "image": Image.fromarray(np.random.randint(0, 256, (32, 32, 3), np.uint8)),
+                "class": np.random.randint(10),
+            }
             out.write(sample)
     remote, local = data_dir, str(tmp_path / "local")
     dataset = StreamingDataset(local=local, remote=remote, shuffle=True)
@@ -41,10 +56,18 @@ def test_the_quickstart(tmp_path):
     assert sum(1 for _ in dataset) == len(dataset) == 50
 
 
-@pytest.mark.parametrize(("writer", "how"), [(JSONWriter, {}), (CSVWriter, {}), (TSVWriter, {}), (XSVWriter, {"separator": "|"})])
+@pytest.mark.parametrize(
+    ("writer", "how"),
+    [(JSONWriter, {}), (CSVWriter, {}), (TSVWriter, {}), (XSVWriter, {"separator": "|"})],
+)
 def test_shards_of_lines(tmp_path, writer, how):
     rows = [{"a": i, "b": i / 7, "c": f"t{i}"} for i in range(30)]
-    with writer(out=str(tmp_path / "d"), columns={"a": "int", "b": "float", "c": "str"}, size_limit="0.1kb", **how) as out:
+    with writer(
+        out=str(tmp_path / "d"),
+        columns={"a": "int", "b": "float", "c": "str"},
+        size_limit="0.1kb",
+        **how,
+    ) as out:
         for row in rows:
             out.write(row)
     data = LocalDataset(str(tmp_path / "d"))
@@ -54,7 +77,10 @@ def test_shards_of_lines(tmp_path, writer, how):
 
 
 def test_an_exception_in_the_block_leaves_no_index(tmp_path):
-    with pytest.raises(KeyError), MDSWriter(out=str(tmp_path / "d"), columns={"i": "int"}, size_limit=200) as out:
+    with (
+        pytest.raises(KeyError),
+        MDSWriter(out=str(tmp_path / "d"), columns={"i": "int"}, size_limit=200) as out,
+    ):
         for i in range(100):
             out.write({"i": i})
         raise KeyError
@@ -62,9 +88,13 @@ def test_an_exception_in_the_block_leaves_no_index(tmp_path):
 
 
 def test_two_places_of_a_writer(tmp_path):
-    with MDSWriter(out=(str(tmp_path / "here"), str(tmp_path / "there")), columns={"i": "int"}) as out:
+    with MDSWriter(
+        out=(str(tmp_path / "here"), str(tmp_path / "there")), columns={"i": "int"}
+    ) as out:
         out.write({"i": 1})
-    assert (tmp_path / "there" / "index.json").exists() and not (tmp_path / "here" / "index.json").exists()
+    assert (tmp_path / "there" / "index.json").exists() and not (
+        tmp_path / "here" / "index.json"
+    ).exists()
     assert flarecli.open(str(tmp_path / "there"))[0] == {"i": 1}
 
 
@@ -82,22 +112,39 @@ def test_indexes_of_a_dataset(tmp_path):
 def test_numbers_are_numpys_where_the_original_has_them():
     found = LocalDataset(str(FIXTURES / "mds_scalars" / "data"))[0]
     kinds = {name: type(value) for name, value in found.items()}
-    assert set(map(type, found.values())) <= {int, *(np.dtype(n).type for n in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"))}, (
-        kinds
-    )
+    assert set(map(type, found.values())) <= {
+        int,
+        *(
+            np.dtype(n).type
+            for n in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+        ),
+    }, kinds
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in FIXTURES.iterdir() if (path / "data" / "index.json").exists()))
+@pytest.mark.parametrize(
+    "name",
+    sorted(path.name for path in FIXTURES.iterdir() if (path / "data" / "index.json").exists()),
+)
 def test_the_verbs_of_a_shard_on_the_originals_files(name):
     index = json.loads((FIXTURES / name / "data" / "index.json").read_text())
     for entry in index["shards"][:3]:
-        if name in ("mds_zero_columns", "mds_pkl", "mds_json_nan", "json_newline_none", "mds_json_nan"):
+        if name in (
+            "mds_zero_columns",
+            "mds_pkl",
+            "mds_json_nan",
+            "json_newline_none",
+            "mds_json_nan",
+        ):
             continue
         reader = reader_from_json(str(FIXTURES / name / "data"), None, entry)
         assert len(reader) == reader.size == entry["samples"]
         raw = entry["raw_data"]["bytes"] + entry.get("raw_meta", {"bytes": 0})["bytes"]
         assert reader.get_raw_size() == raw
-        zipped = entry["zip_data"]["bytes"] + (entry.get("zip_meta") or {"bytes": 0})["bytes"] if entry["zip_data"] else None
+        zipped = (
+            entry["zip_data"]["bytes"] + (entry.get("zip_meta") or {"bytes": 0})["bytes"]
+            if entry["zip_data"]
+            else None
+        )
         assert reader.get_zip_size() == zipped
         assert reader.get_max_size() == raw + (zipped or 0)
         assert reader.get_persistent_size(True) == (raw + (zipped or 0) if zipped else raw)
@@ -130,7 +177,13 @@ MATRIX = [  # compression, safe_keep_zip, there, returned, left
     ("zstd", False, "", "", ""),
     ("zstd", False, "zip", "Z", "zip"),
     ("zstd", False, "raw", "R", "raw"),
-    ("zstd", False, "raw zip", "R", "raw"),  # the original deletes the raw file here, keeps the compressed one, and counts R
+    (
+        "zstd",
+        False,
+        "raw zip",
+        "R",
+        "raw",
+    ),  # the original deletes the raw file here, keeps the compressed one, and counts R
     ("zstd", True, "", "", ""),
     ("zstd", True, "zip", "Z", "zip"),
     ("zstd", True, "raw", "", ""),
@@ -143,7 +196,9 @@ def test_set_up_local_leaves_what_it_counts(tmp_path, compression, safe, there, 
     reader, listing, sizes, raw = pair(tmp_path / "d", compression, there.split())
     assert reader.set_up_local(listing, safe) == sum(sizes[one] for one in returned)
     names = {"raw": raw, "zip": f"{raw}.zstd"}
-    assert {name for name in os.listdir(tmp_path / "d") if name.startswith("shard")} == {names[one] for one in left.split()}
+    assert {name for name in os.listdir(tmp_path / "d") if name.startswith("shard")} == {
+        names[one] for one in left.split()
+    }
 
 
 def test_evict_says_what_it_took_and_nothing_the_second_time(tmp_path):
@@ -209,7 +264,13 @@ def test_a_state_goes_on_with_other_ranks(tmp_path, monkeypatch):
 def test_a_cache_limit_holds_and_the_only_copy_stays(tmp_path):
     numbers(tmp_path / "far")
     limit = 3000
-    data = StreamingDataset(remote=str(tmp_path / "far"), local=str(tmp_path / "near"), cache_limit=limit, shuffle=True, predownload=4)
+    data = StreamingDataset(
+        remote=str(tmp_path / "far"),
+        local=str(tmp_path / "near"),
+        cache_limit=limit,
+        shuffle=True,
+        predownload=4,
+    )
     assert sorted(ids(data)) == list(range(100))
     assert data.cache_usage <= limit
     shards = len(list((tmp_path / "far").glob("*.mds")))
@@ -222,7 +283,9 @@ def test_a_damaged_shard_never_reaches_the_folder(tmp_path):
     numbers(tmp_path / "far", hashes=["sha1"])
     path = tmp_path / "far" / "shard.00001.mds"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    data = StreamingDataset(remote=str(tmp_path / "far"), local=str(tmp_path / "near"), validate_hash="sha1")
+    data = StreamingDataset(
+        remote=str(tmp_path / "far"), local=str(tmp_path / "near"), validate_hash="sha1"
+    )
     with pytest.raises(IntegrityError, match="sha1 is"):
         ids(data)
     assert not (tmp_path / "near" / "shard.00001.mds").exists()
@@ -233,7 +296,13 @@ def test_streams_have_their_shares(tmp_path):
     with MDSWriter(out=str(tmp_path / "b"), columns={"i": "int", "text": "str"}) as out:
         for i in range(1000, 1020):
             out.write({"i": i, "text": ""})
-    data = StreamingDataset(streams=[Stream(local=str(tmp_path / "a"), repeat=0.5), Stream(local=str(tmp_path / "b"), choose=50)], shuffle=True)
+    data = StreamingDataset(
+        streams=[
+            Stream(local=str(tmp_path / "a"), repeat=0.5),
+            Stream(local=str(tmp_path / "b"), choose=50),
+        ],
+        shuffle=True,
+    )
     found = ids(data)
     assert sum(one < 1000 for one in found) == 20 == len({one for one in found if one < 1000})
     assert sum(one >= 1000 for one in found) == 50
@@ -253,7 +322,12 @@ def test_torch_is_not_loaded_by_the_package():
     import sys
 
     program = "import sys\nfrom flarecli.compat.streaming import StreamingDataset, MDSWriter\nprint('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout
+        == "False\n"
+    )
     assert "StreamingDataLoader" in dir(streaming)
 
 
@@ -263,7 +337,11 @@ def test_a_loader_of_torch_gives_the_order_and_goes_on(tmp_path, workers):
     from flarecli.compat.streaming import StreamingDataLoader
 
     def loader():
-        return StreamingDataLoader(StreamingDataset(local=folder, shuffle=True, batch_size=8), batch_size=8, num_workers=workers)
+        return StreamingDataLoader(
+            StreamingDataset(local=folder, shuffle=True, batch_size=8),
+            batch_size=8,
+            num_workers=workers,
+        )
 
     folder = str(numbers(tmp_path / "d"))
     whole = ids(StreamingDataset(local=folder, shuffle=True))

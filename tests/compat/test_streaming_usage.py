@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flarecli.compat.streaming import JSONWriter, LocalDataset, MDSWriter, Stream, StreamingDataset, TSVWriter
+from flarecli.compat.streaming import (
+    JSONWriter,
+    LocalDataset,
+    MDSWriter,
+    Stream,
+    StreamingDataset,
+    TSVWriter,
+)
 from flarecli.errors import FormatError, RowsError, UsageError, ValueFitError
 
 
@@ -16,18 +23,35 @@ def bucket(empty_bucket):
 
 
 def written(out, start, count, **how):
-    with MDSWriter(out=out, columns={"image": "jpeg", "class": "int"}, size_limit="8kb", **how) as writer:
+    with MDSWriter(
+        out=out, columns={"image": "jpeg", "class": "int"}, size_limit="8kb", **how
+    ) as writer:
         for i in range(start, start + count):
-            writer.write({"image": Image.fromarray(np.full((32, 32, 3), i % 256, np.uint8)), "class": i})
+            writer.write(
+                {"image": Image.fromarray(np.full((32, 32, 3), i % 256, np.uint8)), "class": i}
+            )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_quickstart_from_a_bucket(bucket, tmp_path, workers):
     torch = pytest.importorskip("torch")
-    written((str(tmp_path / "out"), f"{bucket}/path-to-dataset"), 0, 60, compression="zstd", hashes=["sha1", "xxh64"])
+    written(
+        (str(tmp_path / "out"), f"{bucket}/path-to-dataset"),
+        0,
+        60,
+        compression="zstd",
+        hashes=["sha1", "xxh64"],
+    )
     assert os.listdir(tmp_path / "out") == []
     remote, local = f"{bucket}/path-to-dataset", str(tmp_path / "path-to-dataset")
-    dataset = StreamingDataset(local=local, remote=remote, shuffle=True, validate_hash="xxh64", download_retry=3, download_timeout=20)
+    dataset = StreamingDataset(
+        local=local,
+        remote=remote,
+        shuffle=True,
+        validate_hash="xxh64",
+        download_retry=3,
+        download_timeout=20,
+    )
     sample = dataset[37]
     assert sample["class"] == 37 and sample["image"].size == (32, 32)
     assert len([name for name in os.listdir(local) if name.endswith(".mds")]) == 1
@@ -40,12 +64,24 @@ def test_the_quickstart_from_a_bucket(bucket, tmp_path, workers):
 def test_mixed_streams_from_buckets(bucket, tmp_path):
     for k, count in enumerate((40, 20, 10)):
         written(f"{bucket}/{k}/train", 1000 * k, count)
-    streams = [Stream(remote=f"{bucket}/{k}", local=str(tmp_path / str(k)), proportion=share) for k, share in enumerate((0.4, 0.1, 0.5))]
-    dataset = StreamingDataset(streams=streams, epoch_size="0.1k", split="train", shuffle=True, cache_limit="24kb", predownload=4)
+    streams = [
+        Stream(remote=f"{bucket}/{k}", local=str(tmp_path / str(k)), proportion=share)
+        for k, share in enumerate((0.4, 0.1, 0.5))
+    ]
+    dataset = StreamingDataset(
+        streams=streams,
+        epoch_size="0.1k",
+        split="train",
+        shuffle=True,
+        cache_limit="24kb",
+        predownload=4,
+    )
     found = [one["class"] for one in dataset]
     assert [sum(one // 1000 == k for one in found) for k in range(3)] == [40, 10, 50]
     assert dataset.cache_usage <= 24 << 10
-    assert sorted(os.listdir(tmp_path)) == ["0", "1", "2"] and os.listdir(tmp_path / "0") == ["train"]
+    assert sorted(os.listdir(tmp_path)) == ["0", "1", "2"] and os.listdir(tmp_path / "0") == [
+        "train"
+    ]
 
 
 def test_compressed_files_stay_if_they_are_to(bucket, tmp_path):
@@ -54,16 +90,29 @@ def test_compressed_files_stay_if_they_are_to(bucket, tmp_path):
         local = tmp_path / str(keep)
         dataset = StreamingDataset(remote=f"{bucket}/d", local=str(local), keep_zip=keep)
         assert [one["class"] for one in dataset] == list(range(30))
-        raw, zipped = (sorted(path.name for path in local.glob(f"*.{end}")) for end in ("mds", "gz"))
-        assert len(raw) > 1 and [f"{name}.gz" for name in raw] == (zipped if keep else [f"{name}.gz" for name in raw]) and bool(zipped) == keep
-        sizes = [sum(one.get_persistent_size(keep) for one in dataset.shards), sum(path.stat().st_size for path in local.glob("shard*"))]
+        raw, zipped = (
+            sorted(path.name for path in local.glob(f"*.{end}")) for end in ("mds", "gz")
+        )
+        assert (
+            len(raw) > 1
+            and [f"{name}.gz" for name in raw]
+            == (zipped if keep else [f"{name}.gz" for name in raw])
+            and bool(zipped) == keep
+        )
+        sizes = [
+            sum(one.get_persistent_size(keep) for one in dataset.shards),
+            sum(path.stat().st_size for path in local.glob("shard*")),
+        ]
         assert sizes[0] == sizes[1] == dataset.cache_usage
 
 
 def test_what_writers_refuse(tmp_path):
     class Case:
         def __init__(self, error, **how):
-            self.error, self.how = error, {"out": str(tmp_path / "d"), "columns": {"a": "int"}, **how}
+            self.error, self.how = (
+                error,
+                {"out": str(tmp_path / "d"), "columns": {"a": "int"}, **how},
+            )
 
     full = tmp_path / "full"
     full.mkdir()
@@ -89,7 +138,10 @@ def test_what_writers_refuse(tmp_path):
         for wrong in ({"a": 1 << 63, "b": 0}, {"a": 1, "b": 300}):
             with pytest.raises(ValueFitError):
                 writer.write(wrong)
-    with pytest.raises(ValueFitError), TSVWriter(out=str(tmp_path / "g"), columns={"a": "str"}) as tsv:
+    with (
+        pytest.raises(ValueFitError),
+        TSVWriter(out=str(tmp_path / "g"), columns={"a": "str"}) as tsv,
+    ):
         tsv.write({"a": "a\tb"})
 
 

@@ -122,11 +122,36 @@ def test_columns_of_any_type_are_brought_to_an_encoding(array, name, values):
 @pytest.mark.parametrize(
     ("array", "name", "failures"),
     [
-        (pa.array([1, 300, 2, -1]), "uint8", [(1, "300 does not fit uint8 (0 to 255)"), (3, "-1 does not fit uint8 (0 to 255)")]),
-        (pa.array([1 << 40]), "int32", [(0, "1099511627776 does not fit int32 (-2147483648 to 2147483647)")]),
-        (pa.array([1 << 63], pa.uint64()), "int", [(0, "9223372036854775808 does not fit int (-9223372036854775808 to 9223372036854775807)")]),
-        (pa.array([1.0, 1.5]), "int", [(1, "1.5 does not fit int (-9223372036854775808 to 9223372036854775807)")]),
-        (pa.array(["1", "x", None]), "int8", [(1, "'x' does not fit int8 (-128 to 127)"), (2, "is null")]),
+        (
+            pa.array([1, 300, 2, -1]),
+            "uint8",
+            [(1, "300 does not fit uint8 (0 to 255)"), (3, "-1 does not fit uint8 (0 to 255)")],
+        ),
+        (
+            pa.array([1 << 40]),
+            "int32",
+            [(0, "1099511627776 does not fit int32 (-2147483648 to 2147483647)")],
+        ),
+        (
+            pa.array([1 << 63], pa.uint64()),
+            "int",
+            [
+                (
+                    0,
+                    "9223372036854775808 does not fit int (-9223372036854775808 to 9223372036854775807)",
+                )
+            ],
+        ),
+        (
+            pa.array([1.0, 1.5]),
+            "int",
+            [(1, "1.5 does not fit int (-9223372036854775808 to 9223372036854775807)")],
+        ),
+        (
+            pa.array(["1", "x", None]),
+            "int8",
+            [(1, "'x' does not fit int8 (-128 to 127)"), (2, "is null")],
+        ),
         (pa.array([b"ok", b"\xff"]), "str", [(1, "is not UTF-8")]),
         (pa.array(['{"a": 1}', "{"]), "json", [(1, "'{' does not fit json")]),
         (pa.array(["1", "1.5"]), "str_int", [(1, "'1.5' does not fit str_int")]),
@@ -134,14 +159,20 @@ def test_columns_of_any_type_are_brought_to_an_encoding(array, name, values):
         (pa.array([[1]]), "str", [(0, "[1] does not fit str")]),
         (pa.array([1]), "jpeg", [(0, "1 does not fit jpeg")]),
         (pa.array([b"123"]), "ndarray:int64:1", [(0, "'123' does not fit ndarray:int64:1")]),
-        (pa.array([b"12"]), "int", [(0, "'12' does not fit int (-9223372036854775808 to 9223372036854775807)")]),
+        (
+            pa.array([b"12"]),
+            "int",
+            [(0, "'12' does not fit int (-9223372036854775808 to 9223372036854775807)")],
+        ),
         (pa.array([{"a": b"x"}]), "json", [(0, "{'a': b'x'} does not fit json")]),
     ],
 )
 def test_values_that_do_not_fit_are_named(array, name, failures):
     out, found = coerce(array, lookup(name))
     assert found == failures
-    assert [i for i, value in enumerate(out.to_pylist()) if value is None] == [row for row, _ in failures]
+    assert [i for i, value in enumerate(out.to_pylist()) if value is None] == [
+        row for row, _ in failures
+    ]
 
 
 def test_text_that_claims_to_be_utf8_and_is_not_is_found():
@@ -149,7 +180,9 @@ def test_text_that_claims_to_be_utf8_and_is_not_is_found():
     assert coerce(text, lookup("str"))[1] == [(1, "is not UTF-8")]
 
 
-@pytest.mark.parametrize("name", ["int", "uint8", "int16", "float16", "float32", "float64", "uint64"])
+@pytest.mark.parametrize(
+    "name", ["int", "uint8", "int16", "float16", "float32", "float64", "uint64"]
+)
 @given(data=st.data())
 def test_numbers_are_stored_as_numpy_has_them(name, data):
     dtype = np.dtype("int64" if name == "int" else name)
@@ -158,7 +191,11 @@ def test_numbers_are_stored_as_numpy_has_them(name, data):
     array = pa.array(values, lookup(name).arrow)
     out = stored(array, lookup(name))
     assert b"".join(out.to_pylist()) == values.tobytes()
-    assert typed(out, lookup(name)).view(pa.binary(dtype.itemsize)).equals(array.view(pa.binary(dtype.itemsize)))
+    assert (
+        typed(out, lookup(name))
+        .view(pa.binary(dtype.itemsize))
+        .equals(array.view(pa.binary(dtype.itemsize)))
+    )
 
 
 @given(st.lists(st.text()))
@@ -195,7 +232,12 @@ def picture(kind):
         (pa.field("c", pa.list_(pa.date32())), None, "", "json"),
         (pa.field("c", pa.struct([("a", pa.int8())])), None, "", "json"),
         (pa.field("c", pa.map_(pa.string(), pa.int8())), None, "", "json"),
-        (pa.field("c", pa.fixed_shape_tensor(pa.float32(), [2, 3])), None, "", "ndarray:float32:2,3"),
+        (
+            pa.field("c", pa.fixed_shape_tensor(pa.float32(), [2, 3])),
+            None,
+            "",
+            "ndarray:float32:2,3",
+        ),
         (pa.field("c", pa.fixed_shape_tensor(pa.int64(), [4])), None, "", "ndarray:int64:4"),
         (pa.field("c", pa.bool8()), None, "", "int8"),
         (pa.field("c", pa.json_()), None, "", "json"),
@@ -244,7 +286,9 @@ def test_an_array_comes_back_whatever_its_layout(name):
 
 
 def test_a_big_endian_array_is_swapped_not_mislabelled():
-    assert decode(lookup("ndarray"), encode(lookup("ndarray"), np.array([1, 2], ">i4"))).tolist() == [1, 2]
+    assert decode(
+        lookup("ndarray"), encode(lookup("ndarray"), np.array([1, 2], ">i4"))
+    ).tolist() == [1, 2]
 
 
 def test_pictures_are_opened_and_can_be_given_as_bytes():
@@ -253,8 +297,15 @@ def test_pictures_are_opened_and_can_be_given_as_bytes():
     assert decode(lookup("png"), data).size == (9, 7)
     raw = struct.pack("<III", 2, 1, 1) + b"L" + b"\x05\x06"
     assert list(decode(lookup("pil"), raw).tobytes()) == [5, 6]
-    assert [p.size for p in decode(lookup("jpeg_array"), struct.pack("<III", 2, len(data), len(data)) + data + data)] == [(9, 7), (9, 7)]
-    assert [p.size for p in decode(lookup("list[png]"), struct.pack("<III", 0, 1, len(data)) + data)] == [(9, 7)]
+    assert [
+        p.size
+        for p in decode(
+            lookup("jpeg_array"), struct.pack("<III", 2, len(data), len(data)) + data + data
+        )
+    ] == [(9, 7), (9, 7)]
+    assert [
+        p.size for p in decode(lookup("list[png]"), struct.pack("<III", 0, 1, len(data)) + data)
+    ] == [(9, 7)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -266,7 +317,14 @@ def test_any_bytes_decode_or_are_refused(name, data):
         assert isinstance(error, UnsafeError if name == "pkl" else ValueFitError)
 
 
-@pytest.mark.parametrize("data", [struct.pack("<II", 0xFFFFFFFF, 1), struct.pack("<III", 0, 1 << 30, 5), b"\x42\xff" + b"\xff" * 63])
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack("<II", 0xFFFFFFFF, 1),
+        struct.pack("<III", 0, 1 << 30, 5),
+        b"\x42\xff" + b"\xff" * 63,
+    ],
+)
 def test_hostile_counts_allocate_nothing(data):
     for name in ("jpeg_array", "list[jpeg]", "ndarray"):
         with pytest.raises(ValueFitError):
@@ -278,7 +336,9 @@ def test_pickles_are_neither_made_nor_read_unasked():
 
     data = pickle.dumps({"a": 1})
     assert encode(lookup("pkl"), data) == data
-    with pytest.raises(UnsafeError, match="^pkl would pickle the value, and reading a pickle runs code$"):
+    with pytest.raises(
+        UnsafeError, match="^pkl would pickle the value, and reading a pickle runs code$"
+    ):
         encode(lookup("pkl"), {"a": 1})
     with pytest.raises(UnsafeError, match=f"^a pickle of {len(data)} B, not decoded$"):
         decode(lookup("pkl"), data)
@@ -291,6 +351,9 @@ def test_fields_carry_the_name_of_their_encoding():
     assert encodings.encoding_of(pa.field("c", pa.binary())) is None
 
 
-@pytest.mark.parametrize("name", [*names.NAMES, "ndarray:float32:3,2", "ndarray:uint8", "int[]", "jpeg[]", "float16[]", "str[]"])
+@pytest.mark.parametrize(
+    "name",
+    [*names.NAMES, "ndarray:float32:3,2", "ndarray:uint8", "int[]", "jpeg[]", "float16[]", "str[]"],
+)
 def test_the_name_of_an_arrow_type_takes_no_arrow(name):
     assert lookup(name).arrow_name == str(lookup(name).arrow)

@@ -19,7 +19,20 @@ PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
 
 def test_there_is_an_answer_for_every_format_there_is():
     assert set(formats.names()) <= set(ALL)
-    assert sorted(ALL) == sorted(["mds", "json", "csv", "tsv", "xsv", "ffrecord", "granular", "granular-refs", "webdataset", "files"])
+    assert sorted(ALL) == sorted(
+        [
+            "mds",
+            "json",
+            "csv",
+            "tsv",
+            "xsv",
+            "ffrecord",
+            "granular",
+            "granular-refs",
+            "webdataset",
+            "files",
+        ]
+    )
 
 
 @pytest.mark.parametrize("form", ALL)
@@ -39,7 +52,10 @@ def test_formats_hold_their_own():
     mds = [name for name in NAMES if held_as(name, "mds") == name]
     assert len(mds) == 28
     assert [
-        name for name in NAMES if name in ("str", "varint", "uint64", "int", "msgpack", "array", "tree") and held_as(name, "granular") != name
+        name
+        for name in NAMES
+        if name in ("str", "varint", "uint64", "int", "msgpack", "array", "tree")
+        and held_as(name, "granular") != name
     ] == []
     assert held_as("str[]", "granular-refs") == "str[]"
     assert {name: held_as(name, "json") for name in ("json_str", "json_int", "json_float")} == {
@@ -55,7 +71,8 @@ def test_a_column_is_named_that_a_format_cannot_hold():
 
 
 @pytest.mark.parametrize(
-    ("encoding", "form", "message"), [("text", "mds", "unknown encoding 'text'"), ("str", "parquet", "unknown format 'parquet'")]
+    ("encoding", "form", "message"),
+    [("text", "mds", "unknown encoding 'text'"), ("str", "parquet", "unknown format 'parquet'")],
 )
 def test_unknown_words_are_said(encoding, form, message):
     with pytest.raises(UsageError, match=f"^{message}$"):
@@ -65,10 +82,16 @@ def test_unknown_words_are_said(encoding, form, message):
 def test_the_documentation_prints_the_table():
     lines = PAGE.read_text().splitlines()
     first = lines.index(f"| encoding | {' | '.join(FORMATS)} |")
-    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[first + 2 : first + 2 + len(TABLE)]]
+    found = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines[first + 2 : first + 2 + len(TABLE)]
+    ]
     signs = {KEPT: "=", REFUSED: "–"}
     wanted = [
-        [names if "lists" in names else " ".join(f"`{name}`" for name in names.split()), *(signs.get(cell, f"`{cell}`") for cell in cells)]
+        [
+            names if "lists" in names else " ".join(f"`{name}`" for name in names.split()),
+            *(signs.get(cell, f"`{cell}`") for cell in cells),
+        ]
         for names, *cells in TABLE
     ]
     assert found == wanted

@@ -14,9 +14,21 @@ from flarecli.encodings.packed import Extension, pack, unpack
 from flarecli.errors import ValueFitError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
-LEAVES = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | TEXT | st.binary(max_size=40)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | TEXT
+    | st.binary(max_size=40)
+)
 VALUES = st.recursive(
-    LEAVES, lambda inner: st.lists(inner, max_size=20) | st.dictionaries(TEXT | st.binary(max_size=3), inner, max_size=20), max_leaves=40
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=20)
+        | st.dictionaries(TEXT | st.binary(max_size=3), inner, max_size=20)
+    ),
+    max_leaves=40,
 )
 FORMS = [  # from the specification, by hand
     ("c0", None),
@@ -45,7 +57,10 @@ FORMS = [  # from the specification, by hand
     ("dc0010" + "00" * 16, [0] * 16),
     ("80", {}),
     ("82a16201a16102", {"b": 1, "a": 2}),
-    ("de0010" + "".join(f"a1{0x61 + i:02x}00" for i in range(16)), {chr(0x61 + i): 0 for i in range(16)}),
+    (
+        "de0010" + "".join(f"a1{0x61 + i:02x}00" for i in range(16)),
+        {chr(0x61 + i): 0 for i in range(16)},
+    ),
     ("d40500", Extension(5, b"\0")),
     ("c703ffaabbcc", Extension(-1, b"\xaa\xbb\xcc")),
 ]
@@ -59,7 +74,15 @@ def test_values_take_the_shortest_form(form, value):
 
 
 @pytest.mark.parametrize(
-    ("form", "value"), [("ca3fc00000", 1.5), ("cd0001", 1), ("d30000000000000001", 1), ("d90161", "a"), ("dd00000001c0", [None]), ("df00000000", {})]
+    ("form", "value"),
+    [
+        ("ca3fc00000", 1.5),
+        ("cd0001", 1),
+        ("d30000000000000001", 1),
+        ("d90161", "a"),
+        ("dd00000001c0", [None]),
+        ("df00000000", {}),
+    ],
 )
 def test_longer_forms_are_read_too(form, value):
     assert unpack(bytes.fromhex(form)) == value
@@ -78,7 +101,11 @@ def test_any_bytes_are_a_value_or_refused(data):
         except ValueFitError as error:
             assert str(error)
         else:
-            assert name == "array" or decode(lookup(name), encode(lookup(name), value)) is not None or value is None
+            assert (
+                name == "array"
+                or decode(lookup(name), encode(lookup(name), value)) is not None
+                or value is None
+            )
 
 
 @given(VALUES, st.data())
@@ -164,12 +191,25 @@ def test_an_array_comes_back_whatever_its_layout(array):
 
 
 def test_an_array_is_three_values_of_messagepack():
-    assert encode(lookup("array"), ARRAYS[0]).hex() == "93a33c6932920203c40c000001000200030004000500"
-    assert encode(lookup("tree"), [ARRAYS[0]]).hex() == "9194a15fa33c6932920203c40c000001000200030004000500"
+    assert (
+        encode(lookup("array"), ARRAYS[0]).hex() == "93a33c6932920203c40c000001000200030004000500"
+    )
+    assert (
+        encode(lookup("tree"), [ARRAYS[0]]).hex()
+        == "9194a15fa33c6932920203c40c000001000200030004000500"
+    )
 
 
 @pytest.mark.parametrize(
-    "array", [np.array([None]), np.array(["2024"], "M8[D]"), np.array([1], "m8[s]"), np.zeros(2, "i4,f8"), np.zeros(1, "V0")], ids=str
+    "array",
+    [
+        np.array([None]),
+        np.array(["2024"], "M8[D]"),
+        np.array([1], "m8[s]"),
+        np.zeros(2, "i4,f8"),
+        np.zeros(1, "V0"),
+    ],
+    ids=str,
 )
 def test_arrays_that_could_not_be_read_back_are_refused(array):
     for name, value in (("array", array), ("tree", [array])):
@@ -178,7 +218,9 @@ def test_arrays_that_could_not_be_read_back_are_refused(array):
 
 
 def test_a_list_that_looks_like_an_array_is_refused_in_a_tree():
-    with pytest.raises(ValueFitError, match="^a list of four that begins with '_' would be read as an array$"):
+    with pytest.raises(
+        ValueFitError, match="^a list of four that begins with '_' would be read as an array$"
+    ):
         encode(lookup("tree"), {"a": ["_", 1, 2, 3]})
     assert decode(lookup("msgpack"), encode(lookup("msgpack"), ["_", 1, 2, 3])) == ["_", 1, 2, 3]
     assert decode(lookup("tree"), encode(lookup("tree"), ["_", 1])) == ["_", 1]
@@ -211,7 +253,10 @@ def test_a_list_that_looks_like_an_array_is_refused_in_a_tree():
 )
 def test_hostile_arrays_are_refused_before_anything_is_made(dtype, shape, data):
     tracemalloc.start()
-    for name, stored in (("array", pack([dtype, shape, data])), ("tree", pack(["_", dtype, shape, data]))):
+    for name, stored in (
+        ("array", pack([dtype, shape, data])),
+        ("tree", pack(["_", dtype, shape, data])),
+    ):
         with pytest.raises(ValueFitError) as caught:
             decode(lookup(name), stored)
         assert len(str(caught.value)) < 200
@@ -220,7 +265,9 @@ def test_hostile_arrays_are_refused_before_anything_is_made(dtype, shape, data):
     assert peak < 2 << 20
 
 
-@pytest.mark.parametrize("data", [pack([]), pack({}), pack(["<i4", [1]]), pack(["<i4", [1], bytes(4), 1]), pack(1)])
+@pytest.mark.parametrize(
+    "data", [pack([]), pack({}), pack(["<i4", [1]]), pack(["<i4", [1], bytes(4), 1]), pack(1)]
+)
 def test_other_values_are_no_array(data):
     with pytest.raises(ValueFitError):
         decode(lookup("array"), data)

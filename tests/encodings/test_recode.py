@@ -19,9 +19,15 @@ from flarecli.errors import UsageError, ValueFitError
 
 ALL = [name for names in FORMATS for name in names.split()]
 INT64 = st.integers(-(2**63), 2**63 - 1)
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(['"', "\\", "\x7f", "é\U0001f642", "\n"])
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
+    ['"', "\\", "\x7f", "é\U0001f642", "\n"]
+)
 LEAVES = st.none() | st.booleans() | INT64 | st.floats() | TEXT
-DOCUMENTS = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=8)
+DOCUMENTS = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
 NOT_ARRAYS = DOCUMENTS.filter(lambda value: '["_",' not in json.dumps(value))
 
 
@@ -40,10 +46,27 @@ def file_of(kind, mode="RGB"):
 
 PICTURES = st.sampled_from([file_of("JPEG"), file_of("JPEG", "L")])
 PNGS = st.sampled_from([file_of("PNG"), file_of("PNG", "RGBA")])
-ARRAYS = st.lists(st.integers(-9, 9), min_size=1, max_size=6).map(lambda value: np.array(value, "int16"))
+ARRAYS = st.lists(st.integers(-9, 9), min_size=1, max_size=6).map(
+    lambda value: np.array(value, "int16")
+)
 DECIMALS = st.decimals(allow_nan=False, places=3, min_value=-(10**6), max_value=10**6)
 VALUES = {
-    **{name: numbers(name) for name in ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")},
+    **{
+        name: numbers(name)
+        for name in (
+            "uint8",
+            "uint16",
+            "uint32",
+            "uint64",
+            "int8",
+            "int16",
+            "int32",
+            "int64",
+            "float16",
+            "float32",
+            "float64",
+        )
+    },
     "int": INT64,
     "varint": INT64,
     "msgpack_float": st.floats(),
@@ -75,7 +98,9 @@ VALUES = {
     "list[png]": st.lists(PNGS, max_size=2),
     "list[pil]": st.just([Image.frombytes("L", (1, 2), b"ab")]),
 }
-FILES = {f"{name}[]" for name in VALUES if held_as(f"{name}[]", "ffrecord") == "msgpack"}  # msgpack keeps their bytes
+FILES = {
+    f"{name}[]" for name in VALUES if held_as(f"{name}[]", "ffrecord") == "msgpack"
+}  # msgpack keeps their bytes
 VALUES |= {f"{name}[]": st.lists(values, max_size=3) for name, values in VALUES.items()}
 
 
@@ -122,7 +147,11 @@ def test_what_a_format_holds_in_place_of_an_encoding_says_the_same(encoding, dat
         assert failures == [], (form, instead)
         there.validate(full=True)
         assert there.type == lookup(instead).arrow
-        if not (encoding in FILES and instead == "msgpack") and instead not in ("str", "json_str", "bytes") and "str_decimal" not in encoding:
+        if (
+            not (encoding in FILES and instead == "msgpack")
+            and instead not in ("str", "json_str", "bytes")
+            and "str_decimal" not in encoding
+        ):
             assert values_of(there, instead) == wanted
         back, failures = coerce(there, lookup(encoding), lookup(instead))
         assert failures == [], (form, instead)
@@ -132,8 +161,16 @@ def test_what_a_format_holds_in_place_of_an_encoding_says_the_same(encoding, dat
 @pytest.mark.parametrize(
     ("source", "encoding"),
     [
-        *((name, text) for name in ("int", "uint64", "int8", "varint") for text in ("str_int", "json_int", "json")),
-        *((name, text) for name in ("float64", "float32", "float16") for text in ("str_float", "json_float", "json", "msgpack", "msgpack_float")),
+        *(
+            (name, text)
+            for name in ("int", "uint64", "int8", "varint")
+            for text in ("str_int", "json_int", "json")
+        ),
+        *(
+            (name, text)
+            for name in ("float64", "float32", "float16")
+            for text in ("str_float", "json_float", "json", "msgpack", "msgpack_float")
+        ),
         ("str", "json_str"),
         ("json_str", "str"),
         ("str_int", "json_int"),
@@ -163,14 +200,21 @@ def test_what_a_format_holds_in_place_of_an_encoding_says_the_same(encoding, dat
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_a_column_recoded_is_each_value_encoded(source, encoding, data):
-    values = data.draw(st.lists(VALUES[source] if encoding != "int[]" else VALUES[encoding], max_size=6))
+    values = data.draw(
+        st.lists(VALUES[source] if encoding != "int[]" else VALUES[encoding], max_size=6)
+    )
     out, failures = coerce(column(source, values), lookup(encoding), lookup(source))
     assert failures == []
     given = [decode(lookup(source), encode(lookup(source), value)) for value in values]
     if lookup(source).name in ("list[jpeg]", "jpeg[]", "jpegarray"):
         given = values  # the files themselves: their pictures are not decoded and saved again
-    given = [json.dumps(one) if encoding == "json_str" and not isinstance(one, str) else one for one in given]
-    assert stored(out, lookup(encoding)).to_pylist() == [encode(lookup(encoding), one) for one in given]
+    given = [
+        json.dumps(one) if encoding == "json_str" and not isinstance(one, str) else one
+        for one in given
+    ]
+    assert stored(out, lookup(encoding)).to_pylist() == [
+        encode(lookup(encoding), one) for one in given
+    ]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +231,9 @@ def test_a_column_recoded_is_each_value_encoded(source, encoding, data):
 )
 def test_what_means_the_same_bytes_is_carried_not_looked_at(source, encoding):
     raw = [b"12345678", b"87654321"]
-    out, failures = coerce(typed(pa.array(raw, pa.large_binary()), lookup(source)), lookup(encoding), lookup(source))
+    out, failures = coerce(
+        typed(pa.array(raw, pa.large_binary()), lookup(source)), lookup(encoding), lookup(source)
+    )
     assert failures == []
     assert stored(out, lookup(encoding)).to_pylist() == raw
 
@@ -201,24 +247,55 @@ def test_text_is_carried_as_text(source):
 def test_text_of_a_column_is_not_json_and_text_of_an_index_may_be():
     text = pa.array(["[1]", "é"], pa.large_string())
     assert coerce(text, lookup("json"), lookup("str"))[0].to_pylist() == ['"[1]"', '"\\u00e9"']
-    assert coerce(text, lookup("json")) == (pa.array(["[1]", None], pa.large_string()), [(1, "'é' does not fit json")])
+    assert coerce(text, lookup("json")) == (
+        pa.array(["[1]", None], pa.large_string()),
+        [(1, "'é' does not fit json")],
+    )
 
 
 @pytest.mark.parametrize(
     ("values", "source", "encoding", "failures"),
     [
-        ([1, 300, -1], "int", "uint8", [(1, "300 does not fit uint8 (0 to 255)"), (2, "-1 does not fit uint8 (0 to 255)")]),
+        (
+            [1, 300, -1],
+            "int",
+            "uint8",
+            [(1, "300 does not fit uint8 (0 to 255)"), (2, "-1 does not fit uint8 (0 to 255)")],
+        ),
         ([1.0, 1e300], "float64", "float32", [(1, "1e+300 does not fit float32")]),
         ([1.0, 1e6, math.inf], "float32", "float16", [(1, "1000000.0 does not fit float16")]),
         (
             [1.5, math.nan],
             "float64",
             "int",
-            [(i, f"{v} does not fit int (-9223372036854775808 to 9223372036854775807)") for i, v in ((0, 1.5), (1, "nan"))],
+            [
+                (i, f"{v} does not fit int (-9223372036854775808 to 9223372036854775807)")
+                for i, v in ((0, 1.5), (1, "nan"))
+            ],
         ),
-        ([10**30, 5], "str_int", "int", [(0, f"'{10**30}' does not fit int (-9223372036854775808 to 9223372036854775807)")]),
-        ([2**63], "uint64", "varint", [(0, "9223372036854775808 does not fit varint (-9223372036854775808 to 9223372036854775807)")]),
-        ([[1], {"a": 1}], "json", "int", [(0, "[1] does not fit int"), (1, "{'a': 1} does not fit int")]),
+        (
+            [10**30, 5],
+            "str_int",
+            "int",
+            [(0, f"'{10**30}' does not fit int (-9223372036854775808 to 9223372036854775807)")],
+        ),
+        (
+            [2**63],
+            "uint64",
+            "varint",
+            [
+                (
+                    0,
+                    "9223372036854775808 does not fit varint (-9223372036854775808 to 9223372036854775807)",
+                )
+            ],
+        ),
+        (
+            [[1], {"a": 1}],
+            "json",
+            "int",
+            [(0, "[1] does not fit int"), (1, "{'a': 1} does not fit int")],
+        ),
         ([{"a": b"x"}, 1], "msgpack", "json", [(0, "{'a': b'x'} does not fit json")]),
         ([[1, 2], [3, 500]], "int[]", "uint8[]", [(1, "500 does not fit uint8 (0 to 255)")]),
         ([[b"x"]], "bytes[]", "json", [(0, "[b'x'] does not fit json")]),
@@ -239,19 +316,37 @@ def test_what_does_not_fit_is_named(values, source, encoding, failures):
         return
     out, found = coerce(column(source, values), lookup(encoding), lookup(source))
     assert found == failures
-    assert [row for row, value in enumerate(out.to_pylist()) if value is None] == [row for row, _ in failures]
+    assert [row for row, value in enumerate(out.to_pylist()) if value is None] == [
+        row for row, _ in failures
+    ]
 
 
-@pytest.mark.parametrize("encoding", ["str", "int", "float32", "jpeg", "str_int", "json_str", "str[]", "array", "list[jpeg]"])
+@pytest.mark.parametrize(
+    "encoding",
+    ["str", "int", "float32", "jpeg", "str_int", "json_str", "str[]", "array", "list[jpeg]"],
+)
 def test_a_null_is_a_failure_where_nothing_says_null(encoding):
-    for array in (pa.nulls(2), pa.nulls(2, pa.string()), pa.nulls(2, pa.list_(pa.string())), pa.nulls(2, pa.struct([]))):
+    for array in (
+        pa.nulls(2),
+        pa.nulls(2, pa.string()),
+        pa.nulls(2, pa.list_(pa.string())),
+        pa.nulls(2, pa.struct([])),
+    ):
         out, failures = coerce(array, lookup(encoding))
         assert failures == [(0, "is null"), (1, "is null")]
         assert (out.null_count, out.type) == (2, lookup(encoding).arrow)
 
 
 @pytest.mark.parametrize("encoding", ["json", "json_json", "msgpack", "tree"])
-@pytest.mark.parametrize("array", [pa.array([None, 1.5]), pa.array([None, ["a"]]), pa.array([{"a": 1}, None]), pa.array([1, None])])
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array([None, 1.5]),
+        pa.array([None, ["a"]]),
+        pa.array([{"a": 1}, None]),
+        pa.array([1, None]),
+    ],
+)
 def test_documents_hold_a_null(array, encoding):
     out, failures = coerce(array, lookup(encoding))
     assert failures == []
@@ -266,7 +361,15 @@ def test_an_item_that_is_null_is_named_and_json_keeps_it():
     assert coerce(array[:2], lookup("json"))[0].to_pylist() == ['["a", null]', "[]"]
 
 
-@pytest.mark.parametrize("kind", [pa.list_(pa.int32()), pa.large_list(pa.int32()), pa.list_(pa.int32(), 2), pa.list_view(pa.int32())])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.int32()),
+        pa.large_list(pa.int32()),
+        pa.list_(pa.int32(), 2),
+        pa.list_view(pa.int32()),
+    ],
+)
 def test_lists_of_every_kind_are_lists(kind):
     array = pa.array([[1, 2], None, [3, 4]], kind)
     out, failures = coerce(array[1:], lookup("int[]"))
@@ -279,7 +382,10 @@ def test_arrays_of_an_index_keep_their_type():
     array = pa.array([[1.5, 2.0], [3.0]], pa.list_(pa.float32()))
     for encoding in ("ndarray", "array"):
         out, _ = coerce(array, lookup(encoding))
-        assert [decode(lookup(encoding), data).dtype for data in out.to_pylist()] == [np.float32, np.float32]
+        assert [decode(lookup(encoding), data).dtype for data in out.to_pylist()] == [
+            np.float32,
+            np.float32,
+        ]
 
 
 @pytest.mark.parametrize("values", [[[1, 2, 3]], [[1, 2, 3], None]])
@@ -287,11 +393,15 @@ def test_numbers_of_a_list_take_the_dtype_that_is_asked_for_whether_or_not_a_lis
     out, failures = coerce(pa.array(values), lookup("ndarray:float32:3"))
     assert out[0].as_py() == np.array([1, 2, 3], "<f4").tobytes()
     assert failures == [(1, "is null")] * (len(values) - 1)
-    assert coerce(pa.array([[1, 300]]), lookup("ndarray:uint8"))[1] == [(0, "[1, 300] does not fit ndarray:uint8")]
+    assert coerce(pa.array([[1, 300]]), lookup("ndarray:uint8"))[1] == [
+        (0, "[1, 300] does not fit ndarray:uint8")
+    ]
 
 
 def test_a_null_list_that_has_items_all_the_same_fails_once():
-    array = pa.ListArray.from_arrays([0, 2, 4], pa.array([1, None, 3, 4]), mask=pa.array([True, False]))
+    array = pa.ListArray.from_arrays(
+        [0, 2, 4], pa.array([1, None, 3, 4]), mask=pa.array([True, False])
+    )
     out, failures = coerce(array, lookup("int[]"))
     assert (out.to_pylist(), failures) == ([None, [3, 4]], [(0, "is null")])
 
@@ -299,7 +409,11 @@ def test_a_null_list_that_has_items_all_the_same_fails_once():
 @pytest.mark.parametrize("kind", [pa.int64(), pa.uint64(), pa.int8(), pa.bool_()])
 @pytest.mark.parametrize("encoding", ["float16", "float32", "float64"])
 def test_whole_numbers_become_the_floats_that_a_single_value_becomes(kind, encoding):
-    values = [one for one in (0, 1, -128, 65504, 65520, 100_000, 2**53 + 1, 2**63 - 1, 2**64 - 1) if _holds(kind, one)]
+    values = [
+        one
+        for one in (0, 1, -128, 65504, 65520, 100_000, 2**53 + 1, 2**63 - 1, 2**64 - 1)
+        if _holds(kind, one)
+    ]
     out, failures = coerce(pa.array(values, kind), lookup(encoding))
     singles = []
     for value in values:
@@ -308,7 +422,9 @@ def test_whole_numbers_become_the_floats_that_a_single_value_becomes(kind, encod
         except ValueFitError:
             singles.append(None)
     assert out.to_pylist() == singles
-    assert [row for row, _ in failures] == [row for row, value in enumerate(singles) if value is None]
+    assert [row for row, _ in failures] == [
+        row for row, value in enumerate(singles) if value is None
+    ]
 
 
 def _holds(kind, value):
@@ -325,30 +441,45 @@ def test_tensors_of_an_index_are_arrays():
         assert values_of(coerce(array, lookup(encoding))[0], encoding) == numbers.tolist()
     assert values_of(coerce(array[1:], lookup("json"))[0], "json") == numbers[1:].tolist()
     assert coerce(array, lookup("int"))[1][0][0] == 0
-    holed = pa.ExtensionArray.from_storage(array.type, pa.array([list(range(6)), None], array.type.storage_type))
+    holed = pa.ExtensionArray.from_storage(
+        array.type, pa.array([list(range(6)), None], array.type.storage_type)
+    )
     out, failures = coerce(holed, lookup("ndarray"))
     assert (out.null_count, failures) == (1, [(1, "is null")])
 
 
 def test_a_type_with_a_name_is_what_it_is_made_of():
-    assert coerce(pa.array(["[1]"], pa.json_()), lookup("json")) == (pa.array(["[1]"], pa.large_string()), [])
+    assert coerce(pa.array(["[1]"], pa.json_()), lookup("json")) == (
+        pa.array(["[1]"], pa.large_string()),
+        [],
+    )
 
 
 def test_dates_and_decimals_in_json_are_text_and_objects_are_refused():
     day = datetime.date(2024, 2, 29)
     array = pa.array([{"day": day, "price": Decimal("1.10")}])
-    assert coerce(array, lookup("json"))[0].to_pylist() == ['{"day": "2024-02-29", "price": "1.10"}']
-    assert coerce(pa.array([{"day": day}]), lookup("msgpack"))[1] == [(0, "{'day': datetime.date(2024, 2, 29)} does not fit msgpack")]
+    assert coerce(array, lookup("json"))[0].to_pylist() == [
+        '{"day": "2024-02-29", "price": "1.10"}'
+    ]
+    assert coerce(pa.array([{"day": day}]), lookup("msgpack"))[1] == [
+        (0, "{'day': datetime.date(2024, 2, 29)} does not fit msgpack")
+    ]
 
 
 def test_views_are_recoded_like_what_they_view():
     text = pa.array(['"a"', '"é\\n"'], pa.string_view())
     assert coerce(text, lookup("str"), lookup("json_str"))[0].to_pylist() == ["a", "é\n"]
-    assert coerce(pa.array([b"a"], pa.binary_view()), lookup("jpeg"), lookup("bytes"))[0].to_pylist() == [b"a"]
+    assert coerce(pa.array([b"a"], pa.binary_view()), lookup("jpeg"), lookup("bytes"))[
+        0
+    ].to_pylist() == [b"a"]
 
 
 @settings(deadline=None)
-@given(st.lists(st.binary(max_size=20), max_size=5), st.sampled_from(sorted(VALUES)), st.sampled_from(sorted(VALUES)))
+@given(
+    st.lists(st.binary(max_size=20), max_size=5),
+    st.sampled_from(sorted(VALUES)),
+    st.sampled_from(sorted(VALUES)),
+)
 def test_any_stored_bytes_are_recoded_or_named(raw, source, encoding):
     kind = lookup(source)
     try:
@@ -363,12 +494,28 @@ def test_any_stored_bytes_are_recoded_or_named(raw, source, encoding):
 
 MOMENT = datetime.datetime(2024, 1, 2, 3, 4, 5)
 COLUMNS = [  # a column of every kind that Arrow has
-    *(pa.array([1, None], kind) for kind in (pa.int8(), pa.uint64(), pa.float16(), pa.float64(), pa.duration("s"), pa.time32("s"))),
+    *(
+        pa.array([1, None], kind)
+        for kind in (
+            pa.int8(),
+            pa.uint64(),
+            pa.float16(),
+            pa.float64(),
+            pa.duration("s"),
+            pa.time32("s"),
+        )
+    ),
     pa.array([True, None]),
     pa.array(["1", None], pa.string_view()),
     pa.array([b"x"], pa.binary(1)),
-    *(pa.array([Decimal("1.5"), None], kind) for kind in (pa.decimal128(5, 2), pa.decimal256(60, 2))),
-    *(pa.array([MOMENT, None], kind) for kind in (pa.timestamp("us"), pa.timestamp("ns", "UTC"), pa.date32(), pa.date64())),
+    *(
+        pa.array([Decimal("1.5"), None], kind)
+        for kind in (pa.decimal128(5, 2), pa.decimal256(60, 2))
+    ),
+    *(
+        pa.array([MOMENT, None], kind)
+        for kind in (pa.timestamp("us"), pa.timestamp("ns", "UTC"), pa.date32(), pa.date64())
+    ),
     pa.array([(1, 2, 3), None], pa.month_day_nano_interval()),
     pa.array([[["a"], None], None]),
     pa.array([[MOMENT], None]),
@@ -377,7 +524,9 @@ COLUMNS = [  # a column of every kind that Arrow has
     pa.array(["a", None]).dictionary_encode(),
     pa.array([["a"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))),
     pa.nulls(2),
-    pa.UnionArray.from_dense(pa.array([0, 1], pa.int8()), pa.array([0, 0], pa.int32()), [pa.array([1]), pa.array(["x"])]),
+    pa.UnionArray.from_dense(
+        pa.array([0, 1], pa.int8()), pa.array([0, 0], pa.int32()), [pa.array([1]), pa.array(["x"])]
+    ),
     pa.RunEndEncodedArray.from_arrays([2, 3], [1, 2]),
     pa.array(["a"])[:0],
 ]
@@ -389,7 +538,9 @@ def test_a_column_of_any_type_is_converted_or_each_of_its_values_is_named(array)
         out, failures = coerce(array, lookup(encoding))
         out.validate(full=True)
         assert (out.type, len(out)) == (lookup(encoding).arrow, len(array))
-        assert [row for row, valid in enumerate(out.is_valid().to_pylist()) if not valid] == [row for row, _ in failures]
+        assert [row for row, valid in enumerate(out.is_valid().to_pylist()) if not valid] == [
+            row for row, _ in failures
+        ]
 
 
 @settings(max_examples=200)
@@ -401,4 +552,6 @@ def test_text_becomes_the_same_column_wherever_it_lies_in_its_buffers(values, da
         out, failures = coerce(pa.array(values, kind)[start : start + len(kept)], lookup("str"))
         out.validate(full=True)
         assert out.equals(pa.array(kept, pa.large_string()))
-        assert [row for row, _ in failures] == [row for row, value in enumerate(kept) if value is None]
+        assert [row for row, _ in failures] == [
+            row for row, value in enumerate(kept) if value is None
+        ]

@@ -28,7 +28,25 @@ def text(values):
 
 
 @given(st.lists(FLOATS | st.none()))
-@example([1e10, 9999999999.0, 1e-4, 9.99e-5, 1e15, 1e16, 1e22, 0.1, -0.0, 5e-324, math.nan, math.inf, -math.inf, 123456789.125, None])
+@example(
+    [
+        1e10,
+        9999999999.0,
+        1e-4,
+        9.99e-5,
+        1e15,
+        1e16,
+        1e22,
+        0.1,
+        -0.0,
+        5e-324,
+        math.nan,
+        math.inf,
+        -math.inf,
+        123456789.125,
+        None,
+    ]
+)
 def test_floats_are_written_as_python_writes_them(values):
     out = float_text(pa.array(values, pa.float64()))
     assert out.to_pylist() == [None if value is None else repr(value) for value in values]
@@ -63,7 +81,20 @@ def test_json_that_is_no_text_is_found(values, wanted, failed):
 
 
 def test_integers_are_read_as_python_reads_them():
-    values = ["1", " 2", "x", str(2**70), str(2**63 - 1), str(-(2**63)), "1_0", None, "0x10", "+3", "1.0", ""]
+    values = [
+        "1",
+        " 2",
+        "x",
+        str(2**70),
+        str(2**63 - 1),
+        str(-(2**63)),
+        "1_0",
+        None,
+        "0x10",
+        "+3",
+        "1.0",
+        "",
+    ]
     out, failed = ints(text(values))
     assert out.to_pylist() == [1, 2, None, None, 2**63 - 1, -(2**63), 10, None, None, 3, None, None]
     assert failed == [2, 3, 8, 10, 11]
@@ -74,9 +105,37 @@ def test_integers_are_read_as_python_reads_them():
 
 
 def test_floats_are_read_as_python_reads_them():
-    values = ["1", " 2.5", "x", "nan(1)", "1e400", "-Infinity", "1_0.5", None, "+3", "infinity", ".5", "0x10", "1e5"]
+    values = [
+        "1",
+        " 2.5",
+        "x",
+        "nan(1)",
+        "1e400",
+        "-Infinity",
+        "1_0.5",
+        None,
+        "+3",
+        "infinity",
+        ".5",
+        "0x10",
+        "1e5",
+    ]
     out, failed = floats(text(values))
-    assert out.to_pylist() == [1.0, 2.5, None, None, math.inf, -math.inf, 10.5, None, 3.0, math.inf, 0.5, None, 1e5]
+    assert out.to_pylist() == [
+        1.0,
+        2.5,
+        None,
+        None,
+        math.inf,
+        -math.inf,
+        10.5,
+        None,
+        3.0,
+        math.inf,
+        0.5,
+        None,
+        1e5,
+    ]
     assert failed == [2, 3, 11]
 
 
@@ -86,7 +145,12 @@ def test_floats_are_read_as_python_reads_them():
         ("str_int", ["1", "-5"], "int", [1, -5]),
         ("json_int", ["1", "true"], "int", [1, 1]),
         ("str_float", ["1.5", "nan"], "float64", [1.5, math.nan]),
-        ("json_float", ["1.5", "NaN", "-Infinity", "7"], "float64", [1.5, math.nan, -math.inf, 7.0]),
+        (
+            "json_float",
+            ["1.5", "NaN", "-Infinity", "7"],
+            "float64",
+            [1.5, math.nan, -math.inf, 7.0],
+        ),
         ("json_str", ['"a"', '"\\u00e9"', None], "str", ["a", "é", None]),
         ("json_json", ['"[1]"'], "json", ["[1]"]),
         ("json_int[]", [["1", "2"], []], "int[]", [[1, 2], []]),
@@ -113,7 +177,11 @@ def test_text_of_numbers_becomes_numbers(encoding, values, name, wanted):
         ("json_int", ["1.5"], "[0]: a value of json_int is no int, or too large for one"),
         ("json_float", ["null"], "[0]: a value of json_float is no float64, or too large for one"),
         ("json_str", ['"a"', "[]"], "[1]: a value of json_str is no str, or too large for one"),
-        ("json_int[]", [["1"], ["2", "x"]], "[1]: a value of json_int is no int, or too large for one"),
+        (
+            "json_int[]",
+            [["1"], ["2", "x"]],
+            "[1]: a value of json_int is no int, or too large for one",
+        ),
     ],
 )
 def test_text_that_is_no_number_is_named(encoding, values, message):
@@ -123,7 +191,9 @@ def test_text_that_is_no_number_is_named(encoding, values, message):
 
 
 def test_views_become_natural_too():
-    assert plain(pa.array(['"a"', '"\\n"'], pa.string_view()), lookup("json_str"))[0].to_pylist() == ["a", "\n"]
+    assert plain(pa.array(['"a"', '"\\n"'], pa.string_view()), lookup("json_str"))[
+        0
+    ].to_pylist() == ["a", "\n"]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +216,14 @@ LARGE = [b"a" * 1000] * 64  # bytes enough to be looked at as a whole first
 
 @pytest.mark.parametrize(
     ("end", "is_text"),
-    [(b"z", True), ("ä€😀".encode(), True), (b"\xff", False), ("ä".encode()[:1], False), ("ä".encode()[1:], False), (b"\xed\xa0\x80", False)],
+    [
+        (b"z", True),
+        ("ä€😀".encode(), True),
+        (b"\xff", False),
+        ("ä".encode()[:1], False),
+        ("ä".encode()[1:], False),
+        (b"\xed\xa0\x80", False),
+    ],
 )
 @pytest.mark.parametrize("at", [0, 1, 63])
 def test_large_columns_of_text_are_checked_to_their_last_byte(end, is_text, at):
@@ -167,7 +244,9 @@ def test_a_character_cut_in_two_by_the_values_of_a_large_column_is_none():
 
 def test_offsets_that_fall_are_refused_in_large_columns_of_ascii():
     ends = np.array([0, 40_000, 20_000, 50_000])
-    text = pa.Array.from_buffers(pa.large_string(), 3, [None, pa.py_buffer(ends), pa.py_buffer(b"a" * 50_000)])
+    text = pa.Array.from_buffers(
+        pa.large_string(), 3, [None, pa.py_buffer(ends), pa.py_buffer(b"a" * 50_000)]
+    )
     with pytest.raises(pa.ArrowInvalid):
         check_text(text)
 

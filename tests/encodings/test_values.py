@@ -110,7 +110,11 @@ def test_numbers_of_other_types_count_where_they_mean_the_same(name, value, same
         ("ndarray", np.zeros((0, 3)), "an array of float64 (0, 3) does not fit ndarray"),
         ("ndarray", np.array([True]), "an array of bool (1,) does not fit ndarray"),
         ("ndarray:int32", np.zeros(3), "an array of float64 (3,) does not fit ndarray:int32"),
-        ("ndarray:int32:2", np.zeros(3, "int32"), "an array of int32 (3,) does not fit ndarray:int32:2"),
+        (
+            "ndarray:int32:2",
+            np.zeros(3, "int32"),
+            "an array of int32 (3,) does not fit ndarray:int32:2",
+        ),
         ("ndarray:int8", [1, 300], "300 does not fit ndarray:int8"),
         ("ndarray:int8", [1.5], "1.5 does not fit ndarray:int8"),
         ("ndarray:float16", [1e6], "1000000.0 does not fit ndarray:float16"),
@@ -137,7 +141,13 @@ def test_texts_of_json_may_hold_what_utf8_cannot(value):
 
 @given(st.integers(-(10**60), 10**60), st.floats(), st.decimals())
 def test_numbers_as_text_come_back(whole, real, decimal):
-    for name, value in (("str_int", whole), ("json_int", whole), ("str_float", real), ("json_float", real), ("str_decimal", decimal)):
+    for name, value in (
+        ("str_int", whole),
+        ("json_int", whole),
+        ("str_float", real),
+        ("json_float", real),
+        ("str_decimal", decimal),
+    ):
         data = encode(lookup(name), value)
         assert repr(decode(lookup(name), data)) == repr(value)
         assert data.decode() == (json.dumps(value) if name.startswith("json") else str(value))
@@ -145,7 +155,14 @@ def test_numbers_as_text_come_back(whole, real, decimal):
 
 @pytest.mark.parametrize(
     ("name", "data"),
-    [("json_str", b"1"), ("json_int", b"1.5"), ("json_int", b'"1"'), ("json_float", b"null"), ("json_json", b"[1]"), ("json_json", b'"["')],
+    [
+        ("json_str", b"1"),
+        ("json_int", b"1.5"),
+        ("json_int", b'"1"'),
+        ("json_float", b"null"),
+        ("json_json", b"[1]"),
+        ("json_json", b'"["'),
+    ],
 )
 def test_json_of_another_kind_is_refused(name, data):
     with pytest.raises(ValueFitError, match=f"^{len(data)} B are not {name}$"):
@@ -169,8 +186,16 @@ def test_json_is_utf8_and_not_what_else_python_takes(name, data):
 
 
 def test_digits_of_any_script_are_a_number_in_a_row_as_they_are_in_a_batch():
-    assert decode(lookup("str_int"), "١٢".encode()) == 12 == plain(pa.array(["١٢"], TEXT), lookup("str_int"))[0][0].as_py()
-    assert decode(lookup("str_float"), "١.٥".encode()) == 1.5 == plain(pa.array(["١.٥"], TEXT), lookup("str_float"))[0][0].as_py()
+    assert (
+        decode(lookup("str_int"), "١٢".encode())
+        == 12
+        == plain(pa.array(["١٢"], TEXT), lookup("str_int"))[0][0].as_py()
+    )
+    assert (
+        decode(lookup("str_float"), "١.٥".encode())
+        == 1.5
+        == plain(pa.array(["١.٥"], TEXT), lookup("str_float"))[0][0].as_py()
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,19 +217,31 @@ def test_an_array_without_dimensions_is_no_list():
 
 
 @given(
-    st.sampled_from(sorted(NDARRAY_CODES)), st.lists(st.integers(1, 5), min_size=1, max_size=5), st.booleans(), st.booleans(), st.sampled_from("<>")
+    st.sampled_from(sorted(NDARRAY_CODES)),
+    st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from("<>"),
 )
 def test_arrays_come_back_from_every_layout(dtype, shape, fortran, backwards, order):
     array = np.arange(math.prod(shape)).astype(np.dtype(dtype).newbyteorder(order)).reshape(shape)
     array = np.asfortranarray(array) if fortran else array
     array = array[::-1] if backwards else array
-    for name in ("ndarray", "ndarray:", f"ndarray:{dtype}", f"ndarray:{dtype}:{','.join(map(str, shape))}"):
+    for name in (
+        "ndarray",
+        "ndarray:",
+        f"ndarray:{dtype}",
+        f"ndarray:{dtype}:{','.join(map(str, shape))}",
+    ):
         out = decode(lookup(name), encode(lookup(name), array))
         assert (out.dtype, out.shape) == (np.dtype(dtype), array.shape)
         assert (out == array).all()
 
 
-@pytest.mark.parametrize(("size", "head"), [(255, "0804ff"), (256, "08050001"), (65535, "0805ffff"), (65536, "080600000100")])
+@pytest.mark.parametrize(
+    ("size", "head"),
+    [(255, "0804ff"), (256, "08050001"), (65535, "0805ffff"), (65536, "080600000100")],
+)
 def test_dimensions_take_as_few_bytes_as_the_largest_needs(size, head):
     assert encode(lookup("ndarray"), np.zeros(size, "uint8"))[: len(head) // 2].hex() == head
 
@@ -228,11 +265,33 @@ def test_arrays_whose_bytes_are_others_are_refused(data):
 
 
 def picture(mode, size=(5, 3)):
-    return Image.frombytes(mode, size, (bytes(range(256)) * 20)[: len(Image.new(mode, size).tobytes())])
+    return Image.frombytes(
+        mode, size, (bytes(range(256)) * 20)[: len(Image.new(mode, size).tobytes())]
+    )
 
 
 @pytest.mark.parametrize(
-    "mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "La", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "I;16", "I;16B"]
+    "mode",
+    [
+        "1",
+        "L",
+        "LA",
+        "P",
+        "PA",
+        "RGB",
+        "RGBA",
+        "RGBX",
+        "RGBa",
+        "La",
+        "CMYK",
+        "YCbCr",
+        "LAB",
+        "HSV",
+        "I",
+        "F",
+        "I;16",
+        "I;16B",
+    ],
 )
 def test_a_raw_picture_of_any_mode_comes_back(mode):
     data = encode(lookup("pil"), picture(mode))
@@ -245,7 +304,10 @@ def test_a_raw_picture_of_any_mode_comes_back(mode):
 def test_a_palette_would_be_lost_so_it_is_refused():
     with pytest.raises(ValueFitError) as caught:
         encode(lookup("pil"), picture("RGB").quantize(4))
-    assert str(caught.value) == "pil keeps no palette, and a picture of mode P is nothing without its own"
+    assert (
+        str(caught.value)
+        == "pil keeps no palette, and a picture of mode P is nothing without its own"
+    )
     assert caught.value.hint == "Convert it to RGB, or choose png."
     assert decode(lookup("png"), encode(lookup("png"), picture("RGB").quantize(4))).mode == "P"
 
@@ -309,7 +371,9 @@ def test_a_picture_is_opened_whatever_its_container_unless_a_program_would_be_ru
         decode(lookup("png"), out.getvalue())
 
 
-@pytest.mark.parametrize("name", ["list[pil]", "list[jpeg]", "list[png]", "jpeg_array", "jpegarray"])
+@pytest.mark.parametrize(
+    "name", ["list[pil]", "list[jpeg]", "list[png]", "jpeg_array", "jpegarray"]
+)
 def test_several_pictures_come_back_also_none(name):
     kind = lookup(name)
     pictures = [picture("RGB"), picture("L", (1, 1))]
@@ -324,8 +388,14 @@ def test_several_pictures_come_back_also_none(name):
 
 def test_the_bytes_of_pictures_may_be_given_and_a_reserved_word_is_not_read():
     data = encode(lookup("jpeg"), picture("RGB"))
-    assert encode(lookup("list[jpeg]"), [data, bytearray(data)]) == struct.pack("<IIII", 0, 2, len(data), len(data)) + data * 2
-    assert len(decode(lookup("list[jpeg]"), b"\xff" * 4 + struct.pack("<II", 1, len(data)) + data)) == 1
+    assert (
+        encode(lookup("list[jpeg]"), [data, bytearray(data)])
+        == struct.pack("<IIII", 0, 2, len(data), len(data)) + data * 2
+    )
+    assert (
+        len(decode(lookup("list[jpeg]"), b"\xff" * 4 + struct.pack("<II", 1, len(data)) + data))
+        == 1
+    )
 
 
 def test_lists_are_lists_of_stored_bytes():

@@ -13,7 +13,13 @@ from flarecli.errors import ValueFitError
 
 KIND = lookup("varint")
 INT64 = st.integers(-(2**63), 2**63 - 1)
-EDGES = [sign * (1 << 8 * k >> half) + by for k in range(1, 9) for half in (0, 1) for by in (-1, 0, 1) for sign in (1, -1)]
+EDGES = [
+    sign * (1 << 8 * k >> half) + by
+    for k in range(1, 9)
+    for half in (0, 1)
+    for by in (-1, 0, 1)
+    for sign in (1, -1)
+]
 EDGES = [value for value in EDGES if -(2**63) <= value < 2**63]
 
 
@@ -123,13 +129,24 @@ def test_floats_of_messagepack_are_columns_of_floats(values):
     array = pa.array(values, pa.float64())
     out = stored(array, FLOATS)
     out.validate(full=True)
-    assert out.to_pylist() == [encode(FLOATS, value) for value in values] == [encode(lookup("msgpack"), value) for value in values]
-    assert repr(typed(out, FLOATS).to_pylist()) == repr(values) == repr([decode(FLOATS, data) for data in out.to_pylist()])
+    assert (
+        out.to_pylist()
+        == [encode(FLOATS, value) for value in values]
+        == [encode(lookup("msgpack"), value) for value in values]
+    )
+    assert (
+        repr(typed(out, FLOATS).to_pylist())
+        == repr(values)
+        == repr([decode(FLOATS, data) for data in out.to_pylist()])
+    )
     assert repr(typed(out[1:], FLOATS).to_pylist()) == repr(values[1:])
 
 
 def test_any_number_of_messagepack_is_a_float_and_nothing_else_is():
-    numbers = [encode(lookup("msgpack"), value) for value in (1, -1, 2**64 - 1, 0.5)] + [b"\xca\x3f\xc0\0\0", None]
+    numbers = [encode(lookup("msgpack"), value) for value in (1, -1, 2**64 - 1, 0.5)] + [
+        b"\xca\x3f\xc0\0\0",
+        None,
+    ]
     assert typed(raw(*numbers), FLOATS).to_pylist() == [1.0, -1.0, 2.0**64, 0.5, 1.5, None]
     for wrong, message in (
         (b"\xc3", "not a number of MessagePack"),

@@ -45,11 +45,15 @@ def batch_of(columns, samples):
     for column in columns:
         wanted = encodings.lookup(WANTED[column.name])
         array, failures = encodings.coerce(
-            pa.array([sample[column.name] for sample in samples], wanted.arrow), encodings.lookup(column.encoding), wanted
+            pa.array([sample[column.name] for sample in samples], wanted.arrow),
+            encodings.lookup(column.encoding),
+            wanted,
         )
         assert failures == []
         arrays.append(array)
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(column) for column in columns]))
+    return pa.RecordBatch.from_arrays(
+        arrays, schema=pa.schema([encodings.field(column) for column in columns])
+    )
 
 
 def samples_of(count, seed=0):
@@ -83,7 +87,13 @@ def stored(batch):
     """The stored bytes of a batch, row by row."""
     rows = [{} for _ in range(batch.num_rows)]
     for field in batch.schema:
-        for row, data in zip(rows, encodings.stored(batch.column(field.name), encodings.lookup(encodings.encoding_of(field))), strict=True):
+        for row, data in zip(
+            rows,
+            encodings.stored(
+                batch.column(field.name), encodings.lookup(encodings.encoding_of(field))
+            ),
+            strict=True,
+        ):
             row[field.name] = data.as_py()
     return rows
 
@@ -117,9 +127,10 @@ def test_rows_and_batches_say_the_same(name):
                 read = read.cast(pa.schema([encodings.field(column) for column in columns]))
             read.validate(full=True)
             assert read.equals(batch.slice(start, stop - start))
-        assert [{one: row[one] for one in names} for row in form.read_rows(shard, range(start, stop), names)] == stored(
-            batch.slice(start, stop - start)
-        )
+        assert [
+            {one: row[one] for one in names}
+            for row in form.read_rows(shard, range(start, stop), names)
+        ] == stored(batch.slice(start, stop - start))
 
 
 def test_some_columns_are_read_in_the_order_asked(name):
@@ -147,7 +158,9 @@ def test_a_shard_pickles(name):
     form = find(name)
     chunk, columns, batch = write(name, samples_of(9))
     shard = pickle.loads(pickle.dumps(form.open_shard(chunk, columns)))
-    assert [{one: row[one] for one in batch.schema.names} for row in form.read_rows(shard, [8, 2])] == [stored(batch)[8], stored(batch)[2]]
+    assert [
+        {one: row[one] for one in batch.schema.names} for row in form.read_rows(shard, [8, 2])
+    ] == [stored(batch)[8], stored(batch)[2]]
 
 
 def test_empty_values_are_kept_or_refused(name):
@@ -156,7 +169,9 @@ def test_empty_values_are_kept_or_refused(name):
     try:
         chunk, columns, batch = write(name, [sample, sample])
     except FlareError as error:
-        assert name == "granular-refs"  # its bags take a first record of no bytes for another version
+        assert (
+            name == "granular-refs"
+        )  # its bags take a first record of no bytes for another version
         assert str(error)
         return
     shard = form.open_shard(chunk, columns)
@@ -170,7 +185,9 @@ def test_a_value_of_megabytes_is_kept(name):
     chunk, columns, batch = write(name, samples)
     shard = form.open_shard(chunk, columns)
     assert form.read_batch(shard, 0, 3, batch.schema.names).equals(batch)
-    assert [len(row[columns[-1].name]) for row in form.read_rows(shard, [1])] == [len(stored(batch)[1][columns[-1].name])]
+    assert [len(row[columns[-1].name]) for row in form.read_rows(shard, [1])] == [
+        len(stored(batch)[1][columns[-1].name])
+    ]
 
 
 def test_the_same_rows_give_the_same_bytes(name):
@@ -194,7 +211,13 @@ def changed(chunk, path, data):
     """The same shard, with other bytes in one of its files; its sizes are not known."""
     store = MemoryStore({**chunk.at.store.files, path: data})
     files = tuple(type(file)(file.name) for file in chunk.files)
-    return Chunk(Location(store, chunk.at.path), None, files, chunk.format, tuple(Location(store, one.path) for one in chunk.beside))
+    return Chunk(
+        Location(store, chunk.at.path),
+        None,
+        files,
+        chunk.format,
+        tuple(Location(store, one.path) for one in chunk.beside),
+    )
 
 
 def everything(name, chunk, columns=None):
@@ -202,16 +225,33 @@ def everything(name, chunk, columns=None):
     form = find(name)
     shard = form.open_shard(chunk, columns)
     rows = min(shard.rows, 100)
-    return shard.rows, form.read_rows(shard, range(rows)), form.read_batch(shard, 0, rows), list(form.verify_shard(shard))
+    return (
+        shard.rows,
+        form.read_rows(shard, range(rows)),
+        form.read_batch(shard, 0, rows),
+        list(form.verify_shard(shard)),
+    )
 
 
 def test_a_file_that_was_cut_short_is_never_read_as_if_it_were_whole(name):
     chunk, columns, batch = write(name, samples_of(12))
     wanted = stored(batch)
     for path, data in files_of(chunk).items():
-        for cut in {0, 1, 3, 7, 8, len(data) // 3, len(data) // 2, len(data) - 9, len(data) - 1} & set(range(len(data))):
+        for cut in {
+            0,
+            1,
+            3,
+            7,
+            8,
+            len(data) // 3,
+            len(data) // 2,
+            len(data) - 9,
+            len(data) - 1,
+        } & set(range(len(data))):
             try:
-                rows, read, _, findings = everything(name, changed(chunk, path, data[:cut]), columns)
+                rows, read, _, findings = everything(
+                    name, changed(chunk, path, data[:cut]), columns
+                )
             except FlareError as error:
                 assert str(error)
                 continue
@@ -221,7 +261,9 @@ def test_a_file_that_was_cut_short_is_never_read_as_if_it_were_whole(name):
             assert findings or (rows == 12 and same), f"{path} cut at {cut} of {len(data)}"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_damage_is_an_error_or_a_value_and_never_more_memory(name, data):
     chunk, columns, _ = write(name, samples_of(6))
@@ -229,12 +271,31 @@ def test_damage_is_an_error_or_a_value_and_never_more_memory(name, data):
     raw = bytearray(files_of(chunk)[path])
     for _ in range(data.draw(st.integers(1, 3))):
         width = data.draw(st.sampled_from((1, 2, 4, 8)))
-        value = data.draw(st.sampled_from((0, 1, 2**7, 2**8 - 1, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**60, 2**63 - 1, 2**63, 2**64 - 1)))
+        value = data.draw(
+            st.sampled_from(
+                (
+                    0,
+                    1,
+                    2**7,
+                    2**8 - 1,
+                    2**15,
+                    2**31 - 1,
+                    2**31,
+                    2**32 - 1,
+                    2**60,
+                    2**63 - 1,
+                    2**63,
+                    2**64 - 1,
+                )
+            )
+        )
         place = data.draw(st.integers(0, max(0, len(raw) - width)))
         raw[place : place + width] = (value % (1 << 8 * width)).to_bytes(width, "little")
     tracemalloc.start()
     try:
-        everything(name, changed(chunk, path, bytes(raw)), data.draw(st.sampled_from((columns, None))))
+        everything(
+            name, changed(chunk, path, bytes(raw)), data.draw(st.sampled_from((columns, None)))
+        )
     except FlareError as error:
         assert str(error)
     finally:

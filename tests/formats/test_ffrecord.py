@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 
 from flarecli import encodings
 from flarecli.encodings import lookup, stored
-from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, UnfinishedError, UsageError, ValueFitError
+from flarecli.errors import (
+    FlareError,
+    FormatError,
+    IntegrityError,
+    MissingError,
+    UnfinishedError,
+    UsageError,
+    ValueFitError,
+)
 from flarecli.formats import ffrecord
 from flarecli.model import Chunk, Column, File, Settings
 from flarecli.storage import Location, locate
@@ -30,7 +38,10 @@ CHANGED = "It was changed after it was packed; fetch or pack it again."
 
 
 def expected(name):
-    return [json.loads(line)["fields"]["data"] for line in (GOLDEN / name / "expected.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)["fields"]["data"]
+        for line in (GOLDEN / name / "expected.jsonl").read_text().splitlines()
+    ]
 
 
 def in_memory(data, rows=None, size=None):
@@ -40,10 +51,16 @@ def in_memory(data, rows=None, size=None):
 def made(records, sums=None, starts=None, head=None):
     """Make a file by hand; None: as it should be."""
     first = 12 + 12 * len(records)
-    starts = np.cumsum([first, *map(len, records)])[: len(records)].tolist() if starts is None else starts
+    starts = (
+        np.cumsum([first, *map(len, records)])[: len(records)].tolist()
+        if starts is None
+        else starts
+    )
     sums = [zlib.crc32(data) for data in records] if sums is None else sums
     table = struct.pack(f"<q{len(sums)}I{len(starts)}q", len(records), *sums, *starts)
-    return struct.pack("<I", zlib.crc32(table) if head is None else head) + table + b"".join(records)
+    return (
+        struct.pack("<I", zlib.crc32(table) if head is None else head) + table + b"".join(records)
+    )
 
 
 def written(records, encoding="bytes", compression=None):
@@ -51,7 +68,11 @@ def written(records, encoding="bytes", compression=None):
     array = encodings.typed(pa.array(records, pa.large_binary()), lookup(encoding))
     column = encodings.column("data", encoding)
     chunk = ffrecord.write_shard(
-        Location(store), 0, (column,), [pa.record_batch([array], schema=pa.schema([encodings.field(column)]))], Settings(compression)
+        Location(store),
+        0,
+        (column,),
+        [pa.record_batch([array], schema=pa.schema([encodings.field(column)]))],
+        Settings(compression),
     )
     return chunk, store.files["00000.ffr"]
 
@@ -76,7 +97,10 @@ def test_what_the_original_wrote_is_read_by_rows_and_by_batches(name, maps):
         by_batch += ffrecord.read_batch(shard, 0, shard.rows, views=maps).column("data").to_pylist()
         assert list(ffrecord.verify_shard(shard, values=True)) == []
         third = shard.rows // 3
-        assert ffrecord.read_batch(shard, third, 2 * third).column("data").to_pylist() == rows_of(shard)[third : 2 * third]
+        assert (
+            ffrecord.read_batch(shard, third, 2 * third).column("data").to_pylist()
+            == rows_of(shard)[third : 2 * third]
+        )
     wanted = [(one["len"], one["sha256"]) for one in expected(name)]
     assert [(len(data), hashlib.sha256(data).hexdigest()) for data in by_row] == wanted
     assert by_row == by_batch == by_view == by_copy
@@ -88,12 +112,21 @@ def test_what_is_written_again_is_what_the_original_wrote(name):
         shard = ffrecord.open_shard(chunk)
         to = Location(MemoryStore())
         half = shard.rows // 2
-        batches = [ffrecord.read_batch(shard, 0, half), ffrecord.read_batch(shard, half, shard.rows, views=True)]
+        batches = [
+            ffrecord.read_batch(shard, 0, half),
+            ffrecord.read_batch(shard, half, shard.rows, views=True),
+        ]
         again = ffrecord.write_shard(to, 3, shard.columns, batches, Settings(hashes=("crc32",)))
         assert again.at.read() == chunk.at.read()
-        assert (again.files[0].name, again.rows, again.files[0].size) == ("00003.ffr", shard.rows, chunk.files[0].size)
+        assert (again.files[0].name, again.rows, again.files[0].size) == (
+            "00003.ffr",
+            shard.rows,
+            chunk.files[0].size,
+        )
         assert set(again.files[0].hashes) == {"xxh3_128", "crc32"}
-        base, sizes = ffrecord.row_sizes(shard.columns, ffrecord.read_batch(shard, 0, shard.rows), Settings())
+        base, sizes = ffrecord.row_sizes(
+            shard.columns, ffrecord.read_batch(shard, 0, shard.rows), Settings()
+        )
         assert base + sizes.sum() == again.files[0].size
 
 
@@ -116,7 +149,10 @@ def test_a_folder_is_listed_without_its_sub_folders(tmp_path):
 
 def test_an_old_file_is_read_and_said_to_have_no_sum():
     (chunk,) = ffrecord.open_dataset(locate(str(GOLDEN / "oldversion" / "data")))
-    assert ffrecord.unprotected(ffrecord.open_shard(chunk)) == "its table carries no sum (the writer was an old one), only its structure was checked"
+    assert (
+        ffrecord.unprotected(ffrecord.open_shard(chunk))
+        == "its table carries no sum (the writer was an old one), only its structure was checked"
+    )
     (chunk,) = ffrecord.open_dataset(locate(str(GOLDEN / "empties" / "data")))
     assert ffrecord.unprotected(ffrecord.open_shard(chunk)) == ""
 
@@ -142,7 +178,9 @@ WHEN_READ = {
 
 
 def test_every_damaged_golden_is_tried():
-    assert {path.stem for path in (GOLDEN / "bad").iterdir()} == WHEN_OPENED.keys() | WHEN_READ.keys()
+    assert {
+        path.stem for path in (GOLDEN / "bad").iterdir()
+    } == WHEN_OPENED.keys() | WHEN_READ.keys()
 
 
 @pytest.mark.parametrize("name", WHEN_OPENED)
@@ -151,7 +189,9 @@ def test_a_damaged_table_is_refused(name):
     with pytest.raises(UnfinishedError if name == "aborted_writer" else FormatError) as caught:
         ffrecord.open_shard(Chunk(at))
     assert str(caught.value) == f"{at}: {WHEN_OPENED[name]}"
-    assert caught.value.hint == ("Its writer died; write it again." if name == "aborted_writer" else DAMAGED)
+    assert caught.value.hint == (
+        "Its writer died; write it again." if name == "aborted_writer" else DAMAGED
+    )
 
 
 @pytest.mark.parametrize("name", WHEN_READ)
@@ -159,7 +199,12 @@ def test_a_damaged_record_is_named(name):
     shard = ffrecord.open_shard(Chunk(locate(str(GOLDEN / "bad" / f"{name}.ffr"))))
     row, message = WHEN_READ[name]
     (found,) = ffrecord.verify_shard(shard)
-    assert (found.where, found.kind, found.message, found.hint) == (f"{shard.chunk.at}[{row}]", "integrity", message, CHANGED)
+    assert (found.where, found.kind, found.message, found.hint) == (
+        f"{shard.chunk.at}[{row}]",
+        "integrity",
+        message,
+        CHANGED,
+    )
     for read in (
         lambda: ffrecord.read_rows(shard, [0, row]),
         lambda: ffrecord.read_views(shard, [0, row]),
@@ -169,7 +214,10 @@ def test_a_damaged_record_is_named(name):
         with pytest.raises(IntegrityError) as caught:
             read()
         assert (str(caught.value), caught.value.hint) == (f"{found.where}: {message}", CHANGED)
-    assert rows_of(shard, check=False)[row] == ffrecord.read_batch(shard, row, row + 1, check=False).column(0)[0].as_py()
+    assert (
+        rows_of(shard, check=False)[row]
+        == ffrecord.read_batch(shard, row, row + 1, check=False).column(0)[0].as_py()
+    )
     assert ffrecord.read_rows(shard, [0]) == ffrecord.read_rows(shard, [0], check=False)
 
 
@@ -187,7 +235,12 @@ def test_every_flipped_bit_is_noticed():
 
 def test_every_cut_and_every_longer_file_is_noticed():
     whole = written([b"one", b"", b"three"])[1]
-    for data in (*(whole[:size] for size in range(len(whole))), whole + b"\0", whole + whole, written([])[1] + b"\0"):
+    for data in (
+        *(whole[:size] for size in range(len(whole))),
+        whole + b"\0",
+        whole + whole,
+        written([])[1] + b"\0",
+    ):
         try:
             found = list(ffrecord.verify_shard(ffrecord.open_shard(in_memory(data))))
         except FlareError:
@@ -202,7 +255,10 @@ def test_every_cut_and_every_longer_file_is_noticed():
         ({"starts": [36, 35]}, "record 0 starts at byte 36 and ends at byte 35"),
         ({"starts": [35, 39]}, "record 0 starts at byte 35, inside the table"),
         ({"starts": [36, 45]}, "record 1 starts at byte 45, the file ends at byte 44"),
-        ({"starts": [1 << 62, 1 << 62]}, f"record 1 starts at byte {1 << 62}, the file ends at byte 44"),
+        (
+            {"starts": [1 << 62, 1 << 62]},
+            f"record 1 starts at byte {1 << 62}, the file ends at byte 44",
+        ),
         ({"starts": [36, -1]}, "record 0 starts at byte 36 and ends at byte -1"),
         ({"starts": [-(1 << 63), 40]}, f"record 0 starts at byte {-(1 << 63)}, inside the table"),
     ],
@@ -217,7 +273,9 @@ def test_bytes_that_no_record_has_are_found():
     table = made([b"abc", b"de"], starts=[39, 42])[:36]
     shard = ffrecord.open_shard(in_memory(table + b"gap" + b"abcde"))
     assert rows_of(shard) == [b"abc", b"de"]
-    assert [found.message for found in ffrecord.verify_shard(shard)] == ["3 bytes between its table and its first record belong to nothing"]
+    assert [found.message for found in ffrecord.verify_shard(shard)] == [
+        "3 bytes between its table and its first record belong to nothing"
+    ]
     with pytest.raises(FormatError) as caught:
         ffrecord.open_shard(in_memory(made([]) + b"hidden"))
     assert str(caught.value) == "s.ffr: 6 bytes follow its table of no records"
@@ -230,7 +288,10 @@ def test_a_record_larger_than_a_step_is_summed_in_pieces(monkeypatch):
     for place, row in ((12 + 12 * 4 + 50, 0), (len(data) - 1, 3)):
         bad = bytearray(data)
         bad[place] ^= 1
-        assert [found.where for found in ffrecord.verify_shard(ffrecord.open_shard(in_memory(bytes(bad))))] == [f"s.ffr[{row}]"]
+        assert [
+            found.where
+            for found in ffrecord.verify_shard(ffrecord.open_shard(in_memory(bytes(bad))))
+        ] == [f"s.ffr[{row}]"]
 
 
 def test_a_table_that_was_opened_unchecked_is_checked_by_verify():
@@ -238,7 +299,9 @@ def test_a_table_that_was_opened_unchecked_is_checked_by_verify():
     data[0] ^= 1
     shard = ffrecord.open_shard(in_memory(data), check=False)
     assert rows_of(shard) == [b"abc", b"de"]
-    assert [found.message for found in ffrecord.verify_shard(shard)] == ["its table fails its CRC-32"]
+    assert [found.message for found in ffrecord.verify_shard(shard)] == [
+        "its table fails its CRC-32"
+    ]
 
 
 def test_what_is_listed_must_be_so():
@@ -306,7 +369,13 @@ def test_hostile_tables_are_refused_in_little_memory(tmp_path):
         str(tmp_path / "large.ffr"),
     ]
     code = _HOSTILE.format(path=[str(GOLDEN.parents[1])])
-    done = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *files],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     assert done.stdout.splitlines() == [
         f"100 bytes cannot hold a table of {1 << 60} records",
         f"{1 << 20} bytes cannot hold a table of {(1 << 63) - 1} records",
@@ -330,9 +399,15 @@ def test_any_bytes_are_read_or_refused(data, rows, is_old):
             continue
         unchecked = rows_of(shard, check=False)
         assert sum(map(len, unchecked)) <= len(whole)
-        assert unchecked == ffrecord.read_batch(shard, 0, shard.rows, check=False).column(0).to_pylist()
+        assert (
+            unchecked
+            == ffrecord.read_batch(shard, 0, shard.rows, check=False).column(0).to_pylist()
+        )
         found = [one for one in ffrecord.verify_shard(shard) if one.where.endswith("]")]
-        assert len(found) == sum(zlib.crc32(one) != int(wanted) for one, wanted in zip(unchecked, shard.layout["sums"], strict=True))
+        assert len(found) == sum(
+            zlib.crc32(one) != int(wanted)
+            for one, wanted in zip(unchecked, shard.layout["sums"], strict=True)
+        )
 
 
 # -- against itself
@@ -415,7 +490,10 @@ def test_exactly_one_column_is_written():
     assert ffrecord.arrange([one]) == (one,)
     with pytest.raises(UsageError) as caught:
         ffrecord.arrange([one, encodings.column("label", "int")])
-    assert (str(caught.value), caught.value.hint) == ("an FFRecord file holds one column, not 2 (image, label)", "Choose it with -c.")
+    assert (str(caught.value), caught.value.hint) == (
+        "an FFRecord file holds one column, not 2 (image, label)",
+        "Choose it with -c.",
+    )
     with pytest.raises(UsageError) as caught:
         ffrecord.arrange([])
     assert str(caught.value) == "an FFRecord file holds one column, not 0"
@@ -433,7 +511,12 @@ def test_what_cannot_be_written_is_refused_before_anything_is():
 def test_names_keep_their_order_as_strings():
     batch = pa.record_batch({"data": pa.array([b"x"], pa.large_binary())})
     numbers = [0, 9, 10, 99_999, 100_000, 100_001, 999_999, 1_000_000]
-    names = [ffrecord.write_shard(Location(MemoryStore()), n, ffrecord.COLUMNS, [batch], Settings()).files[0].name for n in numbers]
+    names = [
+        ffrecord.write_shard(Location(MemoryStore()), n, ffrecord.COLUMNS, [batch], Settings())
+        .files[0]
+        .name
+        for n in numbers
+    ]
     assert names == sorted(names)
     assert names[3:5] == ["99999.ffr", "a100000.ffr"]
     assert ffrecord.write_index(Location(MemoryStore()), [], ffrecord.COLUMNS, Settings()) == {}

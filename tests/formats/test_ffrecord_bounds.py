@@ -20,7 +20,11 @@ RECORDS = [b"one", b"", b"three", b"four"]
 
 def made(records, starts=None, sums=None):
     """Make a file by hand; None: as it should be."""
-    starts = np.cumsum([12 + 12 * len(records), *map(len, records)])[: len(records)].tolist() if starts is None else starts
+    starts = (
+        np.cumsum([12 + 12 * len(records), *map(len, records)])[: len(records)].tolist()
+        if starts is None
+        else starts
+    )
     sums = [zlib.crc32(data) for data in records] if sums is None else sums
     table = struct.pack(f"<q{len(records)}I{len(records)}q", len(records), *sums, *starts)
     return struct.pack("<I", zlib.crc32(table)) + table + b"".join(records)
@@ -34,14 +38,26 @@ def opened(data, columns=None):
 def test_a_part_of_a_batch_is_written_and_nothing_around_it(start, rows):
     batch = pa.record_batch({"data": pa.array(RECORDS, pa.large_binary())})
     store = MemoryStore()
-    ffrecord.write_shard(Location(store), 0, ffrecord.COLUMNS, [batch.slice(start, rows), batch.slice(0, 1)], Settings())
+    ffrecord.write_shard(
+        Location(store),
+        0,
+        ffrecord.COLUMNS,
+        [batch.slice(start, rows), batch.slice(0, 1)],
+        Settings(),
+    )
     assert bytes(store.files["00000.ffr"]) == made([*RECORDS[start : start + rows], b"one"])
 
 
 def test_records_larger_than_a_piece_are_written_whole(monkeypatch):
     monkeypatch.setattr(ffrecord, "_PIECE", 4)
     store = MemoryStore()
-    ffrecord.write_shard(Location(store), 0, ffrecord.COLUMNS, [pa.record_batch({"data": pa.array(RECORDS, pa.large_binary())})], Settings())
+    ffrecord.write_shard(
+        Location(store),
+        0,
+        ffrecord.COLUMNS,
+        [pa.record_batch({"data": pa.array(RECORDS, pa.large_binary())})],
+        Settings(),
+    )
     assert bytes(store.files["00000.ffr"]) == made(RECORDS)
 
 
@@ -67,14 +83,30 @@ def test_verify_reads_no_more_at_once_than_a_step(tmp_path, monkeypatch):
     (tmp_path / "s.ffr").write_bytes(made([b"x" * 6] * 9 + [b"y" * 40, b"", b"z" * 16]))
     at = locate(str(tmp_path / "s.ffr")).unmapped()
     shard, reads, read_many = ffrecord.open_shard(Chunk(at)), [], at.store.read_many
-    at.store.read_many = lambda path, ranges: reads.extend(stop - start for start, stop in ranges) or read_many(path, ranges)
+    at.store.read_many = lambda path, ranges: (
+        reads.extend(stop - start for start, stop in ranges) or read_many(path, ranges)
+    )
     assert list(ffrecord.verify_shard(shard)) == []
-    assert reads[:-1] == [12, 12, 12, 12, 6, 16, 16, 8, 16]  # the last one looks for a list of names
+    assert reads[:-1] == [
+        12,
+        12,
+        12,
+        12,
+        6,
+        16,
+        16,
+        8,
+        16,
+    ]  # the last one looks for a list of names
 
 
 def test_a_record_that_fails_its_sum_is_not_called_a_wrong_value_besides():
-    shard = opened(made([b"fine", b"\xff"], sums=[zlib.crc32(b"fine"), 1]), (encodings.column("t", "str"),))
-    assert [(found.where, found.kind) for found in ffrecord.verify_shard(shard, values=True)] == [("s.ffr[1]", "integrity")]
+    shard = opened(
+        made([b"fine", b"\xff"], sums=[zlib.crc32(b"fine"), 1]), (encodings.column("t", "str"),)
+    )
+    assert [(found.where, found.kind) for found in ffrecord.verify_shard(shard, values=True)] == [
+        ("s.ffr[1]", "integrity")
+    ]
 
 
 def test_a_number_of_a_wrong_size_is_named_by_its_row_in_the_file():
@@ -116,7 +148,10 @@ def test_a_folder_is_made_of_nothing(call):
     assert str(caught.value) == f"s.ffr[1]: its pickle calls something at byte {9 + len(call) - 2}"
 
 
-@pytest.mark.parametrize(("number", "code"), [(-1, b"\x8a\1\xff"), (-(1 << 40), b"\x8a\6\0\0\0\0\0\xff"), (1 << 40, b"\x8a\6\0\0\0\0\0\1")])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(-1, b"\x8a\1\xff"), (-(1 << 40), b"\x8a\6\0\0\0\0\0\xff"), (1 << 40, b"\x8a\6\0\0\0\0\0\1")],
+)
 def test_long_numbers_have_a_sign_as_in_a_pickle(number, code):
     assert pickle.loads(b"\x80\2" + code + b".") == number
     with pytest.raises(FormatError) as caught:

@@ -14,7 +14,12 @@ from flarecli.storage import locate
 
 @pytest.fixture
 def folder(tmp_path):
-    for name, data in (("b/2.zstd", b"not zstd at all"), ("a.txt", b"one"), ("b/1.bin", b""), ("b.txt", b"\xff")):
+    for name, data in (
+        ("b/2.zstd", b"not zstd at all"),
+        ("a.txt", b"one"),
+        ("b/1.bin", b""),
+        ("b.txt", b"\xff"),
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(data)
     return tmp_path
@@ -26,9 +31,14 @@ WANTED = [("a.txt", b"one"), ("b.txt", b"\xff"), ("b/1.bin", b""), ("b/2.zstd", 
 def test_a_folder_is_rows_of_names_and_bytes_in_bytewise_order(folder):
     data = read.open(str(folder))
     assert len(data) == 4
-    assert [(column.name, column.encoding) for column in data.columns] == [("name", "str"), ("data", "bytes")]
+    assert [(column.name, column.encoding) for column in data.columns] == [
+        ("name", "str"),
+        ("data", "bytes"),
+    ]
     assert [(row["name"], row["data"]) for row in data[:]] == WANTED
-    assert [(row["name"], row["data"]) for batch in data.batches(3) for row in batch.to_pylist()] == WANTED
+    assert [
+        (row["name"], row["data"]) for batch in data.batches(3) for row in batch.to_pylist()
+    ] == WANTED
     assert data.rows([3], ["name"]) == [{"name": b"b/2.zstd"}]
     assert next(data.batches(9, ["data", "name"])).schema.names == ["data", "name"]
 
@@ -38,7 +48,9 @@ def test_a_single_file_is_a_dataset_too(folder):
 
 
 def test_a_playlist_may_name_files(folder):
-    (folder / "set.yaml").write_text("x:\n  headers: {format: files}\n  content: [b/2.zstd, a.txt]\n")
+    (folder / "set.yaml").write_text(
+        "x:\n  headers: {format: files}\n  content: [b/2.zstd, a.txt]\n"
+    )
     assert [row["name"] for row in read.open(str(folder / "set.yaml"))[:]] == ["b/2.zstd", "a.txt"]
 
 
@@ -71,7 +83,9 @@ def test_a_file_that_changed_its_size_since_it_was_listed_is_refused(folder):
 def test_a_folder_of_files_has_nothing_to_verify_but_that_it_can_be_read(folder):
     done = verbs.verify(str(folder))
     assert (list(done), done.files, done.rows, done.bytes) == ([], 4, 4, 19)
-    assert done.unprotected == ["4 of 4 files of stream 'data': carry no sums, only sizes and structure were checked"]
+    assert done.unprotected == [
+        "4 of 4 files of stream 'data': carry no sums, only sizes and structure were checked"
+    ]
 
 
 def test_files_are_not_packed():
@@ -84,7 +98,10 @@ def test_what_flare_has_under_way_is_no_file_of_the_folder(folder):
     (folder / ".flare").mkdir()
     (folder / ".flare" / "journal").write_text("x")
     (folder / ".flared").write_text("x")
-    assert files.open_dataset(locate(str(folder))).urls == [".flared", *(name for name, _ in WANTED)]
+    assert files.open_dataset(locate(str(folder))).urls == [
+        ".flared",
+        *(name for name, _ in WANTED),
+    ]
 
 
 def test_a_name_that_is_not_utf8_is_its_bytes_and_no_text(tmp_path):
@@ -100,13 +117,19 @@ def test_a_name_that_is_not_utf8_is_its_bytes_and_no_text(tmp_path):
 
 def test_no_row_and_no_column_of_a_file_are_read(folder):
     shard = files.open_shard(files.open_dataset(locate(str(folder))).chunk(0))
-    assert files.read_batch(shard, 0, 0).num_rows == files.read_batch(shard, 1, 1, ["name"]).num_rows == 0
+    assert (
+        files.read_batch(shard, 0, 0).num_rows
+        == files.read_batch(shard, 1, 1, ["name"]).num_rows
+        == 0
+    )
     assert [files.read_batch(shard, 0, rows, []).num_rows for rows in (0, 1)] == [0, 1]
     assert (files.read_rows(shard, []), files.read_rows(shard, [0], [])) == ([], [{}])
 
 
 def test_a_chunk_that_nothing_is_listed_of_has_the_name_of_its_file(folder):
-    assert files.read_rows(files.open_shard(Chunk(locate(str(folder / "b" / "1.bin")))), [0]) == [{"name": b"1.bin", "data": b""}]
+    assert files.read_rows(files.open_shard(Chunk(locate(str(folder / "b" / "1.bin")))), [0]) == [
+        {"name": b"1.bin", "data": b""}
+    ]
 
 
 def test_no_name_is_enough_to_be_a_dataset_of_files():

@@ -25,7 +25,9 @@ def meta(name):
 
 
 def expected(name):
-    return [json.loads(line) for line in (GOLDEN / name / "expected.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (GOLDEN / name / "expected.jsonl").read_text().splitlines()
+    ]
 
 
 def dataset(name, maps=True):
@@ -60,7 +62,9 @@ def test_a_shard_that_is_named_alone_finds_its_companions(name):
         alone = granular.open_shard(Chunk(chunk.at))
         assert alone.columns == granular.open_shard(chunk).columns
         assert [at.name for at in alone.chunk.beside] == [at.name for at in chunk.beside]
-        assert granular.read_rows(alone, range(alone.rows)) == granular.read_rows(granular.open_shard(chunk), range(alone.rows))
+        assert granular.read_rows(alone, range(alone.rows)) == granular.read_rows(
+            granular.open_shard(chunk), range(alone.rows)
+        )
 
 
 def bytes_of(array, encoding):
@@ -83,7 +87,9 @@ def test_batches_hold_the_records_that_rows_hold(name, maps):
             for one in shard.columns:
                 if name.startswith("v1") and one.encoding.startswith("varint"):
                     continue  # 0 took no bytes there, one is written here
-                assert bytes_of(batch.column(one.name), one.encoding) == [row[one.name] for row in rows[start:stop]]
+                assert bytes_of(batch.column(one.name), one.encoding) == [
+                    row[one.name] for row in rows[start:stop]
+                ]
 
 
 @pytest.mark.parametrize("name", ["old/sequences", "v1/sequences"])
@@ -94,7 +100,10 @@ def test_a_range_of_a_list_is_what_a_slice_of_it_is(name):
     for start, stop in ((0, 1), (1, 3), (0, 0), (2, 1000), (900, 1000)):
         ranges = {one.name: (start, stop) for one in shard.columns if one.encoding.endswith("[]")}
         found = granular.read_rows(shard, range(shard.rows), ranges=ranges)
-        assert found == [{key: value[start:stop] if key in ranges else value for key, value in row.items()} for row in rows]
+        assert found == [
+            {key: value[start:stop] if key in ranges else value for key, value in row.items()}
+            for row in rows
+        ]
 
 
 def test_a_range_of_what_is_no_list_is_refused():
@@ -118,8 +127,12 @@ def test_a_range_of_a_list_costs_one_read_of_its_records():
     reads = []
     at = next(at for at in shard.chunk.beside if at.name == "words.bag")
     read_many = at.store.read_many
-    at.store.read_many = lambda path, ranges: [reads.append((path, *one)) for one in ranges] and read_many(path, ranges)
-    assert granular.read_rows(shard, [row], ["words"], {"words": (1, 3)}) == [{"words": rows[row]["words"][1:3]}]
+    at.store.read_many = lambda path, ranges: (
+        [reads.append((path, *one)) for one in ranges] and read_many(path, ranges)
+    )
+    assert granular.read_rows(shard, [row], ["words"], {"words": (1, 3)}) == [
+        {"words": rows[row]["words"][1:3]}
+    ]
     size = sum(map(len, rows[row]["words"][1:3]))
     assert [stop - start for path, start, stop in reads if path == "words.bag"] == [size]
 
@@ -129,7 +142,9 @@ def test_rows_come_in_the_order_asked_and_columns_too():
         (chunk,) = dataset(name)
         shard = granular.open_shard(chunk)
         rows = granular.read_rows(shard, range(300))
-        assert granular.read_rows(shard, [299, 0, 7, 7], ["s", "n"]) == [{"s": rows[i]["s"], "n": rows[i]["n"]} for i in (299, 0, 7, 7)]
+        assert granular.read_rows(shard, [299, 0, 7, 7], ["s", "n"]) == [
+            {"s": rows[i]["s"], "n": rows[i]["n"]} for i in (299, 0, 7, 7)
+        ]
         assert list(granular.read_rows(shard, [3], ["s", "n"])[0]) == ["s", "n"]
         assert granular.read_batch(shard, 5, 9, ["s"]).schema.names == ["s"]
         assert granular.read_batch(shard, 5, 9, []).num_rows == 4
@@ -140,7 +155,9 @@ def test_records_that_no_row_takes_are_passed_over():
     (chunk,) = dataset("old/orphan")
     shard = granular.open_shard(chunk)
     assert len(shard.layout["a"]) - 1 == 3
-    assert granular.read_batch(shard, 0, 2).column("a").to_pylist() == [row["a"].decode() for row in granular.read_rows(shard, [0, 1])]
+    assert granular.read_batch(shard, 0, 2).column("a").to_pylist() == [
+        row["a"].decode() for row in granular.read_rows(shard, [0, 1])
+    ]
 
 
 def test_a_shard_pickles_and_reads_on():
@@ -149,7 +166,9 @@ def test_a_shard_pickles_and_reads_on():
         shard = granular.open_shard(chunk)
         again = pickle.loads(pickle.dumps(shard))
         assert again.columns == shard.columns
-        assert granular.read_rows(again, range(shard.rows)) == granular.read_rows(shard, range(shard.rows))
+        assert granular.read_rows(again, range(shard.rows)) == granular.read_rows(
+            shard, range(shard.rows)
+        )
         assert granular.read_batch(again, 1, 4).equals(granular.read_batch(shard, 1, 4))
 
 
@@ -157,35 +176,61 @@ def test_what_a_playlist_says_of_a_column_counts_where_its_bytes_can_be_that():
     (chunk,) = dataset("new/rows300")
     listed = (column("n", "uint64"), column("s", "json"))
     assert granular.open_shard(chunk, listed).columns == listed
-    for wrong in ((column("n", "uint64"),), (column("n", "uint64"), column("t", "str")), (column("n", "int"), column("s", "str"))):
+    for wrong in (
+        (column("n", "uint64"),),
+        (column("n", "uint64"), column("t", "str")),
+        (column("n", "int"), column("s", "str")),
+    ):
         with pytest.raises(IntegrityError) as caught:
             granular.open_shard(chunk, wrong)
         assert caught.value.message == "its columns are others than the listed ones"
     (chunk,) = dataset("old/bag_many_v2")
-    assert granular.open_shard(chunk, (column("picture", "jpeg"),)).columns == (column("picture", "jpeg"),)
+    assert granular.open_shard(chunk, (column("picture", "jpeg"),)).columns == (
+        column("picture", "jpeg"),
+    )
 
 
 # -- writing
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in ALL if name.split("/")[0] in WRITTEN and meta(name)["kind"] != "bag" and not name.endswith("orphan")]
+    "name",
+    [
+        name
+        for name in ALL
+        if name.split("/")[0] in WRITTEN
+        and meta(name)["kind"] != "bag"
+        and not name.endswith("orphan")
+    ],
 )
 def test_what_is_written_again_is_what_the_original_wrote(name):
     form, source = WRITTEN[name.split("/")[0]], GOLDEN / name / "data" / "ds"
-    settings = Settings(shard_bytes=1 << 26) if meta(name)["kind"] == "sharded" else Settings(shard_bytes=None)
+    settings = (
+        Settings(shard_bytes=1 << 26)
+        if meta(name)["kind"] == "sharded"
+        else Settings(shard_bytes=None)
+    )
     to, columns = Location(MemoryStore()), ()
     for number, chunk in enumerate(dataset(name)):
         shard = granular.open_shard(chunk)
         columns = form.arrange(shard.columns)
         assert columns == shard.columns
-        batches = [granular.read_batch(shard, 0, shard.rows // 2), granular.read_batch(shard, shard.rows // 2, shard.rows)]
+        batches = [
+            granular.read_batch(shard, 0, shard.rows // 2),
+            granular.read_batch(shard, shard.rows // 2, shard.rows),
+        ]
         written = form.write_shard(to, number, columns, batches, settings)
         assert written.rows == shard.rows
         assert [file.name for file in written.files] == [file.name for file in chunk.files]
-        assert {file.name: file.size for file in written.files} == {file.name: len(to.store.files[file.name]) for file in written.files}
+        assert {file.name: file.size for file in written.files} == {
+            file.name: len(to.store.files[file.name]) for file in written.files
+        }
     assert form.write_index(to, [], columns, settings) == {}
-    there = {str(path.relative_to(source)): path.read_bytes() for path in source.rglob("*") if path.is_file()}
+    there = {
+        str(path.relative_to(source)): path.read_bytes()
+        for path in source.rglob("*")
+        if path.is_file()
+    }
     assert {path: bytes(data) for path, data in to.store.files.items()} == there
 
 
@@ -194,7 +239,10 @@ COLUMNS = (column("n", "int"), column("t", "str"))
 
 def some(rows=3, first=0):
     return pa.record_batch(
-        {"n": pa.array(range(first, first + rows), pa.int64()), "t": pa.array([f"row {i}" for i in range(first, first + rows)], pa.large_string())}
+        {
+            "n": pa.array(range(first, first + rows), pa.int64()),
+            "t": pa.array([f"row {i}" for i in range(first, first + rows)], pa.large_string()),
+        }
     )
 
 
@@ -221,25 +269,43 @@ def test_an_empty_shard_is_written_and_read(form):
 
 
 def test_a_record_of_no_bytes_is_refused_where_it_cannot_be_held():
-    batches = [some(), pa.record_batch({"n": pa.array([3, 4], pa.int64()), "t": pa.array(["x", ""], pa.large_string())})]
+    batches = [
+        some(),
+        pa.record_batch(
+            {"n": pa.array([3, 4], pa.int64()), "t": pa.array(["x", ""], pa.large_string())}
+        ),
+    ]
     to = Location(MemoryStore())
     with pytest.raises(ValueFitError) as caught:
         granular_refs.write_shard(to, 0, COLUMNS, batches, Settings())
-    assert str(caught.value) == "[4]: column 't' has a record of no bytes, which granular-refs cannot hold"
+    assert (
+        str(caught.value)
+        == "[4]: column 't' has a record of no bytes, which granular-refs cannot hold"
+    )
     assert to.store.files == {}
     with pytest.raises(ValueFitError) as caught:
         granular_refs.row_sizes(COLUMNS, batches[1], Settings())
-    assert str(caught.value) == "[1]: column 't' has a record of no bytes, which granular-refs cannot hold"
-    words = pa.record_batch({"w": pa.array([["a"], [], ["b", ""]], pa.large_list(pa.large_string()))})
+    assert (
+        str(caught.value)
+        == "[1]: column 't' has a record of no bytes, which granular-refs cannot hold"
+    )
+    words = pa.record_batch(
+        {"w": pa.array([["a"], [], ["b", ""]], pa.large_list(pa.large_string()))}
+    )
     with pytest.raises(ValueFitError) as caught:
         granular_refs.write_shard(to, 0, (column("w", "str[]"),), [words], Settings())
-    assert str(caught.value) == "[2]: column 'w' has a record of no bytes, which granular-refs cannot hold"
+    assert (
+        str(caught.value)
+        == "[2]: column 'w' has a record of no bytes, which granular-refs cannot hold"
+    )
     shard = granular.open_shard(granular.write_shard(to, 0, COLUMNS, batches, Settings()))
     assert granular.read_rows(shard, [4])[0]["t"] == b""
 
 
 def test_a_null_is_refused():
-    batch = pa.record_batch({"n": pa.array([3, None], pa.int64()), "t": pa.array(["x", "y"], pa.large_string())})
+    batch = pa.record_batch(
+        {"n": pa.array([3, None], pa.int64()), "t": pa.array(["x", "y"], pa.large_string())}
+    )
     for form in (granular, granular_refs):
         with pytest.raises(ValueFitError) as caught:
             form.write_shard(Location(MemoryStore()), 0, COLUMNS, [some(), batch], Settings())
@@ -247,8 +313,14 @@ def test_a_null_is_refused():
 
 
 def test_lists_are_kept_with_refs_and_weighed():
-    columns = granular_refs.arrange([column("w", "str[]"), column("n", "int32[]"), column("id", "int")])
-    assert [(one.name, one.encoding) for one in columns] == [("id", "int"), ("n", "int[]"), ("w", "str[]")]
+    columns = granular_refs.arrange(
+        [column("w", "str[]"), column("n", "int32[]"), column("id", "int")]
+    )
+    assert [(one.name, one.encoding) for one in columns] == [
+        ("id", "int"),
+        ("n", "int[]"),
+        ("w", "str[]"),
+    ]
     words = [["a", "bc"], [], ["def"], ["x"] * 300]
     batch = pa.record_batch(
         {
@@ -258,10 +330,18 @@ def test_lists_are_kept_with_refs_and_weighed():
         }
     )
     to = Location(MemoryStore())
-    shard = granular_refs.open_shard(granular_refs.write_shard(to, 0, columns, [batch.slice(0, 1), batch.slice(1, 3)], Settings()))
+    shard = granular_refs.open_shard(
+        granular_refs.write_shard(
+            to, 0, columns, [batch.slice(0, 1), batch.slice(1, 3)], Settings()
+        )
+    )
     assert granular_refs.read_batch(shard, 0, 4).column("w").to_pylist() == words
     assert granular_refs.read_rows(shard, [2, 1]) == [
-        {"id": (2).to_bytes(8, "little"), "n": [(1).to_bytes(8, "little"), (2).to_bytes(8, "little")], "w": [b"def"]},
+        {
+            "id": (2).to_bytes(8, "little"),
+            "n": [(1).to_bytes(8, "little"), (2).to_bytes(8, "little")],
+            "w": [b"def"],
+        },
         {"id": (1).to_bytes(8, "little"), "n": [], "w": []},
     ]
     base, sizes = granular_refs.row_sizes(columns, batch.slice(1), Settings())
@@ -311,10 +391,22 @@ def test_a_column_gets_an_encoding_that_the_format_holds(given, new, refs):
     [
         ([], "a dataset without columns cannot be read back"),
         (["a", "a"], "two columns are named 'a'"),
-        (["a/b"], "column 'a/b': the column 'a/b' cannot name a file here, and granular keeps each column in a file of its name"),
-        ([".a"], "column '.a': the column '.a' cannot name a file here, and granular keeps each column in a file of its name"),
-        (["../a"], "column '../a': the name '../a.bag' leaves the folder, and granular keeps each column in a file of its name"),
-        ([""], "column '': the name '' is empty, and granular keeps each column in a file of its name"),
+        (
+            ["a/b"],
+            "column 'a/b': the column 'a/b' cannot name a file here, and granular keeps each column in a file of its name",
+        ),
+        (
+            [".a"],
+            "column '.a': the column '.a' cannot name a file here, and granular keeps each column in a file of its name",
+        ),
+        (
+            ["../a"],
+            "column '../a': the name '../a.bag' leaves the folder, and granular keeps each column in a file of its name",
+        ),
+        (
+            [""],
+            "column '': the name '' is empty, and granular keeps each column in a file of its name",
+        ),
         (
             ["x" * 252],
             f"column {'x' * 252!r}: the name '{'x' * 77}…' is longer than 255 bytes a part, and granular keeps each column in a file of its name",
@@ -334,15 +426,21 @@ def test_the_name_of_the_refs_is_refused_where_they_are_written():
     assert caught.value.message == "column 'refs' has the name of the format's own file"
     columns = granular.arrange([column("refs", "str")])
     to = Location(MemoryStore())
-    chunk = granular.write_shard(to, 0, columns, [pa.record_batch({"refs": pa.array(["a"], pa.large_string())})], Settings())
+    chunk = granular.write_shard(
+        to, 0, columns, [pa.record_batch({"refs": pa.array(["a"], pa.large_string())})], Settings()
+    )
     for one in (chunk, Chunk(chunk.at)):
         assert granular.read_rows(granular.open_shard(one), [0]) == [{"refs": b"a"}]
 
 
 def test_settings_that_cannot_be_met_are_refused():
     with pytest.raises(UsageError) as caught:
-        granular.write_shard(Location(MemoryStore()), 0, COLUMNS, [some()], Settings(compression="zstd"))
+        granular.write_shard(
+            Location(MemoryStore()), 0, COLUMNS, [some()], Settings(compression="zstd")
+        )
     assert caught.value.message == "granular shards are not compressed"
     with pytest.raises(UsageError) as caught:
-        granular.write_shard(Location(MemoryStore(), "ds"), 1, COLUMNS, [some()], Settings(shard_bytes=None))
+        granular.write_shard(
+            Location(MemoryStore(), "ds"), 1, COLUMNS, [some()], Settings(shard_bytes=None)
+        )
     assert str(caught.value) == "ds: a folder holds one dataset, and its rows do not fit one"

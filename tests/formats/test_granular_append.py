@@ -19,18 +19,29 @@ COLUMNS = (column("n", "int"), column("t", "str"))
 
 def some(start, stop):
     return pa.record_batch(
-        {"n": pa.array(range(start, stop), pa.int64()), "t": pa.array(["x" * (i % 5) + f"row {i}" for i in range(start, stop)], pa.large_string())}
+        {
+            "n": pa.array(range(start, stop), pa.int64()),
+            "t": pa.array(
+                ["x" * (i % 5) + f"row {i}" for i in range(start, stop)], pa.large_string()
+            ),
+        }
     )
 
 
 def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def written(folder, cuts, settings=None):
     """The files of a dataset written at once, one shard for each cut."""
     for number, (start, stop) in enumerate(cuts):
-        granular.write_shard(locate(f"{folder}/"), number, COLUMNS, [some(start, stop)], settings or Settings())
+        granular.write_shard(
+            locate(f"{folder}/"), number, COLUMNS, [some(start, stop)], settings or Settings()
+        )
     return files(folder)
 
 
@@ -42,7 +53,9 @@ def test_rows_added_bit_by_bit_are_those_written_at_once(tmp_path):
             assert writer.rows == start
             writer.append(some(start, min(10, start + cut)))
             assert writer.rows == min(10, start + cut)
-        assert files(at) == written(tmp_path / f"whole {cut}", [(0, 10)], Settings(shard_bytes=None))
+        assert files(at) == written(
+            tmp_path / f"whole {cut}", [(0, 10)], Settings(shard_bytes=None)
+        )
 
 
 def test_shards_are_filled_in_order_and_a_full_one_is_never_added_to(tmp_path):
@@ -88,10 +101,18 @@ def killer(monkeypatch):
         return stand_in
 
     write = sink.write_all
-    monkeypatch.setattr(sink, "write_all", step("write", write, lambda fd, data: write(fd, memoryview(data).cast("B")[: len(data) // 2])))
+    monkeypatch.setattr(
+        sink,
+        "write_all",
+        step(
+            "write", write, lambda fd, data: write(fd, memoryview(data).cast("B")[: len(data) // 2])
+        ),
+    )
     for name in ("ftruncate", "rename"):
         monkeypatch.setattr(local.os, name, step(name, getattr(local.os, name)))
-    monkeypatch.setattr(local.os, "fsync", step("fsync", lambda fd: None))  # a step like the others, without waiting for the disk
+    monkeypatch.setattr(
+        local.os, "fsync", step("fsync", lambda fd: None)
+    )  # a step like the others, without waiting for the disk
 
     def kill_after(steps):
         left[0] = steps
@@ -102,7 +123,9 @@ def killer(monkeypatch):
 @pytest.mark.parametrize("shard_rows", [None, 3])
 def test_a_stop_at_any_step_is_gone_on_from(tmp_path, killer, shard_rows):
     cuts = [(0, 8)] if shard_rows is None else [(0, 3), (3, 6), (6, 8)]
-    whole = written(tmp_path / "whole", cuts, Settings(shard_bytes=None if shard_rows is None else 1))
+    whole = written(
+        tmp_path / "whole", cuts, Settings(shard_bytes=None if shard_rows is None else 1)
+    )
     steps, ended = 0, False
     while not ended:
         steps += 1
@@ -111,7 +134,9 @@ def test_a_stop_at_any_step_is_gone_on_from(tmp_path, killer, shard_rows):
         attempts = 0
         while True:
             attempts += 1
-            killer(steps if attempts == 1 else 2 * attempts if attempts < 12 else 1 << 30)  # what mends is stopped too, a few times
+            killer(
+                steps if attempts == 1 else 2 * attempts if attempts < 12 else 1 << 30
+            )  # what mends is stopped too, a few times
             try:
                 writer = Appender(locate(f"{at}/"), COLUMNS, shard_rows=shard_rows)
                 while writer.rows < 8:
@@ -162,7 +187,10 @@ def test_a_column_that_is_ahead_is_held_against_the_next_rows(tmp_path):
     assert writer.rows == 2
     with pytest.raises(IntegrityError) as caught:
         writer.append(some(3, 5))
-    assert str(caught.value) == f"{at}/n.bag[2]: another record is there, of a row that was not written whole"
+    assert (
+        str(caught.value)
+        == f"{at}/n.bag[2]: another record is there, of a row that was not written whole"
+    )
     with pytest.raises(UsageError) as again:
         writer.append(some(2, 5))
     assert again.value.message == "an append failed"
@@ -188,9 +216,16 @@ def test_what_the_original_resumed_is_added_to(tmp_path):
     columns = (column("a", "str"), column("n", "int"))
     writer = Appender(locate(f"{tmp_path}/ds/"), columns)
     assert writer.rows == 9
-    writer.append(pa.record_batch({"a": pa.array(["new"], pa.large_string()), "n": pa.array([-1], pa.int64())}))
+    writer.append(
+        pa.record_batch(
+            {"a": pa.array(["new"], pa.large_string()), "n": pa.array([-1], pa.int64())}
+        )
+    )
     shard = granular.open_shard(next(iter(granular.open_dataset(locate(f"{tmp_path}/ds/")))))
-    assert granular.read_rows(shard, [9, 0]) == [{"a": b"new", "n": b"\xff" * 8}, {"a": b"row0", "n": bytes(8)}]
+    assert granular.read_rows(shard, [9, 0]) == [
+        {"a": b"new", "n": b"\xff" * 8},
+        {"a": b"row0", "n": bytes(8)},
+    ]
 
 
 def test_two_writers_at_once_are_noticed(tmp_path):
@@ -204,7 +239,11 @@ def test_two_writers_at_once_are_noticed(tmp_path):
 def test_a_null_is_refused_before_anything_is_written(tmp_path):
     writer = Appender(locate(f"{tmp_path}/"), COLUMNS)
     with pytest.raises(ValueFitError):
-        writer.append(pa.record_batch({"n": pa.array([1], pa.int64()), "t": pa.array([None], pa.large_string())}))
+        writer.append(
+            pa.record_batch(
+                {"n": pa.array([1], pa.int64()), "t": pa.array([None], pa.large_string())}
+            )
+        )
     assert files(tmp_path) == {}
 
 
@@ -213,7 +252,9 @@ def test_folders_that_cannot_be_added_to_are_refused(tmp_path):
     granular_refs.write_shard(at, 0, COLUMNS, [some(0, 2)], Settings(shard_bytes=None))
     with pytest.raises(UsageError) as caught:
         Appender(at, COLUMNS)
-    assert caught.value.message == "a dataset by granular 0.21 or before, whose files are not added to"
+    assert (
+        caught.value.message == "a dataset by granular 0.21 or before, whose files are not added to"
+    )
     with pytest.raises(UsageError) as caught:
         Appender(at, COLUMNS, shard_rows=3)
     assert caught.value.message == "shards are wanted, one dataset is there"

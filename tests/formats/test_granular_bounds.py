@@ -10,7 +10,16 @@ import pytest
 
 from flarecli.encodings import column
 from flarecli.errors import FormatError, IntegrityError, ValueFitError
-from flarecli.formats import bag_refs, bags, granular, granular_columns, granular_folder, granular_refs, granular_spec, granular_write
+from flarecli.formats import (
+    bag_refs,
+    bags,
+    granular,
+    granular_columns,
+    granular_folder,
+    granular_refs,
+    granular_spec,
+    granular_write,
+)
 from flarecli.formats.granular_append import Appender
 from flarecli.model import Chunk, Column, File, Finding, Settings
 from flarecli.storage import Guard, Location, locate
@@ -34,7 +43,11 @@ def opened(files, main="spec.json", columns=None):
 
 def by_refs(rows, records, kind="bytes[]"):
     """A dataset of one column, laid by hand: a row is the MessagePack array that it is."""
-    return {"spec.json": json.dumps({"a": kind}).encode(), "a.bag": bag(*records), "refs.bag": bag(*rows)}
+    return {
+        "spec.json": json.dumps({"a": kind}).encode(),
+        "a.bag": bag(*records),
+        "refs.bag": bag(*rows),
+    }
 
 
 def where(found):
@@ -55,7 +68,13 @@ def test_a_row_that_takes_nothing_does_not_hide_what_the_rows_before_it_took(mon
 
 def test_verify_goes_on_behind_rows_that_are_wrong(monkeypatch):
     monkeypatch.setattr(granular, "_STEP", 2)
-    shard = opened(by_refs([b"\x91\x00", b"\x91\x05", b"\x91\x01", b"\x91\x07", b"\x91\x02"], [b"x", b"y", b"z"], "bytes"))
+    shard = opened(
+        by_refs(
+            [b"\x91\x00", b"\x91\x05", b"\x91\x01", b"\x91\x07", b"\x91\x02"],
+            [b"x", b"y", b"z"],
+            "bytes",
+        )
+    )
     assert where(granular.verify_shard(shard)) == [
         ("spec.json[1]", "column 'a' takes records 5 to 5, its bag holds 3"),
         ("spec.json[3]", "column 'a' takes records 7 to 7, its bag holds 3"),
@@ -67,16 +86,30 @@ def test_verify_takes_no_more_at_once_than_a_step(monkeypatch, values):
     monkeypatch.setattr(granular, "_STEP_BYTES", 10)
     checked, batch = [], granular_columns.batch
     monkeypatch.setattr(
-        granular_columns, "batch", lambda shard, start, stop, names: checked.append((start, stop)) or batch(shard, start, stop, names)
+        granular_columns,
+        "batch",
+        lambda shard, start, stop, names: (
+            checked.append((start, stop)) or batch(shard, start, stop, names)
+        ),
     )
-    shard = opened({"spec.json": b'{"a": "bytes"}', "a.bag": b"x" * 36, "a.idx": ends(4, 8, 20, 20, 24, 28, 32, 36)})
+    shard = opened(
+        {
+            "spec.json": b'{"a": "bytes"}',
+            "a.bag": b"x" * 36,
+            "a.idx": ends(4, 8, 20, 20, 24, 28, 32, 36),
+        }
+    )
     assert list(granular.verify_shard(shard, values)) == []
     assert checked == ([(0, 2), (2, 3), (3, 5), (5, 6), (6, 8)] if values else [])
 
 
 @pytest.mark.parametrize("start", [0, 1])
 def test_rows_are_named_by_their_numbers_in_the_shard(start):
-    shard = opened(by_refs([b"\x91\x90", b"\x91\x92\x00\x01", b"\x91\x90", b"\x91\x92\x00\x01"], [b"one", b"two"]))
+    shard = opened(
+        by_refs(
+            [b"\x91\x90", b"\x91\x92\x00\x01", b"\x91\x90", b"\x91\x92\x00\x01"], [b"one", b"two"]
+        )
+    )
     with pytest.raises(FormatError) as caught:
         granular.read_batch(shard, start, 4)
     assert str(caught.value) == f"spec.json[3]: column 'a' {TAKEN}"
@@ -87,8 +120,16 @@ def test_rows_are_named_by_their_numbers_in_the_shard(start):
 
 
 def test_rows_asked_twice_take_no_more_than_once():
-    shard = opened(by_refs([b"\x91\x00", b"\x91\x01", b"\x91\x02"], [b"one", b"two", b"three"], "bytes"))
-    assert [row["a"] for row in granular.read_rows(shard, [0, 1, 2, 2, 0])] == [b"one", b"two", b"three", b"three", b"one"]
+    shard = opened(
+        by_refs([b"\x91\x00", b"\x91\x01", b"\x91\x02"], [b"one", b"two", b"three"], "bytes")
+    )
+    assert [row["a"] for row in granular.read_rows(shard, [0, 1, 2, 2, 0])] == [
+        b"one",
+        b"two",
+        b"three",
+        b"three",
+        b"one",
+    ]
 
 
 def test_rows_that_all_take_the_same_records_of_no_bytes_are_refused():
@@ -109,18 +150,33 @@ def test_rows_that_all_take_the_same_records_of_no_bytes_are_refused():
 def test_a_number_of_a_wrong_size_is_found_in_every_step(monkeypatch, wrong):
     monkeypatch.setattr(granular_columns, "_STEP", 5)
     sizes = [7 if row in wrong else 8 for row in range(10)]
-    shard = opened({"spec.json": b'{"n": "i64"}', "n.bag": bytes(sum(sizes)), "n.idx": ends(*np.cumsum(sizes).tolist())})
-    assert list(granular.verify_shard(shard)) == [Finding("n.bag", "format", f"record {wrong[0]} is 7 bytes, int has 8", DAMAGED)]
+    shard = opened(
+        {
+            "spec.json": b'{"n": "i64"}',
+            "n.bag": bytes(sum(sizes)),
+            "n.idx": ends(*np.cumsum(sizes).tolist()),
+        }
+    )
+    assert list(granular.verify_shard(shard)) == [
+        Finding("n.bag", "format", f"record {wrong[0]} is 7 bytes, int has 8", DAMAGED)
+    ]
 
 
 def test_a_record_of_no_bytes_in_a_list_names_the_row_that_it_is_of():
     words = pa.array([[], ["a", "b"], [], ["c"], [""]], pa.large_list(pa.large_string()))
     for first, row in ((0, 4), (3, 1), (4, 0)):
         with pytest.raises(ValueFitError) as caught:
-            granular_refs.row_sizes((column("w", "str[]"),), pa.record_batch({"w": words.slice(first)}), Settings())
-        assert str(caught.value) == f"[{row}]: column 'w' has a record of no bytes, which granular-refs cannot hold"
+            granular_refs.row_sizes(
+                (column("w", "str[]"),), pa.record_batch({"w": words.slice(first)}), Settings()
+            )
+        assert (
+            str(caught.value)
+            == f"[{row}]: column 'w' has a record of no bytes, which granular-refs cannot hold"
+        )
     with pytest.raises(ValueFitError) as caught:
-        granular_write.check_lengths(column("w", "str[]"), np.array([1, 0, 1]), np.array([1, 0, 2]), "granular-refs")
+        granular_write.check_lengths(
+            column("w", "str[]"), np.array([1, 0, 1]), np.array([1, 0, 2]), "granular-refs"
+        )
     assert caught.value.where == "[2]"
 
 
@@ -129,11 +185,15 @@ def test_a_record_of_no_bytes_in_a_list_names_the_row_that_it_is_of():
 
 @pytest.mark.parametrize("oldest", [False, True])
 @pytest.mark.parametrize("head", [16, 24, 40, 10_000])
-def test_a_table_longer_than_what_is_read_of_it_first_is_read_whole(tmp_path, monkeypatch, oldest, head):
+def test_a_table_longer_than_what_is_read_of_it_first_is_read_whole(
+    tmp_path, monkeypatch, oldest, head
+):
     monkeypatch.setattr(bags, "_HEAD", head)
     monkeypatch.setattr(bags, "_STEP", 24)
     records = [bytes([65 + i]) * (i + 1) for i in range(20)]
-    data = b"".join(records) + ends(*[0] * oldest, *np.cumsum([len(one) for one in records]).tolist())
+    data = b"".join(records) + ends(
+        *[0] * oldest, *np.cumsum([len(one) for one in records]).tolist()
+    )
     (tmp_path / "x.bag").write_bytes(data)
     for at in (locate(str(tmp_path / "x.bag")), Location(MemoryStore({"x.bag": data}), "x.bag")):
         shard = granular.open_shard(Chunk(at))
@@ -158,7 +218,10 @@ def test_a_bag_that_lost_its_end_since_it_was_opened_is_told(tmp_path):
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 7])
 def test_numbers_packed_in_many_steps_are_those_packed_at_once(monkeypatch, rows):
-    taken = [(np.arange(100, 100 + rows), np.ones(rows, np.int64)), (np.arange(0, 200 * rows, 200), np.full(rows, 200))]
+    taken = [
+        (np.arange(100, 100 + rows), np.ones(rows, np.int64)),
+        (np.arange(0, 200 * rows, 200), np.full(rows, 200)),
+    ]
     whole = bag_refs.packed(taken, [False, True])
     monkeypatch.setattr(bag_refs, "_STEP", 2)
     parts = bag_refs.packed(taken, [False, True])
@@ -166,10 +229,16 @@ def test_numbers_packed_in_many_steps_are_those_packed_at_once(monkeypatch, rows
 
 
 def test_three_batches_are_one_bag():
-    batches = [pa.record_batch({"t": pa.array([text, ""], pa.large_string())}) for text in ("one", "three", "seven")]
+    batches = [
+        pa.record_batch({"t": pa.array([text, ""], pa.large_string())})
+        for text in ("one", "three", "seven")
+    ]
     to = Location(MemoryStore())
     granular.write_shard(to, 0, (column("t", "str"),), batches, Settings(shard_bytes=None))
-    assert (to.store.files["t.bag"], to.store.files["t.idx"]) == (b"onethreeseven", ends(3, 3, 8, 8, 13, 13))
+    assert (to.store.files["t.bag"], to.store.files["t.idx"]) == (
+        b"onethreeseven",
+        ends(3, 3, 8, 8, 13, 13),
+    )
 
 
 @pytest.mark.parametrize("columns", [1, 15, 16, 255, 65_535, 65_536])
@@ -183,13 +252,17 @@ def test_a_row_of_any_number_of_columns_is_a_messagepack_array(columns):
 def test_a_shard_is_full_only_where_every_column_of_it_is(tmp_path):
     """Of one column three rows are there, of the other two, and shards are of two from now on: what is ahead is cut off."""
     at, columns = locate(f"{tmp_path}/ds/"), (column("n", "int"), column("t", "str"))
-    batch = pa.record_batch({"n": pa.array([0, 1, 2], pa.int64()), "t": pa.array(["a", "b", "c"], pa.large_string())})
+    batch = pa.record_batch(
+        {"n": pa.array([0, 1, 2], pa.int64()), "t": pa.array(["a", "b", "c"], pa.large_string())}
+    )
     Appender(at, columns, shard_rows=3).append(batch)
     (tmp_path / "ds" / "000000" / "t.idx").write_bytes(ends(1, 2))
     (tmp_path / "ds" / "000000" / "t.bag").write_bytes(b"ab")
     Appender(at, columns, shard_rows=2, replay=False).append(batch.slice(2))
     shards = [granular.open_shard(chunk) for chunk in granular.open_dataset(at)]
-    assert [granular.read_batch(shard, 0, shard.rows).column("t").to_pylist() for shard in shards] == [["a", "b"], ["c"]]
+    assert [
+        granular.read_batch(shard, 0, shard.rows).column("t").to_pylist() for shard in shards
+    ] == [["a", "b"], ["c"]]
 
 
 # -- specs and folders
@@ -211,19 +284,41 @@ def test_a_list_is_listed_as_one():
 
 
 def test_what_is_found_beside_a_shard_lies_in_its_folder():
-    files = {"ds/000003/spec.json": b'{"a": "bytes"}', "ds/000003/a.bag": b"x", "ds/000003/a.idx": ends(1), "ds/000003/x.bag": bag(b"y")}
+    files = {
+        "ds/000003/spec.json": b'{"a": "bytes"}',
+        "ds/000003/a.bag": b"x",
+        "ds/000003/a.idx": ends(1),
+        "ds/000003/x.bag": bag(b"y"),
+    }
     at = Location(MemoryStore(files), "ds")
     shard = granular.open_shard(Chunk(at / "000003/spec.json", files=(File("000003/spec.json"),)))
-    assert [file.name for file in shard.chunk.files] == ["000003/spec.json", "000003/a.bag", "000003/a.idx"]
+    assert [file.name for file in shard.chunk.files] == [
+        "000003/spec.json",
+        "000003/a.bag",
+        "000003/a.idx",
+    ]
     assert granular.read_rows(shard, [0]) == [{"a": b"x"}]
 
 
-@pytest.mark.parametrize("settings", [Settings(shard_bytes=None, shard_rows=2), Settings(shard_bytes=100, shard_rows=None)])
+@pytest.mark.parametrize(
+    "settings",
+    [Settings(shard_bytes=None, shard_rows=2), Settings(shard_bytes=100, shard_rows=None)],
+)
 def test_shards_lie_in_folders_of_their_own_however_they_are_cut(settings):
     to = Location(MemoryStore())
     for number in (0, 1):
-        granular.write_shard(to, number, (column("t", "str"),), [pa.record_batch({"t": pa.array(["a"], pa.large_string())})], settings)
-    assert sorted(to.store.files) == [f"{number}/{name}" for number in ("000000", "000001") for name in ("spec.json", "t.bag", "t.idx")]
+        granular.write_shard(
+            to,
+            number,
+            (column("t", "str"),),
+            [pa.record_batch({"t": pa.array(["a"], pa.large_string())})],
+            settings,
+        )
+    assert sorted(to.store.files) == [
+        f"{number}/{name}"
+        for number in ("000000", "000001")
+        for name in ("spec.json", "t.bag", "t.idx")
+    ]
 
 
 class Web(MemoryStore):
@@ -246,7 +341,10 @@ def test_a_server_with_a_page_for_every_name_is_told_by_the_first_shard():
     store = Web({}, b"<html>")
     with pytest.raises(FormatError) as caught:
         granular.open_dataset(Location(store))
-    assert str(caught.value) == "ds/000000/spec.json: not valid JSON: Expecting value: line 1 column 1 (char 0)"
+    assert (
+        str(caught.value)
+        == "ds/000000/spec.json: not valid JSON: Expecting value: line 1 column 1 (char 0)"
+    )
     assert set(store.asked) == {"spec.json", "000000/spec.json"}
 
 
@@ -254,7 +352,10 @@ def test_shards_without_end_are_not_counted_for_ever(monkeypatch):
     monkeypatch.setattr(granular_folder, "_PROBED", 3)
     with pytest.raises(FormatError) as caught:
         granular.open_dataset(Location(Web({}, b'{"a": "bytes"}')))
-    assert (str(caught.value), caught.value.hint) == ("ds: 3 shards and more are there, and no list of them", "Name a playlist.")
+    assert (str(caught.value), caught.value.hint) == (
+        "ds: 3 shards and more are there, and no list of them",
+        "Name a playlist.",
+    )
 
 
 def test_as_many_shards_as_are_looked_for_are_found(web, monkeypatch):

@@ -21,7 +21,12 @@ from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 
 COLUMNS = (column("n", "int"), column("t", "str"))
-BATCH = pa.record_batch({"n": pa.array([1, 2, 3], pa.int64()), "t": pa.array(["one", "two", "three"], pa.large_string())})
+BATCH = pa.record_batch(
+    {
+        "n": pa.array([1, 2, 3], pa.int64()),
+        "t": pa.array(["one", "two", "three"], pa.large_string()),
+    }
+)
 
 
 def ends(*values):
@@ -56,7 +61,10 @@ DAMAGED = "It was damaged or cut short; fetch or pack it again."
         (ends(3, 6, 10), "t.bag: 1 bytes follow the last record of its index"),
         (ends(3, 6, 1 << 60), f"t.bag: ends at byte 11, its index needs {1 << 60}"),
         (ends(3, 6, 1 << 63), f"t.idx: record 2 starts at byte 6 and ends at byte {1 << 63}"),
-        (ends(3, (1 << 64) - 1, 11), f"t.idx: record 1 starts at byte 3 and ends at byte {(1 << 64) - 1}"),
+        (
+            ends(3, (1 << 64) - 1, 11),
+            f"t.idx: record 1 starts at byte 3 and ends at byte {(1 << 64) - 1}",
+        ),
         (ends(3, 11), "spec.json: column 't' has 2 records, column 'n' has 3"),
         (ends(3, 6, 11, 11), "spec.json: column 'n' has 3 records, column 't' has 4"),
         (b"", "t.bag: 11 bytes follow the last record of its index"),
@@ -72,13 +80,25 @@ def test_an_index_that_does_not_fit_its_bag_is_refused(index, message):
     "data, message",
     [
         (b"abc", "x.bag: 3 bytes is less than the 8 of a table's last end"),
-        (b"abc" + ends(4), "x.bag: its last 8 bytes say that its table begins at byte 4, the file ends at 11"),
+        (
+            b"abc" + ends(4),
+            "x.bag: its last 8 bytes say that its table begins at byte 4, the file ends at 11",
+        ),
         (b"abcd" + ends(4, 3), "x.bag: 17 bytes from byte 3 on are no whole number of 8-byte ends"),
-        (b"abc" + ends(1 << 60), f"x.bag: its last 8 bytes say that its table begins at byte {1 << 60}, the file ends at 11"),
+        (
+            b"abc" + ends(1 << 60),
+            f"x.bag: its last 8 bytes say that its table begins at byte {1 << 60}, the file ends at 11",
+        ),
         (b"abcdefgh" + ends(9, 2, 8), "x.bag: record 1 starts at byte 9 and ends at byte 2"),
         (b"abcdefgh" + ends(0, 9, 8), "x.bag: record 1 starts at byte 9 and ends at byte 8"),
-        (b"abcdefgh" + ends(1 << 63, 8), f"x.bag: record 0 starts at byte 0 and ends at byte {1 << 63}"),
-        (b"\xff" * 64, f"x.bag: its last 8 bytes say that its table begins at byte {(1 << 64) - 1}, the file ends at 64"),
+        (
+            b"abcdefgh" + ends(1 << 63, 8),
+            f"x.bag: record 0 starts at byte 0 and ends at byte {1 << 63}",
+        ),
+        (
+            b"\xff" * 64,
+            f"x.bag: its last 8 bytes say that its table begins at byte {(1 << 64) - 1}, the file ends at 64",
+        ),
     ],
 )
 def test_a_bag_whose_table_does_not_fit_is_refused(data, message):
@@ -98,9 +118,18 @@ def test_a_bag_whose_table_does_not_fit_is_refused(data, message):
         (b"\x92\x01\xcc", "spec.json[1]: its record numbers are not what the columns need"),
         (b"\x92\x01\xff", "spec.json[1]: its record numbers are not what the columns need"),
         (b"\x92\x01\x92\x00\x01", "spec.json[1]: its record numbers are not what the columns need"),
-        (b"\x92\xcf" + b"\x7f" + bytes(7) + b"\x01", f"spec.json[1]: column 'n' takes records {0x7F << 56} to {0x7F << 56}, its bag holds 3"),
-        (b"\x92\xcf\x7f" + b"\xff" * 7 + b"\x01", f"spec.json[1]: column 'n' takes records {(1 << 63) - 1} to {(1 << 63) - 1}, its bag holds 3"),
-        (b"\x92\xcf" + b"\xff" * 8 + b"\x01", "spec.json[1]: its record numbers are not what the columns need"),
+        (
+            b"\x92\xcf" + b"\x7f" + bytes(7) + b"\x01",
+            f"spec.json[1]: column 'n' takes records {0x7F << 56} to {0x7F << 56}, its bag holds 3",
+        ),
+        (
+            b"\x92\xcf\x7f" + b"\xff" * 7 + b"\x01",
+            f"spec.json[1]: column 'n' takes records {(1 << 63) - 1} to {(1 << 63) - 1}, its bag holds 3",
+        ),
+        (
+            b"\x92\xcf" + b"\xff" * 8 + b"\x01",
+            "spec.json[1]: its record numbers are not what the columns need",
+        ),
         (b"", "spec.json[1]: its record numbers are not what the columns need"),
     ],
 )
@@ -108,7 +137,9 @@ def test_refs_that_do_not_fit_are_refused_and_name_the_row(row, message):
     rows = [b"\x92\x00\x00", row, b"\x92\x02\x02"]
     body = b"".join(rows)
     shard = opened(old(refs_bag=body + ends(*np.cumsum([len(one) for one in rows]).tolist())))
-    assert [finding.where + ": " + finding.message for finding in granular.verify_shard(shard)] == [message]
+    assert [finding.where + ": " + finding.message for finding in granular.verify_shard(shard)] == [
+        message
+    ]
     for read in (lambda: granular.read_rows(shard, [1]), lambda: granular.read_batch(shard, 0, 3)):
         with pytest.raises(FormatError) as caught:
             read()
@@ -138,7 +169,9 @@ def test_records_taken_twice_are_refused():
     rows = [b"\x92\x00\x00", b"\x92\x01\x01", b"\x92\x01\x02"]
     shard = opened(old(refs_bag=b"".join(rows) + ends(3, 6, 9)))
     message = "column 'n' takes records that a row before it took"
-    assert [(finding.where, finding.message) for finding in granular.verify_shard(shard)] == [("spec.json[2]", message)]
+    assert [(finding.where, finding.message) for finding in granular.verify_shard(shard)] == [
+        ("spec.json[2]", message)
+    ]
     with pytest.raises(FormatError) as caught:
         granular.read_batch(shard, 0, 3)
     assert str(caught.value) == f"spec.json[2]: {message}"
@@ -178,7 +211,22 @@ def test_a_spec_that_is_none_is_refused(data, message):
     assert str(caught.value) == f"spec.json: {message}"
 
 
-@pytest.mark.parametrize("key", ["../secret", "/etc/passwd", "a/b", ".hidden", "", "a\\b", "C:x", "~x", "a\nb", "x" * 252, "\ud800"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "../secret",
+        "/etc/passwd",
+        "a/b",
+        ".hidden",
+        "",
+        "a\\b",
+        "C:x",
+        "~x",
+        "a\nb",
+        "x" * 252,
+        "\ud800",
+    ],
+)
 def test_a_key_that_names_no_file_here_is_refused(key):
     with pytest.raises(UnsafeError):
         opened({"spec.json": json.dumps({key: "utf8"}).encode()})
@@ -201,7 +249,9 @@ def test_a_record_that_its_encoding_cannot_be_names_row_and_column():
         granular.read_batch(shard, 0, 3)
     assert str(caught.value) == "spec.json[1]: column 't': str is not UTF-8"
     assert granular.read_batch(shard, 2, 3).column("t").to_pylist() == ["three"]
-    assert [finding.where for finding in granular.verify_shard(shard, values=True)] == ["spec.json[1]"]
+    assert [finding.where for finding in granular.verify_shard(shard, values=True)] == [
+        "spec.json[1]"
+    ]
     assert list(granular.verify_shard(shard)) == []
 
 
@@ -209,7 +259,9 @@ def test_a_value_in_a_list_that_cannot_be_names_the_row_of_the_list():
     columns = (column("w", "str[]"),)
     to = Location(MemoryStore())
     words = pa.array([["a", "b"], [], ["c", "d"]], pa.large_list(pa.large_string()))
-    granular_refs.write_shard(to, 0, columns, [pa.record_batch({"w": words})], Settings(shard_bytes=None))
+    granular_refs.write_shard(
+        to, 0, columns, [pa.record_batch({"w": words})], Settings(shard_bytes=None)
+    )
     files = to.store.files
     shard = opened(files | {"w.bag": b"abc\xff" + files["w.bag"][4:]})
     with pytest.raises(ValueFitError) as caught:
@@ -222,7 +274,9 @@ def test_any_flipped_bit_or_cut_is_an_error_or_a_row(make):
     files = make()
     for name, data in files.items():
         changed = [data[:cut] for cut in range(len(data))] + [
-            bytes(byte ^ (1 << bit) if i == at else byte for i, byte in enumerate(data)) for at in range(len(data)) for bit in range(8)
+            bytes(byte ^ (1 << bit) if i == at else byte for i, byte in enumerate(data))
+            for at in range(len(data))
+            for bit in range(8)
         ]
         for one in changed:
             try:
@@ -266,7 +320,9 @@ def test_any_bytes_are_a_bag_or_a_format_error(data):
 
 
 NUMBERS = st.one_of(
-    st.integers(0, 300), st.integers(0, 1 << 17), st.sampled_from([127, 128, 255, 256, 65535, 65536, (1 << 32) - 1, 1 << 32, 1 << 62])
+    st.integers(0, 300),
+    st.integers(0, 1 << 17),
+    st.sampled_from([127, 128, 255, 256, 65535, 65536, (1 << 32) - 1, 1 << 32, 1 << 62]),
 )
 
 
@@ -274,9 +330,15 @@ NUMBERS = st.one_of(
 def refs(draw):
     lists = draw(st.lists(st.booleans(), min_size=1, max_size=20))
     rows = draw(st.integers(0, 6))
-    counts = [[draw(st.sampled_from([0, 1, 2, 200, 70000])) if is_list else 1 for _ in range(rows)] for is_list in lists]
+    counts = [
+        [draw(st.sampled_from([0, 1, 2, 200, 70000])) if is_list else 1 for _ in range(rows)]
+        for is_list in lists
+    ]
     firsts = [[draw(NUMBERS) if count else 0 for count in column] for column in counts]
-    return lists, [(np.array(first, np.int64), np.array(count, np.int64)) for first, count in zip(firsts, counts, strict=True)]
+    return lists, [
+        (np.array(first, np.int64), np.array(count, np.int64))
+        for first, count in zip(firsts, counts, strict=True)
+    ]
 
 
 def by_msgpack(number):
@@ -293,7 +355,9 @@ def test_refs_are_packed_as_messagepack_and_read_back_in_both_ways(given_refs):
     rows = len(taken[0][0])
     parts, stops = bag_refs.packed(taken, lists)
     data = b"".join(parts)
-    head = bytes([0x90 | len(lists)]) if len(lists) < 16 else b"\xdc" + len(lists).to_bytes(2, "big")
+    head = (
+        bytes([0x90 | len(lists)]) if len(lists) < 16 else b"\xdc" + len(lists).to_bytes(2, "big")
+    )
     wanted = []
     for row in range(rows):
         one = head
@@ -304,8 +368,12 @@ def test_refs_are_packed_as_messagepack_and_read_back_in_both_ways(given_refs):
     assert data == b"".join(wanted)
     assert stops.tolist() == np.cumsum([len(one) for one in wanted]).tolist()
     for one, row in zip(wanted, range(rows), strict=True):
-        assert bag_refs.numbers_of_row(one, lists) == [(int(first[row]), int(count[row])) for first, count in taken]
-    found = bag_refs.numbers(np.frombuffer(data, np.uint8), np.concatenate(([0], stops)).astype(np.int64), lists, "x", 0)
+        assert bag_refs.numbers_of_row(one, lists) == [
+            (int(first[row]), int(count[row])) for first, count in taken
+        ]
+    found = bag_refs.numbers(
+        np.frombuffer(data, np.uint8), np.concatenate(([0], stops)).astype(np.int64), lists, "x", 0
+    )
     for (first, count), (wanted_first, wanted_count) in zip(found, taken, strict=True):
         assert first.tolist() == wanted_first.tolist()
         assert count.tolist() == wanted_count.tolist()
@@ -314,7 +382,13 @@ def test_refs_are_packed_as_messagepack_and_read_back_in_both_ways(given_refs):
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(
-        st.one_of(st.binary(max_size=8), st.lists(st.sampled_from(list(b"\x92\x90\x00\x05\xcc\xcd\xce\xcf\xff")), max_size=12).map(bytes)), max_size=5
+        st.one_of(
+            st.binary(max_size=8),
+            st.lists(
+                st.sampled_from(list(b"\x92\x90\x00\x05\xcc\xcd\xce\xcf\xff")), max_size=12
+            ).map(bytes),
+        ),
+        max_size=5,
     ),
     st.lists(st.booleans(), min_size=1, max_size=3),
 )
@@ -344,7 +418,12 @@ def test_both_readers_of_refs_agree_on_any_bytes(rows, lists):
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.one_of(st.binary(max_size=40), st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=4).map(lambda one: json.dumps(one).encode()))
+    st.one_of(
+        st.binary(max_size=40),
+        st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=4).map(
+            lambda one: json.dumps(one).encode()
+        ),
+    )
 )
 def test_any_bytes_are_a_spec_or_an_error_that_says_why(data):
     try:
@@ -390,9 +469,13 @@ def test_hostile_tables_are_refused_in_little_memory(tmp_path):
     (folder / "spec.json").write_text('{"a": "bytes[]"}')
     (folder / "a.bag").write_bytes(b"y" * (1 << 20) + ends(*range(1 << 10, (1 << 20) + 1, 1 << 10)))
     body = b"\x91\x92\x00\xcd\x04\x00"  # every row takes all of the 1024 records
-    (folder / "refs.bag").write_bytes(body * rows + ends(*range(len(body), len(body) * rows + 1, len(body))))
+    (folder / "refs.bag").write_bytes(
+        body * rows + ends(*range(len(body), len(body) * rows + 1, len(body)))
+    )
     sparse = tmp_path / "sparse.bag"
-    with sparse.open("wb") as file:  # an 8 GB file of zeros is a bag of a thousand million empty records
+    with sparse.open(
+        "wb"
+    ) as file:  # an 8 GB file of zeros is a bag of a thousand million empty records
         file.truncate(8 << 30)
     names = ["count.bag", "far.bag", "noise.bag", "sparse.bag", "refs/spec.json"]
     limit = 512 << 20
@@ -406,7 +489,13 @@ def test_hostile_tables_are_refused_in_little_memory(tmp_path):
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert ran.stdout.splitlines()[0].endswith(f"begins at byte {1 << 60}, the file ends at 16")
-    assert ran.stdout.splitlines()[1].endswith(f"far.bag: ends at byte 1, its index needs {1 << 60}")
+    assert ran.stdout.splitlines()[1].endswith(
+        f"far.bag: ends at byte 1, its index needs {1 << 60}"
+    )
     assert "noise.bag: its last 8 bytes say" in ran.stdout.splitlines()[2]
-    assert ran.stdout.splitlines()[3].endswith(f"sparse.bag: a table of {(1 << 30) - 1} records does not fit the memory there is")
-    assert ran.stdout.splitlines()[4].endswith("refs/spec.json[1]: column 'a' takes records that a row before it took")
+    assert ran.stdout.splitlines()[3].endswith(
+        f"sparse.bag: a table of {(1 << 30) - 1} records does not fit the memory there is"
+    )
+    assert ran.stdout.splitlines()[4].endswith(
+        "refs/spec.json[1]: column 'a' takes records that a row before it took"
+    )

@@ -18,7 +18,10 @@ COLUMNS = (column("n", "int"), column("t", "str"))
 
 def some(rows=3, first=0):
     return pa.record_batch(
-        {"n": pa.array(range(first, first + rows), pa.int64()), "t": pa.array([f"row {i}" for i in range(first, first + rows)], pa.large_string())}
+        {
+            "n": pa.array(range(first, first + rows), pa.int64()),
+            "t": pa.array([f"row {i}" for i in range(first, first + rows)], pa.large_string()),
+        }
     )
 
 
@@ -42,7 +45,9 @@ def test_what_else_lies_in_a_folder_is_no_shard(tmp_path):
     stream = granular.open_dataset(to)
     assert list(stream.urls) == [f"{number:06d}/spec.json" for number in range(11)]
     assert stream.rows.tolist() == [2] * 11
-    assert [granular.read_rows(granular.open_shard(chunk), [1])[0]["t"] for chunk in stream] == [f"row {2 * i + 1}".encode() for i in range(11)]
+    assert [granular.read_rows(granular.open_shard(chunk), [1])[0]["t"] for chunk in stream] == [
+        f"row {2 * i + 1}".encode() for i in range(11)
+    ]
 
 
 def test_a_file_that_is_missing_from_a_shard_is_named(tmp_path):
@@ -64,8 +69,14 @@ def test_shards_over_http_are_found_and_read_by_ranges(tmp_path, web):
     stream = granular.open_dataset(locate(web.url("/ds/"), Guard(allow_private=True)))
     assert len(stream) == 2
     shards = [granular.open_shard(chunk, stream.columns) for chunk in stream]
-    assert granular.read_rows(shards[1], [3, 0]) == [{"n": (7).to_bytes(8, "little"), "t": b"row 7"}, {"n": (4).to_bytes(8, "little"), "t": b"row 4"}]
-    assert granular.read_batch(shards[0], 1, 3).to_pydict() == {"n": [1, 2], "t": ["row 1", "row 2"]}
+    assert granular.read_rows(shards[1], [3, 0]) == [
+        {"n": (7).to_bytes(8, "little"), "t": b"row 7"},
+        {"n": (4).to_bytes(8, "little"), "t": b"row 4"},
+    ]
+    assert granular.read_batch(shards[0], 1, 3).to_pydict() == {
+        "n": [1, 2],
+        "t": ["row 1", "row 2"],
+    }
 
 
 def test_the_listing_of_a_shard_must_name_all_of_it():
@@ -85,5 +96,7 @@ def test_the_listing_of_a_shard_must_name_all_of_it():
 
 
 def test_every_value_of_a_list_is_decoded_by_verify():
-    fixture = Path(__file__).parents[2] / "fixtures" / "granular" / "old" / "sequences" / "data" / "ds"
+    fixture = (
+        Path(__file__).parents[2] / "fixtures" / "granular" / "old" / "sequences" / "data" / "ds"
+    )
     assert list(flarecli.verify(str(fixture), decode=True)) == []

@@ -27,20 +27,30 @@ def columns_of(form, names):
 
 def batch_of(columns, rows):
     """A typed batch of stored bytes: one mapping a row."""
-    arrays = [typed(pa.array([row[one.name] for row in rows], BINARY), lookup(one.encoding)) for one in columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(one) for one in columns]))
+    arrays = [
+        typed(pa.array([row[one.name] for row in rows], BINARY), lookup(one.encoding))
+        for one in columns
+    ]
+    return pa.RecordBatch.from_arrays(
+        arrays, schema=pa.schema([encodings.field(one) for one in columns])
+    )
 
 
 def written(form, names, rows, how=None):
     columns = columns_of(form, names)
-    chunk = form.write_shard(Location(MemoryStore(), ""), 0, columns, [batch_of(columns, rows)], how or Settings())
+    chunk = form.write_shard(
+        Location(MemoryStore(), ""), 0, columns, [batch_of(columns, rows)], how or Settings()
+    )
     return chunk, columns
 
 
 def shard_of(form, data, starts, config, name=None):
     """A shard made by hand: its data, its table, its config."""
     name = name or f"shard.00000.{form.NAME}"
-    table = struct.pack(f"<I{len(starts)}I", len(starts) - 1, *starts) + json.dumps(config, sort_keys=True).encode()
+    table = (
+        struct.pack(f"<I{len(starts)}I", len(starts) - 1, *starts)
+        + json.dumps(config, sort_keys=True).encode()
+    )
     store = MemoryStore({name: data, f"{name}.meta": table})
     return form.open_shard(Chunk(Location(store, name)))
 
@@ -61,7 +71,13 @@ VALUES = {
     ', "f': st.text(alphabet='\\", :f{}né', max_size=8).map(lambda text: json.dumps(text).encode()),
     'k"\\': st.text(alphabet='\\"u0', max_size=8).map(lambda text: json.dumps(text).encode()),
 }
-NAMES = {"s": "json_str", "i": "json_int", "f": "json_float", ', "f': "json_str", 'k"\\': "json_str"}
+NAMES = {
+    "s": "json_str",
+    "i": "json_int",
+    "f": "json_float",
+    ', "f': "json_str",
+    'k"\\': "json_str",
+}
 
 
 @settings(max_examples=80, deadline=None)
@@ -73,29 +89,58 @@ NAMES = {"s": "json_str", "i": "json_int", "f": "json_float", ', "f': "json_str"
 def test_what_is_written_is_what_json_says(rows, newline, compression):
     chunk, columns = written(json_shards, NAMES, rows, Settings(compression, newline=newline))
     shard = pickle.loads(pickle.dumps(json_shards.open_shard(chunk, columns)))
-    assert json_shards.read_rows(shard, range(len(rows))) == [{name: row[name] for name in sorted(row)} for row in rows]
+    assert json_shards.read_rows(shard, range(len(rows))) == [
+        {name: row[name] for name in sorted(row)} for row in rows
+    ]
     batch = json_shards.read_batch(shard, 0, len(rows))
     assert batch.equals(batch_of(columns, rows))
     assert list(json_shards.verify_shard(shard, values=True)) == []
     if compression is None:
-        lines = [json.dumps({name: json.loads(data) for name, data in row.items()}, sort_keys=True) + newline for row in rows]
+        lines = [
+            json.dumps({name: json.loads(data) for name, data in row.items()}, sort_keys=True)
+            + newline
+            for row in rows
+        ]
         assert chunk.at.read().decode() == "".join(lines)
 
 
-ANY_JSON = st.one_of(st.text(max_size=6), st.integers(), st.floats(allow_nan=False), st.booleans(), st.none())
-STYLES = st.sampled_from([{}, {"separators": (",", ":")}, {"indent": 1}, {"ensure_ascii": False}, {"separators": (" , ", " :\t")}])
+ANY_JSON = st.one_of(
+    st.text(max_size=6), st.integers(), st.floats(allow_nan=False), st.booleans(), st.none()
+)
+STYLES = st.sampled_from(
+    [
+        {},
+        {"separators": (",", ":")},
+        {"indent": 1},
+        {"ensure_ascii": False},
+        {"separators": (" , ", " :\t")},
+    ]
+)
 
 
 @settings(max_examples=120, deadline=None)
-@given(st.lists(st.tuples(st.fixed_dictionaries({"a": ANY_JSON, "s": ANY_JSON}), STYLES, st.booleans()), min_size=1, max_size=8))
+@given(
+    st.lists(
+        st.tuples(st.fixed_dictionaries({"a": ANY_JSON, "s": ANY_JSON}), STYLES, st.booleans()),
+        min_size=1,
+        max_size=8,
+    )
+)
 def test_lines_of_any_writer_are_cut_as_json_says(samples):
     """Other blanks, other orders, text that is not escaped: rows and batches agree with json.loads."""
-    lines = [json.dumps(dict(reversed(sample.items())) if turned else sample, **style) + "\n" for sample, style, turned in samples]
+    lines = [
+        json.dumps(dict(reversed(sample.items())) if turned else sample, **style) + "\n"
+        for sample, style, turned in samples
+    ]
     shard = json_shard(*lines)
     rows = json_shards.read_rows(shard, range(len(lines)))
-    assert [{name: json.loads(data) for name, data in row.items()} for row in rows] == [sample for sample, _, _ in samples]
+    assert [{name: json.loads(data) for name, data in row.items()} for row in rows] == [
+        sample for sample, _, _ in samples
+    ]
     batch = json_shards.read_batch(shard, 0, len(lines))
-    assert [{name: text.encode() for name, text in row.items()} for row in batch.to_pylist()] == rows
+    assert [
+        {name: text.encode() for name, text in row.items()} for row in batch.to_pylist()
+    ] == rows
 
 
 PIECES = [
@@ -125,10 +170,15 @@ PIECES = [
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), min_size=1, max_size=4))
+@given(
+    st.lists(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), min_size=1, max_size=4)
+)
 def test_whatever_a_line_holds_the_fast_cut_is_right_or_left_to_the_parser(parts):
     lines = ['{"a": 1, "s": "' + parts[0] + '"}\n', *(part + "\n" for part in parts[1:])]
-    plan = json_lines.planned(json_shards.arrange([encodings.column("a", "json_int"), encodings.column("s", "json_str")]), b"\n")
+    plan = json_lines.planned(
+        json_shards.arrange([encodings.column("a", "json_int"), encodings.column("s", "json_str")]),
+        b"\n",
+    )
     data = "".join(lines).encode()
     starts = np.cumsum([0, *(len(line.encode()) for line in lines)])
     found = json_lines.places(np.frombuffer(data, np.uint8), starts, plan)
@@ -138,7 +188,9 @@ def test_whatever_a_line_holds_the_fast_cut_is_right_or_left_to_the_parser(parts
         cut = {name: data[at[row] : at[row] + size[row]] for name, (at, size) in found.items()}
         assert cut == json_lines.parsed(line.encode())
         assert json_lines.split(line.encode(), plan) == [cut["a"], cut["s"]]
-        assert {name: json.loads(value, strict=True) for name, value in cut.items()}.keys() == json.loads(line).keys()
+        assert {
+            name: json.loads(value, strict=True) for name, value in cut.items()
+        }.keys() == json.loads(line).keys()
 
 
 @pytest.mark.parametrize(
@@ -161,7 +213,10 @@ def test_whatever_a_line_holds_the_fast_cut_is_right_or_left_to_the_parser(parts
 def test_a_line_that_is_none_names_its_row(line, message):
     good = '{"a": 1, "s": "x"}\n'
     shard = json_shard(good, line, good)
-    for do in (lambda: json_shards.read_batch(shard, 0, 3), *([lambda: json_shards.read_rows(shard, [0, 1])] if message else [])):
+    for do in (
+        lambda: json_shards.read_batch(shard, 0, 3),
+        *([lambda: json_shards.read_rows(shard, [0, 1])] if message else []),
+    ):
         with pytest.raises(FormatError) as caught:
             do()
         assert str(caught.value).startswith("shard.00000.json[1]: ")
@@ -190,7 +245,10 @@ def test_values_of_another_kind_are_found_when_values_are_checked():
 def test_a_newline_that_json_cannot_end_with_is_refused_before_anything_is_written(newline):
     columns = columns_of(json_shards, {"i": "json_int"})
     store, batch, how = MemoryStore(), batch_of(columns, [{"i": b"1"}]), Settings(newline=newline)
-    for do in (lambda: json_shards.row_sizes(columns, batch, how), lambda: json_shards.write_shard(Location(store, ""), 0, columns, [batch], how)):
+    for do in (
+        lambda: json_shards.row_sizes(columns, batch, how),
+        lambda: json_shards.write_shard(Location(store, ""), 0, columns, [batch], how),
+    ):
         with pytest.raises(UsageError, match="cannot be read back$"):
             do()
         assert store.files == {}
@@ -198,9 +256,25 @@ def test_a_newline_that_json_cannot_end_with_is_refused_before_anything_is_writt
 
 @pytest.mark.parametrize(
     ("name", "data"),
-    [("s", b"bare"), ("s", b'"open'), ("s", b'"a" "b"'), ("s", b'"\n"'), ("s", b'"\\x"'), ("s", b'"\\u12"'), ("s", b"1"), ("s", b""),
-     ("i", b""), ("i", b" 1"), ("i", b'"1"'), ("i", b"1, 2"), ("i", b"01"), ("f", b"[1]"), ("f", b"{}"), ("f", b"1.}")],
-)  # fmt: skip
+    [
+        ("s", b"bare"),
+        ("s", b'"open'),
+        ("s", b'"a" "b"'),
+        ("s", b'"\n"'),
+        ("s", b'"\\x"'),
+        ("s", b'"\\u12"'),
+        ("s", b"1"),
+        ("s", b""),
+        ("i", b""),
+        ("i", b" 1"),
+        ("i", b'"1"'),
+        ("i", b"1, 2"),
+        ("i", b"01"),
+        ("f", b"[1]"),
+        ("f", b"{}"),
+        ("f", b"1.}"),
+    ],
+)
 def test_bytes_that_are_no_json_are_not_written(name, data):
     good = {"s": b'"x"', "i": b"1", "f": b"1.5"}
     store, columns = MemoryStore(), columns_of(json_shards, TYPES)
@@ -214,10 +288,24 @@ def test_bytes_that_are_no_json_are_not_written(name, data):
 
 
 def test_a_listing_may_say_more_than_the_shard_and_not_something_else():
-    chunk, _ = written(json_shards, {"j": "json", "s": "str"}, [{"j": json.dumps('{"k": 1}').encode(), "s": b'"x"'}])
-    assert [one.encoding for one in json_shards.open_shard(chunk).columns] == ["json_str", "json_str"]
+    chunk, _ = written(
+        json_shards,
+        {"j": "json", "s": "str"},
+        [{"j": json.dumps('{"k": 1}').encode(), "s": b'"x"'}],
+    )
+    assert [one.encoding for one in json_shards.open_shard(chunk).columns] == [
+        "json_str",
+        "json_str",
+    ]
     listed = (encodings.column("j", "json_json"), encodings.column("s", "json_str"))
     assert json_shards.open_shard(chunk, listed).columns == listed
-    for other in (listed[:1], (listed[0], encodings.column("s", "json_int")), (listed[0], encodings.column("t", "json_str"))):
-        with pytest.raises(IntegrityError, match=r"^shard.00000.json.meta: its config names other columns than the index$"):
+    for other in (
+        listed[:1],
+        (listed[0], encodings.column("s", "json_int")),
+        (listed[0], encodings.column("t", "json_str")),
+    ):
+        with pytest.raises(
+            IntegrityError,
+            match=r"^shard.00000.json.meta: its config names other columns than the index$",
+        ):
             json_shards.open_shard(chunk, other)

@@ -28,7 +28,10 @@ READABLE = sorted(p.name for p in GOLDEN.glob("mds_*"))
 
 
 def expected(name):
-    return [json.loads(line)["fields"] for line in (GOLDEN / name / "expected.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)["fields"]
+        for line in (GOLDEN / name / "expected.jsonl").read_text().splitlines()
+    ]
 
 
 def all_rows(stream):
@@ -43,7 +46,9 @@ def test_what_the_original_wrote_is_read(name):
     wanted = expected(name)
     assert len(rows) == len(wanted)
     for row, fields in zip(rows, wanted, strict=True):
-        assert {key: hashlib.sha256(data).hexdigest() for key, data in row.items()} == {key: field["sha256"] for key, field in fields.items()}
+        assert {key: hashlib.sha256(data).hexdigest() for key, data in row.items()} == {
+            key: field["sha256"] for key, field in fields.items()
+        }
 
 
 @pytest.mark.parametrize("maps", [True, False])
@@ -57,12 +62,24 @@ def test_batches_hold_the_bytes_that_rows_hold(name, maps):
             batch = mds.read_batch(shard, start, stop)
             assert batch.num_rows == stop - start
             for column in shard.columns:
-                assert stored(batch.column(column.name), lookup(column.encoding)).to_pylist() == [row[column.name] for row in rows[start:stop]]
+                assert stored(batch.column(column.name), lookup(column.encoding)).to_pylist() == [
+                    row[column.name] for row in rows[start:stop]
+                ]
         assert list(mds.verify_shard(shard, values=True)) == []
 
 
 @pytest.mark.parametrize(
-    "name", ["mds_scalars", "mds_str_numbers", "mds_text_bytes", "mds_json", "mds_jpeg_png", "mds_ndarray_dynamic", "mds_ndarray_dtype", "mds_pil"]
+    "name",
+    [
+        "mds_scalars",
+        "mds_str_numbers",
+        "mds_text_bytes",
+        "mds_json",
+        "mds_jpeg_png",
+        "mds_ndarray_dynamic",
+        "mds_ndarray_dtype",
+        "mds_pil",
+    ],
 )
 def test_values_decode_to_what_the_original_was_given(name):
     data = read.open(str(GOLDEN / name / "data"))
@@ -70,14 +87,35 @@ def test_values_decode_to_what_the_original_was_given(name):
     for sample, fields in zip(data, expected(name), strict=True):
         for key, value in sample.items():
             shown = fields[key].get("repr", "")
-            if fields[key]["type"] in ("int", "str", "json", "bytes", "str_int", "str_decimal", "str_float", "int8", "uint8", "int64", "uint64"):
-                assert shown.startswith(("b", "{", "[")) or len(shown) > 60 or len(shown) > 30 or shown in (ascii(value), str(bool(value)))
+            if fields[key]["type"] in (
+                "int",
+                "str",
+                "json",
+                "bytes",
+                "str_int",
+                "str_decimal",
+                "str_float",
+                "int8",
+                "uint8",
+                "int64",
+                "uint64",
+            ):
+                assert (
+                    shown.startswith(("b", "{", "["))
+                    or len(shown) > 60
+                    or len(shown) > 30
+                    or shown in (ascii(value), str(bool(value)))
+                )
                 checked += 1
             elif shown.startswith("image"):
                 assert f"image {value.mode} {value.width}x{value.height}" == shown
                 checked += 1
             elif hasattr(value, "dtype"):
-                assert value.dtype.name in fields[key]["type"] or value.dtype.name in shown or fields[key]["type"].startswith("ndarray")
+                assert (
+                    value.dtype.name in fields[key]["type"]
+                    or value.dtype.name in shown
+                    or fields[key]["type"].startswith("ndarray")
+                )
                 checked += 1
     assert checked
 
@@ -121,7 +159,11 @@ def test_what_is_written_again_is_what_the_original_wrote(name):
 
 def test_merged_datasets_are_read():
     for name in ("merged_root", "merged_root_zstd"):
-        root = next(p for p in (GOLDEN / name / "data").rglob("index.json") if p.parent.parent.name in (name, "data") or p.parent.name == "data")
+        root = next(
+            p
+            for p in (GOLDEN / name / "data").rglob("index.json")
+            if p.parent.parent.name in (name, "data") or p.parent.name == "data"
+        )
         rows = list(all_rows(mds.open_dataset(locate(str(root.parent)))))
         assert len(rows) == len(expected(name))
 
@@ -132,14 +174,21 @@ def test_merged_datasets_are_read():
 @pytest.fixture
 def shard_bytes():
     columns = (encodings.column("a", "str"), encodings.column("n", "int"))
-    batch = pa.record_batch({"a": pa.array(["one", "", "three" * 10], pa.large_string()), "n": pa.array([1, 2, 3], pa.int64())})
+    batch = pa.record_batch(
+        {
+            "a": pa.array(["one", "", "three" * 10], pa.large_string()),
+            "n": pa.array([1, 2, 3], pa.int64()),
+        }
+    )
     store = MemoryStore()
     mds.write_shard(Location(store), 0, columns, [batch], Settings())
     return store.files["shard.00000.mds"]
 
 
 def opened(data, rows=None, size=None):
-    return mds.open_shard(Chunk(Location(MemoryStore({"s.mds": data}), "s.mds"), rows, (File("s.mds", size),)))
+    return mds.open_shard(
+        Chunk(Location(MemoryStore({"s.mds": data}), "s.mds"), rows, (File("s.mds", size),))
+    )
 
 
 def test_the_shard_is_what_the_page_says(shard_bytes):
@@ -180,10 +229,16 @@ def test_a_shard_cut_anywhere_is_an_error(shard_bytes):
 def test_a_cut_shard_says_how_short_it_is(shard_bytes):
     with pytest.raises(FormatError) as caught:
         opened(shard_bytes[:-5])
-    assert str(caught.value) == f"s.mds: ends at byte {len(shard_bytes) - 5}, its table needs {len(shard_bytes)}"
+    assert (
+        str(caught.value)
+        == f"s.mds: ends at byte {len(shard_bytes) - 5}, its table needs {len(shard_bytes)}"
+    )
     with pytest.raises(IntegrityError) as caught:
         opened(shard_bytes[:-5], size=len(shard_bytes))
-    assert str(caught.value) == f"s.mds: is {len(shard_bytes) - 5} bytes, {len(shard_bytes)} are listed"
+    assert (
+        str(caught.value)
+        == f"s.mds: is {len(shard_bytes) - 5} bytes, {len(shard_bytes)} are listed"
+    )
     assert caught.value.hint == "It was cut short; fetch or pack it again."
 
 
@@ -207,7 +262,9 @@ def test_a_length_that_does_not_add_up_names_the_row(shard_bytes):
     start = struct.unpack_from("<5I", shard_bytes)[2]
     data = shard_bytes[:start] + struct.pack("<I", 1 << 30) + shard_bytes[start + 4 :]
     shard = opened(data)
-    with pytest.raises(FormatError, match=r"^s.mds\[1\]: its fields take 1073741836 bytes, the sample has 12$"):
+    with pytest.raises(
+        FormatError, match=r"^s.mds\[1\]: its fields take 1073741836 bytes, the sample has 12$"
+    ):
         mds.read_rows(shard, [1])
     with pytest.raises(FormatError, match=r"^s.mds\[1\]: 12 bytes are not what its lengths say$"):
         mds.read_batch(shard, 0, 3)
@@ -217,7 +274,13 @@ def test_a_length_that_does_not_add_up_names_the_row(shard_bytes):
 
 def test_rows_too_short_for_their_columns_are_refused_before_a_place_is_made_for_each():
     names = [str(i) for i in range(20_000)]
-    config = json.dumps({"column_names": names, "column_encodings": ["int8"] * len(names), "column_sizes": [1] * len(names)}).encode()
+    config = json.dumps(
+        {
+            "column_names": names,
+            "column_encodings": ["int8"] * len(names),
+            "column_sizes": [1] * len(names),
+        }
+    ).encode()
     start = 8 + 4 * 1000 + len(config)
     shard = opened(struct.pack("<I", 1000) + struct.pack("<I", start) * 1001 + config)
     tracemalloc.start()
@@ -242,7 +305,12 @@ def test_text_that_is_not_utf8_names_the_row(shard_bytes):
 @given(st.data())
 def test_any_damage_is_an_error_or_harmless(data):
     columns = (encodings.column("a", "str"), encodings.column("n", "int"))
-    batch = pa.record_batch({"a": pa.array(["one", "", "three"], pa.large_string()), "n": pa.array([1, 2, 3], pa.int64())})
+    batch = pa.record_batch(
+        {
+            "a": pa.array(["one", "", "three"], pa.large_string()),
+            "n": pa.array([1, 2, 3], pa.int64()),
+        }
+    )
     store = MemoryStore()
     mds.write_shard(Location(store), 0, columns, [batch], Settings())
     raw = bytearray(store.files["shard.00000.mds"])
@@ -264,14 +332,42 @@ def test_any_damage_is_an_error_or_harmless(data):
             "index.json: shards[0].raw_data: the name '../x.mds' leaves the folder",
             5,
         ),
-        (lambda i: i["shards"][0]["raw_data"].update(basename="/etc/x"), "index.json: shards[0].raw_data: the name '/etc/x' is not relative", 5),
-        (lambda i: i["shards"][0]["raw_data"].update(bytes=-1), "index.json: shards[0].raw_data.bytes: -1 is not a count", 4),
-        (lambda i: i["shards"][0]["raw_data"].update(bytes=True), "index.json: shards[0].raw_data.bytes: True is not a count", 4),
-        (lambda i: i["shards"][0].update(samples=1 << 60), "index.json: shards[0]: 1098 bytes cannot hold 1152921504606846976 samples", 4),
-        (lambda i: i["shards"][0].update(format="nope"), "index.json: shards[0]: format 'nope' is none of mds, json, csv, tsv, xsv", 4),
+        (
+            lambda i: i["shards"][0]["raw_data"].update(basename="/etc/x"),
+            "index.json: shards[0].raw_data: the name '/etc/x' is not relative",
+            5,
+        ),
+        (
+            lambda i: i["shards"][0]["raw_data"].update(bytes=-1),
+            "index.json: shards[0].raw_data.bytes: -1 is not a count",
+            4,
+        ),
+        (
+            lambda i: i["shards"][0]["raw_data"].update(bytes=True),
+            "index.json: shards[0].raw_data.bytes: True is not a count",
+            4,
+        ),
+        (
+            lambda i: i["shards"][0].update(samples=1 << 60),
+            "index.json: shards[0]: 1098 bytes cannot hold 1152921504606846976 samples",
+            4,
+        ),
+        (
+            lambda i: i["shards"][0].update(format="nope"),
+            "index.json: shards[0]: format 'nope' is none of mds, json, csv, tsv, xsv",
+            4,
+        ),
         (lambda i: i.update(version=3), "index.json: version 3, 2 is wanted", 4),
-        (lambda i: i["shards"][0].update(version=1), "index.json: shards[0]: version 1, 2 is wanted", 4),
-        (lambda i: i["shards"][0].update(version=True), "index.json: shards[0]: version True, 2 is wanted", 4),
+        (
+            lambda i: i["shards"][0].update(version=1),
+            "index.json: shards[0]: version 1, 2 is wanted",
+            4,
+        ),
+        (
+            lambda i: i["shards"][0].update(version=True),
+            "index.json: shards[0]: version True, 2 is wanted",
+            4,
+        ),
         (lambda i: i.update(shards={}), "index.json: no list of shards in it", 4),
         (lambda i: i.update(shards=[None]), "index.json: shards[0]: not an object", 4),
         (
@@ -279,14 +375,26 @@ def test_any_damage_is_an_error_or_harmless(data):
             "index.json: shards[0]: column 'float16': unknown encoding 'pickle'",
             4,
         ),
-        (lambda i: i["shards"][0]["column_sizes"].__setitem__(0, 3), "index.json: shards[0]: column 'float16': size 3, float16 has 2", 4),
-        (lambda i: i["shards"][0]["column_names"].__setitem__(1, "float16"), "index.json: shards[0]: two columns have one name", 4),
+        (
+            lambda i: i["shards"][0]["column_sizes"].__setitem__(0, 3),
+            "index.json: shards[0]: column 'float16': size 3, float16 has 2",
+            4,
+        ),
+        (
+            lambda i: i["shards"][0]["column_names"].__setitem__(1, "float16"),
+            "index.json: shards[0]: two columns have one name",
+            4,
+        ),
         (
             lambda i: i["shards"][0]["column_names"].pop(),
             "index.json: shards[0]: column_names, column_encodings and column_sizes are not lists of one length",
             4,
         ),
-        (lambda i: i["shards"][0].update(raw_data=None), "index.json: shards[0].raw_data: no basename in it", 4),
+        (
+            lambda i: i["shards"][0].update(raw_data=None),
+            "index.json: shards[0].raw_data: no basename in it",
+            4,
+        ),
     ],
 )
 def test_a_forged_index_is_refused(edit, message, code, tmp_path):
@@ -308,8 +416,15 @@ def test_a_forged_index_is_refused(edit, message, code, tmp_path):
     [
         ("", "an empty file"),
         ("[" * 100_000 + "]" * 100_000, "JSON nested too deep"),
-        ('{"shards": [], "shards": [], "version": 2}', "not valid JSON: two keys are named 'shards'"),
-        pytest.param(json.dumps(dict.fromkeys(range(100_000)))[:-1] + ', "99999": 0}', "not valid JSON: two keys are named '99999'", id="many keys"),
+        (
+            '{"shards": [], "shards": [], "version": 2}',
+            "not valid JSON: two keys are named 'shards'",
+        ),
+        pytest.param(
+            json.dumps(dict.fromkeys(range(100_000)))[:-1] + ', "99999": 0}',
+            "not valid JSON: two keys are named '99999'",
+            id="many keys",
+        ),
         ('{"shards": NaN}', "not valid JSON: NaN is not JSON"),
         ("[]", "no list of shards in it"),
     ],
@@ -324,18 +439,25 @@ def test_an_index_that_is_none_is_refused(text, message):
 def test_an_index_that_disagrees_with_its_shard_is_an_error(tmp_path):
     shutil.copytree(GOLDEN / "mds_scalars" / "data", tmp_path / "d")
     text = (tmp_path / "d" / "index.json").read_text()
-    (tmp_path / "d" / "index.json").write_text(text.replace('"float16"', '"gloat16"', 2).replace('"gloat16"', '"float16"', 1))
+    (tmp_path / "d" / "index.json").write_text(
+        text.replace('"float16"', '"gloat16"', 2).replace('"gloat16"', '"float16"', 1)
+    )
     with pytest.raises(IntegrityError, match="its config names other columns than the index$"):
         read.open(str(tmp_path / "d"))[0]
 
 
 def test_a_pickle_is_carried_and_not_decoded():
     data = read.open(str(GOLDEN / "mds_pkl" / "data"))
-    assert hashlib.sha256(data.rows([0])[0]["p"]).hexdigest() == expected("mds_pkl")[0]["p"]["sha256"]
+    assert (
+        hashlib.sha256(data.rows([0])[0]["p"]).hexdigest() == expected("mds_pkl")[0]["p"]["sha256"]
+    )
     with pytest.raises(UnsafeError) as caught:
         data[0]
     assert str(caught.value) == "row 0: column 'p': a pickle of 21 B, not decoded"
-    assert caught.value.hint == "Give allow_pickle=True if you trust whoever wrote it: reading a pickle runs code."
+    assert (
+        caught.value.hint
+        == "Give allow_pickle=True if you trust whoever wrote it: reading a pickle runs code."
+    )
     assert read.open(str(GOLDEN / "mds_pkl" / "data"), allow_pickle=True)[0] == {"p": {"a": 1}}
 
 
@@ -355,7 +477,10 @@ COLUMNS = {"s": "str", "b": "bytes", "i": "int", "u": "uint8", "f": "float32", "
                 "i": st.integers(-(1 << 63), (1 << 63) - 1),
                 "u": st.integers(0, 255),
                 "f": st.floats(width=32, allow_nan=False),
-                "j": st.none() | st.integers() | st.text(max_size=10) | st.lists(st.booleans(), max_size=3),
+                "j": st.none()
+                | st.integers()
+                | st.text(max_size=10)
+                | st.lists(st.booleans(), max_size=3),
             }
         ),
         min_size=1,
@@ -365,9 +490,17 @@ COLUMNS = {"s": "str", "b": "bytes", "i": "int", "u": "uint8", "f": "float32", "
 )
 def test_what_is_written_is_read_back(samples, compression):
     columns = mds.arrange(encodings.column(name, encoding) for name, encoding in COLUMNS.items())
-    raw = {c.name: [encodings.encode(lookup(c.encoding), sample[c.name]) for sample in samples] for c in columns}
-    arrays = [encodings.typed(pa.array(raw[c.name], pa.large_binary()), lookup(c.encoding)) for c in columns]
-    batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(c) for c in columns]))
+    raw = {
+        c.name: [encodings.encode(lookup(c.encoding), sample[c.name]) for sample in samples]
+        for c in columns
+    }
+    arrays = [
+        encodings.typed(pa.array(raw[c.name], pa.large_binary()), lookup(c.encoding))
+        for c in columns
+    ]
+    batch = pa.RecordBatch.from_arrays(
+        arrays, schema=pa.schema([encodings.field(c) for c in columns])
+    )
     how = Settings(compression)
     base, sizes = mds.row_sizes(columns, batch, how)
     chunk = mds.write_shard(Location(MemoryStore()), 0, columns, [batch], how)
@@ -375,12 +508,16 @@ def test_what_is_written_is_read_back(samples, compression):
     shard = pickle.loads(pickle.dumps(mds.open_shard(chunk)))
     order = list(np.random.default_rng(0).permutation(len(samples)))
     for row, i in zip(mds.read_rows(shard, order), order, strict=True):
-        assert {name: encodings.decode(lookup(COLUMNS[name]), data) for name, data in row.items()} == samples[i]
+        assert {
+            name: encodings.decode(lookup(COLUMNS[name]), data) for name, data in row.items()
+        } == samples[i]
     assert mds.read_batch(shard, 0, len(samples)).equals(batch)
 
 
 def test_columns_are_sorted_by_code_point_and_named_once():
-    names = [c.name for c in mds.arrange(encodings.column(name, "int") for name in ("é", "a", "B", "z"))]
+    names = [
+        c.name for c in mds.arrange(encodings.column(name, "int") for name in ("é", "a", "B", "z"))
+    ]
     assert names == ["B", "a", "z", "é"]
     with pytest.raises(UsageError, match="^two columns are named 'a'$"):
         mds.arrange([encodings.column("a", "int"), encodings.column("a", "str")])
@@ -389,9 +526,16 @@ def test_columns_are_sorted_by_code_point_and_named_once():
 
 
 def test_a_dataset_that_was_replaced_by_one_of_the_same_sizes_is_read_anew(tmp_path):
-    values = [bytes(np.random.default_rng(seed).integers(0, 256, 1000, np.uint8)) for seed in (1, 2)]
+    values = [
+        bytes(np.random.default_rng(seed).integers(0, 256, 1000, np.uint8)) for seed in (1, 2)
+    ]
     for i, value in enumerate(values):
-        with Writer(str(tmp_path / "out"), columns={"b": "bytes"}, settings=Settings("zstd"), overwrite=i > 0) as writer:
+        with Writer(
+            str(tmp_path / "out"),
+            columns={"b": "bytes"},
+            settings=Settings("zstd"),
+            overwrite=i > 0,
+        ) as writer:
             writer.write({"b": value})
         assert read.open(str(tmp_path / "out"))[0]["b"] == value
 
@@ -431,7 +575,10 @@ def test_whether_lengths_add_up_is_said_alike_with_and_without_numpy(rows, colum
 
 @given(st.binary(max_size=6), st.integers(-2, 2))
 def test_lengths_that_nearly_add_up_do_not(data, more):
-    shard = shard_of({"a": "bytes", "b": "int"}, [struct.pack("<I", max(0, len(data) + more)) + data + bytes(8)] * 2)
+    shard = shard_of(
+        {"a": "bytes", "b": "int"},
+        [struct.pack("<I", max(0, len(data) + more)) + data + bytes(8)] * 2,
+    )
     assert mds._fit(shard, 0, 2, struct.Struct("<I"), 12) is (max(0, len(data) + more) == len(data))
 
 
@@ -440,10 +587,16 @@ def test_configs_are_read_once_and_their_own_each():
     for _ in range(2):
         assert [one.name for one in shard_of({"a": "bytes"}, []).columns] == ["a"]
         assert [one.name for one in shard_of({"b": "int"}, []).columns] == ["b"]
-        with pytest.raises(FormatError, match="^a.mds: its config: column_names, column_encodings and column_sizes are not lists of one length$"):
+        with pytest.raises(
+            FormatError,
+            match="^a.mds: its config: column_names, column_encodings and column_sizes are not lists of one length$",
+        ):
             shard_of({}, [], {"column_names": []})
     assert len(mds_config._remembered) == 2
     for i in range(3 * mds_config._FEW):
         assert [one.name for one in shard_of({f"c{i}": "int"}, []).columns] == [f"c{i}"]
     shard_of({"x" * mds_config._SHORT: "int"}, [])
-    assert len(mds_config._remembered) <= mds_config._FEW and max(len(data) for _, data in mds_config._remembered) < 200
+    assert (
+        len(mds_config._remembered) <= mds_config._FEW
+        and max(len(data) for _, data in mds_config._remembered) < 200
+    )

@@ -14,11 +14,15 @@ from flarecli.formats.mds_body import bodies
 KINDS = {"a": "int", "b": "bytes", "c": "uint16", "d": "float32", "e": "str", "f": "int8"}
 ROWS = st.lists(
     st.tuples(
-        st.integers(-(1 << 63), (1 << 63) - 1), st.binary(max_size=9), st.integers(0, 65535), st.floats(width=32, allow_nan=False),
-        st.text(max_size=5), st.integers(-128, 127),
+        st.integers(-(1 << 63), (1 << 63) - 1),
+        st.binary(max_size=9),
+        st.integers(0, 65535),
+        st.floats(width=32, allow_nan=False),
+        st.text(max_size=5),
+        st.integers(-128, 127),
     ),
     max_size=20,
-)  # fmt: skip
+)
 PACK = {"int": "<q", "uint16": "<H", "float32": "<f", "int8": "<b"}
 
 
@@ -26,19 +30,32 @@ def plainly(names, rows):
     out = b""
     for row in rows:
         fields = [_stored(KINDS[name], row["abcdef".index(name)]) for name in names]
-        lengths = [struct.pack("<I", len(data)) for name, data in zip(names, fields, strict=True) if KINDS[name] not in PACK]
+        lengths = [
+            struct.pack("<I", len(data))
+            for name, data in zip(names, fields, strict=True)
+            if KINDS[name] not in PACK
+        ]
         out += b"".join((*lengths, *fields))
     return out
 
 
 def _stored(encoding, value):
-    return struct.pack(PACK[encoding], value) if encoding in PACK else value.encode() if encoding == "str" else value
+    return (
+        struct.pack(PACK[encoding], value)
+        if encoding in PACK
+        else value.encode()
+        if encoding == "str"
+        else value
+    )
 
 
 def batch_of(names, rows):
     columns = tuple(column(name, KINDS[name]) for name in names)
     fields = [field(one) for one in columns]
-    arrays = [pa.array([row["abcdef".index(name)] for row in rows], one.type) for name, one in zip(names, fields, strict=True)]
+    arrays = [
+        pa.array([row["abcdef".index(name)] for row in rows], one.type)
+        for name, one in zip(names, fields, strict=True)
+    ]
     return columns, pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
@@ -66,7 +83,9 @@ def test_a_null_never_takes_its_row_with_it():
 
 def test_a_field_of_one_size_must_have_it():
     columns = (column("a", "ndarray:uint8:2,2"),)
-    batch = pa.RecordBatch.from_arrays([pa.array([b"1234", b"123"], pa.large_binary())], names=["a"])
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([b"1234", b"123"], pa.large_binary())], names=["a"]
+    )
     assert b"".join(bodies(columns, [batch.slice(0, 1)])) == b"1234"
     with pytest.raises(ValueFitError, match="^column 'a': not 4 bytes$"):
         list(bodies(columns, [batch]))

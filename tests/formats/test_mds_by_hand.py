@@ -21,17 +21,30 @@ A, B, N = ("a", "bytes", None), ("b", "bytes", None), ("n", "int8", 1)
 
 
 def config_of(*columns):
-    return json.dumps({f"column_{part}": list(one) for part, one in zip(("names", "encodings", "sizes"), zip(*columns, strict=True), strict=True)})
+    return json.dumps(
+        {
+            f"column_{part}": list(one)
+            for part, one in zip(
+                ("names", "encodings", "sizes"), zip(*columns, strict=True), strict=True
+            )
+        }
+    )
 
 
 def laid(config, *samples):
     """A shard: its count, where each sample starts, its config, the samples."""
     starts = [*itertools.accumulate(map(len, samples), initial=8 + 4 * len(samples) + len(config))]
-    return struct.pack(f"<{len(starts) + 1}I", len(samples), *starts) + config.encode() + b"".join(samples)
+    return (
+        struct.pack(f"<{len(starts) + 1}I", len(samples), *starts)
+        + config.encode()
+        + b"".join(samples)
+    )
 
 
 def opened(data, rows=None, columns=None):
-    return mds.open_shard(Chunk(Location(MemoryStore({"s.mds": data}), "s.mds"), rows, (File("s.mds"),)), columns)
+    return mds.open_shard(
+        Chunk(Location(MemoryStore({"s.mds": data}), "s.mds"), rows, (File("s.mds"),)), columns
+    )
 
 
 def message(do):
@@ -42,7 +55,11 @@ def message(do):
 
 def readings(shard, row):
     """Every way to a row: alone, in a batch, and checked without its values; the last gives what it finds."""
-    return (lambda: mds.read_rows(shard, [row]), lambda: mds.read_batch(shard, 0, shard.rows), lambda: raised(shard))
+    return (
+        lambda: mds.read_rows(shard, [row]),
+        lambda: mds.read_batch(shard, 0, shard.rows),
+        lambda: raised(shard),
+    )
 
 
 def raised(shard):
@@ -52,14 +69,20 @@ def raised(shard):
 
 def test_a_shard_shorter_than_an_empty_table_says_its_size():
     for size in range(8):
-        assert message(lambda size=size: opened(laid("{}")[:size])) == f"s.mds: {size} bytes is less than the 8 of an empty table"
+        assert (
+            message(lambda size=size: opened(laid("{}")[:size]))
+            == f"s.mds: {size} bytes is less than the 8 of an empty table"
+        )
 
 
 def test_a_table_must_fit_to_its_last_byte():
     data = laid("", *[b""] * 3)
     assert len(data) == 20
     assert message(lambda: opened(data[:19])) == "s.mds: 19 bytes cannot hold a table of 3 samples"
-    assert message(lambda: opened(data)) == "s.mds: its config: not valid JSON: Expecting value: line 1 column 1 (char 0)"
+    assert (
+        message(lambda: opened(data))
+        == "s.mds: its config: not valid JSON: Expecting value: line 1 column 1 (char 0)"
+    )
 
 
 def test_a_config_that_is_no_object_is_refused():
@@ -68,7 +91,9 @@ def test_a_config_that_is_no_object_is_refused():
 
 @pytest.mark.parametrize("rows", [None, 20_000])
 @pytest.mark.parametrize("wide", [1, 300])
-def test_a_table_and_a_config_longer_than_the_first_look_are_read_to_their_ends(tmp_path, rows, wide):
+def test_a_table_and_a_config_longer_than_the_first_look_are_read_to_their_ends(
+    tmp_path, rows, wide
+):
     columns = [(f"n{i:03d}", "int8", 1) for i in range(wide)]
     samples = [bytes([i % 251]) * wide for i in range(20_000)]
     (tmp_path / "s.mds").write_bytes(laid(config_of(*columns), *samples))
@@ -94,17 +119,31 @@ def sample(*fields, extra=b""):
 @pytest.mark.parametrize(
     ("wrong", "alone", "together"),
     [
-        (sample(b"xy", b"", extra=b"!"), "its fields take 10 bytes, the sample has 11", "11 bytes are not what its lengths say"),
-        (sample(b"xy", b"z")[:-1], "its fields take 11 bytes, the sample has 10", "10 bytes are not what its lengths say"),
+        (
+            sample(b"xy", b"", extra=b"!"),
+            "its fields take 10 bytes, the sample has 11",
+            "11 bytes are not what its lengths say",
+        ),
+        (
+            sample(b"xy", b"z")[:-1],
+            "its fields take 11 bytes, the sample has 10",
+            "10 bytes are not what its lengths say",
+        ),
         (b"\0" * 7, "7 bytes cannot hold 8 bytes of lengths", "7 bytes cannot hold its lengths"),
         (b"", "0 bytes cannot hold 8 bytes of lengths", "0 bytes cannot hold its lengths"),
         # one length is -1 to who takes it for signed: then they add up
-        (struct.pack("<II", 0xFFFFFFFF, 5) + b"1234", "its fields take 4294967308 bytes, the sample has 12", "12 bytes are not what its lengths say"),
+        (
+            struct.pack("<II", 0xFFFFFFFF, 5) + b"1234",
+            "its fields take 4294967308 bytes, the sample has 12",
+            "12 bytes are not what its lengths say",
+        ),
     ],
 )
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("maps", [True, False])
-def test_a_sample_whose_lengths_do_not_add_up_is_refused_by_every_way(tmp_path, wrong, alone, together, place, maps):
+def test_a_sample_whose_lengths_do_not_add_up_is_refused_by_every_way(
+    tmp_path, wrong, alone, together, place, maps
+):
     samples = [sample(b"one", b""), sample(b"", b"three")]
     samples.insert(place, wrong)
     (tmp_path / "s.mds").write_bytes(laid(config_of(A, B), *samples))
@@ -114,7 +153,9 @@ def test_a_sample_whose_lengths_do_not_add_up_is_refused_by_every_way(tmp_path, 
     assert message(one) == f"{tmp_path}/s.mds[{place}]: {alone}"
     for do in more:
         assert message(do) == f"{tmp_path}/s.mds[{place}]: {together}"
-    assert mds.read_rows(shard, [(place + 1) % 3]) == [{"a": b"one", "b": b""} if (place + 1) % 3 == (place == 0) else {"a": b"", "b": b"three"}]
+    assert mds.read_rows(shard, [(place + 1) % 3]) == [
+        {"a": b"one", "b": b""} if (place + 1) % 3 == (place == 0) else {"a": b"", "b": b"three"}
+    ]
 
 
 def test_samples_of_no_bytes_and_of_values_of_no_bytes_are_samples():
@@ -146,7 +187,9 @@ def test_columns_that_are_none_are_refused(columns, message):
 
 def test_columns_of_odd_names_are_columns():
     names = ["", " ", "\n", "\x00", "a,b", 'a"', "a.b", "\u2028", "\U0001f642"]
-    shard = opened(laid(config_of(*((name, "int8", 1) for name in names)), bytes(range(len(names)))))
+    shard = opened(
+        laid(config_of(*((name, "int8", 1) for name in names)), bytes(range(len(names))))
+    )
     assert mds.read_rows(shard, [0]) == [{name: bytes([i]) for i, name in enumerate(names)}]
     assert mds.read_batch(shard, 0, 1).schema.names == names
 
@@ -165,7 +208,9 @@ def test_an_index_of_more_columns_or_of_others_is_not_the_shards():
 @pytest.mark.parametrize("compression", [None, "gz", "snappy", "br"])
 def test_a_shard_of_no_rows_is_written_and_read(rows, compression):
     columns = mds.arrange([encodings.column("a", "bytes"), encodings.column("n", "int")])
-    batch = pa.record_batch({"a": pa.array([b""] * rows, pa.large_binary()), "n": pa.array([0] * rows, pa.int64())})
+    batch = pa.record_batch(
+        {"a": pa.array([b""] * rows, pa.large_binary()), "n": pa.array([0] * rows, pa.int64())}
+    )
     for batches in ([batch], [batch.slice(0, 0), batch], [batch] if rows else []):
         chunk = mds.write_shard(Location(MemoryStore()), 0, columns, batches, Settings(compression))
         shard = mds.open_shard(chunk, columns)
@@ -179,7 +224,10 @@ def test_a_shard_may_be_as_large_as_its_offsets_reach(monkeypatch):
     batch = pa.record_batch({"a": pa.array([b"x" * 100], pa.large_binary())})
     size = len(mds.write_shard(Location(MemoryStore()), 0, columns, [batch], Settings()).at.read())
     monkeypatch.setattr(lines, "LIMIT", size)
-    assert mds.write_shard(Location(MemoryStore()), 0, columns, [batch], Settings()).files[0].size == size
+    assert (
+        mds.write_shard(Location(MemoryStore()), 0, columns, [batch], Settings()).files[0].size
+        == size
+    )
 
 
 @pytest.mark.parametrize("form", ["mds", "json"])
@@ -187,38 +235,62 @@ def test_a_shard_may_be_as_large_as_its_offsets_reach(monkeypatch):
 def test_each_file_is_summed_as_it_is_written_and_as_it_is_without_compression(form, compression):
     columns = find(form).arrange([encodings.column("a", "str")])
     batch = pa.record_batch({"a": pa.array(['"x"'], pa.large_string())})
-    chunk = find(form).write_shard(Location(MemoryStore(), ""), 7, columns, [batch], Settings(compression, ("sha1", "md5")))
+    chunk = find(form).write_shard(
+        Location(MemoryStore(), ""), 7, columns, [batch], Settings(compression, ("sha1", "md5"))
+    )
     suffix = f".{compression}" if compression else ""
-    assert [file.name for file in chunk.files] == [f"shard.00007.{form}{end}{suffix}" for end in ("", ".meta")][: 1 + (form != "mds")]
+    assert [file.name for file in chunk.files] == [
+        f"shard.00007.{form}{end}{suffix}" for end in ("", ".meta")
+    ][: 1 + (form != "mds")]
     for at, file in zip((chunk.at, *chunk.beside), chunk.files, strict=True):
         data = at.read()
         raw = gzip.decompress(data) if compression else data
         assert (file.size, file.raw_size) == (len(data), len(raw) if compression else None)
         sums = ("sha1", "md5", "xxh3_128")
         assert dict(file.hashes) == {name: hashed(name, data) for name in sums}
-        assert dict(file.raw_hashes) == ({name: hashed(name, raw) for name in sums} if compression else {})
+        assert dict(file.raw_hashes) == (
+            {name: hashed(name, raw) for name in sums} if compression else {}
+        )
 
 
 def hashed(name, data):
-    return xxhash.xxh3_128_hexdigest(data) if name == "xxh3_128" else hashlib.new(name, data).hexdigest()
+    return (
+        xxhash.xxh3_128_hexdigest(data)
+        if name == "xxh3_128"
+        else hashlib.new(name, data).hexdigest()
+    )
 
 
 def test_of_a_shard_and_what_it_was_decompressed_to_the_shard_is_read(tmp_path):
     right, wrong = (laid(config_of(N), value) for value in (b"1", b"2"))
     listed = File("s.mds.gz", None, {"sha1": "zipped"}, len(right), {"sha1": "raw"})
-    folders = {"both": {"s.mds.gz": gzip.compress(right), "s.mds": wrong}, "one": {"s.mds": wrong}, "longer": {"s.mds": wrong + b"!"}}
+    folders = {
+        "both": {"s.mds.gz": gzip.compress(right), "s.mds": wrong},
+        "one": {"s.mds": wrong},
+        "longer": {"s.mds": wrong + b"!"},
+    }
     for folder, files in folders.items():
         (tmp_path / folder).mkdir()
         for name, data in files.items():
             (tmp_path / folder / name).write_bytes(data)
-    both, one, longer, none = (Chunk(locate(f"{tmp_path}/{name}/s.mds.gz"), 1, (listed,)) for name in ("both", "one", "longer", "none"))
+    both, one, longer, none = (
+        Chunk(locate(f"{tmp_path}/{name}/s.mds.gz"), 1, (listed,))
+        for name in ("both", "one", "longer", "none")
+    )
     shard = mds.open_shard(both)
     assert (mds.read_rows(shard, [0]), shard.chunk.files) == ([{"n": b"1"}], (listed,))
     shard = mds.open_shard(one)
-    assert (mds.read_rows(shard, [0]), shard.chunk.files) == ([{"n": b"2"}], (File("s.mds", len(right), {"sha1": "raw"}),))
+    assert (mds.read_rows(shard, [0]), shard.chunk.files) == (
+        [{"n": b"2"}],
+        (File("s.mds", len(right), {"sha1": "raw"}),),
+    )
     assert mds.read_rows(mds.open_shard(Chunk(one.at)), [0]) == [{"n": b"2"}]
     for chunk, kind, message in (
-        (longer, IntegrityError, f"longer/s.mds: is {len(wrong) + 1} bytes, {len(wrong)} are listed"),
+        (
+            longer,
+            IntegrityError,
+            f"longer/s.mds: is {len(wrong) + 1} bytes, {len(wrong)} are listed",
+        ),
         (none, MissingError, "none/s.mds.gz: no such file or folder"),
     ):
         with pytest.raises(kind) as caught:

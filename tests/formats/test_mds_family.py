@@ -13,7 +13,14 @@ import pytest
 from flarecli import encodings, read
 from flarecli.compress import decompress
 from flarecli.encodings import lookup, stored
-from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, UnsafeError, UsageError
+from flarecli.errors import (
+    FlareError,
+    FormatError,
+    IntegrityError,
+    MissingError,
+    UnsafeError,
+    UsageError,
+)
 from flarecli.formats import find, mds_config
 from flarecli.formats.mds_index import open_dataset
 from flarecli.formats.mds_merge import merge, parts_below
@@ -25,9 +32,16 @@ from flarecli.verbs import verify
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "mds"
 ROOTS = sorted(str(path.parent.relative_to(GOLDEN)) for path in GOLDEN.glob("*/data/**/index.json"))
-WHOLE = [root for root in ROOTS if root.endswith("/data") or root.startswith("splits")]  # not the parts of what was merged
+WHOLE = [
+    root for root in ROOTS if root.endswith("/data") or root.startswith("splits")
+]  # not the parts of what was merged
 SINGLE = [root for root in ROOTS if not (root.startswith("merged") and root.endswith("/data"))]
-NOT_WRITTEN = ("mds_no_samples/data", "mds_zero_columns/data", "mds_oversize_first/data", "json_oversize_first/data")
+NOT_WRITTEN = (
+    "mds_no_samples/data",
+    "mds_zero_columns/data",
+    "mds_oversize_first/data",
+    "json_oversize_first/data",
+)
 
 
 def index_of(root):
@@ -37,7 +51,9 @@ def index_of(root):
 def expected(root):
     name, _, split = root.partition("/data")
     lines = map(json.loads, (GOLDEN / name / "expected.jsonl").read_text().splitlines())
-    return [line["fields"] for line in lines if line.get("root", split.strip("/")) == split.strip("/")]
+    return [
+        line["fields"] for line in lines if line.get("root", split.strip("/")) == split.strip("/")
+    ]
 
 
 def opened(at):
@@ -53,7 +69,9 @@ def test_rows_are_what_the_original_was_given(root):
         shard = form.open_shard(chunk, stream.columns)
         rows += form.read_rows(shard, range(shard.rows))
     found = [{name: hashlib.sha256(data).hexdigest() for name, data in row.items()} for row in rows]
-    assert found == [{name: value["sha256"] for name, value in row.items()} for row in expected(root)]
+    assert found == [
+        {name: value["sha256"] for name, value in row.items()} for row in expected(root)
+    ]
 
 
 @pytest.mark.parametrize("maps", [True, False])
@@ -66,9 +84,13 @@ def test_batches_hold_what_rows_hold(root, maps):
         rows = form.read_rows(shard, range(shard.rows))
         for start, stop in {(0, shard.rows), (shard.rows // 3, shard.rows // 2)}:
             for views in (False, True):
-                batch = form.read_batch(shard, start, stop, views=views).cast(pa.schema([encodings.field(one) for one in shard.columns]))
+                batch = form.read_batch(shard, start, stop, views=views).cast(
+                    pa.schema([encodings.field(one) for one in shard.columns])
+                )
                 for one in shard.columns:
-                    assert stored(batch.column(one.name), lookup(one.encoding)).to_pylist() == [row[one.name] for row in rows[start:stop]]
+                    assert stored(batch.column(one.name), lookup(one.encoding)).to_pylist() == [
+                        row[one.name] for row in rows[start:stop]
+                    ]
         assert list(form.verify_shard(shard, values=True)) == []
 
 
@@ -79,7 +101,9 @@ def raw_of(path):
     if kind in readers:
         return path.name.removesuffix(f".{kind}"), readers[kind](path.read_bytes())
     if kind in ("br", "snappy", "zstd"):
-        return path.name.removesuffix(f".{kind}"), bytes(decompress(kind, [path.read_bytes()], None, path))
+        return path.name.removesuffix(f".{kind}"), bytes(
+            decompress(kind, [path.read_bytes()], None, path)
+        )
     return path.name, path.read_bytes()
 
 
@@ -88,13 +112,20 @@ def test_what_is_written_again_is_what_the_original_wrote(root, tmp_path):
     form, stream = opened(locate(str(GOLDEN / root)))
     first, to = index_of(root)["shards"][0], locate(f"{tmp_path}/")
     settings = Settings(
-        first["compression"], tuple(first["hashes"]), first["size_limit"], None, first.get("newline", "\n"), first.get("separator", ",")
+        first["compression"],
+        tuple(first["hashes"]),
+        first["size_limit"],
+        None,
+        first.get("newline", "\n"),
+        first.get("separator", ","),
     )
     columns = form.arrange(reversed(stream.columns))
     chunks = []
     for i, chunk in enumerate(stream):
         shard = form.open_shard(chunk, stream.columns)
-        chunks.append(form.write_shard(to, i, columns, [form.read_batch(shard, 0, shard.rows)], settings))
+        chunks.append(
+            form.write_shard(to, i, columns, [form.read_batch(shard, 0, shard.rows)], settings)
+        )
     form.write_index(to, chunks, columns, settings)
     wanted = {path.name: path for path in (GOLDEN / root).iterdir()}
     assert {path.name for path in tmp_path.iterdir()} == set(wanted)
@@ -120,8 +151,15 @@ def test_rows_cut_where_the_original_cuts_them(tmp_path):
         form, stream = opened(locate(str(GOLDEN / name / "data")))
         first = index_of(f"{name}/data")["shards"][0]
         settings = Settings(None, (), first["size_limit"], None, first.get("newline", "\n"))
-        batches = [form.read_batch(form.open_shard(chunk), 0, rows) for chunk, rows in zip(stream, stream.rows.tolist(), strict=True)]
-        base, sizes = form.row_sizes(stream.columns, pa.Table.from_batches(batches).combine_chunks().to_batches()[0], settings)
+        batches = [
+            form.read_batch(form.open_shard(chunk), 0, rows)
+            for chunk, rows in zip(stream, stream.rows.tolist(), strict=True)
+        ]
+        base, sizes = form.row_sizes(
+            stream.columns,
+            pa.Table.from_batches(batches).combine_chunks().to_batches()[0],
+            settings,
+        )
         cuts, size = [0], base
         for one in sizes.tolist():
             if size + one > first["size_limit"]:
@@ -136,7 +174,9 @@ def test_a_lost_index_is_rebuilt_as_it_was(root, tmp_path):
     shutil.copytree(GOLDEN / root, tmp_path / "d")
     (tmp_path / "d" / "index.json").unlink()
     stream = rebuild(locate(str(tmp_path / "d")))
-    assert (tmp_path / "d" / "index.json").read_bytes() == (GOLDEN / root / "index.json").read_bytes()
+    assert (tmp_path / "d" / "index.json").read_bytes() == (
+        GOLDEN / root / "index.json"
+    ).read_bytes()
     assert int(stream.rows.sum()) == sum(shard["samples"] for shard in index_of(root)["shards"])
     with pytest.raises(UsageError, match="there is an index$"):
         rebuild(locate(str(tmp_path / "d")))
@@ -155,13 +195,17 @@ def test_what_no_index_can_be_made_of_is_said(tmp_path):
     with pytest.raises(FormatError) as caught:
         rebuild(at)
     last = len(index_of("mds_many_shards/data")["shards"]) - 1
-    assert str(caught.value) == f"{folder}: shard.00002.mds is missing, shard.{last:05d}.mds is there"
+    assert (
+        str(caught.value) == f"{folder}: shard.00002.mds is missing, shard.{last:05d}.mds is there"
+    )
     shutil.copy(folder / "shard.00003.mds", folder / "shard.00002.mds.zstd")
     with pytest.raises(FormatError, match=r"shard.00002.mds.zstd: not valid zstd"):
         rebuild(at)
     (folder / "shard.00002.mds.zstd").unlink()
     (folder / "shard.00002.mds").write_bytes((tmp_path / "away").read_bytes()[:-1])
-    with pytest.raises(FormatError, match=r"shard.00002.mds: ends at byte \d+, its table needs \d+$"):
+    with pytest.raises(
+        FormatError, match=r"shard.00002.mds: ends at byte \d+, its table needs \d+$"
+    ):
         rebuild(at)
     assert not (folder / "index.json").exists()
     with pytest.raises(MissingError, match="no shards in it$"):
@@ -182,14 +226,20 @@ def test_a_shard_that_lacks_its_meta_is_not_listed(name, tmp_path):
 # -- merged
 
 
-@pytest.mark.parametrize("name", ["merged_root", "merged_root_zstd", "merged_list_json", "merged_list_csv_gz"])
+@pytest.mark.parametrize(
+    "name", ["merged_root", "merged_root_zstd", "merged_list_json", "merged_list_csv_gz"]
+)
 def test_indexes_are_merged_as_the_original_merges_them(name, tmp_path):
     folder, at = copied(name, tmp_path)
     wanted = (folder / "index.json").read_bytes()
-    parts = dict.fromkeys(shard["raw_data"]["basename"].partition("/")[0] for shard in json.loads(wanted)["shards"])
+    parts = dict.fromkeys(
+        shard["raw_data"]["basename"].partition("/")[0] for shard in json.loads(wanted)["shards"]
+    )
     merge(at, [locate(str(folder / part / "index.json")) for part in parts])
     assert (folder / "index.json").read_bytes() == wanted
-    merge(at, [at / part for part in parts] * 2)  # again, over what is there; what is named twice counts once
+    merge(
+        at, [at / part for part in parts] * 2
+    )  # again, over what is there; what is named twice counts once
     assert (folder / "index.json").read_bytes() == wanted
     if "root" in name:
         merge(at)
@@ -203,14 +253,26 @@ def test_parts_at_any_depth_keep_their_whole_path(tmp_path):
     merge(at / "x", [at / "x/b"])  # an index that was merged before: its shards count once
     assert parts_below(at) == ["a/b", "x/b", "x"]
     merge(at)
-    names = [shard["raw_meta"]["basename"] for shard in json.loads((tmp_path / "index.json").read_text())["shards"]]
-    assert names == [f"{part}/shard.0000{i}.json.meta" for part in ("a/b", "x/b") for i in range(len(names) // 2)]
+    names = [
+        shard["raw_meta"]["basename"]
+        for shard in json.loads((tmp_path / "index.json").read_text())["shards"]
+    ]
+    assert names == [
+        f"{part}/shard.0000{i}.json.meta" for part in ("a/b", "x/b") for i in range(len(names) // 2)
+    ]
     assert len(read.open(str(tmp_path))) == 30
-    assert [sample["a"] for sample in read.open(str(tmp_path))][:15] == [sample["a"] for sample in read.open(str(tmp_path / "x"))]
+    assert [sample["a"] for sample in read.open(str(tmp_path))][:15] == [
+        sample["a"] for sample in read.open(str(tmp_path / "x"))
+    ]
 
 
 def test_what_cannot_be_merged_is_said_and_nothing_is_written(tmp_path):
-    for part, name in (("a", "json_newline_lf"), ("b", "json_newline_lf"), ("c", "csv_plain"), ("d", "json_special")):
+    for part, name in (
+        ("a", "json_newline_lf"),
+        ("b", "json_newline_lf"),
+        ("c", "csv_plain"),
+        ("d", "json_special"),
+    ):
         shutil.copytree(GOLDEN / name / "data", tmp_path / "merged" / part)
     shutil.copytree(GOLDEN / "json_newline_lf" / "data", tmp_path / "outside")
     at = locate(str(tmp_path / "merged"))
@@ -222,15 +284,26 @@ def test_what_cannot_be_merged_is_said_and_nothing_is_written(tmp_path):
             merge(at, [locate(part)])
     with pytest.raises(FormatError) as caught:
         merge(at, [at / "a", at / "c"])
-    assert str(caught.value) == f"{tmp_path}/merged/c/index.json: shards[0]: format csv, shards[0] has json"
+    assert (
+        str(caught.value)
+        == f"{tmp_path}/merged/c/index.json: shards[0]: format csv, shards[0] has json"
+    )
     with pytest.raises(FormatError) as caught:
         merge(at, [at / "a", at / "d"])
-    assert str(caught.value) == f"{tmp_path}/merged/d/index.json: shards[0]: other columns than shards[0]"
+    assert (
+        str(caught.value)
+        == f"{tmp_path}/merged/d/index.json: shards[0]: other columns than shards[0]"
+    )
     (tmp_path / "merged" / "b" / "shard.00001.json").write_bytes(b"")
-    with pytest.raises(FormatError, match=r"b/shard.00001.json: is 0 bytes, .*b/index.json: shards\[1\] lists \d+$"):
+    with pytest.raises(
+        FormatError, match=r"b/shard.00001.json: is 0 bytes, .*b/index.json: shards\[1\] lists \d+$"
+    ):
         merge(at, [at / "a", at / "b"])
     (tmp_path / "merged" / "b" / "shard.00001.json").unlink()
-    with pytest.raises(MissingError, match=r"b/shard.00001.json: no such file, .*b/index.json: shards\[1\] lists it$"):
+    with pytest.raises(
+        MissingError,
+        match=r"b/shard.00001.json: no such file, .*b/index.json: shards\[1\] lists it$",
+    ):
         merge(at, [at / "a", at / "b"])
     with pytest.raises(MissingError, match=r"merged/no/index.json: "):
         merge(at, [at / "no"])
@@ -242,25 +315,40 @@ def test_what_cannot_be_merged_is_said_and_nothing_is_written(tmp_path):
 # -- what is there of a compressed dataset
 
 
-@pytest.mark.parametrize("name", ["mds_comp_zstd", "json_comp_gz", "csv_comp_snappy", "merged_root_zstd"])
+@pytest.mark.parametrize(
+    "name", ["mds_comp_zstd", "json_comp_gz", "csv_comp_snappy", "merged_root_zstd"]
+)
 def test_a_cache_of_the_original_is_read_whichever_file_it_kept(name, tmp_path):
     folder, at = copied(name, tmp_path)
     form, _ = opened(at)
     wanted = list(read.open(str(folder)))
-    for path in [path for path in folder.rglob("shard.*") if path.name.rpartition(".")[2] in ("zstd", "gz", "snappy")]:
+    for path in [
+        path
+        for path in folder.rglob("shard.*")
+        if path.name.rpartition(".")[2] in ("zstd", "gz", "snappy")
+    ]:
         raw, data = raw_of(path)
         (path.parent / raw).write_bytes(data)
     assert list(read.open(str(folder))) == wanted  # both lie there
     assert list(verify(str(folder))) == []
-    zipped = sorted(path for path in folder.rglob("shard.*") if path.name.rpartition(".")[2] in ("zstd", "gz", "snappy"))
+    zipped = sorted(
+        path
+        for path in folder.rglob("shard.*")
+        if path.name.rpartition(".")[2] in ("zstd", "gz", "snappy")
+    )
     zipped[-1].unlink()
     assert list(read.open(str(folder))) == wanted  # one of them raw alone
     for path in zipped[:-1]:
         path.unlink()
     assert list(read.open(str(folder))) == wanted
-    assert all(list(form.verify_shard(form.open_shard(chunk), values=True)) == [] for chunk in opened(at)[1])
+    assert all(
+        list(form.verify_shard(form.open_shard(chunk), values=True)) == []
+        for chunk in opened(at)[1]
+    )
     assert list(verify(str(folder))) == []
-    first = next(path for path in sorted(folder.rglob("shard.00000.*")) if not path.name.endswith("meta"))
+    first = next(
+        path for path in sorted(folder.rglob("shard.00000.*")) if not path.name.endswith("meta")
+    )
     first.write_bytes(first.read_bytes()[:-1])
     with pytest.raises((FormatError, IntegrityError), match=rf"{first.name}: "):
         read.open(str(folder))[0]
@@ -270,14 +358,22 @@ def test_a_cache_of_the_original_is_read_whichever_file_it_kept(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["json_comp_br/data/shard.00001.json.br", "tsv_plain/data/shard.00001.tsv", "xsv_multichar/data/shard.00000.xsv.bz2"]
+    "name",
+    [
+        "json_comp_br/data/shard.00001.json.br",
+        "tsv_plain/data/shard.00001.tsv",
+        "xsv_multichar/data/shard.00000.xsv.bz2",
+    ],
 )
 def test_a_shard_alone_is_read_and_verified_with_its_meta(name, tmp_path):
     shutil.copytree((GOLDEN / name).parent, tmp_path / "d")
     path = tmp_path / "d" / Path(name).name
     number = int(path.name[6:11])
     whole = list(read.open(str(tmp_path / "d")))
-    found, first = list(read.open(str(path))), sum(shard["samples"] for shard in index_of(str(Path(name).parent))["shards"][:number])
+    found, first = (
+        list(read.open(str(path))),
+        sum(shard["samples"] for shard in index_of(str(Path(name).parent))["shards"][:number]),
+    )
     assert list(map(str, found)) == list(map(str, whole[first : first + len(found)]))
     assert found
     assert list(verify(str(path))) == []
@@ -285,7 +381,9 @@ def test_a_shard_alone_is_read_and_verified_with_its_meta(name, tmp_path):
     assert [one.kind for one in verify(str(path))] == ["format"]
 
 
-@pytest.mark.parametrize("name", ["json_newline_lf", "csv_comp_gz", "merged_list_json", "xsv_unicode", "mds_comp_br"])
+@pytest.mark.parametrize(
+    "name", ["json_newline_lf", "csv_comp_gz", "merged_list_json", "xsv_unicode", "mds_comp_br"]
+)
 def test_datasets_are_read_over_http(name, web):
     folder = GOLDEN / name / "data"
     for path in folder.rglob("*"):
@@ -309,21 +407,65 @@ def changed(name, edit):
 @pytest.mark.parametrize(
     ("name", "edit", "message"),
     [
-        ("json_newline_lf", lambda s: s.update(columns=["a"]), "shards[0]: columns is not an object"),
-        ("json_newline_lf", lambda s: s["columns"].update(a="bool"), "shards[0]: column 'a': 'bool' is none of str, int, float"),
-        ("json_newline_lf", lambda s: s["columns"].update({"\ud800": "int"}), "shards[0]: a column's name is not UTF-8"),
-        ("json_newline_lf", lambda s: s.update(newline=7), "shards[0]: its newline is 7, not a text"),
+        (
+            "json_newline_lf",
+            lambda s: s.update(columns=["a"]),
+            "shards[0]: columns is not an object",
+        ),
+        (
+            "json_newline_lf",
+            lambda s: s["columns"].update(a="bool"),
+            "shards[0]: column 'a': 'bool' is none of str, int, float",
+        ),
+        (
+            "json_newline_lf",
+            lambda s: s["columns"].update({"\ud800": "int"}),
+            "shards[0]: a column's name is not UTF-8",
+        ),
+        (
+            "json_newline_lf",
+            lambda s: s.update(newline=7),
+            "shards[0]: its newline is 7, not a text",
+        ),
         ("csv_plain", lambda s: s.update(newline=""), "shards[0]: its newline is '', not a text"),
         ("xsv_pipe", lambda s: s.pop("separator"), "shards[0]: its separator is None, not a text"),
-        ("xsv_pipe", lambda s: s["column_names"].append("x"), "shards[0]: column_names and column_encodings are not lists of one length"),
+        (
+            "xsv_pipe",
+            lambda s: s["column_names"].append("x"),
+            "shards[0]: column_names and column_encodings are not lists of one length",
+        ),
         ("csv_plain", lambda s: s.update(raw_meta=None), "shards[0].raw_meta: no basename in it"),
-        ("csv_plain", lambda s: s["raw_meta"].update(basename="../x"), "shards[0].raw_meta: the name '../x' leaves the folder"),
-        ("csv_plain", lambda s: s.update(samples=1 << 40), "shards[0]: 256 bytes cannot hold 1099511627776 samples"),
-        ("csv_plain", lambda s: s.update(size_limit="5g"), "shards[0].size_limit: '5g' is not a size"),
-        ("csv_comp_gz", lambda s: s.update(compression="gzip"), "shards[0]: unknown compression 'gzip'"),
+        (
+            "csv_plain",
+            lambda s: s["raw_meta"].update(basename="../x"),
+            "shards[0].raw_meta: the name '../x' leaves the folder",
+        ),
+        (
+            "csv_plain",
+            lambda s: s.update(samples=1 << 40),
+            "shards[0]: 256 bytes cannot hold 1099511627776 samples",
+        ),
+        (
+            "csv_plain",
+            lambda s: s.update(size_limit="5g"),
+            "shards[0].size_limit: '5g' is not a size",
+        ),
+        (
+            "csv_comp_gz",
+            lambda s: s.update(compression="gzip"),
+            "shards[0]: unknown compression 'gzip'",
+        ),
         ("csv_comp_gz", lambda s: s.update(compression=9), "shards[0]: unknown compression '9'"),
-        ("csv_comp_gz", lambda s: s.update(compression="zstd"), "shards[0].zip_data: the name 'shard.00000.csv.gz' is not of compression 'zstd'"),
-        ("csv_comp_gz", lambda s: s["zip_meta"].update(bytes=None), "shards[0].zip_meta.bytes: None is not a count"),
+        (
+            "csv_comp_gz",
+            lambda s: s.update(compression="zstd"),
+            "shards[0].zip_data: the name 'shard.00000.csv.gz' is not of compression 'zstd'",
+        ),
+        (
+            "csv_comp_gz",
+            lambda s: s["zip_meta"].update(bytes=None),
+            "shards[0].zip_meta.bytes: None is not a count",
+        ),
     ],
 )
 def test_a_forged_index_of_lines_is_refused(name, edit, message):
@@ -338,13 +480,43 @@ def test_a_compression_that_was_not_used_is_no_matter():
 
 
 SIZES = {
-    None: None, "": None, 0: None, "0": None, 0.5: None, 100: 100, 100.7: 100, "100b": 100, "1kb": 1024, "1.5KB": 1536, " 1 kb ": 1024,
-    "1e3kb": 1024000, "1_000kb": 1024000, "64mb": 1 << 26, "2tb": 1 << 41,
-}  # fmt: skip
+    None: None,
+    "": None,
+    0: None,
+    "0": None,
+    0.5: None,
+    100: 100,
+    100.7: 100,
+    "100b": 100,
+    "1kb": 1024,
+    "1.5KB": 1536,
+    " 1 kb ": 1024,
+    "1e3kb": 1024000,
+    "1_000kb": 1024000,
+    "64mb": 1 << 26,
+    "2tb": 1 << 41,
+}
 
 
 def test_size_limits_are_read_as_the_original_reads_them():
     assert {given: mds_config.size_limit(given, "x") for given in SIZES} == SIZES
-    for given in ("1e3", "1.5b", "12 b", "1_000", "5g", "1kib", "1024.7", "-1kb", "nankb", "infkb", "kb", -1, True, [], {}, "9" * 400 + "kb"):
+    for given in (
+        "1e3",
+        "1.5b",
+        "12 b",
+        "1_000",
+        "5g",
+        "1kib",
+        "1024.7",
+        "-1kb",
+        "nankb",
+        "infkb",
+        "kb",
+        -1,
+        True,
+        [],
+        {},
+        "9" * 400 + "kb",
+    ):
         with pytest.raises(FormatError, match="is not a size$"):
             mds_config.size_limit(given, "x")

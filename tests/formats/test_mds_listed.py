@@ -18,17 +18,35 @@ from flarecli.storage.memory import MemoryStore
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "mds"
 PLAIN = {
-    "column_encodings": ["int"], "column_names": ["a"], "column_sizes": [8], "compression": None, "format": "mds", "size_limit": None, "version": 2,
-}  # fmt: skip
+    "column_encodings": ["int"],
+    "column_names": ["a"],
+    "column_sizes": [8],
+    "compression": None,
+    "format": "mds",
+    "size_limit": None,
+    "version": 2,
+}
 
 
 def listed(name="shard.00000.mds", size=1000, zipped=None, rows=3, **more):
     raw = {"basename": name, "bytes": size, "hashes": {}}
-    return {**PLAIN, "samples": rows, "raw_data": raw, "raw_meta": None, "zip_data": zipped, "zip_meta": None, **more}
+    return {
+        **PLAIN,
+        "samples": rows,
+        "raw_data": raw,
+        "raw_meta": None,
+        "zip_data": zipped,
+        "zip_meta": None,
+        **more,
+    }
 
 
 def stream_of(*shards):
-    return open_dataset(Location(MemoryStore({"index.json": json.dumps({"shards": shards, "version": 2}).encode()}), ""))
+    return open_dataset(
+        Location(
+            MemoryStore({"index.json": json.dumps({"shards": shards, "version": 2}).encode()}), ""
+        )
+    )
 
 
 def refusal(do):
@@ -50,7 +68,10 @@ def test_an_index_of_just_the_most_bytes_is_read(monkeypatch):
     monkeypatch.setattr(mds_index, "_INDEX_LIMIT", size)
     assert len(stream_of(listed())) == 1
     monkeypatch.setattr(mds_index, "_INDEX_LIMIT", size - 1)
-    assert refusal(lambda: stream_of(listed())) == f"index.json: {size} bytes, {size - 1} is the most that is read"
+    assert (
+        refusal(lambda: stream_of(listed()))
+        == f"index.json: {size} bytes, {size - 1} is the most that is read"
+    )
 
 
 def zip_of(name="shard.00000.mds.gz", **more):
@@ -63,15 +84,36 @@ def zip_of(name="shard.00000.mds.gz", **more):
         (listed(rows=1 << 63), ".samples: 9223372036854775808 is not a count"),
         (listed(rows=None), ".samples: None is not a count"),
         (listed(size=19, rows=3), ": 19 bytes cannot hold 3 samples"),
-        (listed(size=(1 << 40) + 1), ".raw_data: 1099511627777 bytes are listed, 1099511627776 is the most that is read"),
-        (listed(compression="gz", zipped=zip_of(bytes=1 << 62)), f".zip_data: {1 << 62} bytes are listed, 1099511627776 is the most that is read"),
-        (listed(raw_data=zip_of("a.mds", hashes={"sha1": 7})), ".raw_data: its hashes are not texts"),
+        (
+            listed(size=(1 << 40) + 1),
+            ".raw_data: 1099511627777 bytes are listed, 1099511627776 is the most that is read",
+        ),
+        (
+            listed(compression="gz", zipped=zip_of(bytes=1 << 62)),
+            f".zip_data: {1 << 62} bytes are listed, 1099511627776 is the most that is read",
+        ),
+        (
+            listed(raw_data=zip_of("a.mds", hashes={"sha1": 7})),
+            ".raw_data: its hashes are not texts",
+        ),
         (listed(raw_data=zip_of("a.mds", hashes=[])), ".raw_data: its hashes are not texts"),
-        (listed(raw_data={"basename": "a.mds", "bytes": 99}), ".raw_data: its hashes are not texts"),
+        (
+            listed(raw_data={"basename": "a.mds", "bytes": 99}),
+            ".raw_data: its hashes are not texts",
+        ),
         (listed(compression="gz", zipped={}), ".zip_data: no basename in it"),
-        (listed(zipped=zip_of("a.mds.None")), ".zip_data: the name 'a.mds.None' is not of compression 'None'"),
-        (listed(zipped=zip_of("a.mds.gz")), ".zip_data: the name 'a.mds.gz' is not of compression 'None'"),
-        (listed(compression="br:5", zipped=zip_of("a.mds.gz")), ".zip_data: the name 'a.mds.gz' is not of compression 'br:5'"),
+        (
+            listed(zipped=zip_of("a.mds.None")),
+            ".zip_data: the name 'a.mds.None' is not of compression 'None'",
+        ),
+        (
+            listed(zipped=zip_of("a.mds.gz")),
+            ".zip_data: the name 'a.mds.gz' is not of compression 'None'",
+        ),
+        (
+            listed(compression="br:5", zipped=zip_of("a.mds.gz")),
+            ".zip_data: the name 'a.mds.gz' is not of compression 'br:5'",
+        ),
         (listed(compression="br:12", zipped=zip_of("a.mds.br")), ": br has levels 0 to 11, not 12"),
         (listed(column_names=["b"]), ": other columns than shards[0]"),
         (listed(size_limit=1 << 63), ".size_limit: 9223372036854775808 is not a size"),
@@ -96,7 +138,13 @@ def test_hashes_that_only_some_shards_have_stay_with_theirs():
     stream = stream_of(*shards)
     assert stream.hashes == {"sha1": ["", "one", "", "three", ""], "md5": ["", "", "", "MD", ""]}
     assert stream.raw_hashes == {"md5": ["", "", "raw", "", ""]}
-    assert [chunk.files[0].hashes for chunk in stream] == [{}, {"sha1": "one"}, {}, {"sha1": "three", "md5": "MD"}, {}]
+    assert [chunk.files[0].hashes for chunk in stream] == [
+        {},
+        {"sha1": "one"},
+        {},
+        {"sha1": "three", "md5": "MD"},
+        {},
+    ]
 
 
 def test_kinds_of_hashes_without_number_take_no_room():
@@ -105,8 +153,13 @@ def test_kinds_of_hashes_without_number_take_no_room():
         shard["raw_data"]["hashes"] = {f"h{i}": ""}
     tracemalloc.start()
     try:
-        assert refusal(lambda: stream_of(*shards)) == "index.json: shards[100]: hash 'h100' is one kind more than the 100 that are read"
-        assert tracemalloc.get_traced_memory()[1] < 16 << 20  # it was 36 MB more: a text for each kind and shard
+        assert (
+            refusal(lambda: stream_of(*shards))
+            == "index.json: shards[100]: hash 'h100' is one kind more than the 100 that are read"
+        )
+        assert (
+            tracemalloc.get_traced_memory()[1] < 16 << 20
+        )  # it was 36 MB more: a text for each kind and shard
     finally:
         tracemalloc.stop()
     shards[99]["raw_data"]["hashes"] = {f"h{i}": "" for i in range(100)}
@@ -115,8 +168,15 @@ def test_kinds_of_hashes_without_number_take_no_room():
 
 def test_a_file_of_no_bytes_when_decompressed_is_of_a_known_size():
     config = {"columns": {"a": "int"}, "format": "json", "newline": "\n", "compression": "gz"}
-    files = {key: {"basename": f"shard.00000.json{end}", "bytes": size, "hashes": {}} for key, end, size in
-             (("raw_data", "", 0), ("raw_meta", ".meta", 200), ("zip_data", ".gz", 20), ("zip_meta", ".meta.gz", 90))}  # fmt: skip
+    files = {
+        key: {"basename": f"shard.00000.json{end}", "bytes": size, "hashes": {}}
+        for key, end, size in (
+            ("raw_data", "", 0),
+            ("raw_meta", ".meta", 200),
+            ("zip_data", ".gz", 20),
+            ("zip_meta", ".meta.gz", 90),
+        )
+    }
     stream = stream_of({**config, "samples": 0, **files})
     assert [(file.size, file.raw_size) for file in stream.chunk(0).files] == [(20, 0), (90, 200)]
 
@@ -124,12 +184,29 @@ def test_a_file_of_no_bytes_when_decompressed_is_of_a_known_size():
 def test_a_text_that_ends_lines_must_be_one():
     golden = json.loads((GOLDEN / "xsv_pipe" / "data" / "index.json").read_text())["shards"][0]
     for key in ("newline", "separator"):
-        for text, message in (("\ud800", "is not UTF-8"), (None, "is None, not a text"), (["|"], "is ['|'], not a text"), ("", "is '', not a text")):
-            assert refusal(lambda shard={**golden, key: text}: stream_of(shard)) == f"index.json: shards[0]: its {key} {message}"
+        for text, message in (
+            ("\ud800", "is not UTF-8"),
+            (None, "is None, not a text"),
+            (["|"], "is ['|'], not a text"),
+            ("", "is '', not a text"),
+        ):
+            assert (
+                refusal(lambda shard={**golden, key: text}: stream_of(shard))
+                == f"index.json: shards[0]: its {key} {message}"
+            )
 
 
 def test_a_number_of_any_length_is_no_size():
-    for text in ("9" * 5000, "9" * 5000 + "b", "9" * 5000 + "kb", "٣", "1e999kb", float("inf"), float("nan"), 1 << 63):
+    for text in (
+        "9" * 5000,
+        "9" * 5000 + "b",
+        "9" * 5000 + "kb",
+        "٣",
+        "1e999kb",
+        float("inf"),
+        float("nan"),
+        1 << 63,
+    ):
         with pytest.raises(FormatError, match=r"^x: .{1,60} is not a size$"):
             mds_config.size_limit(text, "x")
     assert mds_config.size_limit((1 << 63) - 1, "x") == (1 << 63) - 1
@@ -137,7 +214,9 @@ def test_a_number_of_any_length_is_no_size():
 
 def test_hashes_are_named_in_their_order_in_a_config():
     columns = (encodings.column("a", "int"),)
-    assert mds_config.config("mds", columns, Settings(hashes=("xxh64", "md5", "sha1")))["hashes"] == ["md5", "sha1", "xxh64"]
+    assert mds_config.config("mds", columns, Settings(hashes=("xxh64", "md5", "sha1")))[
+        "hashes"
+    ] == ["md5", "sha1", "xxh64"]
 
 
 def test_what_an_index_says_of_json_is_held_against_the_shard():
@@ -152,7 +231,10 @@ def test_an_index_cut_short_says_how_to_make_it_again(tmp_path):
     (tmp_path / "index.json").write_text("{")
     with pytest.raises(FormatError) as caught:
         open_dataset(locate(str(tmp_path)))
-    assert caught.value.hint == f"Fetch it again, or delete it and run `flare playlist {tmp_path} --reindex`."
+    assert (
+        caught.value.hint
+        == f"Fetch it again, or delete it and run `flare playlist {tmp_path} --reindex`."
+    )
     store = MemoryStore({"index.json": b""})
     store.is_local = False  # there is nothing to delete, nor to write to
     with pytest.raises(FormatError) as caught:
@@ -179,7 +261,10 @@ def test_a_folder_beside_the_root_is_not_below_it_whatever_its_name_begins_with(
     merging(tmp_path / "set", "a")
     merging(tmp_path / "set2", "a")
     for part in (tmp_path / "set2" / "a", tmp_path / "set2"):
-        assert refusal(lambda part=part: merge(locate(str(tmp_path / "set")), [locate(str(part))])) == f"{part}: is not below {tmp_path}/set"
+        assert (
+            refusal(lambda part=part: merge(locate(str(tmp_path / "set")), [locate(str(part))]))
+            == f"{part}: is not below {tmp_path}/set"
+        )
 
 
 def test_the_same_path_in_another_store_is_not_below():
@@ -208,11 +293,17 @@ def test_a_shard_that_one_index_lists_twice_is_listed_twice(tmp_path):
 def test_two_parts_that_list_a_shard_otherwise_are_not_merged(tmp_path):
     at = merging(tmp_path, "x/b")
     merge(at / "x", [at / "x/b"])
-    edited(tmp_path / "x" / "b" / "index.json", lambda shard: shard["zip_data"]["hashes"].update(sha1="00"))
+    edited(
+        tmp_path / "x" / "b" / "index.json",
+        lambda shard: shard["zip_data"]["hashes"].update(sha1="00"),
+    )
     name = f"x/b/{json.loads((tmp_path / 'x/b/index.json').read_text())['shards'][0]['raw_data']['basename']}"
     with pytest.raises(FormatError) as caught:
         merge(at)
-    assert str(caught.value) == f"{tmp_path}/x/index.json: shards[0]: lists {name} otherwise than {tmp_path}/x/b/index.json"
+    assert (
+        str(caught.value)
+        == f"{tmp_path}/x/index.json: shards[0]: lists {name} otherwise than {tmp_path}/x/b/index.json"
+    )
     assert not (tmp_path / "index.json").exists()
 
 
@@ -234,7 +325,11 @@ def test_a_part_whose_index_means_harm_is_refused(tmp_path):
     for key, value, message in (
         ("raw_data", 7, f"{where}.raw_data: no basename in it"),
         ("raw_data", {"basename": ["x"]}, f"{where}.raw_data: no basename in it"),
-        ("raw_data", {"basename": "../a/x"}, f"{where}.raw_data: the name '../a/x' leaves the folder"),
+        (
+            "raw_data",
+            {"basename": "../a/x"},
+            f"{where}.raw_data: the name '../a/x' leaves the folder",
+        ),
         ("zip_data", {"basename": "/x"}, f"{where}.zip_data: the name '/x' is not relative"),
         ("raw_meta", {"basename": "../x"}, f"{where}.raw_meta: the name '../x' leaves the folder"),
     ):
@@ -245,7 +340,10 @@ def test_a_part_whose_index_means_harm_is_refused(tmp_path):
 
 def test_a_meta_that_mds_has_none_of_is_no_matter(tmp_path):
     at = merging(tmp_path, "a")
-    edited(tmp_path / "a" / "index.json", lambda shard: shard.update(raw_meta={"basename": shard["zip_data"]["basename"]}))
+    edited(
+        tmp_path / "a" / "index.json",
+        lambda shard: shard.update(raw_meta={"basename": shard["zip_data"]["basename"]}),
+    )
     merge(at)
     assert int(open_dataset(at).rows.sum()) == int(open_dataset(at / "a").rows.sum())
 
@@ -255,25 +353,51 @@ def test_a_part_that_lacks_a_meta_is_not_merged(tmp_path):
     (tmp_path / "a" / "shard.00001.json.meta").unlink()
     with pytest.raises(MissingError) as caught:
         merge(locate(str(tmp_path)))
-    assert str(caught.value) == f"{tmp_path}/a/shard.00001.json.meta: no such file, {tmp_path}/a/index.json: shards[1] lists it"
+    assert (
+        str(caught.value)
+        == f"{tmp_path}/a/shard.00001.json.meta: no such file, {tmp_path}/a/index.json: shards[1] lists it"
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda index, shard: index.update(shard=index.pop("shards")), "index.json: no shards in it, but 'shard'"),
-        (lambda index, shard: index.update(Version=index.pop("version")), "index.json: no version in it, but 'Version'"),
-        (lambda index, shard: shard.update(sampels=shard.pop("samples")), "index.json: shards[0]: no samples in it, but 'sampels'"),
-        (lambda index, shard: shard.update(compresion=shard.pop("compression")), "index.json: shards[0]: no compression in it, but 'compresion'"),
-        (lambda index, shard: shard.update(hashs=shard.pop("hashes")), "index.json: shards[0]: no hashes in it, but 'hashs'"),
-        (lambda index, shard: shard.update(zip_dat=shard.pop("zip_data")), "index.json: shards[0]: no zip_data in it, but 'zip_dat'"),
-        (lambda index, shard: shard.update(size_limits=shard.pop("size_limit")), "index.json: shards[0]: no size_limit in it, but 'size_limits'"),
+        (
+            lambda index, shard: index.update(shard=index.pop("shards")),
+            "index.json: no shards in it, but 'shard'",
+        ),
+        (
+            lambda index, shard: index.update(Version=index.pop("version")),
+            "index.json: no version in it, but 'Version'",
+        ),
+        (
+            lambda index, shard: shard.update(sampels=shard.pop("samples")),
+            "index.json: shards[0]: no samples in it, but 'sampels'",
+        ),
+        (
+            lambda index, shard: shard.update(compresion=shard.pop("compression")),
+            "index.json: shards[0]: no compression in it, but 'compresion'",
+        ),
+        (
+            lambda index, shard: shard.update(hashs=shard.pop("hashes")),
+            "index.json: shards[0]: no hashes in it, but 'hashs'",
+        ),
+        (
+            lambda index, shard: shard.update(zip_dat=shard.pop("zip_data")),
+            "index.json: shards[0]: no zip_data in it, but 'zip_dat'",
+        ),
+        (
+            lambda index, shard: shard.update(size_limits=shard.pop("size_limit")),
+            "index.json: shards[0]: no size_limit in it, but 'size_limits'",
+        ),
         (
             lambda index, shard: shard["raw_data"].update(hashs=shard["raw_data"].pop("hashes")),
             "index.json: shards[0].raw_data: no hashes in it, but 'hashs'",
         ),
         (
-            lambda index, shard: shard["raw_data"].update(basname=shard["raw_data"].pop("basename")),
+            lambda index, shard: shard["raw_data"].update(
+                basname=shard["raw_data"].pop("basename")
+            ),
             "index.json: shards[0].raw_data: no basename in it, but 'basname'",
         ),
     ],

@@ -12,10 +12,24 @@ from flarecli.formats.mds_reindex import rebuild
 from flarecli.storage import locate
 
 CONFIG = {
-    "column_encodings": ["int"], "column_names": ["a"], "column_sizes": [8], "compression": None, "format": "mds", "hashes": ["sha1"],
-    "size_limit": None, "version": 2,
-}  # fmt: skip
-LINES = {"columns": {"a": "int"}, "compression": None, "format": "json", "hashes": [], "newline": "\n", "size_limit": None, "version": 2}
+    "column_encodings": ["int"],
+    "column_names": ["a"],
+    "column_sizes": [8],
+    "compression": None,
+    "format": "mds",
+    "hashes": ["sha1"],
+    "size_limit": None,
+    "version": 2,
+}
+LINES = {
+    "columns": {"a": "int"},
+    "compression": None,
+    "format": "json",
+    "hashes": [],
+    "newline": "\n",
+    "size_limit": None,
+    "version": 2,
+}
 
 
 def mds(**more):
@@ -52,7 +66,10 @@ def refusal(folder, files):
         ({"size_limit": "1k"}, "its config.size_limit: '1k' is not a size"),
         ({"hashes": {"sha1": 1}}, "its config's hashes are not a list of names"),
         ({"hashes": ["sha1", 7]}, "its config's hashes are not a list of names"),
-        ({"hashes": ["sha1", "crc"]}, "its config names hashes that are not known: unknown hash 'crc'"),
+        (
+            {"hashes": ["sha1", "crc"]},
+            "its config names hashes that are not known: unknown hash 'crc'",
+        ),
         (
             {"samples": 0},
             "its config has the keys column_encodings, column_names, column_sizes, compression, format, hashes, samples, size_limit, version, "
@@ -67,7 +84,9 @@ def test_a_config_that_no_index_may_hold_is_said_before_one_is_written(tmp_path,
 
 def test_a_key_that_a_config_lacks_is_said(tmp_path):
     config = json.dumps({key: value for key, value in CONFIG.items() if key != "hashes"}).encode()
-    assert refusal(tmp_path, {"shard.00000.mds": struct.pack("<II", 0, 8 + len(config)) + config}) == (
+    assert refusal(
+        tmp_path, {"shard.00000.mds": struct.pack("<II", 0, 8 + len(config)) + config}
+    ) == (
         "/shard.00000.mds: its config has the keys column_encodings, column_names, column_sizes, compression, format, size_limit, version, "
         "column_encodings, column_names, column_sizes, compression, format, hashes, size_limit, version are wanted"
     )
@@ -80,19 +99,53 @@ ZIPPED = gzip.compress(mds(compression="gz"))
     ("files", "message"),
     [
         ({"shard.00001.mds": mds()}, ": shard.00000.mds is missing, shard.00001.mds is there"),
-        ({"shard.00000.json.meta": meta()}, ": shard.00000.json is missing, shard.00000.json.meta is there"),
-        ({"shard.00000.mds": mds(), "shard.00000.json": b""}, ": both json and mds have a shard 00000"),
-        ({"shard.00000.mds": mds(), "shard.00001.json": b"", "shard.00001.json.meta": meta()}, ": shards of json and mds"),
-        ({"shard.00000.mds": mds(), "shard.00001.mds": mds(column_names=["b"])}, "/shard.00001.mds: other columns than shard.00000.mds"),
-        ({"shard.00000.mds.gz": ZIPPED, "shard.00000.mds.bz2": b""}, ": both shard.00000.mds.bz2 and shard.00000.mds.gz are there"),
-        ({"shard.00000.mds.gz": gzip.compress(mds())}, "/shard.00000.mds.gz: its config says compression None, its name 'gz'"),
-        ({"shard.00000.mds.gz": gzip.compress(mds(compression="br:5"))}, "/shard.00000.mds.gz: its config says compression 'br:5', its name 'gz'"),
-        ({"shard.00000.json": b"", "shard.00000.json.meta.gz": gzip.compress(meta(compression="gz"))},
-         "/shard.00000.json: its config says compression 'gz', its name ' and gz'"),
+        (
+            {"shard.00000.json.meta": meta()},
+            ": shard.00000.json is missing, shard.00000.json.meta is there",
+        ),
+        (
+            {"shard.00000.mds": mds(), "shard.00000.json": b""},
+            ": both json and mds have a shard 00000",
+        ),
+        (
+            {"shard.00000.mds": mds(), "shard.00001.json": b"", "shard.00001.json.meta": meta()},
+            ": shards of json and mds",
+        ),
+        (
+            {"shard.00000.mds": mds(), "shard.00001.mds": mds(column_names=["b"])},
+            "/shard.00001.mds: other columns than shard.00000.mds",
+        ),
+        (
+            {"shard.00000.mds.gz": ZIPPED, "shard.00000.mds.bz2": b""},
+            ": both shard.00000.mds.bz2 and shard.00000.mds.gz are there",
+        ),
+        (
+            {"shard.00000.mds.gz": gzip.compress(mds())},
+            "/shard.00000.mds.gz: its config says compression None, its name 'gz'",
+        ),
+        (
+            {"shard.00000.mds.gz": gzip.compress(mds(compression="br:5"))},
+            "/shard.00000.mds.gz: its config says compression 'br:5', its name 'gz'",
+        ),
+        (
+            {
+                "shard.00000.json": b"",
+                "shard.00000.json.meta.gz": gzip.compress(meta(compression="gz")),
+            },
+            "/shard.00000.json: its config says compression 'gz', its name ' and gz'",
+        ),
         ({"shard.00000.json": b""}, "/shard.00000.json.meta: no such file or folder"),
-        ({"shard.0000.mds": mds(), "shard.000001.mds": mds(), "shard.00000.mds.part": mds(), "xshard.00000.mds": mds()}, ": no shards in it"),
+        (
+            {
+                "shard.0000.mds": mds(),
+                "shard.000001.mds": mds(),
+                "shard.00000.mds.part": mds(),
+                "xshard.00000.mds": mds(),
+            },
+            ": no shards in it",
+        ),
     ],
-)  # fmt: skip
+)
 def test_files_that_make_no_dataset_are_said(tmp_path, files, message):
     assert refusal(tmp_path, files) == message
 
@@ -102,16 +155,30 @@ def index(folder):
 
 
 def test_only_names_with_as_many_digits_as_the_original_writes_are_shards(tmp_path):
-    rebuild(folder_of(tmp_path, {"shard.00000.mds": mds(), "shard.000001.mds": mds(), "shard.٠٠٠٠١.mds": mds()}))
+    rebuild(
+        folder_of(
+            tmp_path,
+            {"shard.00000.mds": mds(), "shard.000001.mds": mds(), "shard.٠٠٠٠١.mds": mds()},
+        )
+    )
     assert [shard["raw_data"]["basename"] for shard in index(tmp_path)] == ["shard.00000.mds"]
 
 
-@pytest.mark.parametrize(("name", "zipped", "compression"), [("shard.00000.mds", False, None), ("shard.00000.mds.gz", True, "gz:9")])
-def test_a_cache_that_was_decompressed_is_listed_as_it_lies_there(tmp_path, name, zipped, compression):
+@pytest.mark.parametrize(
+    ("name", "zipped", "compression"),
+    [("shard.00000.mds", False, None), ("shard.00000.mds.gz", True, "gz:9")],
+)
+def test_a_cache_that_was_decompressed_is_listed_as_it_lies_there(
+    tmp_path, name, zipped, compression
+):
     data = mds(compression="gz:9")
     rebuild(folder_of(tmp_path, {name: gzip.compress(data) if zipped else data}))
     (shard,) = index(tmp_path)
-    assert (shard["compression"], shard["raw_data"]["basename"], shard["raw_data"]["bytes"]) == (compression, "shard.00000.mds", len(data))
+    assert (shard["compression"], shard["raw_data"]["basename"], shard["raw_data"]["bytes"]) == (
+        compression,
+        "shard.00000.mds",
+        len(data),
+    )
     assert (shard["zip_data"] and shard["zip_data"]["basename"]) == (name if zipped else None)
 
 
@@ -127,7 +194,11 @@ def test_an_index_that_is_there_is_left_as_it_is(tmp_path):
 
 def test_an_index_that_somebody_writes_meanwhile_is_left_as_it_is(tmp_path, monkeypatch):
     at, real = folder_of(tmp_path, {"shard.00000.mds": mds()}), mds_reindex._entry
-    monkeypatch.setattr(mds_reindex, "_entry", lambda *args: (tmp_path / "index.json").write_bytes(b"theirs") and real(*args))
+    monkeypatch.setattr(
+        mds_reindex,
+        "_entry",
+        lambda *args: (tmp_path / "index.json").write_bytes(b"theirs") and real(*args),
+    )
     with pytest.raises(UsageError):
         rebuild(at)
     assert (tmp_path / "index.json").read_bytes() == b"theirs"

@@ -14,15 +14,27 @@ from flarecli.formats.mds_rows import read_rows
 from flarecli.model import Chunk, Settings
 from flarecli.storage import locate
 
-SIZES = {"a": "int", "b": "uint8", "c": "bytes", "d": "float64", "e": "str", "f": "ndarray:uint8:5000"}  # f is large for a column of one size
+SIZES = {
+    "a": "int",
+    "b": "uint8",
+    "c": "bytes",
+    "d": "float64",
+    "e": "str",
+    "f": "ndarray:uint8:5000",
+}  # f is large for a column of one size
 
 
 def shard_of(folder, names, rows, maps):
     columns = tuple(column(name, SIZES[name]) for name in names)
     fields = [field(one) for one in columns]
-    batch = pa.RecordBatch.from_arrays([pa.array([row[one.name] for row in rows], one.type) for one in fields], schema=pa.schema(fields))
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([row[one.name] for row in rows], one.type) for one in fields],
+        schema=pa.schema(fields),
+    )
     chunk = mds.write_shard(locate(str(folder)), 0, columns, [batch], Settings())
-    return mds.open_shard(chunk if maps else Chunk(chunk.at.unmapped(), chunk.rows, chunk.files, chunk.format))
+    return mds.open_shard(
+        chunk if maps else Chunk(chunk.at.unmapped(), chunk.rows, chunk.files, chunk.format)
+    )
 
 
 def stored(row, name):
@@ -41,33 +53,57 @@ def stored(row, name):
 def test_every_column_is_cut_where_it_lies(tmp_path_factory, data):
     names = sorted(data.draw(st.sets(st.sampled_from(sorted(SIZES)), min_size=1)))
     rows = [
-        {"a": i - 2, "b": i, "c": bytes([i]) * (i * 7 % 5), "d": i / 3, "e": "é" * (i % 3), "f": bytes([i]) * 5000}
+        {
+            "a": i - 2,
+            "b": i,
+            "c": bytes([i]) * (i * 7 % 5),
+            "d": i / 3,
+            "e": "é" * (i % 3),
+            "f": bytes([i]) * 5000,
+        }
         for i in range(data.draw(st.integers(1, 5)))
     ]
     maps = data.draw(st.booleans())
     shard = shard_of(tmp_path_factory.mktemp("rows"), names, rows, maps)
     some = data.draw(st.none() | st.lists(st.sampled_from(names), unique=True))
     order = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=6))
-    wanted = [{name: stored(rows[i], name) for name in names if some is None or name in some} for i in order]
+    wanted = [
+        {name: stored(rows[i], name) for name in names if some is None or name in some}
+        for i in order
+    ]
     assert read_rows(shard, order, some) == wanted
-    assert [list(row) for row in read_rows(shard, order, some)] == [list(row) for row in wanted]  # in the order of the format
-    assert all(type(value) is bytes for row in read_rows(shard, order, some) for value in row.values())
+    assert [list(row) for row in read_rows(shard, order, some)] == [
+        list(row) for row in wanted
+    ]  # in the order of the format
+    assert all(
+        type(value) is bytes for row in read_rows(shard, order, some) for value in row.values()
+    )
     found = find_columns(shard, order, some)
     assert (found is not None) is maps
     if found is not None:
-        turned = {name: [row[name] for row in wanted] for name in names if some is None or name in some}
-        assert [(name, at_last(found, one)) for name, one in found.columns.items()] == list(turned.items())
+        turned = {
+            name: [row[name] for row in wanted] for name in names if some is None or name in some
+        }
+        assert [(name, at_last(found, one)) for name, one in found.columns.items()] == list(
+            turned.items()
+        )
 
 
 def at_last(found, one):
     if isinstance(one, np.ndarray):
         return one.tolist()
-    return [bytes(found.source[start:stop]) for start, stop in zip(*one, strict=True)] if isinstance(one, tuple) else one
+    return (
+        [bytes(found.source[start:stop]) for start, stop in zip(*one, strict=True)]
+        if isinstance(one, tuple)
+        else one
+    )
 
 
 def test_nothing_of_a_compressed_shard_is_held(tmp_path):
     batch = pa.RecordBatch.from_arrays([pa.array([b"ab", b"c"], pa.large_binary())], ["b"])
-    chunk = mds.write_shard(locate(str(tmp_path)), 0, (column("b", "bytes"),), [batch], Settings(compression="zstd"))
+    chunk = mds.write_shard(
+        locate(str(tmp_path)), 0, (column("b", "bytes"),), [batch], Settings(compression="zstd")
+    )
     found = find_columns(mds.open_shard(chunk), [1, 0, 1])
     assert (found.source, found.columns) == (b"", {"b": [b"c", b"ab", b"c"]})
 

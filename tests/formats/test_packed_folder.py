@@ -23,13 +23,19 @@ from flarecli.storage.memory import MemoryStore
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "ffrecord" / "packed"
 HINT = "It is no list of files; read its records as they are instead."
-names = st.text("abé\U0001f642\udcff. ", min_size=1, max_size=6).filter(lambda name: name.strip(". "))
-trees = st.recursive(st.just(0), lambda below: st.dictionaries(names, below, max_size=4)).filter(lambda tree: isinstance(tree, dict))
+names = st.text("abé\U0001f642\udcff. ", min_size=1, max_size=6).filter(
+    lambda name: name.strip(". ")
+)
+trees = st.recursive(st.just(0), lambda below: st.dictionaries(names, below, max_size=4)).filter(
+    lambda tree: isinstance(tree, dict)
+)
 
 
 def shard_of(records):
     sums = np.array([zlib.crc32(data) for data in records], np.uint32)
-    data = packed_table(sums, np.array([len(data) for data in records], np.int64)) + b"".join(records)
+    data = packed_table(sums, np.array([len(data) for data in records], np.int64)) + b"".join(
+        records
+    )
     return ffrecord.open_shard(Chunk(Location(MemoryStore({"p.ffr": data}), "p.ffr")))
 
 
@@ -43,7 +49,9 @@ def pickled(tree, protocol=4):
 
 
 def ordered(tree):
-    return OrderedDict((name, ordered(entry) if isinstance(entry, dict) else entry) for name, entry in tree.items())
+    return OrderedDict(
+        (name, ordered(entry) if isinstance(entry, dict) else entry) for name, entry in tree.items()
+    )
 
 
 def golden():
@@ -55,17 +63,25 @@ def test_what_the_original_packed_is_listed():
     assert packed_folder.is_packed(shard)
     tree = packed_folder.directory(shard)
     lines = [json.loads(line) for line in (GOLDEN / "expected.jsonl").read_text().splitlines()]
-    assert list(packed_folder.files(tree)) == [(line["path"], line["index"]) for line in lines if line["path"] is not None]
+    assert list(packed_folder.files(tree)) == [
+        (line["path"], line["index"]) for line in lines if line["path"] is not None
+    ]
     assert list(packed_folder.folders(tree)) == ["a", "a/z", "c", "emptydir"]
     for path, row in packed_folder.files(tree):
-        assert ffrecord.read_rows(shard, [row])[0]["data"] == (GOLDEN / "source_tree" / path).read_bytes()
+        assert (
+            ffrecord.read_rows(shard, [row])[0]["data"]
+            == (GOLDEN / "source_tree" / path).read_bytes()
+        )
     assert list(ffrecord.verify_shard(shard)) == []
 
 
 @pytest.mark.parametrize("held", [True, False])
 def test_what_is_packed_again_is_what_the_original_packed(held):
     at = locate(str(GOLDEN / "source_tree"))
-    contents = {entry.name: (at / entry.name).read() if held else at / entry.name for entry in reversed(list(at.list()))}
+    contents = {
+        entry.name: (at / entry.name).read() if held else at / entry.name
+        for entry in reversed(list(at.list()))
+    }
     to = Location(MemoryStore())
     chunk = packed_folder.write_folder(to, "packed.ffr", contents, ["emptydir", "a"])
     assert chunk.at.read() == (GOLDEN / "data" / "packed.ffr").read_bytes()
@@ -79,7 +95,12 @@ def test_an_empty_folder_is_one_record():
 
 
 def test_other_files_are_no_packed_folders():
-    for shard in (shard_of([]), shard_of([b""]), shard_of([b"piouhjgb"]), shard_of([packed_folder.MAGIC + b"x", b"y"])):
+    for shard in (
+        shard_of([]),
+        shard_of([b""]),
+        shard_of([b"piouhjgb"]),
+        shard_of([packed_folder.MAGIC + b"x", b"y"]),
+    ):
         assert not packed_folder.is_packed(shard)
         with pytest.raises(FormatError) as caught:
             packed_folder.directory(shard)
@@ -101,8 +122,15 @@ class _Runs:
 @pytest.mark.parametrize("call", [os.mkdir, eval, OrderedDict])
 def test_code_is_never_run(protocol, call, tmp_path):
     target = str(tmp_path / "ran")
-    args = {os.mkdir: (target,), eval: (f"__import__('os').mkdir({target!r})",), OrderedDict: ([["a", 0]],)}[call]
-    for listed in (pickle.dumps(_Runs(call, *args), protocol), pickle.dumps(OrderedDict(a=_Runs(call, *args)), protocol)):
+    args = {
+        os.mkdir: (target,),
+        eval: (f"__import__('os').mkdir({target!r})",),
+        OrderedDict: ([["a", 0]],),
+    }[call]
+    for listed in (
+        pickle.dumps(_Runs(call, *args), protocol),
+        pickle.dumps(OrderedDict(a=_Runs(call, *args)), protocol),
+    ):
         shard = with_list(listed)
         with pytest.raises(UnsafeError) as caught:
             packed_folder.directory(shard)
@@ -116,10 +144,14 @@ def test_code_is_never_run(protocol, call, tmp_path):
 def test_what_a_pickle_names_is_said():
     with pytest.raises(UnsafeError) as caught:
         packed_folder.directory(with_list(pickle.dumps(_Runs(os.system, "true"), 4)))
-    assert str(caught.value) == "p.ffr[2]: its pickle names 'posix.system', and could run code with it"
+    assert (
+        str(caught.value) == "p.ffr[2]: its pickle names 'posix.system', and could run code with it"
+    )
     with pytest.raises(UnsafeError) as caught:
         packed_folder.directory(with_list(pickle.dumps({"a": [0]}, 4)))
-    assert str(caught.value) == "p.ffr[2]: opcode b'}' of its pickle at byte 20 makes more than names"
+    assert (
+        str(caught.value) == "p.ffr[2]: opcode b'}' of its pickle at byte 20 makes more than names"
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,7 +204,10 @@ ROOT = b"ccollections\nOrderedDict\n)R"
         (ROOT + b"(K\0u.", "has a name without an entry at byte 40"),
         (ROOT + b"u.", "sets what it did not mark at byte 37"),
         (b"(s.", "takes more than there is at byte 11"),
-        (ROOT + b"q\0X\1\0\0\0ah\0s.", "takes what was not remembered at byte 46"),  # a folder inside itself
+        (
+            ROOT + b"q\0X\1\0\0\0ah\0s.",
+            "takes what was not remembered at byte 46",
+        ),  # a folder inside itself
         (ROOT + b"q\1.", "remembers out of order at byte 38"),
         (ROOT + b"h\7.", "takes what was not remembered at byte 38"),
         (ROOT + b"X\1\0\0\0\xffK\0s.", "has a name that is not UTF-8 at byte 41"),
@@ -202,7 +237,9 @@ for listed in (b"(" * (1 << 22), b")" * (1 << 22), b"ccollections\\nOrderedDict\
 
 def test_lists_that_only_pile_up_end_soon():
     code = _LARGE.format(path=[str(GOLDEN.parents[2])])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.split() == ["format"] * 3
 
 
@@ -220,13 +257,18 @@ def test_a_damaged_list_is_named():
     shard = ffrecord.open_shard(Chunk(Location(MemoryStore({"p.ffr": data}), "p.ffr")))
     with pytest.raises(IntegrityError) as caught:
         packed_folder.directory(shard)
-    assert str(caught.value) == "p.ffr[11]: its 216 bytes fail their CRC-32, or the file was cut or lengthened"
+    assert (
+        str(caught.value)
+        == "p.ffr[11]: its 216 bytes fail their CRC-32, or the file was cut or lengthened"
+    )
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_any_bytes_are_a_list_or_are_refused(data):
-    listed = bytearray(pickled({"a": 0, "b": {"c": 1, "empty": {}}}, data.draw(st.sampled_from([2, 3, 4, 5]))))
+    listed = bytearray(
+        pickled({"a": 0, "b": {"c": 1, "empty": {}}}, data.draw(st.sampled_from([2, 3, 4, 5])))
+    )
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(listed)))
         listed[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
@@ -240,7 +282,25 @@ def test_any_bytes_are_a_list_or_are_refused(data):
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(
-        st.sampled_from([b"(", b")", b"R", b"s", b"u", b"K\0", b"h\0", b"h\1", b"\x94", ROOT, b"X\1\0\0\0a", b"X\1\0\0\0b", b"0", b"."]), max_size=20
+        st.sampled_from(
+            [
+                b"(",
+                b")",
+                b"R",
+                b"s",
+                b"u",
+                b"K\0",
+                b"h\0",
+                b"h\1",
+                b"\x94",
+                ROOT,
+                b"X\1\0\0\0a",
+                b"X\1\0\0\0b",
+                b"0",
+                b".",
+            ]
+        ),
+        max_size=20,
     )
 )
 def test_any_run_of_opcodes_is_a_list_or_is_refused(codes):
@@ -258,7 +318,10 @@ def test_any_run_of_opcodes_is_a_list_or_is_refused(codes):
 def test_what_is_packed_is_listed_and_is_what_a_pickler_writes(tree):
     files = [path for path, _ in packed_folder.files(tree)]
     chunk = packed_folder.write_folder(
-        Location(MemoryStore()), "p.ffr", {path: path.encode("utf-8", "surrogatepass") for path in files}, packed_folder.folders(tree)
+        Location(MemoryStore()),
+        "p.ffr",
+        {path: path.encode("utf-8", "surrogatepass") for path in files},
+        packed_folder.folders(tree),
     )
     shard = ffrecord.open_shard(chunk)
     again = packed_folder.directory(shard)
@@ -270,18 +333,31 @@ def test_what_is_packed_is_listed_and_is_what_a_pickler_writes(tree):
     listed = ffrecord.read_rows(shard, [shard.rows - 1])[0]["data"]
     assert pickle.loads(listed[9:]) == ordered(again)
     for protocol in (2, 3, 4, 5):
-        assert packed_folder.parse(packed_folder.MAGIC + pickled(again, protocol), len(files)) == again
+        assert (
+            packed_folder.parse(packed_folder.MAGIC + pickled(again, protocol), len(files)) == again
+        )
 
 
 def test_more_than_a_thousand_names_are_listed():
     contents = {f"{i % 3}/{i:05d}": b"%d" % i for i in range(5000)}
-    shard = ffrecord.open_shard(packed_folder.write_folder(Location(MemoryStore()), "p.ffr", contents))
+    shard = ffrecord.open_shard(
+        packed_folder.write_folder(Location(MemoryStore()), "p.ffr", contents)
+    )
     listed = dict(packed_folder.files(packed_folder.directory(shard)))
-    assert {path: data["data"] for path, data in zip(listed, ffrecord.read_rows(shard, list(listed.values())), strict=True)} == contents
+    assert {
+        path: data["data"]
+        for path, data in zip(listed, ffrecord.read_rows(shard, list(listed.values())), strict=True)
+    } == contents
 
 
 @pytest.mark.parametrize(
-    ("contents", "empty"), [({"a": b"", "a/b": b""}, []), ({"a": b""}, ["a"]), ({"a": b""}, ["a/b"]), ({"a/b": b"", "a": b""}, [])]
+    ("contents", "empty"),
+    [
+        ({"a": b"", "a/b": b""}, []),
+        ({"a": b""}, ["a"]),
+        ({"a": b""}, ["a/b"]),
+        ({"a/b": b"", "a": b""}, []),
+    ],
 )
 def test_a_file_is_no_folder(contents, empty):
     with pytest.raises(UsageError) as caught:

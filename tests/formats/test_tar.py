@@ -19,7 +19,11 @@ from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
-names = st.text(st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=60).flatmap(
+names = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]),
+    min_size=1,
+    max_size=60,
+).flatmap(
     lambda text: st.integers(1, 6).map(lambda times: "/".join([text.strip("/") or "x"] * times))
 )
 
@@ -45,11 +49,18 @@ def sources(data):
     at = Location(MemoryStore({"t.tar": data}), "t.tar")
     rng = random.Random(1)
     cuts = sorted({0, len(data), *(rng.randrange(len(data) + 1) for _ in range(9))})
-    return [tar.Mapped(memoryview(data)), tar.Ranges(at, len(data)), tar.Blocks(data[a:b] for a, b in itertools.pairwise(cuts))]
+    return [
+        tar.Mapped(memoryview(data)),
+        tar.Ranges(at, len(data)),
+        tar.Blocks(data[a:b] for a, b in itertools.pairwise(cuts)),
+    ]
 
 
 def read(source, data, seen=None):
-    return [(name.decode("utf-8", "surrogateescape"), data[start : start + size]) for name, start, size in tar.members(source, "t.tar", seen)]
+    return [
+        (name.decode("utf-8", "surrogateescape"), data[start : start + size])
+        for name, start, size in tar.members(source, "t.tar", seen)
+    ]
 
 
 def message(data, source=tar.Mapped):
@@ -72,15 +83,33 @@ def test_what_tarfile_writes_is_read(files, format):
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(names, st.binary(max_size=1300)), max_size=8))
 def test_what_is_written_tarfile_reads(files):
-    data = b"".join(tar.header(name.encode(), len(body)) + body.ljust(tar.padded(len(body)), b"\0") for name, body in files) + tar.END
+    data = (
+        b"".join(
+            tar.header(name.encode(), len(body)) + body.ljust(tar.padded(len(body)), b"\0")
+            for name, body in files
+        )
+        + tar.END
+    )
     assert read(tar.Mapped(memoryview(data)), data) == files
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        assert [(one.name, archive.extractfile(one).read()) for one in archive if one.isreg()] == [(name.rstrip("/"), body) for name, body in files]
+        assert [(one.name, archive.extractfile(one).read()) for one in archive if one.isreg()] == [
+            (name.rstrip("/"), body) for name, body in files
+        ]
 
 
 @pytest.mark.parametrize(
     "name",
-    ["a", "d/a.jpg", "x" * 100, "x" * 101, "d" * 155 + "/" + "n" * 100, "d" * 156 + "/" + "n" * 99, "d/" * 100 + "n", "é.txt", "y" * 5000],
+    [
+        "a",
+        "d/a.jpg",
+        "x" * 100,
+        "x" * 101,
+        "d" * 155 + "/" + "n" * 100,
+        "d" * 156 + "/" + "n" * 99,
+        "d/" * 100 + "n",
+        "é.txt",
+        "y" * 5000,
+    ],
 )
 def test_headers_are_tarfiles_own(name):
     one = info(name, 12345, mode=0o444)
@@ -91,15 +120,26 @@ def test_headers_are_tarfiles_own(name):
     assert tar.header(name.encode(), 12345) == wanted
 
 
-@given(st.lists(st.tuples(st.text("abc/._-0", min_size=1, max_size=100), st.integers(0, 8**11 - 1)), min_size=1, max_size=20))
+@given(
+    st.lists(
+        st.tuples(st.text("abc/._-0", min_size=1, max_size=100), st.integers(0, 8**11 - 1)),
+        min_size=1,
+        max_size=20,
+    )
+)
 def test_many_headers_at_once_are_those_one_by_one(files):
-    fields = np.frombuffer(b"".join(name.encode().ljust(100, b"\0") for name, _ in files), np.uint8).reshape(-1, 100)
+    fields = np.frombuffer(
+        b"".join(name.encode().ljust(100, b"\0") for name, _ in files), np.uint8
+    ).reshape(-1, 100)
     many = tar.headers(fields, np.array([size for _, size in files]))
     assert many.tobytes() == b"".join(tar.header(name.encode(), size) for name, size in files)
 
 
 def test_what_is_too_large_for_a_header_is_refused():
-    with pytest.raises(ValueFitError, match="^a member of 8589934592 bytes, 8589934591 is the most that a tar header says$"):
+    with pytest.raises(
+        ValueFitError,
+        match="^a member of 8589934592 bytes, 8589934591 is the most that a tar header says$",
+    ):
         tar.header(b"a", 8**11)
 
 
@@ -107,26 +147,45 @@ def test_what_is_too_large_for_a_header_is_refused():
 @pytest.mark.parametrize("format", ["v7", "oldgnu", "gnu", "ustar", "posix"])
 def test_what_the_tar_command_writes_is_read(tmp_path, format):
     rng = random.Random(format)
-    files = {"a.txt": b"", "d/b.txt": rng.randbytes(511), "d/c.bin": rng.randbytes(512), "d/e/é.txt": rng.randbytes(5000)}
+    files = {
+        "a.txt": b"",
+        "d/b.txt": rng.randbytes(511),
+        "d/c.bin": rng.randbytes(512),
+        "d/e/é.txt": rng.randbytes(5000),
+    }
     if format not in ("v7", "ustar"):
         files["d/" + "long" * 30 + "/" + "name" * 20] = b"long"
     for name, data in files.items():
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_bytes(data)
     (tmp_path / "in" / "d" / "link").symlink_to("b.txt")
-    subprocess.run(["tar", "-cf", "t.tar", f"--format={format}", "--sort=name", "-C", "in", "a.txt", "d"], cwd=tmp_path, check=True)
+    subprocess.run(
+        ["tar", "-cf", "t.tar", f"--format={format}", "--sort=name", "-C", "in", "a.txt", "d"],
+        cwd=tmp_path,
+        check=True,
+    )
     data, seen = (tmp_path / "t.tar").read_bytes(), tar.Seen(padding=[])
     assert dict(read(tar.Mapped(memoryview(data)), data, seen)) == files
-    assert seen.skipped == Counter({"folder": 2 + (format not in ("v7", "ustar")), "symbolic link": 1})
+    assert seen.skipped == Counter(
+        {"folder": 2 + (format not in ("v7", "ustar")), "symbolic link": 1}
+    )
     assert seen.padding == []
 
 
 @pytest.mark.skipif(not shutil.which("tar"), reason="no tar command")
 def test_the_tar_command_reads_what_is_written(tmp_path):
     names = ["a.txt", "d" * 90 + "/" + "e" * 90, "é" * 90, "f" * 200]
-    (tmp_path / "t.tar").write_bytes(b"".join(tar.header(name.encode(), 3) + b"abc".ljust(512, b"\0") for name in names) + tar.END)
+    (tmp_path / "t.tar").write_bytes(
+        b"".join(tar.header(name.encode(), 3) + b"abc".ljust(512, b"\0") for name in names)
+        + tar.END
+    )
     listed = subprocess.run(
-        ["tar", "-tf", "t.tar", "--quoting-style=literal"], cwd=tmp_path, check=True, capture_output=True, text=True, env={"LC_ALL": "C.UTF-8"}
+        ["tar", "-tf", "t.tar", "--quoting-style=literal"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+        env={"LC_ALL": "C.UTF-8"},
     )
     assert listed.stdout.splitlines() == names
     assert listed.stderr == ""
@@ -134,7 +193,12 @@ def test_the_tar_command_reads_what_is_written(tmp_path):
 
 def test_sizes_in_base_256_and_without_leading_zeros_are_read():
     data = bytearray(made([("a", b"x" * 5)], tarfile.USTAR_FORMAT))
-    for field in (b"\x80" + (5).to_bytes(11, "big"), b"          5\0", b"5 \0\0\0\0\0\0\0\0\0\0", b"00000000005 "):
+    for field in (
+        b"\x80" + (5).to_bytes(11, "big"),
+        b"          5\0",
+        b"5 \0\0\0\0\0\0\0\0\0\0",
+        b"00000000005 ",
+    ):
         data[124:136] = field
         signed(data)
         assert read(tar.Mapped(memoryview(data)), bytes(data)) == [("a", b"x" * 5)]
@@ -153,22 +217,41 @@ def test_sums_of_signed_bytes_as_old_writers_have_them_are_read():
 
 
 def test_links_folders_and_devices_are_passed_over_and_counted():
-    kinds = [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE]
-    data = made([(info(f"n{kind.decode()}", type=kind, linkname="l" * 150), b"") for kind in kinds] + [("file", b"1")], tarfile.GNU_FORMAT)
+    kinds = [
+        tarfile.LNKTYPE,
+        tarfile.SYMTYPE,
+        tarfile.CHRTYPE,
+        tarfile.BLKTYPE,
+        tarfile.DIRTYPE,
+        tarfile.FIFOTYPE,
+    ]
+    data = made(
+        [(info(f"n{kind.decode()}", type=kind, linkname="l" * 150), b"") for kind in kinds]
+        + [("file", b"1")],
+        tarfile.GNU_FORMAT,
+    )
     seen = tar.Seen()
     assert read(tar.Mapped(memoryview(data)), data, seen) == [("file", b"1")]
-    assert seen.skipped == Counter({"hard link": 1, "symbolic link": 1, "device": 2, "folder": 1, "FIFO": 1})
+    assert seen.skipped == Counter(
+        {"hard link": 1, "symbolic link": 1, "device": 2, "folder": 1, "FIFO": 1}
+    )
 
 
 def test_records_for_all_members_count_until_they_are_taken_back():
-    data = made([("a", b"1"), (info("b", 1, pax_headers={"path": "own"}), b"2")], pax_headers={"path": "shared", "comment": "x"})
+    data = made(
+        [("a", b"1"), (info("b", 1, pax_headers={"path": "own"}), b"2")],
+        pax_headers={"path": "shared", "comment": "x"},
+    )
     assert [name for name, _ in read(tar.Mapped(memoryview(data)), data)] == ["shared", "own"]
 
 
 def test_an_empty_record_takes_back_what_was_said_of_the_member():
     data = made([(info("a", 1, pax_headers={"path": ""}), b"1")])
     assert read(tar.Mapped(memoryview(data)), data) == [("a", b"1")]
-    both = made([("a", b"1"), (info("b", 1, pax_headers={"path": ""}), b"2")], pax_headers={"path": "shared"})
+    both = made(
+        [("a", b"1"), (info("b", 1, pax_headers={"path": ""}), b"2")],
+        pax_headers={"path": "shared"},
+    )
     assert [name for name, _ in read(tar.Mapped(memoryview(both)), both)] == ["shared", "b"]
 
 
@@ -195,11 +278,26 @@ LONG = made([("é" * 9, b"1")])
         (changed(GOOD, 3000, b"\1"), "the header at byte 2560 fails its sum"),
         (changed(GOOD, 4000, b"\1"), "bytes follow its end, from byte 4000"),
         (changed(GOOD, 1537, b"\1"), "the header at byte 1536 fails its sum"),
-        (changed(GOOD, 124, b"99999999999\0", 0), "the size of the member at byte 0 is b'99999999999\\x00'"),
-        (changed(GOOD, 124, b"77777777777\0", 0), "the member at byte 0 has 8589934591 bytes, the file ends at byte 10240"),
-        (changed(GOOD, 124, b"\x80" + b"\xff" * 11, 0), "the size of the member at byte 0 is b'\\x80" + "\\xff" * 11 + "'"),
-        (changed(GOOD, 124, b"\xff" * 12, 0), "the size of the member at byte 0 is b'" + "\\xff" * 12 + "'"),
-        (changed(GOOD, 124, b"-0000000001\0", 0), "the size of the member at byte 0 is b'-0000000001\\x00'"),
+        (
+            changed(GOOD, 124, b"99999999999\0", 0),
+            "the size of the member at byte 0 is b'99999999999\\x00'",
+        ),
+        (
+            changed(GOOD, 124, b"77777777777\0", 0),
+            "the member at byte 0 has 8589934591 bytes, the file ends at byte 10240",
+        ),
+        (
+            changed(GOOD, 124, b"\x80" + b"\xff" * 11, 0),
+            "the size of the member at byte 0 is b'\\x80" + "\\xff" * 11 + "'",
+        ),
+        (
+            changed(GOOD, 124, b"\xff" * 12, 0),
+            "the size of the member at byte 0 is b'" + "\\xff" * 12 + "'",
+        ),
+        (
+            changed(GOOD, 124, b"-0000000001\0", 0),
+            "the size of the member at byte 0 is b'-0000000001\\x00'",
+        ),
         (changed(GOOD, 156, b"S", 0), "the member at byte 0 is a sparse file"),
         (changed(GOOD, 156, b"M", 0), "the member at byte 0 is of kind b'M', which is not read"),
         (changed(GOOD, 156, b"1", 0), "the hard link at byte 0 has 600 bytes of data"),
@@ -208,7 +306,10 @@ LONG = made([("é" * 9, b"1")])
         (changed(LONG, 512, b"99"), "byte 512: byte 0 of its records begins none"),
         (changed(LONG, 512, b"x "), "byte 512: byte 0 of its records begins none"),
         (changed(LONG, 523, b"\0"), "byte 512: the path in its records holds a NUL"),
-        (changed(GOOD, 124, b"00007777777\0", 0), "the member at byte 0 has 2097151 bytes, the file ends at byte 10240"),
+        (
+            changed(GOOD, 124, b"00007777777\0", 0),
+            "the member at byte 0 has 2097151 bytes, the file ends at byte 10240",
+        ),
         (changed(GOOD, 156, b"x", 0), "byte 512: byte 0 of its records begins none"),
     ],
 )
@@ -228,7 +329,10 @@ def test_a_size_in_records_counts_and_is_held_against_the_file():
         message(made([(info("a", 1, pax_headers={"size": "9" * 18}), b"1")]))
         == f"t.tar: the member at byte 1024 has {'9' * 18} bytes, the file ends at byte 10240"
     )
-    assert message(made([(info("a", 1, pax_headers={"size": "-1"}), b"1")])) == "t.tar: the size of the member at byte 1024 is b'-1'"
+    assert (
+        message(made([(info("a", 1, pax_headers={"size": "-1"}), b"1")]))
+        == "t.tar: the size of the member at byte 1024 is b'-1'"
+    )
 
 
 def test_records_of_megabytes_are_not_read():
@@ -243,7 +347,10 @@ def test_records_that_belong_to_no_member_are_refused():
 
 def test_one_block_of_zeros_is_an_end_and_counted():
     seen = tar.Seen()
-    assert read(tar.Mapped(memoryview(GOOD[:3072])), GOOD, seen) == [("one.txt", b"1" * 600), ("two.txt", b"2")]
+    assert read(tar.Mapped(memoryview(GOOD[:3072])), GOOD, seen) == [
+        ("one.txt", b"1" * 600),
+        ("two.txt", b"2"),
+    ]
     assert seen.end == 512
 
 
@@ -267,4 +374,6 @@ def test_every_flipped_bit_of_a_header_is_noticed(kind):
             except FormatError:
                 continue
             assert found == wanted
-            assert byte % 512 in range(148, 156)  # what stands around the digits of the sum is in no sum
+            assert byte % 512 in range(
+                148, 156
+            )  # what stands around the digits of the sum is in no sum

@@ -48,7 +48,10 @@ def sources(data):
 
 
 def read(data, kind=0, seen=None):
-    return [(name.decode(), data[start : start + size]) for name, start, size in tar.members(sources(data)[kind], "t.tar", seen)]
+    return [
+        (name.decode(), data[start : start + size])
+        for name, start, size in tar.members(sources(data)[kind], "t.tar", seen)
+    ]
 
 
 def message(data, kind=0):
@@ -83,7 +86,9 @@ def test_a_path_in_records_stands_for_the_prefix_too(kind):
 
 @EVERY
 def test_what_stands_at_the_prefix_counts_in_ustar_alone(kind):
-    data = signed(made([("a.txt", b"one")], tarfile.GNU_FORMAT), 0, 345, b"12345670123 ")  # the old GNU header keeps a time there (tar.h)
+    data = signed(
+        made([("a.txt", b"one")], tarfile.GNU_FORMAT), 0, 345, b"12345670123 "
+    )  # the old GNU header keeps a time there (tar.h)
     assert read(data, kind) == [("a.txt", b"one")]
 
 
@@ -100,17 +105,28 @@ def test_records_of_a_megabyte_are_read_and_no_more(kind):
     for size, taken in ((1 << 20, True), ((1 << 20) + 1, False)):
         record = b"%d path=named.txt\n" % 18
         record += b"%d comment=" % (size - len(record)) + b"x" * (size - len(record) - 17) + b"\n"
-        data = block("x", size, b"x") + record.ljust(tar.padded(size), b"\0") + made([("a.txt", b"one")])
+        data = (
+            block("x", size, b"x")
+            + record.ljust(tar.padded(size), b"\0")
+            + made([("a.txt", b"one")])
+        )
         assert len(record) == size
         if taken:
             assert read(data, kind) == tarfiles(data) == [("named.txt", b"one")]
         else:
-            assert message(data, kind) == f"t.tar: the member at byte 0 has {size} bytes of records, 1048576 is the most that is read"
+            assert (
+                message(data, kind)
+                == f"t.tar: the member at byte 0 has {size} bytes of records, 1048576 is the most that is read"
+            )
 
 
 @EVERY
 def test_the_long_name_of_a_link_is_no_name_of_a_member(kind):
-    data = block("././@LongLink", 4, b"K") + b"link".ljust(512, b"\0") + made([("a.txt", b"one")], tarfile.GNU_FORMAT)
+    data = (
+        block("././@LongLink", 4, b"K")
+        + b"link".ljust(512, b"\0")
+        + made([("a.txt", b"one")], tarfile.GNU_FORMAT)
+    )
     assert read(data, kind) == tarfiles(data) == [("a.txt", b"one")]
 
 
@@ -124,17 +140,28 @@ def test_records_of_older_writers_count_as_those_of_today(kind):
 
 @EVERY
 def test_sizes_in_records_have_eighteen_digits_at_most(kind):
-    for text, said in (("9" * 18, None), ("0" * 17 + "3", "read"), ("0" * 18 + "3", "refused"), ("+3", "refused"), (" 3", "refused")):
+    for text, said in (
+        ("9" * 18, None),
+        ("0" * 17 + "3", "read"),
+        ("0" * 18 + "3", "refused"),
+        ("+3", "refused"),
+        (" 3", "refused"),
+    ):
         one = tarfile.TarInfo("a.txt")
         one.size, one.pax_headers = 3, {"size": text}
         data = made([(one, b"one")])
         if said == "read":
             assert read(data, kind) == [("a.txt", b"one")]
         elif said:
-            assert message(data, kind) == f"t.tar: the size of the member at byte 1024 is {text.encode()!r}"
+            assert (
+                message(data, kind)
+                == f"t.tar: the size of the member at byte 1024 is {text.encode()!r}"
+            )
         else:
             wanted = f"t.tar: the member at byte 1024 has {text} bytes, the file ends at byte {len(data)}"
-            assert message(data, kind) == (wanted if kind < 2 else f"t.tar: ends at byte {len(data)}, inside a member")
+            assert message(data, kind) == (
+                wanted if kind < 2 else f"t.tar: ends at byte {len(data)}, inside a member"
+            )
 
 
 @EVERY
@@ -158,13 +185,17 @@ def test_bytes_far_behind_the_end_are_found(kind):
 @pytest.mark.parametrize("cut", range(0, 1537, 32))
 def test_records_that_are_cut_short_are_told(kind, cut):
     record = b"17 path=long.txt\n" + b"800 comment=" + b"x" * 787 + b"\n"
-    data = (block("x", len(record), b"x") + record.ljust(1024, b"\0") + made([("a.txt", b"one")]))[:cut]
+    data = (block("x", len(record), b"x") + record.ljust(1024, b"\0") + made([("a.txt", b"one")]))[
+        :cut
+    ]
     if cut < 512:
         wanted = f"ends at byte {cut}, without an end marker"
     elif kind < 2 and cut < 512 + len(record):
         wanted = f"the member at byte 0 has {len(record)} bytes, the file ends at byte {cut}"
     else:
-        wanted = f"ends at byte {cut}, {'without an end marker' if cut == 1536 else 'inside a member'}"
+        wanted = (
+            f"ends at byte {cut}, {'without an end marker' if cut == 1536 else 'inside a member'}"
+        )
     assert message(data, kind) == f"t.tar: {wanted}"
 
 
@@ -172,7 +203,11 @@ def test_records_that_are_cut_short_are_told(kind, cut):
 def test_a_member_that_ends_with_its_file_has_its_bytes(kind):
     whole = made([("a.txt", b"x" * 512)])[:1024]
     assert message(whole, kind) == "t.tar: ends at byte 1024, without an end marker"
-    wanted = "the member at byte 0 has 512 bytes, the file ends at byte 1023" if kind < 2 else "ends at byte 1023, inside a member"
+    wanted = (
+        "the member at byte 0 has 512 bytes, the file ends at byte 1023"
+        if kind < 2
+        else "ends at byte 1023, inside a member"
+    )
     assert message(whole[:1023], kind) == f"t.tar: {wanted}"
 
 
@@ -182,7 +217,9 @@ def test_a_name_whose_rest_or_front_would_be_empty_is_kept_in_records_where_tarf
         assert (read(data), data[:14]) == ([(name, b"one")], b"././@PaxHeader")
 
 
-@pytest.mark.parametrize("name", ["d" * 154 + "/" + "n" * 100, "d" * 155 + "/n", "d" * 99 + "/" + "/" * 10 + "n"])
+@pytest.mark.parametrize(
+    "name", ["d" * 154 + "/" + "n" * 100, "d" * 155 + "/n", "d" * 99 + "/" + "/" * 10 + "n"]
+)
 def test_names_that_just_fit_are_split_as_tarfile_splits_them(name):
     one = tarfile.TarInfo(name)
     one.size, one.mode = 5, 0o444
@@ -245,12 +282,23 @@ def test_a_header_that_is_not_plain_ends_a_run_and_is_read(monkeypatch, odd, for
     monkeypatch.setattr(tar_runs, "SLAB", slab * tar.BLOCK)
     monkeypatch.setattr(tar, "_WORTH", 1)
     monkeypatch.setattr(tar, "_PAUSE", 0)
-    files = [("a.txt", b"1"), ("b.txt", b""), (odd, b"" if isinstance(odd, tarfile.TarInfo) else b"3"), ("x.txt", b"4"), ("y.txt", b"5")]
+    files = [
+        ("a.txt", b"1"),
+        ("b.txt", b""),
+        (odd, b"" if isinstance(odd, tarfile.TarInfo) else b"3"),
+        ("x.txt", b"4"),
+        ("y.txt", b"5"),
+    ]
     data = made(files, format, pax_headers=headers)
     found = read_table(tar.Mapped(memoryview(data)), "t.tar")
     wanted = [(name, len(body)) for name, body in tarfiles(data)]
-    keys = [found.keys[start:end].tobytes().decode() for start, end in itertools.pairwise([0, *found.ends])]
-    assert [(f"{key}.txt", size) for key, size in zip(keys, found.sizes[0].tolist(), strict=True)] == wanted
+    keys = [
+        found.keys[start:end].tobytes().decode()
+        for start, end in itertools.pairwise([0, *found.ends])
+    ]
+    assert [
+        (f"{key}.txt", size) for key, size in zip(keys, found.sizes[0].tolist(), strict=True)
+    ] == wanted
 
 
 def test_what_records_say_of_all_members_counts_in_a_run(monkeypatch):

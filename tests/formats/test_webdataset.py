@@ -18,7 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli import encodings, read
-from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, UnsafeError, UsageError, ValueFitError
+from flarecli.errors import (
+    FlareError,
+    FormatError,
+    IntegrityError,
+    MissingError,
+    UnsafeError,
+    UsageError,
+    ValueFitError,
+)
 from flarecli.formats import tar, tar_runs, webdataset, webdataset_index
 from flarecli.formats.tar_runs import SLAB
 from flarecli.formats.webdataset_names import extension_of
@@ -32,29 +40,42 @@ NAMES = ["plain", "deep", "pax", "gnu"]
 
 
 def expected(name):
-    return [json.loads(line) for line in (GOLDEN / name / "expected.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (GOLDEN / name / "expected.jsonl").read_text().splitlines()
+    ]
 
 
 def shown(row):
     """A row as the fixtures list it: what a sample lacks is left out."""
     return {
-        name: data.decode() if name == "__key__" else [len(data), hashlib.sha256(data).hexdigest()] for name, data in row.items() if data is not None
+        name: data.decode() if name == "__key__" else [len(data), hashlib.sha256(data).hexdigest()]
+        for name, data in row.items()
+        if data is not None
     }
 
 
 def columns_of(**encoded):
-    return webdataset.arrange(encodings.column(name, encoding) for name, encoding in encoded.items())
+    return webdataset.arrange(
+        encodings.column(name, encoding) for name, encoding in encoded.items()
+    )
 
 
 def batch_of(columns, rows):
     """Rows (tuples) as a typed batch of the columns."""
-    arrays = [pa.array(values, encodings.lookup(one.encoding).arrow) for one, values in zip(columns, zip(*rows, strict=True), strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(one) for one in columns]))
+    arrays = [
+        pa.array(values, encodings.lookup(one.encoding).arrow)
+        for one, values in zip(columns, zip(*rows, strict=True), strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(
+        arrays, schema=pa.schema([encodings.field(one) for one in columns])
+    )
 
 
 def written(columns, rows, number=0, **settings):
     at = Location(MemoryStore(), "")
-    return webdataset.write_shard(at, number, columns, [batch_of(columns, rows)], Settings(**settings))
+    return webdataset.write_shard(
+        at, number, columns, [batch_of(columns, rows)], Settings(**settings)
+    )
 
 
 def made(files, format=tarfile.PAX_FORMAT):
@@ -68,7 +89,9 @@ def made(files, format=tarfile.PAX_FORMAT):
 
 
 def chunk_of(data, **beside):
-    store = MemoryStore({"t.tar": data, **{name.replace("_", "."): value for name, value in beside.items()}})
+    store = MemoryStore(
+        {"t.tar": data, **{name.replace("_", "."): value for name, value in beside.items()}}
+    )
     return Chunk(Location(store, "t.tar"))
 
 
@@ -96,12 +119,16 @@ def test_what_the_original_wrote_is_read(name, maps):
             batch = batch.cast(pa.schema([encodings.field(one) for one in shard.columns]))
             batch.validate(full=True)
             for one in shard.columns:
-                assert batch.column(one.name).cast(pa.large_binary()).to_pylist() == [row[one.name] for row in rows[start:stop]]
+                assert batch.column(one.name).cast(pa.large_binary()).to_pylist() == [
+                    row[one.name] for row in rows[start:stop]
+                ]
     assert list(webdataset.verify_shard(shard, values=True)) == []
 
 
 def test_columns_are_the_key_and_extensions_as_they_come():
-    assert {one.name: one.encoding for one in read.open(str(GOLDEN / "plain" / "data")).columns} == {
+    assert {
+        one.name: one.encoding for one in read.open(str(GOLDEN / "plain" / "data")).columns
+    } == {
         "__key__": "str",
         "cls": "str_int",
         "jpg": "jpeg",
@@ -109,7 +136,13 @@ def test_columns_are_the_key_and_extensions_as_they_come():
         "txt": "str",
     }
     deep = {one.name: one.encoding for one in read.open(str(GOLDEN / "deep" / "data")).columns}
-    assert deep == {"__key__": "str", "output.png": "png", "input.png": "png", "seg.npy": "bytes", "txt": "str"}
+    assert deep == {
+        "__key__": "str",
+        "output.png": "png",
+        "input.png": "png",
+        "seg.npy": "bytes",
+        "txt": "str",
+    }
 
 
 def test_a_value_that_a_sample_lacks_is_none():
@@ -119,14 +152,26 @@ def test_a_value_that_a_sample_lacks_is_none():
 
 
 @pytest.mark.parametrize(
-    "pack", [bytes, gzip.compress, zstandard.compress, bz2.compress, lambda data: gzip.compress(data[:5000]) + gzip.compress(data[5000:])]
+    "pack",
+    [
+        bytes,
+        gzip.compress,
+        zstandard.compress,
+        bz2.compress,
+        lambda data: gzip.compress(data[:5000]) + gzip.compress(data[5000:]),
+    ],
 )
 @pytest.mark.parametrize("size", [1, 700, 1 << 20])
 def test_a_stream_that_cannot_seek_is_read_in_order(pack, size):
     data = pack((GOLDEN / "plain" / "data" / "00000.tar").read_bytes())
     (batch,) = webdataset.scan(data[i : i + size] for i in range(0, len(data), size))
     found = [
-        shown({name: value if value is None else value.encode() if type(value) is str else value for name, value in row.items()})
+        shown(
+            {
+                name: value if value is None else value.encode() if type(value) is str else value
+                for name, value in row.items()
+            }
+        )
         for row in batch.to_pylist()
     ]
     assert found == expected("plain")
@@ -138,7 +183,9 @@ def test_what_the_original_compressed_is_read_as_a_stream():
     data = (GOLDEN / "gz" / "data" / "00000.tar.gz").read_bytes()
     (batch,) = webdataset.scan(iter([data]))
     assert batch.num_rows == 7
-    shard = webdataset.open_shard(next(iter(webdataset.open_dataset(locate(str(GOLDEN / "gz" / "data"))))))
+    shard = webdataset.open_shard(
+        next(iter(webdataset.open_dataset(locate(str(GOLDEN / "gz" / "data")))))
+    )
     assert webdataset.read_batch(shard, 0, 7).equals(batch)
     assert [shown(row) for row in webdataset.read_rows(shard, range(7))] == expected("plain")
     assert list(webdataset.verify_shard(shard)) == []
@@ -154,7 +201,10 @@ def test_a_stream_of_many_batches_keeps_its_columns():
     late = made([*((f"{i}.bin", b"x" * 1_000_000) for i in range(20)), ("z.txt", b"late")])
     with pytest.raises(FormatError) as caught:
         list(webdataset.scan([late]))
-    assert str(caught.value) == "-[20]: the first member that ends in .txt, and no such column is known"
+    assert (
+        str(caught.value)
+        == "-[20]: the first member that ends in .txt, and no such column is known"
+    )
     listed = (Column("__key__", "str"), Column("bin", "bytes"), Column("txt", "str"))
     assert sum(batch.num_rows for batch in webdataset.scan([late], listed)) == 21
 
@@ -174,11 +224,21 @@ def test_a_sample_of_a_stream_has_as_many_members_as_a_table_takes():
 def test_keys_and_extensions_are_what_webdataset_makes_of_names():
     data = made(
         [
-            ("a/.h.jpg", b"0"), ("b.JPG", b"1"), ("b.x.TXT", b"2"), ("__m__/q.jpg", b"-"), ("__n__.jpg", b"3"), ("noext", b"-"),
-            ("d.d/noext", b"-"), ("d.d/e.", b"4"), (".hidden", b"-"), ("./f..jpg", b"5"),
+            ("a/.h.jpg", b"0"),
+            ("b.JPG", b"1"),
+            ("b.x.TXT", b"2"),
+            ("__m__/q.jpg", b"-"),
+            ("__n__.jpg", b"3"),
+            ("noext", b"-"),
+            ("d.d/noext", b"-"),
+            ("d.d/e.", b"4"),
+            (".hidden", b"-"),
+            ("./f..jpg", b"5"),
         ]
-    )  # fmt: skip
-    rows = [{name: value for name, value in row.items() if value is not None} for row in rows_of(data)]
+    )
+    rows = [
+        {name: value for name, value in row.items() if value is not None} for row in rows_of(data)
+    ]
     assert rows == [
         {"__key__": b"a/", "h.jpg": b"0"},
         {"__key__": b"b", "jpg": b"1", "x.txt": b"2"},
@@ -191,12 +251,36 @@ def test_keys_and_extensions_are_what_webdataset_makes_of_names():
 @pytest.mark.parametrize(
     ("files", "error", "said"),
     [
-        ([("a.jpg", b""), ("a.JPG", b"")], FormatError, "t.tar[0]: a second member 'a.JPG' at byte 512"),
-        ([("a.jpg", b""), ("b.jpg", b""), ("a.txt", b"")], FormatError, "t.tar[2]: the key 'a' came before, in row 0"),
-        ([("b.jpg", b""), ("a.__key__", b"")], FormatError, "t.tar[1]: a member that ends in .__key__, which every sample has already"),
-        ([("b.jpg", b""), (b"a\xff.jpg".decode(errors="surrogateescape"), b"")], UnsafeError, "t.tar[1]: its key is not UTF-8"),
-        ([(b"a.\xff".decode(errors="surrogateescape"), b"")], UnsafeError, "t.tar[0]: the extension b'\\xff' is not UTF-8"),
-        ([(f"a.{i}", b"") for i in range(1025)], FormatError, "t.tar[0]: more than 1024 extensions"),
+        (
+            [("a.jpg", b""), ("a.JPG", b"")],
+            FormatError,
+            "t.tar[0]: a second member 'a.JPG' at byte 512",
+        ),
+        (
+            [("a.jpg", b""), ("b.jpg", b""), ("a.txt", b"")],
+            FormatError,
+            "t.tar[2]: the key 'a' came before, in row 0",
+        ),
+        (
+            [("b.jpg", b""), ("a.__key__", b"")],
+            FormatError,
+            "t.tar[1]: a member that ends in .__key__, which every sample has already",
+        ),
+        (
+            [("b.jpg", b""), (b"a\xff.jpg".decode(errors="surrogateescape"), b"")],
+            UnsafeError,
+            "t.tar[1]: its key is not UTF-8",
+        ),
+        (
+            [(b"a.\xff".decode(errors="surrogateescape"), b"")],
+            UnsafeError,
+            "t.tar[0]: the extension b'\\xff' is not UTF-8",
+        ),
+        (
+            [(f"a.{i}", b"") for i in range(1025)],
+            FormatError,
+            "t.tar[0]: more than 1024 extensions",
+        ),
     ],
 )
 def test_members_that_make_no_samples_are_refused(files, error, said):
@@ -206,23 +290,50 @@ def test_members_that_make_no_samples_are_refused(files, error, said):
 
 
 def test_many_extensions_of_few_samples_cost_no_memory():
-    with pytest.raises(FormatError, match=r"^t\.tar: 1000 extensions in 3000 samples, which have few of them$"):
+    with pytest.raises(
+        FormatError, match=r"^t\.tar: 1000 extensions in 3000 samples, which have few of them$"
+    ):
         rows_of(made([(f"{i}.{i % 1000}", b"") for i in range(3000)]))
 
 
 def test_names_of_columns_become_extensions_that_mean_their_encoding():
     wanted = {
-        ("jpg", "jpeg"): "jpg", ("image.jpg", "jpeg"): "image.jpg", ("image", "jpeg"): "image.jpg", ("Image", "png"): "image.png",
-        ("label", "str_int"): "label.cls", ("cls", "str_int"): "cls", ("caption", "str"): "caption.txt", ("txt", "str_int"): "txt.cls",
-        ("score", "json_float"): "score.json", ("x.json", "json_float"): "x.json", ("data", "bytes"): "data", ("jpg", "bytes"): "jpg.bin",
-        ("seg.npy", "bytes"): "seg.npy", ("a/b", "str"): "a%2fb.txt", ("t", "list[jpeg]"): "t.list_jpeg", ("t", "ndarray:float32:2,3"): "t.ndarray",
-        ("__url__", "bytes"): "__url__.bin", ("x__", "bytes"): "x__.bin", ("", "str"): ".txt",
-    }  # fmt: skip
-    assert {(name, encoding): extension_of(encodings.column(name, encoding)) for name, encoding in wanted} == wanted
+        ("jpg", "jpeg"): "jpg",
+        ("image.jpg", "jpeg"): "image.jpg",
+        ("image", "jpeg"): "image.jpg",
+        ("Image", "png"): "image.png",
+        ("label", "str_int"): "label.cls",
+        ("cls", "str_int"): "cls",
+        ("caption", "str"): "caption.txt",
+        ("txt", "str_int"): "txt.cls",
+        ("score", "json_float"): "score.json",
+        ("x.json", "json_float"): "x.json",
+        ("data", "bytes"): "data",
+        ("jpg", "bytes"): "jpg.bin",
+        ("seg.npy", "bytes"): "seg.npy",
+        ("a/b", "str"): "a%2fb.txt",
+        ("t", "list[jpeg]"): "t.list_jpeg",
+        ("t", "ndarray:float32:2,3"): "t.ndarray",
+        ("__url__", "bytes"): "__url__.bin",
+        ("x__", "bytes"): "x__.bin",
+        ("", "str"): ".txt",
+    }
+    assert {
+        (name, encoding): extension_of(encodings.column(name, encoding))
+        for name, encoding in wanted
+    } == wanted
 
 
 def test_columns_are_arranged_with_what_a_member_holds():
-    held = webdataset.arrange([Column("n", "int", 8), Column("f", "float32", 4), Column("__key__", "str"), Column("j", "json"), Column("b", "bytes")])
+    held = webdataset.arrange(
+        [
+            Column("n", "int", 8),
+            Column("f", "float32", 4),
+            Column("__key__", "str"),
+            Column("j", "json"),
+            Column("b", "bytes"),
+        ]
+    )
     assert [(one.name, one.encoding, one.size) for one in held] == [
         ("__key__", "str", None),
         ("n", "str_int", None),
@@ -239,10 +350,22 @@ def test_columns_are_arranged_with_what_a_member_holds():
         ([], "a sample without members cannot be read back"),
         ([Column("__key__", "str")], "a sample without members cannot be read back"),
         ([Column("a", "str"), Column("a", "int")], "two columns are named 'a'"),
-        ([Column("__key__", "str"), Column("__key__", "int"), Column("a", "str")], "two columns are named '__key__'"),
-        ([Column("a", "str"), Column("a.txt", "str")], "the members of columns 'a' and 'a.txt' would have one name"),
-        ([Column("A", "bytes"), Column("a", "bytes")], "the members of columns 'A' and 'a' would have one name"),
-        ([Column("é" * 128, "bytes")], f"column {'é' * 128!r}: its members would end in 256 bytes, 255 is the most"),
+        (
+            [Column("__key__", "str"), Column("__key__", "int"), Column("a", "str")],
+            "two columns are named '__key__'",
+        ),
+        (
+            [Column("a", "str"), Column("a.txt", "str")],
+            "the members of columns 'a' and 'a.txt' would have one name",
+        ),
+        (
+            [Column("A", "bytes"), Column("a", "bytes")],
+            "the members of columns 'A' and 'a' would have one name",
+        ),
+        (
+            [Column("é" * 128, "bytes")],
+            f"column {'é' * 128!r}: its members would end in 256 bytes, 255 is the most",
+        ),
     ],
 )
 def test_columns_that_no_tar_holds_are_refused(columns, said):
@@ -260,21 +383,44 @@ def tables(data):
     for seen in (None, tar.Seen()):
         try:
             table = read_table(tar.Mapped(memoryview(data)), "t.tar", seen)
-            out.append([table.extensions, table.keys.tobytes(), *(getattr(table, name).tolist() for name in ("ends", "starts", "sizes"))])
+            out.append(
+                [
+                    table.extensions,
+                    table.keys.tobytes(),
+                    *(getattr(table, name).tolist() for name in ("ends", "starts", "sizes")),
+                ]
+            )
         except FlareError as error:
             out.append((type(error), str(error)))
     return out
 
 
 parts = st.text("ab./_é", min_size=1, max_size=6)
-members = st.lists(st.tuples(parts, st.sampled_from(["jpg", "JPG", "cls", "x" * 20, "a.b", ""]), st.binary(max_size=600)), max_size=30)
+members = st.lists(
+    st.tuples(
+        parts, st.sampled_from(["jpg", "JPG", "cls", "x" * 20, "a.b", ""]), st.binary(max_size=600)
+    ),
+    max_size=30,
+)
 
 
 @settings(max_examples=200, deadline=None)
-@given(members, st.booleans(), st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT]), st.data())
+@given(
+    members,
+    st.booleans(),
+    st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT]),
+    st.data(),
+)
 def test_runs_of_headers_are_taken_as_they_are_one_by_one(files, ordered, format, data):
-    files = [(f"{'k' * data.draw(st.sampled_from([1, 3, 110]))}{key}.{extension}", body) for key, extension, body in files]
-    format = tarfile.GNU_FORMAT if format == tarfile.USTAR_FORMAT and any(len(name.encode()) > 99 for name, _ in files) else format
+    files = [
+        (f"{'k' * data.draw(st.sampled_from([1, 3, 110]))}{key}.{extension}", body)
+        for key, extension, body in files
+    ]
+    format = (
+        tarfile.GNU_FORMAT
+        if format == tarfile.USTAR_FORMAT and any(len(name.encode()) > 99 for name, _ in files)
+        else format
+    )
     raw = bytearray(made(sorted(dict(files).items()) if ordered else files, format))
     for _ in range(data.draw(st.integers(0, 2))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -293,7 +439,12 @@ def test_headers_inside_of_members_are_data():
 
 @pytest.mark.parametrize("length", [1, 99, 100])
 def test_names_that_just_fit_their_field_are_read(length):
-    fast, slow = tables(made([("k" * (length - 4) + f"{i}.b" if length > 1 else str(i), b"") for i in range(9)], tarfile.USTAR_FORMAT))
+    fast, slow = tables(
+        made(
+            [("k" * (length - 4) + f"{i}.b" if length > 1 else str(i), b"") for i in range(9)],
+            tarfile.USTAR_FORMAT,
+        )
+    )
     assert fast == slow
     assert len(fast[2]) == 9 * (length > 1)
 
@@ -310,7 +461,21 @@ def test_many_small_members_over_many_slabs_are_found():
 def odd_headers(draw):
     """A header that is nearly plain: what a run must not take for one, or must take as it is."""
     name = draw(
-        st.sampled_from([b"a.t", b"a.u", b"b.t", b"b.T", b"c/d.t", b"c.d/e", b"__x__/f.t", b".t", b"n", b"g.0123456789abcdef", b"h." + b"x" * 98])
+        st.sampled_from(
+            [
+                b"a.t",
+                b"a.u",
+                b"b.t",
+                b"b.T",
+                b"c/d.t",
+                b"c.d/e",
+                b"__x__/f.t",
+                b".t",
+                b"n",
+                b"g.0123456789abcdef",
+                b"h." + b"x" * 98,
+            ]
+        )
     )
     size = draw(st.sampled_from([0, 1, 511, 512, 513]))
     block = bytearray(tar.header(name, size))
@@ -365,11 +530,17 @@ keys = st.lists(
 @given(keys, st.data())
 def test_what_is_written_is_read_back_and_tarfile_agrees(keys, data):
     row = st.tuples(
-        st.none() | st.binary(max_size=1100), st.integers().map(str), st.none() | st.text(max_size=30), st.sampled_from(["1", "{}", '"é"'])
+        st.none() | st.binary(max_size=1100),
+        st.integers().map(str),
+        st.none() | st.text(max_size=30),
+        st.sampled_from(["1", "{}", '"é"']),
     )
     rows = [(key, *data.draw(row)) for key in keys]
     batch = batch_of(WANTED, rows)
-    at, how = Location(MemoryStore(), ""), Settings(data.draw(st.sampled_from([None, "zstd", "gz"])))
+    at, how = (
+        Location(MemoryStore(), ""),
+        Settings(data.draw(st.sampled_from([None, "zstd", "gz"]))),
+    )
     base, sizes = webdataset.row_sizes(WANTED, batch, how)
     cut = data.draw(st.integers(0, len(rows)))
     chunk = webdataset.write_shard(at, 7, WANTED, [batch.slice(0, cut), batch.slice(cut)], how)
@@ -399,7 +570,9 @@ def test_large_members_are_written_as_small_ones_are(size):
     rows = [(bytes([i]) * (size + i), None if i % 2 else "t") for i in range(9)]
     chunk = written(columns, rows)
     with tarfile.open(fileobj=io.BytesIO(chunk.at.store.files["00000.tar"])) as archive:
-        assert [(one.name, one.size, one.mode, one.mtime, one.uid, one.uname) for one in archive][:3] == [
+        assert [(one.name, one.size, one.mode, one.mtime, one.uid, one.uname) for one in archive][
+            :3
+        ] == [
             ("00000-0000000.b", size, 0o444, 0, 0, ""),
             ("00000-0000000.t.txt", 1, 0o444, 0, 0, ""),
             ("00000-0000001.b", size + 1, 0o444, 0, 0, ""),
@@ -415,7 +588,9 @@ def test_keys_are_unique_over_a_dataset_and_shards_are_named_in_order():
     for number in (0, 1, 99_999, 100_000):
         chunk = written(columns, [("a",)] * 3, number)
         assert chunk.at.path == f"{number:05d}.tar"
-        keys |= {row["__key__"] for row in webdataset.read_rows(webdataset.open_shard(chunk), range(3))}
+        keys |= {
+            row["__key__"] for row in webdataset.read_rows(webdataset.open_shard(chunk), range(3))
+        }
     assert len(keys) == 12
     assert b"100000-0000002" in keys
 
@@ -424,8 +599,16 @@ def test_keys_are_unique_over_a_dataset_and_shards_are_named_in_order():
     ("keys", "error", "said"),
     [
         (["a", None], ValueFitError, "00000.tar[1]: the key is null"),
-        (["a", "b.c"], ValueFitError, "00000.tar[1]: the key 'b.c' has a dot in its last part, where its extension would begin"),
-        (["__a__/b"], ValueFitError, "00000.tar[0]: the key '__a__/b' lies in a folder that webdataset passes over"),
+        (
+            ["a", "b.c"],
+            ValueFitError,
+            "00000.tar[1]: the key 'b.c' has a dot in its last part, where its extension would begin",
+        ),
+        (
+            ["__a__/b"],
+            ValueFitError,
+            "00000.tar[0]: the key '__a__/b' lies in a folder that webdataset passes over",
+        ),
         (["../b"], UnsafeError, "00000.tar[0]: the name '../b' leaves the folder"),
         (["/b"], UnsafeError, "00000.tar[0]: the name '/b' is not relative"),
         (["b/"], UnsafeError, "00000.tar[0]: the name 'b/' has an empty part"),
@@ -437,7 +620,9 @@ def test_keys_are_unique_over_a_dataset_and_shards_are_named_in_order():
 def test_keys_that_would_not_come_back_are_refused_before_anything_is_written(keys, error, said):
     columns, at = columns_of(__key__="str", t="str"), Location(MemoryStore(), "")
     with pytest.raises(error) as caught:
-        webdataset.write_shard(at, 0, columns, [batch_of(columns, [(key, "x") for key in keys])], Settings())
+        webdataset.write_shard(
+            at, 0, columns, [batch_of(columns, [(key, "x") for key in keys])], Settings()
+        )
     assert str(caught.value) == said
     assert at.store.files == {}
 
@@ -449,7 +634,10 @@ def test_keys_that_look_odd_and_are_none_the_worse_are_kept():
 
 
 def test_a_row_without_members_is_refused():
-    with pytest.raises(ValueFitError, match=r"^00000\.tar\[1\]: every column is null, and a sample without members is none$"):
+    with pytest.raises(
+        ValueFitError,
+        match=r"^00000\.tar\[1\]: every column is null, and a sample without members is none$",
+    ):
         written(columns_of(t="str", b="bytes"), [("a", None), (None, None)])
 
 
@@ -459,15 +647,29 @@ def test_a_row_without_members_is_refused():
 def test_a_playlists_columns_choose_names_and_must_cover_all_members():
     data = made([("a.jpg", b"1"), ("a.label.cls", b"2"), ("b.jpg", b"3")])
     listed = (Column("label", "str_int"), Column("jpg", "jpeg"), Column("other", "str"))
-    assert rows_of(data, listed) == [{"label": b"2", "jpg": b"1", "other": None}, {"label": None, "jpg": b"3", "other": None}]
-    with pytest.raises(IntegrityError, match=r"^t\.tar: members end in \.jpg, and no such column is listed$"):
+    assert rows_of(data, listed) == [
+        {"label": b"2", "jpg": b"1", "other": None},
+        {"label": None, "jpg": b"3", "other": None},
+    ]
+    with pytest.raises(
+        IntegrityError, match=r"^t\.tar: members end in \.jpg, and no such column is listed$"
+    ):
         rows_of(data, listed[:1])
-    with pytest.raises(FormatError, match=r"^t\.tar: column 'label' is listed as int, which no member of a tar is$"):
+    with pytest.raises(
+        FormatError, match=r"^t\.tar: column 'label' is listed as int, which no member of a tar is$"
+    ):
         rows_of(data, (Column("label", "int", 8),))
 
 
 def test_columns_that_were_found_serve_as_a_listing():
-    data = made([("a.x__", b"1"), ("a." + "very." * 30 + "bin", b"2"), ("a.b\\c", b"3"), ("a.__url__", b"4")])
+    data = made(
+        [
+            ("a.x__", b"1"),
+            ("a." + "very." * 30 + "bin", b"2"),
+            ("a.b\\c", b"3"),
+            ("a.__url__", b"4"),
+        ]
+    )
     shard = webdataset.open_shard(chunk_of(data))
     again = webdataset.open_shard(chunk_of(data), shard.columns)
     assert again.columns == shard.columns
@@ -482,7 +684,9 @@ def test_other_rows_than_listed_are_an_error():
 
 
 def test_a_folder_is_listed_with_the_indexes_beside():
-    store = MemoryStore(dict.fromkeys(("b.tar", "a.tar", "a.idx.json", "sub/c.tar", "readme"), b"x"))
+    store = MemoryStore(
+        dict.fromkeys(("b.tar", "a.tar", "a.idx.json", "sub/c.tar", "readme"), b"x")
+    )
     stream = webdataset.open_dataset(Location(store, ""))
     assert stream.urls == ["a.tar", "b.tar"]
     assert stream.parts == [(File("a.idx.json", 1),), ()]
@@ -491,22 +695,36 @@ def test_a_folder_is_listed_with_the_indexes_beside():
 
 
 def test_names_of_tars_are_known():
-    assert all(webdataset.sniff(name, b"") for name in ("a.tar", "a.tar.zstd", "a.tar.zst", "a.tar.gz", "a.tgz", "a.tar.bz2"))
+    assert all(
+        webdataset.sniff(name, b"")
+        for name in ("a.tar", "a.tar.zstd", "a.tar.zst", "a.tar.gz", "a.tgz", "a.tar.bz2")
+    )
     assert not webdataset.sniff("a.idx.json", b"")
-    assert [webdataset_index.name_of(name) for name in ("a.tar", "a.tar.gz", "a.tgz", "a.b.tar.zst")] == ["a.idx.json"] * 3 + ["a.b.idx.json"]
+    assert [
+        webdataset_index.name_of(name) for name in ("a.tar", "a.tar.gz", "a.tgz", "a.b.tar.zst")
+    ] == ["a.idx.json"] * 3 + ["a.b.idx.json"]
 
 
 def test_the_list_of_shards_is_as_widsindex_writes_it():
     columns = columns_of(t="str")
     chunk = written(columns, [("a",)], hashes=("md5",))
     at = chunk.at.folder
-    (name, file), *_ = webdataset.write_index(at, [chunk], columns, Settings(hashes=("md5",))).items()
+    (name, file), *_ = webdataset.write_index(
+        at, [chunk], columns, Settings(hashes=("md5",))
+    ).items()
     data = at.store.files["00000.tar"]
     assert (name, file.size) == ("shardindex.json", len(at.store.files[name]))
     assert json.loads(at.store.files[name]) == {
         "__kind__": "wids-shard-index-v1",
         "wids_version": 1,
-        "shardlist": [{"url": "00000.tar", "md5sum": hashlib.md5(data).hexdigest(), "nsamples": 1, "filesize": len(data)}],
+        "shardlist": [
+            {
+                "url": "00000.tar",
+                "md5sum": hashlib.md5(data).hexdigest(),
+                "nsamples": 1,
+                "filesize": len(data),
+            }
+        ],
     }
 
 
@@ -523,7 +741,10 @@ def opened(files):
 def test_an_index_saves_the_pass_over_the_headers():
     files = written(INDEXED, SAMPLES).at.store.files
     blind = {**files, "00000.tar": bytes(len(files["00000.tar"]))}  # nothing to find there
-    assert opened(blind).layout["starts"].tolist() == opened({"00000.tar": files["00000.tar"]}).layout["starts"].tolist()
+    assert (
+        opened(blind).layout["starts"].tolist()
+        == opened({"00000.tar": files["00000.tar"]}).layout["starts"].tolist()
+    )
 
 
 def test_an_index_that_was_changed_or_is_of_another_tar_is_not_used_and_reported():
@@ -531,13 +752,29 @@ def test_an_index_that_was_changed_or_is_of_another_tar_is_not_used_and_reported
     index = files["00000.idx.json"]
     wanted = webdataset.read_rows(opened(files), range(4))
     others = written(INDEXED, SAMPLES[:3]).at.store.files["00000.idx.json"]
-    for bad in (b"", b"{}", index[:-1], index + b" ", others, index.replace(b'"rows": 4', b'"rows": 5')):
+    for bad in (
+        b"",
+        b"{}",
+        index[:-1],
+        index + b" ",
+        others,
+        index.replace(b'"rows": 4', b'"rows": 5'),
+    ):
         shard = opened({**files, "00000.idx.json": bad})
         assert webdataset.read_rows(shard, range(4)) == wanted
         (finding,) = webdataset.verify_shard(shard)
-        assert (finding.where, finding.kind, finding.message) == ("00000.idx.json", "index", "no index of this tar; its headers are read instead")
+        assert (finding.where, finding.kind, finding.message) == (
+            "00000.idx.json",
+            "index",
+            "no index of this tar; its headers are read instead",
+        )
     for byte in range(len(index)):
-        assert webdataset_index.parse(index[:byte] + bytes([index[byte] ^ 4]) + index[byte + 1 :], len(files["00000.tar"])) is None
+        assert (
+            webdataset_index.parse(
+                index[:byte] + bytes([index[byte] ^ 4]) + index[byte + 1 :], len(files["00000.tar"])
+            )
+            is None
+        )
 
 
 def resigned(index, **changes):
@@ -559,7 +796,14 @@ def test_an_index_with_a_right_sum_is_held_against_the_tars_size():
     def packed(values):
         return webdataset_index._packed(np.ascontiguousarray(values))
 
-    for row, value in ((0, 0), (0, 513), (0, -5), (0, size + 512), (1, int(table.starts[0, 0])), (0, 1 << 62)):
+    for row, value in (
+        (0, 0),
+        (0, 513),
+        (0, -5),
+        (0, size + 512),
+        (1, int(table.starts[0, 0])),
+        (0, 1 << 62),
+    ):
         starts = table.starts.copy()
         starts[0, row] = value
         assert bad(starts=packed(starts))
@@ -576,20 +820,32 @@ def test_an_index_with_a_right_sum_is_held_against_the_tars_size():
     assert bad(bytes=size + 1)
     assert bad(keys="?")
     assert bad(ends=packed(table.ends[::-1]))
-    assert bad(starts=packed(table.starts[:, ::-1]), sizes=packed(table.sizes[:, ::-1]))  # rows of a batch would be read past the end
+    assert bad(
+        starts=packed(table.starts[:, ::-1]), sizes=packed(table.sizes[:, ::-1])
+    )  # rows of a batch would be read past the end
     assert bad(keys=packed(np.frombuffer(b"k0k1k2k\xff", np.uint8)))
-    assert bad(keys=packed(np.frombuffer("k0\u00e9k2k3".encode(), np.uint8)), ends=packed(np.array([2, 3, 6, 8])))  # half a character ends one
+    assert bad(
+        keys=packed(np.frombuffer("k0\u00e9k2k3".encode(), np.uint8)),
+        ends=packed(np.array([2, 3, 6, 8])),
+    )  # half a character ends one
     swapped = resigned(index, sizes=packed(np.where(table.sizes > 1, table.sizes - 1, table.sizes)))
     (finding,) = webdataset.verify_shard(opened({**files, "00000.idx.json": swapped}))
     assert (finding.kind, finding.message) == ("index", "says other members than the tar has")
 
 
-def test_a_member_twice_in_a_sample_is_refused_where_one_run_of_headers_ends_and_the_next_begins(monkeypatch):
+def test_a_member_twice_in_a_sample_is_refused_where_one_run_of_headers_ends_and_the_next_begins(
+    monkeypatch,
+):
     monkeypatch.setattr(tar_runs, "SLAB", 4 * tar.BLOCK)
     monkeypatch.setattr(tar, "_WORTH", 1)
-    for names in (["a.t", "b.t", "c.t", "d.t", "d.t", "e.t"], ["a.t", "b.t", "b.u", "b.v", "b.T", "e.t"]):
+    for names in (
+        ["a.t", "b.t", "c.t", "d.t", "d.t", "e.t"],
+        ["a.t", "b.t", "b.u", "b.v", "b.T", "e.t"],
+    ):
         data = b"".join(tar.header(name.encode(), 0) for name in names) + tar.END
-        with pytest.raises(FormatError, match=f"^x\\[[13]\\]: a second member '{names[4]}' at byte 2048$"):
+        with pytest.raises(
+            FormatError, match=f"^x\\[[13]\\]: a second member '{names[4]}' at byte 2048$"
+        ):
             read_table(tar.Mapped(memoryview(data)), "x")
 
 
@@ -597,12 +853,16 @@ def test_a_member_twice_in_a_sample_is_refused_where_one_run_of_headers_ends_and
 
 
 def test_text_that_is_none_is_named_by_row_and_column():
-    shard = webdataset.open_shard(chunk_of(made([("a.txt", b"a"), ("b.jpg", b""), ("c.txt", b"\xff")])))
+    shard = webdataset.open_shard(
+        chunk_of(made([("a.txt", b"a"), ("b.jpg", b""), ("c.txt", b"\xff")]))
+    )
     for views in (False, True):
         with pytest.raises(ValueFitError) as caught:
             webdataset.read_batch(shard, 0, 3, views=views)
         assert str(caught.value) == "t.tar[2]: column 'txt': str is not UTF-8"
-    assert [(one.where, one.kind) for one in webdataset.verify_shard(shard, values=True)] == [("t.tar[2]", "value")]
+    assert [(one.where, one.kind) for one in webdataset.verify_shard(shard, values=True)] == [
+        ("t.tar[2]", "value")
+    ]
 
 
 def test_damage_is_named_with_row_and_byte():
@@ -616,9 +876,18 @@ def test_damage_is_named_with_row_and_byte():
 def test_verify_reports_what_reading_passes_over():
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
-        for name, kind in (("a.jpg", tarfile.REGTYPE), ("d", tarfile.DIRTYPE), ("b.jpg", tarfile.SYMTYPE), ("../c.jpg", tarfile.REGTYPE)):
+        for name, kind in (
+            ("a.jpg", tarfile.REGTYPE),
+            ("d", tarfile.DIRTYPE),
+            ("b.jpg", tarfile.SYMTYPE),
+            ("../c.jpg", tarfile.REGTYPE),
+        ):
             one = tarfile.TarInfo(name)
-            one.type, one.linkname, one.size = kind, "/etc/passwd" if kind == tarfile.SYMTYPE else "", 3 if kind == tarfile.REGTYPE else 0
+            one.type, one.linkname, one.size = (
+                kind,
+                "/etc/passwd" if kind == tarfile.SYMTYPE else "",
+                3 if kind == tarfile.REGTYPE else 0,
+            )
             archive.addfile(one, io.BytesIO(b"abc"))
     data = bytearray(out.getvalue()[: 6 * 512 + 512])
     data[600] = 1
@@ -634,7 +903,9 @@ def test_verify_reports_what_reading_passes_over():
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_damage_is_an_error_or_a_value(data):
-    raw = bytearray((GOLDEN / data.draw(st.sampled_from(NAMES)) / "data" / "00000.tar").read_bytes())
+    raw = bytearray(
+        (GOLDEN / data.draw(st.sampled_from(NAMES)) / "data" / "00000.tar").read_bytes()
+    )
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(raw) // 512 - 1)) * 512 + data.draw(st.integers(0, 511))
         raw[at] = data.draw(st.integers(0, 255))
@@ -701,8 +972,17 @@ def test_hostile_headers_are_refused_before_anything_is_allocated(tmp_path, maps
     with (tmp_path / "sparse.tar").open("wb") as out:  # real size, no bytes
         out.write(tar.header(b"a.bin", 1 << 31))
         out.truncate((1 << 31) + 2048)
-    ran = subprocess.run([sys.executable, "-c", HOSTILE, str(tmp_path), maps], capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", HOSTILE, str(tmp_path), maps],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert ran.stderr == ""
     assert len(ran.stdout.splitlines()) == 2 * 6
-    assert "huge.tar the member at byte 0 has 1152921504606846976 bytes, the file ends at byte 512" in ran.stdout
+    assert (
+        "huge.tar the member at byte 0 has 1152921504606846976 bytes, the file ends at byte 512"
+        in ran.stdout
+    )
     assert "zeros.tar 0" in ran.stdout

@@ -17,19 +17,35 @@ from hypothesis import strategies as st
 
 from flarecli import encodings
 from flarecli.errors import FormatError, IntegrityError, UnsafeError, ValueFitError
-from flarecli.formats import spans, tar, webdataset, webdataset_index, webdataset_shards, webdataset_stream, webdataset_table, webdataset_verify
+from flarecli.formats import (
+    spans,
+    tar,
+    webdataset,
+    webdataset_index,
+    webdataset_shards,
+    webdataset_stream,
+    webdataset_table,
+    webdataset_verify,
+)
 from flarecli.model import Chunk, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
 
 
 def columns_of(**encoded):
-    return webdataset.arrange(encodings.column(name, encoding) for name, encoding in encoded.items())
+    return webdataset.arrange(
+        encodings.column(name, encoding) for name, encoding in encoded.items()
+    )
 
 
 def batch_of(columns, rows):
-    arrays = [pa.array(values, encodings.lookup(one.encoding).arrow) for one, values in zip(columns, zip(*rows, strict=True), strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(one) for one in columns]))
+    arrays = [
+        pa.array(values, encodings.lookup(one.encoding).arrow)
+        for one, values in zip(columns, zip(*rows, strict=True), strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(
+        arrays, schema=pa.schema([encodings.field(one) for one in columns])
+    )
 
 
 def written(columns, *batches, **settings):
@@ -58,9 +74,13 @@ def made(files):
 @settings(max_examples=500, deadline=None)
 @given(st.text("a.b/_\n", max_size=12))
 def test_names_are_split_by_the_rule_of_webdataset(name):
-    found = re.fullmatch(r"((?:.*/|)[^.]+)[.]([^/]*)", name, re.DOTALL)  # its `base_plus_ext`, up to the names that begin with `__`
+    found = re.fullmatch(
+        r"((?:.*/|)[^.]+)[.]([^/]*)", name, re.DOTALL
+    )  # its `base_plus_ext`, up to the names that begin with `__`
     wanted = found and tuple(part.encode() for part in found.groups())
-    assert webdataset_table.split(name.encode()) == (None if re.match(r"__[^/]*__(/|$)", name) else wanted)
+    assert webdataset_table.split(name.encode()) == (
+        None if re.match(r"__[^/]*__(/|$)", name) else wanted
+    )
 
 
 _LONG = """
@@ -74,7 +94,9 @@ for name in (b"/" * 1_000_000, b"/" * 1_000_000 + b"a.b/.c", b"a/" * 500_000 + b
 
 def test_names_of_a_megabyte_are_split_soon():
     code = _LONG.format(path=[str(Path(__file__).parents[2])])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.split() == ["False", "False", "True", "False", "False"]
 
 
@@ -82,7 +104,10 @@ def test_an_extension_of_many_bytes_is_not_of_many_signs():
     column = encodings.column("é" * 127, "bytes")
     assert webdataset.arrange([column]) == (column,)
     for name, size in (("é" * 128, 256), ("n" * 256, 256)):
-        with pytest.raises(ValueError, match=f"^column '{name}': its members would end in {size} bytes, 255 is the most$"):
+        with pytest.raises(
+            ValueError,
+            match=f"^column '{name}': its members would end in {size} bytes, 255 is the most$",
+        ):
             webdataset.arrange([encodings.column(name, "bytes")])
 
 
@@ -94,27 +119,42 @@ def test_a_member_of_eight_gigabytes_is_refused_and_one_byte_less_is_not(tmp_pat
     with open(tmp_path / "holes", "wb") as file:
         file.truncate(size + 1)
     with open(tmp_path / "holes", "rb") as file:
-        data = mmap.mmap(file.fileno(), size + 1, access=mmap.ACCESS_READ)  # no byte of it is ever looked at
+        data = mmap.mmap(
+            file.fileno(), size + 1, access=mmap.ACCESS_READ
+        )  # no byte of it is ever looked at
 
     def batch(*sizes):
         bounds = pa.py_buffer(np.cumsum([0, *sizes]))
-        return pa.record_batch({"it": pa.Array.from_buffers(pa.large_binary(), len(sizes), [None, bounds, pa.py_buffer(data)])})
+        return pa.record_batch(
+            {
+                "it": pa.Array.from_buffers(
+                    pa.large_binary(), len(sizes), [None, bounds, pa.py_buffer(data)]
+                )
+            }
+        )
 
-    assert webdataset.row_sizes(columns, batch(1, size - 1), Settings())[1].tolist() == [1024, 512 + size]
+    assert webdataset.row_sizes(columns, batch(1, size - 1), Settings())[1].tolist() == [
+        1024,
+        512 + size,
+    ]
     message = f"a member of {size} bytes, {size - 1} is the most that a tar header says"
     with pytest.raises(ValueFitError) as caught:
         webdataset.row_sizes(columns, batch(1, size), Settings())
     assert str(caught.value) == f"[1]: {message}"
     store = MemoryStore()
     with pytest.raises(ValueFitError) as caught:
-        webdataset.write_shard(Location(store), 0, columns, [batch(1, 0), batch(1, size)], Settings())
+        webdataset.write_shard(
+            Location(store), 0, columns, [batch(1, 0), batch(1, size)], Settings()
+        )
     assert (str(caught.value), store.files) == (f"00000.tar[3]: {message}", {})
 
 
 # -- the index beside
 
 COLUMNS = columns_of(__key__="str", b="bytes", t="str")
-FILES = written(COLUMNS, batch_of(COLUMNS, [(f"k{i}", b"x" * i, None if i == 2 else "t") for i in range(4)]))
+FILES = written(
+    COLUMNS, batch_of(COLUMNS, [(f"k{i}", b"x" * i, None if i == 2 else "t") for i in range(4)])
+)
 INDEX = json.loads(FILES["00000.idx.json"])
 
 
@@ -133,7 +173,16 @@ def index_with(**changes):
 
 def test_an_index_signed_again_is_the_one_that_was_written():
     assert index_with() == FILES["00000.idx.json"]
-    assert np.frombuffer(webdataset_index.base64.b64decode(INDEX["starts"]), "<i8").tolist() == [512, 2048, 4096, 5120, 1024, 3072, -1, 6144]
+    assert np.frombuffer(webdataset_index.base64.b64decode(INDEX["starts"]), "<i8").tolist() == [
+        512,
+        2048,
+        4096,
+        5120,
+        1024,
+        3072,
+        -1,
+        6144,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +201,9 @@ def test_an_index_signed_again_is_the_one_that_was_written():
         changed("starts", 0, 0, place=0),
         changed("starts", 3, 6145, place=1),  # in no whole block
         changed("starts", 0, 512, place=1),  # no room for its header
-        changed("starts", 3, 7168, place=1) | {"bytes": len(FILES["00000.tar"])} | changed("sizes", 3, 1025, place=1),
+        changed("starts", 3, 7168, place=1)
+        | {"bytes": len(FILES["00000.tar"])}
+        | changed("sizes", 3, 1025, place=1),
         changed("starts", 2, -1, place=0) | changed("sizes", 2, -1, place=0),  # a sample of nothing
         changed("starts", 2, -1, place=0),
         changed("sizes", 2, -1, place=0),
@@ -172,13 +223,25 @@ def test_an_index_of_too_many_bytes_is_not_read(monkeypatch):
     assert opened(blind).rows == 0
 
 
-@pytest.mark.parametrize(("name", "row", "value"), [("ends", 0, 1), ("starts", 3, 5120), ("keys", None, None)])
+@pytest.mark.parametrize(
+    ("name", "row", "value"), [("ends", 0, 1), ("starts", 3, 5120), ("keys", None, None)]
+)
 def test_verify_holds_every_part_of_an_index_against_the_tar(name, row, value):
-    other = changed(name, row, value, place=None) if row is not None else {"keys": webdataset_index._packed(np.frombuffer(b"k0k1k2k4", np.uint8))}
+    other = (
+        changed(name, row, value, place=None)
+        if row is not None
+        else {"keys": webdataset_index._packed(np.frombuffer(b"k0k1k2k4", np.uint8))}
+    )
     if name == "starts":
         other = {"columns": ["t.txt", "b"]}
-    (found,) = webdataset_verify.verify_shard(opened(FILES | {"00000.idx.json": index_with(**other)}))
-    assert (found.where, found.kind, found.message) == ("00000.idx.json", "index", "says other members than the tar has")
+    (found,) = webdataset_verify.verify_shard(
+        opened(FILES | {"00000.idx.json": index_with(**other)})
+    )
+    assert (found.where, found.kind, found.message) == (
+        "00000.idx.json",
+        "index",
+        "says other members than the tar has",
+    )
 
 
 # -- rows and batches
@@ -189,8 +252,17 @@ def test_verify_holds_every_part_of_an_index_against_the_tar(name, row, value):
 def test_columns_that_samples_lack_are_null_in_any_part(tmp_path, monkeypatch, maps, limit):
     monkeypatch.setattr(spans, "VIEW_LIMIT", limit)
     columns = columns_of(__key__="str", b="bytes", t="str")
-    rows = [(f"{i:03}", None if i % 3 else bytes([i]) * (i * 7 % 40), f"text {i}" * (i % 5) if i % 3 or i % 2 else None) for i in range(40)]
-    for name, data in written(columns, batch_of(columns, rows[:15]), batch_of(columns, rows[15:])).items():
+    rows = [
+        (
+            f"{i:03}",
+            None if i % 3 else bytes([i]) * (i * 7 % 40),
+            f"text {i}" * (i % 5) if i % 3 or i % 2 else None,
+        )
+        for i in range(40)
+    ]
+    for name, data in written(
+        columns, batch_of(columns, rows[:15]), batch_of(columns, rows[15:])
+    ).items():
         (tmp_path / name).write_bytes(data)
     at = locate(str(tmp_path / "00000.tar"))
     shard = webdataset.open_shard(Chunk(at if maps else at.unmapped()), columns)
@@ -201,20 +273,40 @@ def test_columns_that_samples_lack_are_null_in_any_part(tmp_path, monkeypatch, m
                 batch = webdataset.read_batch(shard, start, stop, chosen, views=views)
                 batch.validate(full=True)
                 assert batch.num_rows == stop - start
-                assert batch.to_pylist() == [{name: row[["__key__", "b", "t"].index(name)] for name in names} for row in rows[start:stop]]
-    wanted = [{"__key__": key.encode(), "b": b, "t": t if t is None else t.encode()} for key, b, t in rows]
-    assert webdataset.read_rows(shard, [39, 0, 0, 17]) == [wanted[39], wanted[0], wanted[0], wanted[17]]
+                assert batch.to_pylist() == [
+                    {name: row[["__key__", "b", "t"].index(name)] for name in names}
+                    for row in rows[start:stop]
+                ]
+    wanted = [
+        {"__key__": key.encode(), "b": b, "t": t if t is None else t.encode()} for key, b, t in rows
+    ]
+    assert webdataset.read_rows(shard, [39, 0, 0, 17]) == [
+        wanted[39],
+        wanted[0],
+        wanted[0],
+        wanted[17],
+    ]
 
 
-@pytest.mark.parametrize(("columns", "reads"), [(None, [[402_435]]), (["small.txt"], [[3, 3]]), (["bin"], [[401_729]])])
-def test_a_batch_is_one_read_where_most_of_it_is_wanted_and_else_its_members(tmp_path, columns, reads):
+@pytest.mark.parametrize(
+    ("columns", "reads"), [(None, [[402_435]]), (["small.txt"], [[3, 3]]), (["bin"], [[401_729]])]
+)
+def test_a_batch_is_one_read_where_most_of_it_is_wanted_and_else_its_members(
+    tmp_path, columns, reads
+):
     """Two samples of a member of 200,001 bytes, which takes 391 blocks, and one of 3: at 512 and 201,216, at 202,240 and 402,944."""
-    files = [(f"{key}.{ext}", data) for key in "ab" for ext, data in (("bin", b"x" * 200_001), ("small.txt", b"one"))]
+    files = [
+        (f"{key}.{ext}", data)
+        for key in "ab"
+        for ext, data in (("bin", b"x" * 200_001), ("small.txt", b"one"))
+    ]
     (tmp_path / "t.tar").write_bytes(made(files))
     shard = webdataset.open_shard(Chunk(locate(str(tmp_path / "t.tar")).unmapped()))
     store, asked = shard.chunk.at.store, []
     read_many = store.read_many
-    store.read_many = lambda path, ranges: asked.append([stop - start for start, stop in ranges]) or read_many(path, ranges)
+    store.read_many = lambda path, ranges: (
+        asked.append([stop - start for start, stop in ranges]) or read_many(path, ranges)
+    )
     batch = webdataset.read_batch(shard, 0, 2, columns)
     assert batch.column(-1).to_pylist() == [files[0][1] if columns == ["bin"] else "one"] * 2
     assert asked == reads
@@ -226,7 +318,11 @@ def test_a_shard_of_no_rows_is_written_and_read():
         files = written(columns, *batches)
         assert files["00000.tar"] == tar.END
         shard = opened(files, columns)
-        assert (shard.rows, webdataset.read_rows(shard, []), webdataset.read_batch(shard, 0, 0).num_rows) == (0, [], 0)
+        assert (
+            shard.rows,
+            webdataset.read_rows(shard, []),
+            webdataset.read_batch(shard, 0, 0).num_rows,
+        ) == (0, [], 0)
         assert list(webdataset.verify_shard(shard, values=True)) == []
 
 
@@ -238,7 +334,10 @@ def test_a_part_of_a_batch_is_written_with_its_own_keys():
     assert list(webdataset.verify_shard(opened(files), values=True)) == []
     with pytest.raises(ValueFitError) as caught:
         written(columns, batch.slice(0, 2), batch.slice(1, 2))
-    assert str(caught.value) == "00000.tar[3]: every column is null, and a sample without members is none"
+    assert (
+        str(caught.value)
+        == "00000.tar[3]: every column is null, and a sample without members is none"
+    )
 
 
 @pytest.mark.parametrize("length", [96, 97, 98, 255])
@@ -253,7 +352,10 @@ def test_keys_of_any_length_are_read_back_and_tarfile_agrees(length):
 
 @pytest.mark.parametrize("part", [(0, 4), (1, 2), (3, 1), (2, 2)])
 def test_one_part_of_a_batch_is_written_as_if_it_were_whole(part):
-    columns, rows = columns_of(__key__="str", t="str"), [("a", "0"), ("bb", "1"), ("ccc", "22"), ("dddd", "3")]
+    columns, rows = (
+        columns_of(__key__="str", t="str"),
+        [("a", "0"), ("bb", "1"), ("ccc", "22"), ("dddd", "3")],
+    )
     start, count = part
     files = written(columns, batch_of(columns, rows).slice(start, count))
     assert files == written(columns, batch_of(columns, rows[start : start + count]))
@@ -274,12 +376,17 @@ def test_names_of_a_hundred_bytes_and_one_more_are_written(length):
     columns, key = columns_of(__key__="str", it="str"), "k" * length
     files = written(columns, batch_of(columns, [(key, "one"), ("b", "two")]))
     with tarfile.open(fileobj=io.BytesIO(files["00000.tar"])) as archive:
-        assert [(one.name, archive.extractfile(one).read()) for one in archive] == [(f"{key}.it.txt", b"one"), ("b.it.txt", b"two")]
+        assert [(one.name, archive.extractfile(one).read()) for one in archive] == [
+            (f"{key}.it.txt", b"one"),
+            ("b.it.txt", b"two"),
+        ]
 
 
 def test_a_key_of_more_bytes_than_a_name_has_is_refused():
     columns = columns_of(__key__="str", it="str")
-    assert webdataset.row_sizes(columns, batch_of(columns, [("k" * 255, "x")]), Settings())[1].tolist() == [2048]
+    assert webdataset.row_sizes(columns, batch_of(columns, [("k" * 255, "x")]), Settings())[
+        1
+    ].tolist() == [2048]
     with pytest.raises(UnsafeError) as caught:
         webdataset.row_sizes(columns, batch_of(columns, [("a", "x"), ("k" * 256, "x")]), Settings())
     assert str(caught.value) == f"[1]: the name '{'k' * 77}…' is longer than 255 bytes a part"
@@ -287,8 +394,14 @@ def test_a_key_of_more_bytes_than_a_name_has_is_refused():
 
 def test_rows_without_keys_are_numbered_over_batches():
     columns = columns_of(t="str")
-    shard = opened(written(columns, batch_of(columns, [("a",), ("b",)]), batch_of(columns, [("c",)])))
-    assert [row["__key__"] for row in webdataset.read_rows(shard, range(3))] == [b"00000-0000000", b"00000-0000001", b"00000-0000002"]
+    shard = opened(
+        written(columns, batch_of(columns, [("a",), ("b",)]), batch_of(columns, [("c",)]))
+    )
+    assert [row["__key__"] for row in webdataset.read_rows(shard, range(3))] == [
+        b"00000-0000000",
+        b"00000-0000001",
+        b"00000-0000002",
+    ]
 
 
 def test_a_member_of_a_stream_is_no_key():
@@ -299,18 +412,29 @@ def test_a_member_of_a_stream_is_no_key():
 
 # -- lists of shards
 
-SHARD = {"url": "00000.tar", "nsamples": 3, "filesize": 2048, "md5sum": "0123456789ABCDEF0123456789ABCDEF"}
+SHARD = {
+    "url": "00000.tar",
+    "nsamples": 3,
+    "filesize": 2048,
+    "md5sum": "0123456789ABCDEF0123456789ABCDEF",
+}
 
 
 def listed(shard=SHARD, **changes):
     index = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": [shard]} | changes
     data = json.dumps(index).encode()
-    return webdataset_shards.read_shards(Location(MemoryStore({"ds/shardindex.json": data}), "ds/shardindex.json"))
+    return webdataset_shards.read_shards(
+        Location(MemoryStore({"ds/shardindex.json": data}), "ds/shardindex.json")
+    )
 
 
 def test_a_list_of_shards_is_read():
     stream = listed()
-    assert (list(stream.urls), list(stream.rows), list(stream.sizes)) == (["00000.tar"], [3], [2048])
+    assert (list(stream.urls), list(stream.rows), list(stream.sizes)) == (
+        ["00000.tar"],
+        [3],
+        [2048],
+    )
     assert stream.hashes["md5"] == ["0123456789abcdef0123456789abcdef"]
     less = listed({"url": "00000.tar", "nsamples": (1 << 63) - 1})
     assert (list(less.rows), list(less.sizes), less.hashes) == ([(1 << 63) - 1], [-1], {})
@@ -323,19 +447,28 @@ def test_a_list_of_shards_is_read():
         ({"wids_version": True}, "version True, 1 is wanted"),
         ({"wids_version": "1"}, "version '1', 1 is wanted"),
         ({"wids_version": 2}, "version 2, 1 is wanted"),
-        ({"__kind__": "wids-shard-index-v2"}, "kind 'wids-shard-index-v2', 'wids-shard-index-v1' is wanted"),
+        (
+            {"__kind__": "wids-shard-index-v2"},
+            "kind 'wids-shard-index-v2', 'wids-shard-index-v1' is wanted",
+        ),
         ({"__kind__": None}, "kind None, 'wids-shard-index-v1' is wanted"),
         ({"shardlist": {}}, "no list of shards in it"),
         ({"shard": "00000.tar"}, "shardlist[0]: no url in it"),
         ({"shard": SHARD | {"url": ""}}, "shardlist[0]: no url in it"),
         ({"shard": SHARD | {"url": 1}}, "shardlist[0]: no url in it"),
         ({"shard": SHARD | {"nsamples": True}}, "shardlist[0].nsamples: True is not a count"),
-        ({"shard": SHARD | {"nsamples": 1 << 63}}, f"shardlist[0].nsamples: {1 << 63} is not a count"),
+        (
+            {"shard": SHARD | {"nsamples": 1 << 63}},
+            f"shardlist[0].nsamples: {1 << 63} is not a count",
+        ),
         ({"shard": SHARD | {"nsamples": -1}}, "shardlist[0].nsamples: -1 is not a count"),
         ({"shard": SHARD | {"nsamples": 3.0}}, "shardlist[0].nsamples: 3.0 is not a count"),
         ({"shard": SHARD | {"filesize": None}}, "shardlist[0].filesize: None is not a count"),
         ({"shard": SHARD | {"md5sum": None}}, "shardlist[0]: its md5sum is not a text"),
-        ({"shard": {"url": "a", "nsamples": 1, "filesise": 2}}, "shardlist[0]: no filesize in it, but 'filesise'"),
+        (
+            {"shard": {"url": "a", "nsamples": 1, "filesise": 2}},
+            "shardlist[0]: no filesize in it, but 'filesise'",
+        ),
     ],
 )
 def test_a_list_of_shards_that_is_none_is_refused(changes, message):
@@ -350,15 +483,28 @@ def test_a_list_of_shards_that_is_none_is_refused(changes, message):
 
 def test_values_are_checked_in_steps_of_bounded_bytes(monkeypatch):
     monkeypatch.setattr(webdataset_verify, "_STEP_BYTES", 10)
-    shard = opened({"00000.tar": made([(f"{i}.bin", b"x" * size) for i, size in enumerate([4, 4, 4, 30, 0, 10, 1])])})
+    shard = opened(
+        {
+            "00000.tar": made(
+                [(f"{i}.bin", b"x" * size) for i, size in enumerate([4, 4, 4, 30, 0, 10, 1])]
+            )
+        }
+    )
     assert list(webdataset_verify._steps(shard)) == [(0, 2), (2, 3), (3, 4), (4, 6), (6, 7)]
 
 
 def test_an_end_that_is_in_no_whole_block_is_reported():
     data = made([("a.txt", b"one")])[:1024]
     for zeros, said in ((1024, None), (512, "512"), (1025, "1025"), (1023, "1023"), (10_240, None)):
-        found = [one.message for one in webdataset.verify_shard(opened({"00000.tar": data + bytes(zeros)}))]
-        assert found == ([f"ends with {said} bytes of zeros, 1024 or more whole blocks are wanted"] if said else [])
+        found = [
+            one.message
+            for one in webdataset.verify_shard(opened({"00000.tar": data + bytes(zeros)}))
+        ]
+        assert found == (
+            [f"ends with {said} bytes of zeros, 1024 or more whole blocks are wanted"]
+            if said
+            else []
+        )
 
 
 # -- streams
@@ -373,7 +519,9 @@ def test_a_sample_in_any_batch_of_a_stream_is_named_by_its_row(monkeypatch):
     late = made([(f"{i}.{'jpg' if i == 5 else 'txt'}", b"x") for i in range(6)])
     with pytest.raises(FormatError) as caught:
         list(webdataset.scan([late]))
-    assert str(caught.value) == "-[5]: the first member that ends in .jpg, and no such column is known"
+    assert (
+        str(caught.value) == "-[5]: the first member that ends in .jpg, and no such column is known"
+    )
 
 
 def test_batches_of_a_stream_hold_no_more_than_their_bytes(monkeypatch):
@@ -389,5 +537,6 @@ def test_a_stream_that_is_cut_anywhere_is_told():
         with pytest.raises(FormatError) as caught:
             list(webdataset.scan([data[:cut]]))
         assert (
-            caught.value.message == f"ends at byte {cut}, {'without an end marker' if cut < 512 or cut in (1536, 2047, 2560) else 'inside a member'}"
+            caught.value.message
+            == f"ends at byte {cut}, {'without an end marker' if cut < 512 or cut in (1536, 2047, 2560) else 'inside a member'}"
         )

@@ -29,7 +29,9 @@ def check_of(wrong):
 @given(st.sets(st.integers(0, 99)), st.integers(1, 40))
 def test_every_wrong_row_is_found_once_and_in_order(wrong, step):
     runs = [(start, min(start + step, 100)) for start in range(0, 100, step)]
-    assert [one.where for one in wrong_rows(runs, check_of(wrong))] == [f"x[{row}]" for row in sorted(wrong)]
+    assert [one.where for one in wrong_rows(runs, check_of(wrong))] == [
+        f"x[{row}]" for row in sorted(wrong)
+    ]
 
 
 def test_where_all_are_wrong_the_first_thousand_are_named_and_of_each_run_behind_them_one():
@@ -43,7 +45,13 @@ def test_where_all_are_wrong_the_first_thousand_are_named_and_of_each_run_behind
     found = [int(one.where[2:-1]) for one in wrong_rows(runs, check)]
     assert found[:NAMED] == list(range(NAMED))
     assert found[-127:] == [start for start, _ in runs[1:]]
-    assert found[NAMED:-127] == [1000, 1008, 1024, 2048, 4096]  # what was left of the run when the thousandth was named: halves of halves
+    assert found[NAMED:-127] == [
+        1000,
+        1008,
+        1024,
+        2048,
+        4096,
+    ]  # what was left of the run when the thousandth was named: halves of halves
     assert len(asked) < 4 * NAMED
 
 
@@ -51,7 +59,9 @@ def test_what_is_not_about_one_row_is_said_once():
     def check(start, stop):
         raise ReachError("input/output error, reading from byte 7", where="x.json")
 
-    assert [one.message for one in wrong_rows([(0, 10), (10, 20)], check)] == ["input/output error, reading from byte 7"] * 2
+    assert [one.message for one in wrong_rows([(0, 10), (10, 20)], check)] == [
+        "input/output error, reading from byte 7"
+    ] * 2
 
 
 def test_a_row_that_cannot_be_reached_is_no_row_that_is_wrong():
@@ -69,7 +79,9 @@ def test_what_is_about_a_file_with_a_number_in_its_name_is_said_once_with_its_hi
     def check(start, stop):
         raise FormatError("bad", where="x[7].mds", hint="Fetch it again.")
 
-    assert list(wrong_rows([(0, 10)], check)) == [Finding("x[7].mds", "format", "bad", "Fetch it again.")]
+    assert list(wrong_rows([(0, 10)], check)) == [
+        Finding("x[7].mds", "format", "bad", "Fetch it again.")
+    ]
 
 
 def change(path, rows, old, new):
@@ -86,15 +98,24 @@ def findings(folder, **options):
     return [one.where for one in verbs.verify(str(folder), **options) if one.kind != "size"]
 
 
-@pytest.mark.parametrize(("format", "old", "new"), [("json", b'"t"', b'"u"'), ("csv", b",", b";"), ("tsv", b"\t", b";")])
+@pytest.mark.parametrize(
+    ("format", "old", "new"), [("json", b'"t"', b'"u"'), ("csv", b",", b";"), ("tsv", b"\t", b";")]
+)
 def test_verify_names_each_bad_line(tmp_path, format, old, new):
-    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"n": i, "t": f"v{i}"}) + "\n" for i in range(ROWS)))
+    (tmp_path / "x.jsonl").write_text(
+        "".join(json.dumps({"n": i, "t": f"v{i}"}) + "\n" for i in range(ROWS))
+    )
     verbs.pack(str(tmp_path / "x.jsonl"), str(tmp_path / "out"), format=format)
     shard = tmp_path / "out" / f"shard.00000.{format}"
     change(shard, BAD, old, new)
-    (tmp_path / "out" / "playlist.yaml").unlink()  # else the sum of the file says it, and nothing looks further
+    (
+        tmp_path / "out" / "playlist.yaml"
+    ).unlink()  # else the sum of the file says it, and nothing looks further
     assert findings(tmp_path / "out") == [f"{shard}[{row}]" for row in BAD]
-    assert findings(tmp_path / "out", max_findings=4) == [*(f"{shard}[{row}]" for row in BAD[:4]), str(tmp_path / "out")]
+    assert findings(tmp_path / "out", max_findings=4) == [
+        *(f"{shard}[{row}]" for row in BAD[:4]),
+        str(tmp_path / "out"),
+    ]
 
 
 def test_verify_names_each_value_that_is_none_in_mds_and_webdataset(tmp_path):
@@ -108,4 +129,6 @@ def test_verify_names_each_value_that_is_none_in_mds_and_webdataset(tmp_path):
             data = data.replace(b"value %05d" % row, b"value\xff%05d" % row)
         shard.write_bytes(data)
         (tmp_path / format / "playlist.yaml").unlink()
-        assert {one for one in findings(tmp_path / format, decode=True) if one.endswith("]")} == {f"{shard}[{row}]" for row in BAD}
+        assert {one for one in findings(tmp_path / format, decode=True) if one.endswith("]")} == {
+            f"{shard}[{row}]" for row in BAD
+        }

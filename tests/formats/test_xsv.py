@@ -31,47 +31,85 @@ def columns_of(form, names):
 
 def batch_of(columns, rows):
     """A typed batch of stored bytes: one mapping a row."""
-    arrays = [typed(pa.array([row[one.name] for row in rows], BINARY), lookup(one.encoding)) for one in columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(one) for one in columns]))
+    arrays = [
+        typed(pa.array([row[one.name] for row in rows], BINARY), lookup(one.encoding))
+        for one in columns
+    ]
+    return pa.RecordBatch.from_arrays(
+        arrays, schema=pa.schema([encodings.field(one) for one in columns])
+    )
 
 
 def written(form, names, rows, how=None):
     columns = columns_of(form, names)
-    chunk = form.write_shard(Location(MemoryStore(), ""), 0, columns, [batch_of(columns, rows)], how or Settings())
+    chunk = form.write_shard(
+        Location(MemoryStore(), ""), 0, columns, [batch_of(columns, rows)], how or Settings()
+    )
     return chunk, columns
 
 
 def shard_of(form, data, starts, config, name=None):
     """A shard made by hand: its data, its table, its config."""
     name = name or f"shard.00000.{form.NAME}"
-    table = struct.pack(f"<I{len(starts)}I", len(starts) - 1, *starts) + json.dumps(config, sort_keys=True).encode()
+    table = (
+        struct.pack(f"<I{len(starts)}I", len(starts) - 1, *starts)
+        + json.dumps(config, sort_keys=True).encode()
+    )
     store = MemoryStore({name: data, f"{name}.meta": table})
     return form.open_shard(Chunk(Location(store, name)))
 
 
-XSV = {"column_names": ["a", "b"], "column_encodings": ["str", "int"], "format": "xsv", "newline": "\n", "separator": "||"}
+XSV = {
+    "column_names": ["a", "b"],
+    "column_encodings": ["str", "int"],
+    "format": "xsv",
+    "newline": "\n",
+    "separator": "||",
+}
 
 
 def xsv_shard(*lines, **config):
     config = {**XSV, **config}
     header = config["separator"].join(config["column_names"]) + config["newline"]
     lines = [line if isinstance(line, bytes) else line.encode() for line in (header, *lines)]
-    return shard_of(xsv.XSV, b"".join(lines), np.cumsum([len(lines[0]), *map(len, lines[1:])]).tolist(), config)
+    return shard_of(
+        xsv.XSV, b"".join(lines), np.cumsum([len(lines[0]), *map(len, lines[1:])]).tolist(), config
+    )
 
 
-ENDS = st.sampled_from([(",", "\n"), ("||", "\n"), ("<>", "##\n"), ("→", "\u2029"), ("ab", "aba"), ("aa", "b"), (",", ",\n"), ("\t", "\r\n")])
+ENDS = st.sampled_from(
+    [
+        (",", "\n"),
+        ("||", "\n"),
+        ("<>", "##\n"),
+        ("→", "\u2029"),
+        ("ab", "aba"),
+        ("aa", "b"),
+        (",", ",\n"),
+        ("\t", "\r\n"),
+    ]
+)
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(*[st.text(alphabet="ab,|<>#→é\n\t x", max_size=5)] * 3), min_size=1, max_size=10), ENDS)
+@given(
+    st.lists(
+        st.tuples(*[st.text(alphabet="ab,|<>#→é\n\t x", max_size=5)] * 3), min_size=1, max_size=10
+    ),
+    ENDS,
+)
 def test_what_is_written_is_what_a_split_says_or_is_refused(rows, ends):
     separator, newline = ends
     rows = [{"p": row[0].encode(), "q": row[1].encode(), "x": row[2].encode()} for row in rows]
-    columns, how = columns_of(xsv.XSV, dict.fromkeys("pqx", "str")), Settings(separator=separator, newline=newline)
+    columns, how = (
+        columns_of(xsv.XSV, dict.fromkeys("pqx", "str")),
+        Settings(separator=separator, newline=newline),
+    )
     batch, store = batch_of(columns, rows), MemoryStore()
     lines = [separator.join(value.decode() for value in row.values()) + newline for row in rows]
     whole = [
-        line.find(newline) == len(line) - len(newline) and line[: -len(newline)].split(separator) == [v.decode() for v in row.values()]
+        line.find(newline) == len(line) - len(newline)
+        and line[: -len(newline)].split(separator) == [v.decode() for v in row.values()]
         for line, row in zip(lines, rows, strict=True)
     ]
     try:
@@ -102,34 +140,66 @@ def test_lines_of_any_writer_are_cut_as_a_split_cuts_them(lines):
     wanted = [line.split("||") for line in lines]
     wrong = [row for row, parts in enumerate(wanted) if len(parts) != 2]
     if wrong:
-        for do in (lambda: xsv.XSV.read_batch(shard, 0, len(lines)), lambda: xsv.XSV.read_rows(shard, range(len(lines)))):
+        for do in (
+            lambda: xsv.XSV.read_batch(shard, 0, len(lines)),
+            lambda: xsv.XSV.read_rows(shard, range(len(lines))),
+        ):
             with pytest.raises(FormatError) as caught:
                 do()
-            assert str(caught.value) == f"shard.00000.xsv[{wrong[0]}]: {len(wanted[wrong[0]])} values in its line, 2 are wanted"
-        assert [one.where for one in xsv.XSV.verify_shard(shard)] == [f"shard.00000.xsv[{row}]" for row in wrong]
+            assert (
+                str(caught.value)
+                == f"shard.00000.xsv[{wrong[0]}]: {len(wanted[wrong[0]])} values in its line, 2 are wanted"
+            )
+        assert [one.where for one in xsv.XSV.verify_shard(shard)] == [
+            f"shard.00000.xsv[{row}]" for row in wrong
+        ]
         return
-    assert [[row["a"].decode(), row["b"].decode()] for row in xsv.XSV.read_rows(shard, range(len(lines)))] == wanted
-    assert [list(row.values()) for row in xsv.XSV.read_batch(shard, 0, len(lines)).to_pylist()] == wanted
+    assert [
+        [row["a"].decode(), row["b"].decode()]
+        for row in xsv.XSV.read_rows(shard, range(len(lines)))
+    ] == wanted
+    assert [
+        list(row.values()) for row in xsv.XSV.read_batch(shard, 0, len(lines)).to_pylist()
+    ] == wanted
 
 
 @pytest.mark.parametrize(
     ("columns", "ends", "lines", "row", "values"),
     [
-        ("ab", ("||", "\n"), ("x||y||z", "w"), 0, 3),  # as many separators as two rows have, and they are both in the first
+        (
+            "ab",
+            ("||", "\n"),
+            ("x||y||z", "w"),
+            0,
+            3,
+        ),  # as many separators as two rows have, and they are both in the first
         ("ab", ("||", "\n"), ("w", "x||y||z"), 0, 1),
         ("abc", ("||", "\n"), ("|||x",), 0, 2),  # two separators, one over the other
         ("ab", (",", ",\n"), ("x",), 0, 1),  # the only separator is the newline's
         ("ab", (",", ",\n"), ("x,y", "z"), 1, 1),
     ],
 )
-def test_separators_that_cut_no_field_are_not_taken_for_those_that_are_missing(columns, ends, lines, row, values):
+def test_separators_that_cut_no_field_are_not_taken_for_those_that_are_missing(
+    columns, ends, lines, row, values
+):
     separator, newline = ends
-    how = {"column_names": list(columns), "column_encodings": ["str"] * len(columns), "separator": separator, "newline": newline}
+    how = {
+        "column_names": list(columns),
+        "column_encodings": ["str"] * len(columns),
+        "separator": separator,
+        "newline": newline,
+    }
     shard = xsv_shard(*(line + newline for line in lines), **how)
-    for do in (lambda: xsv.XSV.read_batch(shard, 0, len(lines)), lambda: xsv.XSV.read_rows(shard, range(len(lines)))):
+    for do in (
+        lambda: xsv.XSV.read_batch(shard, 0, len(lines)),
+        lambda: xsv.XSV.read_rows(shard, range(len(lines))),
+    ):
         with pytest.raises(FormatError) as caught:
             do()
-        assert str(caught.value) == f"shard.00000.xsv[{row}]: {values} values in its line, {len(columns)} are wanted"
+        assert (
+            str(caught.value)
+            == f"shard.00000.xsv[{row}]: {values} values in its line, {len(columns)} are wanted"
+        )
 
 
 def test_a_line_without_its_newline_names_its_row():
@@ -154,7 +224,9 @@ def test_lines_too_short_for_their_columns_are_refused_before_there_is_room_for_
 
 
 def test_text_that_is_not_utf8_names_its_row():
-    with pytest.raises(ValueFitError, match=r"^shard.00000.xsv\[1\]: column 'a': str is not UTF-8$"):
+    with pytest.raises(
+        ValueFitError, match=r"^shard.00000.xsv\[1\]: column 'a': str is not UTF-8$"
+    ):
         xsv.XSV.read_batch(xsv_shard("x||1\n", b"\xff||2\n"), 0, 2)
 
 
@@ -164,18 +236,44 @@ def test_text_that_is_not_utf8_names_its_row():
         (xsv.CSV, Settings(), ("x,y", "z"), "[1]: column 'a': holds the separator ','"),
         (xsv.CSV, Settings(separator="|"), ("x", "y,"), "[1]: column 'b': holds the separator ','"),
         (xsv.TSV, Settings(), ("x\ty", "z"), "[1]: column 'a': holds the separator '\\t'"),
-        (xsv.CSV, Settings(newline="\r\n"), ("x\ny", "z\r\n"), "[1]: column 'b': holds the newline '\\r\\n'"),
-        (xsv.XSV, Settings(separator="||"), ("x|", "y"), "[1]: column 'a': with the separator '||' behind it, it would be cut before its end"),
-        (xsv.XSV, Settings(separator=";", newline="x;b"), ("yx", "by"), "[1]: its values between ';' hold the newline 'x;b'"),
+        (
+            xsv.CSV,
+            Settings(newline="\r\n"),
+            ("x\ny", "z\r\n"),
+            "[1]: column 'b': holds the newline '\\r\\n'",
+        ),
+        (
+            xsv.XSV,
+            Settings(separator="||"),
+            ("x|", "y"),
+            "[1]: column 'a': with the separator '||' behind it, it would be cut before its end",
+        ),
+        (
+            xsv.XSV,
+            Settings(separator=";", newline="x;b"),
+            ("yx", "by"),
+            "[1]: its values between ';' hold the newline 'x;b'",
+        ),
     ],
 )
-def test_a_value_that_a_line_cannot_hold_is_named_before_anything_is_written(form, how, values, message):
+def test_a_value_that_a_line_cannot_hold_is_named_before_anything_is_written(
+    form, how, values, message
+):
     columns = columns_of(form, {"a": "str", "b": "str"})
-    batch = batch_of(columns, [{"a": b"1", "b": b"2"}, dict(zip("ab", (value.encode() for value in values), strict=True))])
+    batch = batch_of(
+        columns,
+        [
+            {"a": b"1", "b": b"2"},
+            dict(zip("ab", (value.encode() for value in values), strict=True)),
+        ],
+    )
     with pytest.raises(ValueFitError) as caught:
         form.row_sizes(columns, batch, how)
     assert str(caught.value) == message
-    assert caught.value.hint == "Choose another --separator or --newline with -f xsv, or another --format."
+    assert (
+        caught.value.hint
+        == "Choose another --separator or --newline with -f xsv, or another --format."
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,7 +284,11 @@ def test_a_value_that_a_line_cannot_hold_is_named_before_anything_is_written(for
         (("a",), Settings(newline=""), "a xsv shard wants a newline"),
         (("a",), Settings(separator=""), "a xsv shard wants a separator"),
         (("a|", "b"), Settings(separator="||"), "names between '||' cannot be told apart again"),
-        (("a", "b"), Settings(separator=";", newline="a;b"), "names between ';' cannot be told apart again"),
+        (
+            ("a", "b"),
+            Settings(separator=";", newline="a;b"),
+            "names between ';' cannot be told apart again",
+        ),
     ],
 )
 def test_names_and_settings_that_a_header_cannot_hold_are_refused(names, how, message):
@@ -212,7 +314,10 @@ def test_other_headers_are_found():
     data = b"a||c\nx||1\n"
     shard = shard_of(xsv.XSV, data, [5, 10], XSV)
     (finding,) = xsv.XSV.verify_shard(shard)
-    assert (finding.where, finding.message) == ("shard.00000.xsv", "its header is b'a||c\\n', not b'a||b\\n'")
+    assert (finding.where, finding.message) == (
+        "shard.00000.xsv",
+        "its header is b'a||c\\n', not b'a||b\\n'",
+    )
 
 
 # -- the table beside
@@ -223,7 +328,13 @@ def meta_changed(chunk, change):
     path = f"{chunk.at.path}.meta"
     data = bytearray(store.files[path])
     store.files[path] = bytes(change(data) or data)
-    return Chunk(Location(store, chunk.at.path), None, (File(chunk.at.path), File(path)), chunk.format, (Location(store, path),))
+    return Chunk(
+        Location(store, chunk.at.path),
+        None,
+        (File(chunk.at.path), File(path)),
+        chunk.format,
+        (Location(store, path),),
+    )
 
 
 def put(at, value):
@@ -233,13 +344,25 @@ def put(at, value):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (put(0, 0xFFFFFFFF), "shard.00000.csv.meta: {size} bytes cannot hold a table of 4294967295 samples"),
-        (put(4, 0), "shard.00000.csv.meta: its first line starts at byte 0 of the data, 2 is wanted"),
+        (
+            put(0, 0xFFFFFFFF),
+            "shard.00000.csv.meta: {size} bytes cannot hold a table of 4294967295 samples",
+        ),
+        (
+            put(4, 0),
+            "shard.00000.csv.meta: its first line starts at byte 0 of the data, 2 is wanted",
+        ),
         (put(8, 99), "shard.00000.csv.meta: line 1 starts at byte 99 and ends at byte 6"),
         (put(12, 7), "shard.00000.csv: is 6 bytes, 7 are needed by its table"),
-        (lambda data: data[:7], "shard.00000.csv.meta: 7 bytes is less than the 8 of an empty table"),
+        (
+            lambda data: data[:7],
+            "shard.00000.csv.meta: 7 bytes is less than the 8 of an empty table",
+        ),
         (lambda data: data[:-1], None),
-        (lambda data: data.replace(b'"csv"', b'"tsv"'), "shard.00000.csv.meta: its config is of format 'tsv', not csv"),
+        (
+            lambda data: data.replace(b'"csv"', b'"tsv"'),
+            "shard.00000.csv.meta: its config is of format 'tsv', not csv",
+        ),
         (lambda data: data[:16] + b"[]", "shard.00000.csv.meta: its config is not an object"),
         (lambda data: data.replace(b'["a"]', b"[   ]"), None),
     ],
@@ -254,14 +377,19 @@ def test_a_forged_table_is_refused(change, message):
 
 def test_bytes_behind_the_last_line_are_damage():
     for form in (xsv.XSV, json_shards):
-        config = XSV if form is xsv.XSV else {"columns": {"a": "int"}, "format": "json", "newline": "\n"}
+        config = (
+            XSV if form is xsv.XSV else {"columns": {"a": "int"}, "format": "json", "newline": "\n"}
+        )
         lines = [b"a||b\n", b"x||1\n"] if form is xsv.XSV else [b"", b'{"a": 1}\n']
         starts = np.cumsum([len(line) for line in lines]).tolist()
         assert shard_of(form, b"".join(lines), starts, config).rows == 1
         for size, rest in ((1, b"\n"), (5, b"x||1\n")):
             with pytest.raises(FormatError) as caught:
                 shard_of(form, b"".join([*lines, rest]), starts, config)
-            assert str(caught.value) == f"shard.00000.{form.NAME}: is {starts[-1] + size} bytes, {starts[-1]} are needed by its table"
+            assert (
+                str(caught.value)
+                == f"shard.00000.{form.NAME}: is {starts[-1] + size} bytes, {starts[-1]} are needed by its table"
+            )
 
 
 def test_a_meta_that_no_rows_make_so_large_is_refused_before_it_is_read(monkeypatch):
@@ -270,8 +398,13 @@ def test_a_meta_that_no_rows_make_so_large_is_refused_before_it_is_read(monkeypa
         meta = File("s.csv.meta", size, raw_size=raw_size)
         at = Location(MemoryStore({"s.csv": b""}), "s.csv")
         with pytest.raises(FormatError) as caught:
-            xsv.CSV.open_shard(Chunk(at, 2, (File("s.csv"), meta), "csv", (at.folder / "s.csv.meta",)))
-        assert str(caught.value) == f"s.csv.meta: {most + 1} bytes are listed, too many for a table of 2 samples"
+            xsv.CSV.open_shard(
+                Chunk(at, 2, (File("s.csv"), meta), "csv", (at.folder / "s.csv.meta",))
+            )
+        assert (
+            str(caught.value)
+            == f"s.csv.meta: {most + 1} bytes are listed, too many for a table of 2 samples"
+        )
     chunk, _ = written(xsv.CSV, {"a": "str"}, [{"a": b"1"}])
     monkeypatch.setattr(line_shards, "_CONFIG_LIMIT", 10)
     with pytest.raises(FormatError, match=r"^shard.00000.csv.meta: its config takes \d+ bytes$"):
@@ -289,18 +422,26 @@ def test_a_shard_ends_where_its_table_does(form, monkeypatch):
     store = MemoryStore()
     with pytest.raises(ValueFitError) as caught:
         find(form).write_shard(Location(store, ""), 0, columns, [batch], Settings())
-    assert str(caught.value) == f"{chunk.at.name}: {size} bytes do not fit one {form.upper() if form == 'mds' else form} shard"
+    assert (
+        str(caught.value)
+        == f"{chunk.at.name}: {size} bytes do not fit one {form.upper() if form == 'mds' else form} shard"
+    )
     assert store.files == {}
     monkeypatch.setattr(line_shards, "LIMIT", base + int(sizes[0]))
     find(form).row_sizes(columns, batch, Settings())
     monkeypatch.setattr(line_shards, "LIMIT", base + int(sizes[0]) - 1)
-    with pytest.raises(ValueFitError, match=rf"^\[0\]: column 'a': a row of {sizes[0]} bytes does not fit one {form} shard, which ends at 4 GiB$"):
+    with pytest.raises(
+        ValueFitError,
+        match=rf"^\[0\]: column 'a': a row of {sizes[0]} bytes does not fit one {form} shard, which ends at 4 GiB$",
+    ):
         find(form).row_sizes(columns, batch, Settings())
 
 
 def test_the_meta_is_found_by_its_name_and_missed_by_it(tmp_path):
     for form, compression in (("json", None), ("csv", "gz"), ("tsv", "zstd")):
-        with Writer(str(tmp_path / form), format=form, columns={"a": "str"}, settings=Settings(compression)) as writer:
+        with Writer(
+            str(tmp_path / form), format=form, columns={"a": "str"}, settings=Settings(compression)
+        ) as writer:
             writer.write({"a": "x"})
         name = f"shard.00000.{form}" + (f".{compression}" if compression else "")
         at = locate(str(tmp_path / form / name))
@@ -314,28 +455,43 @@ def test_the_meta_is_found_by_its_name_and_missed_by_it(tmp_path):
 
 def test_a_row_larger_than_any_shard_is_named_before_it_is_joined():
     columns = (encodings.column("a", "str"), encodings.column("big", "str"))
-    data = pa.py_buffer(np.zeros((1 << 32) + (1 << 20), np.uint8))  # which takes no memory until somebody reads it
+    data = pa.py_buffer(
+        np.zeros((1 << 32) + (1 << 20), np.uint8)
+    )  # which takes no memory until somebody reads it
     offsets = pa.py_buffer(np.array([0, 1 << 20, (1 << 32) + (1 << 20)], np.int64).tobytes())
     large = pa.Array.from_buffers(pa.large_string(), 2, [None, offsets, data])
-    batch = pa.RecordBatch.from_arrays([pa.array(["x", "y"], pa.large_string()), large], names=["a", "big"])
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(["x", "y"], pa.large_string()), large], names=["a", "big"]
+    )
     for form, size in (("mds", 4294967309), ("csv", 4294967299)):
         with pytest.raises(ValueFitError) as caught:
             find(form).row_sizes(columns, batch, Settings(shard_bytes=None))
-        assert str(caught.value) == f"[1]: column 'big': a row of {size} bytes does not fit one {form} shard, which ends at 4 GiB"
+        assert (
+            str(caught.value)
+            == f"[1]: column 'big': a row of {size} bytes does not fit one {form} shard, which ends at 4 GiB"
+        )
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_any_damage_is_an_error_or_harmless(data):
-    form, names = data.draw(st.sampled_from([(json_shards, TYPES), (xsv.CSV, {"s": "str", "i": "str_int"})]))
-    row = {"s": b'"x\\n\\u00e9"', "i": b"12", "f": b"1.5"} if form is json_shards else {"s": "xé".encode(), "i": b"12"}
+    form, names = data.draw(
+        st.sampled_from([(json_shards, TYPES), (xsv.CSV, {"s": "str", "i": "str_int"})])
+    )
+    row = (
+        {"s": b'"x\\n\\u00e9"', "i": b"12", "f": b"1.5"}
+        if form is json_shards
+        else {"s": "xé".encode(), "i": b"12"}
+    )
     chunk, _ = written(form, names, [row, {**row, "i": b"7"}, row])
     store = MemoryStore({path: bytearray(one) for path, one in chunk.at.store.files.items()})
     for _ in range(data.draw(st.integers(1, 4))):
         one = store.files[data.draw(st.sampled_from(sorted(store.files)))]
         one[data.draw(st.integers(0, len(one) - 1))] = data.draw(st.integers(0, 255))
     try:
-        shard = form.open_shard(replace(chunk, at=Location(store, chunk.at.path), files=(), beside=()))
+        shard = form.open_shard(
+            replace(chunk, at=Location(store, chunk.at.path), files=(), beside=())
+        )
         list(form.verify_shard(shard, values=True))
         form.read_rows(shard, range(shard.rows))
         batch = form.read_batch(shard, 0, shard.rows)

@@ -42,31 +42,51 @@ def test_numbers_among_floats_that_a_float_would_change_are_text(tmp_path, value
 
 
 def test_blanks_in_a_header_are_of_its_names_and_lines_before_it_are_not(tmp_path):
-    assert rows_of(made(tmp_path, {"x.csv": "\n" * 100 + " a ,b\t\n1,2\n"})) == [{" a ": 1, "b\t": 2}]
+    assert rows_of(made(tmp_path, {"x.csv": "\n" * 100 + " a ,b\t\n1,2\n"})) == [
+        {" a ": 1, "b\t": 2}
+    ]
 
 
 def test_only_the_first_sign_of_a_file_is_a_byte_order_mark(tmp_path, monkeypatch):
     monkeypatch.setattr(streams, "BLOCK", 11)  # the second begins with the sign
-    assert rows_of(made(tmp_path, {"x.csv": "\ufeffa\nxxxxx\n\ufeffy\n"})) == [{"a": "xxxxx"}, {"a": "\ufeffy"}]
+    assert rows_of(made(tmp_path, {"x.csv": "\ufeffa\nxxxxx\n\ufeffy\n"})) == [
+        {"a": "xxxxx"},
+        {"a": "\ufeffy"},
+    ]
 
 
 def test_empty_text_stays_text_beside_a_file_of_large_text(tmp_path):
-    names = made(tmp_path, {"a.csv": "n,t\n1,\n2,x\n", "b.parquet": pa.table({"n": [3], "t": pa.array([None], pa.large_string())})})
+    names = made(
+        tmp_path,
+        {
+            "a.csv": "n,t\n1,\n2,x\n",
+            "b.parquet": pa.table({"n": [3], "t": pa.array([None], pa.large_string())}),
+        },
+    )
     assert rows_of(names) == [{"n": 1, "t": ""}, {"n": 2, "t": "x"}, {"n": 3, "t": None}]
 
 
-@pytest.mark.parametrize(("name", "hint"), [("x.csv", "Look for a quote that is never closed."), ("x.jsonl", "Write one row a line.")])
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("x.csv", "Look for a quote that is never closed."), ("x.jsonl", "Write one row a line.")],
+)
 def test_a_record_a_little_too_long_is_refused(tmp_path, monkeypatch, name, hint):
     monkeypatch.setattr(streams, "BLOCK", 100)
     monkeypatch.setattr(text, "_RECORD", 5000)
     names = made(tmp_path, {name: "x" * 6000})
-    assert refusal(tmp_path, lambda: rows_of(names)) == (f"{name}: line 1: a record is longer than 5.0 kB", hint)
+    assert refusal(tmp_path, lambda: rows_of(names)) == (
+        f"{name}: line 1: a record is longer than 5.0 kB",
+        hint,
+    )
 
 
 def test_a_long_value_is_told_by_its_beginning(tmp_path, monkeypatch):
     monkeypatch.setattr(streams, "BLOCK", 8)
     names = made(tmp_path, {"x.csv": f"a,b\n1,2\n3,4\n{'x' * 41},5\n"})
-    assert refusal(tmp_path, lambda: rows_of(names))[0] == f"x.csv: line 4: column 'a' holds '{'x' * 39}…', the column is integers"
+    assert (
+        refusal(tmp_path, lambda: rows_of(names))[0]
+        == f"x.csv: line 4: column 'a' holds '{'x' * 39}…', the column is integers"
+    )
 
 
 # -- JSON
@@ -77,18 +97,36 @@ def of_json(data: str) -> Json:
 
 
 @pytest.mark.parametrize(
-    "data", ['{"a": 1.5}\n{"a": -9007199254740993}', '{"a": {"b": 1.5}}\n{"a": {"b": -9007199254740993}}', '{"a": [{"b": [1.5, -9007199254740993]}]}']
+    "data",
+    [
+        '{"a": 1.5}\n{"a": -9007199254740993}',
+        '{"a": {"b": 1.5}}\n{"a": {"b": -9007199254740993}}',
+        '{"a": [{"b": [1.5, -9007199254740993]}]}',
+    ],
 )
 def test_an_integer_that_a_float_would_change_is_told_when_the_file_is_opened(data):
     with pytest.raises(FormatError) as caught:
         of_json(data)
-    assert caught.value.message == f"line {data.count(chr(10)) + 1}: column 'a' holds -9007199254740993, which a float64 would change"
+    assert (
+        caught.value.message
+        == f"line {data.count(chr(10)) + 1}: column 'a' holds -9007199254740993, which a float64 would change"
+    )
 
 
-@pytest.mark.parametrize("value", ["2020-01-01", "2020-01-01 00:00:00", "2020-01-01T00:00:00.123", "2020-01-01T00:00:00.123456789Z"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "2020-01-01",
+        "2020-01-01 00:00:00",
+        "2020-01-01T00:00:00.123",
+        "2020-01-01T00:00:00.123456789Z",
+    ],
+)
 def test_text_that_looks_like_a_time_stays_text_wherever_it_is(value):
     row = {"a": value, "b": [value], "c": {"d": value}, "e": [{"f": [value]}]}
-    assert [one for batch in of_json(json.dumps(row)).batches(None) for one in batch.to_pylist()] == [row]
+    assert [
+        one for batch in of_json(json.dumps(row)).batches(None) for one in batch.to_pylist()
+    ] == [row]
 
 
 def test_what_stands_behind_an_array_is_told_however_far_it_is(monkeypatch):
@@ -135,7 +173,9 @@ def test_a_list_may_be_written_in_many_ways(tmp_path):
 
 def test_a_list_of_too_many_files_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(lists, "_MOST", 3)
-    names = made(tmp_path, {"l.txt": "m.txt\nm.txt\n", "m.txt": "a.csv\na.csv\n", "a.csv": "n\n1\n"})
+    names = made(
+        tmp_path, {"l.txt": "m.txt\nm.txt\n", "m.txt": "a.csv\na.csv\n", "a.csv": "n\n1\n"}
+    )
     assert refusal(tmp_path, lambda: open_index(names[0]))[0] == "l.txt: names more than 3 files"
     monkeypatch.setattr(lists, "_MOST", 4)
     assert len(rows_of(names[0])) == 4
@@ -143,19 +183,42 @@ def test_a_list_of_too_many_files_is_refused(tmp_path, monkeypatch):
 
 def test_names_of_datasets_and_of_folders_are_no_indexes(tmp_path):
     (tmp_path / "x.csv").mkdir()
-    answers = {"x.csv": False, "y.csv": True, "shard.000001.json": False, "shard.0001.json": True, "index.json.gz": True}
+    answers = {
+        "x.csv": False,
+        "y.csv": True,
+        "shard.000001.json": False,
+        "shard.0001.json": True,
+        "index.json.gz": True,
+    }
     assert {name: is_index(str(tmp_path / name)) for name in answers} == answers
 
 
 def test_kinds_are_told_by_names_in_capitals_too(tmp_path):
-    assert rows_of(made(tmp_path, {"A.CSV": "n\n1\n", "B.JSONL": '{"n": 2}', "C.PARQUET": pa.table({"n": [3]})})) == [{"n": 1}, {"n": 2}, {"n": 3}]
+    assert rows_of(
+        made(
+            tmp_path, {"A.CSV": "n\n1\n", "B.JSONL": '{"n": 2}', "C.PARQUET": pa.table({"n": [3]})}
+        )
+    ) == [{"n": 1}, {"n": 2}, {"n": 3}]
 
 
 def test_a_row_far_into_a_file_is_named_by_its_place_and_the_file_that_gave_the_type(tmp_path):
     many = pa.table({"n": [0] * 9000 + [2**53 + 1]})
-    names = made(tmp_path, {"a.parquet": many, "b.parquet": pa.table({"n": [0.5]}), "c.parquet": pa.table({"n": ["x"]})})
-    assert refusal(tmp_path, lambda: rows_of(names[:2]))[0] == "a.parquet[9000]: column 'n' holds 9007199254740993, which double cannot hold"
-    assert refusal(tmp_path, lambda: rows_of(names))[0] == "c.parquet: its columns are not those of b.parquet: 'n' is string, not double"
+    names = made(
+        tmp_path,
+        {
+            "a.parquet": many,
+            "b.parquet": pa.table({"n": [0.5]}),
+            "c.parquet": pa.table({"n": ["x"]}),
+        },
+    )
+    assert (
+        refusal(tmp_path, lambda: rows_of(names[:2]))[0]
+        == "a.parquet[9000]: column 'n' holds 9007199254740993, which double cannot hold"
+    )
+    assert (
+        refusal(tmp_path, lambda: rows_of(names))[0]
+        == "c.parquet: its columns are not those of b.parquet: 'n' is string, not double"
+    )
 
 
 def test_rows_behind_the_last_are_none(tmp_path):
@@ -199,7 +262,12 @@ def test_types_meet_as_the_table_says_whichever_comes_first(one, two, both):
 
 
 def test_names_that_no_row_may_have_are_told_and_many_are_cut(tmp_path):
-    made(tmp_path, {f"{n}.jpg": "x" for n in range(6)} | {"plain\x1b[31m": "x"} | {f"{n}.txt": "x" for n in "abcdef"})
+    made(
+        tmp_path,
+        {f"{n}.jpg": "x" for n in range(6)}
+        | {"plain\x1b[31m": "x"}
+        | {f"{n}.txt": "x" for n in "abcdef"},
+    )
     with open(os.fsencode(tmp_path) + b"/\xff.jpg", "wb"):
         pass
     found = open_folder(str(tmp_path))

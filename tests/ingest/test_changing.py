@@ -33,16 +33,24 @@ def write(path, of: pa.Table) -> None:
     elif kind == "json":
         path.write_text(json.dumps(of.to_pylist()))
     elif kind.startswith("arrow"):
-        with (pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream)(str(path), of.schema) as out:
+        with (pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream)(
+            str(path), of.schema
+        ) as out:
             out.write_table(of, max_chunksize=500)
     else:
-        with pa.CompressedOutputStream(str(path), "gzip") if kind == "csv.gz" else pa.OSFile(str(path), "wb") as out:
+        with (
+            pa.CompressedOutputStream(str(path), "gzip")
+            if kind == "csv.gz"
+            else pa.OSFile(str(path), "wb") as out
+        ):
             pyarrow.csv.write_csv(of, out)
 
 
 @pytest.mark.parametrize("replaced", [True, False])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_that_loses_its_name_while_it_is_read_is_read_to_its_end(tmp_path, monkeypatch, name, replaced):
+def test_a_file_that_loses_its_name_while_it_is_read_is_read_to_its_end(
+    tmp_path, monkeypatch, name, replaced
+):
     monkeypatch.setattr(streams, "BLOCK", 5000)
     monkeypatch.setattr("flarecli.ingest.parquet._ROWS", 500)
     path = tmp_path / name
@@ -80,7 +88,9 @@ def test_a_table_whose_header_is_another_when_its_rows_are_read_is_refused(tmp_p
         "Run the command again when nothing writes there.",
     )
     path.write_text("url,name\nhttp://h/c,d\n")
-    assert [row for batch in found.batches() for row in batch.to_pylist()] == [{"url": "http://h/c", "name": "d"}]
+    assert [row for batch in found.batches() for row in batch.to_pylist()] == [
+        {"url": "http://h/c", "name": "d"}
+    ]
 
 
 def test_a_file_of_a_folder_that_is_gone_is_a_flaw_of_its_row(tmp_path):
@@ -91,7 +101,9 @@ def test_a_file_of_a_folder_that_is_gone_is_a_flaw_of_its_row(tmp_path):
     (tmp_path / "1.jpg").unlink()
     ((batch, flaws),) = found.filled(rows, found.links)
     assert batch.column("jpg").to_pylist() == [b"0", None, b"2"]
-    assert [(flaw.row, flaw.column, str(flaw.error)) for flaw in flaws] == [(1, "jpg", f"{tmp_path}/1.jpg: no such file or folder")]
+    assert [(flaw.row, flaw.column, str(flaw.error)) for flaw in flaws] == [
+        (1, "jpg", f"{tmp_path}/1.jpg: no such file or folder")
+    ]
 
 
 # -- standard input
@@ -133,7 +145,10 @@ def test_whether_the_stream_broke_or_the_disk_is_full_is_told():
         spool._file = full
         with pytest.raises(ReachError) as caught:
             next(spool.blocks())
-    assert (str(caught.value), caught.value.hint) == ("-: cannot be kept: no space left on device", "Name a folder with more room by TMPDIR.")
+    assert (str(caught.value), caught.value.hint) == (
+        "-: cannot be kept: no space left on device",
+        "Name a folder with more room by TMPDIR.",
+    )
 
 
 def test_standard_input_that_is_closed_cannot_be_read(monkeypatch):
@@ -143,7 +158,9 @@ def test_standard_input_that_is_closed_cannot_be_read(monkeypatch):
     assert str(caught.value) == "-: standard input is closed"
 
 
-@pytest.mark.parametrize("other", [{"name": ["b"], "url": [1]}, {"name": ["b"]}], ids=["another type", "one less"])
+@pytest.mark.parametrize(
+    "other", [{"name": ["b"], "url": [1]}, {"name": ["b"]}], ids=["another type", "one less"]
+)
 def test_parquet_with_other_columns_when_its_rows_are_read_is_refused(tmp_path, other):
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"name": ["a"], "url": ["u"]}), path)
@@ -159,19 +176,30 @@ def test_parquet_with_other_columns_when_its_rows_are_read_is_refused(tmp_path, 
 
 @pytest.mark.parametrize("after", ["unlinked", "replaced"])
 @pytest.mark.parametrize("name", ["x.parquet", "x.arrow", "x.arrows"])
-def test_damage_in_a_file_that_has_lost_its_name_is_told_as_what_it_is(tmp_path, monkeypatch, name, after):
+def test_damage_in_a_file_that_has_lost_its_name_is_told_as_what_it_is(
+    tmp_path, monkeypatch, name, after
+):
     """What is held open is judged by itself: not by what has its name by now, and not by that nothing has."""
     monkeypatch.setattr("flarecli.ingest.parquet._ROWS", 500)
     path = tmp_path / name
     if name == "x.parquet":
-        pq.write_table(table("old"), path, row_group_size=500, write_page_checksum=True, compression="none", use_dictionary=False)
+        pq.write_table(
+            table("old"),
+            path,
+            row_group_size=500,
+            write_page_checksum=True,
+            compression="none",
+            use_dictionary=False,
+        )
         data = bytearray(path.read_bytes())
         data[data.index(b"old 2600")] ^= 1
         reason = "not valid parquet: could not verify page integrity, CRC checksum verification failed for page_ordinal 0"
     else:
         write(path, table("old"))
         data = bytearray(path.read_bytes())
-        last = data.rindex(b"\xff\xff\xff\xff", 0, data.rindex(b"old 2600"))  # of its batch, where a message begins
+        last = data.rindex(
+            b"\xff\xff\xff\xff", 0, data.rindex(b"old 2600")
+        )  # of its batch, where a message begins
         data[last + 8 : last + 40] = b"\xff" * 32
         reason = "not valid Arrow IPC: Invalid flatbuffers message."
     path.write_bytes(data)
@@ -189,8 +217,15 @@ def test_a_file_that_was_cut_is_told_so_though_it_has_lost_its_name(tmp_path):
     path = tmp_path / "x.parquet"
     write(path, table("old"))
     at, size = locate(str(path)), path.stat().st_size
-    with path.open("r+b") as held, pytest.raises(FormatError) as caught, arrow_errors(at, HeardFile(at, held.fileno()), "parquet"):
+    with (
+        path.open("r+b") as held,
+        pytest.raises(FormatError) as caught,
+        arrow_errors(at, HeardFile(at, held.fileno()), "parquet"),
+    ):
         held.truncate(700)
         path.unlink()
         raise pa.ArrowInvalid("nonsense")
-    assert (str(caught.value), caught.value.hint) == (f"{path}: ends at byte 700, it had {size} when it was opened", "Another process cut it.")
+    assert (str(caught.value), caught.value.hint) == (
+        f"{path}: ends at byte 700, it had {size} when it was opened",
+        "Another process cut it.",
+    )

@@ -37,7 +37,9 @@ def refusal(tmp_path, data: bytes | str, name: str = "x.csv") -> tuple[str, str]
 
 
 def test_columns_of_numbers_are_numbers_and_the_rest_is_text(tmp_path):
-    found = index(tmp_path, "id,url,score,ok,when\n1,http://h/a,0.5,true,2024-01-01\n-2,,1e3,False,\n,x,,,y\n")
+    found = index(
+        tmp_path, "id,url,score,ok,when\n1,http://h/a,0.5,true,2024-01-01\n-2,,1e3,False,\n,x,,,y\n"
+    )
     assert {field.name: str(field.type) for field in found.schema} == {
         "id": "int64",
         "url": "string",
@@ -100,7 +102,10 @@ def test_tabs_separate_in_tsv_and_commas_do_not(tmp_path):
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_any_line_end_and_a_byte_order_mark_are_read(tmp_path, end, mark):
-    assert rows_of(index(tmp_path, f'{mark}"a",b{end}1,"x{end}y"{end}{end}2,z')) == [{"a": 1, "b": f"x{end}y"}, {"a": 2, "b": "z"}]
+    assert rows_of(index(tmp_path, f'{mark}"a",b{end}1,"x{end}y"{end}{end}2,z')) == [
+        {"a": 1, "b": f"x{end}y"},
+        {"a": 2, "b": "z"},
+    ]
 
 
 @settings(max_examples=100, deadline=None)
@@ -110,12 +115,23 @@ def test_any_line_end_and_a_byte_order_mark_are_read(tmp_path, end, mark):
     st.sampled_from([",", "\t"]),
     st.sampled_from([("\r\n", csv.QUOTE_MINIMAL), ("\r\n", csv.QUOTE_ALL), ("\n", csv.QUOTE_ALL)]),
 )
-def test_what_the_csv_module_writes_is_read_as_it_reads_it(tmp_path_factory, data, columns, delimiter, style):
-    rows = data.draw(st.lists(st.lists(FIELD, min_size=columns, max_size=columns), min_size=1, max_size=6))
+def test_what_the_csv_module_writes_is_read_as_it_reads_it(
+    tmp_path_factory, data, columns, delimiter, style
+):
+    rows = data.draw(
+        st.lists(st.lists(FIELD, min_size=columns, max_size=columns), min_size=1, max_size=6)
+    )
     out = io.StringIO()
     names = [f"c{i}" for i in range(columns)]
-    csv.writer(out, delimiter=delimiter, lineterminator=style[0], quoting=style[1]).writerows([names, *rows])
-    found = index(tmp_path_factory.mktemp("csv"), out.getvalue(), "x.csv" if delimiter == "," else "x.tsv", text=names)
+    csv.writer(out, delimiter=delimiter, lineterminator=style[0], quoting=style[1]).writerows(
+        [names, *rows]
+    )
+    found = index(
+        tmp_path_factory.mktemp("csv"),
+        out.getvalue(),
+        "x.csv" if delimiter == "," else "x.tsv",
+        text=names,
+    )
     assert [list(row.values()) for row in rows_of(found)] == rows
 
 
@@ -175,8 +191,16 @@ def test_a_record_is_found_in_the_line_it_starts_in(fields):
         (b"\n\n", "no header that names the columns", ""),
         (b"a,b\n", "the index has no rows", ""),
         (b"a,b,a\n1,2,3\n", "duplicate column 'a'", "Rename one of them in the index."),
-        (b"a,b,c\n1,2,3\n4,5\n", "line 3 has 2 fields, the header has 3", "Quote fields that hold a separator or a newline."),
-        (b'a,b\n\n"x\ny",1\n\n2\n', "line 6 has 1 field, the header has 2", "Quote fields that hold a separator or a newline."),
+        (
+            b"a,b,c\n1,2,3\n4,5\n",
+            "line 3 has 2 fields, the header has 3",
+            "Quote fields that hold a separator or a newline.",
+        ),
+        (
+            b'a,b\n\n"x\ny",1\n\n2\n',
+            "line 6 has 1 field, the header has 2",
+            "Quote fields that hold a separator or a newline.",
+        ),
         (b"a,b\n1,2\n3,caf\xe9\n", "line 3: byte 13 is not UTF-8", UTF8),
         (b"\xff\xfea\0,\0b\0", "line 1: byte 0 is not UTF-8", UTF8),
         (b"a,b\n1,2\0\n", "line 2: byte 7 is NUL", UTF8),
@@ -197,13 +221,33 @@ def test_places_are_right_behind_the_first_block(tmp_path, monkeypatch):
     rows = b"".join(b"%d,%d.5,text\n" % (n, n) for n in range(10_000))
     head = b"id,score,note\n"
     for damage, message, hint in [
-        (b"7,1.5\n", "line 10002 has 2 fields, the header has 3", "Quote fields that hold a separator or a newline."),
-        (b"x,1.5,y\n", "line 10002: column 'id' holds 'x', the column is integers", "Give --encode id=str to read it as text."),
-        (b"007,1.5,y\n", "line 10002: column 'id' holds '007', the column is integers", "Give --encode id=str to read it as text."),
-        (b"7,fast,y\n", "line 10002: column 'score' holds 'fast', the column is numbers", "Give --encode score=str to read it as text."),
+        (
+            b"7,1.5\n",
+            "line 10002 has 2 fields, the header has 3",
+            "Quote fields that hold a separator or a newline.",
+        ),
+        (
+            b"x,1.5,y\n",
+            "line 10002: column 'id' holds 'x', the column is integers",
+            "Give --encode id=str to read it as text.",
+        ),
+        (
+            b"007,1.5,y\n",
+            "line 10002: column 'id' holds '007', the column is integers",
+            "Give --encode id=str to read it as text.",
+        ),
+        (
+            b"7,fast,y\n",
+            "line 10002: column 'score' holds 'fast', the column is numbers",
+            "Give --encode score=str to read it as text.",
+        ),
         (b'7,1,"y\n', "line 10002: a quote is opened and never closed", QUOTES),
         (b"7,1,\xff\n", f"line 10002: byte {len(head + rows) + 4} is not UTF-8", UTF8),
-        (b"7,1," + b"y" * 20000 + b"\n", "line 10002: a record is longer than 5.0 kB", "Look for a quote that is never closed."),
+        (
+            b"7,1," + b"y" * 20000 + b"\n",
+            "line 10002: a record is longer than 5.0 kB",
+            "Look for a quote that is never closed.",
+        ),
     ]:
         assert refusal(tmp_path, head + rows + damage + b"8,1.5,z\n") == (f"x.csv: {message}", hint)
 
@@ -211,7 +255,10 @@ def test_places_are_right_behind_the_first_block(tmp_path, monkeypatch):
 def test_a_record_larger_than_a_block_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(streams, "BLOCK", 1000)
     rows = [{"a": "x" * size, "b": "y\n" * size} for size in (1, 5000, 3, 700)]
-    assert rows_of(index(tmp_path, "a,b\n" + "".join(f'{row["a"]},"{row["b"]}"\n' for row in rows))) == rows
+    assert (
+        rows_of(index(tmp_path, "a,b\n" + "".join(f'{row["a"]},"{row["b"]}"\n' for row in rows)))
+        == rows
+    )
 
 
 def test_a_piece_is_read_when_its_rows_are_wanted(tmp_path, monkeypatch):
@@ -230,15 +277,21 @@ def test_all_blocks_are_read_and_no_batch_is_long(tmp_path, monkeypatch):
     data = "id,text\n" + "".join(f'{n},"a\n{n}"\n' for n in range(30_000))
     batches = list(index(tmp_path, data).batches())
     assert max(batch.num_rows for batch in batches) <= 8192
-    assert [row for batch in batches for row in batch.to_pylist()] == [{"id": n, "text": f"a\n{n}"} for n in range(30_000)]
+    assert [row for batch in batches for row in batch.to_pylist()] == [
+        {"id": n, "text": f"a\n{n}"} for n in range(30_000)
+    ]
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.tsv"])
 def test_cells_of_200_kilobytes_are_read_whole(tmp_path, name):
     cells = ["x" * 200_000, "é" * 100_000, 'say ""twice""\n' * 15_000, "last"]
     separator = "," if name == "x.csv" else "\t"
-    data = f"id{separator}text\n" + "".join(f'{n}{separator}"{cell}"\n' for n, cell in enumerate(cells))
-    assert rows_of(index(tmp_path, data, name)) == [{"id": n, "text": cell.replace('""', '"')} for n, cell in enumerate(cells)]
+    data = f"id{separator}text\n" + "".join(
+        f'{n}{separator}"{cell}"\n' for n, cell in enumerate(cells)
+    )
+    assert rows_of(index(tmp_path, data, name)) == [
+        {"id": n, "text": cell.replace('""', '"')} for n, cell in enumerate(cells)
+    ]
 
 
 def test_a_header_of_more_than_a_megabyte_names_its_columns(tmp_path):

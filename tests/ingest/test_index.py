@@ -21,7 +21,9 @@ def rows_of(found, columns=None) -> list[dict]:
 
 def test_files_of_one_kind_follow_each_other(tmp_path):
     for part in range(3):
-        pq.write_table(pa.table({"n": [part * 2, part * 2 + 1], "t": ["a", "b"]}), tmp_path / f"{part}.parquet")
+        pq.write_table(
+            pa.table({"n": [part * 2, part * 2 + 1], "t": ["a", "b"]}), tmp_path / f"{part}.parquet"
+        )
     found = open_index([str(tmp_path / f"{part}.parquet") for part in (2, 0, 1)])
     assert (found.rows, found.is_local, str(found.at)) == (6, True, str(tmp_path))
     assert [row["n"] for row in rows_of(found, ["n"])] == [4, 5, 0, 1, 2, 3]
@@ -34,9 +36,15 @@ def test_what_pandas_writes_is_read_as_it_was(tmp_path):
         {"id": 1, "url": 'say "x"', "score": 1e-300},
         {"id": 2, "url": "two\nlines", "score": None},
     ]
-    (tmp_path / "x.csv").write_text(',id,url,score\n0,3,"http://h/a,b",0.1\n1,1,"say ""x""",1e-300\n2,2,"two\nlines",\n')
-    (tmp_path / "x.tsv").write_text('id\turl\tscore\n3\thttp://h/a,b\t0.1\n1\t"say ""x"""\t1e-300\n2\t"two\nlines"\t\n')
-    assert rows_of(open_index(str(tmp_path / "x.csv"))) == [{"": n} | row for n, row in enumerate(rows)]
+    (tmp_path / "x.csv").write_text(
+        ',id,url,score\n0,3,"http://h/a,b",0.1\n1,1,"say ""x""",1e-300\n2,2,"two\nlines",\n'
+    )
+    (tmp_path / "x.tsv").write_text(
+        'id\turl\tscore\n3\thttp://h/a,b\t0.1\n1\t"say ""x"""\t1e-300\n2\t"two\nlines"\t\n'
+    )
+    assert rows_of(open_index(str(tmp_path / "x.csv"))) == [
+        {"": n} | row for n, row in enumerate(rows)
+    ]
     assert rows_of(open_index(str(tmp_path / "x.csv")), list(rows[0])) == rows
     assert rows_of(open_index(str(tmp_path / "x.tsv"))) == rows
 
@@ -44,7 +52,9 @@ def test_what_pandas_writes_is_read_as_it_was(tmp_path):
 def test_the_sum_is_over_the_bytes_of_all_files(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"a\n1\n")
     (tmp_path / "b.csv").write_bytes(b"a\n2\n")
-    assert open_index([str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]).sum() == xxhash.xxh3_128_hexdigest(b"a\n1\na\n2\n")
+    assert open_index(
+        [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]
+    ).sum() == xxhash.xxh3_128_hexdigest(b"a\n1\na\n2\n")
 
 
 def test_an_index_pickles(tmp_path):
@@ -74,13 +84,20 @@ def test_nothing_there_is_missing(tmp_path):
     for name in ("x.parquet", "x.csv", "no/x.tsv"):
         with pytest.raises(MissingError) as caught:
             open_index(str(tmp_path / name))
-        assert (str(caught.value), caught.value.exit_code) == (f"{tmp_path / name}: no such file or folder", 3)
+        assert (str(caught.value), caught.value.exit_code) == (
+            f"{tmp_path / name}: no such file or folder",
+            3,
+        )
 
 
 @pytest.mark.parametrize(
     ("files", "message", "hint"),
     [
-        ({"a.parquet": pa.table({"n": pa.array([], pa.int64())})}, "a.parquet: the index has no rows", ""),
+        (
+            {"a.parquet": pa.table({"n": pa.array([], pa.int64())})},
+            "a.parquet: the index has no rows",
+            "",
+        ),
         ({"a.csv": b"n,t\n"}, "a.csv: the index has no rows", ""),
         (
             {"a.csv": b"n,t\n1,2\n", "b.csv": b"n\n1\n"},
@@ -93,7 +110,11 @@ def test_nothing_there_is_missing(tmp_path):
             "Give --allow-missing to take nulls for what a file does not have.",
         ),
         (
-            {"a.csv": b"n\n1\n", "b.parquet": pa.table({"n": [1]}), "c.parquet": pa.table({"n": [[1]]})},
+            {
+                "a.csv": b"n\n1\n",
+                "b.parquet": pa.table({"n": [1]}),
+                "c.parquet": pa.table({"n": [[1]]}),
+            },
             "c.parquet: its columns are not those of a.csv: 'n' is list<item: int64>, not int64",
             "Pack them one by one, or read it as text: --encode n=str.",
         ),
@@ -119,7 +140,10 @@ def test_a_column_that_is_not_there_is_refused(tmp_path):
     (tmp_path / "x.csv").write_text("id,url\n1,2\n")
     with pytest.raises(UsageError) as caught:
         list(open_index(str(tmp_path / "x.csv")).batches(["id", "urls"]))
-    assert (str(caught.value), caught.value.hint) == (f"{tmp_path}/x.csv: no column 'urls'", "Did you mean url? Choose from id, url.")
+    assert (str(caught.value), caught.value.hint) == (
+        f"{tmp_path}/x.csv: no column 'urls'",
+        "Did you mean url? Choose from id, url.",
+    )
 
 
 def test_other_kinds_and_no_kind_are_refused(tmp_path):
@@ -149,12 +173,18 @@ def ranges_of(web) -> list[tuple[int, int]]:
 
 
 def test_a_remote_parquet_file_is_read_by_ranges_the_footer_first(web):
-    table = pa.table({"id": range(30_000), "heavy": [random.Random(n).randbytes(200) for n in range(30_000)]})
+    table = pa.table(
+        {"id": range(30_000), "heavy": [random.Random(n).randbytes(200) for n in range(30_000)]}
+    )
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="none", use_dictionary=False)
     data = sink.getvalue().to_pybytes()
     found = open_index(web.file("/d/x.parquet", data, '"one"') + "?sig=secret")
-    assert (found.rows, found.is_local, found.address) == (30_000, False, web.url("/d/x.parquet?redacted"))
+    assert (found.rows, found.is_local, found.address) == (
+        30_000,
+        False,
+        web.url("/d/x.parquet?redacted"),
+    )
     assert sum(stop - start for start, stop in ranges_of(web)) < 150_000
     assert pa.Table.from_batches(found.batches(["id"])).equals(table.select(["id"]))
     assert sum(stop - start for start, stop in ranges_of(web)) < 1_000_000
@@ -183,7 +213,13 @@ def test_what_a_server_answers_instead_of_an_index_is_no_index(web):
 def test_memory_does_not_grow_with_the_rows(tmp_path):
     """Counted by Arrow itself; 60 MB of text in one row group, as parquet and as CSV."""
     table = pa.table({"id": range(60_000), "text": [f"{n:01000}" for n in range(60_000)]})
-    pq.write_table(table, tmp_path / "x.parquet", compression="none", use_dictionary=False, row_group_size=60_000)
+    pq.write_table(
+        table,
+        tmp_path / "x.parquet",
+        compression="none",
+        use_dictionary=False,
+        row_group_size=60_000,
+    )
     pa.csv.write_csv(table, tmp_path / "x.csv")
     del table
     for name in ("x.parquet", "x.csv"):

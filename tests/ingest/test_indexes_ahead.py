@@ -28,12 +28,16 @@ def test_files_come_in_order_whichever_is_read_first():
             time.sleep(0.002 * (7 - number))
             yield batch(10 * number + i)
 
-    assert numbers(in_turn((lambda n=n: slow(n)) for n in range(7))) == [[10 * n + i for i in range(5)] for n in range(7)]
+    assert numbers(in_turn((lambda n=n: slow(n)) for n in range(7))) == [
+        [10 * n + i for i in range(5)] for n in range(7)
+    ]
     assert numbers(in_turn([])) == []
 
 
 def test_the_next_files_are_read_while_one_is_worked_on():
-    together = threading.Barrier(room._FILES)  # all wait for all: one behind the other would never pass
+    together = threading.Barrier(
+        room._FILES
+    )  # all wait for all: one behind the other would never pass
 
     def waits(number):
         if number < room._FILES:
@@ -41,7 +45,9 @@ def test_the_next_files_are_read_while_one_is_worked_on():
             together.wait(20)
         yield batch(number)
 
-    assert numbers(in_turn((lambda n=n: waits(n)) for n in range(9))) == [[n, n] if n < room._FILES else [n] for n in range(9)]
+    assert numbers(in_turn((lambda n=n: waits(n)) for n in range(9))) == [
+        [n, n] if n < room._FILES else [n] for n in range(9)
+    ]
 
 
 def test_an_error_comes_behind_the_rows_before_it():
@@ -91,7 +97,9 @@ def test_who_takes_one_batch_and_leaves_has_read_one(monkeypatch):
 def test_an_index_far_away_gives_the_rows_that_it_gives_here(tmp_path, monkeypatch):
     names = []
     for number in range(6):
-        table = pa.table({"id": range(1000 * number, 1000 * number + 900), "text": [f"t{i}" for i in range(900)]})
+        table = pa.table(
+            {"id": range(1000 * number, 1000 * number + 900), "text": [f"t{i}" for i in range(900)]}
+        )
         names.append(str(tmp_path / f"{number}.parquet"))
         pq.write_table(table, names[-1], row_group_size=100)
     here = pa.Table.from_batches(open_index(names).batches(row="place"))
@@ -100,7 +108,9 @@ def test_an_index_far_away_gives_the_rows_that_it_gives_here(tmp_path, monkeypat
     assert pa.Table.from_batches(index.batches(row="place")) == here
     some = pa.Table.from_batches(index.batches(["id"], "id >= 2850 AND id < 4010", "place"))
     assert some.num_rows == 1100  # of 12 groups out of 54
-    for id, place in zip(some.column("id").to_pylist(), some.column("place").to_pylist(), strict=True):
+    for id, place in zip(
+        some.column("id").to_pylist(), some.column("place").to_pylist(), strict=True
+    ):
         assert index.place(place) == (names[id // 1000], id % 1000)
 
 

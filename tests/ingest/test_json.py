@@ -17,7 +17,9 @@ from flarecli.storage.memory import MemoryStore
 
 
 def text(data: bytes | str) -> Text:
-    return Text(Location(MemoryStore({"x": data if isinstance(data, bytes) else data.encode()}), "x"))
+    return Text(
+        Location(MemoryStore({"x": data if isinstance(data, bytes) else data.encode()}), "x")
+    )
 
 
 def rows_of(data: bytes | str, columns=None) -> list[dict]:
@@ -34,15 +36,26 @@ VALUES = {
     "number": st.none() | st.integers(-(2**63), 2**63 - 1),
     "big": st.integers(2**63, 2**64 - 1),
     "float": st.none() | st.floats(allow_nan=False, allow_infinity=False),
-    "text": st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.just("2020-01-01") | st.just('"}],[{"\\'),
+    "text": st.none()
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+    | st.just("2020-01-01")
+    | st.just('"}],[{"\\'),
     "flag": st.none() | st.booleans(),
     "list": st.none() | st.lists(st.text(st.sampled_from('a"\\{}[],'), max_size=3), max_size=3),
-    "nest": st.none() | st.fixed_dictionaries({"x": st.integers(0, 9), "y": st.none() | st.lists(st.integers(0, 9), max_size=2)}),
+    "nest": st.none()
+    | st.fixed_dictionaries(
+        {"x": st.integers(0, 9), "y": st.none() | st.lists(st.integers(0, 9), max_size=2)}
+    ),
 }
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.fixed_dictionaries(VALUES), min_size=1, max_size=8), st.sampled_from([None, 0, 2]), st.booleans(), st.integers(20, 300))
+@given(
+    st.lists(st.fixed_dictionaries(VALUES), min_size=1, max_size=8),
+    st.sampled_from([None, 0, 2]),
+    st.booleans(),
+    st.integers(20, 300),
+)
 def test_rows_are_those_that_python_reads(rows, indent, ascii_only, block):
     lines = "".join(json.dumps(row, ensure_ascii=ascii_only) + "\n" for row in rows)
     array = json.dumps(rows, indent=indent, ensure_ascii=ascii_only)
@@ -51,12 +64,18 @@ def test_rows_are_those_that_python_reads(rows, indent, ascii_only, block):
     assert rows_of(array) == rows
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streams, "BLOCK", block)
-        found = [json.loads(line) for piece in elements(text(array)) for line in piece.data.split(b"\n")]
+        found = [
+            json.loads(line) for piece in elements(text(array)) for line in piece.data.split(b"\n")
+        ]
     assert found == rows
 
 
 def test_types_are_those_of_the_first_rows():
-    found = Json(text('{"a": 1, "b": 1.5, "c": "2020-01-01", "d": true, "e": [1], "f": {"g": "2020-01-01T00:00:00Z"}, "h": null}\n'))
+    found = Json(
+        text(
+            '{"a": 1, "b": 1.5, "c": "2020-01-01", "d": true, "e": [1], "f": {"g": "2020-01-01T00:00:00Z"}, "h": null}\n'
+        )
+    )
     assert {field.name: str(field.type) for field in found.schema} == {
         "a": "int64",
         "b": "double",
@@ -87,14 +106,23 @@ def test_a_member_that_a_row_does_not_have_is_null():
         (b"{}\n{}", "x: the index has no columns"),
         (b'{"a": 1, "a": 2}', "x: line 1: member 'a' stands twice"),
         (b'{"a": 1}\n{"a": "x"}', "x: line 2: column 'a' holds text, a number in the rows before"),
-        (b'{"a": [1]}\n{"a": [true]}', "x: line 2: column 'a[]' holds true or false, a number in the rows before"),
-        (b'{"a": {"b": 1}}\n{"a": {"b": []}}', "x: line 2: column 'a.b' holds a list, a number in the rows before"),
+        (
+            b'{"a": [1]}\n{"a": [true]}',
+            "x: line 2: column 'a[]' holds true or false, a number in the rows before",
+        ),
+        (
+            b'{"a": {"b": 1}}\n{"a": {"b": []}}',
+            "x: line 2: column 'a.b' holds a list, a number in the rows before",
+        ),
         (b'{"a": 1}\nnull\n', "x: line 2: null, not an object"),
         (b'{"a": 1}\n[1]\n', "x: line 2: a list, not an object"),
         (b'[{"a": 1}, 7]', "x[1]: a number, not an object"),
         (b'{"a": 1} {"a": 2}\n', "x: line 1: not JSON: extra data at character 10"),
         (b'{"a": 1\n', "x: line 1: not JSON: expecting ',' delimiter at character 8"),
-        (b'{\n"a": 1}\n', "x: line 1: not JSON: expecting property name enclosed in double quotes at character 2"),
+        (
+            b'{\n"a": 1}\n',
+            "x: line 1: not JSON: expecting property name enclosed in double quotes at character 2",
+        ),
         (b'{"a": 01}', "x: line 1: not JSON: expecting ',' delimiter at character 8"),
         (b'{"a": "x\ty"}', "x: line 1: not JSON: invalid control character at character 9"),
         (b'{"a": 1}\n{"a": "\xff"}', "x: line 2: byte 16 is not UTF-8"),
@@ -102,8 +130,14 @@ def test_a_member_that_a_row_does_not_have_is_null():
         (b'[{"a": 1}, {"a": "\xff"}]', "x[1]: byte 0xff is not UTF-8"),
         (b'{"a": "\0"}', "x: line 1: byte 7 is NUL"),
         (b'[{"a": "\0"}]', "x[0]: a NUL"),
-        (b'{"a": 1.5}\n{"a": 12345678901234567890123}', "x: line 2: column 'a' holds 12345678901234567890123, which a float64 would change"),
-        (b'{"a": [1.5, 9007199254740993]}', "x: line 1: column 'a' holds 9007199254740993, which a float64 would change"),
+        (
+            b'{"a": 1.5}\n{"a": 12345678901234567890123}',
+            "x: line 2: column 'a' holds 12345678901234567890123, which a float64 would change",
+        ),
+        (
+            b'{"a": [1.5, 9007199254740993]}',
+            "x: line 1: column 'a' holds 9007199254740993, which a float64 would change",
+        ),
         (b'{"a": 1e400}', "x: line 1: cannot be read: number too big to be stored in double"),
         (b'{"a": "\\ud800"}', "x: line 1: cannot be read: the surrogate pair in string is invalid"),
         (b"hello", "x: line 1: not JSON: expecting value at character 1"),
@@ -129,7 +163,10 @@ def test_places_are_right_behind_the_first_block(monkeypatch):
     for bad, said in [
         ('{"n": "x", "t": ""}', "column 'n' holds text, a number in the rows before"),
         ('{"n": 1.5, "t": ""}', "column 'n' holds 1.5, the column is int64"),
-        ('{"n": 18446744073709551615, "t": ""}', "column 'n' holds 18446744073709551615, the column is int64"),
+        (
+            '{"n": 18446744073709551615, "t": ""}',
+            "column 'n' holds 18446744073709551615, the column is int64",
+        ),
         ('{"n": 1, "u": 2}', "column 'u' is new, the rows before do not have it"),
         ("{", "not JSON: expecting property name enclosed in double quotes at character 2"),
     ]:
@@ -150,7 +187,11 @@ def test_a_row_longer_than_may_be_is_refused(monkeypatch):
 @pytest.mark.parametrize("block", range(1, 24))
 def test_nothing_between_two_commas_is_told_wherever_a_block_ends(monkeypatch, block):
     monkeypatch.setattr(streams, "BLOCK", block)
-    for array, row in (('[{"a": 1},,{"a": 2}]', 1), ('[,{"a": 1}]', 0), ('[{"a": 1}, {"a": "\\\\\\"]"},  ]', 2)):
+    for array, row in (
+        ('[{"a": 1},,{"a": 2}]', 1),
+        ('[,{"a": 1}]', 0),
+        ('[{"a": 1}, {"a": "\\\\\\"]"},  ]', 2),
+    ):
         with pytest.raises(FormatError) as caught:
             list(elements(text(array)))
         assert str(caught.value) == f"x[{row}]: nothing stands between two commas"
@@ -173,17 +214,34 @@ def test_a_large_row_is_looked_at_once_whatever_it_holds(monkeypatch):
 def test_an_integer_of_any_length_is_told_and_no_bug():
     for digits in (30, 400, 5000):
         told = "7" * digits if digits < 40 else "7" * 39 + "…"
-        assert refusal(f'{{"a": 1.5}}\n{{"a": {"7" * digits}}}') == f"x: line 2: column 'a' holds {told}, which a float64 would change"
-        assert refusal(f'{{"a": "t"}}\n{{"a": {"7" * digits}}}') == "x: line 2: column 'a' holds a number, text in the rows before"
-        assert refusal(f'[{{"a": {"7" * digits}}}]') == f"x[0]: column 'a' holds {told}, which a float64 would change"
+        assert (
+            refusal(f'{{"a": 1.5}}\n{{"a": {"7" * digits}}}')
+            == f"x: line 2: column 'a' holds {told}, which a float64 would change"
+        )
+        assert (
+            refusal(f'{{"a": "t"}}\n{{"a": {"7" * digits}}}')
+            == "x: line 2: column 'a' holds a number, text in the rows before"
+        )
+        assert (
+            refusal(f'[{{"a": {"7" * digits}}}]')
+            == f"x[0]: column 'a' holds {told}, which a float64 would change"
+        )
     assert rows_of(f'{{"a": 1.5}}\n{{"a": 1{"0" * 22}}}') == [{"a": 1.5}, {"a": 1e22}]
 
 
 def test_deep_nesting_is_an_error_and_no_crash():
-    assert refusal('{"a": 1}\n{"a": ' + "[" * 100_000 + "]" * 100_000 + "}") == "x: line 2: nested more than 64 deep"
-    assert refusal('[{"a": 1}, {"a": ' + '{"b": ' * 100 + "1" + "}" * 101 + "]") == "x[1]: nested more than 64 deep"
+    assert (
+        refusal('{"a": 1}\n{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
+        == "x: line 2: nested more than 64 deep"
+    )
+    assert (
+        refusal('[{"a": 1}, {"a": ' + '{"b": ' * 100 + "1" + "}" * 101 + "]")
+        == "x[1]: nested more than 64 deep"
+    )
     assert refusal("[" * 100_000) == "x: the array does not end"
-    assert rows_of(json.dumps({"a": "[{" * 200, "b": [[1]] * 100})) == [{"a": "[{" * 200, "b": [[1]] * 100}]
+    assert rows_of(json.dumps({"a": "[{" * 200, "b": [[1]] * 100})) == [
+        {"a": "[{" * 200, "b": [[1]] * 100}
+    ]
 
 
 def test_which_kind_it_is_the_first_byte_tells(tmp_path):
@@ -197,10 +255,19 @@ def test_what_another_file_holds_decides_where_a_file_leaves_a_choice(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"n": 1, "t": null}\n')
     (tmp_path / "b.jsonl").write_text('{"n": 1.5, "t": ["x"]}\n')
     found = open_index([str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")])
-    assert pa.Table.from_batches(found.batches()).to_pylist() == [{"n": 1.0, "t": None}, {"n": 1.5, "t": ["x"]}]
+    assert pa.Table.from_batches(found.batches()).to_pylist() == [
+        {"n": 1.0, "t": None},
+        {"n": 1.5, "t": ["x"]},
+    ]
 
 
 @pytest.mark.parametrize("is_array", [True, False])
 def test_values_of_200_kilobytes_are_read_whole(is_array):
-    rows = [{"id": n, "text": cell} for n, cell in enumerate(["x" * 200_000, "é" * 100_000, 'say "x",\n' * 25_000, "last"])]
-    assert rows_of(json.dumps(rows) if is_array else "\n".join(json.dumps(row) for row in rows)) == rows
+    rows = [
+        {"id": n, "text": cell}
+        for n, cell in enumerate(["x" * 200_000, "é" * 100_000, 'say "x",\n' * 25_000, "last"])
+    ]
+    assert (
+        rows_of(json.dumps(rows) if is_array else "\n".join(json.dumps(row) for row in rows))
+        == rows
+    )

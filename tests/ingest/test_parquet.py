@@ -70,9 +70,17 @@ class Watched(MemoryStore):
         (pa.array([1000, None], pa.timestamp("ns", "UTC")), pa.timestamp("ns", "UTC")),
         (pa.array([[1, 2], None]), pa.list_(pa.int64())),
         (pa.array([{"x": 1}, None]), pa.struct([("x", pa.int64())])),
-        (pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())), pa.map_(pa.string(), pa.int64())),
+        (
+            pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
+            pa.map_(pa.string(), pa.int64()),
+        ),
         (pa.nulls(2), pa.null()),
-        (pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0123456789abcdef", None], pa.binary(16))), pa.binary(16)),
+        (
+            pa.ExtensionArray.from_storage(
+                pa.uuid(), pa.array([b"0123456789abcdef", None], pa.binary(16))
+            ),
+            pa.binary(16),
+        ),
     ],
     ids=lambda value: str(value) if isinstance(value, pa.DataType) else "",
 )
@@ -84,9 +92,18 @@ def test_each_type_keeps_its_values(array, kind):
 
 
 def test_old_timestamps_of_any_year_keep_their_microseconds_and_the_rest_is_told(tmp_path):
-    values = [datetime.datetime(2024, 1, 2, 3, 4, 5, 678901), None, datetime.datetime(9999, 12, 31), datetime.datetime(1, 1, 1)]
+    values = [
+        datetime.datetime(2024, 1, 2, 3, 4, 5, 678901),
+        None,
+        datetime.datetime(9999, 12, 31),
+        datetime.datetime(1, 1, 1),
+    ]
     table = pa.table(
-        {"t": pa.array(values, pa.timestamp("us")), "l": pa.array([[one] for one in values], pa.list_(pa.timestamp("us"))), "n": range(4)}
+        {
+            "t": pa.array(values, pa.timestamp("us")),
+            "l": pa.array([[one] for one in values], pa.list_(pa.timestamp("us"))),
+            "n": range(4),
+        }
     )
     data = stored(table, use_deprecated_int96_timestamps=True, write_page_checksum=True)
     assert pq.ParquetFile(pa.BufferReader(data)).schema.column(0).physical_type == "INT96"
@@ -94,13 +111,21 @@ def test_old_timestamps_of_any_year_keep_their_microseconds_and_the_rest_is_told
     assert (part.schema.field("t").type, part.coarse) == (pa.timestamp("us"), ("t", "l"))
     assert rows_of(part) == table.to_pylist()
     (tmp_path / "x.parquet").write_bytes(data)
-    told = tuple(f"column {name!r}: int96 timestamps are read to the microsecond" for name in ("l", "t"))
+    told = tuple(
+        f"column {name!r}: int96 timestamps are read to the microsecond" for name in ("l", "t")
+    )
     assert open_index(str(tmp_path / "x.parquet")).notes == told
     assert opened(stored(pa.table({"t": pa.array(values, pa.timestamp("us"))}))).coarse == ()
 
 
 def test_the_footer_alone_is_read_at_first_and_then_only_the_columns_asked_for():
-    table = pa.table({"a": range(50_000), "heavy": [random.Random(n).randbytes(100) for n in range(50_000)], "z": range(50_000)})
+    table = pa.table(
+        {
+            "a": range(50_000),
+            "heavy": [random.Random(n).randbytes(100) for n in range(50_000)],
+            "z": range(50_000),
+        }
+    )
     store = Watched(stored(table, compression="none", use_dictionary=False))
     part = Parquet(Location(store, "x.parquet"))
     assert part.rows == 50_000
@@ -122,7 +147,13 @@ def test_row_groups_larger_than_a_buffer_are_read_piece_by_piece():
 
 
 def test_heavy_rows_come_in_small_batches():
-    assert max(batch.num_rows for batch in opened(stored(pa.table({"v": [bytes(1 << 20)] * 40}))).batches(None)) <= 16
+    assert (
+        max(
+            batch.num_rows
+            for batch in opened(stored(pa.table({"v": [bytes(1 << 20)] * 40}))).batches(None)
+        )
+        <= 16
+    )
 
 
 def test_a_value_stored_once_and_used_by_every_row_makes_small_batches_too():
@@ -139,7 +170,9 @@ def test_names_with_dots_and_columns_in_another_order_are_read():
 
 def test_many_row_groups_keep_their_order():
     table = pa.table({"n": range(1000)})
-    assert [row["n"] for row in rows_of(opened(stored(table, row_group_size=7)))] == list(range(1000))
+    assert [row["n"] for row in rows_of(opened(stored(table, row_group_size=7)))] == list(
+        range(1000)
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,8 +180,16 @@ def test_many_row_groups_keep_their_order():
     [
         (b"", "not parquet: it does not begin with PAR1", ""),
         (b"id,url\n1,http://h/a\n", "not parquet: it does not begin with PAR1", ""),
-        (b"PAR1" + bytes(96), "not whole parquet: it does not end with PAR1", "The file was cut short; fetch it again."),
-        (stored(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])), "duplicate column 'x'", "Rename one of them in the index."),
+        (
+            b"PAR1" + bytes(96),
+            "not whole parquet: it does not end with PAR1",
+            "The file was cut short; fetch it again.",
+        ),
+        (
+            stored(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])),
+            "duplicate column 'x'",
+            "Rename one of them in the index.",
+        ),
         (stored(pa.table({})), "the index has no columns", ""),
     ],
 )
@@ -163,7 +204,13 @@ def test_text_that_is_not_utf8_is_given_as_it_is():
 
 
 def test_each_flipped_byte_of_a_file_with_page_sums_is_noticed_or_harmless():
-    table = pa.table({"id": range(40), "url": [f"http://h/{n}.jpg" for n in range(40)], "lang": ["en", "fr"] * 20})
+    table = pa.table(
+        {
+            "id": range(40),
+            "url": [f"http://h/{n}.jpg" for n in range(40)],
+            "lang": ["en", "fr"] * 20,
+        }
+    )
     data = stored(table, write_page_checksum=True, compression="zstd")
     noticed = 0
     for at in range(len(data)):
@@ -175,7 +222,9 @@ def test_each_flipped_byte_of_a_file_with_page_sums_is_noticed_or_harmless():
             assert "\n" not in str(error) and "\x1b" not in str(error)
             continue
         if at < data.rfind(b"PAR1") - 8 - int.from_bytes(data[-8:-4], "little"):
-            assert rows == table.to_pylist()  # a page: its header's statistics may be damaged, its values may not
+            assert (
+                rows == table.to_pylist()
+            )  # a page: its header's statistics may be damaged, its values may not
     assert noticed > len(data) // 3
 
 
@@ -183,7 +232,15 @@ def test_each_flipped_byte_of_a_file_with_page_sums_is_noticed_or_harmless():
 def test_a_thousand_flipped_bits_never_give_a_wrong_row(compression):
     """Anywhere in a file with page sums, its footer too."""
     names = ["id", "url", "lang", "w"]
-    table = pa.table([range(200), [f"http://h/{n}.jpg" for n in range(200)], ["en", "fr"] * 100, [n / 3 for n in range(200)]], names=names)
+    table = pa.table(
+        [
+            range(200),
+            [f"http://h/{n}.jpg" for n in range(200)],
+            ["en", "fr"] * 100,
+            [n / 3 for n in range(200)],
+        ],
+        names=names,
+    )
     data = stored(table, write_page_checksum=True, compression=compression, row_group_size=50)
     chance, noticed = random.Random(7), 0
     for _ in range(1000):
@@ -198,7 +255,9 @@ def test_a_thousand_flipped_bits_never_give_a_wrong_row(compression):
 
 def test_a_column_that_the_footer_names_twice_and_differently_is_refused():
     data = stored(pa.table({"first": [1], "second": [2]}))
-    at = data.index(b"second", len(data) - 8 - int.from_bytes(data[-8:-4], "little"))  # in parquet's own schema, which comes first
+    at = data.index(
+        b"second", len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    )  # in parquet's own schema, which comes first
     assert refusal(data[:at] + b"Second" + data[at + 6 :]) == (
         "x.parquet: its footer says both column 'Second' and column 'second'",
         "A bit of its footer flipped, or a tool changed one place of two; write it anew.",
@@ -236,8 +295,12 @@ class Keys(encryption.KmsClient):
 @pytest.mark.parametrize("plaintext_footer", [True, False])
 def test_an_encrypted_file_is_told_and_so_are_encrypted_columns(plaintext_footer):
     table, sink = pa.table({"id": range(9), "text": ["x"] * 9}), pa.BufferOutputStream()
-    asked = encryption.EncryptionConfiguration(footer_key="one", column_keys={"two": ["text"]}, plaintext_footer=plaintext_footer)
-    seal = encryption.CryptoFactory(lambda _: Keys()).file_encryption_properties(encryption.KmsConnectionConfig(), asked)
+    asked = encryption.EncryptionConfiguration(
+        footer_key="one", column_keys={"two": ["text"]}, plaintext_footer=plaintext_footer
+    )
+    seal = encryption.CryptoFactory(lambda _: Keys()).file_encryption_properties(
+        encryption.KmsConnectionConfig(), asked
+    )
     with pq.ParquetWriter(sink, table.schema, encryption_properties=seal) as writer:
         writer.write_table(table)
     data = sink.getvalue().to_pybytes()
@@ -247,12 +310,19 @@ def test_an_encrypted_file_is_told_and_so_are_encrypted_columns(plaintext_footer
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
-@pytest.mark.parametrize("options", [{"compression": "none"}, {"compression": "zstd", "use_dictionary": False}])
+@pytest.mark.parametrize(
+    "options", [{"compression": "none"}, {"compression": "zstd", "use_dictionary": False}]
+)
 @pytest.mark.parametrize("rows", [1, 50_000])
 def test_whether_pages_have_sums_is_known(version, options, rows):
     table = pa.table({"text": [f"{n}" for n in range(rows)]})
     for has_sums in (True, False):
-        assert opened(stored(table, write_page_checksum=has_sums, data_page_version=version, **options)).has_sums is has_sums
+        assert (
+            opened(
+                stored(table, write_page_checksum=has_sums, data_page_version=version, **options)
+            ).has_sums
+            is has_sums
+        )
 
 
 def test_an_index_whose_pages_cannot_show_damage_is_noted(tmp_path):
@@ -273,7 +343,13 @@ def test_long_cells_are_read_whole():
 
 def test_a_local_file_that_shrinks_while_it_is_read_is_an_error(tmp_path):
     path = tmp_path / "x.parquet"
-    pq.write_table(pa.table({"text": [f"{n:0500}" for n in range(40_000)]}), path, compression="none", use_dictionary=False, row_group_size=10_000)
+    pq.write_table(
+        pa.table({"text": [f"{n:0500}" for n in range(40_000)]}),
+        path,
+        compression="none",
+        use_dictionary=False,
+        row_group_size=10_000,
+    )
     size = path.stat().st_size
     batches = open_index(str(path)).batches()
     next(batches)
@@ -282,8 +358,9 @@ def test_a_local_file_that_shrinks_while_it_is_read_is_an_error(tmp_path):
     with pytest.raises(FormatError) as caught:
         list(batches)
     assert (str(caught.value), caught.value.hint) == (
-        f"{path}: ends at byte 6000000, it had {size} when it was opened", "Another process cut it.",
-    )  # fmt: skip
+        f"{path}: ends at byte 6000000, it had {size} when it was opened",
+        "Another process cut it.",
+    )
 
 
 def test_a_disk_that_fails_is_no_damaged_file(tmp_path):

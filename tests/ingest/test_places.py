@@ -27,7 +27,9 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @settings(max_examples=80, deadline=None)
 @given(start=st.integers(0, ROWS + 5), stop=st.integers(0, ROWS + 5) | st.none())
-def test_rows_from_start_to_stop_are_a_slice_of_all_rows(addresses: list[str], start: int, stop: int | None) -> None:
+def test_rows_from_start_to_stop_are_a_slice_of_all_rows(
+    addresses: list[str], start: int, stop: int | None
+) -> None:
     index = open_index(addresses)
     batches = list(index.batches(["id"], row="place", start=start, stop=stop))
     ids = [value for batch in batches for value in batch.column("id").to_pylist()]
@@ -38,18 +40,32 @@ def test_rows_from_start_to_stop_are_a_slice_of_all_rows(addresses: list[str], s
 
 @settings(max_examples=40, deadline=None)
 @given(start=st.integers(0, ROWS), stop=st.integers(0, ROWS), least=st.integers(0, ROWS))
-def test_with_a_condition_no_row_that_it_keeps_is_lost(addresses: list[str], start: int, stop: int, least: int) -> None:
+def test_with_a_condition_no_row_that_it_keeps_is_lost(
+    addresses: list[str], start: int, stop: int, least: int
+) -> None:
     index = open_index(addresses)
-    ids = [value for batch in index.batches(["id"], f"id >= {least}", start=start, stop=stop) for value in batch.column("id").to_pylist()]
-    assert [one for one in ids if one >= least] == [one for one in range(ROWS)[start:stop] if one >= least]
+    ids = [
+        value
+        for batch in index.batches(["id"], f"id >= {least}", start=start, stop=stop)
+        for value in batch.column("id").to_pylist()
+    ]
+    assert [one for one in ids if one >= least] == [
+        one for one in range(ROWS)[start:stop] if one >= least
+    ]
 
 
 def test_row_groups_outside_are_not_read(addresses: list[str]) -> None:
     damaged = Path(addresses[0]).with_name("damaged.parquet")
     data = bytearray(Path(addresses[0]).read_bytes())
     group = pq.ParquetFile(addresses[0]).metadata.row_group(0)
-    start = min(group.column(i).dictionary_page_offset or group.column(i).data_page_offset for i in range(2))
+    start = min(
+        group.column(i).dictionary_page_offset or group.column(i).data_page_offset for i in range(2)
+    )
     data[start : start + 40] = bytes(40)
     damaged.write_bytes(data)
     index = open_index(str(damaged))
-    assert [value for batch in index.batches(["id"], start=6, stop=9) for value in batch.column("id").to_pylist()] == [6, 7, 8]
+    assert [
+        value
+        for batch in index.batches(["id"], start=6, stop=9)
+        for value in batch.column("id").to_pylist()
+    ] == [6, 7, 8]

@@ -77,7 +77,17 @@ def test_only_a_beginning_that_is_the_same_agrees(files):
     noted = [1300, total(whole[:1300])]
     assert Running(places, "").agrees(noted)
     assert Running(places, "").agrees([0, total(b"")])
-    for wrong in (None, [], [1299, noted[1]], [len(whole) + 1, noted[1]], [-1, noted[1]], ["1300", noted[1]], [1300, None], [1300], {"a": 1}):
+    for wrong in (
+        None,
+        [],
+        [1299, noted[1]],
+        [len(whole) + 1, noted[1]],
+        [-1, noted[1]],
+        ["1300", noted[1]],
+        [1300, None],
+        [1300],
+        {"a": 1},
+    ):
         assert not Running(places, "").agrees(wrong)
     resumed = Running(places, "")
     assert resumed.agrees(noted)
@@ -89,15 +99,23 @@ def test_only_a_beginning_that_is_the_same_agrees(files):
 @settings(max_examples=60, deadline=None)
 @given(
     gap=st.sampled_from([0, 40, 1 << 14]),
-    reads=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1300), st.integers(0, 500)), max_size=12),
+    reads=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 1300), st.integers(0, 500)), max_size=12
+    ),
     most=st.sampled_from([0, 64, 1 << 20]),
 )
-def test_any_reads_give_the_sum_of_a_beginning_that_holds_them_all(tmp_path_factory, gap, reads, most):
+def test_any_reads_give_the_sum_of_a_beginning_that_holds_them_all(
+    tmp_path_factory, gap, reads, most
+):
     folder = tmp_path_factory.mktemp("files")
     contents = [bytes(range(256)) * 5, b"", b"last" * 100]
     for number, data in enumerate(contents):
         (folder / f"{number}.bin").write_bytes(data)
-    kept, firsts, end = Running([locate(f"{folder}/{number}.bin") for number in range(3)], ""), [0, 1280, 1280], 0
+    kept, firsts, end = (
+        Running([locate(f"{folder}/{number}.bin") for number in range(3)], ""),
+        [0, 1280, 1280],
+        0,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "_WAITING", most)
         patch.setattr(running, "_GAP", gap)
@@ -118,11 +136,25 @@ def test_memory_that_somebody_holds_is_not_written_again(tmp_path):
     with open(tmp_path / "a.bin", "rb") as file:
         one = source.HeardFile(locate(f"{tmp_path}/a.bin"), file.fileno())
         one.heard = lambda start, piece: heard.append((start, bytes(piece)))
-        for start, size in ((0, 100), (50, 300_000), (7, 4 << 20), (5_000_000, 1 << 20), (6 << 20, 5), (9, -1)):
+        for start, size in (
+            (0, 100),
+            (50, 300_000),
+            (7, 4 << 20),
+            (5_000_000, 1 << 20),
+            (6 << 20, 5),
+            (9, -1),
+        ):
             one.seek(start)
             parts[start] = one.read(size)
         assert all(bytes(part) == data[start : start + len(part)] for start, part in parts.items())
-        assert [len(part) for part in parts.values()] == [100, 300_000, 4 << 20, 120_000, 0, len(data) - 9]
+        assert [len(part) for part in parts.values()] == [
+            100,
+            300_000,
+            4 << 20,
+            120_000,
+            0,
+            len(data) - 9,
+        ]
         assert all(piece == data[start : start + len(piece)] for start, piece in heard)
         assert sum(len(piece) for _, piece in heard) == sum(map(len, parts.values()))
         parts.clear()

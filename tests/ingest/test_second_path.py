@@ -21,9 +21,9 @@ from flarecli.ingest.statistics import kept
 from flarecli.storage import locate
 from flarecli.where import bounds, select
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=6) | st.sampled_from(
-    ["", "007", "NULL", "a,b", 'say "x"', "é\n"]
-)
+TEXT = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=6
+) | st.sampled_from(["", "007", "NULL", "a,b", 'say "x"', "é\n"])
 COLUMNS = {
     "int": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
     "small": (pa.uint8(), st.integers(0, 255)),
@@ -33,7 +33,10 @@ COLUMNS = {
     "flag": (pa.bool_(), st.booleans()),
     "price": (pa.decimal128(9, 2), st.decimals(-9999, 9999, places=2)),
     "day": (pa.date32(), st.dates(datetime.date(1900, 1, 1), datetime.date(2200, 1, 1))),
-    "when": (pa.timestamp("us"), st.datetimes(datetime.datetime(1900, 1, 1), datetime.datetime(2200, 1, 1))),
+    "when": (
+        pa.timestamp("us"),
+        st.datetimes(datetime.datetime(1900, 1, 1), datetime.datetime(2200, 1, 1)),
+    ),
     "list": (pa.list_(pa.int32()), st.lists(st.integers(-9, 9), max_size=3)),
     "nest": (
         pa.struct([("x", pa.int64()), ("y", pa.list_(pa.string()))]),
@@ -58,7 +61,11 @@ def tables(draw, names=tuple(COLUMNS), nulls=True):
 
 
 def ours(paths) -> list[dict]:
-    return [row for batch in open_index([str(path) for path in paths]).batches() for row in batch.to_pylist()]
+    return [
+        row
+        for batch in open_index([str(path) for path in paths]).batches()
+        for row in batch.to_pylist()
+    ]
 
 
 def theirs(query: str) -> list[dict]:
@@ -67,27 +74,48 @@ def theirs(query: str) -> list[dict]:
 
 
 @settings(max_examples=30, deadline=None)
-@given(table=tables(), groups=st.integers(1, 5), version=st.sampled_from(["1.0", "2.6"]), page=st.sampled_from(["1.0", "2.0"]))
+@given(
+    table=tables(),
+    groups=st.integers(1, 5),
+    version=st.sampled_from(["1.0", "2.6"]),
+    page=st.sampled_from(["1.0", "2.0"]),
+)
 def test_parquet(tmp_path_factory, table, groups, version, page):
     path = tmp_path_factory.mktemp("x") / "x.parquet"
-    pq.write_table(table, path, row_group_size=groups, version=version, data_page_version=page, write_page_checksum=True)
+    pq.write_table(
+        table,
+        path,
+        row_group_size=groups,
+        version=version,
+        data_page_version=page,
+        write_page_checksum=True,
+    )
     found = ours([path])
     assert found == table.to_pylist()
     assert found == theirs(f"SELECT * FROM read_parquet('{path}')")
 
 
 @settings(max_examples=40, deadline=None)
-@given(table=tables(), groups=st.integers(1, 5), is_file=st.booleans(), compression=st.sampled_from([None, "zstd", "lz4"]))
+@given(
+    table=tables(),
+    groups=st.integers(1, 5),
+    is_file=st.booleans(),
+    compression=st.sampled_from([None, "zstd", "lz4"]),
+)
 def test_arrow(tmp_path_factory, table, groups, is_file, compression):
     path = tmp_path_factory.mktemp("x") / ("x.arrow" if is_file else "x.arrows")
     options = pa.ipc.IpcWriteOptions(compression=compression)
-    with (pa.ipc.new_file if is_file else pa.ipc.new_stream)(str(path), table.schema, options=options) as out:
+    with (pa.ipc.new_file if is_file else pa.ipc.new_stream)(
+        str(path), table.schema, options=options
+    ) as out:
         out.write_table(table.unify_dictionaries(), max_chunksize=groups)
     assert ours([path]) == table.to_pylist()
 
 
 @settings(max_examples=30, deadline=None)
-@given(table=tables(IN_JSON), compression=st.sampled_from(["", ".gz", ".zst"]), is_array=st.booleans())
+@given(
+    table=tables(IN_JSON), compression=st.sampled_from(["", ".gz", ".zst"]), is_array=st.booleans()
+)
 def test_json(tmp_path_factory, table, compression, is_array):
     rows = table.to_pylist()
     for row in rows:
@@ -95,28 +123,53 @@ def test_json(tmp_path_factory, table, compression, is_array):
             row["float"] = None
     path = tmp_path_factory.mktemp("x") / f"x.json{compression}"
     data = json.dumps(rows) if is_array else "\n".join(json.dumps(row) for row in rows)
-    with pa.CompressedOutputStream(str(path), {".gz": "gzip", ".zst": "zstd"}[compression]) if compression else pa.OSFile(str(path), "wb") as out:
+    with (
+        pa.CompressedOutputStream(str(path), {".gz": "gzip", ".zst": "zstd"}[compression])
+        if compression
+        else pa.OSFile(str(path), "wb") as out
+    ):
         out.write(data.encode())
     found = ours([path])
     assert found == rows
-    kinds = {"int": "BIGINT", "float": "DOUBLE", "text": "VARCHAR", "flag": "BOOLEAN", "list": "INTEGER[]", "nest": "STRUCT(x BIGINT, y VARCHAR[])"}
+    kinds = {
+        "int": "BIGINT",
+        "float": "DOUBLE",
+        "text": "VARCHAR",
+        "flag": "BOOLEAN",
+        "list": "INTEGER[]",
+        "nest": "STRUCT(x BIGINT, y VARCHAR[])",
+    }
     columns = ", ".join(f"'{name}': '{kinds[name]}'" for name in table.column_names)
-    assert found == theirs(f"SELECT * FROM read_json('{path}', columns={{{columns}}}, format='{'array' if is_array else 'newline_delimited'}')")
+    assert found == theirs(
+        f"SELECT * FROM read_json('{path}', columns={{{columns}}}, format='{'array' if is_array else 'newline_delimited'}')"
+    )
 
 
 @settings(max_examples=30, deadline=None)
-@given(table=tables(("int", "float", "text", "flag")), compression=st.sampled_from(["", ".gz", ".zst"]))
+@given(
+    table=tables(("int", "float", "text", "flag")), compression=st.sampled_from(["", ".gz", ".zst"])
+)
 def test_csv(tmp_path_factory, table, compression):
     path = tmp_path_factory.mktemp("x") / f"x.csv{compression}"
-    table = table.append_column("row", pa.array(range(table.num_rows)))  # else a row of one null is a blank line, and those are no rows
-    with pa.CompressedOutputStream(str(path), {".gz": "gzip", ".zst": "zstd"}[compression]) if compression else pa.OSFile(str(path), "wb") as out:
+    table = table.append_column(
+        "row", pa.array(range(table.num_rows))
+    )  # else a row of one null is a blank line, and those are no rows
+    with (
+        pa.CompressedOutputStream(str(path), {".gz": "gzip", ".zst": "zstd"}[compression])
+        if compression
+        else pa.OSFile(str(path), "wb") as out
+    ):
         pa.csv.write_csv(table, out)
     found = pa.Table.from_batches(open_index(str(path)).batches())
     columns = ", ".join(f"'{name}': 'VARCHAR'" for name in table.column_names)
     second = theirs(
         f"SELECT * FROM read_csv('{path}', columns={{{columns}}}, delim=',', quote='\"', escape='\"', header=true, nullstr='', strict_mode=true)"
     )
-    told = {pa.int64(): int, pa.float64(): lambda text: repr(float(text)), pa.bool_(): lambda text: {"true": True, "false": False}[text.lower()]}
+    told = {
+        pa.int64(): int,
+        pa.float64(): lambda text: repr(float(text)),
+        pa.bool_(): lambda text: {"true": True, "false": False}[text.lower()],
+    }
     for name in table.column_names:
         kind = found.schema.field(name).type
         values = found.column(name).to_pylist()
@@ -124,7 +177,9 @@ def test_csv(tmp_path_factory, table, compression):
             assert [value or None for value in values] == [row[name] for row in second]
         else:  # text may be all numbers too, such as INF
             values = [repr(value) if isinstance(value, float) else value for value in values]
-            assert values == [None if row[name] is None else told[kind](row[name]) for row in second]
+            assert values == [
+                None if row[name] is None else told[kind](row[name]) for row in second
+            ]
 
 
 @settings(max_examples=40, deadline=None)
@@ -133,30 +188,48 @@ def test_several_files_with_missing_columns(tmp_path_factory, parts):
     folder = tmp_path_factory.mktemp("x")
     for number, part in enumerate(parts):
         pq.write_table(part, folder / f"{number}.parquet")
-    found = open_index([str(folder / f"{number}.parquet") for number in range(len(parts))], allow_missing=True)
+    found = open_index(
+        [str(folder / f"{number}.parquet") for number in range(len(parts))], allow_missing=True
+    )
     rows = [row for batch in found.batches() for row in batch.to_pylist()]
     assert rows == theirs(f"SELECT * FROM read_parquet('{folder}/*.parquet', union_by_name=true)")
 
 
 LITERALS = {
-    "int": st.integers(-5, 5).map(str) | st.sampled_from(["2.5", "1e0", "-3.0", "9007199254740993", "9.007199254740992e15"]),
+    "int": st.integers(-5, 5).map(str)
+    | st.sampled_from(["2.5", "1e0", "-3.0", "9007199254740993", "9.007199254740992e15"]),
     "small": st.integers(-1, 6).map(str),
     "float": st.sampled_from(["0", "2.5", "-1.5", "1e300", "0.1", "3"]),
     "single": st.sampled_from(["0", "0.1", "2.5", "16777217", "1e-3"]),
     "text": st.sampled_from(["'a'", "'b'", "''", "'é'", "'ab'"]),
     "price": st.sampled_from(["1.10", "1.1", "0", "-2.345", "3"]),
-    "day": st.sampled_from(["'2024-01-02'", "DATE '2024-01-03'", "TIMESTAMP '2024-01-02 12:00:00'"]),
-    "moment": st.sampled_from(["'2024-01-02 00:00:01'", "TIMESTAMP '2024-01-02 00:00:00'", "DATE '2024-01-02'"]),
+    "day": st.sampled_from(
+        ["'2024-01-02'", "DATE '2024-01-03'", "TIMESTAMP '2024-01-02 12:00:00'"]
+    ),
+    "moment": st.sampled_from(
+        ["'2024-01-02 00:00:01'", "TIMESTAMP '2024-01-02 00:00:00'", "DATE '2024-01-02'"]
+    ),
 }
 POOLS = {
     "int": (pa.int64(), st.integers(-5, 5) | st.sampled_from([2**53 + 1, -(2**53) - 1])),
     "small": (pa.uint8(), st.integers(0, 5)),
-    "float": (pa.float64(), st.sampled_from([0.0, -0.0, 0.1, 2.5, -1.5, 1e300, math.nan, math.inf, -math.inf])),
+    "float": (
+        pa.float64(),
+        st.sampled_from([0.0, -0.0, 0.1, 2.5, -1.5, 1e300, math.nan, math.inf, -math.inf]),
+    ),
     "single": (pa.float32(), st.sampled_from([0.0, 0.1, 2.5, 16777216.0, 0.001, math.nan])),
     "text": (pa.string(), st.sampled_from(["", "a", "ab", "b", "é", "z"])),
-    "price": (pa.decimal128(9, 3), st.sampled_from([decimal.Decimal(one) for one in ("1.1", "0", "-2.345", "3", "2.999")])),
+    "price": (
+        pa.decimal128(9, 3),
+        st.sampled_from([decimal.Decimal(one) for one in ("1.1", "0", "-2.345", "3", "2.999")]),
+    ),
     "day": (pa.date32(), st.dates(datetime.date(2024, 1, 1), datetime.date(2024, 1, 4))),
-    "moment": (pa.timestamp("us"), st.datetimes(datetime.datetime(2024, 1, 1, 23, 59, 59), datetime.datetime(2024, 1, 2, 0, 0, 2))),
+    "moment": (
+        pa.timestamp("us"),
+        st.datetimes(
+            datetime.datetime(2024, 1, 1, 23, 59, 59), datetime.datetime(2024, 1, 2, 0, 0, 2)
+        ),
+    ),
 }
 
 
@@ -168,7 +241,16 @@ def conditions(draw, names):
         one, two = draw(LITERALS[name]), draw(LITERALS[name])
         sign = draw(st.sampled_from(["=", "<", "<=", ">", ">="]))
         out.append(
-            draw(st.sampled_from([f"{name} {sign} {one}", f"{one} {sign} {name}", f"{name} IN ({one}, {two})", f"{name} BETWEEN {one} AND {two}"]))
+            draw(
+                st.sampled_from(
+                    [
+                        f"{name} {sign} {one}",
+                        f"{one} {sign} {name}",
+                        f"{name} IN ({one}, {two})",
+                        f"{name} BETWEEN {one} AND {two}",
+                    ]
+                )
+            )
         )
     return " AND ".join(out)
 
@@ -178,17 +260,32 @@ def conditions(draw, names):
 def test_row_groups_that_are_passed_over_hold_no_row_of_the_condition(tmp_path_factory, data):
     names = data.draw(st.lists(st.sampled_from(list(POOLS)), min_size=1, max_size=3, unique=True))
     rows = data.draw(st.integers(1, 12))
-    columns = {name: pa.array(data.draw(st.lists(st.none() | POOLS[name][1], min_size=rows, max_size=rows)), POOLS[name][0]) for name in names}
+    columns = {
+        name: pa.array(
+            data.draw(st.lists(st.none() | POOLS[name][1], min_size=rows, max_size=rows)),
+            POOLS[name][0],
+        )
+        for name in names
+    }
     path = tmp_path_factory.mktemp("x") / "x.parquet"
     pq.write_table(pa.table(columns), path, row_group_size=data.draw(st.integers(1, 4)))
     where = data.draw(conditions(names))
     found = open_index(str(path))
-    whole, some = (list(select(found.schema, batches, where)[1]) for batches in (found.batches(), found.batches(where=where)))
-    assert repr([row for batch in some for row in batch.to_pylist()]) == repr([row for batch in whole for row in batch.to_pylist()])
+    whole, some = (
+        list(select(found.schema, batches, where)[1])
+        for batches in (found.batches(), found.batches(where=where))
+    )
+    assert repr([row for batch in some for row in batch.to_pylist()]) == repr(
+        [row for batch in whole for row in batch.to_pylist()]
+    )
 
 
 def test_only_what_a_condition_needs_is_read(tmp_path):
-    pq.write_table(pa.table({"n": range(1000), "t": [f"{n:05}" for n in range(1000)]}), tmp_path / "x.parquet", row_group_size=100)
+    pq.write_table(
+        pa.table({"n": range(1000), "t": [f"{n:05}" for n in range(1000)]}),
+        tmp_path / "x.parquet",
+        row_group_size=100,
+    )
     found = open_index(str(tmp_path / "x.parquet"))
     for where, rows in {
         "n >= 250 AND n < 320": 200,
@@ -208,7 +305,15 @@ def test_only_what_a_condition_needs_is_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("where", "count"),
-    [("n > 3 AND lang = 'en'", 2), ("n > 3 OR lang = 'en'", 0), ("NOT n > 3", 0), ("n > m", 0), ("abs(n) > 3", 0), ("n > 3 AND", 0), ("n > NULL", 0)],
+    [
+        ("n > 3 AND lang = 'en'", 2),
+        ("n > 3 OR lang = 'en'", 0),
+        ("NOT n > 3", 0),
+        ("n > m", 0),
+        ("abs(n) > 3", 0),
+        ("n > 3 AND", 0),
+        ("n > NULL", 0),
+    ],
 )
 def test_only_comparisons_with_literals_joined_by_and_are_bounds(where, count):
     assert len(bounds(where, ["n", "m", "lang"])) == count
@@ -223,7 +328,9 @@ def test_a_footer_that_arrow_would_end_the_process_on_is_not_looked_at(tmp_path)
     body, footer = data[: -8 - length], data[-8 - length : -8]
     least = (39).to_bytes(8, "little")
     assert footer.count(b"\x18\x08" + least) == 1
-    type_of_chunk = footer.index(b"\x1c\x15\x04\x19")  # the metadata of a chunk: its type, then its encodings
+    type_of_chunk = footer.index(
+        b"\x1c\x15\x04\x19"
+    )  # the metadata of a chunk: its type, then its encodings
     for damaged in (
         footer[: type_of_chunk + 2] + b"\x08" + footer[type_of_chunk + 3 :],
         footer.replace(b"\x18\x08" + least, b"\x18\x03" + least[:3]),
@@ -246,7 +353,9 @@ LISTS_IN_LISTS = b"\x19" * 100_000
 EMPTY_STRUCTS = b"\x29\xfc\xa0\x89\xab\x02" + bytes(4_900_001)  # 4,900,000 of them, a byte each
 
 
-@pytest.mark.parametrize("inside", [LISTS_IN_LISTS, EMPTY_STRUCTS], ids=["lists in lists", "empty structs"])
+@pytest.mark.parametrize(
+    "inside", [LISTS_IN_LISTS, EMPTY_STRUCTS], ids=["lists in lists", "empty structs"]
+)
 def test_a_footer_of_too_much_is_not_looked_at(tmp_path, inside):
     with pytest.raises(ValueError, match="too many values, or too deep"):
         footers._Reader(inside).struct()

@@ -14,7 +14,14 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flarecli.errors import FlareError, FormatError, MissingError, ReachError, UnsafeError, UsageError
+from flarecli.errors import (
+    FlareError,
+    FormatError,
+    MissingError,
+    ReachError,
+    UnsafeError,
+    UsageError,
+)
 from flarecli.ingest import filled, is_index, open_folder, open_index, streams
 from flarecli.ingest.folder import groups
 from flarecli.ingest.ipc import Ipc
@@ -80,7 +87,9 @@ PACKED = {
 def test_compressed_text_is_read_as_it_was(tmp_path, monkeypatch, name):
     monkeypatch.setattr(streams, "BLOCK", 1000)
     made(tmp_path, {name: PACKED[name]})
-    assert rows_of(open_index(str(tmp_path / name))) == [{"n": n, "t": f"row {n}"} for n in range(5000)]
+    assert rows_of(open_index(str(tmp_path / name))) == [
+        {"n": n, "t": f"row {n}"} for n in range(5000)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -90,8 +99,16 @@ def test_compressed_text_is_read_as_it_was(tmp_path, monkeypatch, name):
         ("x.csv.zst", PACKED["x.csv.zst"][:-9], "x.csv.zst: the zstd file ends in its middle"),
         ("x.csv.gz", LINES, "x.csv.gz: not valid gzip: incorrect header check"),
         ("x.csv.zst", LINES, "x.csv.zst: not valid zstd: unknown frame descriptor"),
-        ("x.csv.gz", PACKED["x.csv.gz"] + b"junk", "x.csv.gz: not valid gzip: incorrect header check"),
-        ("x.csv.gz", PACKED["x.csv.gz"][:-8] + b"\0" * 8, "x.csv.gz: not valid gzip: incorrect data check"),
+        (
+            "x.csv.gz",
+            PACKED["x.csv.gz"] + b"junk",
+            "x.csv.gz: not valid gzip: incorrect header check",
+        ),
+        (
+            "x.csv.gz",
+            PACKED["x.csv.gz"][:-8] + b"\0" * 8,
+            "x.csv.gz: not valid gzip: incorrect data check",
+        ),
         ("x.json.gz", gzip.compress(b""), "x.json.gz: an empty file"),
     ],
 )
@@ -108,7 +125,10 @@ def test_a_bomb_is_left_alone_after_a_while(tmp_path, monkeypatch, name):
     bomb = b"n,t\n" + b"1,2\n" * (1 << 20)
     made(tmp_path, {name: gzip.compress(bomb) if name.endswith("gz") else zstandard.compress(bomb)})
     message, hint = refusal(tmp_path, lambda: rows_of(open_index(str(tmp_path / name))))
-    assert (message, hint) == (f"{name}: decompresses to more than 20 times its size", "It may be a decompression bomb; do not trust it.")
+    assert (message, hint) == (
+        f"{name}: decompresses to more than 20 times its size",
+        "It may be a decompression bomb; do not trust it.",
+    )
 
 
 def test_compressed_text_on_the_network_is_read_as_it_comes(web):
@@ -130,7 +150,13 @@ def arrow(data: bytes) -> Ipc:
     return Ipc(Location(MemoryStore({"x.arrow": data}), "x.arrow"))
 
 
-TABLE = pa.table({"n": range(40), "t": [f"text {n}" for n in range(40)], "d": pa.array(["a", "b"] * 20).dictionary_encode()})
+TABLE = pa.table(
+    {
+        "n": range(40),
+        "t": [f"text {n}" for n in range(40)],
+        "d": pa.array(["a", "b"] * 20).dictionary_encode(),
+    }
+)
 
 
 @pytest.mark.parametrize("is_file", [True, False])
@@ -151,7 +177,10 @@ def test_feather_is_read(tmp_path):
     [
         (b"", "x.arrow: an empty file"),
         (b"FEA1" + bytes(40), "x.arrow: Feather of version 1, which is not read"),
-        (written(pa.Table.from_arrays([pa.array([1])] * 2, names=["x", "x"])), "x.arrow: duplicate column 'x'"),
+        (
+            written(pa.Table.from_arrays([pa.array([1])] * 2, names=["x", "x"])),
+            "x.arrow: duplicate column 'x'",
+        ),
         (written(TABLE)[:-20], "x.arrow: not valid Arrow IPC: "),
         (b"hello world, this is text", "x.arrow: not valid Arrow IPC: "),
     ],
@@ -181,7 +210,15 @@ def test_types_meet_where_no_value_changes(tmp_path):
     made(
         tmp_path,
         {
-            "0.parquet": pa.table({"n": pa.array([1], pa.int8()), "f": [1], "t": ["x"], "w": pa.array([1], pa.timestamp("s")), "z": pa.nulls(1)}),
+            "0.parquet": pa.table(
+                {
+                    "n": pa.array([1], pa.int8()),
+                    "f": [1],
+                    "t": ["x"],
+                    "w": pa.array([1], pa.timestamp("s")),
+                    "z": pa.nulls(1),
+                }
+            ),
             "1.parquet": pa.table(
                 {
                     "z": [[1]],
@@ -194,14 +231,28 @@ def test_types_meet_where_no_value_changes(tmp_path):
         },
     )
     found = open_index([str(tmp_path / "0.parquet"), str(tmp_path / "1.parquet")])
-    assert found.schema.to_string(show_field_metadata=False).split("\n")[:4] == ["n: int32", "f: double", "t: large_string", "w: timestamp[us]"]
-    assert [(row["n"], row["f"], row["t"], row["z"]) for row in rows_of(found)] == [(1, 1.0, "x", None), (300, 0.5, "y", [1])]
+    assert found.schema.to_string(show_field_metadata=False).split("\n")[:4] == [
+        "n: int32",
+        "f: double",
+        "t: large_string",
+        "w: timestamp[us]",
+    ]
+    assert [(row["n"], row["f"], row["t"], row["z"]) for row in rows_of(found)] == [
+        (1, 1.0, "x", None),
+        (300, 0.5, "y", [1]),
+    ]
     assert rows_of(found, ["t"]) == [{"t": "x"}, {"t": "y"}]
 
 
 def test_a_value_that_the_common_type_cannot_hold_is_named(tmp_path):
-    made(tmp_path, {"a.parquet": pa.table({"n": [1, 2**53 + 1]}), "b.parquet": pa.table({"n": [0.5]})})
-    message, hint = refusal(tmp_path, lambda: rows_of(open_index([str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")])))
+    made(
+        tmp_path,
+        {"a.parquet": pa.table({"n": [1, 2**53 + 1]}), "b.parquet": pa.table({"n": [0.5]})},
+    )
+    message, hint = refusal(
+        tmp_path,
+        lambda: rows_of(open_index([str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")])),
+    )
     assert message == "a.parquet[1]: column 'n' holds 9007199254740993, which double cannot hold"
     assert hint == "Pack them one by one, or read it as text: --encode n=str."
 
@@ -213,12 +264,23 @@ def test_csv_files_that_differ_are_read_as_text_exactly_as_written(tmp_path):
 
 
 def test_columns_that_some_files_lack_are_null_if_that_is_allowed(tmp_path):
-    made(tmp_path, {"a.csv": "n\n1\n", "b.jsonl": '{"t": "x"}', "c.parquet": pa.table({"n": [2], "t": ["y"]})})
-    found = open_index([str(tmp_path / name) for name in ("a.csv", "b.jsonl", "c.parquet")], allow_missing=True)
+    made(
+        tmp_path,
+        {"a.csv": "n\n1\n", "b.jsonl": '{"t": "x"}', "c.parquet": pa.table({"n": [2], "t": ["y"]})},
+    )
+    found = open_index(
+        [str(tmp_path / name) for name in ("a.csv", "b.jsonl", "c.parquet")], allow_missing=True
+    )
     rows = [{"n": 1, "t": None}, {"n": None, "t": "x"}, {"n": 2, "t": "y"}]
     assert rows_of(found) == rows
-    assert [batch.column("row").to_pylist() for batch in found.batches(["t"], "n > 0", "row")] == [[0], [1], [2]]
-    assert [batch.column("row").to_pylist() for batch in found.batches(["n"], "t = 'y'", "row")] == [[0], [1], [2]]
+    assert [batch.column("row").to_pylist() for batch in found.batches(["t"], "n > 0", "row")] == [
+        [0],
+        [1],
+        [2],
+    ]
+    assert [
+        batch.column("row").to_pylist() for batch in found.batches(["n"], "t = 'y'", "row")
+    ] == [[0], [1], [2]]
     assert found.count("n > 0") == 2
 
 
@@ -254,14 +316,26 @@ def test_a_list_on_the_network_names_files_beside_it(web):
 @pytest.mark.parametrize(
     ("files", "message", "hint"),
     [
-        ({"l.txt": "a.csv\nno.csv\n"}, "no.csv: no such file or folder", "Line 2 of l.txt names it."),
+        (
+            {"l.txt": "a.csv\nno.csv\n"},
+            "no.csv: no such file or folder",
+            "Line 2 of l.txt names it.",
+        ),
         (
             {"l.txt": "a.csv\nx/m.txt\n", "x/m.txt": "no.csv"},
             "x/no.csv: no such file or folder",
             "Line 1 of x/m.txt names it. Line 2 of l.txt names it.",
         ),
-        ({"l.txt": "l.txt\n"}, "l.txt: line 1: the list l.txt leads back to itself", "Take that line out."),
-        ({"l.txt": "a.csv\n#\nm.txt\n", "m.txt": "\nl.txt"}, "m.txt: line 2: the list l.txt leads back to itself", "Take that line out."),
+        (
+            {"l.txt": "l.txt\n"},
+            "l.txt: line 1: the list l.txt leads back to itself",
+            "Take that line out.",
+        ),
+        (
+            {"l.txt": "a.csv\n#\nm.txt\n", "m.txt": "\nl.txt"},
+            "m.txt: line 2: the list l.txt leads back to itself",
+            "Take that line out.",
+        ),
         (
             {"l.txt": "../a.csv"},
             "l.txt: line 1: the address '../a.csv' leaves the folder",
@@ -273,13 +347,25 @@ def test_a_list_on_the_network_names_files_beside_it(web):
             "l.txt: line 1: the address '../*.csv' leaves the folder",
             "Give --allow-local to read it, if you trust this dataset.",
         ),
-        ({"l.txt": "http://h/*.csv"}, "l.txt: line 1: an http address cannot be listed", "Name the files, or use braces such as {00000..00127}."),
+        (
+            {"l.txt": "http://h/*.csv"},
+            "l.txt: line 1: an http address cannot be listed",
+            "Name the files, or use braces such as {00000..00127}.",
+        ),
         ({"l.txt": "[a-]x.csv\n[z-a].csv"}, "l.txt: line 1: nothing matches '[a-]x.csv'", ""),
-        ({"l.txt": "{1..9999999}.csv"}, "l.txt: line 1: {1..9999999} names more than 1048576 addresses", ""),
+        (
+            {"l.txt": "{1..9999999}.csv"},
+            "l.txt: line 1: {1..9999999} names more than 1048576 addresses",
+            "",
+        ),
         ({"l.txt": "pipe://x"}, "l.txt: line 1: pipe:// is not an address that data may name", ""),
         ({"l.txt": "\n# nothing\n"}, "l.txt: the list names nothing", ""),
         ({"l.txt": b"caf\xe9.csv"}, "l.txt: line 1: byte 3 is not UTF-8", "Save it as UTF-8 text."),
-        ({f"{n}.txt": f"{n + 1}.txt" for n in range(9)} | {"l.txt": "0.txt"}, "2.txt: line 1: lists in lists, more than 4 deep", ""),
+        (
+            {f"{n}.txt": f"{n + 1}.txt" for n in range(9)} | {"l.txt": "0.txt"},
+            "2.txt: line 1: lists in lists, more than 4 deep",
+            "",
+        ),
     ],
 )
 def test_a_list_that_leads_nowhere_is_named(tmp_path, files, message, hint):
@@ -290,7 +376,13 @@ def test_a_list_that_leads_nowhere_is_named(tmp_path, files, message, hint):
 
 
 def test_lines_with_wildcards_and_braces_stand_for_what_matches(tmp_path):
-    made(tmp_path, {f"l/shards/{name}.csv": f"n\n{n}\n" for n, name in enumerate(["b", "a10", "a2", "deep/x", ".hidden"])})
+    made(
+        tmp_path,
+        {
+            f"l/shards/{name}.csv": f"n\n{n}\n"
+            for n, name in enumerate(["b", "a10", "a2", "deep/x", ".hidden"])
+        },
+    )
     made(tmp_path, {"l/shards/[odd]*.csv": "n\n7\n", "l/shards/note.md": "x"})
     for lines, wanted in (
         ("shards/a*.csv\nshards/b.csv", [1, 2, 0]),
@@ -301,7 +393,9 @@ def test_lines_with_wildcards_and_braces_stand_for_what_matches(tmp_path):
         ("shards/[odd]*.csv", [7]),
     ):
         made(tmp_path, {"l/split_file_paths.txt": lines})
-        assert [row["n"] for row in rows_of(open_index(str(tmp_path / "l/split_file_paths.txt")))] == wanted, lines
+        assert [
+            row["n"] for row in rows_of(open_index(str(tmp_path / "l/split_file_paths.txt")))
+        ] == wanted, lines
 
 
 # -- standard input
@@ -371,7 +465,11 @@ def test_a_stream_is_read_when_its_rows_are_wanted_and_can_be_read_again(monkeyp
         (b"a.jpg\ncaf\xe9.jpg\n", {}, "-: line 2: byte 0xe9 is not UTF-8"),
         (b"a.jpg\0b.jpg\0", {}, "-: line 1: 'a.jpg\\\\x00b.jpg\\\\x00' holds a NUL"),
         (b"x" * 100_000, {}, "-: line 1: an address of more than 65536 bytes"),
-        (b'{"n": 1}\n{"n": "x"}', {}, "-: line 2: column 'n' holds text, a number in the rows before"),
+        (
+            b'{"n": 1}\n{"n": "x"}',
+            {},
+            "-: line 2: column 'n' holds text, a number in the rows before",
+        ),
     ],
 )
 def test_what_comes_in_and_is_no_table_is_named(data, options, message):
@@ -381,13 +479,19 @@ def test_what_comes_in_and_is_no_table_is_named(data, options, message):
 
 
 def test_standard_input_stands_alone():
-    with pytest.raises(UsageError, match="^- stands alone: what comes in at standard input is all there is$"):
+    with pytest.raises(
+        UsageError, match="^- stands alone: what comes in at standard input is all there is$"
+    ):
         open_index(["-", "x.csv"])
 
 
 # -- folders
 
-NAME = st.lists(st.text(st.sampled_from("ab.-"), min_size=1, max_size=4).filter(lambda part: part.strip(".")), min_size=1, max_size=3).map("/".join)
+NAME = st.lists(
+    st.text(st.sampled_from("ab.-"), min_size=1, max_size=4).filter(lambda part: part.strip(".")),
+    min_size=1,
+    max_size=3,
+).map("/".join)
 
 
 @settings(max_examples=200, deadline=None)
@@ -405,7 +509,12 @@ def test_files_are_grouped_as_a_dictionary_would(names):
 
 
 def pictures(count=3) -> dict[str, str]:
-    return {f"{folder}/{n:03}.{kind}": f"{folder} {n} {kind}" for folder in "ab" for n in range(count) for kind in ("jpg", "txt", "meta.json")}
+    return {
+        f"{folder}/{n:03}.{kind}": f"{folder} {n} {kind}"
+        for folder in "ab"
+        for n in range(count)
+        for kind in ("jpg", "txt", "meta.json")
+    }
 
 
 def test_a_folder_is_rows_of_what_shares_a_key(tmp_path):
@@ -422,11 +531,17 @@ def test_a_folder_is_rows_of_what_shares_a_key(tmp_path):
     assert flaws == []
     assert batch.schema.equals(filled(found.schema, found.links), check_metadata=True)
     assert batch.to_pylist() == [
-        {"key": f"{folder}/{n:03}", **{kind: f"{folder} {n} {kind}".encode() for kind in ("jpg", "meta.json", "txt")}}
+        {
+            "key": f"{folder}/{n:03}",
+            **{kind: f"{folder} {n} {kind}".encode() for kind in ("jpg", "meta.json", "txt")},
+        }
         for folder in "ab"
         for n in range(3)
     ]
-    assert {name: (batch.schema.field(name).metadata or {}).get(b"encoding") for name in batch.schema.names} == {
+    assert {
+        name: (batch.schema.field(name).metadata or {}).get(b"encoding")
+        for name in batch.schema.names
+    } == {
         "key": None,
         "jpg": None,
         "meta.json": b"json",
@@ -442,7 +557,15 @@ def test_only_what_is_asked_for_is_read_and_decides_what_is_a_row(tmp_path):
 
 
 def test_what_is_left_out_is_counted_and_named(tmp_path):
-    files = {**pictures(4), "README": "x", ".hidden/x.jpg": "x", "a/.DS_Store": "x", "c.txt": "x", "d.txt": "x", "A.JPG": "x"}
+    files = {
+        **pictures(4),
+        "README": "x",
+        ".hidden/x.jpg": "x",
+        "a/.DS_Store": "x",
+        "c.txt": "x",
+        "d.txt": "x",
+        "A.JPG": "x",
+    }
     del files["b/002.txt"]
     made(tmp_path, files)
     found = open_folder(str(tmp_path))
@@ -463,8 +586,14 @@ def test_a_file_that_cannot_be_read_is_a_flaw_of_its_row(tmp_path):
     (tmp_path / "b/000.txt").write_bytes(bytes(1000))
     found = open_folder(str(tmp_path))
     ((batch, flaws),) = found.contents(limits=Limits(max_bytes=500))
-    assert [(flaw.row, flaw.column, type(flaw.error)) for flaw in flaws] == [(1, "jpg", UnsafeError), (2, "txt", ReachError)]
-    assert str(flaws[1].error) == f"{tmp_path}/b/000.txt: 1.0 kB, more than the 500 B that an object may have"
+    assert [(flaw.row, flaw.column, type(flaw.error)) for flaw in flaws] == [
+        (1, "jpg", UnsafeError),
+        (2, "txt", ReachError),
+    ]
+    assert (
+        str(flaws[1].error)
+        == f"{tmp_path}/b/000.txt: 1.0 kB, more than the 500 B that an object may have"
+    )
     assert [row["jpg"] is None for row in batch.to_pylist()] == [False, True, False, False]
 
 
@@ -472,13 +601,21 @@ def test_a_file_that_cannot_be_read_is_a_flaw_of_its_row(tmp_path):
     ("files", "columns", "message", "hint"),
     [
         ({"README": "x"}, None, "d: no files with extensions", ""),
-        ({"a.jpg": "x", "a.JPG": "x"}, None, "d: a.JPG and a.jpg are both 'jpg' of 'a'", "Rename one of them."),
+        (
+            {"a.jpg": "x", "a.JPG": "x"},
+            None,
+            "d: a.JPG and a.jpg are both 'jpg' of 'a'",
+            "Rename one of them.",
+        ),
         ({"a.jpg": "x", "a.txt": "x"}, ["png"], "d: no file is 'png'", "Choose from jpg, txt."),
     ],
 )
 def test_what_makes_no_rows_is_said(tmp_path, files, columns, message, hint):
     made(tmp_path / "d", files)
-    assert refusal(tmp_path, lambda: open_folder(str(tmp_path / "d"), columns=columns)) == (message, hint)
+    assert refusal(tmp_path, lambda: open_folder(str(tmp_path / "d"), columns=columns)) == (
+        message,
+        hint,
+    )
 
 
 def test_a_folder_that_changes_while_it_is_read_is_an_error(tmp_path):
@@ -486,13 +623,19 @@ def test_a_folder_that_changes_while_it_is_read_is_an_error(tmp_path):
     found = open_folder(str(tmp_path))
     (tmp_path / "b/new.jpg").write_text("x")
     message, hint = refusal(tmp_path, lambda: rows_of(found))
-    assert (message, hint) == (f"{tmp_path}: the folder changed while it was read", "Run the command again when nothing writes there.")
+    assert (message, hint) == (
+        f"{tmp_path}: the folder changed while it was read",
+        "Run the command again when nothing writes there.",
+    )
 
 
 def test_a_column_may_be_called_key(tmp_path):
     made(tmp_path, {"a.key": "1", "a.jpg": "2"})
     found = open_folder(str(tmp_path))
-    assert (found.key, rows_of(found)) == ("__key__", [{"__key__": "a", "jpg": "a.jpg", "key": "a.key"}])
+    assert (found.key, rows_of(found)) == (
+        "__key__",
+        [{"__key__": "a", "jpg": "a.jpg", "key": "a.key"}],
+    )
 
 
 def test_the_sum_tells_when_a_folder_is_another(tmp_path):
@@ -510,7 +653,9 @@ def test_files_are_read_in_order_and_only_so_far_ahead(tmp_path):
     found = open_folder(str(tmp_path))
     for ahead in (1, 150_000, 1 << 30):
         batches = [batch for batch, _ in found.contents(limits=Limits(ahead_bytes=ahead, jobs=5))]
-        assert [data for batch in batches for data in batch.column("bin").to_pylist()] == list(files.values())
+        assert [data for batch in batches for data in batch.column("bin").to_pylist()] == list(
+            files.values()
+        )
         assert max(batch.nbytes for batch in batches) < 5 << 20
 
 
@@ -530,4 +675,6 @@ def test_nothing_there_and_what_cannot_be_listed_are_errors(tmp_path, web):
 
 def test_json_of_a_list_may_allow_what_its_guard_allows(tmp_path):
     made(tmp_path, {"a.json": json.dumps([{"n": 1}]), "x/l.txt": "../a.json"})
-    assert rows_of(open_index(str(tmp_path / "x/l.txt"), guard=Guard(allow_local=True))) == [{"n": 1}]
+    assert rows_of(open_index(str(tmp_path / "x/l.txt"), guard=Guard(allow_local=True))) == [
+        {"n": 1}
+    ]

@@ -16,7 +16,19 @@ from decimal import Decimal
 import numpy as np
 from PIL import Image
 
-DTYPES = ("uint8", "int8", "uint16", "int16", "float16", "uint32", "int32", "float32", "uint64", "int64", "float64")
+DTYPES = (
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "float16",
+    "uint32",
+    "int32",
+    "float32",
+    "uint64",
+    "int64",
+    "float64",
+)
 MODES = ("1", "L", "LA", "RGB", "RGBA", "CMYK", "YCbCr", "I", "F", "I;16", "HSV", "LAB")
 JSONS = (
     {"b": 1, "a": [1, None, True, "é\ud800", 1.5]},
@@ -32,11 +44,33 @@ JSONS = (
     {1: 2},
     [[[]]],
 )
-NESTED = {"b": [1, -1, 255, 256, 65535, 65536, 2**32 - 1, 2**32, 2**64 - 1, -32, -33, -128, -129, -(2**15), -(2**15) - 1, -(2**31), -(2**63)]}
+NESTED = {
+    "b": [
+        1,
+        -1,
+        255,
+        256,
+        65535,
+        65536,
+        2**32 - 1,
+        2**32,
+        2**64 - 1,
+        -32,
+        -33,
+        -128,
+        -129,
+        -(2**15),
+        -(2**15) - 1,
+        -(2**31),
+        -(2**63),
+    ]
+}
 
 
 def picture(mode, size=(7, 5), seed=3):
-    return Image.frombytes(mode, size, random.Random(seed).randbytes(len(Image.new(mode, size).tobytes())))
+    return Image.frombytes(
+        mode, size, random.Random(seed).randbytes(len(Image.new(mode, size).tobytes()))
+    )
 
 
 def jpeg(seed):
@@ -63,7 +97,22 @@ def numpy_arrays():
 
 def numbers(name, rng):
     if name.startswith("float"):
-        yield from (0.0, -0.0, 1.5, float("nan"), float("inf"), -float("inf"), 1, True, "2.5", 5e-324, 1e-45, 65504.0, 2.0**-24, 65519.9)
+        yield from (
+            0.0,
+            -0.0,
+            1.5,
+            float("nan"),
+            float("inf"),
+            -float("inf"),
+            1,
+            True,
+            "2.5",
+            5e-324,
+            1e-45,
+            65504.0,
+            2.0**-24,
+            65519.9,
+        )
         yield from (rng.uniform(-1, 1) * 10 ** rng.randint(-6, 4) for _ in range(20))
         return
     bits, unsigned = int(name.strip("uint") or 64), name.startswith("u")
@@ -81,11 +130,40 @@ def mds_values():
     for text in ("", "a", "é漢\U0001f642", "\0", np.str_("n")):
         yield "str", text
     yield from (("bytes", data) for data in (b"", b"\0\xff"))
-    yield from (("int", b"12345678"), ("json", b"not json"), ("png", b"no picture"), ("pkl", b"no pickle"), ("uint8", b"\7"))
+    yield from (
+        ("int", b"12345678"),
+        ("json", b"not json"),
+        ("png", b"no picture"),
+        ("pkl", b"no pickle"),
+        ("uint8", b"\7"),
+    )
     yield from (("str_int", value) for value in (0, -1, 10**40, -(10**18)))
-    floats = (0.0, -0.0, 1e16, 1e-5, 1e-4, 0.1, 1e22, 5e-324, float("nan"), float("inf"), -float("inf"), np.float64(2.5), 123456789.0)
-    yield from (("str_float", value) for value in (*floats, *(rng.uniform(-1, 1) * 10 ** rng.randint(-30, 30) for _ in range(30))))
-    yield from (("str_decimal", Decimal(text)) for text in ("1.10", "1E+5", "NaN", "-0", "Infinity", "1e-30", "12345678901234567890.123"))
+    floats = (
+        0.0,
+        -0.0,
+        1e16,
+        1e-5,
+        1e-4,
+        0.1,
+        1e22,
+        5e-324,
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+        np.float64(2.5),
+        123456789.0,
+    )
+    yield from (
+        ("str_float", value)
+        for value in (
+            *floats,
+            *(rng.uniform(-1, 1) * 10 ** rng.randint(-30, 30) for _ in range(30)),
+        )
+    )
+    yield from (
+        ("str_decimal", Decimal(text))
+        for text in ("1.10", "1E+5", "NaN", "-0", "Infinity", "1e-30", "12345678901234567890.123")
+    )
     yield from (("json", value) for value in (*JSONS, np.arange(6).reshape(2, 3)))
     for array in numpy_arrays():
         yield "ndarray", array
@@ -116,13 +194,41 @@ def granular_values():
     rng = random.Random(2)
     yield from (("bytes", data) for data in (b"", b"\0\xff"))
     yield from (("utf8", text) for text in ("", "é漢\U0001f642"))
-    edges = [value + by for k in range(1, 9) for value in (1 << 8 * k, 1 << 8 * k - 1) for by in (-2, -1, 0, 1)]
-    yield from (("int", value) for value in (0, 1, 127, *edges, *(rng.randrange(1 << rng.randrange(1, 63)) for _ in range(200))) if value < 1 << 63)
+    edges = [
+        value + by
+        for k in range(1, 9)
+        for value in (1 << 8 * k, 1 << 8 * k - 1)
+        for by in (-2, -1, 0, 1)
+    ]
+    yield from (
+        ("int", value)
+        for value in (
+            0,
+            1,
+            127,
+            *edges,
+            *(rng.randrange(1 << rng.randrange(1, 63)) for _ in range(200)),
+        )
+        if value < 1 << 63
+    )
     yield from (("i64", value) for value in (0, -1, 2**63 - 1, -(2**63)))
     yield from (("u64", value) for value in (0, 2**64 - 1))
     sizes = (0, 1, 15, 16, 31, 32, 255, 256, 65535, 65536)
-    values = (None, True, 0.1, float("inf"), *NESTED["b"], NESTED, *("x" * size for size in sizes), *(b"x" * size for size in sizes))
-    values += (*([0] * size for size in sizes), *({f"{i:05}": i for i in range(size)} for size in (0, 15, 16, 300)), (1, (2,)))
+    values = (
+        None,
+        True,
+        0.1,
+        float("inf"),
+        *NESTED["b"],
+        NESTED,
+        *("x" * size for size in sizes),
+        *(b"x" * size for size in sizes),
+    )
+    values += (
+        *([0] * size for size in sizes),
+        *({f"{i:05}": i for i in range(size)} for size in (0, 15, 16, 300)),
+        (1, (2,)),
+    )
     for name in ("msgpack", "tree"):
         yield from ((name, value) for value in values)
     arrays = [
@@ -149,9 +255,19 @@ def shown(value):
     """One form of a decoded value, whichever library's."""
     if isinstance(value, Image.Image):
         value.load()
-        return ["picture", value.mode, list(value.size), hashlib.sha256(value.tobytes()).hexdigest()]
+        return [
+            "picture",
+            value.mode,
+            list(value.size),
+            hashlib.sha256(value.tobytes()).hexdigest(),
+        ]
     if isinstance(value, np.ndarray):
-        return ["array", value.dtype.str, list(value.shape), hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()]
+        return [
+            "array",
+            value.dtype.str,
+            list(value.shape),
+            hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest(),
+        ]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, (list, tuple)):
@@ -159,7 +275,10 @@ def shown(value):
     if isinstance(value, dict):
         return {str(key): shown(one) for key, one in value.items()}
     if isinstance(value, (bytes, str)) and len(value) > 1000:
-        return [type(value).__name__, hashlib.sha256(value if isinstance(value, bytes) else value.encode()).hexdigest()]
+        return [
+            type(value).__name__,
+            hashlib.sha256(value if isinstance(value, bytes) else value.encode()).hexdigest(),
+        ]
     return [type(value).__name__, repr(value)]
 
 
@@ -170,7 +289,9 @@ def library(name):
         return mds_encode, mds_decode
     import granular
 
-    return lambda kind, value: granular.encoders[kind](value), lambda kind, data: granular.decoders[kind](data)
+    return lambda kind, value: granular.encoders[kind](value), lambda kind, data: granular.decoders[
+        kind
+    ](data)
 
 
 def main(name):

@@ -27,14 +27,34 @@ PEERS = {  # variable: (folder, calls of pip, modules that must import, stubs)
         "streaming",
         (
             ("torch==2.13.0",),
-            ("numpy==2.1.3", "Brotli", "python-snappy", "xxhash", "zstd==1.5.7.2", "tqdm", "pillow", "catalogue", "pyarrow"),
+            (
+                "numpy==2.1.3",
+                "Brotli",
+                "python-snappy",
+                "xxhash",
+                "zstd==1.5.7.2",
+                "tqdm",
+                "pillow",
+                "catalogue",
+                "pyarrow",
+            ),
             ("--no-deps", "mosaicml-streaming==0.13.0"),
         ),
         "streaming",
         STUBS,
     ),
-    "GRANULAR_PYTHON": ("granular", (("granular==0.24.2", "pillow", "mediapy", "imageio-ffmpeg==0.6.0"),), "granular", {}),
-    "GRANULAR_OLD_PYTHON": ("granular_old", (("granular==0.21.2", "pillow", "av"),), "granular", {}),
+    "GRANULAR_PYTHON": (
+        "granular",
+        (("granular==0.24.2", "pillow", "mediapy", "imageio-ffmpeg==0.6.0"),),
+        "granular",
+        {},
+    ),
+    "GRANULAR_OLD_PYTHON": (
+        "granular_old",
+        (("granular==0.21.2", "pillow", "av"),),
+        "granular",
+        {},
+    ),
     "WEBDATASET_PYTHON": ("webdataset", (("webdataset",),), "webdataset", {}),
 }
 
@@ -45,8 +65,24 @@ def make(folder, calls, module, stubs):
     if not done.exists():
         venv.create(folder, with_pip=True, clear=True)
         for packages in calls:
-            subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages], check=True)
-        where = subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True, check=True)
+            subprocess.run(
+                [
+                    python,
+                    "-m",
+                    "pip",
+                    "install",
+                    "--quiet",
+                    "--disable-pip-version-check",
+                    *packages,
+                ],
+                check=True,
+            )
+        where = subprocess.run(
+            [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         for name, text in stubs.items():
             path = Path(where.stdout.strip(), name)
             path.parent.mkdir(parents=True, exist_ok=True)

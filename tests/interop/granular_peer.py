@@ -22,7 +22,17 @@ SPEC = {
     "u": "u64",
 }
 LISTS = {"numbers": "i64[]", "parts": "bytes[]", "words": "utf8[]"}
-INTS = [0, 1, 127, 256, 300, 32767, 65536, 1 << 24, 5_000_000_000]  # the original's writer holds these; others it refuses
+INTS = [
+    0,
+    1,
+    127,
+    256,
+    300,
+    32767,
+    65536,
+    1 << 24,
+    5_000_000_000,
+]  # the original's writer holds these; others it refuses
 
 
 def spec(lists):
@@ -40,7 +50,13 @@ def samples(first, stop, lists):
             "array": array if i % 3 else array.reshape(1, -1),
             "blob": rng.randbytes(rng.randrange(1, 5 if i % 7 else 100_000)),
             "i": rng.randrange(-(1 << 63), 1 << 63),
-            "msg": [{"k": i, "f": i / 7}, [None, True, "é" * (i % 40)], "x" * (i % 300), i / 3, b"\x00\xff"][i % 5],
+            "msg": [
+                {"k": i, "f": i / 7},
+                [None, True, "é" * (i % 40)],
+                "x" * (i % 300),
+                i / 3,
+                b"\x00\xff",
+            ][i % 5],
             "n": INTS[i % len(INTS)],
             "picture": np.full((3 + i % 4, 5, 3), i % 256, np.uint8),
             "text": f"row {i} " + "漢字\U0001f642" * (i % 5),
@@ -63,7 +79,12 @@ def shown(value):
     if isinstance(value, (list, tuple)):
         return [shown(one) for one in value]
     if hasattr(value, "tobytes") and hasattr(value, "dtype"):
-        return ["array", value.dtype.str, list(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
+        return [
+            "array",
+            value.dtype.str,
+            list(value.shape),
+            hashlib.sha256(value.tobytes()).hexdigest(),
+        ]
     if isinstance(value, bytes):
         return ["bytes", hashlib.sha256(value).hexdigest()]
     return [type(value).__name__, repr(value)]
@@ -74,7 +95,9 @@ def write(folder, first, stop, lists, shardlen):
 
     first, stop, lists, shardlen = int(first), int(stop), lists == "1", int(shardlen)
     how = {"shardlen": shardlen} if shardlen else {}
-    with (granular.ShardedDatasetWriter if shardlen else granular.DatasetWriter)(folder, spec(lists), granular.encoders, **how) as writer:
+    with (granular.ShardedDatasetWriter if shardlen else granular.DatasetWriter)(
+        folder, spec(lists), granular.encoders, **how
+    ) as writer:
         for row in samples(first, stop, lists):
             writer.append(row)
 
@@ -82,7 +105,9 @@ def write(folder, first, stop, lists, shardlen):
 def read(folder, raw, sharded):
     import granular
 
-    with (granular.ShardedDatasetReader if sharded == "1" else granular.DatasetReader)(folder, None if raw == "1" else granular.decoders) as reader:
+    with (granular.ShardedDatasetReader if sharded == "1" else granular.DatasetReader)(
+        folder, None if raw == "1" else granular.decoders
+    ) as reader:
         for i in range(len(reader)):
             print(json.dumps(shown(reader[i])))
 
@@ -97,10 +122,15 @@ def drawn(granular):
         "sample": (of.Sample(few, seed=3), 30),
         "truncate": (of.Truncate(few, 3), 9),
         "interleave": (of.Interleave([few, more]), 8),
-        "mix": (of.Mix([lambda i: ["a", i], lambda i: ["b", i], lambda i: ["c", i]], [1, 2, 3], seed=5), 40),
+        "mix": (
+            of.Mix([lambda i: ["a", i], lambda i: ["b", i], lambda i: ["c", i]], [1, 2, 3], seed=5),
+            40,
+        ),
         "transform": (of.Transform(few, lambda one, seed: [one, list(seed)], seed=9), 5),
     }
-    return {name: [source(step) for step in range(steps)] for name, (source, steps) in found.items()}
+    return {
+        name: [source(step) for step in range(steps)] for name, (source, steps) in found.items()
+    }
 
 
 def sources():

@@ -28,7 +28,9 @@ def rows(count=300, seed=1):
             "count": rng.randint(-(2**63), 2**63 - 1),
             "small": rng.randint(0, 255),
             "raw": rng.randbytes(rng.choice((0, 1, 500, 4000))),
-            "meta": rng.choice(({"b": 1, "a": [1, None, True, "é"]}, [], "plain", 3, {"nan": float("nan")})),
+            "meta": rng.choice(
+                ({"b": 1, "a": [1, None, True, "é"]}, [], "plain", 3, {"nan": float("nan")})
+            ),
             "price": Decimal(rng.randint(0, 10**6)).scaleb(-2),
             "ratio": rng.random() * 10 ** rng.randint(-20, 20),
             "big": rng.randint(-(10**30), 10**30),
@@ -57,16 +59,25 @@ def arrays(count=40, seed=2):
 
     rng = np.random.default_rng(seed)
     for i in range(count):
-        shape = tuple(int(size) for size in rng.integers(1, 5, size=1 + i % 3)) if i % 10 else (300,)
+        shape = (
+            tuple(int(size) for size in rng.integers(1, 5, size=1 + i % 3)) if i % 10 else (300,)
+        )
         yield {
-            "any": (rng.random(shape) * 100).astype(("float32", "uint8", "int64", "float16")[i % 4]),
+            "any": (rng.random(shape) * 100).astype(
+                ("float32", "uint8", "int64", "float16")[i % 4]
+            ),
             "typed": rng.integers(-9, 9, shape).astype("int16"),
             "fixed": rng.random((2, 3)),
             "half": float(np.float16(rng.random())),
         }
 
 
-ARRAYS = {"any": "ndarray", "typed": "ndarray:int16", "fixed": "ndarray:float64:2,3", "half": "float16"}
+ARRAYS = {
+    "any": "ndarray",
+    "typed": "ndarray:int16",
+    "fixed": "ndarray:float64:2,3",
+    "half": "float16",
+}
 
 
 def large(count=5, seed=3):
@@ -84,14 +95,32 @@ def lines(count=300, seed=4):
     for i in range(count):
         yield {
             "id": rng.choice((i, -i, 10**30 + i)),
-            "x": rng.choice((0.0, -0.0, 1e16, 1e-7, float("inf"), float("nan"), rng.random(), rng.random() * 10 ** rng.randint(-20, 20))),
-            "text": "".join(rng.choices("abc é\u2028😀\"'\\.:{}\x00", k=rng.choice((0, 1, 7, 60, 900)))),
+            "x": rng.choice(
+                (
+                    0.0,
+                    -0.0,
+                    1e16,
+                    1e-7,
+                    float("inf"),
+                    float("nan"),
+                    rng.random(),
+                    rng.random() * 10 ** rng.randint(-20, 20),
+                )
+            ),
+            "text": "".join(
+                rng.choices("abc é\u2028😀\"'\\.:{}\x00", k=rng.choice((0, 1, 7, 60, 900)))
+            ),
             "é": str(i),
         }
 
 
 LINES = {"id": "int", "x": "float", "text": "str", "é": "str"}
-KINDS = {"rows": (rows, ROWS), "arrays": (arrays, ARRAYS), "large": (large, LARGE), "lines": (lines, LINES)}
+KINDS = {
+    "rows": (rows, ROWS),
+    "arrays": (arrays, ARRAYS),
+    "large": (large, LARGE),
+    "lines": (lines, LINES),
+}
 
 
 def shown(value):
@@ -117,16 +146,26 @@ def write(out, kind, settings):
     import numpy as np
 
     settings = json.loads(settings)
-    with getattr(streaming, settings.pop("format", "mds").upper() + "Writer")(out=out, columns=columns, **settings) as writer:
+    with getattr(streaming, settings.pop("format", "mds").upper() + "Writer")(
+        out=out, columns=columns, **settings
+    ) as writer:
         for sample in samples():
-            scalars = {name: np.dtype(columns[name]).type(sample[name]) for name in columns if columns[name] in ("uint8", "float16", "float32")}
+            scalars = {
+                name: np.dtype(columns[name]).type(sample[name])
+                for name in columns
+                if columns[name] in ("uint8", "float16", "float32")
+            }
             writer.write({**sample, **scalars})
 
 
 def read(folder, how):
     from streaming import LocalDataset, StreamingDataset
 
-    data = LocalDataset(local=folder) if how == "local" else StreamingDataset(local=folder, shuffle=False, batch_size=1)
+    data = (
+        LocalDataset(local=folder)
+        if how == "local"
+        else StreamingDataset(local=folder, shuffle=False, batch_size=1)
+    )
     for i in range(len(data)):
         print(json.dumps({name: shown(value) for name, value in data[i].items()}))
 
@@ -143,11 +182,17 @@ def told(reader, folder):
         "compression": reader.compression,
         "hashes": reader.hashes,
         "size_limit": reader.size_limit,
-        "pairs": [[one and [one.basename, one.bytes, one.hashes] for one in pair] for pair in reader.file_pairs],
+        "pairs": [
+            [one and [one.basename, one.bytes, one.hashes] for one in pair]
+            for pair in reader.file_pairs
+        ],
         "get_raw_size": reader.get_raw_size(),
         "get_zip_size": reader.get_zip_size(),
         "get_max_size": reader.get_max_size(),
-        "get_persistent_size": [reader.get_persistent_size(True), reader.get_persistent_size(False)],
+        "get_persistent_size": [
+            reader.get_persistent_size(True),
+            reader.get_persistent_size(False),
+        ],
     }
     if reader.get_zip_size() is None:
         rows = range(min(3, len(reader)))
@@ -159,10 +204,15 @@ def told(reader, folder):
             ("last", [reader[-1]]),
             ("list", reader[[-1, 0]]),
         ):
-            found[name] = [{key: [type(value).__name__, shown(value)] for key, value in one.items()} for one in samples]
+            found[name] = [
+                {key: [type(value).__name__, shown(value)] for key, value in one.items()}
+                for one in samples
+            ]
     found["set_up_local"] = [reader.set_up_local(listing, keep) for keep in (True, False)]
     found["evict"] = [reader.evict(), reader.evict()]
-    found["left"] = sorted(name for name in os.listdir(folder) if name.startswith(reader.file_pairs[-1][0].basename))
+    found["left"] = sorted(
+        name for name in os.listdir(folder) if name.startswith(reader.file_pairs[-1][0].basename)
+    )
     return found
 
 
@@ -190,7 +240,11 @@ def gone_through(data):
         "keys": first,
         "len": len(data),
         "sizes": [data.size, data.num_samples, int(data.epoch_size)],
-        "shards": [data.num_shards, data.samples_per_shard.tolist(), data.shards_per_stream.tolist()],
+        "shards": [
+            data.num_shards,
+            data.samples_per_shard.tolist(),
+            data.shards_per_stream.tolist(),
+        ],
         "state": dict(sorted(state.items())),
         "next": data.next_epoch,
         "predownload": data.predownload,

@@ -14,11 +14,19 @@ from flarecli.compat import streaming
 PEER = os.environ.get("PEER_PYTHON")
 SCRIPT = Path(__file__).with_name("peer.py")
 ours = runpy.run_path(str(SCRIPT))
-pytestmark = pytest.mark.skipif(not PEER, reason="PEER_PYTHON names no interpreter that has mosaicml-streaming")
+pytestmark = pytest.mark.skipif(
+    not PEER, reason="PEER_PYTHON names no interpreter that has mosaicml-streaming"
+)
 
 
 def peer(*args):
-    ran = subprocess.run([PEER, str(SCRIPT), *map(str, args)], capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run(
+        [PEER, str(SCRIPT), *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
 
@@ -35,20 +43,30 @@ def peer(*args):
 def test_the_same_calls_give_the_same_files_and_values(tmp_path, kind, how):
     samples, columns = ours["KINDS"][kind]
     rest = dict(how)
-    with getattr(streaming, rest.pop("format", "mds").upper() + "Writer")(out=str(tmp_path / "ours"), columns=columns, **rest) as writer:
+    with getattr(streaming, rest.pop("format", "mds").upper() + "Writer")(
+        out=str(tmp_path / "ours"), columns=columns, **rest
+    ) as writer:
         for sample in samples():
             writer.write(sample)
     peer("write", tmp_path / "theirs", kind, json.dumps(how))
     for path in (tmp_path / "theirs").iterdir():
         assert (tmp_path / "ours" / path.name).read_bytes() == path.read_bytes(), path.name
-    read = [{name: ours["shown"](value) for name, value in one.items()} for one in streaming.LocalDataset(str(tmp_path / "theirs"))]
+    read = [
+        {name: ours["shown"](value) for name, value in one.items()}
+        for one in streaming.LocalDataset(str(tmp_path / "theirs"))
+    ]
     assert read == peer("read", tmp_path / "ours", "local")
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
 @pytest.mark.parametrize("form", ["mds", "json", "csv"])
 def test_every_verb_of_a_shard_gives_the_same(tmp_path, form, compression):
-    how = {"format": form, "size_limit": 9_000, "hashes": ["md5", "xxh64"], "compression": compression}
+    how = {
+        "format": form,
+        "size_limit": 9_000,
+        "hashes": ["md5", "xxh64"],
+        "compression": compression,
+    }
     peer("write", tmp_path / "d", "rows" if form == "mds" else "lines", json.dumps(how))
     shutil.copytree(tmp_path / "d", tmp_path / "mine")
     theirs = peer("verbs", tmp_path / "d")
@@ -56,7 +74,12 @@ def test_every_verb_of_a_shard_gives_the_same(tmp_path, form, compression):
     shutil.move(tmp_path / "mine", tmp_path / "d")
     folder = str(tmp_path / "d")
     entries = json.loads((tmp_path / "d" / "index.json").read_text())["shards"]
-    mine = [json.loads(json.dumps(ours["told"](streaming.reader_from_json(folder, None, entry), folder))) for entry in entries]
+    mine = [
+        json.loads(
+            json.dumps(ours["told"](streaming.reader_from_json(folder, None, entry), folder))
+        )
+        for entry in entries
+    ]
     assert len(mine) > 2 and mine == theirs
 
 
@@ -66,10 +89,25 @@ def test_every_verb_of_a_shard_gives_the_same(tmp_path, form, compression):
         {"batch_size": 4},
         {"batch_size": 4, "shuffle": True, "shuffle_algo": "naive", "shuffle_seed": 5},
         {"batch_size": 8, "shuffle": True, "epoch_size": 300, "predownload": 3},
-        {"batch_size": 4, "shuffle": True, "cache_limit": "1gb", "num_canonical_nodes": 1, "sampling_granularity": 5},
+        {
+            "batch_size": 4,
+            "shuffle": True,
+            "cache_limit": "1gb",
+            "num_canonical_nodes": 1,
+            "sampling_granularity": 5,
+        },
     ],
 )
 def test_an_epoch_has_the_same_and_its_state_the_same_shape(tmp_path, settings):
     peer("write", tmp_path / "d", "rows", json.dumps({"size_limit": 20_000}))
     (theirs,) = peer("epoch", tmp_path / "d", json.dumps(settings))
-    assert json.loads(json.dumps(ours["gone_through"](streaming.StreamingDataset(local=str(tmp_path / "d"), **settings)))) == theirs
+    assert (
+        json.loads(
+            json.dumps(
+                ours["gone_through"](
+                    streaming.StreamingDataset(local=str(tmp_path / "d"), **settings)
+                )
+            )
+        )
+        == theirs
+    )

@@ -41,14 +41,30 @@ def peer(variable):
     python, library = os.environ.get(variable), PEERS[variable]
     if not python:
         pytest.skip(f"{variable} names no interpreter that has the original library")
-    pillow = subprocess.run([python, "-c", "import PIL; print(PIL.__version__)"], capture_output=True, text=True, check=True).stdout.strip()
+    pillow = subprocess.run(
+        [python, "-c", "import PIL; print(PIL.__version__)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
     given = [(kind, data) for kind, data in encoded(library) if data is not None]
     lines = "".join(json.dumps([kind, data.hex()]) + "\n" for kind, data in given)
-    ran = subprocess.run([python, str(SCRIPT), library], input=lines, capture_output=True, text=True, timeout=300, check=False)
+    ran = subprocess.run(
+        [python, str(SCRIPT), library],
+        input=lines,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     out = [json.loads(line) for line in ran.stdout.splitlines()]
     count = len(out) - len(given)
-    return [None if data is None else bytes.fromhex(data) for data in out[:count]], list(zip(given, out[count:], strict=True)), pillow
+    return (
+        [None if data is None else bytes.fromhex(data) for data in out[:count]],
+        list(zip(given, out[count:], strict=True)),
+        pillow,
+    )
 
 
 @pytest.mark.parametrize("variable", PEERS)
@@ -56,7 +72,9 @@ def test_values_become_the_same_bytes(variable):
     theirs_bytes, _, pillow = peer(variable)
     same = 0
     for (kind, data), wanted in zip(encoded(PEERS[variable]), theirs_bytes, strict=True):
-        if wanted is None or (kind in ("jpeg", "png", "list[jpeg]", "list[png]") and pillow != PIL.__version__):
+        if wanted is None or (
+            kind in ("jpeg", "png", "list[jpeg]", "list[png]") and pillow != PIL.__version__
+        ):
             continue  # the original refuses it, or another Pillow compresses otherwise
         assert data == wanted, (kind, data, wanted)
         same += 1

@@ -24,7 +24,12 @@ ROWS = 300
 generations = pytest.mark.parametrize(
     "generation",
     [
-        pytest.param(name, marks=pytest.mark.skipif(not python, reason=f"no variable names an interpreter that has granular ({name})"))
+        pytest.param(
+            name,
+            marks=pytest.mark.skipif(
+                not python, reason=f"no variable names an interpreter that has granular ({name})"
+            ),
+        )
         for name, python in PEERS.items()
     ],
 )
@@ -32,7 +37,13 @@ sharded = pytest.mark.parametrize("shardlen", [0, 70])
 
 
 def peer(generation, *args):
-    ran = subprocess.run([PEERS[generation], str(SCRIPT), *map(str, args)], capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run(
+        [PEERS[generation], str(SCRIPT), *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
@@ -46,7 +57,11 @@ def samples(generation, first=0, stop=ROWS):
 
 
 def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def shards(folder):
@@ -58,14 +73,26 @@ def shards(folder):
 @sharded
 def test_flare_reads_what_the_original_wrote(tmp_path, generation, shardlen):
     peer(generation, "write", tmp_path / "peer", 0, ROWS, lists_of(generation), shardlen)
-    found = [row for shard in shards(tmp_path / "peer") for row in granular.read_rows(shard, range(shard.rows))]
+    found = [
+        row
+        for shard in shards(tmp_path / "peer")
+        for row in granular.read_rows(shard, range(shard.rows))
+    ]
     wanted = peer(generation, "read", tmp_path / "peer", 1, int(shardlen > 0))
     assert [ours["shown"](row) for row in found] == wanted
     given = samples(generation)
-    typed = [row for shard in shards(tmp_path / "peer") for row in granular.read_batch(shard, 0, shard.rows).to_pylist()]
+    typed = [
+        row
+        for shard in shards(tmp_path / "peer")
+        for row in granular.read_batch(shard, 0, shard.rows).to_pylist()
+    ]
     for name in ("blob", "i", "n", "text", "u", *(ours["LISTS"] if generation == "old" else ())):
         assert [row[name] for row in typed] == [row[name] for row in given], name
-    assert [finding for shard in shards(tmp_path / "peer") for finding in granular.verify_shard(shard, values=True)] == []
+    assert [
+        finding
+        for shard in shards(tmp_path / "peer")
+        for finding in granular.verify_shard(shard, values=True)
+    ] == []
 
 
 @generations
@@ -74,9 +101,18 @@ def test_the_original_reads_what_flare_writes(tmp_path, generation, shardlen):
     peer(generation, "write", tmp_path / "peer", 0, ROWS, lists_of(generation), shardlen)
     form = FORMS[generation]
     for number, shard in enumerate(shards(tmp_path / "peer")):
-        batches = [granular.read_batch(shard, start, min(shard.rows, start + 64)) for start in range(0, shard.rows, 64)]
+        batches = [
+            granular.read_batch(shard, start, min(shard.rows, start + 64))
+            for start in range(0, shard.rows, 64)
+        ]
         columns = form.arrange(shard.columns)
-        form.write_shard(locate(f"{tmp_path}/flare/"), number, columns, batches, Settings(shard_bytes=1 << 26 if shardlen else None))
+        form.write_shard(
+            locate(f"{tmp_path}/flare/"),
+            number,
+            columns,
+            batches,
+            Settings(shard_bytes=1 << 26 if shardlen else None),
+        )
     wanted = [ours["shown"](row) for row in samples(generation)]
     assert peer(generation, "read", tmp_path / "flare", 0, int(shardlen > 0)) == wanted
     assert files(tmp_path / "flare") == files(tmp_path / "peer")
@@ -88,13 +124,23 @@ def test_one_generation_is_converted_to_the_other(tmp_path, source, target):
     peer(source, "write", tmp_path / "peer", 0, ROWS, 0, 0)
     (shard,) = shards(tmp_path / "peer")
     form = FORMS[target]
-    form.write_shard(locate(f"{tmp_path}/flare/"), 0, form.arrange(shard.columns), [granular.read_batch(shard, 0, ROWS)], Settings(shard_bytes=None))
-    assert peer(target, "read", tmp_path / "flare", 0, 0) == [ours["shown"](row) for row in ours["samples"](0, ROWS, 0)]
+    form.write_shard(
+        locate(f"{tmp_path}/flare/"),
+        0,
+        form.arrange(shard.columns),
+        [granular.read_batch(shard, 0, ROWS)],
+        Settings(shard_bytes=None),
+    )
+    assert peer(target, "read", tmp_path / "flare", 0, 0) == [
+        ours["shown"](row) for row in ours["samples"](0, ROWS, 0)
+    ]
     peer(target, "write", tmp_path / "same", 0, ROWS, 0, 0)
     assert files(tmp_path / "flare") == files(tmp_path / "same")
 
 
-@pytest.mark.skipif(not PEERS["new"], reason="GRANULAR_PYTHON names no interpreter that has granular")
+@pytest.mark.skipif(
+    not PEERS["new"], reason="GRANULAR_PYTHON names no interpreter that has granular"
+)
 def test_both_add_rows_to_one_dataset_in_turn(tmp_path):
     folder = tmp_path / "ds"
     peer("new", "write", tmp_path / "whole", 0, 30, 0, 0)
@@ -102,16 +148,22 @@ def test_both_add_rows_to_one_dataset_in_turn(tmp_path):
     (source,) = shards(tmp_path / "whole")
     Appender(locate(f"{folder}/"), source.columns).append(granular.read_batch(source, 10, 20))
     peer("new", "write", folder, 20, 30, 0, 0)
-    assert peer("new", "read", folder, 0, 0) == [ours["shown"](row) for row in ours["samples"](0, 30, 0)]
+    assert peer("new", "read", folder, 0, 0) == [
+        ours["shown"](row) for row in ours["samples"](0, 30, 0)
+    ]
     assert files(folder) == files(tmp_path / "whole")
 
 
-@pytest.mark.skipif(not PEERS["new"], reason="GRANULAR_PYTHON names no interpreter that has granular")
+@pytest.mark.skipif(
+    not PEERS["new"], reason="GRANULAR_PYTHON names no interpreter that has granular"
+)
 def test_shards_that_flare_added_to_are_the_original_s(tmp_path):
     peer("new", "write", tmp_path / "whole", 0, 25, 0, 7)
     peer("new", "write", tmp_path / "ds", 0, 10, 0, 7)
     rows = [granular.read_batch(shard, 0, shard.rows) for shard in shards(tmp_path / "whole")]
-    writer = Appender(locate(f"{tmp_path}/ds/"), shards(tmp_path / "whole")[0].columns, shard_rows=7)
+    writer = Appender(
+        locate(f"{tmp_path}/ds/"), shards(tmp_path / "whole")[0].columns, shard_rows=7
+    )
     assert writer.rows == 10
     for batch in (rows[1].slice(3), *rows[2:]):
         writer.append(batch)

@@ -21,14 +21,22 @@ from flarecli.storage import locate
 PEER = os.environ.get("PEER_PYTHON")
 SCRIPT = Path(__file__).with_name("peer.py")
 ours = runpy.run_path(str(SCRIPT))
-pytestmark = pytest.mark.skipif(not PEER, reason="PEER_PYTHON names no interpreter that has mosaicml-streaming")
+pytestmark = pytest.mark.skipif(
+    not PEER, reason="PEER_PYTHON names no interpreter that has mosaicml-streaming"
+)
 ENDS = {"json": ("", "\r\n"), "csv": (",", "\n"), "tsv": ("\t", "\r\n"), "xsv": ("||", "#\n")}
 FORMATS = sorted(ENDS)
 COMPRESSIONS = ["br", "br:0", "bz2", "bz2:1", "gz", "gz:0", "snappy", "zstd", "zstd:9"]
 
 
 def peer(*args):
-    ran = subprocess.run([PEER, str(SCRIPT), *map(str, args)], capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run(
+        [PEER, str(SCRIPT), *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
@@ -38,7 +46,9 @@ def wanted(kind="lines"):
     return [{name: ours["shown"](sample[name]) for name in columns} for sample in samples()]
 
 
-def both(tmp_path, form, compression=None, hashes=("sha1", "xxh64"), limit=20_000, only=("flare", "peer")):
+def both(
+    tmp_path, form, compression=None, hashes=("sha1", "xxh64"), limit=20_000, only=("flare", "peer")
+):
     """Write the same samples by both; give the two folders."""
     separator, newline = ENDS.get(form, (",", "\n"))
     samples, columns = ours["KINDS"]["lines"]
@@ -46,11 +56,19 @@ def both(tmp_path, form, compression=None, hashes=("sha1", "xxh64"), limit=20_00
     if "flare" in only:
         how = Settings(compression, tuple(hashes), limit, None, newline, separator)
         columns = {name: kinds.get(encoding, encoding) for name, encoding in columns.items()}
-        with flarecli.Writer(str(tmp_path / "flare"), format=form, columns=columns, settings=how) as writer:
+        with flarecli.Writer(
+            str(tmp_path / "flare"), format=form, columns=columns, settings=how
+        ) as writer:
             for sample in samples():
                 writer.write(sample)
     if "peer" in only:
-        settings = {"format": form, "size_limit": limit, "hashes": list(hashes), "compression": compression, "newline": newline}
+        settings = {
+            "format": form,
+            "size_limit": limit,
+            "hashes": list(hashes),
+            "compression": compression,
+            "newline": newline,
+        }
         if form == "xsv":
             settings["separator"] = separator
         peer("write", tmp_path / "peer", "lines", json.dumps(settings))
@@ -58,7 +76,9 @@ def both(tmp_path, form, compression=None, hashes=("sha1", "xxh64"), limit=20_00
 
 
 def files(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "playlist.yaml"}
+    return {
+        path.name: path.read_bytes() for path in folder.iterdir() if path.name != "playlist.yaml"
+    }
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -80,12 +100,18 @@ def test_compressed_files_hold_the_same_bytes(tmp_path, form, compression):
     assert files(flare).keys() == files(its).keys()
     for name, data in files(its).items():
         if name != "index.json":
-            assert decompress(suffix, [files(flare)[name]], None, name) == decompress(suffix, [data], None, name)
+            assert decompress(suffix, [files(flare)[name]], None, name) == decompress(
+                suffix, [data], None, name
+            )
     one, other = (json.loads(files(folder)["index.json"]) for folder in (flare, its))
     for index in (one, other):
         for shard in index["shards"]:
             for what in ("zip_data", "zip_meta"):
-                shard[what] = shard[what].keys(), shard[what]["basename"], shard[what]["hashes"].keys()
+                shard[what] = (
+                    shard[what].keys(),
+                    shard[what]["basename"],
+                    shard[what]["hashes"].keys(),
+                )
     assert one == other
 
 
@@ -106,7 +132,9 @@ def test_the_original_reads_what_is_compressed(tmp_path, form, compression):
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_the_original_reads_compressed_mds(tmp_path, compression):
     samples, columns = ours["KINDS"]["large"]
-    with flarecli.Writer(str(tmp_path / "out"), columns=columns, settings=Settings(compression, ("md5",), 8_000)) as writer:
+    with flarecli.Writer(
+        str(tmp_path / "out"), columns=columns, settings=Settings(compression, ("md5",), 8_000)
+    ) as writer:
         for sample in samples():
             writer.write(sample)
     assert peer("read", tmp_path / "out", "streaming") == wanted("large")
@@ -115,7 +143,10 @@ def test_the_original_reads_compressed_mds(tmp_path, compression):
 @pytest.mark.parametrize("form", FORMATS)
 def test_flare_reads_what_the_original_wrote(tmp_path, form):
     _, its = both(tmp_path, form, "gz:1", only=("peer",))
-    found = [{name: ours["shown"](value) for name, value in sample.items()} for sample in flarecli.open(str(its))]
+    found = [
+        {name: ours["shown"](value) for name, value in sample.items()}
+        for sample in flarecli.open(str(its))
+    ]
     assert found == [{name: row[name] for name in sorted(row)} for row in wanted()]
     assert list(flarecli.verify(str(its))) == []
 
@@ -124,11 +155,19 @@ def test_flare_reads_what_the_original_wrote(tmp_path, form):
 def test_what_the_original_left_of_its_cache_is_read(tmp_path, form):
     _, its = both(tmp_path, form, "zstd", only=("peer",))
     peer("read", its, "streaming")
-    assert any(path.name.endswith(form) for path in its.iterdir())  # it decompressed beside what is compressed
-    found = [{name: ours["shown"](value) for name, value in sample.items()} for sample in flarecli.open(str(its))]
+    assert any(
+        path.name.endswith(form) for path in its.iterdir()
+    )  # it decompressed beside what is compressed
+    found = [
+        {name: ours["shown"](value) for name, value in sample.items()}
+        for sample in flarecli.open(str(its))
+    ]
     for path in its.glob("*.zstd"):
         path.unlink()
-    assert [{name: ours["shown"](value) for name, value in sample.items()} for sample in flarecli.open(str(its))] == found
+    assert [
+        {name: ours["shown"](value) for name, value in sample.items()}
+        for sample in flarecli.open(str(its))
+    ] == found
     assert found == [{name: row[name] for name in sorted(row)} for row in wanted()]
     assert list(flarecli.verify(str(its))) == []
 

@@ -25,13 +25,21 @@ def index_of(name):
 
 def names(compressed):
     found = sorted(path.name for path in GOLDEN.glob("mds_*") if path.name not in NOT_PACKED)
-    return [name for name in found if (index_of(name)["shards"][0]["compression"] is not None) == compressed]
+    return [
+        name
+        for name in found
+        if (index_of(name)["shards"][0]["compression"] is not None) == compressed
+    ]
 
 
 def pack(name, out):
     """Pack a dataset of the original with the settings it was written with."""
     first = index_of(name)["shards"][0]
-    how = {"shard_bytes": first["size_limit"], "compress": first["compression"], "hashes": first["hashes"]}
+    how = {
+        "shard_bytes": first["size_limit"],
+        "compress": first["compression"],
+        "hashes": first["hashes"],
+    }
     return flarecli.pack(str(GOLDEN / name / "data"), str(out), **how)
 
 
@@ -71,11 +79,25 @@ def test_compressed_shards_hold_the_same_bytes(tmp_path, name):
         assert {**one, "zip_data": None} == {**other, "zip_data": None}
 
 
-@pytest.mark.parametrize("name", ["mds_scalars", "mds_str_numbers", "mds_text_bytes", "mds_json", "mds_ndarray_dtype", "mds_ndarray_dynamic"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mds_scalars",
+        "mds_str_numbers",
+        "mds_text_bytes",
+        "mds_json",
+        "mds_ndarray_dtype",
+        "mds_ndarray_dynamic",
+    ],
+)
 def test_samples_read_and_written_one_by_one_are_the_same_bytes(tmp_path, name):
     """Each value is decoded to Python and encoded again."""
     data, first = flarecli.open(str(GOLDEN / name / "data")), index_of(name)["shards"][0]
-    with flarecli.Writer(str(tmp_path / "out"), columns=data.columns, settings=Settings(None, tuple(first["hashes"]), first["size_limit"])) as writer:
+    with flarecli.Writer(
+        str(tmp_path / "out"),
+        columns=data.columns,
+        settings=Settings(None, tuple(first["hashes"]), first["size_limit"]),
+    ) as writer:
         for sample in data:
             writer.write(sample)
     for path in (GOLDEN / name / "data").iterdir():

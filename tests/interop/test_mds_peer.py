@@ -21,18 +21,28 @@ from flarecli.model import Settings
 PEER = os.environ.get("PEER_PYTHON")
 SCRIPT = Path(__file__).with_name("peer.py")
 ours = runpy.run_path(str(SCRIPT))
-pytestmark = pytest.mark.skipif(not PEER, reason="PEER_PYTHON names no interpreter that has mosaicml-streaming")
+pytestmark = pytest.mark.skipif(
+    not PEER, reason="PEER_PYTHON names no interpreter that has mosaicml-streaming"
+)
 
 
 def peer(*args):
-    ran = subprocess.run([PEER, str(SCRIPT), *map(str, args)], capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run(
+        [PEER, str(SCRIPT), *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
 def write(out, kind, settings, form="mds"):
     samples, columns = ours["KINDS"][kind]
-    columns = {name: {"float": "float64"}.get(encoding, encoding) for name, encoding in columns.items()}
+    columns = {
+        name: {"float": "float64"}.get(encoding, encoding) for name, encoding in columns.items()
+    }
     with flarecli.Writer(str(out), format=form, columns=columns, settings=settings) as writer:
         for sample in samples():
             writer.write(sample)
@@ -51,14 +61,23 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda one: f"{one.shard_bytes} {'-'.join(one.hashes)}")
+@pytest.mark.parametrize(
+    "settings", SETTINGS, ids=lambda one: f"{one.shard_bytes} {'-'.join(one.hashes)}"
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_samples_give_the_same_bytes(tmp_path, kind, settings):
     write(tmp_path / "flare", kind, settings)
-    peer("write", tmp_path / "peer", kind, json.dumps({"size_limit": settings.shard_bytes, "hashes": list(settings.hashes)}))
+    peer(
+        "write",
+        tmp_path / "peer",
+        kind,
+        json.dumps({"size_limit": settings.shard_bytes, "hashes": list(settings.hashes)}),
+    )
     assert set(names(tmp_path / "flare")) == {*names(tmp_path / "peer"), "playlist.yaml"}
     for name in names(tmp_path / "peer"):
-        assert (tmp_path / "flare" / name).read_bytes() == (tmp_path / "peer" / name).read_bytes(), name
+        assert (tmp_path / "flare" / name).read_bytes() == (
+            tmp_path / "peer" / name
+        ).read_bytes(), name
 
 
 def test_all_but_the_empty_shard_before_a_first_row_larger_than_a_shard_are_the_same(tmp_path):
@@ -66,18 +85,33 @@ def test_all_but_the_empty_shard_before_a_first_row_larger_than_a_shard_are_the_
     peer("write", tmp_path / "peer", "large", json.dumps({"size_limit": 4_000}))
     shards = sorted((tmp_path / "peer").glob("*.mds"))
     assert json.loads((tmp_path / "peer" / "index.json").read_bytes())["shards"][0]["samples"] == 0
-    assert [path.read_bytes() for path in sorted((tmp_path / "flare").glob("*.mds"))] == [path.read_bytes() for path in shards[1:]]
+    assert [path.read_bytes() for path in sorted((tmp_path / "flare").glob("*.mds"))] == [
+        path.read_bytes() for path in shards[1:]
+    ]
 
 
 @pytest.mark.parametrize("compression", ["zstd", "zstd:7"])
 def test_compressed_shards_hold_the_same_bytes(tmp_path, compression):
-    write(tmp_path / "flare", "rows", Settings(compression=compression, shard_bytes=20_000, hashes=("sha1",)))
-    peer("write", tmp_path / "peer", "rows", json.dumps({"size_limit": 20_000, "hashes": ["sha1"], "compression": compression}))
+    write(
+        tmp_path / "flare",
+        "rows",
+        Settings(compression=compression, shard_bytes=20_000, hashes=("sha1",)),
+    )
+    peer(
+        "write",
+        tmp_path / "peer",
+        "rows",
+        json.dumps({"size_limit": 20_000, "hashes": ["sha1"], "compression": compression}),
+    )
     assert set(names(tmp_path / "flare")) == {*names(tmp_path / "peer"), "playlist.yaml"}
-    indexes = [json.loads((tmp_path / who / "index.json").read_bytes()) for who in ("flare", "peer")]
+    indexes = [
+        json.loads((tmp_path / who / "index.json").read_bytes()) for who in ("flare", "peer")
+    ]
     for one, other in zip(*(index["shards"] for index in indexes), strict=True):
         name = other["zip_data"]["basename"]
-        raw = [zstandard.decompress((tmp_path / who / name).read_bytes()) for who in ("flare", "peer")]
+        raw = [
+            zstandard.decompress((tmp_path / who / name).read_bytes()) for who in ("flare", "peer")
+        ]
         assert raw[0] == raw[1]
         assert one.pop("zip_data").keys() == other.pop("zip_data").keys()
         assert one == other
@@ -89,7 +123,10 @@ def test_the_original_reads_every_field(tmp_path, kind, how):
     settings = Settings(shard_bytes=20_000)
     write(tmp_path / "out", kind, settings)
     samples, columns = ours["KINDS"][kind]
-    wanted = [{name: ours["shown"](as_stored(sample[name], columns[name])) for name in columns} for sample in samples()]
+    wanted = [
+        {name: ours["shown"](as_stored(sample[name], columns[name])) for name in columns}
+        for sample in samples()
+    ]
     assert peer("read", tmp_path / "out", how) == wanted
 
 
@@ -102,7 +139,10 @@ def as_stored(value, encoding):
 def test_the_original_reads_compressed_shards(tmp_path):
     write(tmp_path / "out", "rows", Settings(shard_bytes=20_000, compression="zstd"))
     samples, columns = ours["KINDS"]["rows"]
-    wanted = [{name: ours["shown"](as_stored(sample[name], columns[name])) for name in columns} for sample in samples()]
+    wanted = [
+        {name: ours["shown"](as_stored(sample[name], columns[name])) for name in columns}
+        for sample in samples()
+    ]
     assert peer("read", tmp_path / "out", "streaming") == wanted
 
 
@@ -115,7 +155,9 @@ def test_the_original_reads_what_an_index_was_packed_into(tmp_path, how):
         "f": [i / 7 for i in range(500)],
     }
     pq.write_table(pa.table(table), tmp_path / "index.parquet")
-    flarecli.pack(str(tmp_path / "index.parquet"), str(tmp_path / "out"), key="id", shard_bytes=10_000)
+    flarecli.pack(
+        str(tmp_path / "index.parquet"), str(tmp_path / "out"), key="id", shard_bytes=10_000
+    )
     wanted = [{name: ours["shown"](table[name][i]) for name in sorted(table)} for i in range(500)]
     assert peer("read", tmp_path / "out", how) == wanted
 
@@ -123,15 +165,25 @@ def test_the_original_reads_what_an_index_was_packed_into(tmp_path, how):
 def test_flare_reads_what_the_original_wrote(tmp_path):
     peer("write", tmp_path / "peer", "rows", json.dumps({"size_limit": 20_000}))
     samples, columns = ours["KINDS"]["rows"]
-    found = [{name: ours["shown"](value) for name, value in sample.items()} for sample in flarecli.open(str(tmp_path / "peer"))]
-    assert found == [{name: ours["shown"](as_stored(sample[name], columns[name])) for name in sorted(columns)} for sample in samples()]
+    found = [
+        {name: ours["shown"](value) for name, value in sample.items()}
+        for sample in flarecli.open(str(tmp_path / "peer"))
+    ]
+    assert found == [
+        {name: ours["shown"](as_stored(sample[name], columns[name])) for name in sorted(columns)}
+        for sample in samples()
+    ]
     assert list(flarecli.verify(str(tmp_path / "peer"))) == []
 
 
 def test_a_conversion_by_flare_is_the_original_s_own_dataset(tmp_path):
     settings = {"size_limit": 20_000, "hashes": ["sha1"]}
     peer("write", tmp_path / "peer", "rows", json.dumps(settings))
-    flarecli.pack(str(tmp_path / "peer"), str(tmp_path / "flare"), shard_bytes=20_000, hashes=["sha1"])
+    flarecli.pack(
+        str(tmp_path / "peer"), str(tmp_path / "flare"), shard_bytes=20_000, hashes=["sha1"]
+    )
     shutil.copy(tmp_path / "flare" / "playlist.yaml", tmp_path / "peer")
     for name in names(tmp_path / "peer"):
-        assert (tmp_path / "flare" / name).read_bytes() == (tmp_path / "peer" / name).read_bytes(), name
+        assert (tmp_path / "flare" / name).read_bytes() == (
+            tmp_path / "peer" / name
+        ).read_bytes(), name

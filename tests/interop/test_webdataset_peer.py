@@ -21,17 +21,29 @@ from flarecli.storage import locate
 PEER = os.environ.get("WEBDATASET_PYTHON")
 SCRIPT = Path(__file__).with_name("webdataset_peer.py")
 ours = runpy.run_path(str(SCRIPT))
-pytestmark = pytest.mark.skipif(not PEER, reason="WEBDATASET_PYTHON names no interpreter that has webdataset")
+pytestmark = pytest.mark.skipif(
+    not PEER, reason="WEBDATASET_PYTHON names no interpreter that has webdataset"
+)
 
 
 def peer(*args):
-    ran = subprocess.run([PEER, str(SCRIPT), *map(str, args)], capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run(
+        [PEER, str(SCRIPT), *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
 def shown(row):
-    return {name: data.decode() if name == "__key__" else ours["shown"](data) for name, data in row.items() if data is not None}
+    return {
+        name: data.decode() if name == "__key__" else ours["shown"](data)
+        for name, data in row.items()
+        if data is not None
+    }
 
 
 def rows(path):
@@ -48,7 +60,15 @@ def test_both_read_the_same_out_of_what_the_original_writes(tmp_path, kind, form
     assert [shown(row) for row in rows(tmp_path / "t.tar")] == peer("read", tmp_path / "t.tar")
 
 
-COLUMNS = {"caption": "str", "image": "jpeg", "label": "int", "score": "float64", "meta": "json", "raw.bin": "bytes", "Mixed": "str"}
+COLUMNS = {
+    "caption": "str",
+    "image": "jpeg",
+    "label": "int",
+    "score": "float64",
+    "meta": "json",
+    "raw.bin": "bytes",
+    "Mixed": "str",
+}
 
 
 def samples():
@@ -67,22 +87,40 @@ def samples():
 
 
 def packed(folder):
-    columns = webdataset.arrange(encodings.column(name, encoding) for name, encoding in {"__key__": "str", **COLUMNS}.items())
+    columns = webdataset.arrange(
+        encodings.column(name, encoding) for name, encoding in {"__key__": "str", **COLUMNS}.items()
+    )
     arrays = []
     for one in columns:
         values = [sample[one.name] for sample in samples()]
         texts = {"str_int": str, "json_float": json.dumps, "json": json.dumps}.get(one.encoding)
-        arrays.append(pa.array([texts(value) if texts else value for value in values], encodings.lookup(one.encoding).arrow))
-    batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([encodings.field(one) for one in columns]))
+        arrays.append(
+            pa.array(
+                [texts(value) if texts else value for value in values],
+                encodings.lookup(one.encoding).arrow,
+            )
+        )
+    batch = pa.RecordBatch.from_arrays(
+        arrays, schema=pa.schema([encodings.field(one) for one in columns])
+    )
     return webdataset.write_shard(locate(f"{folder}/"), 0, columns, [batch], Settings())
 
 
 def test_the_original_decodes_what_flare_writes_to_the_same_values(tmp_path):
     packed(tmp_path)
-    names = {"caption": "caption.txt", "image": "image.jpg", "label": "label.cls", "score": "score.json", "meta": "meta.json", "Mixed": "mixed.txt"}
+    names = {
+        "caption": "caption.txt",
+        "image": "image.jpg",
+        "label": "label.cls",
+        "score": "score.json",
+        "meta": "meta.json",
+        "Mixed": "mixed.txt",
+    }
     wanted = [
         {
-            names.get(name, name): [len(value), hashlib.sha256(value).hexdigest()] if isinstance(value, bytes) else value
+            names.get(name, name): [len(value), hashlib.sha256(value).hexdigest()]
+            if isinstance(value, bytes)
+            else value
             for name, value in sample.items()
         }
         for sample in samples()
@@ -92,4 +130,6 @@ def test_the_original_decodes_what_flare_writes_to_the_same_values(tmp_path):
 
 def test_both_read_the_same_out_of_what_flare_writes(tmp_path):
     packed(tmp_path)
-    assert peer("read", tmp_path / "00000.tar") == [shown(row) for row in rows(tmp_path / "00000.tar")]
+    assert peer("read", tmp_path / "00000.tar") == [
+        shown(row) for row in rows(tmp_path / "00000.tar")
+    ]

@@ -17,7 +17,12 @@ def plain(count=7):
     """Samples of a picture, a class, a caption and a JSON value; every third has no caption."""
     for i in range(count):
         rng = random.Random(i)
-        sample = {"__key__": f"{i:04}", "jpg": b"\xff\xd8\xff" + rng.randbytes(rng.randrange(700)), "cls": i * i, "json": {"i": i, "f": i / 7}}
+        sample = {
+            "__key__": f"{i:04}",
+            "jpg": b"\xff\xd8\xff" + rng.randbytes(rng.randrange(700)),
+            "cls": i * i,
+            "json": {"i": i, "f": i / 7},
+        }
         yield sample if i % 3 == 2 else {**sample, "txt": "a caption é 漢 " * (i % 4)}
 
 
@@ -25,13 +30,23 @@ def deep():
     """Keys with folders, extensions with dots and capitals, empty members."""
     for i in range(5):
         key = "/".join(["train", *["folder" * 3] * i, f"sample-{i}"])
-        yield {"__key__": key, "input.png": bytes(i), "Output.PNG": b"x" * 512, "seg.npy": b"y" * 513, "txt": ""}
+        yield {
+            "__key__": key,
+            "input.png": bytes(i),
+            "Output.PNG": b"x" * 512,
+            "seg.npy": b"y" * 513,
+            "txt": "",
+        }
 
 
 def long():
     """Names that no field of a header holds."""
     for i in range(3):
-        yield {"__key__": f"{'folder-of-a-long-name' * 3}/{'é' * 60}-{i}", "txt": f"{i}", "very." * 20 + "bin": bytes([i]) * 600}
+        yield {
+            "__key__": f"{'folder-of-a-long-name' * 3}/{'é' * 60}-{i}",
+            "txt": f"{i}",
+            "very." * 20 + "bin": bytes([i]) * 600,
+        }
 
 
 KINDS = {"plain": plain, "deep": deep, "long": long}
@@ -54,12 +69,23 @@ def samples(paths):
 
     for path in paths:
         for sample in webdataset.WebDataset(path, shardshuffle=False, empty_check=False):
-            yield {name: value for name, value in sample.items() if name not in ("__url__", "__local_path__")}
+            yield {
+                name: value
+                for name, value in sample.items()
+                if name not in ("__url__", "__local_path__")
+            }
 
 
 def read(*paths):
     for sample in samples(paths):
-        print(json.dumps({name: value if name == "__key__" else shown(value) for name, value in sample.items()}))
+        print(
+            json.dumps(
+                {
+                    name: value if name == "__key__" else shown(value)
+                    for name, value in sample.items()
+                }
+            )
+        )
 
 
 def decode(*paths):
@@ -67,8 +93,19 @@ def decode(*paths):
 
     for path in paths:
         for sample in webdataset.WebDataset(path, shardshuffle=False).decode():
-            values = {name: value for name, value in sample.items() if name not in ("__url__", "__local_path__")}
-            print(json.dumps({name: shown(value) if isinstance(value, bytes) else value for name, value in values.items()}))
+            values = {
+                name: value
+                for name, value in sample.items()
+                if name not in ("__url__", "__local_path__")
+            }
+            print(
+                json.dumps(
+                    {
+                        name: shown(value) if isinstance(value, bytes) else value
+                        for name, value in values.items()
+                    }
+                )
+            )
 
 
 def fixtures(folder):
@@ -89,4 +126,6 @@ def fixtures(folder):
 
 
 if __name__ == "__main__":
-    {"write": write, "read": read, "decode": decode, "fixtures": fixtures}[sys.argv[1]](*sys.argv[2:])
+    {"write": write, "read": read, "decode": decode, "fixtures": fixtures}[sys.argv[1]](
+        *sys.argv[2:]
+    )

@@ -16,7 +16,12 @@ from flarecli.write import Writer
 
 
 @pytest.mark.parametrize(
-    ("pattern", "found"), [(["*.csv"], ["a.csv"]), (["**", "*.csv"], ["a.csv", "x/b.csv", "x/y/c.csv"]), (["?", "b*"], ["x/b.csv"])]
+    ("pattern", "found"),
+    [
+        (["*.csv"], ["a.csv"]),
+        (["**", "*.csv"], ["a.csv", "x/b.csv", "x/y/c.csv"]),
+        (["?", "b*"], ["x/b.csv"]),
+    ],
 )
 def test_files_below_a_folder_are_named_in_bytewise_order(tmp_path, pattern, found):
     for name in ("x/y/c.csv", "x/b.csv", "a.csv", ".hidden.csv", "a.txt"):
@@ -33,7 +38,10 @@ def test_more_files_than_may_be_looked_at_are_refused(tmp_path, monkeypatch):
         (tmp_path / f"{name}.csv").write_text("n\n1\n")
     with pytest.raises(UsageError) as caught:
         list(locate(str(tmp_path)).matching(["*"]))
-    assert (str(caught.value), caught.value.hint) == (f"{tmp_path}: more than 2 files lie there", "Name a folder further down.")
+    assert (str(caught.value), caught.value.hint) == (
+        f"{tmp_path}: more than 2 files lie there",
+        "Name a folder further down.",
+    )
 
 
 def test_a_list_names_no_bucket_by_a_sign(tmp_path):
@@ -62,4 +70,7 @@ def test_what_signs_an_address_does_not_hide_what_lies_there(tmp_path, web, capf
 def test_the_whole_of_a_machine_is_no_dataset(capfd, verb, address):
     assert main([verb, address]) == 2
     out, err = capfd.readouterr()
-    assert (out, err.split(": ", 2)[2]) == ("", "the whole of this machine is no dataset\nhint: Name the folder that the data lies in.\n")
+    assert (out, err.split(": ", 2)[2]) == (
+        "",
+        "the whole of this machine is no dataset\nhint: Name the folder that the data lies in.\n",
+    )

@@ -26,10 +26,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     out = {}
     for kind, compression in KINDS.items():
         out[kind] = str(tmp_path_factory.mktemp("blocks") / kind)
-        with flare.Writer(out[kind], columns=COLUMNS, settings=Settings(shard_rows=400, compression=compression)) as writer:
+        with flare.Writer(
+            out[kind], columns=COLUMNS, settings=Settings(shard_rows=400, compression=compression)
+        ) as writer:
             for n in range(ROWS):
                 box = np.full((2, 3), n, np.float32)
-                writer.write({"body": bytes([n % 251]) * (n * 7 % 30), "box": box, "n": n - 50, "name": "é" * (n % 4)})
+                writer.write(
+                    {
+                        "body": bytes([n % 251]) * (n * 7 % 30),
+                        "box": box,
+                        "n": n - 50,
+                        "name": "é" * (n % 4),
+                    }
+                )
     return out
 
 
@@ -41,31 +50,56 @@ def apart(samples: list[dict]) -> list[dict]:
 @pytest.mark.parametrize("maps", [True, False])
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_batches_are_what_their_rows_are(folders: dict[str, str], kind: str, maps: bool, data: st.DataObject) -> None:
+def test_batches_are_what_their_rows_are(
+    folders: dict[str, str], kind: str, maps: bool, data: st.DataObject
+) -> None:
     whole = flare.open(folders[kind], maps=maps)
-    batch, order = data.draw(st.sampled_from([1, 7, 64, 600, 2000])), data.draw(st.sampled_from(["shuffle", "windows", "sequential"]))
+    batch, order = (
+        data.draw(st.sampled_from([1, 7, 64, 600, 2000])),
+        data.draw(st.sampled_from(["shuffle", "windows", "sequential"])),
+    )
     chosen = whole if data.draw(st.booleans()) else whole.where("n > 200 and n < 1300")
-    asked = {"batch": batch, "seed": 3, "order": order, "workers": data.draw(st.sampled_from([0, 2]))}
-    given_, samples = list(flare.Loader(chosen, **asked)), list(flare.Loader(chosen, **asked, collate=apart))
+    asked = {
+        "batch": batch,
+        "seed": 3,
+        "order": order,
+        "workers": data.draw(st.sampled_from([0, 2])),
+    }
+    given_, samples = (
+        list(flare.Loader(chosen, **asked)),
+        list(flare.Loader(chosen, **asked, collate=apart)),
+    )
     assert [len(one["n"]) for one in given_] == [len(one) for one in samples]
     for columns, rows in zip(given_, samples, strict=True):
         for name, values in columns.items():
             wanted = [row[name] for row in rows]
-            assert values == wanted if name in ("body", "name") else values.tolist() == np.array(wanted).tolist()
+            assert (
+                values == wanted
+                if name in ("body", "name")
+                else values.tolist() == np.array(wanted).tolist()
+            )
 
 
 def test_each_batch_owns_its_memory(folders: dict[str, str]) -> None:
     batches = list(flare.Loader(flare.open(folders["plain"]), 64, seed=1, workers=0))
     arrays = [array for one in batches for array in (one["n"], one["box"])]
-    assert [(array if array.base is None else array.base).nbytes for array in arrays] == [array.nbytes for array in arrays]
+    assert [(array if array.base is None else array.base).nbytes for array in arrays] == [
+        array.nbytes for array in arrays
+    ]
     before = [one["n"].tolist() for one in batches]
     batches[3]["n"][:] = 0
     assert [one["n"].tolist() for one in batches[:3] + batches[4:]] == before[:3] + before[4:]
 
 
-@pytest.mark.parametrize(("compression", "rows"), [(None, 41), ("zstd", 10)])  # of 200 KB in 8 MiB; what is compressed is copied at once
-def test_no_more_is_found_than_may_be_read_at_once(tmp_path: Path, compression: str | None, rows: int) -> None:
-    with flare.Writer(str(tmp_path / "data"), columns={"a": "bytes"}, settings=Settings(compression=compression)) as writer:
+@pytest.mark.parametrize(
+    ("compression", "rows"), [(None, 41), ("zstd", 10)]
+)  # of 200 KB in 8 MiB; what is compressed is copied at once
+def test_no_more_is_found_than_may_be_read_at_once(
+    tmp_path: Path, compression: str | None, rows: int
+) -> None:
+    with flare.Writer(
+        str(tmp_path / "data"), columns={"a": "bytes"}, settings=Settings(compression=compression)
+    ) as writer:
         for n in range(100):
             writer.write({"a": bytes([n]) * 200_000})
     data = flare.open(str(tmp_path / "data"))
@@ -106,11 +140,17 @@ HANDLES = """
 
 def test_blocks_over_many_shards_need_few_handles(tmp_path: Path) -> None:
     """512 rows lie in all of these: were they held for them, there would be too few handles."""
-    with flare.Writer(str(tmp_path / "data"), columns={"n": "int", "t": "str"}, settings=Settings(shard_rows=20)) as writer:
+    with flare.Writer(
+        str(tmp_path / "data"), columns={"n": "int", "t": "str"}, settings=Settings(shard_rows=20)
+    ) as writer:
         for n in range(1200):
             writer.write({"n": n, "t": "x" * n})
     ran = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(HANDLES), str(tmp_path / "data")], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", textwrap.dedent(HANDLES), str(tmp_path / "data")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (ran.stdout, ran.stderr) == ("whole\n", "")
 
@@ -136,8 +176,13 @@ FAULTS = """
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's allocator; others keep what is freed as they like")
-@pytest.mark.parametrize("kind", ["slices", "batches of processes"])  # with those, the process that is looked at opens no shard
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc",
+    reason="of glibc's allocator; others keep what is freed as they like",
+)
+@pytest.mark.parametrize(
+    "kind", ["slices", "batches of processes"]
+)  # with those, the process that is looked at opens no shard
 def test_what_is_read_comes_in_memory_that_was_used_before(tmp_path: Path, kind: str) -> None:
     with flare.Writer(str(tmp_path / "data"), columns={"b": "bytes"}) as writer:
         for n in range(2048):

@@ -10,7 +10,14 @@ from flarecli.errors import FormatError
 from flarecli.formats import mds_columns
 from flarecli.model import Settings
 
-COLUMNS = {"box": "ndarray:float32:2,3", "body": "bytes", "flag": "uint8", "n": "int", "name": "str", "x": "float64"}
+COLUMNS = {
+    "box": "ndarray:float32:2,3",
+    "body": "bytes",
+    "flag": "uint8",
+    "n": "int",
+    "name": "str",
+    "x": "float64",
+}
 ROWS = 120
 
 
@@ -20,7 +27,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     with flare.Writer(str(path), columns=COLUMNS, settings=Settings(shard_rows=40)) as writer:
         for n in range(ROWS):
             box = np.full((2, 3), n, np.float32)
-            writer.write({"box": box, "body": bytes([n]) * (n * 7 % 30), "flag": n % 7, "n": n - 50, "name": "é" * (n % 4), "x": n / 3})
+            writer.write(
+                {
+                    "box": box,
+                    "body": bytes([n]) * (n * 7 % 30),
+                    "flag": n % 7,
+                    "n": n - 50,
+                    "name": "é" * (n % 4),
+                    "x": n / 3,
+                }
+            )
     return str(path)
 
 
@@ -45,9 +61,14 @@ def test_a_batch_is_what_its_rows_are(folder: str, maps: bool, rows: list[int]) 
             assert values == wanted and type(values) is list
         else:
             assert values.tolist() == [np.asarray(value).tolist() for value in wanted]
-    assert {name: values.dtype for name, values in batch.items() if isinstance(values, np.ndarray)} == {
-        "box": np.float32, "flag": np.uint8, "n": np.int64, "x": np.float64,
-    }  # fmt: skip
+    assert {
+        name: values.dtype for name, values in batch.items() if isinstance(values, np.ndarray)
+    } == {
+        "box": np.float32,
+        "flag": np.uint8,
+        "n": np.int64,
+        "x": np.float64,
+    }
 
 
 def test_what_is_stored_comes_as_bytes(folder: str) -> None:
@@ -81,9 +102,13 @@ def test_a_damaged_row_is_named_out_of_many(folder: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("is_cold", "looks"), [(False, 4 + 5), (True, 40)])
-def test_what_was_in_memory_a_few_times_is_looked_at_now_and_then(folder: str, monkeypatch: pytest.MonkeyPatch, is_cold: bool, looks: int) -> None:
+def test_what_was_in_memory_a_few_times_is_looked_at_now_and_then(
+    folder: str, monkeypatch: pytest.MonkeyPatch, is_cold: bool, looks: int
+) -> None:
     seen = list[int]()
-    monkeypatch.setattr(mds_columns, "is_cold", lambda view, places: seen.append(len(places)) or is_cold)
+    monkeypatch.setattr(
+        mds_columns, "is_cold", lambda view, places: seen.append(len(places)) or is_cold
+    )
     data = flare.open(folder)
     for _ in range(40):
         data.collated(range(30))

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flarecli import playlists, read
-from flarecli.errors import FlareError, FormatError, MissingError, RowsError, UnfinishedError, UnsafeError, UsageError
+from flarecli.errors import (
+    FlareError,
+    FormatError,
+    MissingError,
+    RowsError,
+    UnfinishedError,
+    UnsafeError,
+    UsageError,
+)
 from flarecli.model import Playlist, Settings
 from flarecli.storage import Guard, Location, locate
 from flarecli.write import Writer
@@ -19,7 +27,11 @@ GOLDEN = Path(__file__).parents[2] / "fixtures" / "mds"
 
 
 def pack(path, rows, columns=None, shard_bytes=2000):
-    with Writer(str(path), columns=columns or {"n": "int", "t": "str"}, settings=Settings(shard_bytes=shard_bytes)) as writer:
+    with Writer(
+        str(path),
+        columns=columns or {"n": "int", "t": "str"},
+        settings=Settings(shard_bytes=shard_bytes),
+    ) as writer:
         for row in rows:
             writer.write(row)
     return str(path)
@@ -45,7 +57,10 @@ def test_rows_by_position(out, maps):
     assert data[[150, 3, 3, -2]] == [ROWS[150], ROWS[3], ROWS[3], ROWS[-2]]
     assert data[[]] == []
     assert list(data) == ROWS
-    assert data.rows([150, 3], ["t"]) == [{"t": ROWS[150]["t"].encode()}, {"t": ROWS[3]["t"].encode()}]
+    assert data.rows([150, 3], ["t"]) == [
+        {"t": ROWS[150]["t"].encode()},
+        {"t": ROWS[3]["t"].encode()},
+    ]
 
 
 @pytest.mark.parametrize("row", [200, -201])
@@ -88,8 +103,14 @@ def test_one_number_of_numpys_is_one_row(out):
 @pytest.mark.parametrize(("start", "stop", "size"), [(-1, None, 8), (0, -1, 8), (0, None, 0)])
 def test_batches_of_rows_that_are_none_are_refused(out, start, stop, size):
     data = read.open(out)
-    for ask in (lambda: data.scan(None, start, stop, size), lambda: data.batches(size, None, start, stop)):
-        with pytest.raises(UsageError, match=f"^rows {start} to {stop or 200} in batches of {size}: at least 0, 0 and 1 are wanted$"):
+    for ask in (
+        lambda: data.scan(None, start, stop, size),
+        lambda: data.batches(size, None, start, stop),
+    ):
+        with pytest.raises(
+            UsageError,
+            match=f"^rows {start} to {stop or 200} in batches of {size}: at least 0, 0 and 1 are wanted$",
+        ):
             ask()
 
 
@@ -110,7 +131,11 @@ def test_batches_have_the_size_asked_and_all_rows_in_order(out, size):
     batches = list(read.open(out).batches(size))
     assert [batch.num_rows for batch in batches[:-1]] == [size] * (len(batches) - 1)
     assert [row for batch in batches for row in batch.to_pylist()] == ROWS
-    assert [row["n"] for batch in read.open(out).batches(size, ["n"], 13, 57) for row in batch.to_pylist()] == list(range(13, 57))
+    assert [
+        row["n"]
+        for batch in read.open(out).batches(size, ["n"], 13, 57)
+        for row in batch.to_pylist()
+    ] == list(range(13, 57))
 
 
 def test_a_taken_batch_is_what_the_rows_are(out):
@@ -148,7 +173,15 @@ def joined(tmp_path, left, right):
     for name, rows, columns in (("images", left, {"n": "int"}), ("labels", right, {"t": "str"})):
         (stream,) = read.resolve(pack(tmp_path / name, rows, columns, 700))[0].streams
         streams.append(
-            type(stream)(name, stream.at, stream.format, [f"{name}/{url}" for url in stream.urls], stream.columns, stream.rows, stream.sizes)
+            type(stream)(
+                name,
+                stream.at,
+                stream.format,
+                [f"{name}/{url}" for url in stream.urls],
+                stream.columns,
+                stream.rows,
+                stream.sizes,
+            )
         )
     playlists.write(locate(str(tmp_path)) / "set.yaml", Playlist(tuple(streams)))
     return f"{tmp_path}/set.yaml"
@@ -167,7 +200,10 @@ def test_streams_of_other_lengths_do_not_join(tmp_path):
     address = joined(tmp_path, [{"n": 1}] * 3, [{"t": ""}] * 2)
     with pytest.raises(UsageError) as caught:
         read.open(address)
-    assert (str(caught.value), caught.value.hint) == ("stream 'labels' has 2 rows, 'images' has 3", "Name the streams to read with --stream.")
+    assert (str(caught.value), caught.value.hint) == (
+        "stream 'labels' has 2 rows, 'images' has 3",
+        "Name the streams to read with --stream.",
+    )
     with pytest.raises(UsageError, match="^.*set.yaml: no stream 'masks'$"):
         read.open(address, streams=["masks"])
 
@@ -180,7 +216,10 @@ def test_a_broken_playlist_is_the_answer_even_beside_a_whole_index(out, tmp_path
     (tmp_path / "d" / "playlist.yaml").write_text("data: [\n")
     with pytest.raises(FormatError) as caught:
         read.open(str(tmp_path / "d"))
-    assert str(caught.value) == f"{tmp_path}/d/playlist.yaml:2:1: not valid YAML: did not find expected node content"
+    assert (
+        str(caught.value)
+        == f"{tmp_path}/d/playlist.yaml:2:1: not valid YAML: did not find expected node content"
+    )
 
 
 def test_an_index_is_read_where_there_is_no_playlist(out, tmp_path):
@@ -230,7 +269,15 @@ def test_nothing_there(tmp_path, address):
 def test_a_playlist_that_leaves_its_folder_is_refused_until_the_user_says_so(out, tmp_path):
     (stream,) = read.resolve(out)[0].streams
     (tmp_path / "sub").mkdir()
-    away = type(stream)("data", stream.at, "mds", [f"{out}/{url}" for url in stream.urls], stream.columns, stream.rows, stream.sizes)
+    away = type(stream)(
+        "data",
+        stream.at,
+        "mds",
+        [f"{out}/{url}" for url in stream.urls],
+        stream.columns,
+        stream.rows,
+        stream.sizes,
+    )
     playlists.write(locate(str(tmp_path / "sub")) / "p.yaml", Playlist((away,)))
     with pytest.raises(UnsafeError) as caught:
         read.open(str(tmp_path / "sub" / "p.yaml"))[0]
@@ -242,8 +289,15 @@ def test_a_playlist_that_leaves_its_folder_is_refused_until_the_user_says_so(out
 def test_braces_and_globs_expand_in_order(tmp_path):
     for name in ("b", "a", "B", "é"):
         (tmp_path / f"{name}.x").write_text("")
-    assert [p.rpartition("/")[2] for p in read.expand(f"{tmp_path}/*.x")] == ["B.x", "a.x", "b.x", "é.x"]
-    assert read.expand("s-{08..11}-{a,b}") == [f"s-{n}-{c}" for n in ("08", "09", "10", "11") for c in "ab"]
+    assert [p.rpartition("/")[2] for p in read.expand(f"{tmp_path}/*.x")] == [
+        "B.x",
+        "a.x",
+        "b.x",
+        "é.x",
+    ]
+    assert read.expand("s-{08..11}-{a,b}") == [
+        f"s-{n}-{c}" for n in ("08", "09", "10", "11") for c in "ab"
+    ]
     assert read.expand("x{3..1}") == ["x3", "x2", "x1"]
     assert read.expand("plain{}") == ["plain{}"]
     with pytest.raises(UsageError, match="names more than 1048576 addresses$"):
@@ -253,10 +307,18 @@ def test_braces_and_globs_expand_in_order(tmp_path):
 # -- which rows
 
 
-@given(st.integers(1, 50), st.integers(-60, 60), st.integers(-60, 60), st.sampled_from([1, 2, 7, -1]))
+@given(
+    st.integers(1, 50), st.integers(-60, 60), st.integers(-60, 60), st.sampled_from([1, 2, 7, -1])
+)
 def test_row_specifications_mean_what_slices_mean(rows, start, stop, step):
-    assert [i for part in read.parse_rows(f"{start}:{stop}:{step}", rows) for i in part] == list(range(rows))[start:stop:step]
-    assert [i for part in read.parse_rows(f":,{-1}, {rows - 1}:", rows) for i in part] == [*range(rows), rows - 1, rows - 1]
+    assert [i for part in read.parse_rows(f"{start}:{stop}:{step}", rows) for i in part] == list(
+        range(rows)
+    )[start:stop:step]
+    assert [i for part in read.parse_rows(f":,{-1}, {rows - 1}:", rows) for i in part] == [
+        *range(rows),
+        rows - 1,
+        rows - 1,
+    ]
 
 
 @pytest.mark.parametrize("spec", ["", "x", "1:2:3:4", "1,,2", "::0", "1.5"])
@@ -269,7 +331,10 @@ def test_what_names_no_rows_is_refused(spec):
 def test_a_single_row_outside_is_refused_on_both_sides(row, rows):
     with pytest.raises(RowsError, match=f"^row {row} is outside the data, which has {rows} rows$"):
         read.parse_rows(f"0:,{row}", rows)
-    assert rows == 0 or [one[0] for one in read.parse_rows(f"{rows - 1},{-rows}", rows)] == [rows - 1, 0]
+    assert rows == 0 or [one[0] for one in read.parse_rows(f"{rows - 1},{-rows}", rows)] == [
+        rows - 1,
+        0,
+    ]
 
 
 @given(st.integers(1, 3000), st.integers(0, 1 << 70), st.integers(0, 100))
@@ -281,7 +346,16 @@ def test_a_shuffle_depends_on_seed_and_epoch_and_needs_no_table():
     steps = np.arange(1000)
     one = read.positions(steps, 10**12, 1)
     assert (one == read.positions(steps[::-1], 10**12, 1)[::-1]).all()
-    assert len({tuple(read.positions(steps, 10**12, seed, epoch)) for seed in (1, 2) for epoch in (0, 1)}) == 4
+    assert (
+        len(
+            {
+                tuple(read.positions(steps, 10**12, seed, epoch))
+                for seed in (1, 2)
+                for epoch in (0, 1)
+            }
+        )
+        == 4
+    )
     assert abs(one.mean() / 10**12 - 0.5) < 0.05
     with pytest.raises(RowsError, match="^a step is outside 0 to 9$"):
         read.positions(np.array([10]), 10, 0)
@@ -305,7 +379,9 @@ def test_locations_of_a_dataset_are_below_it(out):
 
 
 def test_a_batch_over_several_shards_is_in_the_order_asked(tmp_path):
-    data = read.open(pack(tmp_path / "out", [{"n": n, "t": str(n) * 5} for n in range(200)], shard_bytes=3000))
+    data = read.open(
+        pack(tmp_path / "out", [{"n": n, "t": str(n) * 5} for n in range(200)], shard_bytes=3000)
+    )
     assert len(data.edges) > 2
     for count in (1, 5, 64, 200):
         rows = np.random.default_rng(count).integers(-200, 200, count)
@@ -313,11 +389,16 @@ def test_a_batch_over_several_shards_is_in_the_order_asked(tmp_path):
         assert batch["n"].tolist() == (rows % 200).tolist()
         assert batch["t"] == [str(n) * 5 for n in rows % 200]
         assert data.select(["t"]).collated(rows) == {"t": batch["t"]}
-        assert data.where("n % 2 = 0").collated(rows // 2)["n"].tolist() == (rows // 2 % 100 * 2).tolist()
+        assert (
+            data.where("n % 2 = 0").collated(rows // 2)["n"].tolist()
+            == (rows // 2 % 100 * 2).tolist()
+        )
 
 
 def test_streams_by_the_thousand_are_told_apart_by_the_names_of_their_shards(tmp_path):
-    (tmp_path / "playlist.yaml").write_text("".join(f"s{i}:\n  content: [{i}.{'mds' if i % 2 else 'ffr'}]\n" for i in range(3000)))
+    (tmp_path / "playlist.yaml").write_text(
+        "".join(f"s{i}:\n  content: [{i}.{'mds' if i % 2 else 'ffr'}]\n" for i in range(3000))
+    )
     (found,) = read.resolve(str(tmp_path))
     assert [stream.format for stream in found][:3] == ["ffrecord", "mds", "ffrecord"]
     (tmp_path / "playlist.yaml").write_text("a:\n  content: [a.mds]\nb:\n  content: [b.txt]\n")
@@ -327,11 +408,19 @@ def test_streams_by_the_thousand_are_told_apart_by_the_names_of_their_shards(tmp
 
 def test_the_weight_of_a_chunk_is_told_by_its_own_listing(tmp_path, monkeypatch):
     rows = [{"n": i, "t": "x" * i} for i in range(20)]
-    with Writer(str(tmp_path / "d"), format="granular", columns={"n": "int", "t": "str"}, settings=Settings(shard_rows=5)) as writer:
+    with Writer(
+        str(tmp_path / "d"),
+        format="granular",
+        columns={"n": "int", "t": "str"},
+        settings=Settings(shard_rows=5),
+    ) as writer:
         for row in rows:
             writer.write(row)
     data = read.open(str(tmp_path / "d"))
     series, wanted = data._table.series[0], data.playlists[0].streams[0].stored.tolist()
-    monkeypatch.setattr("flarecli.model.Stream.stored", property(lambda self: pytest.fail("all chunks were added up")))
+    monkeypatch.setattr(
+        "flarecli.model.Stream.stored",
+        property(lambda self: pytest.fail("all chunks were added up")),
+    )
     assert [series.weight(i) for i in range(4)] == wanted
     assert data.weight(4, 6) == sum(wanted[:2])

@@ -20,7 +20,9 @@ ROWS = 1500
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("remote") / "d", random.Random(1)
-    with flare.Writer(str(folder), columns={"n": "int", "b": "bytes"}, settings=Settings(shard_bytes=300_000)) as writer:
+    with flare.Writer(
+        str(folder), columns={"n": "int", "b": "bytes"}, settings=Settings(shard_bytes=300_000)
+    ) as writer:
         for n in range(ROWS):
             writer.write({"n": n, "b": rng.randbytes(6_000)})
     return {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -48,26 +50,48 @@ def fetched(web, sizes):
 def test_each_shard_is_fetched_once_in_an_epoch(served, packed, tmp_path, order, workers):
     sizes = {name: len(body) for name, body in packed.items()}
     limit = sum(sizes.values()) // 5
-    data = flare.open(served.url("/d/playlist.yaml"), cache=str(tmp_path / "cache"), cache_limit=limit)
+    data = flare.open(
+        served.url("/d/playlist.yaml"), cache=str(tmp_path / "cache"), cache_limit=limit
+    )
     served.requests.clear()
-    seen = [n for batch in flare.Loader(data, 32, order=order, window=3, workers=workers) for n in batch["n"].tolist()]
+    seen = [
+        n
+        for batch in flare.Loader(data, 32, order=order, window=3, workers=workers)
+        for n in batch["n"].tolist()
+    ]
     assert sorted(seen) == list(range(ROWS))
     times = fetched(served, sizes)
     assert len(times) == sum(name.endswith(".mds") for name in sizes)
     assert max(times.values()) < 1.001  # a byte or two tell the version
-    assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file()) <= limit
+    assert (
+        sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file())
+        <= limit
+    )
     assert not [thread for thread in threading.enumerate() if thread.name == "flare-loader"]
 
 
 def of_a_mix(data):
     half = data.where(f"n < {ROWS // 2}"), data.where(f"n >= {ROWS // 2}")
-    return [n for batch in flare.Loader(flare.mix(dict.fromkeys(half, 1.0)), 32, order="windows", window=2) for n in batch["n"].tolist()]
+    return [
+        n
+        for batch in flare.Loader(
+            flare.mix(dict.fromkeys(half, 1.0)), 32, order="windows", window=2
+        )
+        for n in batch["n"].tolist()
+    ]
 
 
 def of_torch(data, workers):
-    torch_data, flare_torch = pytest.importorskip("torch.utils.data"), pytest.importorskip("flarecli.torch")
+    torch_data, flare_torch = (
+        pytest.importorskip("torch.utils.data"),
+        pytest.importorskip("flarecli.torch"),
+    )
     stream = flare_torch.IterableDataset(data, 32, order="windows", window=3)
-    return [n for batch in torch_data.DataLoader(stream, batch_size=None, num_workers=workers) for n in batch["n"].tolist()]
+    return [
+        n
+        for batch in torch_data.DataLoader(stream, batch_size=None, num_workers=workers)
+        for n in batch["n"].tolist()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +106,11 @@ def of_torch(data, workers):
 )
 def test_whatever_reads_by_windows_is_fetched_ahead(served, packed, tmp_path, read):
     sizes = {name: len(body) for name, body in packed.items()}
-    data = flare.open(served.url("/d/playlist.yaml"), cache=str(tmp_path / "cache"), cache_limit=sum(sizes.values()) // 2)
+    data = flare.open(
+        served.url("/d/playlist.yaml"),
+        cache=str(tmp_path / "cache"),
+        cache_limit=sum(sizes.values()) // 2,
+    )
     served.requests.clear()
     for name, body in packed.items():
         (tmp_path / name).write_bytes(body)
@@ -94,7 +122,9 @@ def test_whatever_reads_by_windows_is_fetched_ahead(served, packed, tmp_path, re
 
 
 def test_a_run_that_is_left_leaves_no_thread(served, tmp_path):
-    run = flare.open(served.url("/d/playlist.yaml"), cache=str(tmp_path / "cache")).run(order="windows", window=1)
+    run = flare.open(served.url("/d/playlist.yaml"), cache=str(tmp_path / "cache")).run(
+        order="windows", window=1
+    )
     next(run)
     del run
     assert not [thread for thread in threading.enumerate() if thread.name == "flare-loader"]
@@ -111,10 +141,17 @@ def test_the_windows_of_a_mix_come_as_its_steps_do(packed, tmp_path):
         rows, windows = order.at(np.arange(order.rows)), list(order.windows(begin))
         assert [first for first, _, _ in windows] == sorted(first for first, _, _ in windows)
         for step, row in enumerate(rows[begin:].tolist(), begin):
-            assert any(first <= step < stop and any(start <= row < end for start, end in spans) for first, stop, spans in windows)
+            assert any(
+                first <= step < stop and any(start <= row < end for start, end in spans)
+                for first, stop, spans in windows
+            )
 
 
-@pytest.mark.parametrize("near, window, least, most", [(0, 3, 3, 9), (4_000_000, 1, 12, 14)], ids=["the next two windows", "small windows further"])
+@pytest.mark.parametrize(
+    "near, window, least, most",
+    [(0, 3, 3, 9), (4_000_000, 1, 12, 14)],
+    ids=["the next two windows", "small windows further"],
+)
 def test_so_much_is_fetched_ahead(served, packed, tmp_path, monkeypatch, near, window, least, most):
     monkeypatch.setattr(fetching, "_NEAR", near)
     data = flare.open(served.url("/d/playlist.yaml"), cache=str(tmp_path / "cache"))
@@ -137,15 +174,25 @@ def test_a_shard_that_is_gone_is_named(served, packed, tmp_path):
 
 def test_rows_of_a_local_list_of_links_are_not_looked_for_ahead(served, packed, tmp_path):
     """Finding many at once would open shards that the first batches have no part in."""
-    lines = packed["playlist.yaml"].decode().replace("shard.", served.url("/d/shard.")).splitlines(keepends=True)
+    lines = (
+        packed["playlist.yaml"]
+        .decode()
+        .replace("shard.", served.url("/d/shard."))
+        .splitlines(keepends=True)
+    )
     (tmp_path / "links.yaml").write_text("".join(lines[:-1]))  # but the last, which is its sum
     data = flare.open(str(tmp_path / "links.yaml"))
     edges = data._table.edges
     rows = {seed: data.order(seed, 0, "shuffle", 1).at(np.arange(16)) for seed in range(50)}
-    seed = next(seed for seed, its in rows.items() if its.min() >= edges[1])  # none of the first shard
+    seed = next(
+        seed for seed, its in rows.items() if its.min() >= edges[1]
+    )  # none of the first shard
     served.requests.clear()
     loop = iter(flare.Loader(data, 8, seed, workers=0))
-    assert [next(loop)["n"].tolist() for _ in range(2)] == [rows[seed][:8].tolist(), rows[seed][8:].tolist()]
+    assert [next(loop)["n"].tolist() for _ in range(2)] == [
+        rows[seed][:8].tolist(),
+        rows[seed][8:].tolist(),
+    ]
     shards = {int(path[-9:-4]) for path, _ in served.requests}
     assert shards == set((np.searchsorted(edges, rows[seed], "right") - 1).tolist())
     loop.close()

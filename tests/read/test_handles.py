@@ -31,7 +31,9 @@ def folders(tmp_path_factory):
     out = []
     for format, shards in (("mds", 200), ("granular", 40)):
         path = str(tmp_path_factory.mktemp("many") / format)
-        with flare.Writer(path, columns={"n": "int", "t": "str"}, format=format, settings=Settings(shard_rows=5)) as writer:
+        with flare.Writer(
+            path, columns={"n": "int", "t": "str"}, format=format, settings=Settings(shard_rows=5)
+        ) as writer:
             for n in range(5 * shards):
                 writer.write({"n": n, "t": "x" * n})
         out.append(path)
@@ -39,11 +41,23 @@ def folders(tmp_path_factory):
 
 
 def test_epochs_over_many_shards_need_few_handles(folders):
-    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM), *folders], capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), *folders],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (ran.stdout, ran.stderr) == ("True\n", "")
 
 
 def test_as_many_files_are_mapped_as_a_share_of_the_handles(monkeypatch):
-    for handles, files in ((16, 8), (64, 16), (1024, 256), (1 << 20, 1024), (resource.RLIM_INFINITY, 1024)):
+    for handles, files in (
+        (16, 8),
+        (64, 16),
+        (1024, 256),
+        (1 << 20, 1024),
+        (resource.RLIM_INFINITY, 1024),
+    ):
         monkeypatch.setattr(resource, "getrlimit", lambda _, handles=handles: (handles, handles))
         assert files_limit(1024) == files

@@ -16,7 +16,11 @@ ROWS = 300
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    with flare.Writer(str(tmp_path / "data"), columns={"n": "int", "body": "bytes"}, settings=Settings(shard_rows=100)) as writer:
+    with flare.Writer(
+        str(tmp_path / "data"),
+        columns={"n": "int", "body": "bytes"},
+        settings=Settings(shard_rows=100),
+    ) as writer:
         for n in range(ROWS):
             writer.write({"n": n, "body": bytes([n % 256]) * 2000})
     return str(tmp_path / "data")
@@ -37,7 +41,9 @@ def stored(folder: str) -> list[int]:
 
 
 @pytest.mark.parametrize("order", ["shuffle", "windows", "sequential"])
-def test_an_epoch_asks_for_each_shard_once_and_reads_the_same(folder: str, asked: list[int], order: str) -> None:
+def test_an_epoch_asks_for_each_shard_once_and_reads_the_same(
+    folder: str, asked: list[int], order: str
+) -> None:
     data = flare.open(folder)
     seen = [n for batch in flare.Loader(data, 32, order=order) for n in batch["n"].tolist()]
     assert sorted(asked) == stored(folder) and len(asked) > 2
@@ -52,9 +58,13 @@ def test_shards_that_were_open_are_asked_for_too(folder: str, asked: list[int]) 
     assert len(asked) == 1
 
 
-def test_a_shard_is_asked_for_before_its_table_is_read(folder: str, asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_is_asked_for_before_its_table_is_read(
+    folder: str, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     open_shard, before = mds.open_shard, list[int]()
-    monkeypatch.setattr(mds, "open_shard", lambda *given: before.append(len(asked)) or open_shard(*given))
+    monkeypatch.setattr(
+        mds, "open_shard", lambda *given: before.append(len(asked)) or open_shard(*given)
+    )
     list(flare.Loader(flare.open(folder), 32, workers=0))
     assert before == [1, 2, 3]
 
@@ -95,7 +105,9 @@ def test_a_mix_asks_for_what_all_its_datasets_take(folder: str, asked: list[int]
     assert len(asked) >= len(stored(folder))
 
 
-def test_a_map_asked_for_in_large_pages_is_not_read_ahead_in_small_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_map_asked_for_in_large_pages_is_not_read_ahead_in_small_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_bytes(bytes(1 << 16))
     with (tmp_path / "file").open("rb") as file:
         view = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
@@ -109,10 +121,20 @@ def test_a_map_asked_for_in_large_pages_is_not_read_ahead_in_small_ones(tmp_path
         ahead.read_ahead(view, [(0, 5000)])
 
 
-def test_spare_memory_is_what_the_system_has_or_the_group_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    available = next(int(line.split()[1]) << 10 for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+def test_spare_memory_is_what_the_system_has_or_the_group_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    available = next(
+        int(line.split()[1]) << 10
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemAvailable")
+    )
     assert spare.spare_memory() <= 2 * available
     for name, text in (("max", "5000000\n"), ("used", "2000000\n"), ("none", "max\n")):
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(spare, "_groups", lambda: ((tmp_path / "none", tmp_path / "used"), (tmp_path / "max", tmp_path / "used")))
+    monkeypatch.setattr(
+        spare,
+        "_groups",
+        lambda: ((tmp_path / "none", tmp_path / "used"), (tmp_path / "max", tmp_path / "used")),
+    )
     assert spare.spare_memory() == 3_000_000

@@ -27,7 +27,9 @@ def data(tmp_path_factory):
     columns = {"n": "int", "weight": "float32", "text": "str", "grid": "ndarray:uint8:2,3"}
     with flare.Writer(str(path), columns=columns, settings=Settings(shard_rows=10)) as writer:
         for n in range(ROWS):
-            writer.write({"n": n, "weight": n / 2, "text": "x" * n, "grid": np.full((2, 3), n, np.uint8)})
+            writer.write(
+                {"n": n, "weight": n / 2, "text": "x" * n, "grid": np.full((2, 3), n, np.uint8)}
+            )
     return flare.open(str(path))
 
 
@@ -46,24 +48,43 @@ def none_left():
 
 
 def test_batches_are_arrays_by_dtype_and_shape_and_lists(data):
-    (batch, *_), wanted = list(flare.Loader(data, 8, seed=3)), [sample["n"] for sample in data.run(3)][:8]
+    (batch, *_), wanted = (
+        list(flare.Loader(data, 8, seed=3)),
+        [sample["n"] for sample in data.run(3)][:8],
+    )
     assert batch["n"].tolist() == wanted
-    assert {name: (value.dtype, value.shape) for name, value in batch.items() if name != "text"} == {
-        "n": (np.int64, (8,)), "weight": (np.float32, (8,)), "grid": (np.uint8, (8, 2, 3)),
-    }  # fmt: skip
+    assert {
+        name: (value.dtype, value.shape) for name, value in batch.items() if name != "text"
+    } == {
+        "n": (np.int64, (8,)),
+        "weight": (np.float32, (8,)),
+        "grid": (np.uint8, (8, 2, 3)),
+    }
     assert batch["text"] == ["x" * n for n in wanted]
     assert (batch["grid"] == np.array(wanted)[:, None, None]).all()
 
 
 @pytest.mark.parametrize("order", ["shuffle", "windows", "sequential"])
-@pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 1}, {"workers": 5, "ahead": 1}, {"workers": 2, "processes": True, "start": "fork"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"workers": 0},
+        {"workers": 1},
+        {"workers": 5, "ahead": 1},
+        {"workers": 2, "processes": True, "start": "fork"},
+    ],
+)
 def test_what_works_ahead_changes_nothing(data, order, options):
     loader = flare.Loader(data, 7, seed=5, order=order, transform=shifted, **options)
     first = list(loader)
-    assert np.concatenate([batch["n"] for batch in first]).tolist() == [sample["n"] + 1 for sample in data.run(5, 0, order)]
+    assert np.concatenate([batch["n"] for batch in first]).tolist() == [
+        sample["n"] + 1 for sample in data.run(5, 0, order)
+    ]
     assert all(batch["weight"].dtype == np.float32 for batch in first)
     assert [len(batch["n"]) for batch in first] == [7] * 14 + [5]
-    assert np.concatenate([batch["n"] for batch in loader]).tolist() == [sample["n"] + 1 for sample in data.run(5, 1, order)]
+    assert np.concatenate([batch["n"] for batch in loader]).tolist() == [
+        sample["n"] + 1 for sample in data.run(5, 1, order)
+    ]
     assert none_left()
 
 
@@ -72,7 +93,16 @@ def shifted(sample):
 
 
 def test_processes_that_begin_anew_give_the_same(data):
-    loader = flare.Loader(data, 50, seed=5, transform=operator.itemgetter("text"), collate=len, workers=1, processes=True, start="spawn")
+    loader = flare.Loader(
+        data,
+        50,
+        seed=5,
+        transform=operator.itemgetter("text"),
+        collate=len,
+        workers=1,
+        processes=True,
+        start="spawn",
+    )
     assert list(loader) == [50, 50, 3]
 
 
@@ -100,7 +130,9 @@ def test_a_saved_place_is_exact(data, taken, workers):
 def test_a_loop_goes_on_where_the_last_one_was_left(data):
     loader = flare.Loader(data, 10, seed=1)
     first = next(iter(loader))["n"].tolist()
-    assert first + [n for batch in numbers(loader) for n in batch] == [sample["n"] for sample in data.run(1)]
+    assert first + [n for batch in numbers(loader) for n in batch] == [
+        sample["n"] for sample in data.run(1)
+    ]
     assert loader.cursor == flare.Cursor(1, 1, 0, "shuffle")
     one = iter(loader)
     next(one)
@@ -120,7 +152,12 @@ def test_a_loader_goes_on_with_other_ranks_and_workers(data, draw):
     seen, state = [], None
     while state is None or state["epoch"] == 0:
         ranks = draw.draw(st.integers(1, 4))
-        loaders = [flare.Loader(data, batch, seed, draw.draw(st.integers(0, 2)), order=order, rank=rank, ranks=ranks) for rank in range(ranks)]
+        loaders = [
+            flare.Loader(
+                data, batch, seed, draw.draw(st.integers(0, 2)), order=order, rank=rank, ranks=ranks
+            )
+            for rank in range(ranks)
+        ]
         for loader in loaders:
             if state is not None:
                 loader.load(state)
@@ -139,7 +176,13 @@ def test_a_loader_goes_on_with_other_ranks_and_workers(data, draw):
 
 def test_a_place_crosses_processes_that_begin_in_any_way(data):
     fork = {"workers": 2, "processes": True, "start": "fork"}
-    turns = [(1, {"workers": 2}), (2, fork), (1, {"workers": 1, "processes": True, "start": "spawn"}), (3, {"workers": 0}), (2, fork)]
+    turns = [
+        (1, {"workers": 2}),
+        (2, fork),
+        (1, {"workers": 1, "processes": True, "start": "spawn"}),
+        (3, {"workers": 0}),
+        (2, fork),
+    ]
     seen, state = [], None
     for turn, (ranks, own) in enumerate(turns):
         loaders = [flare.Loader(data, 3, 7, rank=rank, ranks=ranks, **own) for rank in range(ranks)]
@@ -176,7 +219,10 @@ def test_transforms_make_several_samples_or_none(data):
     loop = iter(other)
     while not other.save()["skip"]:
         next(loop)
-    with pytest.raises(UsageError, match="^saved in the middle of what a transform made of a row, on another number of ranks$"):
+    with pytest.raises(
+        UsageError,
+        match="^saved in the middle of what a transform made of a row, on another number of ranks$",
+    ):
         flare.Loader(data, 8).load(other.save())
 
 
@@ -201,14 +247,22 @@ def failing(sample):
     return {"n": 1 // (sample["n"] - 17)}
 
 
-@pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 2}, {"workers": 1, "processes": True, "start": "fork"}])
+@pytest.mark.parametrize(
+    "options", [{"workers": 0}, {"workers": 2}, {"workers": 1, "processes": True, "start": "fork"}]
+)
 def test_an_exception_in_a_transform_names_the_row(data, options):
     loader, seen = flare.Loader(data, 10, order="sequential", transform=failing, **options), []
     with pytest.raises(TransformError) as caught:
         for batch in loader:
             seen.append(len(batch["n"]))
-    assert (str(caught.value), seen) == ("row 17: the transform failed: ZeroDivisionError: integer division or modulo by zero", [10])
-    assert isinstance(caught.value.__cause__, ZeroDivisionError) or "in failing" in caught.value.__notes__[0]
+    assert (str(caught.value), seen) == (
+        "row 17: the transform failed: ZeroDivisionError: integer division or modulo by zero",
+        [10],
+    )
+    assert (
+        isinstance(caught.value.__cause__, ZeroDivisionError)
+        or "in failing" in caught.value.__notes__[0]
+    )
     assert loader.save()["step"] == 10
     del caught
     assert none_left()
@@ -218,14 +272,21 @@ def test_a_worker_process_that_dies_is_an_error(data):
     import os
 
     with pytest.raises(TransformError, match=r"^a worker process ended \(exit code 7\)$"):
-        list(flare.Loader(data, transform=lambda sample: os._exit(7), workers=1, processes=True, start="fork"))
+        list(
+            flare.Loader(
+                data, transform=lambda sample: os._exit(7), workers=1, processes=True, start="fork"
+            )
+        )
     with pytest.raises(UsageError, match="^cannot be sent to another process: "):
         list(flare.Loader(data, transform=lambda sample: sample, processes=True, start="spawn"))
 
 
 def test_ranks_that_drop_the_last_give_as_many_batches(data):
     for ranks in (1, 2, 3, 5):
-        parts = [numbers(flare.Loader(data, 10, seed=1, rank=rank, ranks=ranks, drop_last=True)) for rank in range(ranks)]
+        parts = [
+            numbers(flare.Loader(data, 10, seed=1, rank=rank, ranks=ranks, drop_last=True))
+            for rank in range(ranks)
+        ]
         assert {len(part) for part in parts} == {ROWS // (10 * ranks)}
         assert len(flare.Loader(data, 10, ranks=ranks, drop_last=True)) == ROWS // (10 * ranks)
         seen = [n for part in parts for batch in part for n in batch]
@@ -233,7 +294,9 @@ def test_ranks_that_drop_the_last_give_as_many_batches(data):
 
 
 def test_decoders_are_given_to_the_loader(data):
-    (batch,) = flare.Loader(data.select(["text", "n"]), ROWS, order="sequential", decode={"text": len, "n": False})
+    (batch,) = flare.Loader(
+        data.select(["text", "n"]), ROWS, order="sequential", decode={"text": len, "n": False}
+    )
     assert batch["text"].tolist() == list(range(ROWS))
     assert batch["n"][3] == (3).to_bytes(8, "little")
 
@@ -295,7 +358,12 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_an_interrupt_ends_everything_soon(data, kind):
     at = str(data.playlists[0].at)
-    child = subprocess.Popen([sys.executable, "-c", SLOW, at, kind], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", SLOW, at, kind],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     for _ in range(3):
         assert child.stdout.readline() == "batch\n"
     child.send_signal(signal.SIGINT)
@@ -306,7 +374,9 @@ def test_an_interrupt_ends_everything_soon(data, kind):
 
 def test_a_flare_error_crosses_processes(data):
     (path,) = {str(data.playlists[0].at)}
-    loader = flare.Loader(flare.open(path), 10, decode={"text": int}, workers=1, processes=True, start="fork")
+    loader = flare.Loader(
+        flare.open(path), 10, decode={"text": int}, workers=1, processes=True, start="fork"
+    )
     with pytest.raises(FlareError) as caught:
         list(loader)
     assert caught.value.message.startswith("column 'text': ValueError: invalid literal for int()")
@@ -337,12 +407,17 @@ def test_a_batch_that_was_held_up_alone_is_no_reason_for_threads(monkeypatch, sl
 
     flow = Ahead([made] * 2, iter(range(9)), 4, made)
     assert [next(flow) for _ in range(8)] == list(range(8))
-    assert len([thread for thread in threading.enumerate() if thread.name == "flare-loader"]) == threads
+    assert (
+        len([thread for thread in threading.enumerate() if thread.name == "flare-loader"])
+        == threads
+    )
     assert ("flare-loader" in began) is bool(threads)
     flow.close()
 
 
-@pytest.mark.parametrize("options", [{"transform": dict}, {"collate": list}, {"decode": {"text": len}}])
+@pytest.mark.parametrize(
+    "options", [{"transform": dict}, {"collate": list}, {"decode": {"text": len}}]
+)
 def test_threads_begin_with_the_first_batch_where_values_are_not_just_copied(data, options):
     loop = iter(flare.Loader(data, 5, order="sequential", workers=2, **options))
     next(loop)
@@ -378,13 +453,27 @@ def test_a_loop_that_was_replaced_gives_nothing_more(data):
 
 def test_numpys_integers_are_integers(data):
     numbers_of = {
-        name: np.int64(value) for name, value in {"batch": 4, "seed": 3, "epoch": 2, "window": 5, "ranks": 2, "rank": 1, "workers": 0}.items()
+        name: np.int64(value)
+        for name, value in {
+            "batch": 4,
+            "seed": 3,
+            "epoch": 2,
+            "window": 5,
+            "ranks": 2,
+            "rank": 1,
+            "workers": 0,
+        }.items()
     }
     for order in ("shuffle", "windows"):
-        loader, plain = flare.Loader(data, **numbers_of, order=order), flare.Loader(data, 4, 3, 0, epoch=2, window=5, ranks=2, rank=1, order=order)
+        loader, plain = (
+            flare.Loader(data, **numbers_of, order=order),
+            flare.Loader(data, 4, 3, 0, epoch=2, window=5, ranks=2, rank=1, order=order),
+        )
         assert json.loads(json.dumps(loader.save())) == plain.save()
         assert numbers(loader) == numbers(plain)
-    assert [one["n"] for one in data.run(np.int64(3), np.uint8(2))] == [one["n"] for one in data.run(3, 2)]
+    assert [one["n"] for one in data.run(np.int64(3), np.uint8(2))] == [
+        one["n"] for one in data.run(3, 2)
+    ]
     mixed = flare.mix({data: 1})
     assert [one["n"] for one in mixed.run(np.int64(3))] == [one["n"] for one in mixed.run(3)]
     with pytest.raises(UsageError) as caught:
@@ -405,6 +494,20 @@ def unsendable(sample):
 
 def test_what_no_pickle_holds_is_named(data):
     with pytest.raises(TransformError) as caught:
-        next(iter(flare.Loader(data, 4, workers=1, processes=True, start="fork", transform=unsendable, collate=list)))
+        next(
+            iter(
+                flare.Loader(
+                    data,
+                    4,
+                    workers=1,
+                    processes=True,
+                    start="fork",
+                    transform=unsendable,
+                    collate=list,
+                )
+            )
+        )
     said = str(caught.value).partition("what was made cannot be sent to another process: ")[2]
-    assert said.startswith(("Can't pickle ", "Can't get local object "))  # Python's words, up to 3.12 and since
+    assert said.startswith(
+        ("Can't pickle ", "Can't get local object ")
+    )  # Python's words, up to 3.12 and since

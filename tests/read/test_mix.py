@@ -16,7 +16,11 @@ from flarecli.model import Settings
 def parts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mix")
     for name, rows in (("a", 300), ("b", 70), ("c", 9)):
-        with flare.Writer(str(folder / name), columns={"n": "int", "of": "str", "w": "float32"}, settings=Settings(shard_rows=20)) as writer:
+        with flare.Writer(
+            str(folder / name),
+            columns={"n": "int", "of": "str", "w": "float32"},
+            settings=Settings(shard_rows=20),
+        ) as writer:
             for n in range(rows):
                 writer.write({"n": n, "of": name, "w": 0.5})
     return [flare.open(str(folder / name)) for name in "abc"]
@@ -43,30 +47,46 @@ def test_a_block_has_exactly_the_share_of_each(parts):
     whole = flare.mix(dict(zip(parts, (7, 2.5, 0.5), strict=True)), rows=20_000)
     rows = whole.order(1, 0, "shuffle", 8).at(np.arange(20_000))
     for block in (rows[:10_000], rows[10_000:]):
-        assert np.bincount(np.searchsorted([300, 370], block, "right")).tolist() == [7000, 2500, 500]
+        assert np.bincount(np.searchsorted([300, 370], block, "right")).tolist() == [
+            7000,
+            2500,
+            500,
+        ]
     assert flare.mix({parts[0]: 1e9, parts[1]: 1}).quotas.tolist() == [9999, 1]
     assert flare.mix(dict.fromkeys(parts, 1)).quotas.tolist() == [3334, 3333, 3333]
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(0, 1 << 40), st.integers(0, 50), st.lists(st.tuples(st.integers(1, 5), st.integers(1, 60)), min_size=1, max_size=6))
+@given(
+    st.integers(0, 1 << 40),
+    st.integers(0, 50),
+    st.lists(st.tuples(st.integers(1, 5), st.integers(1, 60)), min_size=1, max_size=6),
+)
 def test_a_run_goes_on_with_any_number_of_ranks(parts, seed, epoch, pieces):
     whole = flare.mix(dict(zip(parts, (0.6, 0.3, 0.1), strict=True)), rows=400)
     wanted, seen, cursor = keys(whole.run(seed, epoch)), [], None
     for ranks, taken in pieces:
-        runs = [whole.run(seed, epoch, rank=rank, ranks=ranks, cursor=cursor) for rank in range(ranks)]
+        runs = [
+            whole.run(seed, epoch, rank=rank, ranks=ranks, cursor=cursor) for rank in range(ranks)
+        ]
         for _ in range(taken):
-            seen += keys(sample for run in runs for sample in [next(run, None)] if sample is not None)
+            seen += keys(
+                sample for run in runs for sample in [next(run, None)] if sample is not None
+            )
         cursor = runs[0].cursor
     assert seen == wanted[: len(seen)]
     assert keys(whole.run(cursor=cursor)) == wanted[len(seen) :]
 
 
-@pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 2}, {"workers": 1, "processes": True, "start": "fork"}])
+@pytest.mark.parametrize(
+    "options", [{"workers": 0}, {"workers": 2}, {"workers": 1, "processes": True, "start": "fork"}]
+)
 def test_a_loader_takes_a_mix(parts, options):
     whole = flare.mix({parts[0]: 0.5, parts[2]: 0.5})
     batches = list(flare.Loader(whole, 32, seed=3, **options))
-    assert [key for batch in batches for key in zip(batch["of"], batch["n"].tolist(), strict=True)] == keys(whole.run(3))
+    assert [
+        key for batch in batches for key in zip(batch["of"], batch["n"].tolist(), strict=True)
+    ] == keys(whole.run(3))
     assert batches[0]["w"].dtype == np.float32
     made = list(flare.Loader(whole, 32, seed=3, transform=dict, decode={"of": len}, **options))
     assert all((batch["of"] == 1).all() and batch["w"].dtype == np.float32 for batch in made)
@@ -74,7 +94,12 @@ def test_a_loader_takes_a_mix(parts, options):
 
 def test_rows_of_a_mix_stand_behind_one_another(parts):
     whole = flare.mix({parts[0]: 1, parts[1]: 1})
-    assert keys([whole[0], whole[300], *whole.__getitems__([369, 299])]) == [("a", 0), ("b", 0), ("b", 69), ("a", 299)]
+    assert keys([whole[0], whole[300], *whole.__getitems__([369, 299])]) == [
+        ("a", 0),
+        ("b", 0),
+        ("b", 69),
+        ("a", 299),
+    ]
     with pytest.raises(RowsError, match="^a row is outside the mix, which has 370$"):
         whole[370]
 
@@ -100,7 +125,9 @@ def test_weights_that_add_up_to_no_number_mix_all_the_same(parts):
     assert flare.mix({a: 1.5e308, b: 0.5e308}).quotas.tolist() == [7500, 2500]
 
 
-@pytest.mark.parametrize(("rows", "what"), [([True, False], "bool"), ([1.7], "float64"), ([slice(1, 2)], "object")])
+@pytest.mark.parametrize(
+    ("rows", "what"), [([True, False], "bool"), ([1.7], "float64"), ([slice(1, 2)], "object")]
+)
 def test_what_is_no_position_names_no_row_of_a_mix(parts, rows, what):
     a, b, _ = parts
     with pytest.raises(UsageError, match=f"^{what} values are no positions of rows$"):

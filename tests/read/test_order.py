@@ -13,7 +13,17 @@ from flarecli.model import Settings
 from flarecli.read import positions
 
 SIZES = sorted(
-    {1, 2, 3, 4, 5, 9999, 10**7, *np.geomspace(1, 10**7, 200).astype(int).tolist(), *(n * n + d for n in (31, 317, 1024) for d in (-1, 0, 1))}
+    {
+        1,
+        2,
+        3,
+        4,
+        5,
+        9999,
+        10**7,
+        *np.geomspace(1, 10**7, 200).astype(int).tolist(),
+        *(n * n + d for n in (31, 317, 1024) for d in (-1, 0, 1)),
+    }
 )
 ROWS, CELLS = 10**6, 100
 
@@ -24,7 +34,11 @@ def test_every_row_comes_once(part):
     for rows in SIZES[part::8]:
         seen = np.zeros(rows, bool)
         for start in range(0, rows, 1 << 20):
-            seen[positions(np.arange(start, min(rows, start + (1 << 20))), rows, seed=rows, epoch=part)] = True
+            seen[
+                positions(
+                    np.arange(start, min(rows, start + (1 << 20))), rows, seed=rows, epoch=part
+                )
+            ] = True
         assert seen.all(), rows
 
 
@@ -44,10 +58,19 @@ def faults(order, rows):
     apart = np.bincount(cell[:-7] * CELLS + cell[7:], minlength=CELLS**2)
     low = np.bincount(order % 97, minlength=97)
     mean = order - order.mean()
-    serial = [float((mean[:-lag] * mean[lag:]).mean() / mean.var()) * len(order) ** 0.5 for lag in (1, 2, 3, 1000)]
+    serial = [
+        float((mean[:-lag] * mean[lag:]).mean() / mean.var()) * len(order) ** 0.5
+        for lag in (1, 2, 3, 1000)
+    ]
     with_place = float(np.corrcoef(at, order)[0, 1]) * len(order) ** 0.5
     return np.abs(
-        [excess(pairs, len(order) / CELLS**2), excess(follow, len(order) / CELLS**2), excess(apart, len(order) / CELLS**2), *serial, with_place]
+        [
+            excess(pairs, len(order) / CELLS**2),
+            excess(follow, len(order) / CELLS**2),
+            excess(apart, len(order) / CELLS**2),
+            *serial,
+            with_place,
+        ]
     ), low
 
 
@@ -72,7 +95,9 @@ def test_a_shuffle_of_a_million_million_rows_is_even_where_it_is_sampled():
 
 
 def test_epochs_and_seeds_have_nothing_in_common():
-    orders = [positions(np.arange(ROWS), ROWS, seed, epoch) for seed, epoch in ((5, 0), (5, 1), (6, 0))]
+    orders = [
+        positions(np.arange(ROWS), ROWS, seed, epoch) for seed, epoch in ((5, 0), (5, 1), (6, 0))
+    ]
     for k, one in enumerate(orders):
         for other in orders[:k]:
             assert abs(np.corrcoef(one, other)[0, 1]) * ROWS**0.5 < 5
@@ -118,11 +143,17 @@ SPLITS = """
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_runs_split_at_random_over_processes_give_each_row_once_in_order(tmp_path, start):
-    with flare.Writer(str(tmp_path / "d"), columns={"n": "int"}, settings=Settings(shard_rows=10)) as writer:
+    with flare.Writer(
+        str(tmp_path / "d"), columns={"n": "int"}, settings=Settings(shard_rows=10)
+    ) as writer:
         for n in range(103):
             writer.write({"n": n})
     (tmp_path / "splits.py").write_text(textwrap.dedent(SPLITS))
     ran = subprocess.run(
-        [sys.executable, str(tmp_path / "splits.py"), str(tmp_path / "d"), start], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(tmp_path / "splits.py"), str(tmp_path / "d"), start],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert (ran.stdout, ran.stderr, ran.returncode) == ("right\n", "", 0)

@@ -10,7 +10,9 @@ import pytest
 from flarecli.read import passing
 from flarecli.read.passing import passed, taken
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no memory without a name")
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="this system has no memory without a name"
+)
 
 ROUNDS = 40
 
@@ -18,7 +20,11 @@ ROUNDS = 40
 def columns(number, seed=1):
     rng = random.Random(f"{seed} {number}")
     sizes = [rng.choice([0, 1, 300, 5000, 70_000]) for _ in range(rng.randint(1, 70))]
-    return {"a": [rng.randbytes(size) for size in sizes], "none": [], "b": [bytes([number]) * size for size in reversed(sizes)]}
+    return {
+        "a": [rng.randbytes(size) for size in sizes],
+        "none": [],
+        "b": [bytes([number]) * size for size in reversed(sizes)],
+    }
 
 
 def serve(queue, room, over):
@@ -33,7 +39,9 @@ def serve(queue, room, over):
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 @pytest.mark.parametrize("ahead", [1, 3, 30])
 def test_a_process_gets_what_another_passed(start, ahead, monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2])  # a new process looks for this module there
+    monkeypatch.syspath_prepend(
+        Path(__file__).parents[2]
+    )  # a new process looks for this module there
     context = multiprocessing.get_context(start)
     queue, room, over = context.Queue(), context.Semaphore(ahead), context.Event()
     process = context.Process(target=serve, args=(queue, room, over))
@@ -83,7 +91,15 @@ def test_nothing_is_written_over_before_it_was_taken(own):
         assert taken(place) == {"x": [bytes([n]) * 30_000] * 10}
 
 
-@pytest.mark.parametrize(("size", "does"), [(passing._LEAST - 1, False), (passing._LEAST, True), (passing._MOST, True), (passing._MOST + 1, False)])
+@pytest.mark.parametrize(
+    ("size", "does"),
+    [
+        (passing._LEAST - 1, False),
+        (passing._LEAST, True),
+        (passing._MOST, True),
+        (passing._MOST + 1, False),
+    ],
+)
 def test_little_and_very_much_go_through_the_pipe(own, size, does):
     assert (passed({"x": [bytes(size)]}) is not None) is does
 
@@ -97,7 +113,9 @@ def test_a_larger_batch_gets_a_larger_ring_and_the_old_one_goes(own):
 
 def test_batches_of_more_than_half_a_ring_go_on_fitting(own):
     for size in (9, 12, 7, 15, 2, 16, 10, 11):
-        assert taken(told(passed({"x": [bytes([size]) * (size << 20)]}))) == {"x": [bytes([size]) * (size << 20)]}
+        assert taken(told(passed({"x": [bytes([size]) * (size << 20)]}))) == {
+            "x": [bytes([size]) * (size << 20)]
+        }
 
 
 def test_the_memory_of_processes_that_have_ended_is_let_go(own):
@@ -111,7 +129,11 @@ def test_the_memory_of_processes_that_have_ended_is_let_go(own):
 
 def memories():
     """Handles of this process on memory without a name: other tests' threads open and close files meanwhile."""
-    return sum("memfd:flare" in os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if os.path.lexists(fd))
+    return sum(
+        "memfd:flare" in os.readlink(fd)
+        for fd in Path("/proc/self/fd").iterdir()
+        if os.path.lexists(fd)
+    )
 
 
 def test_what_the_system_does_not_give_goes_through_the_pipe(own, monkeypatch):

@@ -16,7 +16,9 @@ def picture(size, kind="PNG", mode="RGB"):
     width, height = size
     rows, columns = np.mgrid[0:height, 0:width]
     out = io.BytesIO()
-    pixels = np.stack([columns * 255 // width, rows * 255 // height, np.full_like(rows, 90)], 2).astype(np.uint8)
+    pixels = np.stack(
+        [columns * 255 // width, rows * 255 // height, np.full_like(rows, 90)], 2
+    ).astype(np.uint8)
     Image.fromarray(pixels).convert(mode).save(out, kind)
     return out.getvalue()
 
@@ -31,7 +33,12 @@ def test_pictures_become_arrays_of_one_shape(kind, size):
     assert (out.shape, out.dtype) == ((32, 32, 3), np.uint8)
     edge = min(size)
     left, top = (size[0] - edge) // 2, (size[1] - edge) // 2
-    middle = Image.open(io.BytesIO(data)).convert("RGB").crop((left, top, left + edge, top + edge)).resize((32, 32), Image.Resampling.BILINEAR)
+    middle = (
+        Image.open(io.BytesIO(data))
+        .convert("RGB")
+        .crop((left, top, left + edge, top + edge))
+        .resize((32, 32), Image.Resampling.BILINEAR)
+    )
     assert np.abs(out.astype(int) - np.asarray(middle)).mean() < 6
     wide = flare.presets.image((20, 10), "L", crop=False)(data)
     squeezed = Image.open(io.BytesIO(data)).convert("L").resize((20, 10), Image.Resampling.BILINEAR)
@@ -48,7 +55,10 @@ def test_what_is_no_picture_is_refused():
 
 
 def test_a_picture_for_which_pillow_runs_a_program_is_refused(monkeypatch):
-    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *given, **named: pytest.fail("a program was asked for"))
+    monkeypatch.setattr(
+        "PIL.EpsImagePlugin.Ghostscript",
+        lambda *given, **named: pytest.fail("a program was asked for"),
+    )
     out = io.BytesIO()
     Image.new("RGB", (8, 8)).save(out, "EPS")
     with pytest.raises(ValueFitError, match="^no picture: "):
@@ -62,9 +72,18 @@ def test_a_picture_for_which_pillow_runs_a_program_is_refused(monkeypatch):
         (lambda: flare.presets.video(0), "frames is 0, step 1: at least 1 is wanted"),
         (lambda: flare.presets.video(4, step=0), "frames is 4, step 0: at least 1 is wanted"),
         (lambda: flare.presets.video(4, size=(0, 8)), "0 x 8 is no size of a picture"),
-        (lambda: flare.presets.audio(0), "rate is 0, seconds 600.0: at least 1, and more than 0 are wanted"),
-        (lambda: flare.presets.audio(seconds=0), "rate is None, seconds 0: at least 1, and more than 0 are wanted"),
-        (lambda: flare.presets.audio(seconds=float("nan")), "rate is None, seconds nan: at least 1, and more than 0 are wanted"),
+        (
+            lambda: flare.presets.audio(0),
+            "rate is 0, seconds 600.0: at least 1, and more than 0 are wanted",
+        ),
+        (
+            lambda: flare.presets.audio(seconds=0),
+            "rate is None, seconds 0: at least 1, and more than 0 are wanted",
+        ),
+        (
+            lambda: flare.presets.audio(seconds=float("nan")),
+            "rate is None, seconds nan: at least 1, and more than 0 are wanted",
+        ),
     ],
 )
 def test_settings_that_decode_nothing_are_refused_before_the_first_row(make, message):
@@ -84,7 +103,10 @@ def test_the_end_of_a_sound_is_there_at_another_rate_too(hertz, wanted):
         file.writeframes((np.sin(np.arange(hertz) / 20) * 20000).astype("<i2").tobytes())
     found = flare.presets.audio(wanted)(out.getvalue())
     assert found.shape == (1, wanted)
-    assert flare.presets.audio(wanted, seconds=0.25)(out.getvalue()).tolist() == found[:, : wanted // 4].tolist()
+    assert (
+        flare.presets.audio(wanted, seconds=0.25)(out.getvalue()).tolist()
+        == found[:, : wanted // 4].tolist()
+    )
 
 
 def test_text_becomes_bytes_of_one_length():
@@ -103,7 +125,11 @@ def test_what_a_film_or_a_sound_names_is_not_opened(web):
     pytest.importorskip("av")
     there = web.page("/canary.ts", b"canary")
     session = f"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video {web.port} RTP/AVP 96\na=rtpmap:96 H264/90000\n"
-    lists = f"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\n{there}\n#EXT-X-ENDLIST\n", f"ffconcat version 1.0\nfile {there}\n", session
+    lists = (
+        f"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\n{there}\n#EXT-X-ENDLIST\n",
+        f"ffconcat version 1.0\nfile {there}\n",
+        session,
+    )
     for data in lists:
         with pytest.raises(ValueFitError, match="^no video: "):
             flare.presets.video(4)(data.encode())
@@ -117,7 +143,12 @@ def test_films_and_sounds_become_arrays():
     media = Path(__file__).parents[2] / "fixtures" / "media"
     for name in ("whole.mp4", "whole.mkv", "whole.webm", "whole.mov", "fragments.mp4"):
         assert flare.presets.video(4)((media / name).read_bytes()).shape == (4, 32, 48, 3)
-        assert flare.presets.video(2, step=2, size=16)((media / name).read_bytes()).shape == (2, 16, 16, 3)
+        assert flare.presets.video(2, step=2, size=16)((media / name).read_bytes()).shape == (
+            2,
+            16,
+            16,
+            3,
+        )
     for name in ("opus.ogg", "vorbis.ogg", "plain.mp3", "whole.flac", "whole.m4a"):
         found = flare.presets.audio(8000, seconds=0.05)((media / name).read_bytes())
         assert (found.dtype, found.shape[1]) == (np.float32, 400)
@@ -129,5 +160,10 @@ def test_a_loader_batches_what_presets_make(tmp_path):
             writer.write({"image": picture((40 + n, 30), "JPEG"), "text": "x" * n})
     data = flare.open(str(tmp_path / "d"))
     for options in ({}, {"processes": True, "workers": 1}):
-        (batch,) = flare.Loader(data, 10, decode={"image": flare.presets.image(16), "text": flare.presets.text(4)}, **options)
+        (batch,) = flare.Loader(
+            data,
+            10,
+            decode={"image": flare.presets.image(16), "text": flare.presets.text(4)},
+            **options,
+        )
         assert (batch["image"].shape, batch["text"].shape) == ((10, 16, 16, 3), (10, 4))

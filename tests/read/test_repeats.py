@@ -27,7 +27,11 @@ def two(tmp_path, monkeypatch):
                 writer.write({"n": i})
 
 
-@pytest.mark.parametrize("command", [["cat"], ["inspect"], ["playlist"], ["unpack", "u"], ["pack", "o"]], ids=lambda one: one[0])
+@pytest.mark.parametrize(
+    "command",
+    [["cat"], ["inspect"], ["playlist"], ["unpack", "u"], ["pack", "o"]],
+    ids=lambda one: one[0],
+)
 def test_what_a_shell_makes_of_a_packed_folder_is_an_error_that_names_both_lists(command, capfd):
     names = sorted(f"d/{name}" for name in os.listdir("d"))
     assert main([command[0], *names, *command[1:]]) == 2
@@ -36,10 +40,14 @@ def test_what_a_shell_makes_of_a_packed_folder_is_an_error_that_names_both_lists
     assert sorted(os.listdir()) == ["d", "e"]
 
 
-@pytest.mark.parametrize("format", ["json", "csv", "ffrecord", "granular", "granular-refs", "webdataset"])
+@pytest.mark.parametrize(
+    "format", ["json", "csv", "ffrecord", "granular", "granular-refs", "webdataset"]
+)
 def test_of_every_format(format, tmp_path, capfd):
     column = {"ffrecord": "data", "webdataset": "txt"}.get(format, "n")
-    with Writer("x", format=format, columns={column: "bytes" if format == "ffrecord" else "str"}) as writer:
+    with Writer(
+        "x", format=format, columns={column: "bytes" if format == "ffrecord" else "str"}
+    ) as writer:
         writer.write({column: b"a" if format == "ffrecord" else "a"})
     with pytest.raises(UsageError) as caught:
         flarecli.open([str(path) for path in sorted(Path("x").iterdir())])
@@ -58,24 +66,41 @@ def test_a_folder_without_a_list_is_one_too(capfd):
         with FileWriter(name, 1) as writer:
             writer.write_one(name.encode())
     for sources in (["f", "f/b.ffr"], ["f/b.ffr", "f"]):
-        with pytest.raises(UsageError, match="^f/b.ffr: it is named by f and by f: its rows would come twice$"):
+        with pytest.raises(
+            UsageError, match="^f/b.ffr: it is named by f and by f: its rows would come twice$"
+        ):
             flarecli.open(sources)
     assert [row["data"] for row in flarecli.open(["f", "f"])] == [b"f/a.ffr", b"f/b.ffr"] * 2
-    assert [row["data"] for row in flarecli.open(["f/b.ffr", "f/a.ffr", "f/b.ffr"])] == [b"f/b.ffr", b"f/a.ffr", b"f/b.ffr"]
+    assert [row["data"] for row in flarecli.open(["f/b.ffr", "f/a.ffr", "f/b.ffr"])] == [
+        b"f/b.ffr",
+        b"f/a.ffr",
+        b"f/b.ffr",
+    ]
 
 
 def test_whoever_names_the_same_address_again_gets_its_rows_again():
-    assert len(flarecli.open(["d", "d"])) == len(flarecli.open(["d", str(Path("d").absolute()), "d/playlist.yaml"])) * 2 // 3 == 8
+    assert (
+        len(flarecli.open(["d", "d"]))
+        == len(flarecli.open(["d", str(Path("d").absolute()), "d/playlist.yaml"])) * 2 // 3
+        == 8
+    )
     assert len(flarecli.open(["d", "e"])) == len(flarecli.open(["d/*.mds", "e/*.mds"])) == 8
 
 
 def test_streams_that_are_not_read_may_share_shards():
-    Path("p.yaml").write_text("a:\n  content: [d/shard.00000.mds]\nb:\n  content: [d/shard.00001.mds]\n")
-    Path("q.yaml").write_text("a:\n  content: [d/shard.00000.mds]\nb:\n  content: [e/shard.00001.mds]\n")
+    Path("p.yaml").write_text(
+        "a:\n  content: [d/shard.00000.mds]\nb:\n  content: [d/shard.00001.mds]\n"
+    )
+    Path("q.yaml").write_text(
+        "a:\n  content: [d/shard.00000.mds]\nb:\n  content: [e/shard.00001.mds]\n"
+    )
     assert [row["n"] for row in flarecli.open(["p.yaml", "q.yaml"], streams=["b"])] == [2, 3, 2, 3]
     with pytest.raises(UsageError) as caught:
         flarecli.open(["p.yaml", "q.yaml"], streams=["a"])
-    assert str(caught.value) == "d/shard.00000.mds: it is named by p.yaml and by q.yaml: its rows would come twice"
+    assert (
+        str(caught.value)
+        == "d/shard.00000.mds: it is named by p.yaml and by q.yaml: its rows would come twice"
+    )
 
 
 def test_streams_of_two_names_in_a_playlist_may_list_the_same_shards(capfd):
@@ -86,5 +111,11 @@ def test_streams_of_two_names_in_a_playlist_may_list_the_same_shards(capfd):
 
 def test_neighbouring_shards_of_a_folder_share_a_playlist():
     (one,) = flarecli.read.resolve("d/shard.0000{0,1}.mds")
-    assert (len(one.streams), list(one.streams[0].urls)) == (1, ["shard.00000.mds", "shard.00001.mds"])
-    assert len(flarecli.read.resolve(["d/shard.00000.mds", "e/shard.00000.mds", "e/shard.00001.mds"])) == 2
+    assert (len(one.streams), list(one.streams[0].urls)) == (
+        1,
+        ["shard.00000.mds", "shard.00001.mds"],
+    )
+    assert (
+        len(flarecli.read.resolve(["d/shard.00000.mds", "e/shard.00000.mds", "e/shard.00001.mds"]))
+        == 2
+    )

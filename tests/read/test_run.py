@@ -18,7 +18,9 @@ ROWS = 103
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     path = tmp_path_factory.mktemp("run")
-    with flarecli.Writer(str(path / "d"), columns={"n": "int"}, settings=Settings(shard_rows=10)) as writer:
+    with flarecli.Writer(
+        str(path / "d"), columns={"n": "int"}, settings=Settings(shard_rows=10)
+    ) as writer:
         for n in range(ROWS):
             writer.write({"n": n})
     return flarecli.open(str(path / "d"))
@@ -61,13 +63,21 @@ def test_a_run_goes_on_with_any_number_of_ranks(data, draw):
         runs = [data_.run(seed, epoch, order, rank, ranks, cursor) for rank in range(ranks)]
         taken = draw.draw(st.integers(1, 40))
         for _ in range(taken):
-            seen += [sample["n"] for run in runs for sample in [next(run, None)] if sample is not None]
+            seen += [
+                sample["n"] for run in runs for sample in [next(run, None)] if sample is not None
+            ]
         cursor = pickle.loads(pickle.dumps(runs[0].cursor))
         assert cursor.step == min(ROWS, len(seen))
     assert seen == whole
 
 
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=30), st.integers(1, 5), st.integers(0, 1 << 70), st.integers(0, 1 << 40), st.randoms())
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=30),
+    st.integers(1, 5),
+    st.integers(0, 1 << 70),
+    st.integers(0, 1 << 40),
+    st.randoms(),
+)
 @settings(deadline=None)
 def test_steps_of_many_windows_have_the_rows_that_each_has_alone(sizes, window, seed, epoch, rng):
     edges = np.cumsum([0, *sizes])
@@ -104,7 +114,10 @@ def test_what_makes_no_run_is_refused(data):
         ("rank 8 of 8 is no rank", {"rank": 8, "ranks": 8}),
         ("order is 'random'", {"order": "random"}),
         ("window is 0, seed 0, epoch 0: at least 1, 0 and 0 are wanted", {"window": 0}),
-        (f"step 104 is outside the epoch, which has {ROWS}", {"cursor": Cursor(0, 0, 104, "shuffle")}),
+        (
+            f"step 104 is outside the epoch, which has {ROWS}",
+            {"cursor": Cursor(0, 0, 104, "shuffle")},
+        ),
     ):
         with pytest.raises(UsageError) as caught:
             data.run(**options)
@@ -119,12 +132,36 @@ OTHER = "Open the data that it was saved with."
     ("options", "message", "hint"),
     [
         ({"cursor": {}}, "cursor is {}: a Cursor is wanted", ANEW),
-        ({"cursor": (1, 0, 3, "shuffle")}, "cursor is (1, 0, 3, 'shuffle'): a Cursor is wanted", ANEW),
-        ({"cursor": Cursor(0, 0, 9, "shuffle", rows=200)}, f"saved in data of 200 rows, here are {ROWS}", OTHER),
-        ({"cursor": Cursor(0, 0, 9, "windows", rows=50)}, f"saved in data of 50 rows, here are {ROWS}", OTHER),
-        ({"cursor": Cursor(0, 0, -1, "shuffle")}, f"step -1 is outside the epoch, which has {ROWS}", ""),
-        ({"cursor": Cursor(1, 0, 9, "shuffle"), "seed": 2}, "seed is 2, the cursor's is 1", "Leave seed out: the cursor says it."),
-        ({"cursor": Cursor(1, 4, 9, "shuffle"), "epoch": 5}, "epoch is 5, the cursor's is 4", "Leave epoch out: the cursor says it."),
+        (
+            {"cursor": (1, 0, 3, "shuffle")},
+            "cursor is (1, 0, 3, 'shuffle'): a Cursor is wanted",
+            ANEW,
+        ),
+        (
+            {"cursor": Cursor(0, 0, 9, "shuffle", rows=200)},
+            f"saved in data of 200 rows, here are {ROWS}",
+            OTHER,
+        ),
+        (
+            {"cursor": Cursor(0, 0, 9, "windows", rows=50)},
+            f"saved in data of 50 rows, here are {ROWS}",
+            OTHER,
+        ),
+        (
+            {"cursor": Cursor(0, 0, -1, "shuffle")},
+            f"step -1 is outside the epoch, which has {ROWS}",
+            "",
+        ),
+        (
+            {"cursor": Cursor(1, 0, 9, "shuffle"), "seed": 2},
+            "seed is 2, the cursor's is 1",
+            "Leave seed out: the cursor says it.",
+        ),
+        (
+            {"cursor": Cursor(1, 4, 9, "shuffle"), "epoch": 5},
+            "epoch is 5, the cursor's is 4",
+            "Leave epoch out: the cursor says it.",
+        ),
         (
             {"cursor": Cursor(1, 0, 9, "shuffle"), "order": "windows"},
             "order is 'windows', the cursor's is 'shuffle'",
@@ -140,7 +177,11 @@ OTHER = "Open the data that it was saved with."
             "Cursor(seed=1, epoch=0, step=1.5, order='shuffle', rows=Non… is no place of a run",
             "Give whole numbers: flare.Cursor(seed, epoch, step, order).",
         ),
-        ({"rank": "0/8"}, "rank is '0/8': a whole number is wanted", "Give rank=R, ranks=N: rank R of N."),
+        (
+            {"rank": "0/8"},
+            "rank is '0/8': a whole number is wanted",
+            "Give rank=R, ranks=N: rank R of N.",
+        ),
     ],
 )
 def test_a_place_of_another_run_is_refused(data, options, message, hint):
@@ -159,7 +200,10 @@ def test_a_cursor_says_of_what_run_it_is(data, order):
     rest = numbers(run)
     assert numbers(data.run(cursor=cursor)) == rest
     assert numbers(data.run(5, 1, order, window=3, cursor=cursor)) == rest
-    assert numbers(data.run(cursor=Cursor(np.int64(5), np.uint8(1), np.int32(20), order), window=3)) == rest
+    assert (
+        numbers(data.run(cursor=Cursor(np.int64(5), np.uint8(1), np.int32(20), order), window=3))
+        == rest
+    )
     assert sorted(seen + rest) == list(range(ROWS))
     less = data.where("n < 50")
     if order == "sequential":
@@ -174,4 +218,6 @@ def test_a_loaders_cursor_is_a_place_of_a_run(data):
     batch = next(iter(loader))
     assert loader.cursor == Cursor(7, 0, 10, "windows")
     assert (loader.cursor.rows, loader.cursor.window) == (ROWS, 2)
-    assert sorted([*batch["n"].tolist(), *numbers(data.run(cursor=loader.cursor))]) == list(range(ROWS))
+    assert sorted([*batch["n"].tolist(), *numbers(data.run(cursor=loader.cursor))]) == list(
+        range(ROWS)
+    )

@@ -19,7 +19,11 @@ ROWS = 103
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     path = tmp_path_factory.mktemp("torch") / "d"
-    with flare.Writer(str(path), columns={"n": "int", "w": "float32", "text": "str"}, settings=Settings(shard_rows=10)) as writer:
+    with flare.Writer(
+        str(path),
+        columns={"n": "int", "w": "float32", "text": "str"},
+        settings=Settings(shard_rows=10),
+    ) as writer:
         for n in range(ROWS):
             writer.write({"n": n, "w": n / 2, "text": "x" * n})
     return flare.open(str(path))
@@ -37,7 +41,9 @@ def test_rows_by_position(data):
     rows = MapDataset(data, transform=lambda sample: sample["n"])
     assert (len(rows), rows[7], rows.__getitems__([3, 1])) == (ROWS, 7, [3, 1])
     assert torch.cat(list(DataLoader(rows, batch_size=16))).tolist() == list(range(ROWS))
-    shuffled = DataLoader(MapDataset(data), batch_size=16, shuffle=True, num_workers=2, collate_fn=data.collate)
+    shuffled = DataLoader(
+        MapDataset(data), batch_size=16, shuffle=True, num_workers=2, collate_fn=data.collate
+    )
     assert sorted(n for batch in shuffled for n in batch["n"].tolist()) == list(range(ROWS))
 
 
@@ -49,9 +55,17 @@ def test_workers_change_nothing(data, options, threads):
     stream.set_epoch(2)
     batches = list(DataLoader(stream, batch_size=None, **options))
     assert numbers(batches) == cut(wanted, 8)
-    assert (batches[0]["n"].dtype, batches[0]["w"].dtype, batches[0]["text"][0]) == (torch.int64, torch.float32, "x" * wanted[0])
-    one_by_one = IterableDataset(data, 8, seed=4, epoch=2, collated=False, transform=lambda sample: sample["n"])
-    assert [batch.tolist() for batch in DataLoader(one_by_one, batch_size=8, **options)] == cut(wanted, 8)
+    assert (batches[0]["n"].dtype, batches[0]["w"].dtype, batches[0]["text"][0]) == (
+        torch.int64,
+        torch.float32,
+        "x" * wanted[0],
+    )
+    one_by_one = IterableDataset(
+        data, 8, seed=4, epoch=2, collated=False, transform=lambda sample: sample["n"]
+    )
+    assert [batch.tolist() for batch in DataLoader(one_by_one, batch_size=8, **options)] == cut(
+        wanted, 8
+    )
     assert (len(stream), len(one_by_one)) == (13, ROWS)
 
 
@@ -66,17 +80,30 @@ def test_workers_that_live_on_are_told_the_epoch(data):
 @pytest.mark.parametrize("ranks", [2, 5])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_ranks_share_an_epoch(data, ranks, num_workers):
-    parts = [numbers(DataLoader(IterableDataset(data, 4, rank=rank, ranks=ranks), batch_size=None, num_workers=num_workers)) for rank in range(ranks)]
+    parts = [
+        numbers(
+            DataLoader(
+                IterableDataset(data, 4, rank=rank, ranks=ranks),
+                batch_size=None,
+                num_workers=num_workers,
+            )
+        )
+        for rank in range(ranks)
+    ]
     for rank, part in enumerate(parts):
         assert part == cut([sample["n"] for sample in data.run(0, rank=rank, ranks=ranks)], 4)
-    even = [IterableDataset(data, 4, rank=rank, ranks=ranks, drop_last=True) for rank in range(ranks)]
+    even = [
+        IterableDataset(data, 4, rank=rank, ranks=ranks, drop_last=True) for rank in range(ranks)
+    ]
     assert {len(list(one)) for one in even} == {len(one) for one in even} == {ROWS // (4 * ranks)}
 
 
 def test_ranks_come_from_the_launcher(data, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    assert numbers(IterableDataset(data, 4)) == cut([sample["n"] for sample in data.run(0, rank=1, ranks=3)], 4)
+    assert numbers(IterableDataset(data, 4)) == cut(
+        [sample["n"] for sample in data.run(0, rank=1, ranks=3)], 4
+    )
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -86,7 +113,9 @@ def test_a_stateful_loader_goes_on_exactly(data, num_workers, collated, taken):
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
 
     def loader():
-        stream = IterableDataset(data, 8, seed=6, collated=collated, transform=lambda sample: {"n": sample["n"]})
+        stream = IterableDataset(
+            data, 8, seed=6, collated=collated, transform=lambda sample: {"n": sample["n"]}
+        )
         return stateful(stream, batch_size=None if collated else 8, num_workers=num_workers)
 
     wanted = cut([sample["n"] for sample in data.run(6)], 8)
@@ -102,7 +131,10 @@ def test_a_stateful_loader_goes_on_exactly(data, num_workers, collated, taken):
 
 
 def test_other_ranks_go_on_from_a_step(data):
-    ranks, order = [IterableDataset(data, 4, seed=1, rank=rank, ranks=3) for rank in range(3)], [sample["n"] for sample in data.run(1)]
+    ranks, order = (
+        [IterableDataset(data, 4, seed=1, rank=rank, ranks=3) for rank in range(3)],
+        [sample["n"] for sample in data.run(1)],
+    )
     parts = [next(iter(one))["n"].tolist() for one in ranks]
     assert [n for own in zip(*parts, strict=True) for n in own] == order[:12]
     others = [IterableDataset(data, 4, seed=1, rank=rank, ranks=2) for rank in range(2)]
@@ -126,7 +158,9 @@ def test_places_of_another_stream_are_refused(data):
     stream.load_state_dict(stream.state_dict() | {"workers": 2})
     with pytest.raises(UsageError, match="^saved by 2 workers, here are 1$"):
         next(iter(stream))
-    with pytest.raises(UsageError, match="^batch is 0, threads 0, rank 0 of 1: that makes no stream$"):
+    with pytest.raises(
+        UsageError, match="^batch is 0, threads 0, rank 0 of 1: that makes no stream$"
+    ):
         IterableDataset(data, 0)
 
 
@@ -145,34 +179,71 @@ def test_what_makes_no_stream_is_refused(data):
     told(lambda: MapDataset(None), "None is no dataset", "Give what flare.open gives.")
     told(lambda: MapDataset(data, 3), "transform is 3: a function is wanted")
     told(lambda: IterableDataset(data, 1.5), "batch is 1.5: a whole number is wanted")
-    told(lambda: IterableDataset(data, rank="0/8"), "rank is '0/8': a whole number is wanted", "Give rank=R, ranks=N: rank R of N.")
+    told(
+        lambda: IterableDataset(data, rank="0/8"),
+        "rank is '0/8': a whole number is wanted",
+        "Give rank=R, ranks=N: rank R of N.",
+    )
     told(lambda: IterableDataset(data, collated="no"), "collated is 'no': True or False is wanted")
-    told(lambda: IterableDataset(data, ranks=1 << 40), f"batch is 64, threads 0, ranks {1 << 40}: fewer than 2^31 are wanted")
-    told(lambda: IterableDataset(data, epoch=1 << 63), f"epoch is {1 << 63}: at least 0 and below 2^63 is wanted")
-    stream = IterableDataset(data, np.int64(8), np.uint8(6), epoch=np.int32(1), rank=np.int8(0), ranks=np.int8(1))
+    told(
+        lambda: IterableDataset(data, ranks=1 << 40),
+        f"batch is 64, threads 0, ranks {1 << 40}: fewer than 2^31 are wanted",
+    )
+    told(
+        lambda: IterableDataset(data, epoch=1 << 63),
+        f"epoch is {1 << 63}: at least 0 and below 2^63 is wanted",
+    )
+    stream = IterableDataset(
+        data, np.int64(8), np.uint8(6), epoch=np.int32(1), rank=np.int8(0), ranks=np.int8(1)
+    )
     assert stream.state_dict() == IterableDataset(data, 8, 6, epoch=1, rank=0, ranks=1).state_dict()
     assert {type(value) for value in stream.state_dict().values()} == {int, str}
     told(lambda: stream.set_epoch(1.5), "epoch is 1.5: a whole number is wanted")
     told(lambda: stream.set_epoch(-1), "epoch is -1: at least 0 and below 2^63 is wanted")
     told(lambda: stream.set_epoch(0, "4"), "step is '4': a whole number is wanted")
-    for state in (None, 3, [], {}, stream.state_dict() | {"step": 1.5}, stream.state_dict() | {"given": -1}, stream.state_dict() | {"epoch": True}):
-        told(lambda state=state: stream.load_state_dict(state), "this is no place that a stream saved", SAVED)
-    stream.load_state_dict({key: np.int64(value) if key != "order" else value for key, value in stream.state_dict().items()})
+    for state in (
+        None,
+        3,
+        [],
+        {},
+        stream.state_dict() | {"step": 1.5},
+        stream.state_dict() | {"given": -1},
+        stream.state_dict() | {"epoch": True},
+    ):
+        told(
+            lambda state=state: stream.load_state_dict(state),
+            "this is no place that a stream saved",
+            SAVED,
+        )
+    stream.load_state_dict(
+        {
+            key: np.int64(value) if key != "order" else value
+            for key, value in stream.state_dict().items()
+        }
+    )
     told(lambda: tensors([{"n": 1}]), "list is no batch, a dict of columns is wanted", TENSORS)
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 @pytest.mark.parametrize("given", [{"collate_fn": tensors}, {}])
 def test_large_batches_of_bytes_are_the_same_from_workers(tmp_path, start, given):
-    with flare.Writer(str(tmp_path / "d"), columns={"body": "bytes", "n": "int", "text": "str"}) as writer:
+    with flare.Writer(
+        str(tmp_path / "d"), columns={"body": "bytes", "n": "int", "text": "str"}
+    ) as writer:
         for n in range(200):
             writer.write({"body": bytes([n]) * (n * 100), "n": n, "text": str(n)})
     stream = IterableDataset(flare.open(str(tmp_path / "d")), 16, seed=2)
     wanted = list(stream)
     for _ in range(2):
-        batches = list(DataLoader(stream, batch_size=None, num_workers=2, multiprocessing_context=start, **given))
+        batches = list(
+            DataLoader(
+                stream, batch_size=None, num_workers=2, multiprocessing_context=start, **given
+            )
+        )
         assert [list(batch) for batch in batches] == [["body", "n", "text"]] * 13
-        assert [(one["body"], one["n"].tolist(), one["text"]) for one in batches] == [(one["body"], one["n"].tolist(), one["text"]) for one in wanted]
+        assert [(one["body"], one["n"].tolist(), one["text"]) for one in batches] == [
+            (one["body"], one["n"].tolist(), one["text"]) for one in wanted
+        ]
 
 
 def test_a_loop_that_is_left_and_begun_again_gets_its_own_batches(tmp_path):
@@ -181,7 +252,9 @@ def test_a_loop_that_is_left_and_begun_again_gets_its_own_batches(tmp_path):
             writer.write({"body": bytes([n]) * 9000})
     stream = IterableDataset(flare.open(str(tmp_path / "d")), 10, seed=2)
     wanted = [batch["body"] for batch in stream]
-    loader = DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True, collate_fn=tensors)
+    loader = DataLoader(
+        stream, batch_size=None, num_workers=2, persistent_workers=True, collate_fn=tensors
+    )
     for stop in (3, 1, 25, 7):
         seen = [batch["body"] for batch, _ in zip(loader, range(stop), strict=False)]
         assert seen[:stop] == wanted[: len(seen[:stop])]
@@ -190,20 +263,43 @@ def test_a_loop_that_is_left_and_begun_again_gets_its_own_batches(tmp_path):
 def test_a_rank_or_their_number_alone_is_taken_too(data, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("RANK", "2")
-    for given, same in (({"rank": 1}, {"rank": 1, "ranks": 3}), ({"ranks": 4}, {"rank": 2, "ranks": 4}), ({}, {"rank": 2, "ranks": 3})):
-        assert numbers(IterableDataset(data, 8, **given)) == numbers(IterableDataset(data, 8, **same))
+    for given, same in (
+        ({"rank": 1}, {"rank": 1, "ranks": 3}),
+        ({"ranks": 4}, {"rank": 2, "ranks": 4}),
+        ({}, {"rank": 2, "ranks": 3}),
+    ):
+        assert numbers(IterableDataset(data, 8, **given)) == numbers(
+            IterableDataset(data, 8, **same)
+        )
     monkeypatch.setenv("RANK", "one")
     with pytest.raises(UsageError, match="^RANK is 'one' and WORLD_SIZE '3': numbers are wanted$"):
         IterableDataset(data)
 
 
 def test_what_torch_has_no_type_for_stays_an_array():
-    made = tensors({"text": np.array(["a", "b"]), "day": np.array(["2024-01-02"], "M8[D]"), "turned": np.array([1, 2], ">i4"), "n": np.arange(2)})
-    assert {name: type(value) for name, value in made.items()} == {"text": np.ndarray, "day": np.ndarray, "turned": np.ndarray, "n": torch.Tensor}
+    made = tensors(
+        {
+            "text": np.array(["a", "b"]),
+            "day": np.array(["2024-01-02"], "M8[D]"),
+            "turned": np.array([1, 2], ">i4"),
+            "n": np.arange(2),
+        }
+    )
+    assert {name: type(value) for name, value in made.items()} == {
+        "text": np.ndarray,
+        "day": np.ndarray,
+        "turned": np.ndarray,
+        "n": torch.Tensor,
+    }
 
 
 def odd(samples):
-    return tensors({"small": torch.zeros(2, dtype=torch.float8_e4m3fn), "turned": torch.ones(2, dtype=torch.complex64).mul(1j).conj()})
+    return tensors(
+        {
+            "small": torch.zeros(2, dtype=torch.float8_e4m3fn),
+            "turned": torch.ones(2, dtype=torch.complex64).mul(1j).conj(),
+        }
+    )
 
 
 def test_tensors_that_numpy_has_no_type_for_come_from_workers(data):

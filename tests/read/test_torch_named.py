@@ -27,7 +27,9 @@ def samples():
 
 
 def packed(path, **settings):
-    with flare.Writer(str(path), columns=COLUMNS, settings=Settings(shard_rows=50, **settings)) as writer:
+    with flare.Writer(
+        str(path), columns=COLUMNS, settings=Settings(shard_rows=50, **settings)
+    ) as writer:
         for sample in samples():
             writer.write(sample)
     return flare.open(str(path))
@@ -54,14 +56,24 @@ def reads(monkeypatch):
 
 
 def plain(batches):
-    return [{name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in batch.items()} for batch in batches]
+    return [
+        {
+            name: value.tolist() if isinstance(value, torch.Tensor) else value
+            for name, value in batch.items()
+        }
+        for batch in batches
+    ]
 
 
 def from_workers(stream, **options):
-    return list(DataLoader(stream, batch_size=None, num_workers=2, **({"collate_fn": tensors} | options)))
+    return list(
+        DataLoader(stream, batch_size=None, num_workers=2, **({"collate_fn": tensors} | options))
+    )
 
 
-@pytest.mark.parametrize("kind", ["all", "some columns", "some rows", "stored bytes", "ranks", "mix"])
+@pytest.mark.parametrize(
+    "kind", ["all", "some columns", "some rows", "stored bytes", "ranks", "mix"]
+)
 def test_rows_in_memory_are_read_by_who_takes_them(data, reads, kind):
     chosen = {
         "some columns": data.select(["n", "body"]),
@@ -69,7 +81,9 @@ def test_rows_in_memory_are_read_by_who_takes_them(data, reads, kind):
         "stored bytes": data.decoded({"n": False}),
         "mix": flare.mix({data.where("n < 60"): 0.5, data.where("n >= 60"): 0.5}),
     }.get(kind, data)
-    stream = IterableDataset(chosen, 16, seed=3, **({"rank": 1, "ranks": 2} if kind == "ranks" else {}))
+    stream = IterableDataset(
+        chosen, 16, seed=3, **({"rank": 1, "ranks": 2} if kind == "ranks" else {})
+    )
     wanted = list(stream)
     for _ in range(2):
         batches = from_workers(stream)
@@ -82,8 +96,13 @@ def double(sample):
     return sample | {"n": 2 * sample["n"]}
 
 
-@pytest.mark.parametrize("kind", ["compressed", "transform", "collate", "decode", "threads", "one by one", "looked at", "cold"])
-def test_what_takes_more_than_a_copy_is_made_by_the_worker(data, tmp_path, reads, monkeypatch, kind):
+@pytest.mark.parametrize(
+    "kind",
+    ["compressed", "transform", "collate", "decode", "threads", "one by one", "looked at", "cold"],
+)
+def test_what_takes_more_than_a_copy_is_made_by_the_worker(
+    data, tmp_path, reads, monkeypatch, kind
+):
     own = {
         "transform": {"transform": double},
         "collate": {"collate": data.collate},
@@ -93,8 +112,17 @@ def test_what_takes_more_than_a_copy_is_made_by_the_worker(data, tmp_path, reads
     }.get(kind, {})
     if kind == "cold":
         monkeypatch.setattr(mds_columns, "is_cold", lambda view, places: True)
-    stream = IterableDataset(packed(tmp_path / "d", compression="zstd") if kind == "compressed" else data, 16, seed=3, **own)
-    given = {"looked at": {"collate_fn": dict}, "one by one": {"collate_fn": list}, "collate": {"collate_fn": tensors}}.get(kind, {})
+    stream = IterableDataset(
+        packed(tmp_path / "d", compression="zstd") if kind == "compressed" else data,
+        16,
+        seed=3,
+        **own,
+    )
+    given = {
+        "looked at": {"collate_fn": dict},
+        "one by one": {"collate_fn": list},
+        "collate": {"collate_fn": tensors},
+    }.get(kind, {})
     batches = list(stream)
     if kind == "one by one":
         assert len(from_workers(stream, collate_fn=dict)) == len(batches)
@@ -135,7 +163,12 @@ def named(data, rows=(3, 1, 2)):
         lambda batch: (lambda **named: named)(**batch),
         lambda batch: ("n" in batch, "other" in batch),
         lambda batch: (batch["text"], batch.get("other"), batch.setdefault("text")),
-        lambda batch: [list(batch.keys()), list(batch.items())[2], list(batch.values())[2], list(reversed(batch))],
+        lambda batch: [
+            list(batch.keys()),
+            list(batch.items())[2],
+            list(batch.values())[2],
+            list(reversed(batch)),
+        ],
         lambda batch: (batch.pop("text"), len(batch)),
         lambda batch: (batch.update(other=1), sorted(batch)),
         lambda batch: [batch.__setitem__("n", 1), batch.__delitem__("body"), dict(batch)],
@@ -165,7 +198,10 @@ def test_a_damaged_row_is_named_and_the_loop_goes_on(tmp_path):
     shard.write_bytes(body)
     stream = IterableDataset(flare.open(str(tmp_path / "d")), 10, order="sequential")
     loop, given = iter(DataLoader(stream, batch_size=None, collate_fn=tensors, num_workers=2)), 0
-    with pytest.raises(FormatError, match=r"(?s)^Caught FormatError in reading what a DataLoader worker named.*\.mds\[7\]: its fields take 1048"):
+    with pytest.raises(
+        FormatError,
+        match=r"(?s)^Caught FormatError in reading what a DataLoader worker named.*\.mds\[7\]: its fields take 1048",
+    ):
         for _ in loop:
             given += 1
     assert given == 5 and [batch["n"][0].item() for batch in loop] == [60, 70, 80, 90, 100, 110]
@@ -176,7 +212,9 @@ def test_a_stateful_loader_goes_on_exactly_with_batches_that_are_named(data, rea
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
 
     def loader():
-        return stateful(IterableDataset(data, 16, seed=6), batch_size=None, num_workers=2, collate_fn=tensors)
+        return stateful(
+            IterableDataset(data, 16, seed=6), batch_size=None, num_workers=2, collate_fn=tensors
+        )
 
     first = loader()
     seen = [batch for _, batch in zip(range(taken), first, strict=False)]

@@ -24,7 +24,11 @@ ROWS = [{"label": i % 7, "score": i / 4, "text": "x" * (i % 40)} for i in range(
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     path = str(tmp_path_factory.mktemp("d") / "out")
-    with flare.Writer(path, columns={"label": "int", "score": "float32", "text": "str"}, settings=Settings(shard_bytes=2000)) as writer:
+    with flare.Writer(
+        path,
+        columns={"label": "int", "score": "float32", "text": "str"},
+        settings=Settings(shard_bytes=2000),
+    ) as writer:
         for row in ROWS:
             writer.write(row)
     return flare.open(path)
@@ -41,7 +45,10 @@ def test_columns_chosen_stand_in_the_order_asked(data):
     assert len(data.columns) == 3
     with pytest.raises(UsageError) as caught:
         few.select(["score"])
-    assert (str(caught.value), caught.value.hint) == ("no column 'score'", "Choose from text, label.")
+    assert (str(caught.value), caught.value.hint) == (
+        "no column 'score'",
+        "Choose from text, label.",
+    )
 
 
 def test_rows_chosen_by_a_condition_are_a_dataset(data):
@@ -51,13 +58,19 @@ def test_rows_chosen_by_a_condition_are_a_dataset(data):
     assert list(some) == wanted
     assert (some[-1], some[[4, 0]]) == (wanted[-1], [wanted[4], wanted[0]])
     assert some.to_arrow().to_pylist() == wanted
-    assert [row for batch in some.batches(5, ["label"], 3, 17) for row in batch.to_pylist()] == [{"label": row["label"]} for row in wanted[3:17]]
+    assert [row for batch in some.batches(5, ["label"], 3, 17) for row in batch.to_pylist()] == [
+        {"label": row["label"]} for row in wanted[3:17]
+    ]
     assert some.take([3, 1]).to_pylist() == [wanted[3], wanted[1]]
     again = some.where("text LIKE 'xx%'").select(["text"])
     assert list(again) == [{"text": row["text"]} for row in wanted if len(row["text"]) > 1]
     for order in ("shuffle", "windows", "sequential"):
-        assert sorted(sample["score"] for sample in some.run(1, order=order)) == [row["score"] for row in wanted]
-    with pytest.raises(RowsError, match=f"^row {len(wanted)} is outside the data, which has {len(wanted)} rows$"):
+        assert sorted(sample["score"] for sample in some.run(1, order=order)) == [
+            row["score"] for row in wanted
+        ]
+    with pytest.raises(
+        RowsError, match=f"^row {len(wanted)} is outside the data, which has {len(wanted)} rows$"
+    ):
         some[len(wanted)]
 
 
@@ -91,7 +104,12 @@ def test_columns_take_another_decoder(data):
     raw = data.decoded({"label": False, "text": len})
     assert raw[9] == {"label": (2).to_bytes(8, "little"), "score": 2.25, "text": 9}
     assert raw[[9, 9]] == [raw[9]] * 2
-    assert flare.open(data.playlists[0].at.folder.path or str(data.playlists[0].at), decode={"text": len})[9]["text"] == 9
+    assert (
+        flare.open(
+            data.playlists[0].at.folder.path or str(data.playlists[0].at), decode={"text": len}
+        )[9]["text"]
+        == 9
+    )
     with pytest.raises(UsageError, match="^no column 'x'$"):
         data.decoded({"x": False})
 
@@ -99,13 +117,20 @@ def test_columns_take_another_decoder(data):
 def test_a_decoder_that_fails_names_the_row_and_the_column(data):
     with pytest.raises(ValueFitError) as caught:
         data.decoded({"text": lambda text: 1 // (len(text) - 5)})[[3, 5]]
-    assert str(caught.value) == "row 5: column 'text': ZeroDivisionError: integer division or modulo by zero"
+    assert (
+        str(caught.value)
+        == "row 5: column 'text': ZeroDivisionError: integer division or modulo by zero"
+    )
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 def test_rows_collate_to_arrays_by_dtype_and_shape(data):
     batch = data.collated([5, 0, 199])
-    assert {name: getattr(value, "dtype", type(value)) for name, value in batch.items()} == {"label": np.int64, "score": np.float32, "text": list}
+    assert {name: getattr(value, "dtype", type(value)) for name, value in batch.items()} == {
+        "label": np.int64,
+        "score": np.float32,
+        "text": list,
+    }
     assert batch["label"].tolist() == [5, 0, 3]
     assert batch["score"].tolist() == [1.25, 0, 49.75]
     assert batch["text"] == ["xxxxx", "", "x" * 39]
@@ -113,8 +138,12 @@ def test_rows_collate_to_arrays_by_dtype_and_shape(data):
 
 
 def test_a_range_of_a_list_is_the_same_part_of_it():
-    found = [flare.open(str(path.parent)) for path in sorted((GOLDEN / "granular").rglob("refs.bag"))]
-    data = next(one for one in found if any(column.encoding.endswith("[]") for column in one.columns))
+    found = [
+        flare.open(str(path.parent)) for path in sorted((GOLDEN / "granular").rglob("refs.bag"))
+    ]
+    data = next(
+        one for one in found if any(column.encoding.endswith("[]") for column in one.columns)
+    )
     name = next(column.name for column in data.columns if column.encoding.endswith("[]"))
     for row in range(len(data)):
         whole = data[row]
@@ -162,7 +191,9 @@ def point():
 
 @pytest.mark.parametrize("format", ["mds", "granular", "granular-refs", "webdataset"])
 def test_values_of_an_own_encoding_come_back(point, tmp_path, format):
-    with flare.Writer(str(tmp_path / "d"), columns={"p": "point", "n": "int"}, format=format) as writer:
+    with flare.Writer(
+        str(tmp_path / "d"), columns={"p": "point", "n": "int"}, format=format
+    ) as writer:
         for n in range(5):
             writer.write({"p": [n, n * n], "n": n})
     data = flare.open(str(tmp_path / "d"))
@@ -176,11 +207,17 @@ def test_what_an_own_encoding_cannot_do_names_the_row(point, tmp_path):
         writer.write({"p": 1})
         with pytest.raises(ValueFitError) as caught:
             writer.write({"p": {1, 2}})
-        assert str(caught.value) == "row 1: column 'p': set {1, 2} does not fit point: TypeError: Object of type set is not JSON serializable"
+        assert (
+            str(caught.value)
+            == "row 1: column 'p': set {1, 2} does not fit point: TypeError: Object of type set is not JSON serializable"
+        )
     flare.encoding(point, to_json, lambda data: data.nothing)
     with pytest.raises(ValueFitError) as caught:
         flare.open(str(tmp_path / "d"))[0]
-    assert str(caught.value) == "row 0: column 'p': 1 B are not point: AttributeError: 'bytes' object has no attribute 'nothing'"
+    assert (
+        str(caught.value)
+        == "row 0: column 'p': 1 B are not point: AttributeError: 'bytes' object has no attribute 'nothing'"
+    )
     flare.encoding(point, lambda value: value, bytes)
     with pytest.raises(ValueFitError, match="^the encoder of point gives int, not bytes$"):
         encodings.encode(encodings.lookup(point), 5)
@@ -188,7 +225,11 @@ def test_what_an_own_encoding_cannot_do_names_the_row(point, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("jpeg", "'jpeg' is an encoding that flare has"), ("a b", "'a b' cannot name an encoding"), ("x[]", "'x[]' cannot name an encoding")],
+    [
+        ("jpeg", "'jpeg' is an encoding that flare has"),
+        ("a b", "'a b' cannot name an encoding"),
+        ("x[]", "'x[]' cannot name an encoding"),
+    ],
 )
 def test_names_that_no_own_encoding_can_have(name, message):
     with pytest.raises(UsageError) as caught:
@@ -223,4 +264,7 @@ def test_a_dataset_and_a_loader_say_what_they_are_and_want(data):
     assert repr(data) == "<Dataset: 200 rows of 'label' int, 'score' float32, 'text' str>"
     with pytest.raises(UsageError) as caught:
         flare.Loader("out")
-    assert (str(caught.value), caught.value.hint) == ("'out' is no dataset", "Give what flare.open gives.")
+    assert (str(caught.value), caught.value.hint) == (
+        "'out' is no dataset",
+        "Give what flare.open gives.",
+    )

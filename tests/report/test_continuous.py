@@ -30,22 +30,41 @@ def step(name, folder, **inputs):
     """Run a step of the Action as GitHub does: its variables from the inputs, `bash -e -o pipefail` over its script."""
     action = yaml.safe_load((ROOT / "action.yml").read_text())
     (found,) = [one for one in action["runs"]["steps"] if one["name"] == name]
-    values = {f"inputs.{key}": inputs.get(key, value.get("default", "")) for key, value in action["inputs"].items()}
-    env = {key: values[text.removeprefix("${{ ").removesuffix(" }}")] for key, text in found["env"].items()}
+    values = {
+        f"inputs.{key}": inputs.get(key, value.get("default", ""))
+        for key, value in action["inputs"].items()
+    }
+    env = {
+        key: values[text.removeprefix("${{ ").removesuffix(" }}")]
+        for key, text in found["env"].items()
+    }
     argv = [BASH, "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", found["run"]]
     kept = {key: value for key, value in os.environ.items() if not key.startswith("FLARE_")}
-    return subprocess.run(argv, cwd=folder, env={**kept, **env, "PATH": PATH}, capture_output=True, text=True)
+    return subprocess.run(
+        argv, cwd=folder, env={**kept, **env, "PATH": PATH}, capture_output=True, text=True
+    )
 
 
 @pytest.mark.skipif(BASH is None, reason="bash is not installed")
 def test_the_action_passes_a_whole_dataset_and_marks_a_damaged_one(tmp_path):
     out = packed(tmp_path / "a set; touch ran")
-    ran = step("Verify", tmp_path, sources=f"{out.name}\n", options="--decode\n--jobs=1", report="found report.xml")
+    ran = step(
+        "Verify",
+        tmp_path,
+        sources=f"{out.name}\n",
+        options="--decode\n--jobs=1",
+        report="found report.xml",
+    )
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ElementTree.parse(tmp_path / "found report.xml").getroot().get("failures") == "0"
     (out / "shard.00000.mds").write_bytes(b"short")
     ran = step("Verify", tmp_path, sources=f"\n{out.name}", report="found report.xml")
-    size = (tmp_path / out.name / "playlist.yaml").read_text().partition("bytes: [")[2].partition("]")[0]
+    size = (
+        (tmp_path / out.name / "playlist.yaml")
+        .read_text()
+        .partition("bytes: [")[2]
+        .partition("]")[0]
+    )
     said = f"shard.00000.mds: is 5 bytes, {out.name}/playlist.yaml lists {size} (bytes 5-{int(size) - 1}) ({CUT})"
     first = f"::error file={out.name}/shard.00000.mds,title=flare verify%2C size::{said}\n"
     assert (ran.returncode, ran.stderr) == (1, first)
@@ -63,11 +82,21 @@ def test_the_hook_stops_a_commit_of_a_damaged_dataset(tmp_path):
     """The hook's own entry and pattern, with the flare that is here: pre-commit would build an environment from the network."""
     pytest.importorskip("pre_commit")
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
-    local = {**{key: value for key, value in hook.items() if key != "description"}, "language": "system"}
+    local = {
+        **{key: value for key, value in hook.items() if key != "description"},
+        "language": "system",
+    }
     repository = tmp_path / "repository"
     repository.mkdir()
-    (repository / ".pre-commit-config.yaml").write_text(yaml.safe_dump({"repos": [{"repo": "local", "hooks": [local]}]}))
-    env = {**os.environ, "PATH": PATH, "HOME": str(tmp_path), "PRE_COMMIT_HOME": str(tmp_path / "kept")}
+    (repository / ".pre-commit-config.yaml").write_text(
+        yaml.safe_dump({"repos": [{"repo": "local", "hooks": [local]}]})
+    )
+    env = {
+        **os.environ,
+        "PATH": PATH,
+        "HOME": str(tmp_path),
+        "PRE_COMMIT_HOME": str(tmp_path / "kept"),
+    }
     for name in list(env):
         if name.startswith(("GIT_", "FLARE_")):
             del env[name]

@@ -29,15 +29,24 @@ def few(monkeypatch):
 
 
 def test_a_huge_sample_is_cut_to_what_one_looks_at_and_says_so(pictures, few, tmp_path, capsys):
-    assert main(["inspect", pictures, "--sample", "1000000", "--html", f"{tmp_path}/page.html"]) == 0
-    assert capsys.readouterr().err == "the sample is 5 rows of the 40 asked for: `flare cat` gives any number\n"
+    assert (
+        main(["inspect", pictures, "--sample", "1000000", "--html", f"{tmp_path}/page.html"]) == 0
+    )
+    assert (
+        capsys.readouterr().err
+        == "the sample is 5 rows of the 40 asked for: `flare cat` gives any number\n"
+    )
     page = (tmp_path / "page.html").read_text()
     assert main(["inspect", pictures, "--sample", "1000000", "--html", "-", "-q"]) == 0
     assert capsys.readouterr() == (page, "")
     assert page.count("<article") == 5
     assert "5 rows at random; 35 more did not fit on the page" in page
     found = verbs.inspect(pictures, sample=1.0)
-    assert (found.asked, found.as_json()["sample_asked"], len(found.as_json()["sample"])) == (40, 40, 5)
+    assert (found.asked, found.as_json()["sample_asked"], len(found.as_json()["sample"])) == (
+        40,
+        40,
+        5,
+    )
     assert main(["inspect", pictures, "--sample", "100%", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["sample_asked"] == 40
 
@@ -69,6 +78,12 @@ def test_what_is_missing_is_on_the_page(tmp_path):
 def test_each_row_of_the_page_says_its_number(pictures):
     found = verbs.inspect(pictures, sample=4)
     page = report.dataset_page(found)
-    assert [int(number) for number in re.findall(r"<p class=\"soft\">row (\d+)</p>", page)] == list(found.sample_rows)
-    assert [row["id"] for row in found.as_json()["sample"]] == found.as_json()["sample_rows"]  # ids count as rows do
-    assert [int(text) for text in re.findall(r"<dt>id</dt><dd data-column=\"0\">(\d+)<", page)] == list(found.sample_rows)
+    assert [int(number) for number in re.findall(r"<p class=\"soft\">row (\d+)</p>", page)] == list(
+        found.sample_rows
+    )
+    assert [row["id"] for row in found.as_json()["sample"]] == found.as_json()[
+        "sample_rows"
+    ]  # ids count as rows do
+    assert [
+        int(text) for text in re.findall(r"<dt>id</dt><dd data-column=\"0\">(\d+)<", page)
+    ] == list(found.sample_rows)

@@ -7,8 +7,23 @@ def test_each_column_tells_what_holds_for_it():
     names, rows = facts_table(
         {
             "id": {"rows": 12_000, "nulls": 3, "min": 0, "max": 10**60, "distinct_over": 10_000},
-            "score": {"rows": 2, "nulls": 0, "min": -1.98171720525, "max": float("inf"), "distinct": 2},
-            "text": {"rows": 2, "nulls": 0, "min_bytes": 2, "max_bytes": 5000, "min_chars": 1, "max_chars": 2500, "bytes": 5002, "distinct": 2},
+            "score": {
+                "rows": 2,
+                "nulls": 0,
+                "min": -1.98171720525,
+                "max": float("inf"),
+                "distinct": 2,
+            },
+            "text": {
+                "rows": 2,
+                "nulls": 0,
+                "min_bytes": 2,
+                "max_bytes": 5000,
+                "min_chars": 1,
+                "max_chars": 2500,
+                "bytes": 5002,
+                "distinct": 2,
+            },
             "words": {"rows": 2, "nulls": 0, "min_items": 0, "max_items": 7},
             "image": {
                 "rows": 2,

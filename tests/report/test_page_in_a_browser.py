@@ -12,7 +12,9 @@ from PIL import Image
 from flarecli.__main__ import main
 from flarecli.write import Writer
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 HOSTILE = (
     "<script>document.title='owned'</script>",
     "[red]hot[/red]",
@@ -36,13 +38,28 @@ class Browser:
             high = [os.dup2(one, at) for one, at in ((a, 20), (b, 21))]
             os.dup2(high[0], 3), os.dup2(high[1], 4)
 
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self.child = subprocess.Popen([CHROMIUM, *flags, "about:blank"], preexec_fn=pipes, close_fds=False, **quiet)
+        flags = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={profile}",
+        ]
+        quiet = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.DEVNULL,
+        }
+        self.child = subprocess.Popen(
+            [CHROMIUM, *flags, "about:blank"], preexec_fn=pipes, close_fds=False, **quiet
+        )
         os.close(takes), os.close(gives)
         self.events, self.held, self.count, self.session = [], b"", 0, None
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.send("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
 
@@ -57,7 +74,12 @@ class Browser:
 
     def send(self, method, **params):
         self.count += 1
-        message = {"id": self.count, "method": method, "params": params, **({"sessionId": self.session} if self.session else {})}
+        message = {
+            "id": self.count,
+            "method": method,
+            "params": params,
+            **({"sessionId": self.session} if self.session else {}),
+        }
         os.write(self.out, json.dumps(message).encode() + b"\0")
         while (got := self.receive()).get("id") != self.count:
             self.events.append(got)
@@ -70,7 +92,9 @@ class Browser:
             self.events.append(self.receive())
 
     def run(self, script):
-        found = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        found = self.send(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
@@ -92,10 +116,32 @@ def picture(i):
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
-    with Writer(f"{folder}/set", columns={"id": "int", "text": "str", "<b>name": "str", "image": "jpeg"}) as writer:
+    with Writer(
+        f"{folder}/set", columns={"id": "int", "text": "str", "<b>name": "str", "image": "jpeg"}
+    ) as writer:
         for i in range(24):
-            writer.write({"id": i, "text": f"{HOSTILE[i % 6]} {i}", "<b>name": HOSTILE[-1 - i % 6], "image": picture(i)})
-    assert main(["inspect", f"{folder}/set", "--stats", "--sample", "24", "--html", f"{folder}/page.html"]) == 0
+            writer.write(
+                {
+                    "id": i,
+                    "text": f"{HOSTILE[i % 6]} {i}",
+                    "<b>name": HOSTILE[-1 - i % 6],
+                    "image": picture(i),
+                }
+            )
+    assert (
+        main(
+            [
+                "inspect",
+                f"{folder}/set",
+                "--stats",
+                "--sample",
+                "24",
+                "--html",
+                f"{folder}/page.html",
+            ]
+        )
+        == 0
+    )
     return folder / "page.html"
 
 
@@ -115,9 +161,13 @@ def shown(browser, column=0):
 
 
 def test_nothing_is_fetched_and_nothing_complained_of(browser, page):
-    asked = [event["params"]["request"]["url"] for event in browser.named("Network.requestWillBeSent")]
+    asked = [
+        event["params"]["request"]["url"] for event in browser.named("Network.requestWillBeSent")
+    ]
     assert {url for url in asked if not url.startswith("data:")} == {page.as_uri()}
-    assert browser.named("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded") == []
+    assert (
+        browser.named("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded") == []
+    )
     assert page.stat().st_size < 5_000_000
 
 
@@ -127,8 +177,20 @@ def test_the_gallery_shows_pictures(browser):
 
 
 def test_text_of_the_data_stays_text(browser):
-    texts = shown(browser, browser.run("[...document.querySelectorAll('#by option')].find(one=>one.textContent=='text').value"))
-    written = ("<script>document.title='owned'</script>", "[red]hot[/red]", "\\x1b[31mred", "\\u202egnp.exe", HOSTILE[4], "plain")
+    texts = shown(
+        browser,
+        browser.run(
+            "[...document.querySelectorAll('#by option')].find(one=>one.textContent=='text').value"
+        ),
+    )
+    written = (
+        "<script>document.title='owned'</script>",
+        "[red]hot[/red]",
+        "\\x1b[31mred",
+        "\\u202egnp.exe",
+        HOSTILE[4],
+        "plain",
+    )
     assert sorted(texts) == sorted(f"{written[i % 6]} {i}" for i in range(24))
     assert browser.run("document.scripts.length") == 1
     assert browser.run("document.images.length") == 24
@@ -136,20 +198,31 @@ def test_text_of_the_data_stays_text(browser):
 
 
 def test_a_script_that_is_not_its_own_does_not_run(browser):
-    browser.run("{const s=document.createElement('script');s.textContent='window.owned=1';document.body.append(s);s.remove()}")
+    browser.run(
+        "{const s=document.createElement('script');s.textContent='window.owned=1';document.body.append(s);s.remove()}"
+    )
     assert browser.run("window.owned===undefined")
-    browser.events[:] = [event for event in browser.events if event.get("method") != "Log.entryAdded"]  # its refusal
+    browser.events[:] = [
+        event for event in browser.events if event.get("method") != "Log.entryAdded"
+    ]  # its refusal
 
 
 def test_rows_are_found_and_sorted(browser):
-    at = browser.run("[...document.querySelectorAll('#by option')].find(one=>one.textContent=='id').value")
+    at = browser.run(
+        "[...document.querySelectorAll('#by option')].find(one=>one.textContent=='id').value"
+    )
     find = "{{const one=document.getElementById('find');one.value={};one.dispatchEvent(new Event('input'))}}"
     browser.run(find.format("'[RED]hot'"))
     assert 0 < len(shown(browser)) < 24
     browser.run(find.format("'plain 23'"))
-    assert (shown(browser, at), browser.run("document.getElementById('count').textContent")) == (["23"], "1 of 24")
+    assert (shown(browser, at), browser.run("document.getElementById('count').textContent")) == (
+        ["23"],
+        "1 of 24",
+    )
     browser.run(find.format("''"))
-    browser.run(f"{{const one=document.getElementById('by');one.value='{at}';one.dispatchEvent(new Event('change'))}}")
+    browser.run(
+        f"{{const one=document.getElementById('by');one.value='{at}';one.dispatchEvent(new Event('change'))}}"
+    )
     assert shown(browser, at) == [str(i) for i in range(24)]
     browser.run("document.getElementById('turn').click()")
     assert shown(browser, at) == [str(i) for i in reversed(range(24))]

@@ -16,7 +16,9 @@ SHOWN = "<script>alert(1)</script> & \\x1b[31m ]]> \\u202e \"'\\x00?"
 RESULT = Result(
     ["out", "more"],
     [
-        Finding("out/shard.00000.mds[3]", "value", f"column 'image': {HOSTILE}", "Look.", (120, 640)),
+        Finding(
+            "out/shard.00000.mds[3]", "value", f"column 'image': {HOSTILE}", "Look.", (120, 640)
+        ),
         Finding("out/shard.00000.mds", "checksum", "fails", ""),
         Finding("out/playlist.yaml:2:1", "format", "no YAML", "Pack again."),
     ],
@@ -37,13 +39,26 @@ def test_the_junit_file_says_what_failed_and_what_passed(tmp_path):
     (suite,) = root
     assert (root.tag, suite.tag, suite.get("name")) == ("testsuites", "testsuite", "out more")
     assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
-        "tests": "3", "failures": "2", "errors": "0", "skipped": "0",
-    }  # fmt: skip
+        "tests": "3",
+        "failures": "2",
+        "errors": "0",
+        "skipped": "0",
+    }
     cases = suite.findall("testcase")
-    assert [case.get("name") for case in cases] == ["out/shard.00000.mds", "out/playlist.yaml", "5 files are whole"]
+    assert [case.get("name") for case in cases] == [
+        "out/shard.00000.mds",
+        "out/playlist.yaml",
+        "5 files are whole",
+    ]
     failure = cases[0].find("failure")
-    assert (failure.get("type"), failure.get("message")) == ("value", f"column 'image': {SHOWN} (and 1 more)")
-    assert failure.text == f"out/shard.00000.mds[3]: column 'image': {SHOWN} (bytes 120-639)\nLook.\nout/shard.00000.mds: fails"
+    assert (failure.get("type"), failure.get("message")) == (
+        "value",
+        f"column 'image': {SHOWN} (and 1 more)",
+    )
+    assert (
+        failure.text
+        == f"out/shard.00000.mds[3]: column 'image': {SHOWN} (bytes 120-639)\nLook.\nout/shard.00000.mds: fails"
+    )
     assert list(cases[2]) == []
     assert suite.find("system-out").text == "out/<b>.ffr: carries no sum"
 
@@ -67,12 +82,22 @@ def test_a_whole_dataset_is_one_test_that_passes(tmp_path):
 def test_the_json_file_tells_file_row_and_line(tmp_path):
     told = json.loads(written(tmp_path, "x.json"))
     assert {name: told[name] for name in ("sources", "whole", "files", "findings", "extra")} == {
-        "sources": ["out", "more"], "whole": False, "files": 7, "findings": 3, "extra": ["notes.txt"],
-    }  # fmt: skip
+        "sources": ["out", "more"],
+        "whole": False,
+        "files": 7,
+        "findings": 3,
+        "extra": ["notes.txt"],
+    }
     assert told["found"][0] == {
-        "where": "out/shard.00000.mds[3]", "file": "out/shard.00000.mds", "row": 3, "line": None,
-        "kind": "value", "message": f"column 'image': {SHOWN}", "hint": "Look.", "bytes": [120, 640],
-    }  # fmt: skip
+        "where": "out/shard.00000.mds[3]",
+        "file": "out/shard.00000.mds",
+        "row": 3,
+        "line": None,
+        "kind": "value",
+        "message": f"column 'image': {SHOWN}",
+        "hint": "Look.",
+        "bytes": [120, 640],
+    }
     assert [(one["file"], one["row"], one["line"]) for one in told["found"]][1:] == [
         ("out/shard.00000.mds", None, None),
         ("out/playlist.yaml", None, 2),
@@ -99,7 +124,10 @@ def test_the_page_shows_hostile_text_as_text_and_allows_nothing(tmp_path):
     page = _Page(text)
     assert f"column 'image': {SHOWN}" in page.cells
     assert not page.tags & {"script", "img", "iframe", "link", "a", "form", "b"}
-    assert page.policy == "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    assert (
+        page.policy
+        == "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    )
     assert "\x1b" not in text and "\u202e" not in text
     assert {"3 findings", "120-639", "bytes"} <= set(page.cells)
     assert "whole" in _Page(written(tmp_path, "x.html", WHOLE)).cells
@@ -115,8 +143,17 @@ def test_a_name_that_says_no_kind_is_refused(tmp_path):
 def test_annotations_are_one_line_each_and_cannot_become_other_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     one = Finding(f"{tmp_path}/a,b:c.mds[3]", "value", "100% bad\n::set-env name=x::y", "Look.")
-    assert annotation(one) == "::error file=a%2Cb%3Ac.mds,title=flare verify%2C value::a,b:c.mds[3]: 100%25 bad\\n::set-env name=x::y (Look.)"
+    assert (
+        annotation(one)
+        == "::error file=a%2Cb%3Ac.mds,title=flare verify%2C value::a,b:c.mds[3]: 100%25 bad\\n::set-env name=x::y (Look.)"
+    )
     line = Finding("/else/where/playlist.yaml:7:2", "format", "no YAML")
-    assert annotation(line) == "::error file=/else/where/playlist.yaml,line=7,title=flare verify%2C format::playlist.yaml: no YAML"
+    assert (
+        annotation(line)
+        == "::error file=/else/where/playlist.yaml,line=7,title=flare verify%2C format::playlist.yaml: no YAML"
+    )
     far = Finding("https://h/x.mds[1]", "value", "bad")
-    assert annotation(far) == "::error file=https%3A//h/x.mds,title=flare verify%2C value::https://h/x.mds[1]: bad"
+    assert (
+        annotation(far)
+        == "::error file=https%3A//h/x.mds,title=flare verify%2C value::https://h/x.mds[1]: bad"
+    )

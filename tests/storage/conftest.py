@@ -103,7 +103,11 @@ def no_cloud(monkeypatch):
 @pytest.fixture
 def s3(moto, no_cloud, monkeypatch):
     """An empty bucket of its own: `s3://NAME`."""
-    for name, value in {"AWS_ENDPOINT_URL": moto, "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE", "AWS_SECRET_ACCESS_KEY": "verysecret"}.items():
+    for name, value in {
+        "AWS_ENDPOINT_URL": moto,
+        "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",
+        "AWS_SECRET_ACCESS_KEY": "verysecret",
+    }.items():
         monkeypatch.setenv(name, value)
     bucket = f"bucket-{time.monotonic_ns()}"
     urllib.request.urlopen(urllib.request.Request(f"{moto}/{bucket}", method="PUT")).close()
@@ -118,7 +122,14 @@ def azurite():
         pytest.skip("azurite is not installed")
     port = free_port()
     where = ["--blobHost", "127.0.0.1", "--blobPort", str(port)]
-    argv = [program, *where, "--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
+    argv = [
+        program,
+        *where,
+        "--silent",
+        "--inMemoryPersistence",
+        "--skipApiVersionCheck",
+        "--disableTelemetry",
+    ]
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_until_it_answers(process, f"http://127.0.0.1:{port}/")
@@ -132,11 +143,26 @@ def azure(azurite, no_cloud, monkeypatch):
     """An empty container of its own: `az://NAME`."""
     monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
     monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", azurite)
-    container, dated, version = f"container-{time.monotonic_ns()}", email.utils.formatdate(usegmt=True), "2021-08-06"
+    container, dated, version = (
+        f"container-{time.monotonic_ns()}",
+        email.utils.formatdate(usegmt=True),
+        "2021-08-06",
+    )
     headers = f"x-ms-date:{dated}\nx-ms-version:{version}\n"
-    text = "PUT" + 12 * "\n" + headers + f"/devstoreaccount1/devstoreaccount1/{container}\nrestype:container"
-    signature = base64.b64encode(hmac.new(base64.b64decode(AZURITE_KEY), text.encode(), hashlib.sha256).digest()).decode()
-    signed = {"x-ms-date": dated, "x-ms-version": version, "Authorization": f"SharedKey devstoreaccount1:{signature}"}
+    text = (
+        "PUT"
+        + 12 * "\n"
+        + headers
+        + f"/devstoreaccount1/devstoreaccount1/{container}\nrestype:container"
+    )
+    signature = base64.b64encode(
+        hmac.new(base64.b64decode(AZURITE_KEY), text.encode(), hashlib.sha256).digest()
+    ).decode()
+    signed = {
+        "x-ms-date": dated,
+        "x-ms-version": version,
+        "Authorization": f"SharedKey devstoreaccount1:{signature}",
+    }
     address = f"{azurite}/devstoreaccount1/{container}?restype=container"
     urllib.request.urlopen(urllib.request.Request(address, method="PUT", headers=signed)).close()
     return f"az://{container}"
@@ -168,7 +194,9 @@ class Google(BaseHTTPRequestHandler):
     def asked(self):
         """The key and the query."""
         parts = urlsplit(self.path)
-        return unquote(parts.path.removeprefix("/").partition("/")[2]), dict(parse_qsl(parts.query, keep_blank_values=True))
+        return unquote(parts.path.removeprefix("/").partition("/")[2]), dict(
+            parse_qsl(parts.query, keep_blank_values=True)
+        )
 
     def put(self, key, data):
         generation = next(self.server.generations)
@@ -178,17 +206,27 @@ class Google(BaseHTTPRequestHandler):
     def do_GET(self):
         key, query = self.asked()
         if not key:
-            found = [(name, *self.server.objects[name]) for name in sorted(self.server.objects) if name.startswith(query.get("prefix", ""))]
+            found = [
+                (name, *self.server.objects[name])
+                for name in sorted(self.server.objects)
+                if name.startswith(query.get("prefix", ""))
+            ]
             parts = (
                 f"<Contents><Key>{escape(name)}</Key><Size>{len(data)}</Size><ETag>{escape(etag)}</ETag>"
                 "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
                 for name, data, etag, _ in found
             )
-            return self.answer(200, f"<ListBucketResult>{''.join(parts)}</ListBucketResult>".encode())
+            return self.answer(
+                200, f"<ListBucketResult>{''.join(parts)}</ListBucketResult>".encode()
+            )
         if key not in self.server.objects:
             return self.refuse(404, "NoSuchKey")
         data, etag, generation = self.server.objects[key]
-        more = {"ETag": etag, "x-goog-generation": generation, "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
+        more = {
+            "ETag": etag,
+            "x-goog-generation": generation,
+            "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT",
+        }
         if self.headers.get("If-Match", etag) != etag:
             return self.refuse(412, "PreconditionFailed")
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
@@ -197,7 +235,12 @@ class Google(BaseHTTPRequestHandler):
         start, stop = int(asked[1]), min(len(data), int(asked[2] or len(data)) + 1)
         if start >= len(data):
             return self.refuse(416, "InvalidRange")
-        return self.answer(206, data[start:stop], **more, **{"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"})
+        return self.answer(
+            206,
+            data[start:stop],
+            **more,
+            **{"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"},
+        )
 
     do_HEAD = do_GET
 
@@ -217,7 +260,10 @@ class Google(BaseHTTPRequestHandler):
         if "uploads" in query:
             upload = str(next(self.server.generations))
             self.server.uploads[upload] = {}
-            return self.answer(200, f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>".encode())
+            return self.answer(
+                200,
+                f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>".encode(),
+            )
         parts = self.server.uploads.pop(query["uploadId"])
         made = self.put(key, b"".join(parts[number] for number in sorted(parts)))
         result = f"<CompleteMultipartUploadResult><ETag>{escape(made['ETag'])}</ETag></CompleteMultipartUploadResult>"
@@ -228,7 +274,11 @@ class Google(BaseHTTPRequestHandler):
         if "uploadId" in query:
             self.server.uploads.pop(query["uploadId"], None)
             return self.answer(204)
-        return self.answer(204) if self.server.objects.pop(key, None) is not None else self.refuse(404, "NoSuchKey")
+        return (
+            self.answer(204)
+            if self.server.objects.pop(key, None) is not None
+            else self.refuse(404, "NoSuchKey")
+        )
 
 
 @pytest.fixture
@@ -249,12 +299,25 @@ def google(no_cloud, monkeypatch):
 @pytest.fixture(scope="session")
 def rclone(tmp_path_factory):
     """The address of an S3 server that checks signatures, and a folder of which each folder is a bucket: rclone's."""
-    program = shutil.which("rclone", path=f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', '')}")
+    program = shutil.which(
+        "rclone", path=f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', '')}"
+    )
     if program is None:
         pytest.skip("rclone is not installed")
     folder, port = tmp_path_factory.mktemp("rclone"), free_port()
     (folder / "bucket").mkdir()
-    argv = [program, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", "AKIDEXAMPLE,verysecret", "--config", os.devnull, str(folder)]
+    argv = [
+        program,
+        "serve",
+        "s3",
+        "--addr",
+        f"127.0.0.1:{port}",
+        "--auth-key",
+        "AKIDEXAMPLE,verysecret",
+        "--config",
+        os.devnull,
+        str(folder),
+    ]
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_until_it_answers(process, f"http://127.0.0.1:{port}/")
@@ -271,7 +334,10 @@ def nginx(tmp_path_factory):
     folder, port = tmp_path_factory.mktemp("nginx"), free_port()
     (folder / "www").mkdir()
     os.chmod(folder, 0o755)
-    temporary = "".join(f"{kind}_temp_path {folder}/tmp;" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    temporary = "".join(
+        f"{kind}_temp_path {folder}/tmp;"
+        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
     user = "user root;" if os.geteuid() == 0 else ""
     (folder / "conf").write_text(
         f"{user} daemon off; master_process off; error_log {folder}/error.log; pid {folder}/pid; events {{}}"

@@ -16,13 +16,25 @@ from flarecli.storage.addresses import join, parse, redirected, reserved, usual
     [
         ("http://example.org", "http://example.org/", "http://example.org:80"),
         ("HTTP://EXAMPLE.org:80/A", "http://example.org/A", "http://example.org:80"),
-        ("https://example.org:443/a?b=c&d#frag", "https://example.org/a?b=c&d", "https://example.org:443"),
+        (
+            "https://example.org:443/a?b=c&d#frag",
+            "https://example.org/a?b=c&d",
+            "https://example.org:443",
+        ),
         ("https://example.org:8443?q", "https://example.org:8443/?q", "https://example.org:8443"),
-        ("http://example.org/a b/ü.jpg", "http://example.org/a%20b/%C3%BC.jpg", "http://example.org:80"),
+        (
+            "http://example.org/a b/ü.jpg",
+            "http://example.org/a%20b/%C3%BC.jpg",
+            "http://example.org:80",
+        ),
         ("http://example.org/a%20b%2Fc", "http://example.org/a%20b%2Fc", "http://example.org:80"),
         ("http://[::1]:8080/x", "http://[::1]:8080/x", "http://[::1]:8080"),
         ("http://[0:0:0:0:0:0:0:1]/x", "http://[::1]/x", "http://[::1]:80"),
-        ("http://bücher.example/", "http://xn--bcher-kva.example/", "http://xn--bcher-kva.example:80"),
+        (
+            "http://bücher.example/",
+            "http://xn--bcher-kva.example/",
+            "http://xn--bcher-kva.example:80",
+        ),
         (" http://example.org/x ", "http://example.org/x", "http://example.org:80"),
     ],
 )
@@ -107,7 +119,10 @@ class _Never:
         return None
 
 
-@given(st.text(alphabet='htps:/@?#[]%.-a1Z !;\\"<^`{|}~\t\x7fé', max_size=30), st.sampled_from(("", "http://", "https://a.b", "http://a:80/")))
+@given(
+    st.text(alphabet='htps:/@?#[]%.-a1Z !;\\"<^`{|}~\t\x7fé', max_size=30),
+    st.sampled_from(("", "http://", "https://a.b", "http://a:80/")),
+)
 def test_the_short_way_of_usual_addresses_says_what_the_long_one_says(text, start):
     def outcome():
         try:
@@ -124,7 +139,9 @@ def test_the_short_way_of_usual_addresses_says_what_the_long_one_says(text, star
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(("", "http://", "https://a.b", "http://a:80/", "https://a:443/", "http://a:0/")),
+            st.sampled_from(
+                ("", "http://", "https://a.b", "http://a:80/", "https://a:443/", "http://a:0/")
+            ),
             st.text("htps:/?#%.-a1 Z\n!é@", max_size=12),
         )
     )
@@ -133,11 +150,16 @@ def test_many_addresses_taken_apart_at_once_are_as_each_alone(parts):
     urls = [start + rest for start, rest in parts]
     found = usual(urls)
     if found is not None:
-        assert [(url, origin, "") for url, origin in zip(*found, strict=True)] == [parse(url) for url in urls]
+        assert [(url, origin, "") for url, origin in zip(*found, strict=True)] == [
+            parse(url) for url in urls
+        ]
 
 
 def test_most_addresses_can_be_taken_apart_at_once():
-    assert usual(["http://a.b:80/c?d=e%20f", "https://g/"]) == (["http://a.b/c?d=e%20f", "https://g/"], ["http://a.b:80", "https://g:443"])
+    assert usual(["http://a.b:80/c?d=e%20f", "https://g/"]) == (
+        ["http://a.b/c?d=e%20f", "https://g/"],
+        ["http://a.b:80", "https://g:443"],
+    )
     for odd in (
         None,
         "",
@@ -156,7 +178,12 @@ def test_most_addresses_can_be_taken_apart_at_once():
 
 @given(st.text(max_size=60))
 def test_any_text_is_an_address_or_an_error(text):
-    for address in (text, f"http://{text}", f"http://example.org/{text}", f"http://{text}@example.org:80/"):
+    for address in (
+        text,
+        f"http://{text}",
+        f"http://example.org/{text}",
+        f"http://{text}@example.org:80/",
+    ):
         try:
             found = parse(address)
         except FlareError:
@@ -210,14 +237,18 @@ def test_public_addresses_are_known(ip):
     assert reserved(ip) == ""
 
 
-@pytest.mark.parametrize("ip", ["", "localhost", "127.1", "0x7f.0.0.1", "2130706433", "/tmp/socket"])
+@pytest.mark.parametrize(
+    "ip", ["", "localhost", "127.1", "0x7f.0.0.1", "2130706433", "/tmp/socket"]
+)
 def test_what_is_no_numeric_address_is_not_public(ip):
     assert reserved(ip)
 
 
 @given(st.ip_addresses())
 def test_nothing_that_python_calls_private_passes(ip):
-    if not ip.is_global and not (ip.version == 6 and (ip.ipv4_mapped or ip in ipaddress.IPv6Network("2002::/16"))):
+    if not ip.is_global and not (
+        ip.version == 6 and (ip.ipv4_mapped or ip in ipaddress.IPv6Network("2002::/16"))
+    ):
         assert reserved(str(ip))
 
 
@@ -232,7 +263,11 @@ def test_nothing_that_python_calls_private_passes(ip):
         ("http://h:81/b", "http://h:81/b", ""),
         ("//g/b", "http://g/b", ""),
         ("http://you:other@g/b", "http://g/b", "you:other"),
-        ("/\xc3\xbc \xff", "http://h/%C3%BC%20%FF", "me:secret"),  # bytes of no known encoding go on as they came
+        (
+            "/\xc3\xbc \xff",
+            "http://h/%C3%BC%20%FF",
+            "me:secret",
+        ),  # bytes of no known encoding go on as they came
     ],
 )
 def test_a_redirect_takes_credentials_along_within_its_origin_only(location, url, user):
@@ -240,7 +275,18 @@ def test_a_redirect_takes_credentials_along_within_its_origin_only(location, url
     assert (found.url, found.user) == (url, user)
 
 
-@pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://h/x", "javascript:1", "http://", "http:///x", "/a\nb", "//\xc3\xbc/x"])
+@pytest.mark.parametrize(
+    "location",
+    [
+        "file:///etc/passwd",
+        "ftp://h/x",
+        "javascript:1",
+        "http://",
+        "http:///x",
+        "/a\nb",
+        "//\xc3\xbc/x",
+    ],
+)
 def test_a_redirect_leads_to_an_address_or_nowhere(location):
     with pytest.raises((UnsafeError, FormatError)):
         redirected(parse("http://h/a"), location)

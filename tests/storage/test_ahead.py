@@ -33,12 +33,21 @@ def test_what_was_read_is_not_cold(cold):
 def test_a_cold_map_is_asked_for_and_reads_the_same(cold):
     path, _ = cold
     view = locate(str(path)).map()
-    ranges = [(0, 10), (4095, 4097), (1 << 20, 2 << 20), (len(view) - 1, len(view)), (5, 5), (len(view), len(view))]
+    ranges = [
+        (0, 10),
+        (4095, 4097),
+        (1 << 20, 2 << 20),
+        (len(view) - 1, len(view)),
+        (5, 5),
+        (len(view), len(view)),
+    ]
     is_cold(view, [start for start, _ in ranges])
     read_ahead(view, ranges)
     read_ahead(memoryview(b"bytes"), ranges)
     data = path.read_bytes()
-    assert [bytes(view[start:stop]) for start, stop in ranges] == [data[start:stop] for start, stop in ranges]
+    assert [bytes(view[start:stop]) for start, stop in ranges] == [
+        data[start:stop] for start, stop in ranges
+    ]
 
 
 def test_a_cold_file_reads_the_same(cold):
@@ -46,8 +55,12 @@ def test_a_cold_file_reads_the_same(cold):
     data = path.read_bytes()
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     ranges = [(3, 10), (1 << 20, 2 << 20), (len(data) - 1, len(data)), (7, 7)]
-    assert locate(str(path)).unmapped().read_many(ranges) == [data[start:stop] for start, stop in ranges]
-    ahead_of_file(fd, len(data), [(-1, 5), (1 << 70, 1 << 71), (5, 1), (0, 1 << 70), (1 << 20, 1 << 21)])
+    assert locate(str(path)).unmapped().read_many(ranges) == [
+        data[start:stop] for start, stop in ranges
+    ]
+    ahead_of_file(
+        fd, len(data), [(-1, 5), (1 << 70, 1 << 71), (5, 1), (0, 1 << 70), (1 << 20, 1 << 21)]
+    )
 
 
 def test_a_file_that_cannot_be_mapped_is_read(cold, monkeypatch):

@@ -19,9 +19,22 @@ def head(*lines):
 
 def test_the_last_head_counts():
     answer = head(
-        "HTTP/1.1 100 Continue", "X: 1", "", "HTTP/1.1 206 Partial: Content", 'ETag: "a"', "Content-Range: bytes 5-9/20", "content-LENGTH:5", ""
+        "HTTP/1.1 100 Continue",
+        "X: 1",
+        "",
+        "HTTP/1.1 206 Partial: Content",
+        'ETag: "a"',
+        "Content-Range: bytes 5-9/20",
+        "content-LENGTH:5",
+        "",
     )
-    assert (answer.status, answer.etag, answer.range, answer.total, answer.length) == (206, '"a"', (5, 10, 20), 20, 5)
+    assert (answer.status, answer.etag, answer.range, answer.total, answer.length) == (
+        206,
+        '"a"',
+        (5, 10, 20),
+        20,
+        5,
+    )
     assert answer.get("x") == ""
 
 
@@ -73,9 +86,21 @@ def test_a_length_says_nothing_of_what_is_encoded():
 )
 def test_what_a_body_is_is_told_whatever_else_a_head_says(lines, length, total, page):
     answer = head("HTTP/1.1 200 OK", *lines, "")
-    assert (answer.status, answer.version, answer.length, answer.total, answer.page) == (200, "1.1", length, total, page)
+    assert (answer.status, answer.version, answer.length, answer.total, answer.page) == (
+        200,
+        "1.1",
+        length,
+        total,
+        page,
+    )
     answer = head("HTTP/2 200", *lines, "")
-    assert (answer.status, answer.version, answer.length, answer.total, answer.page) == (200, "2", length, total, page)
+    assert (answer.status, answer.version, answer.length, answer.total, answer.page) == (
+        200,
+        "2",
+        length,
+        total,
+        page,
+    )
 
 
 def test_a_server_may_ask_for_seconds_or_name_a_date():
@@ -109,15 +134,39 @@ def test_no_head_is_too_strange_to_be_looked_at(lines):
         (404, b"", "missing", "404 Not Found", False, False, MissingError),
         (410, b"", "missing", "410 Gone", False, False, MissingError),
         (401, b"", "denied", "401 Unauthorized", False, False, ReachError),
-        (403, b"<Error><Code>ExpiredToken</Code></Error>", "denied", "403 Forbidden (ExpiredToken)", False, False, ReachError),
-        (400, b"<Error><Code>RequestTimeout</Code></Error>", "server", "400 Bad Request (RequestTimeout)", True, False, ReachError),
+        (
+            403,
+            b"<Error><Code>ExpiredToken</Code></Error>",
+            "denied",
+            "403 Forbidden (ExpiredToken)",
+            False,
+            False,
+            ReachError,
+        ),
+        (
+            400,
+            b"<Error><Code>RequestTimeout</Code></Error>",
+            "server",
+            "400 Bad Request (RequestTimeout)",
+            True,
+            False,
+            ReachError,
+        ),
         (400, b"<Code>\x1b[2J</Code>", "status", "400 Bad Request", False, False, ReachError),
         (408, b"", "server", "408 Request Timeout", True, False, ReachError),
         (425, b"", "server", "425 Too Early", True, False, ReachError),
         (429, b"", "busy", "429 Too Many Requests", True, True, ReachError),
         (500, b"", "server", "500 Internal Server Error", True, False, ReachError),
         (501, b"", "status", "501 Not Implemented", False, False, ReachError),
-        (503, b'<?xml version="1.0"?><Error><Code>SlowDown</Code></Error>', "busy", "503 Service Unavailable (SlowDown)", True, True, ReachError),
+        (
+            503,
+            b'<?xml version="1.0"?><Error><Code>SlowDown</Code></Error>',
+            "busy",
+            "503 Service Unavailable (SlowDown)",
+            True,
+            True,
+            ReachError,
+        ),
         (504, b"", "server", "504 Gateway Timeout", True, False, ReachError),
         (412, b"", "changed", "changed while it was read", False, False, IntegrityError),
         (204, b"", "status", "204 No Content", False, False, ReachError),
@@ -125,9 +174,17 @@ def test_no_head_is_too_strange_to_be_looked_at(lines):
         (599, b"", "status", "status 599", False, False, ReachError),
     ],
 )
-def test_only_what_may_pass_is_worth_another_try(status, body, kind, message, passing, crowded, error):
+def test_only_what_may_pass_is_worth_another_try(
+    status, body, kind, message, passing, crowded, error
+):
     fault = refused(head(f"HTTP/1.1 {status} whatever the server says"), body)
-    assert (fault.kind, fault.message, fault.passing, fault.crowded, fault.error) == (kind, message, passing, crowded, error)
+    assert (fault.kind, fault.message, fault.passing, fault.crowded, fault.error) == (
+        kind,
+        message,
+        passing,
+        crowded,
+        error,
+    )
 
 
 def test_faults_of_the_network_are_told_without_figures():
@@ -151,7 +208,10 @@ def raw_deflate(data):
     ("coding", "data"),
     [
         ("gzip", gzip.compress(TEXT)),
-        ("x-gzip", gzip.compress(TEXT[:50]) + gzip.compress(TEXT[50:])),  # members follow one another
+        (
+            "x-gzip",
+            gzip.compress(TEXT[:50]) + gzip.compress(TEXT[50:]),
+        ),  # members follow one another
         ("deflate", zlib.compress(TEXT)),
         ("deflate", raw_deflate(TEXT)),
     ],
@@ -185,7 +245,11 @@ def test_encodings_that_lie_are_errors(coding, data, message):
 
 @pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 15 << 20])
 def test_encodings_are_undone_at_the_borders_of_the_pieces(size):
-    for pack, coding in ((gzip.compress, "gzip"), (zlib.compress, "deflate"), (raw_deflate, "deflate")):
+    for pack, coding in (
+        (gzip.compress, "gzip"),
+        (zlib.compress, "deflate"),
+        (raw_deflate, "deflate"),
+    ):
         assert decoded(coding, [pack(bytes(size))], 1 << 30) == bytes(size)
 
 

@@ -49,11 +49,15 @@ def test_the_ends_of_all_addresses_are_not_public(last):
 
 @pytest.mark.parametrize(("second", "is_settled"), [("58:59", False), ("59:00", True)])
 def test_a_time_of_change_counts_after_a_minute(second, is_settled):
-    assert settled("Mon, 05 Jan 2026 23:58:00 GMT", f"Mon, 05 Jan 2026 23:{second} GMT") is is_settled
+    assert (
+        settled("Mon, 05 Jan 2026 23:58:00 GMT", f"Mon, 05 Jan 2026 23:{second} GMT") is is_settled
+    )
 
 
 def test_a_range_that_lacks_its_last_byte_is_refused(web):
-    web.pages["/a"] = lambda handler, times: handler.answer(206, DATA[10:19], Content_Range=f"bytes 10-18/{len(DATA)}")
+    web.pages["/a"] = lambda handler, times: handler.answer(
+        206, DATA[10:19], Content_Range=f"bytes 10-18/{len(DATA)}"
+    )
     with pytest.raises(ReachError) as caught:
         locate(web.url("/a")).read(10, 20)
     assert caught.value.message == "less was sent than was asked for"
@@ -92,9 +96,16 @@ def test_a_time_of_change_tells_versions_apart_where_there_is_no_tag(web):
     days = {1: "05"}
 
     def page(handler, times):
-        start, stop = (int(number) for number in handler.headers["Range"].removeprefix("bytes=").split("-"))
+        start, stop = (
+            int(number) for number in handler.headers["Range"].removeprefix("bytes=").split("-")
+        )
         modified = f"Mon, {days.get(times, '06')} Jan 2026 00:00:00 GMT"
-        handler.answer(206, DATA[start : stop + 1], Content_Range=f"bytes {start}-{stop}/{len(DATA)}", Last_Modified=modified)
+        handler.answer(
+            206,
+            DATA[start : stop + 1],
+            Content_Range=f"bytes {start}-{stop}/{len(DATA)}",
+            Last_Modified=modified,
+        )
 
     web.pages["/a"] = page
     at = locate(web.url("/a"))
@@ -125,7 +136,13 @@ def test_the_time_that_a_transfer_was_paused_is_added_to_its_deadline():
     Slot.request.deadline = 150.0
     window.paused.append(Slot)
     window.resume(130.0)
-    assert (Slot.request.deadline, Slot.marked, Slot.mark, Slot.paused, window.paused) == (180.0, 130.0, 7, False, [])
+    assert (Slot.request.deadline, Slot.marked, Slot.mark, Slot.paused, window.paused) == (
+        180.0,
+        130.0,
+        7,
+        False,
+        [],
+    )
 
 
 def test_no_more_calls_are_made_at_a_time_than_asked():

@@ -43,7 +43,10 @@ def test_threads_that_are_refused_together_go_one_way_further(clients, monkeypat
     monkeypatch.setattr("flarecli.storage.credentials.Way.is_open", True)  # nobody is asked
     refused = clients.current()[1]
     assert in_threads(lambda: clients.otherwise(refused)) == [True] * 16
-    assert [way.words for way in clients.tried] == ["without credentials", "with the machine's role"]
+    assert [way.words for way in clients.tried] == [
+        "without credentials",
+        "with the machine's role",
+    ]
     assert clients.otherwise(refused) and not clients.otherwise(clients.current()[1])
 
 

@@ -20,7 +20,12 @@ def test_a_thread_makes_its_transfer_itself_over_one_connection(web):
     at = locate(web.url("/d")) / "a"
     assert [on_a_thread(partial(at.read, i, i + 2)) for i in (0, 4, 8)] == [b"01", b"45", b"89"]
     assert on_a_thread(at.read) == b"0123456789"
-    assert [headers.get("range") for _, headers in web.requests] == ["bytes=0-1", "bytes=4-5", "bytes=8-9", None]
+    assert [headers.get("range") for _, headers in web.requests] == [
+        "bytes=0-1",
+        "bytes=4-5",
+        "bytes=8-9",
+        None,
+    ]
 
 
 def test_what_a_thread_finds_wrong_is_what_the_engine_would(web):
@@ -41,7 +46,9 @@ def test_a_thread_leaves_redirects_and_second_tries_to_the_engine(web):
     whole = web.pages["/d/a"]
 
     web.pages["/d/moved"] = lambda handler, times: handler.answer(302, Location="/d/a")
-    web.pages["/d/busy"] = lambda handler, times: whole(handler, times) if times > 1 else handler.answer(503, Retry_After=0)
+    web.pages["/d/busy"] = lambda handler, times: (
+        whole(handler, times) if times > 1 else handler.answer(503, Retry_After=0)
+    )
     at = locate(web.url("/d"))
     assert on_a_thread((at / "moved").read) == b"0123456789"
     assert on_a_thread((at / "busy").read) == b"0123456789"

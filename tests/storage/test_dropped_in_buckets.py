@@ -39,7 +39,9 @@ def begun(out, rows, settings, **options):
 def settled(limit_s=20.0):
     """Wait for the threads that end a dropped Writer, as whoever exits would not."""
     end = time.monotonic() + limit_s
-    while any(thread.name.startswith(("flare-dropped", "shards")) for thread in threading.enumerate()):
+    while any(
+        thread.name.startswith(("flare-dropped", "shards")) for thread in threading.enumerate()
+    ):
         assert time.monotonic() < end, [thread.name for thread in threading.enumerate()]
         time.sleep(0.01)
 
@@ -132,5 +134,7 @@ print(writer.shards)
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
-    with Writer(f"{s3}/out", columns=COLUMNS, settings=Settings(shard_rows=300), resume=True) as again:
+    with Writer(
+        f"{s3}/out", columns=COLUMNS, settings=Settings(shard_rows=300), resume=True
+    ) as again:
         assert (int(ended.stdout), again.rows) == (3, 900)

@@ -31,7 +31,10 @@ def test_a_paused_object_that_turns_out_too_large_fails_alone(web, engine):
     web.page("/b", b"whole")
     one = engine(ahead_bytes=140_000, max_bytes=150_000)
     arrived = SimpleQueue()
-    large, other = (Request(parse(web.url(path)), arrived.put, private=True, order=order) for path, order in (("/a", 5), ("/b", 6)))
+    large, other = (
+        Request(parse(web.url(path)), arrived.put, private=True, order=order)
+        for path, order in (("/a", 5), ("/b", 6))
+    )
     one.submit([large])
     for _ in range(500):
         if one._window.paused:
@@ -39,7 +42,10 @@ def test_a_paused_object_that_turns_out_too_large_fails_alone(web, engine):
         held.wait(0.01)
     one.release(0, 5)
     assert arrived.get(timeout=5) is large
-    assert (large.fault.kind, large.fault.message) == ("large", "larger than the limit of 150000 bytes")
+    assert (large.fault.kind, large.fault.message) == (
+        "large",
+        "larger than the limit of 150000 bytes",
+    )
     one.submit([other])
     assert arrived.get(timeout=5).data == b"whole"
     held.set()
@@ -83,13 +89,21 @@ def forgetful(monkeypatch):
 
 
 def test_a_version_is_known_for_as_long_as_one_read_lasts(web, forgetful):
-    at = locate(web.file("/a", lambda times: bytes([min(times, 2)]) * 900_000, lambda times: f'"{min(times, 2)}"'))
-    assert at.read_many([(0, 10), (400_000, 400_010), (800_000, 800_010)]) == 3 * [bytes([2]) * 10]  # begun again
+    at = locate(
+        web.file(
+            "/a", lambda times: bytes([min(times, 2)]) * 900_000, lambda times: f'"{min(times, 2)}"'
+        )
+    )
+    assert at.read_many([(0, 10), (400_000, 400_010), (800_000, 800_010)]) == 3 * [
+        bytes([2]) * 10
+    ]  # begun again
     other = locate(web.file("/b", DATA, '"one"'))
     assert (other.size(), other.store.version(other.path)) == (len(DATA), ('"one"', len(DATA)))
 
 
-def test_a_version_of_an_object_is_known_for_as_long_as_one_read_lasts(web, no_cloud, monkeypatch, forgetful):
+def test_a_version_of_an_object_is_known_for_as_long_as_one_read_lasts(
+    web, no_cloud, monkeypatch, forgetful
+):
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{web.port}")
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     body = {"Last_Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
@@ -99,18 +113,27 @@ def test_a_version_of_an_object_is_known_for_as_long_as_one_read_lasts(web, no_c
         etag = tag.get(times, '"2"')
         if handler.headers.get("If-Match", etag) != etag:
             return handler.answer(412, b"<Error><Code>PreconditionFailed</Code></Error>", ETag=etag)
-        start, stop = (int(number) for number in handler.headers["Range"].removeprefix("bytes=").split("-"))
+        start, stop = (
+            int(number) for number in handler.headers["Range"].removeprefix("bytes=").split("-")
+        )
         data = DATA[start : stop + 1]
-        return handler.answer(206, data, ETag=etag, Content_Range=f"bytes {start}-{stop}/{len(DATA)}", **body)
+        return handler.answer(
+            206, data, ETag=etag, Content_Range=f"bytes {start}-{stop}/{len(DATA)}", **body
+        )
 
     web.pages["/b/a"] = page
     at = locate("s3://b/a")
     with pytest.raises(IntegrityError):
         at.store._many("a", [(0, 10), (400_000, 400_010), (800_000, 800_010)])
-    assert at.store.read_many("a", [(0, 10), (400_000, 400_010)]) == [DATA[:10], DATA[400_000:400_010]]
+    assert at.store.read_many("a", [(0, 10), (400_000, 400_010)]) == [
+        DATA[:10],
+        DATA[400_000:400_010],
+    ]
 
 
-def test_a_version_of_an_object_is_known_for_as_long_as_it_is_read_through(web, no_cloud, monkeypatch, forgetful):
+def test_a_version_of_an_object_is_known_for_as_long_as_it_is_read_through(
+    web, no_cloud, monkeypatch, forgetful
+):
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{web.port}")
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     monkeypatch.setattr(objects, "_READ", 1 << 16)
@@ -119,8 +142,14 @@ def test_a_version_of_an_object_is_known_for_as_long_as_it_is_read_through(web, 
         etag = '"1"' if times < 4 else '"2"'
         if handler.headers.get("If-Match", etag) != etag:
             return handler.answer(412, b"<Error><Code>PreconditionFailed</Code></Error>", ETag=etag)
-        start, stop = (int(number) for number in handler.headers["Range"].removeprefix("bytes=").split("-"))
-        more = {"ETag": etag, "Last_Modified": "Thu, 01 Jan 2026 00:00:00 GMT", "Content_Range": f"bytes {start}-{stop}/{len(DATA)}"}
+        start, stop = (
+            int(number) for number in handler.headers["Range"].removeprefix("bytes=").split("-")
+        )
+        more = {
+            "ETag": etag,
+            "Last_Modified": "Thu, 01 Jan 2026 00:00:00 GMT",
+            "Content_Range": f"bytes {start}-{stop}/{len(DATA)}",
+        }
         return handler.answer(206, DATA[start : stop + 1], **more)
 
     web.pages["/b/a"] = page

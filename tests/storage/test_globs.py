@@ -11,7 +11,18 @@ from flarecli.cli import run
 from flarecli.errors import MissingError, ReachError, UsageError
 from flarecli.read import expand
 
-FILES = ("a.mds", "b.mds", "c.txt", ".h.mds", "e/a.mds", "e/f/g.mds", "e/.i/j.mds", ".k/l.mds", "[1].mds", "x{1}.mds")
+FILES = (
+    "a.mds",
+    "b.mds",
+    "c.txt",
+    ".h.mds",
+    "e/a.mds",
+    "e/f/g.mds",
+    "e/.i/j.mds",
+    ".k/l.mds",
+    "[1].mds",
+    "x{1}.mds",
+)
 PATTERNS = {
     "*.mds": ["[1].mds", "a.mds", "b.mds", "x{1}.mds"],
     "?.mds": ["a.mds", "b.mds"],
@@ -67,7 +78,8 @@ def _matches(base):
 def test_the_same_matches_on_a_disk_and_as_a_file_address(folder):
     assert _matches(folder) == PATTERNS
     assert _matches(f"file://{folder}") == {
-        pattern: found and [f"{folder}/{name}" if pattern != "[1].mds" else name for name in found] for pattern, found in PATTERNS.items()
+        pattern: found and [f"{folder}/{name}" if pattern != "[1].mds" else name for name in found]
+        for pattern, found in PATTERNS.items()
     }
 
 
@@ -84,7 +96,9 @@ def test_a_pattern_from_the_working_folder_gives_names_from_there(folder, monkey
 
 
 def test_a_pattern_may_begin_right_below_the_root(tmp_path):
-    assert expand(f"/{tmp_path.parts[1][:-1]}[{tmp_path.parts[1][-1]}]") == [f"/{tmp_path.parts[1]}"]
+    assert expand(f"/{tmp_path.parts[1][:-1]}[{tmp_path.parts[1][-1]}]") == [
+        f"/{tmp_path.parts[1]}"
+    ]
 
 
 def test_no_sign_stops_at_a_line_break(folder):
@@ -121,7 +135,16 @@ def test_no_pattern_and_too_many_files_are_said(folder, monkeypatch):
 
 @pytest.mark.parametrize(
     "line",
-    ["inspect .", "inspect x.mds", "verify *.mds", "cat x.mds", "pack x.csv {out}", "pack {csv} out", "unpack x.csv {out}", "playlist . -o {out}"],
+    [
+        "inspect .",
+        "inspect x.mds",
+        "verify *.mds",
+        "cat x.mds",
+        "pack x.csv {out}",
+        "pack {csv} out",
+        "unpack x.csv {out}",
+        "playlist . -o {out}",
+    ],
 )
 def test_a_working_folder_that_is_gone_is_said(line, tmp_path, monkeypatch, capsys):
     (tmp_path / "gone").mkdir()
@@ -146,5 +169,7 @@ def test_paths_from_the_root_do_without_a_working_folder(tmp_path, monkeypatch, 
     assert run(["pack", str(tmp_path / "x.csv"), str(tmp_path / "out"), "--limit", "1"]) == 0
     assert run(["cat", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.endswith('\n{"a": 1}\n')
-    assert run(["cat", str(tmp_path / "out"), "--where", "a > 0"]) == 3  # DuckDB would end the process
+    assert (
+        run(["cat", str(tmp_path / "out"), "--where", "a > 0"]) == 3
+    )  # DuckDB would end the process
     assert capsys.readouterr().err.startswith("error: .: the folder that you are in was deleted")

@@ -17,7 +17,15 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pycurl
 import pytest
 
-from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, ReachError, UnsafeError, UsageError
+from flarecli.errors import (
+    FlareError,
+    FormatError,
+    IntegrityError,
+    MissingError,
+    ReachError,
+    UnsafeError,
+    UsageError,
+)
 from flarecli.storage import Guard, Limits, locate, slots
 
 DATA = random.Random(1).randbytes(300_000)
@@ -37,7 +45,12 @@ def test_a_file_is_read_whole_in_ranges_and_block_by_block(web):
     assert at.read() == DATA
     assert at.read(10, 20) == DATA[10:20]
     assert at.read(299_990) == DATA[299_990:]
-    assert at.read_many([(5, 9), (200_000, 200_100), (0, 3), (7, 7)]) == [DATA[5:9], DATA[200_000:200_100], DATA[:3], b""]
+    assert at.read_many([(5, 9), (200_000, 200_100), (0, 3), (7, 7)]) == [
+        DATA[5:9],
+        DATA[200_000:200_100],
+        DATA[:3],
+        b"",
+    ]
     assert b"".join(at.blocks()) == DATA
     assert at.map() is None
     assert at.exists() and not (at.folder / "b.bin").exists()
@@ -61,7 +74,10 @@ def test_an_empty_file_is_empty(web):
 def test_a_read_past_the_end_is_an_error_not_a_short_answer(web):
     for address in (web.file("/a", DATA), web.page("/b", DATA)):
         at = locate(address)
-        assert caught(FormatError, at.read, 299_990, 300_010) == f"{address}: ends at byte 300000, 300010 are needed"
+        assert (
+            caught(FormatError, at.read, 299_990, 300_010)
+            == f"{address}: ends at byte 300000, 300010 are needed"
+        )
         assert issubclass(FormatError, ValueError)
         with pytest.raises(FormatError):
             at.read(300_005, 300_010)
@@ -79,7 +95,9 @@ def test_a_server_that_ignores_ranges_still_gives_the_right_bytes(web):
 def test_a_range_with_status_200_that_says_so_is_a_range(web):
     def serve(handler, times):
         start, stop = (int(n) for n in handler.headers["Range"].removeprefix("bytes=").split("-"))
-        handler.answer(200, DATA[start : stop + 1], Content_Range=f"bytes {start}-{stop}/{len(DATA)}")
+        handler.answer(
+            200, DATA[start : stop + 1], Content_Range=f"bytes {start}-{stop}/{len(DATA)}"
+        )
 
     web.pages["/a"] = serve
     assert locate(web.url("/a")).read(1000, 1010) == DATA[1000:1010]
@@ -100,9 +118,13 @@ def test_a_range_with_status_200_that_says_so_is_a_range(web):
     ],
 )
 def test_another_range_than_the_one_asked_is_refused(web, said, body):
-    web.pages["/a"] = lambda handler, times: handler.answer(206, body, **({"Content-Range": said} if said else {}))
+    web.pages["/a"] = lambda handler, times: handler.answer(
+        206, body, **({"Content-Range": said} if said else {})
+    )
     try:
-        assert locate(web.url("/a")).read(1000, 1010) == DATA[1000:1010]  # a longer range may be cut
+        assert (
+            locate(web.url("/a")).read(1000, 1010) == DATA[1000:1010]
+        )  # a longer range may be cut
         assert said == "bytes 1000-1019/300000"
     except (FormatError, ReachError):
         pass
@@ -113,14 +135,21 @@ def test_nothing_there_is_asked_once(web):
     at = locate(address)
     assert "404" in caught(MissingError, at.read)
     assert web.asked["/a"] == 1
-    for status, error in ((410, MissingError), (403, ReachError), (401, ReachError), (400, ReachError)):
+    for status, error in (
+        (410, MissingError),
+        (403, ReachError),
+        (401, ReachError),
+        (400, ReachError),
+    ):
         path = f"/{status}"
         assert str(status) in caught(error, locate(web.page(path, b"no", status=status)).read)
         assert web.asked[path] == 1
 
 
 def test_passing_faults_are_asked_again(web):
-    web.pages["/a"] = lambda handler, times: handler.answer(503, b"", Retry_After=0) if times < 3 else handler.answer(200, DATA)
+    web.pages["/a"] = lambda handler, times: (
+        handler.answer(503, b"", Retry_After=0) if times < 3 else handler.answer(200, DATA)
+    )
     assert locate(web.url("/a")).read() == DATA
     assert web.asked["/a"] == 3
 
@@ -132,11 +161,15 @@ def test_an_object_that_changes_between_reads_is_noticed(web):
         if honours:
             web.file(path, lambda times: DATA, lambda times: tags[0])
         else:  # ignores If-Match, but names its version
-            web.pages[path] = lambda handler, times: handler.answer(206, DATA[:10], ETag=tags[0], Content_Range=f"bytes 0-9/{len(DATA)}")
+            web.pages[path] = lambda handler, times: handler.answer(
+                206, DATA[:10], ETag=tags[0], Content_Range=f"bytes 0-9/{len(DATA)}"
+            )
         at = locate(web.url(path))
         assert at.read(0, 10) == DATA[:10]
         tags[:] = ['"two"']
-        assert caught(IntegrityError, at.read, 0, 10) == f"{web.url(path)}: changed while it was read"
+        assert (
+            caught(IntegrityError, at.read, 0, 10) == f"{web.url(path)}: changed while it was read"
+        )
 
 
 def test_a_weak_tag_is_no_promise(web):
@@ -156,12 +189,22 @@ def test_an_encoding_that_was_not_asked_for_is_undone(web, coding):
 
 def test_a_range_of_encoded_bytes_is_refused(web):
     packed = gzip.compress(DATA)
-    web.pages["/a"] = lambda handler, times: handler.answer(206, packed[:10], Content_Encoding="gzip", Content_Range=f"bytes 0-9/{len(packed)}")
+    web.pages["/a"] = lambda handler, times: handler.answer(
+        206, packed[:10], Content_Encoding="gzip", Content_Range=f"bytes 0-9/{len(packed)}"
+    )
     with pytest.raises((FormatError, ReachError)):
         locate(web.url("/a")).read(0, 10)
 
 
-@pytest.mark.parametrize("body", [gzip.compress(DATA)[:-9], gzip.compress(DATA)[:1000], b"no gzip at all", gzip.compress(bytes(32 << 20))])
+@pytest.mark.parametrize(
+    "body",
+    [
+        gzip.compress(DATA)[:-9],
+        gzip.compress(DATA)[:1000],
+        b"no gzip at all",
+        gzip.compress(bytes(32 << 20)),
+    ],
+)
 def test_a_damaged_or_monstrous_encoding_is_an_error(web, body):
     at = locate(web.page("/a", body, Content_Encoding="gzip"))
     with pytest.raises((FormatError, ReachError)):
@@ -179,12 +222,21 @@ def test_an_unknown_encoding_is_refused(web):
 def test_data_may_not_name_a_private_address_but_the_user_may(web, other_web):
     at = locate(web.file("/d/list", b"x"))
     other_web.file("/secret", b"secret")
-    for url in (other_web.url("/secret"), other_web.url("/secret", host="localhost"), f"http://2130706433:{other_web.port}/secret"):
+    for url in (
+        other_web.url("/secret"),
+        other_web.url("/secret", host="localhost"),
+        f"http://2130706433:{other_web.port}/secret",
+    ):
         with pytest.raises(UnsafeError):
             at.folder.join(url).read()
     assert not other_web.asked
     assert locate(other_web.url("/secret")).read() == b"secret"
-    assert locate(web.url("/d/list"), Guard(allow_private=True)).folder.join(other_web.url("/secret")).read() == b"secret"
+    assert (
+        locate(web.url("/d/list"), Guard(allow_private=True))
+        .folder.join(other_web.url("/secret"))
+        .read()
+        == b"secret"
+    )
     assert at.folder.join(web.url("/d/list")).read() == b"x"  # its own origin
 
 
@@ -208,15 +260,23 @@ def test_a_private_address_is_one_however_it_is_written(web, other_web, host, ip
     at = locate(web.file("/d/list", b"x")).folder
     with pytest.raises(UnsafeError) as found:
         at.join(f"http://{host}:{other_web.port}/secret").read()
-    assert found.value.message in (f"leads to {ip}, a loopback address", f"leads to {ip}, an unspecified address")
+    assert found.value.message in (
+        f"leads to {ip}, a loopback address",
+        f"leads to {ip}, an unspecified address",
+    )
     web.page("/d/moved", b"", status=302, Location=f"http://{host}:{other_web.port}/secret")
     with pytest.raises(UnsafeError):
         (at / "moved").read()
     assert not other_web.asked
 
 
-@pytest.mark.parametrize(("answers", "seconds"), [("127.0.0.2,127.0.0.1", 7), ("127.0.0.1,127.0.0.2", 8), ("127.0.0.2,[::1],127.0.0.1", 9)])
-def test_of_several_addresses_of_a_name_only_public_ones_are_asked(web, other_web, monkeypatch, answers, seconds):
+@pytest.mark.parametrize(
+    ("answers", "seconds"),
+    [("127.0.0.2,127.0.0.1", 7), ("127.0.0.1,127.0.0.2", 8), ("127.0.0.2,[::1],127.0.0.1", 9)],
+)
+def test_of_several_addresses_of_a_name_only_public_ones_are_asked(
+    web, other_web, monkeypatch, answers, seconds
+):
     other_web.file("/a", b"public")
     opened, open_, begin = [], slots.Slot._open, slots.Slot.begin
 
@@ -229,17 +289,21 @@ def test_of_several_addresses_of_a_name_only_public_ones_are_asked(web, other_we
         opened.append((address[3][0], isinstance(made, socket.socket)))
         return made
 
-    monkeypatch.setattr(slots, "reserved", lambda ip: "" if ip == "127.0.0.1" else "loopback")  # stands for a public one
+    monkeypatch.setattr(
+        slots, "reserved", lambda ip: "" if ip == "127.0.0.1" else "loopback"
+    )  # stands for a public one
     monkeypatch.setattr(slots.Slot, "begin", resolving)
     monkeypatch.setattr(slots.Slot, "_open", opening)
-    at = locate(web.file("/d/list", b"x"), Guard(limits=Limits(retries=0, timeout_s=seconds))).folder  # limits of its own: new connections
+    at = locate(
+        web.file("/d/list", b"x"), Guard(limits=Limits(retries=0, timeout_s=seconds))
+    ).folder  # limits of its own: new connections
     assert at.join(f"http://many.example:{other_web.port}/a").read() == b"public"
     assert ("127.0.0.1", True) in opened and all(made == (ip == "127.0.0.1") for ip, made in opened)
     monkeypatch.setattr(slots, "reserved", lambda ip: "loopback")
     with pytest.raises(UnsafeError) as found:
-        locate(web.url("/d/list"), Guard(limits=Limits(retries=0, timeout_s=seconds + 0.5))).folder.join(
-            f"http://many.example:{other_web.port}/a"
-        ).read()
+        locate(
+            web.url("/d/list"), Guard(limits=Limits(retries=0, timeout_s=seconds + 0.5))
+        ).folder.join(f"http://many.example:{other_web.port}/a").read()
     assert "a loopback address" in found.value.message and other_web.asked == {"/a": 1}
 
 
@@ -321,7 +385,12 @@ def test_names_and_references_below_a_folder(web):
     web.file("/e.bin", b"3")
     at = locate(web.url("/d/list.yaml?sig=x")).folder
     assert (at / "a b#.bin").read() == b"1"
-    assert (at / "sub/c.bin").read() == at.join("sub/c.bin").read() == at.join("./sub/../sub/c.bin").read() == b"2"
+    assert (
+        (at / "sub/c.bin").read()
+        == at.join("sub/c.bin").read()
+        == at.join("./sub/../sub/c.bin").read()
+        == b"2"
+    )
     assert at.join("../e.bin").read() == at.join("/e.bin").read() == b"3"
     assert (locate(web.url("/d/")) / "sub/c.bin").read() == b"2"
     assert (locate(web.url("/d")) / "sub/c.bin").read() == b"2"
@@ -329,7 +398,17 @@ def test_names_and_references_below_a_folder(web):
         at / "../e.bin"
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "file:/etc/passwd", "s3://bucket/key", "ftp://example.org/x", "pipe:ls", "data:,x"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "file:/etc/passwd",
+        "s3://bucket/key",
+        "ftp://example.org/x",
+        "pipe:ls",
+        "data:,x",
+    ],
+)
 def test_other_schemes_are_refused_to_data_from_the_network(web, url):
     at = locate(web.url("/d/list")).folder
     with pytest.raises((UnsafeError, FormatError)) as found:
@@ -349,23 +428,62 @@ def test_a_certificate_is_checked_and_asked_for_once(tmp_path):
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl makes the certificate")
-    made = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
-    files = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "cert")]
+    made = [
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=127.0.0.1",
+    ]
+    files = [
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-keyout",
+        str(tmp_path / "key"),
+        "-out",
+        str(tmp_path / "cert"),
+    ]
     subprocess.run([openssl, *made, *files], check=True, capture_output=True)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "cert", tmp_path / "key")
-    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    server.socket = context.wrap_socket(
+        server.socket, server_side=True, do_handshake_on_connect=False
+    )
+    threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    ).start()
     address = f"https://127.0.0.1:{server.server_address[1]}/cert"
     code = f"from flarecli.storage import locate\ntry: print(len(locate({address!r}).read()))\nexcept OSError as error: print(error)"
     try:
         said = []
         for more in ({"SSL_CERT_FILE": str(tmp_path / "cert")}, {}):
-            env = {name: value for name, value in os.environ.items() if name not in ("SSL_CERT_FILE", "CURL_CA_BUNDLE")} | more
-            run = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+            env = {
+                name: value
+                for name, value in os.environ.items()
+                if name not in ("SSL_CERT_FILE", "CURL_CA_BUNDLE")
+            } | more
+            run = subprocess.run(
+                [sys.executable, "-c", code],
+                env=env,
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
             said.append(run.stdout.strip())
-        assert said == [str((tmp_path / "cert").stat().st_size), f"{address}: the TLS certificate is not trusted"]
+        assert said == [
+            str((tmp_path / "cert").stat().st_size),
+            f"{address}: the TLS certificate is not trusted",
+        ]
     finally:
         server.shutdown()
         server.server_close()
@@ -397,7 +515,10 @@ def test_a_forked_process_opens_its_own_connections(web):
     child = os.fork()
     if not child:
         try:
-            os.write(writer, b"+" if all(at.read(i, i + 10) == DATA[i : i + 10] for i in range(20)) else b"-")
+            os.write(
+                writer,
+                b"+" if all(at.read(i, i + 10) == DATA[i : i + 10] for i in range(20)) else b"-",
+            )
         finally:
             os._exit(0)
     assert all(at.read(i, i + 10) == DATA[i : i + 10] for i in range(20, 40))
@@ -432,4 +553,9 @@ def test_a_proxy_of_the_environment_never_sees_what_data_names(web, other_web, m
 
 def test_importing_storage_loads_no_client():
     code = "import sys, flarecli.storage; print(sorted({'pycurl', 'numpy', 'pyarrow', 'ssl'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )

@@ -38,7 +38,9 @@ def test_what_waits_to_be_given_is_bounded_and_calls_go_on_when_it_was_taken():
 
 
 def test_one_that_is_larger_than_the_bound_passes():
-    assert [len(data) for data in in_order(lambda i: bytes(i), [5000, 1, 5000, 5000, 0], 2, 100)] == [5000, 1, 5000, 5000, 0]
+    assert [
+        len(data) for data in in_order(lambda i: bytes(i), [5000, 1, 5000, 5000, 0], 2, 100)
+    ] == [5000, 1, 5000, 5000, 0]
 
 
 def test_calls_are_begun_beside_each_other_at_most_so_many():

@@ -24,11 +24,18 @@ def file(tmp_path_factory):
 
 
 @given(
-    st.lists(st.lists(st.tuples(st.integers(0, len(DATA)), st.integers(0, 400_000)), min_size=1, max_size=3), max_size=8),
+    st.lists(
+        st.lists(
+            st.tuples(st.integers(0, len(DATA)), st.integers(0, 400_000)), min_size=1, max_size=3
+        ),
+        max_size=8,
+    ),
     st.sampled_from([1, 1000, 300_000]),
 )
 @settings(max_examples=60, deadline=None)
-def test_every_part_is_that_of_the_file_and_every_byte_is_summed_once_in_whatever_order_they_are_asked_for(file, asked, room):
+def test_every_part_is_that_of_the_file_and_every_byte_is_summed_once_in_whatever_order_they_are_asked_for(
+    file, asked, room
+):
     sums = Sums(["sha1"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(passing, "_ROOM", room)
@@ -36,7 +43,9 @@ def test_every_part_is_that_of_the_file_and_every_byte_is_summed_once_in_whateve
             assert (at.size(), at.map()) == (len(DATA), None)
             for places in asked:
                 ranges = [(start, min(start + size, len(DATA))) for start, size in places]
-                assert [bytes(part) for part in at.read_many(ranges)] == [DATA[start:stop] for start, stop in ranges]
+                assert [bytes(part) for part in at.read_many(ranges)] == [
+                    DATA[start:stop] for start, stop in ranges
+                ]
                 start, stop = ranges[0]
                 assert at.read(start, stop) == DATA[start:stop]
     assert (sums.size, sums.hex()) == (len(DATA), {"sha1": SHA1})
@@ -59,13 +68,18 @@ def test_a_part_past_the_end_is_refused_before_anything_is_read(file):
 def test_a_file_cut_short_meanwhile_is_told_at_the_end_of_the_block(tmp_path):
     path = tmp_path / "y.bin"
     path.write_bytes(DATA[:1000])
-    with pytest.raises(FormatError) as caught, passing.in_passing(locate(str(path)), 1000, Sums([])) as at:
+    with (
+        pytest.raises(FormatError) as caught,
+        passing.in_passing(locate(str(path)), 1000, Sums([])) as at,
+    ):
         assert at.read(0, 10) == DATA[:10]
         os.truncate(path, 300)
     assert str(caught.value) == f"{path}: ends at byte 300, 1000 are needed"
 
 
-def test_what_cannot_be_read_is_named_and_what_lies_behind_it_can_still_be_looked_at(file, monkeypatch):
+def test_what_cannot_be_read_is_named_and_what_lies_behind_it_can_still_be_looked_at(
+    file, monkeypatch
+):
     real, bad = os.preadv, range(300_000, 304_096)
 
     def preadv(fd, buffers, offset):
@@ -74,7 +88,10 @@ def test_what_cannot_be_read_is_named_and_what_lies_behind_it_can_still_be_looke
         return real(fd, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", preadv)
-    with pytest.raises(ReachError) as caught, passing.in_passing(locate(str(file)), len(DATA), Sums([])) as at:
+    with (
+        pytest.raises(ReachError) as caught,
+        passing.in_passing(locate(str(file)), len(DATA), Sums([])) as at,
+    ):
         assert at.read(0, 1000) == DATA[:1000]
         with pytest.raises(ReachError):
             at.read(250_000, 400_000)

@@ -19,16 +19,37 @@ from flarecli.errors import FormatError, MissingError
 from flarecli.ingest import open_folder, open_index
 from flarecli.storage import Guard, Limits, locate
 
-WORDS = ["plain", "é ü 漢 🙂", 'a "quoted", one', "two\nlines", "", " spaces ", "tab\there", "007", "null"]
-PLAIN = {"id": list(range(200)), "text": [f"{WORDS[i % 9]}{i}" for i in range(200)], "score": [i / 7 for i in range(200)]}
+WORDS = [
+    "plain",
+    "é ü 漢 🙂",
+    'a "quoted", one',
+    "two\nlines",
+    "",
+    " spaces ",
+    "tab\there",
+    "007",
+    "null",
+]
+PLAIN = {
+    "id": list(range(200)),
+    "text": [f"{WORDS[i % 9]}{i}" for i in range(200)],
+    "score": [i / 7 for i in range(200)],
+}
 RICH = pa.table(
     {
         "id": pa.array([None if i % 5 == 0 else i for i in range(200)], pa.int32()),
         "text": pa.array([None if i % 3 == 0 else WORDS[i % 9] for i in range(200)]),
-        "kind": pa.array([None if i % 11 == 0 else WORDS[i % 4] for i in range(200)]).dictionary_encode(),
+        "kind": pa.array(
+            [None if i % 11 == 0 else WORDS[i % 4] for i in range(200)]
+        ).dictionary_encode(),
         "price": pa.array([decimal.Decimal(i) / 100 for i in range(200)], pa.decimal128(9, 2)),
-        "at": pa.array([datetime.datetime(2020, 1, 1) + datetime.timedelta(hours=i) for i in range(200)], pa.timestamp("us")),
-        "day": pa.array([datetime.date(1969, 12, 1) + datetime.timedelta(days=i) for i in range(200)]),
+        "at": pa.array(
+            [datetime.datetime(2020, 1, 1) + datetime.timedelta(hours=i) for i in range(200)],
+            pa.timestamp("us"),
+        ),
+        "day": pa.array(
+            [datetime.date(1969, 12, 1) + datetime.timedelta(days=i) for i in range(200)]
+        ),
         "tags": pa.array([None if i % 7 == 0 else WORDS[: i % 4] for i in range(200)]),
         "box": pa.array([{"x": i, "y": [i, None]} for i in range(200)]),
         "raw": pa.array([bytes([i % 256, 0, 255]) for i in range(200)]),
@@ -70,20 +91,33 @@ FRAME = pandas.DataFrame(PLAIN)
 CSV = FRAME.to_csv(index=False).encode()
 LINES = FRAME.to_json(orient="records", lines=True, force_ascii=False, double_precision=15).encode()
 as_csv = by_pandas(pandas.read_csv, keep_default_na=False)
-as_lines = by_pandas(pandas.read_json, lines=True, dtype={"id": int, "score": float}, precise_float=True)
+as_lines = by_pandas(
+    pandas.read_json, lines=True, dtype={"id": int, "score": float}, precise_float=True
+)
 TSV = FRAME.to_csv(index=False, sep="\t").encode()
 KINDS = {
     "x.parquet": (parquet(RICH), None),
-    "x.arrow": (arrow(RICH, True), by_pandas(lambda data: pa.ipc.open_file(data).read_all().to_pandas(types_mapper=pandas.ArrowDtype))),
+    "x.arrow": (
+        arrow(RICH, True),
+        by_pandas(
+            lambda data: pa.ipc.open_file(data).read_all().to_pandas(types_mapper=pandas.ArrowDtype)
+        ),
+    ),
     "x.csv": (CSV, as_csv),
     "x.tsv": (TSV, by_pandas(pandas.read_csv, sep="\t", keep_default_na=False)),
     "x.csv.gz": (gzip.compress(CSV), lambda data: as_csv(gzip.decompress(data))),
     "x.csv.zst": (zstandard.compress(CSV), lambda data: as_csv(zstandard.decompress(data))),
     "x.jsonl": (LINES, as_lines),
     "x.jsonl.gz": (gzip.compress(LINES), lambda data: as_lines(gzip.decompress(data))),
-    "x.json": (json.dumps(FRAME.to_dict("records")).encode(), by_pandas(pandas.read_json, precise_float=True)),
+    "x.json": (
+        json.dumps(FRAME.to_dict("records")).encode(),
+        by_pandas(pandas.read_json, precise_float=True),
+    ),
     "x.feather": (feathered(pa.table(PLAIN)), by_pandas(pandas.read_feather)),
-    "x.arrows": (arrow(pa.table(PLAIN), False), by_pandas(lambda data: pa.ipc.open_stream(data).read_pandas())),
+    "x.arrows": (
+        arrow(pa.table(PLAIN), False),
+        by_pandas(lambda data: pa.ipc.open_stream(data).read_pandas()),
+    ),
 }
 
 
@@ -110,7 +144,13 @@ def rows_of(found):
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_everywhere_is_what_others_read(places, name, tmp_path):
     data, others = KINDS[name]
-    wanted = by_duckdb(data, tmp_path) if name == "x.parquet" else None if name == "x.arrow" else others(data)
+    wanted = (
+        by_duckdb(data, tmp_path)
+        if name == "x.parquet"
+        else None
+        if name == "x.arrow"
+        else others(data)
+    )
     wanted = RICH.to_pylist() if wanted is None else wanted
     for put, at in places.values():
         put(name, data)
@@ -118,7 +158,9 @@ def test_every_kind_everywhere_is_what_others_read(places, name, tmp_path):
 
 
 def test_wildcards_and_braces_are_rows_in_the_order_of_names(places):
-    parts = {f"p/{name}.parquet": pa.table({"n": [i]}) for i, name in enumerate(["b", "a10", "a2", "é"])}
+    parts = {
+        f"p/{name}.parquet": pa.table({"n": [i]}) for i, name in enumerate(["b", "a10", "a2", "é"])
+    }
     for where in ("local", "s3"):
         put, at = places[where]
         for name, table in parts.items():
@@ -139,8 +181,14 @@ def test_a_list_names_what_lies_beside_it_and_elsewhere(places, s3):
     for number, (put, at) in enumerate(places.values()):
         put("lists/a.csv", b"n\n1\n")
         put("lists/b.parquet", parquet(pa.table({"n": [2]})))
-        put("lists/split_file_paths.txt", f"b.parquet\n{at if '://' in at else '.'}{'/lists' if '://' in at else ''}/a.csv\n".encode())
-        assert [row["n"] for row in rows_of(open_index(f"{at}/lists/split_file_paths.txt"))] == [2, 1], number
+        put(
+            "lists/split_file_paths.txt",
+            f"b.parquet\n{at if '://' in at else '.'}{'/lists' if '://' in at else ''}/a.csv\n".encode(),
+        )
+        assert [row["n"] for row in rows_of(open_index(f"{at}/lists/split_file_paths.txt"))] == [
+            2,
+            1,
+        ], number
     put, at = places["local"]
     put("split_file_paths.txt", f"lists/a.csv\n{s3}/d/lists/b.parquet\n".encode())
     assert [row["n"] for row in rows_of(open_index(f"{at}/split_file_paths.txt"))] == [1, 2]
@@ -152,14 +200,26 @@ def test_lists_name_wildcards_here_and_in_a_bucket(places, s3):
             put(f"w/shards/{name}.csv", f"n\n{n}\n".encode())
     here, home = places["local"]
     far, there = places["s3"]
-    here("w/split_file_paths.txt", f"shards/a*.csv\n{there}/w/shards/?.csv\n{there}/w/shards/{{a2,b}}.csv\n".encode())
+    here(
+        "w/split_file_paths.txt",
+        f"shards/a*.csv\n{there}/w/shards/?.csv\n{there}/w/shards/{{a2,b}}.csv\n".encode(),
+    )
     far("w/split_file_paths.txt", b"shards/*.csv\n")
-    assert [row["n"] for row in rows_of(open_index(f"{home}/w/split_file_paths.txt"))] == [1, 2, 0, 2, 0]
+    assert [row["n"] for row in rows_of(open_index(f"{home}/w/split_file_paths.txt"))] == [
+        1,
+        2,
+        0,
+        2,
+        0,
+    ]
     assert [row["n"] for row in rows_of(open_index(f"{there}/w/split_file_paths.txt"))] == [1, 2, 0]
     here("w/split_file_paths.txt", f"{there}/w/none/*.csv\n".encode())
     with pytest.raises(MissingError) as caught:
         open_index(f"{home}/w/split_file_paths.txt")
-    assert str(caught.value) == f"{home}/w/split_file_paths.txt: line 1: nothing matches '{there}/w/none/*.csv'"
+    assert (
+        str(caught.value)
+        == f"{home}/w/split_file_paths.txt: line 1: nothing matches '{there}/w/none/*.csv'"
+    )
 
 
 def test_what_a_list_in_a_bucket_names_and_is_not_there_is_named(places, s3):
@@ -167,7 +227,10 @@ def test_what_a_list_in_a_bucket_names_and_is_not_there_is_named(places, s3):
     put("l.txt", b"gone.parquet\n")
     with pytest.raises(MissingError) as caught:
         open_index(f"{at}/l.txt")
-    assert (str(caught.value), caught.value.hint) == (f"{at}/gone.parquet: nothing is there", f"Line 1 of {at}/l.txt names it.")
+    assert (str(caught.value), caught.value.hint) == (
+        f"{at}/gone.parquet: nothing is there",
+        f"Line 1 of {at}/l.txt names it.",
+    )
     put("l.txt", b"m.txt\n")
     put("m.txt", b"# back\nl.txt\n")
     with pytest.raises(FormatError) as caught:
@@ -180,7 +243,10 @@ def test_what_a_list_in_a_bucket_names_and_is_not_there_is_named(places, s3):
     local("l.txt", f"{at}/gone.parquet\n".encode())
     with pytest.raises(MissingError) as caught:
         open_index(f"{here}/l.txt")
-    assert (str(caught.value), caught.value.hint) == (f"{at}/gone.parquet: nothing is there", f"Line 1 of {here}/l.txt names it.")
+    assert (str(caught.value), caught.value.hint) == (
+        f"{at}/gone.parquet: nothing is there",
+        f"Line 1 of {here}/l.txt names it.",
+    )
 
 
 def test_a_folder_is_the_same_rows_here_and_in_a_bucket(places):
@@ -200,7 +266,9 @@ def test_links_of_an_index_in_a_bucket_start_beside_it(places, tmp_path, s3):
     put, at = places["s3"]
     put("files/1.txt", b"one")
     put("i.csv", f"id,link\n1,files/1.txt\n2,{at}/files/1.txt\n3,files/2.txt\n".encode())
-    done = verbs.pack(f"{at}/i.csv", str(tmp_path / "out"), fetch=["link:text"], key="id", on_error="skip")
+    done = verbs.pack(
+        f"{at}/i.csv", str(tmp_path / "out"), fetch=["link:text"], key="id", on_error="skip"
+    )
     assert (done.rows, done.failed, done.reasons) == (2, 1, {"missing": 1})
     here, home = places["local"]
     names = [f"{at}/files/{i}" for i in range(100)]

@@ -37,7 +37,11 @@ def test_a_read_past_the_end_is_an_error_not_a_short_answer(root):
 @pytest.mark.parametrize("kind", ["link", "folder link", "dangling"])
 def test_links_are_not_followed_below_the_root(root, tmp_path, kind):
     data = tmp_path / "data"
-    target = {"link": tmp_path / "secret.txt", "folder link": tmp_path, "dangling": tmp_path / "no"}[kind]
+    target = {
+        "link": tmp_path / "secret.txt",
+        "folder link": tmp_path,
+        "dangling": tmp_path / "no",
+    }[kind]
     (data / "x").symlink_to(target)
     at = root / ("x/secret.txt" if kind == "folder link" else "x")
     with pytest.raises(UnsafeError, match="a symbolic link, which may lead out of the folder"):
@@ -54,7 +58,17 @@ def test_links_are_not_followed_below_the_root(root, tmp_path, kind):
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-@pytest.mark.parametrize("links", [{"x": "x"}, {"x": "./x"}, {"x": "{data}/x"}, {"x": "y", "y": "z", "z": "x"}, {"x": "y", "y": "y/"}], ids=str)
+@pytest.mark.parametrize(
+    "links",
+    [
+        {"x": "x"},
+        {"x": "./x"},
+        {"x": "{data}/x"},
+        {"x": "y", "y": "z", "z": "x"},
+        {"x": "y", "y": "y/"},
+    ],
+    ids=str,
+)
 def test_a_link_that_leads_back_to_itself_is_said_to(root, tmp_path, links, allowed):
     for name, target in links.items():
         (tmp_path / "data" / name).symlink_to(target.format(data=tmp_path / "data"))
@@ -170,7 +184,9 @@ def test_listing_opens_folders_and_links_alone(root, tmp_path, monkeypatch):
     assert sized == ["sub/z"]
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "/etc/passwd", "../secret.txt", "sub/../../secret.txt"])
+@pytest.mark.parametrize(
+    "url", ["file:///etc/passwd", "/etc/passwd", "../secret.txt", "sub/../../secret.txt"]
+)
 def test_addresses_in_data_stay_in_the_folder(root, url):
     with pytest.raises(UnsafeError) as caught:
         root.join(url)

@@ -15,7 +15,10 @@ def folder(request, web, no_cloud, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", web.url(""))
     for i in range(COUNT):
         web.file(f"/b/{i:03}", b"%03d" % i * (SIZE // 3), f'"{i}"')
-    return locate("s3://b" if request.param == "s3" else web.url("/b"), Guard(limits=Limits(jobs=JOBS, ahead_bytes=AHEAD)))
+    return locate(
+        "s3://b" if request.param == "s3" else web.url("/b"),
+        Guard(limits=Limits(jobs=JOBS, ahead_bytes=AHEAD)),
+    )
 
 
 def test_no_more_are_asked_for_than_may_wait(folder, web):

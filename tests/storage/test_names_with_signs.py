@@ -19,7 +19,9 @@ NAMES = ["a[1].ffr", "a{1,2}.ffr", "{x,{1..3}}.ffr"]
 def objects(s3, tmp_path):
     """The address of a folder with a shard under each name, of one row that tells its number."""
     for number, name in enumerate(NAMES):
-        with Writer(str(tmp_path / f"d{number}"), format="ffrecord", columns={"data": "bytes"}) as writer:
+        with Writer(
+            str(tmp_path / f"d{number}"), format="ffrecord", columns={"data": "bytes"}
+        ) as writer:
             writer.write({"data": b"%d" % number})
         (shard,) = Path(tmp_path / f"d{number}").glob("*.ffr")
         (locate(f"{s3}/d/") / name).write([shard.read_bytes()])
@@ -31,7 +33,9 @@ def test_what_a_listing_found_in_a_bucket_is_not_expanded_again(objects, tmp_pat
     assert expand(every) == [f"{objects}/{name}" for name in NAMES]
     assert [one.streams[0].urls for one in resolve(every)] == [NAMES]
     for found in (resolve(expand(every), expanded=True), resolve(every)):
-        assert [str(chunk.at) for one in found for chunk in one.streams[0]] == [f"{objects}/{name}" for name in NAMES]
+        assert [str(chunk.at) for one in found for chunk in one.streams[0]] == [
+            f"{objects}/{name}" for name in NAMES
+        ]
     assert main(["verify", every, "--json"]) == 0
     *_, last = capfd.readouterr().out.splitlines()
     assert (json.loads(last)["shards"], json.loads(last)["rows"]) == (3, 3)
@@ -42,7 +46,11 @@ def test_what_a_listing_found_in_a_bucket_is_not_expanded_again(objects, tmp_pat
     capfd.readouterr()
     assert main(["cat", str(tmp_path / "out"), "--raw", "data"]) == 0
     assert capfd.readouterr().out == "012"
-    assert sorted(file.read_bytes() for file in (tmp_path / "files").rglob("*") if file.stem.isdigit() or file.suffix == ".bin") == [b"0", b"1", b"2"]
+    assert sorted(
+        file.read_bytes()
+        for file in (tmp_path / "files").rglob("*")
+        if file.stem.isdigit() or file.suffix == ".bin"
+    ) == [b"0", b"1", b"2"]
 
 
 def test_a_name_on_a_disk_is_a_name_whatever_signs_it_holds(tmp_path, monkeypatch, capfd):

@@ -18,7 +18,9 @@ from flarecli.write.bucket import BucketTarget
 from flarecli.write.lease import Lease
 
 NONE = "the system lets no further thread start"
-WORKERS = "Give it fewer workers, or let the user or the container have more processes (`ulimit -u`)."
+WORKERS = (
+    "Give it fewer workers, or let the user or the container have more processes (`ulimit -u`)."
+)
 HINT = "Give it fewer --jobs, or let the user or the container have more processes (`ulimit -u`)."
 
 
@@ -44,10 +46,17 @@ def allowed(monkeypatch):
 
 
 CALLS = {
-    "alone": lambda call: [threads.alone(lambda: call(b"0")), *map(call, (b"1", b"2", b"3", b"4", b"5"))],
-    "side by side": lambda call: threads.side_by_side(call, [b"0", b"1", b"2", b"3", b"4", b"5"], 3),
+    "alone": lambda call: [
+        threads.alone(lambda: call(b"0")),
+        *map(call, (b"1", b"2", b"3", b"4", b"5")),
+    ],
+    "side by side": lambda call: threads.side_by_side(
+        call, [b"0", b"1", b"2", b"3", b"4", b"5"], 3
+    ),
     "ahead": lambda call: list(threads.ahead(call, [b"0", b"1", b"2", b"3", b"4", b"5"], 3)),
-    "in order": lambda call: list(threads.in_order(call, [b"0", b"1", b"2", b"3", b"4", b"5"], 3, 8)),
+    "in order": lambda call: list(
+        threads.in_order(call, [b"0", b"1", b"2", b"3", b"4", b"5"], 3, 8)
+    ),
 }
 
 
@@ -104,7 +113,9 @@ def test_a_check_says_that_no_thread_starts(tmp_path, allowed):
     assert list(verbs.verify(out)) == []
 
 
-def test_a_pack_says_that_no_thread_starts_and_leaves_the_way_free_for_the_next(tmp_path, allowed, capsys):
+def test_a_pack_says_that_no_thread_starts_and_leaves_the_way_free_for_the_next(
+    tmp_path, allowed, capsys
+):
     source, out = tmp_path / "in.jsonl", str(tmp_path / "out")
     source.write_text("".join(f'{{"id": {i}}}\n' for i in range(100)))
     line = ["pack", str(source), out, "--shard-size", "200", "--compress", "zstd"]
@@ -148,18 +159,26 @@ def test_a_loader_says_it_and_ends_the_threads_that_it_has(tmp_path, allowed, co
         next(iter(loader))
     assert told(caught) == (NONE, WORKERS)
     assert threading.active_count() == before
-    assert [batch["id"].tolist() for batch in flare.Loader(data, 1, workers=0, order="sequential", transform=dict)] == [[0], [1], [2]]
+    assert [
+        batch["id"].tolist()
+        for batch in flare.Loader(data, 1, workers=0, order="sequential", transform=dict)
+    ] == [[0], [1], [2]]
     allowed(100)
     assert sorted(batch["id"].tolist() for batch in loader) == [[0], [1], [2]]
 
 
 @pytest.mark.parametrize("count", range(4))
 @pytest.mark.parametrize("transform", [(), dict])
-def test_what_fetches_ahead_says_it_and_ends_the_threads_that_it_has(tmp_path, allowed, count, transform, monkeypatch):
+def test_what_fetches_ahead_says_it_and_ends_the_threads_that_it_has(
+    tmp_path, allowed, count, transform, monkeypatch
+):
     data = read.open(packed(tmp_path / "out"))
     monkeypatch.setattr(type(data), "room", 1 << 30)  # as if it came from far away
     before = threading.active_count()
-    for begin in (lambda: data.run(order="windows"), lambda: iter(flare.Loader(data, 1, order="windows", transform=transform))):
+    for begin in (
+        lambda: data.run(order="windows"),
+        lambda: iter(flare.Loader(data, 1, order="windows", transform=transform)),
+    ):
         allowed(count)
         with pytest.raises(ReachError) as caught:
             next(begin())
@@ -228,4 +247,7 @@ def test_processes_that_cannot_start_are_told(tmp_path, monkeypatch):
     with pytest.raises(ReachError) as caught:
         next(iter(flare.Loader(data, 1, processes=True, start="fork", workers=2)))
     hint = "Give it fewer workers, or let the user or the container have more processes and memory (`ulimit -u`)."
-    assert told(caught) == ("the system lets no further process start: resource temporarily unavailable", hint)
+    assert told(caught) == (
+        "the system lets no further process start: resource temporarily unavailable",
+        hint,
+    )

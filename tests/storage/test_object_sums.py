@@ -29,22 +29,31 @@ def answer(**headers):
     ("headers", "kept"),
     [
         ({}, Kept()),
-        ({"sha256": base64.b64encode(SHA).decode(), "type": "FULL_OBJECT"}, Kept({"sha256": SHA.hex()})),
-        ({"crc32": "y/Q5Jg==", "crc32c": "4waSgw==", "crc64nvme": "rosUhgp5mIg="},
-         Kept({"crc32": "cbf43926", "crc32c": "e3069283", "crc64nvme": "ae8b14860a799888"})),
+        (
+            {"sha256": base64.b64encode(SHA).decode(), "type": "FULL_OBJECT"},
+            Kept({"sha256": SHA.hex()}),
+        ),
+        (
+            {"crc32": "y/Q5Jg==", "crc32c": "4waSgw==", "crc64nvme": "rosUhgp5mIg="},
+            Kept({"crc32": "cbf43926", "crc32c": "e3069283", "crc64nvme": "ae8b14860a799888"}),
+        ),
         ({"crc32": "y/Q5Jg==", "type": "COMPOSITE"}, PARTS),
         ({"sha256": base64.b64encode(SHA).decode() + "-3"}, PARTS),
         ({"sha1": "no base64!"}, PARTS),
         ({"sha256": "AAAA"}, PARTS),
     ],
-)  # fmt: skip
+)
 def test_the_answer_says_sums_of_the_whole_object_or_none(headers, kept):
     assert object_sums._read(answer(**headers)) == kept
 
 
 def test_the_crcs_that_s3_computes_are_those_of_their_definitions():
     pytest.importorskip("awscrt")
-    assert [hashes.digest(b"123456789", name) for name in ("crc32", "crc32c", "crc64nvme")] == ["cbf43926", "e3069283", "ae8b14860a799888"]
+    assert [hashes.digest(b"123456789", name) for name in ("crc32", "crc32c", "crc64nvme")] == [
+        "cbf43926",
+        "e3069283",
+        "ae8b14860a799888",
+    ]
 
 
 @pytest.mark.parametrize("token", [None, "a/token+="])
@@ -56,11 +65,23 @@ def test_a_request_is_signed_as_the_library_of_aws_signs_it(key, token):
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
 
-    now, url = datetime.now(UTC), f"https://s3.eu-north-1.amazonaws.com/bucket/{quote(key, safe='/-_.~')}"
-    config = {"access_key_id": "AKIDEXAMPLE", "secret_access_key": "secret", "region": "eu-north-1", **({"session_token": token} if token else {})}
+    now, url = (
+        datetime.now(UTC),
+        f"https://s3.eu-north-1.amazonaws.com/bucket/{quote(key, safe='/-_.~')}",
+    )
+    config = {
+        "access_key_id": "AKIDEXAMPLE",
+        "secret_access_key": "secret",
+        "region": "eu-north-1",
+        **({"session_token": token} if token else {}),
+    }
     mine = signed("HEAD", url, {"x-amz-checksum-mode": "ENABLED"}, config, now)
     signer = auth.S3SigV4Auth(Credentials("AKIDEXAMPLE", "secret", token), "s3", "eu-north-1")
-    request = AWSRequest("HEAD", url, headers={name: value for name, value in mine.items() if name != "authorization"})
+    request = AWSRequest(
+        "HEAD",
+        url,
+        headers={name: value for name, value in mine.items() if name != "authorization"},
+    )
     request.context = {"timestamp": mine["x-amz-date"], "payload_signing_enabled": False}
     canonical = signer.canonical_request(request)
     wanted = signer.signature(signer.string_to_sign(request, canonical), request)
@@ -69,7 +90,10 @@ def test_a_request_is_signed_as_the_library_of_aws_signs_it(key, token):
 
 def put(moto, address, data, **headers):
     request = urllib.request.Request(
-        f"{moto}/{address.removeprefix('s3://')}", data=data, method="PUT", headers={"Content-Type": "application/octet-stream"}
+        f"{moto}/{address.removeprefix('s3://')}",
+        data=data,
+        method="PUT",
+        headers={"Content-Type": "application/octet-stream"},
     )
     for name, value in headers.items():
         request.add_header(f"x-amz-{name.replace('_', '-')}", value)
@@ -82,20 +106,36 @@ def uploaded(moto, s3, tmp_path):
         for i in range(9):
             writer.write({"id": i})
     data = (tmp_path / "out" / "shard.00000.mds").read_bytes()
-    put(moto, f"{s3}/a.mds", data, sdk_checksum_algorithm="SHA256", checksum_sha256=base64.b64encode(hashlib.sha256(data).digest()).decode())
+    put(
+        moto,
+        f"{s3}/a.mds",
+        data,
+        sdk_checksum_algorithm="SHA256",
+        checksum_sha256=base64.b64encode(hashlib.sha256(data).digest()).decode(),
+    )
     return data
 
 
-def test_verify_holds_an_object_against_the_sum_that_the_store_keeps(moto, s3, tmp_path, monkeypatch):
+def test_verify_holds_an_object_against_the_sum_that_the_store_keeps(
+    moto, s3, tmp_path, monkeypatch
+):
     data = uploaded(moto, s3, tmp_path)
     sha = hashlib.sha256(data).hexdigest()
     assert kept_sums(locate(f"{s3}/a.mds")) == Kept({"sha256": sha})
     done = verbs.verify(f"{s3}/a.mds")
     assert (list(done), done.unprotected) == ([], [])
-    monkeypatch.setattr(object_sums, "_read", lambda _: Kept({"sha256": "0" * 64, "crc32": f"{zlib.crc32(data):08x}"}))
-    message = f"{len(data)} bytes fail sha256 of the object store: sha256 is {sha}, {'0' * 64} is listed"
+    monkeypatch.setattr(
+        object_sums,
+        "_read",
+        lambda _: Kept({"sha256": "0" * 64, "crc32": f"{zlib.crc32(data):08x}"}),
+    )
+    message = (
+        f"{len(data)} bytes fail sha256 of the object store: sha256 is {sha}, {'0' * 64} is listed"
+    )
     hint = "It was changed after it was packed; fetch it again, or pack it again with `flare pack … --overwrite`."
-    assert list(verbs.verify(f"{s3}/a.mds")) == [Finding(f"{s3}/a.mds", "checksum", message, hint, (0, len(data)))]
+    assert list(verbs.verify(f"{s3}/a.mds")) == [
+        Finding(f"{s3}/a.mds", "checksum", message, hint, (0, len(data)))
+    ]
     assert list(verbs.verify(f"{s3}/a.mds", quick=True)) == []
 
 
@@ -125,10 +165,15 @@ def test_a_sum_that_takes_a_library_which_is_not_there_is_said(moto, s3, tmp_pat
     monkeypatch.setitem(sys.modules, "awscrt", None)
     monkeypatch.setattr(hashes, "_has_awscrt", lambda: False)
     said = bare(verbs.verify(f"{s3}/a.mds"))
-    assert said[0] == "sums kept by the object store were not looked at: crc64nvme takes awscrt (pip install 'flarecli[s3sums]')"
+    assert (
+        said[0]
+        == "sums kept by the object store were not looked at: crc64nvme takes awscrt (pip install 'flarecli[s3sums]')"
+    )
 
 
 def test_credentials_that_only_the_library_has_are_not_asked_with(s3, monkeypatch):
     at = locate(f"{s3}/a.mds")
-    monkeypatch.setattr(type(at.store), "settings", {"region": "us-east-1", "endpoint": "http://127.0.0.1:9"})
+    monkeypatch.setattr(
+        type(at.store), "settings", {"region": "us-east-1", "endpoint": "http://127.0.0.1:9"}
+    )
     assert kept_sums(at) == Kept(why_not="only the role of this machine may ask for them")

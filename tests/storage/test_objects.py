@@ -13,7 +13,16 @@ import pytest
 
 from flarecli import read
 from flarecli.__main__ import main
-from flarecli.errors import CredentialsError, FlareError, FormatError, IntegrityError, MissingError, ReachError, UnsafeError, UsageError
+from flarecli.errors import (
+    CredentialsError,
+    FlareError,
+    FormatError,
+    IntegrityError,
+    MissingError,
+    ReachError,
+    UnsafeError,
+    UsageError,
+)
 from flarecli.storage import Guard, Limits, locate
 from flarecli.storage.credentials import ways
 
@@ -43,7 +52,10 @@ def signed(handler):
 
 
 def refusal(code, status=403):
-    return lambda handler, times: handler.answer(status, f'<?xml version="1.0"?><Error><Code>{code}</Code><Key>AKIDEXAMPLE</Key></Error>'.encode())
+    return lambda handler, times: handler.answer(
+        status,
+        f'<?xml version="1.0"?><Error><Code>{code}</Code><Key>AKIDEXAMPLE</Key></Error>'.encode(),
+    )
 
 
 def thing(handler, data=DATA, etag='"one"'):
@@ -56,11 +68,15 @@ def thing(handler, data=DATA, etag='"one"'):
     if not match:
         return handler.answer(200, data, **more)
     start, stop = int(match[1]), min(len(data), int(match[2] or len(data) - 1) + 1)
-    return handler.answer(206, data[start:stop], Content_Range=f"bytes {start}-{stop - 1}/{len(data)}", **more)
+    return handler.answer(
+        206, data[start:stop], Content_Range=f"bytes {start}-{stop - 1}/{len(data)}", **more
+    )
 
 
 def test_an_open_bucket_needs_no_settings(cloud):
-    cloud.pages["/open/a"] = lambda handler, times: handler.answer(400, b"") if signed(handler) else thing(handler)
+    cloud.pages["/open/a"] = lambda handler, times: (
+        handler.answer(400, b"") if signed(handler) else thing(handler)
+    )
     assert locate("s3://open/a").read() == DATA
 
 
@@ -68,7 +84,12 @@ def test_wrong_credentials_end_at_once_and_say_what_was_tried(cloud, monkeypatch
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "verysecret")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "tokentoken")
-    for code, status in (("InvalidAccessKeyId", 403), ("SignatureDoesNotMatch", 403), ("ExpiredToken", 400), ("RequestTimeTooSkewed", 403)):
+    for code, status in (
+        ("InvalidAccessKeyId", 403),
+        ("SignatureDoesNotMatch", 403),
+        ("ExpiredToken", 400),
+        ("RequestTimeTooSkewed", 403),
+    ):
         cloud.pages["/b/a"] = refusal(code, status)
         cloud.asked.clear()
         words = "Forbidden" if status == 403 else "Bad Request"
@@ -77,8 +98,14 @@ def test_wrong_credentials_end_at_once_and_say_what_was_tried(cloud, monkeypatch
         assert cloud.asked["/b/a"] == 1
 
 
-def test_credentials_that_end_halfway_end_a_pack_and_it_goes_on_with_new_ones(cloud, monkeypatch, tmp_path, capfd):
-    for name, value in (("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE"), ("AWS_SECRET_ACCESS_KEY", "verysecret"), ("AWS_SESSION_TOKEN", "tokentoken")):
+def test_credentials_that_end_halfway_end_a_pack_and_it_goes_on_with_new_ones(
+    cloud, monkeypatch, tmp_path, capfd
+):
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE"),
+        ("AWS_SECRET_ACCESS_KEY", "verysecret"),
+        ("AWS_SESSION_TOKEN", "tokentoken"),
+    ):
         monkeypatch.setenv(name, value)
     is_over = True
 
@@ -117,12 +144,21 @@ def test_credentials_that_end_halfway_end_a_pack_and_it_goes_on_with_new_ones(cl
     is_over = False
     assert main([*line, "--resume"]) == 1
     assert len(read.open(str(tmp_path / "out"))) == 119
-    assert [json.loads(row)["key"] for row in (tmp_path / "out" / "failed.jsonl").read_text().splitlines()] == [""]
+    assert [
+        json.loads(row)["key"]
+        for row in (tmp_path / "out" / "failed.jsonl").read_text().splitlines()
+    ] == [""]
 
 
-def test_credentials_that_end_halfway_end_a_pack_through_s3fs_too(cloud, monkeypatch, tmp_path, capfd):
+def test_credentials_that_end_halfway_end_a_pack_through_s3fs_too(
+    cloud, monkeypatch, tmp_path, capfd
+):
     pytest.importorskip("s3fs")
-    for name, value in (("FLARE_S3", "s3fs"), ("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE"), ("AWS_SECRET_ACCESS_KEY", "verysecret")):
+    for name, value in (
+        ("FLARE_S3", "s3fs"),
+        ("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE"),
+        ("AWS_SECRET_ACCESS_KEY", "verysecret"),
+    ):
         monkeypatch.setenv(name, value)
 
     def served(handler, times):
@@ -134,7 +170,19 @@ def test_credentials_that_end_halfway_end_a_pack_through_s3fs_too(cloud, monkeyp
     for i in range(12):
         cloud.pages[f"/b/{i}"] = served
     (tmp_path / "index.csv").write_text("url\n" + "".join(f"s3://b/{i}\n" for i in range(12)))
-    line = ["pack", str(tmp_path / "index.csv"), str(tmp_path / "out"), "--fetch", "url", "--on-error", "skip", "--shard-rows", "2", "--jobs", "1"]
+    line = [
+        "pack",
+        str(tmp_path / "index.csv"),
+        str(tmp_path / "out"),
+        "--fetch",
+        "url",
+        "--on-error",
+        "skip",
+        "--shard-rows",
+        "2",
+        "--jobs",
+        "1",
+    ]
     assert main(line) == 3
     out, err = capfd.readouterr()
     assert re.sub(r"127\.0\.0\.1:\d+", "HOST", err).splitlines()[-2:] == [
@@ -153,8 +201,15 @@ def test_a_machine_with_a_role_is_asked_only_when_nobody_is_refused(cloud, monke
     given = b'{"Code":"Success","AccessKeyId":"AKIDEXAMPLE","SecretAccessKey":"verysecret","Token":"tokentoken","Expiration":"2099-01-01T00:00:00Z"}'
     cloud.page(f"{role}my-role", given)
     type(cloud.server.RequestHandlerClass)
-    monkeypatch.setattr(cloud.server.RequestHandlerClass, "do_PUT", cloud.server.RequestHandlerClass.do_GET, raising=False)
-    cloud.pages["/b/a"] = lambda handler, times: thing(handler) if signed(handler) else refusal("AccessDenied")(handler, times)
+    monkeypatch.setattr(
+        cloud.server.RequestHandlerClass,
+        "do_PUT",
+        cloud.server.RequestHandlerClass.do_GET,
+        raising=False,
+    )
+    cloud.pages["/b/a"] = lambda handler, times: (
+        thing(handler) if signed(handler) else refusal("AccessDenied")(handler, times)
+    )
     assert locate("s3://b/a").read() == DATA
     cloud.page("/open/a", b"open", ETag='"x"', Last_Modified="Wed, 21 Oct 2015 07:28:00 GMT")
     cloud.asked.clear()
@@ -169,7 +224,10 @@ def test_a_machine_without_a_role_is_not_waited_for(cloud, monkeypatch):
     monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:1")
     cloud.pages["/b/a"] = refusal("AccessDenied")
-    assert caught(ReachError, locate("s3://b/a").read) == "s3://b/a: 403 Forbidden (AccessDenied), tried without credentials at http://HOST"
+    assert (
+        caught(ReachError, locate("s3://b/a").read)
+        == "s3://b/a: 403 Forbidden (AccessDenied), tried without credentials at http://HOST"
+    )
 
 
 def test_profiles_are_read(tmp_path):
@@ -187,18 +245,33 @@ def test_profiles_are_read(tmp_path):
         {"region": "eu-west-3", "access_key_id": "A", "secret_access_key": "B%"},
     )
     (way,) = ways("s3", {**env, "AWS_PROFILE": "two", "AWS_REGION": "us-east-2"})
-    assert dict(way.config) == {"endpoint": "http://127.0.0.1:9", "region": "us-east-2", "access_key_id": "C", "secret_access_key": "D"}
+    assert dict(way.config) == {
+        "endpoint": "http://127.0.0.1:9",
+        "region": "us-east-2",
+        "access_key_id": "C",
+        "secret_access_key": "D",
+    }
     assert "B%" not in repr(way) and "'D'" not in repr(way)
     expected = "the profile 'sso' gets its credentials by sso_session, which is not read here"
     assert caught(ReachError, ways, "s3", {**env, "AWS_PROFILE": "sso"}) == expected
-    assert caught(ReachError, ways, "s3", {**env, "AWS_PROFILE": "none"}) == "there is no profile 'none', which AWS_PROFILE names"
+    assert (
+        caught(ReachError, ways, "s3", {**env, "AWS_PROFILE": "none"})
+        == "there is no profile 'none', which AWS_PROFILE names"
+    )
     expected = "AWS_ACCESS_KEY_ID is set in the environment, AWS_SECRET_ACCESS_KEY is not"
     assert caught(ReachError, ways, "s3", {**env, "AWS_ACCESS_KEY_ID": "A"}) == expected
-    assert caught(ReachError, ways, "az", env) == "AZURE_STORAGE_ACCOUNT_NAME is not set in the environment"
-    assert [way.words for way in ways("gs", {**env, "NO_GCE_CHECK": "true"})] == ["without credentials"]
+    assert (
+        caught(ReachError, ways, "az", env)
+        == "AZURE_STORAGE_ACCOUNT_NAME is not set in the environment"
+    )
+    assert [way.words for way in ways("gs", {**env, "NO_GCE_CHECK": "true"})] == [
+        "without credentials"
+    ]
 
 
-@pytest.mark.parametrize("address", ["s3://key:verysecret@bucket/x", "s3://", "s3:///x", "s3://a b/x", "gs://?x"])
+@pytest.mark.parametrize(
+    "address", ["s3://key:verysecret@bucket/x", "s3://", "s3:///x", "s3://a b/x", "gs://?x"]
+)
 def test_addresses_without_a_bucket_or_with_secrets_are_refused(no_cloud, address):
     caught(UsageError, locate, address)
 
@@ -219,9 +292,17 @@ def test_data_names_its_own_bucket_and_the_public_web(s3, web):
     at = locate(f"{s3}/some/folder")
     locate(f"{s3}/else/x").write([b"else"])
     assert at.join(f"{s3}/else/x").read() == b"else"
-    assert caught(UnsafeError, at.join, "s3://other/x") == f"{s3}/some/folder: s3://other/x is not in {s3}"
-    assert caught(UnsafeError, at.join, "file:///etc/passwd") == f"{s3}/some/folder: file:// in what came over the network"
-    assert "leads to 127.0.0.1, a loopback address" in caught(UnsafeError, at.join(web.page("/x", b"inside")).read)
+    assert (
+        caught(UnsafeError, at.join, "s3://other/x")
+        == f"{s3}/some/folder: s3://other/x is not in {s3}"
+    )
+    assert (
+        caught(UnsafeError, at.join, "file:///etc/passwd")
+        == f"{s3}/some/folder: file:// in what came over the network"
+    )
+    assert "leads to 127.0.0.1, a loopback address" in caught(
+        UnsafeError, at.join(web.page("/x", b"inside")).read
+    )
     assert web.requests == []
     free = locate(f"{s3}/some/folder", Guard(allow_local=True, allow_private=True))
     assert free.join("../../else/x").read() == b"else"
@@ -231,7 +312,9 @@ def test_data_names_its_own_bucket_and_the_public_web(s3, web):
 
 def test_a_change_between_two_reads_is_noticed_and_begins_again_where_it_can(cloud):
     versions = ['"one"', '"two"']
-    cloud.pages["/b/a"] = lambda handler, times: thing(handler, DATA if versions[0] == '"one"' else DATA[::-1], versions[0])
+    cloud.pages["/b/a"] = lambda handler, times: thing(
+        handler, DATA if versions[0] == '"one"' else DATA[::-1], versions[0]
+    )
     at = locate("s3://b/a")
     assert at.read(0, 10) == DATA[:10]
     versions.reverse()
@@ -246,7 +329,10 @@ def test_a_change_between_two_reads_is_noticed_and_begins_again_where_it_can(clo
         return thing(handler, DATA, tag)
 
     cloud.pages["/b/c"] = changing
-    assert locate("s3://b/c").read_many([(0, 10), (150_000, 150_010)]) == [DATA[:10], DATA[150_000:150_010]]
+    assert locate("s3://b/c").read_many([(0, 10), (150_000, 150_010)]) == [
+        DATA[:10],
+        DATA[150_000:150_010],
+    ]
 
 
 def test_the_first_pieces_of_a_read_do_not_wait_for_one_another(cloud):
@@ -267,7 +353,11 @@ def test_many_ranges_of_an_object_that_changes_meanwhile_are_begun_again(cloud):
     def changing(handler, times):
         if handler.headers.get("Range") and times == 2:
             asked.set()
-        return thing(handler, DATA * 40 if not asked.is_set() else DATA[::-1] * 40, '"two"' if asked.is_set() else '"one"')
+        return thing(
+            handler,
+            DATA * 40 if not asked.is_set() else DATA[::-1] * 40,
+            '"two"' if asked.is_set() else '"one"',
+        )
 
     cloud.pages["/b/a"] = changing
     ranges = [(start, start + 10) for start in range(0, 8_000_000, 300_000)]
@@ -276,12 +366,19 @@ def test_many_ranges_of_an_object_that_changes_meanwhile_are_begun_again(cloud):
 
 
 def test_what_passes_is_tried_again_and_what_does_not_is_not(cloud):
-    cloud.pages["/b/a"] = lambda handler, times: handler.answer(503, b"<Error><Code>SlowDown</Code></Error>") if times < 3 else thing(handler)
+    cloud.pages["/b/a"] = lambda handler, times: (
+        handler.answer(503, b"<Error><Code>SlowDown</Code></Error>")
+        if times < 3
+        else thing(handler)
+    )
     assert locate("s3://b/a").read() == DATA
     assert caught(MissingError, locate("s3://b/none").read) == "s3://b/none: nothing is there"
     assert cloud.asked["/b/none"] == 1
     cloud.pages["/b/bad"] = refusal("InternalError", 500)
-    assert caught(ReachError, locate("s3://b/bad", QUICK).read) == "s3://b/bad: 500 Internal Server Error (InternalError) at http://HOST"
+    assert (
+        caught(ReachError, locate("s3://b/bad", QUICK).read)
+        == "s3://b/bad: 500 Internal Server Error (InternalError) at http://HOST"
+    )
     assert cloud.asked["/b/bad"] == 2
 
 
@@ -290,7 +387,9 @@ def test_a_body_that_is_cut_goes_on_or_is_never_given(cloud):
         start = int(re.fullmatch(r"bytes=(\d+)-.*", handler.headers.get("Range", "bytes=0-"))[1])
         handler.send_response(206 if start else 200)
         handler.send_header("Content-Length", str(len(DATA) - start))
-        handler.send_header("Content-Range", f"bytes {start}-{len(DATA) - 1}/{len(DATA)}") if start else None
+        handler.send_header(
+            "Content-Range", f"bytes {start}-{len(DATA) - 1}/{len(DATA)}"
+        ) if start else None
         handler.send_header("ETag", '"one"')
         handler.send_header("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")
         handler.end_headers()
@@ -299,7 +398,9 @@ def test_a_body_that_is_cut_goes_on_or_is_never_given(cloud):
 
     cloud.pages["/b/a"] = cut
     assert locate("s3://b/a").read() == DATA  # in four pieces
-    assert caught(ReachError, locate("s3://b/a", QUICK).read).startswith("s3://b/a: the connection broke off")
+    assert caught(ReachError, locate("s3://b/a", QUICK).read).startswith(
+        "s3://b/a: the connection broke off"
+    )
 
 
 def test_a_server_that_ignores_ranges_gives_no_wrong_bytes(cloud):
@@ -310,7 +411,10 @@ def test_a_server_that_ignores_ranges_gives_no_wrong_bytes(cloud):
 
 def test_nobody_there_is_said_soon(no_cloud, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    assert caught(ReachError, locate("s3://b/a", QUICK).size) == "s3://b/a: the connection is refused at http://HOST"
+    assert (
+        caught(ReachError, locate("s3://b/a", QUICK).size)
+        == "s3://b/a: the connection is refused at http://HOST"
+    )
 
 
 def test_a_server_that_cannot_write_on_condition_is_asked_first(cloud, monkeypatch):
@@ -327,7 +431,10 @@ def test_a_server_that_cannot_write_on_condition_is_asked_first(cloud, monkeypat
     locate("s3://b/new").write([b"x"], (), False)
     assert written == {"/b/new": b"x"}
     cloud.pages["/b/old"] = lambda handler, times: thing(handler)
-    assert caught(UsageError, locate("s3://b/old").write, [b"x"], (), False) == "s3://b/old: something is there already"
+    assert (
+        caught(UsageError, locate("s3://b/old").write, [b"x"], (), False)
+        == "s3://b/old: something is there already"
+    )
 
 
 def test_half_an_upload_is_dropped(s3, moto):
@@ -353,7 +460,9 @@ def test_a_grandchild_of_a_fork_reads_too(s3):
     def child(depth):
         answers.put(at.read_many([(0, 10), (100_000, 100_010)]))
         if depth:
-            grandchild = multiprocessing.get_context("fork").Process(target=child, args=(depth - 1,))
+            grandchild = multiprocessing.get_context("fork").Process(
+                target=child, args=(depth - 1,)
+            )
             grandchild.start()
             grandchild.join(30)
 
@@ -377,43 +486,71 @@ def test_a_folder_is_listed_or_missing(s3):
     for i in range(7):
         (locate(s3) / f"d/{i}").write([bytes(i)])
     assert [size for _, size in locate(f"{s3}/d").list()] == list(range(7))
-    assert caught(MissingError, lambda: list(locate(f"{s3}/nothing").list())) == f"{s3}/nothing: nothing is there"
+    assert (
+        caught(MissingError, lambda: list(locate(f"{s3}/nothing").list()))
+        == f"{s3}/nothing: nothing is there"
+    )
 
 
 def page(keys, behind=""):
     """A page of a listing, as S3 words it; `behind` is what asks for the next."""
-    found = "".join(f"<Contents><Key>{key}</Key><Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>" for key in keys)
-    more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{behind}</NextContinuationToken>" if behind else "<IsTruncated>false</IsTruncated>"
+    found = "".join(
+        f"<Contents><Key>{key}</Key><Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+        for key in keys
+    )
+    more = (
+        f"<IsTruncated>true</IsTruncated><NextContinuationToken>{behind}</NextContinuationToken>"
+        if behind
+        else "<IsTruncated>false</IsTruncated>"
+    )
     return f"<ListBucketResult>{found}{more}</ListBucketResult>".encode()
 
 
 def test_a_listing_goes_over_pages(cloud):
-    pages = {None: page(["d/0", "d/1"], "two"), "two": page(["d/2", "d/3"], "three"), "three": page(["d/4"])}
-    cloud.pages["/b"] = lambda handler, times: handler.answer(200, pages[dict(parse_qsl(urlsplit(handler.path).query)).get("continuation-token")])
+    pages = {
+        None: page(["d/0", "d/1"], "two"),
+        "two": page(["d/2", "d/3"], "three"),
+        "three": page(["d/4"]),
+    }
+    cloud.pages["/b"] = lambda handler, times: handler.answer(
+        200, pages[dict(parse_qsl(urlsplit(handler.path).query)).get("continuation-token")]
+    )
     assert [name for name, _ in locate("s3://b/d").list()] == ["0", "1", "2", "3", "4"]
 
 
 def test_a_listing_that_begins_again_and_again_ends(cloud):
-    cloud.pages["/b"] = lambda handler, times: handler.answer(200, page(["d/0", "d/1"], "more"))  # whatever page is asked for
+    cloud.pages["/b"] = lambda handler, times: handler.answer(
+        200, page(["d/0", "d/1"], "more")
+    )  # whatever page is asked for
     wanted = "s3://b/d/0: the listing of its folder begins again before it ends"
     assert caught(FormatError, lambda: list(locate("s3://b/d").list())) == wanted
 
 
 def test_a_bucket_is_no_object(s3):
     assert caught(FormatError, locate(s3).read) == f"{s3}/: a bucket where an object is needed"
-    assert caught(UsageError, locate(s3).write, [b""]) == f"{s3}/: a bucket where an object is needed"
+    assert (
+        caught(UsageError, locate(s3).write, [b""]) == f"{s3}/: a bucket where an object is needed"
+    )
 
 
 def test_google_and_azure_are_read_alike(web, no_cloud, monkeypatch):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", web.url(""))
     monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
     monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", web.url(""))
-    for address, path in (("gs://b/d/a b", "/b/d%2Fa%20b"), ("az://c/d/a b", "/devstoreaccount1/c/d/a%20b")):
+    for address, path in (
+        ("gs://b/d/a b", "/b/d%2Fa%20b"),
+        ("az://c/d/a b", "/devstoreaccount1/c/d/a%20b"),
+    ):
         web.pages[path] = lambda handler, times: thing(handler)
         at = locate(address)
         assert (at.size(), at.read(5, 10), str(at)) == (len(DATA), DATA[5:10], address)
         ranges = [(i * 100, i * 100 + 7) for i in range(0, 1900, 100)]
         assert at.read_many(ranges) == [DATA[a:b] for a, b in ranges]
         web.pages[path] = refusal("AuthenticationFailed")
-        assert caught(CredentialsError, locate(address).read).startswith(f"{address}: 403 Forbidden (AuthenticationFailed), tried with")
-        assert caught(MissingError, (at.folder / "none").read) == f"{address[:-3]}none: nothing is there"
+        assert caught(CredentialsError, locate(address).read).startswith(
+            f"{address}: 403 Forbidden (AuthenticationFailed), tried with"
+        )
+        assert (
+            caught(MissingError, (at.folder / "none").read)
+            == f"{address[:-3]}none: nothing is there"
+        )

@@ -30,7 +30,9 @@ def test_a_reference_to_no_host_is_refused(reference):
     assert str(caught.value) == f"{reference}: the address has no host"
 
 
-@pytest.mark.parametrize("address", ["http://[", "http://[x", "https://\u2100/", "http://a\u2100b/"])
+@pytest.mark.parametrize(
+    "address", ["http://[", "http://[x", "https://\u2100/", "http://a\u2100b/"]
+)
 def test_an_index_on_the_disk_may_name_what_is_no_address(tmp_path, address):
     with pytest.raises(FlareError) as caught:
         locate(f"{tmp_path}/").join(address)

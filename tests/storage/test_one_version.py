@@ -20,7 +20,11 @@ def served(web, heads, bodies=(ONE, TWO)):
             return handler.answer(412)
         start = int(handler.headers["Range"].removeprefix("bytes=").partition("-")[0])
         handler.send_response(206)
-        for name, value in {**head, "Content-Range": f"bytes {start}-{len(body) - 1}/{len(body)}", "Content-Length": len(body) - start}.items():
+        for name, value in {
+            **head,
+            "Content-Range": f"bytes {start}-{len(body) - 1}/{len(body)}",
+            "Content-Length": len(body) - start,
+        }.items():
             handler.send_header(name, str(value))
         handler.end_headers()
         handler.wfile.write(body[start : start + 1_000_000] if times == 1 else body[start:])
@@ -36,7 +40,13 @@ def served(web, heads, bodies=(ONE, TWO)):
     ("heads", "bodies"),
     [
         (({"ETag": '"one"'}, {"ETag": '"two"'}), (ONE, TWO)),
-        (({"ETag": 'W/"one"', "Last-Modified": MONDAY}, {"ETag": 'W/"two"', "Last-Modified": TUESDAY}), (ONE, TWO)),
+        (
+            (
+                {"ETag": 'W/"one"', "Last-Modified": MONDAY},
+                {"ETag": 'W/"two"', "Last-Modified": TUESDAY},
+            ),
+            (ONE, TWO),
+        ),
         (({}, {}), (ONE, TWO + b"b")),
     ],
 )

@@ -16,7 +16,11 @@ READS = {
     "ranges": lambda at: b"".join({data[:1] for data in at.read_many(PIECES)}),
     "the whole of it": lambda at: at.read()[:1],
     "the size": lambda at: b"ab"[SIZES.index(at.size()) :][:1],
-    "block by block": lambda at: b"".join(sorted({bytes(block)[i : i + 1] for block in at.blocks(SIZES[0]) for i in (0, -1) if block[i:]}))[:1],
+    "block by block": lambda at: b"".join(
+        sorted(
+            {bytes(block)[i : i + 1] for block in at.blocks(SIZES[0]) for i in (0, -1) if block[i:]}
+        )
+    )[:1],
     "one of many": lambda at: bytes(next(iter(at.store.read_each([at.path]))))[:1],
 }
 
@@ -25,7 +29,13 @@ class Swapped:
     """An object that is another one as soon as a first reader has what it asked for, while a second one waits for its first answer."""
 
     def __init__(self, web, path, tells):
-        self.second, self.over, self.lock, self.count, self.tells = threading.Event(), threading.Event(), threading.Lock(), 0, tells
+        self.second, self.over, self.lock, self.count, self.tells = (
+            threading.Event(),
+            threading.Event(),
+            threading.Lock(),
+            0,
+            tells,
+        )
         web.pages[path] = self.page
 
     def page(self, handler, times):
@@ -45,7 +55,9 @@ class Swapped:
             return handler.answer(200, data * size, **head)
         start, _, stop = handler.headers["Range"].removeprefix("bytes=").partition("-")
         start, stop = int(start), min(int(stop or size), size - 1)
-        return handler.answer(206, data * (stop + 1 - start), Content_Range=f"bytes {start}-{stop}/{size}", **head)
+        return handler.answer(
+            206, data * (stop + 1 - start), Content_Range=f"bytes {start}-{stop}/{size}", **head
+        )
 
 
 def come_at_once(swapped, read, at):
@@ -101,7 +113,9 @@ def test_a_reader_that_has_nothing_yet_begins_again_alone(web, path):
     assert READS["ranges"](locate(path)) == b"b"
 
 
-@pytest.mark.parametrize("read", [lambda at: at.read(5, 15)[:1], lambda at: at.read_many([(0, 5), (7, 9)])[0][:1]])
+@pytest.mark.parametrize(
+    "read", [lambda at: at.read(5, 15)[:1], lambda at: at.read_many([(0, 5), (7, 9)])[0][:1]]
+)
 def test_other_file_systems_give_one_version_to_all_who_come_at_once(read, monkeypatch):
     pytest.importorskip("fsspec")
     at = locate("memory://swapped/a")
@@ -110,7 +124,9 @@ def test_other_file_systems_give_one_version_to_all_who_come_at_once(read, monke
 
     def swapped(path, call):
         given = real(path, call)
-        if isinstance(given, bytes) and not inner:  # the first has its bytes, and the second all it wants, before it is another file
+        if (
+            isinstance(given, bytes) and not inner
+        ):  # the first has its bytes, and the second all it wants, before it is another file
             inner.append(None)
             inner[0] = read(at)
             type(at)(type(store)(store.address, store.guard), at.path).write([b"b" * 101])

@@ -27,9 +27,15 @@ JUST_NOW = NOW - timedelta(seconds=59)
         ({"LastModified": NOW + timedelta(hours=1)}, ""),
         ({"mtime": LONG_AGO.timestamp()}, str(LONG_AGO.timestamp())),
         ({"mtime": JUST_NOW.timestamp()}, ""),
-        ({"mtime": LONG_AGO.astimezone(timezone(timedelta(hours=-7)))}, str(LONG_AGO.astimezone(timezone(timedelta(hours=-7))))),
+        (
+            {"mtime": LONG_AGO.astimezone(timezone(timedelta(hours=-7)))},
+            str(LONG_AGO.astimezone(timezone(timedelta(hours=-7)))),
+        ),
         ({"mtime": LONG_AGO.replace(tzinfo=None)}, ""),
-        ({"mtime": LONG_AGO.replace(tzinfo=None) - timedelta(days=1)}, str(LONG_AGO.replace(tzinfo=None) - timedelta(days=1))),
+        (
+            {"mtime": LONG_AGO.replace(tzinfo=None) - timedelta(days=1)},
+            str(LONG_AGO.replace(tzinfo=None) - timedelta(days=1)),
+        ),
         ({"modify": LONG_AGO.strftime("%Y%m%d%H%M%S")}, LONG_AGO.strftime("%Y%m%d%H%M%S")),
         ({"modify": JUST_NOW.strftime("%Y%m%d%H%M%S")}, ""),
         ({"modify": LONG_AGO.strftime("%Y%m%d%H%M%S.000")}, LONG_AGO.strftime("%Y%m%d%H%M%S.000")),
@@ -43,7 +49,9 @@ JUST_NOW = NOW - timedelta(seconds=59)
 def test_a_time_tells_versions_apart_once_it_lies_behind(told, sign, monkeypatch):
     at = locate("memory://told/a")
     monkeypatch.setattr(time, "time", NOW.timestamp)
-    monkeypatch.setattr(at.store, "_do", lambda path, call: {"name": path, "type": "file", "size": 7, **told})
+    monkeypatch.setattr(
+        at.store, "_do", lambda path, call: {"name": path, "type": "file", "size": 7, **told}
+    )
     assert at.store.version(at.path) == (sign, 7)
     assert at.size() == 7
 
@@ -80,7 +88,11 @@ class Made(fsspec.AbstractFileSystem):
         if not isinstance(below, dict):
             return [{"name": path, "type": "file", "size": below}]
         return [
-            {"name": f"{path}/{name}", "type": "directory" if isinstance(one, dict) else "file", "size": 0 if isinstance(one, dict) else one}
+            {
+                "name": f"{path}/{name}",
+                "type": "directory" if isinstance(one, dict) else "file",
+                "size": 0 if isinstance(one, dict) else one,
+            }
             for name, one in below.items()
         ]
 
@@ -97,7 +109,9 @@ def made(monkeypatch):
 
 
 def test_a_listing_comes_in_bytewise_order_whatever_order_its_folders_come_in(made):
-    at, _ = made({"b": 1, "a": {"z": 2, "é": 3, "y": {}}, "a.txt": 4, "a-b": {"c": {"d": 5}}, "B": 6})
+    at, _ = made(
+        {"b": 1, "a": {"z": 2, "é": 3, "y": {}}, "a.txt": 4, "a-b": {"c": {"d": 5}}, "B": 6}
+    )
     found = [(entry.name, entry.size) for entry in at.list()]
     assert found == [("B", 6), ("a-b/c/d", 5), ("a.txt", 4), ("a/z", 2), ("a/é", 3), ("b", 1)]
     assert [name for name, _ in found] == sorted((name for name, _ in found), key=str.encode)

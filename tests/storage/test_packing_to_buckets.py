@@ -28,7 +28,16 @@ ROWS = 400
 def index(tmp_path_factory):
     rng, path = random.Random(5), tmp_path_factory.mktemp("index") / "index.parquet"
     images = [b"\xff\xd8\xff\xe0" + rng.randbytes(rng.randrange(500, 1500)) for _ in range(ROWS)]
-    pq.write_table(pa.table({"id": list(range(ROWS)), "image": images, "bad": [None if i in (7, 250) else i for i in range(ROWS)]}), path)
+    pq.write_table(
+        pa.table(
+            {
+                "id": list(range(ROWS)),
+                "image": images,
+                "bad": [None if i in (7, 250) else i for i in range(ROWS)],
+            }
+        ),
+        path,
+    )
     return str(path)
 
 
@@ -49,20 +58,38 @@ def options(**more):
     return {"shard_bytes": 20_000, "on_error": "skip", **more}
 
 
-HOLDS = {"json": ["id"], "csv": ["id"], "tsv": ["id"], "ffrecord": ["image"], "webdataset": ["key", "image"]}
+HOLDS = {
+    "json": ["id"],
+    "csv": ["id"],
+    "tsv": ["id"],
+    "ffrecord": ["image"],
+    "webdataset": ["key", "image"],
+}
 
 
 @pytest.mark.parametrize("format", [name for name in names() if name not in ("files", "xsv")])
 def test_each_format_is_the_same_in_a_bucket_as_on_a_disk(s3, index, tmp_path, format):
-    more = {"key": "key"} if format == "webdataset" else {"columns": HOLDS.get(format, ["id", "image"])}
+    more = (
+        {"key": "key"}
+        if format == "webdataset"
+        else {"columns": HOLDS.get(format, ["id", "image"])}
+    )
     if format == "webdataset":
         table = pq.read_table(index).append_column("key", pa.array([f"k{i}" for i in range(ROWS)]))
         index = str(tmp_path / "keyed.parquet")
         pq.write_table(table.select(HOLDS[format]), index)
     local = verbs.pack(index, str(tmp_path / "out"), format=format, shard_bytes=20_000, **more)
     packed = verbs.pack(index, f"{s3}/deep/out", format=format, shard_bytes=20_000, **more)
-    assert (packed.rows, packed.shards, packed.playlist) == (local.rows, local.shards, f"{s3}/deep/out/playlist.yaml")
-    on_disk = {str(path.relative_to(tmp_path / "out")): path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert (packed.rows, packed.shards, packed.playlist) == (
+        local.rows,
+        local.shards,
+        f"{s3}/deep/out/playlist.yaml",
+    )
+    on_disk = {
+        str(path.relative_to(tmp_path / "out")): path.read_bytes()
+        for path in (tmp_path / "out").rglob("*")
+        if path.is_file()
+    }
     assert objects(f"{s3}/deep/out") == on_disk
     assert [*verbs.verify(f"{s3}/deep/out")] == []
 
@@ -80,7 +107,11 @@ def test_what_is_there_is_refused_resumed_or_replaced(s3, index):
     first = objects(out)
     with pytest.raises(UsageError) as caught:
         verbs.pack(index, out, **options())
-    assert str(caught.value) == f"{out}: the folder is not empty" and "--resume" in caught.value.hint and "--overwrite" in caught.value.hint
+    assert (
+        str(caught.value) == f"{out}: the folder is not empty"
+        and "--resume" in caught.value.hint
+        and "--overwrite" in caught.value.hint
+    )
     assert verbs.pack(index, out, **options(resume=True)).resumed_rows == ROWS - 2
     assert objects(out) == first
     with pytest.raises(UsageError, match="a dataset of another source or other options is there"):
@@ -101,7 +132,9 @@ def test_an_overwrite_that_fails_leaves_the_old_dataset(s3, index):
     first = objects(out)
     with pytest.raises(ValueError):
         verbs.pack(index, out, shard_bytes=20_000, overwrite=True)  # row 7 has no `bad`
-    assert {name: data for name, data in objects(out).items() if not name.startswith(".flare/")} == first
+    assert {
+        name: data for name, data in objects(out).items() if not name.startswith(".flare/")
+    } == first
     assert verbs.inspect(out).rows == ROWS - 2
     verbs.pack(index, out, **options(overwrite=True))
     assert objects(out) == first
@@ -139,7 +172,10 @@ def test_two_packs_into_one_folder_are_one_too_many(request, kind):
         with pytest.raises(BusyError) as caught:
             Writer(out, columns={"id": "int"}, **more)
         named = f"process {os.getpid()} on {owner['host']}, since {owner['start']}"
-        assert (str(caught.value), caught.value.exit_code) == (f"{out}: another pack is at work there ({named})", 3)
+        assert (str(caught.value), caught.value.exit_code) == (
+            f"{out}: another pack is at work there ({named})",
+            3,
+        )
     first.write({"id": 1})
     first.close()
     assert ".flare/lock" not in objects(out)
@@ -164,14 +200,26 @@ def test_of_many_that_begin_at_once_one_wins(s3):
 
 def elsewhere(s3, **more):
     """A lock that another machine left."""
-    lock = {"pid": 4, "host": "far", "start": "2020-01-01 00:00:00", "machine": "another", "ticks": 5, "token": "t", "beat": 3, **more}
+    lock = {
+        "pid": 4,
+        "host": "far",
+        "start": "2020-01-01 00:00:00",
+        "machine": "another",
+        "ticks": 5,
+        "token": "t",
+        "beat": 3,
+        **more,
+    }
     put(f"{s3}/out", ".flare/lock", json.dumps(lock).encode())
 
 
 def test_a_lock_that_does_not_change_is_taken_over_and_one_that_does_is_not(s3, monkeypatch):
     monkeypatch.setattr(lease, "DEAD_S", 1.0)
     elsewhere(s3)
-    with pytest.raises(BusyError, match=r"another pack is at work there \(process 4 on far, since 2020-01-01 00:00:00\)"):
+    with pytest.raises(
+        BusyError,
+        match=r"another pack is at work there \(process 4 on far, since 2020-01-01 00:00:00\)",
+    ):
         Writer(f"{s3}/out", columns={"id": "int"})
     beats = threading.Timer(0.4, lambda: elsewhere(s3, beat=4))
     beats.start()
@@ -220,7 +268,11 @@ def test_a_pack_whose_lock_was_taken_over_stops(s3, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["memory", "google", "azure"])
 def test_other_stores_take_a_pack_too(index, tmp_path, request, kind):
-    out = f"memory://bucket{time.monotonic_ns()}/out" if kind == "memory" else f"{request.getfixturevalue(kind)}/out"
+    out = (
+        f"memory://bucket{time.monotonic_ns()}/out"
+        if kind == "memory"
+        else f"{request.getfixturevalue(kind)}/out"
+    )
     verbs.pack(index, out, **options())
     verbs.pack(index, str(tmp_path / "out"), **options())
     assert objects(out) == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
@@ -230,7 +282,9 @@ def test_other_stores_take_a_pack_too(index, tmp_path, request, kind):
 
 
 def test_a_web_server_is_not_written_to(index):
-    with pytest.raises(UsageError, match="http://127.0.0.1/out: a web server is read, not written to"):
+    with pytest.raises(
+        UsageError, match="http://127.0.0.1/out: a web server is read, not written to"
+    ):
         verbs.pack(index, "http://127.0.0.1/out")
 
 
@@ -279,16 +333,35 @@ def test_killed_anywhere_and_resumed_it_is_the_same_objects(s3, index, tmp_path,
     watcher = Watcher(out)
     watcher.all = set() if overwrite else set(wanted)
     watcher.start()
-    argv = [sys.executable, "-m", "flarecli", "pack", index, out, "--shard-size", "16000", "--on-error", "skip", "--resume", "-q"]
+    argv = [
+        sys.executable,
+        "-m",
+        "flarecli",
+        "pack",
+        index,
+        out,
+        "--shard-size",
+        "16000",
+        "--on-error",
+        "skip",
+        "--resume",
+        "-q",
+    ]
     argv += ["--overwrite"] if overwrite else []
     kills = 0
     for _ in range(12):
         began = time.monotonic()
         process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        while process.poll() is None and not locate(f"{out}/.flare/lock").exists() and time.monotonic() - began < 5:
+        while (
+            process.poll() is None
+            and not locate(f"{out}/.flare/lock").exists()
+            and time.monotonic() - began < 5
+        ):
             time.sleep(0.02)
         try:
-            process.wait(rng.uniform(0, 0.1) if kills < 2 else 30)  # soon after it locked: a whole pack takes longer
+            process.wait(
+                rng.uniform(0, 0.1) if kills < 2 else 30
+            )  # soon after it locked: a whole pack takes longer
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             kills += 1
@@ -346,7 +419,13 @@ def test_stopped_at_any_step_and_resumed_it_is_the_same(index, monkeypatch):
                 assert ".flare/new/playlist.yaml" in found
             if not overwrite and "playlist.yaml" in found:
                 assert wanted.items() <= found.items()
-            verbs.pack(index, out, **with_failures, resume=True, overwrite=overwrite and (step % 2 == 0 or ".flare/new" not in "".join(found)))
+            verbs.pack(
+                index,
+                out,
+                **with_failures,
+                resume=True,
+                overwrite=overwrite and (step % 2 == 0 or ".flare/new" not in "".join(found)),
+            )
             assert objects(out) == wanted, (overwrite, step)
         assert step > 10
 
@@ -366,4 +445,10 @@ def test_failures_of_a_resumed_pack_are_listed_once(s3):
         again.fail(Failure(2, "b", "id", "null", "is null"))
         again.write({"id": 3})
     assert [json.loads(line)["row"] for line in objects(out)["failed.jsonl"].splitlines()] == [0, 2]
-    assert sorted(objects(out)) == ["failed.jsonl", "index.json", "playlist.yaml", "shard.00000.mds", "shard.00001.mds"]
+    assert sorted(objects(out)) == [
+        "failed.jsonl",
+        "index.json",
+        "playlist.yaml",
+        "shard.00000.mds",
+        "shard.00001.mds",
+    ]

@@ -15,7 +15,9 @@ from flarecli.errors import BusyError
 from flarecli.storage import locate
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # what it calls the switch that keeps 127.0.0.1 what it is
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = (
+    "0"  # what it calls the switch that keeps 127.0.0.1 what it is
+)
 pytest.importorskip("ray", reason="needs ray: pip install 'flarecli[ray]'")
 PARTS = 18
 OPTIONS = {"part_rows": 10, "shard_bytes": 1500}
@@ -26,7 +28,9 @@ def cluster(s3, monkeypatch):
     """Two nodes of one core, whose workers reach the bucket as this process does; nothing here is connected to them."""
     from ray.cluster_utils import Cluster
 
-    before = signal.getsignal(signal.SIGTERM)  # it sets its own, which forks of later tests would take along and not end
+    before = signal.getsignal(
+        signal.SIGTERM
+    )  # it sets its own, which forks of later tests would take along and not end
     common = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 80 << 20}
     made = Cluster(initialize_head=True, head_node_args={**common, "include_dashboard": False})
     try:
@@ -41,16 +45,41 @@ def cluster(s3, monkeypatch):
 def workers(cluster):
     """The processes that pack parts on the nodes of a cluster, and on no other."""
     nodes = {str(node.all_processes["raylet"][0].process.pid) for node in cluster.list_all_nodes()}
-    found = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
-    return [int(line.split()[0]) for line in found if "ray::_outcome" in line and line.split()[1] in nodes]
+    found = subprocess.run(
+        ["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    return [
+        int(line.split()[0])
+        for line in found
+        if "ray::_outcome" in line and line.split()[1] in nodes
+    ]
 
 
 def done(out):
-    return sum(entry.name.endswith("/playlist.yaml") for entry in out.list()) if (out / ".flare/journal/00000.json").exists() else 0
+    return (
+        sum(entry.name.endswith("/playlist.yaml") for entry in out.list())
+        if (out / ".flare/journal/00000.json").exists()
+        else 0
+    )
 
 
 def begun(index, out):
-    argv = [sys.executable, "-m", "flarecli", "pack", index, out, "--part-rows", "10", "--shard-size", "1500", "--engine", "ray", "--resume", "-q"]
+    argv = [
+        sys.executable,
+        "-m",
+        "flarecli",
+        "pack",
+        index,
+        out,
+        "--part-rows",
+        "10",
+        "--shard-size",
+        "1500",
+        "--engine",
+        "ray",
+        "--resume",
+        "-q",
+    ]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -71,10 +100,16 @@ def kill_a_worker(cluster, driver):
     return found[:1]
 
 
-def test_drivers_and_workers_killed_change_no_object_and_a_second_pack_is_refused(cluster, s3, tmp_path):
+def test_drivers_and_workers_killed_change_no_object_and_a_second_pack_is_refused(
+    cluster, s3, tmp_path
+):
     index, out = str(tmp_path / "index.parquet"), locate(f"{s3}/out")
     rows = range(PARTS * 10)
-    pq.write_table(pa.table({"id": [f"k{i}" for i in rows], "text": ["é" * i for i in rows]}), index, row_group_size=50)
+    pq.write_table(
+        pa.table({"id": [f"k{i}" for i in rows], "text": ["é" * i for i in rows]}),
+        index,
+        row_group_size=50,
+    )
     flarecli.pack(index, str(tmp_path / "local"), **OPTIONS)
     killed = []
     for parts in (2, 6, 11):
@@ -83,7 +118,9 @@ def test_drivers_and_workers_killed_change_no_object_and_a_second_pack_is_refuse
         killed += kill_a_worker(cluster, driver)
         with pytest.raises(BusyError) as caught:
             flarecli.pack(index, f"{s3}/out", **OPTIONS, resume=True)
-        assert caught.value.message.startswith(f"another pack is at work there (process {driver.pid} on ")
+        assert caught.value.message.startswith(
+            f"another pack is at work there (process {driver.pid} on "
+        )
         if parts < 11:
             driver.kill()
             driver.communicate()
@@ -92,4 +129,8 @@ def test_drivers_and_workers_killed_change_no_object_and_a_second_pack_is_refuse
     assert len(killed) == 3
     packed = {entry.name: (out / entry.name).read() for entry in out.list()}
     folder = tmp_path / "local"
-    assert packed == {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert packed == {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }

@@ -51,7 +51,11 @@ def counted(s3, moto, monkeypatch):
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
-    yield s3, asked, lambda: monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    yield (
+        s3,
+        asked,
+        lambda: monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}"),
+    )
     server.shutdown()
     thread.join()
     server.server_close()
@@ -66,8 +70,14 @@ def test_a_look_and_a_row_of_200_shards_are_a_few_small_requests(counted, tmp_pa
     s3, asked, count = counted
     rng, image = random.Random(3), random.Random(4).randbytes(25_000)
     images = [rng.randbytes(8) + image for _ in range(2000)]
-    pq.write_table(pa.table({"id": list(range(2000)), "image": images}), tmp_path / "index.parquet", compression="zstd")
-    packed = verbs.pack(str(tmp_path / "index.parquet"), f"{s3}/train", shard_rows=10, encode={"image": "bytes"})
+    pq.write_table(
+        pa.table({"id": list(range(2000)), "image": images}),
+        tmp_path / "index.parquet",
+        compression="zstd",
+    )
+    packed = verbs.pack(
+        str(tmp_path / "index.parquet"), f"{s3}/train", shard_rows=10, encode={"image": "bytes"}
+    )
     assert packed.shards == 200
     count()
     assert verbs.inspect(f"{s3}/train").rows == 2000
@@ -111,18 +121,28 @@ def test_shards_by_glob_are_one_dataset_and_are_not_asked_for_twice(counted, tmp
     assert (len(found.streams[0]), [one.method for one in asked]) == (4, ["GET"])
     assert verbs.inspect(f"{s3}/train/*.mds").rows == 40
     verbs.playlist(f"{s3}/train/*.mds", out=str(tmp_path / "train.yaml"))
-    assert resolve(str(tmp_path / "train.yaml"))[0].streams[0].urls == [f"{s3}/train/shard.{i:05d}.mds" for i in range(4)]
-    assert [row["id"] for batch in verbs.cat(str(tmp_path / "train.yaml")) for row in batch.to_pylist()] == list(range(40))
+    assert resolve(str(tmp_path / "train.yaml"))[0].streams[0].urls == [
+        f"{s3}/train/shard.{i:05d}.mds" for i in range(4)
+    ]
+    assert [
+        row["id"] for batch in verbs.cat(str(tmp_path / "train.yaml")) for row in batch.to_pylist()
+    ] == list(range(40))
 
 
 def test_a_playlist_in_a_bucket_names_what_lies_below_it(s3, tmp_path):
     pq.write_table(pa.table({"id": list(range(40))}), tmp_path / "index.parquet")
     verbs.pack(str(tmp_path / "index.parquet"), f"{s3}/a/train", shard_rows=10)
     verbs.playlist(f"{s3}/a/train/*.mds", out=f"{s3}/a/all.yaml")
-    assert resolve(f"{s3}/a/all.yaml")[0].streams[0].urls == [f"train/shard.{i:05d}.mds" for i in range(4)]
-    assert [row["id"] for batch in verbs.cat(f"{s3}/a/all.yaml") for row in batch.to_pylist()] == list(range(40))
+    assert resolve(f"{s3}/a/all.yaml")[0].streams[0].urls == [
+        f"train/shard.{i:05d}.mds" for i in range(4)
+    ]
+    assert [
+        row["id"] for batch in verbs.cat(f"{s3}/a/all.yaml") for row in batch.to_pylist()
+    ] == list(range(40))
     verbs.pack(str(tmp_path / "index.parquet"), str(tmp_path / "local"))
-    with pytest.raises(UsageError, match=f"it lies on this machine, so a playlist in {s3}/a cannot name it"):
+    with pytest.raises(
+        UsageError, match=f"it lies on this machine, so a playlist in {s3}/a cannot name it"
+    ):
         verbs.playlist(str(tmp_path / "local"), out=f"{s3}/a/all.yaml")
     with pytest.raises(UsageError, match="a web server is read, not written to"):
         verbs.playlist(f"{s3}/a/train", out="http://127.0.0.1/all.yaml")
@@ -130,7 +150,13 @@ def test_a_playlist_in_a_bucket_names_what_lies_below_it(s3, tmp_path):
 
 def test_folders_without_an_index_are_what_their_files_say(s3, tmp_path):
     pq.write_table(pa.table({"key": ["a", "b"], "txt": ["x", "y"]}), tmp_path / "index.parquet")
-    verbs.pack(str(tmp_path / "index.parquet"), f"{s3}/tars", format="webdataset", key="key", encode={"txt": "str"})
+    verbs.pack(
+        str(tmp_path / "index.parquet"),
+        f"{s3}/tars",
+        format="webdataset",
+        key="key",
+        encode={"txt": "str"},
+    )
     for name in ("playlist.yaml", "shards.json", "index.json"):
         (locate(f"{s3}/tars") / name).delete()
     assert verbs.inspect(f"{s3}/tars").rows == 2

@@ -6,7 +6,15 @@ import re
 
 import pytest
 
-from flarecli.errors import BusyError, CredentialsError, FlareError, FormatError, IntegrityError, MissingError, ReachError
+from flarecli.errors import (
+    BusyError,
+    CredentialsError,
+    FlareError,
+    FormatError,
+    IntegrityError,
+    MissingError,
+    ReachError,
+)
 from flarecli.storage import Guard, Limits, locate
 
 ACCESS = "Check the credentials, and that they may do this; some stores also answer so for what is not there."
@@ -16,7 +24,11 @@ TRIED = "tried with the key in AWS_ACCESS_KEY_ID at HOST"
 @pytest.fixture
 def cloud(web, no_cloud, monkeypatch):
     """A web server that stands for S3, asked with a key."""
-    for name, value in {"AWS_ENDPOINT_URL": web.url(""), "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE", "AWS_SECRET_ACCESS_KEY": "verysecret"}.items():
+    for name, value in {
+        "AWS_ENDPOINT_URL": web.url(""),
+        "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",
+        "AWS_SECRET_ACCESS_KEY": "verysecret",
+    }.items():
         monkeypatch.setenv(name, value)
     return web
 
@@ -24,10 +36,28 @@ def cloud(web, no_cloud, monkeypatch):
 @pytest.mark.parametrize(
     ("status", "code", "kind", "message", "hint"),
     [
-        (403, "InvalidObjectState", ReachError, f"403 Forbidden (InvalidObjectState), {TRIED}", "The object is archived: restore it first."),
+        (
+            403,
+            "InvalidObjectState",
+            ReachError,
+            f"403 Forbidden (InvalidObjectState), {TRIED}",
+            "The object is archived: restore it first.",
+        ),
         (403, "AccessDenied", ReachError, f"403 Forbidden (AccessDenied), {TRIED}", ACCESS),
-        (400, "ExpiredToken", CredentialsError, f"400 Bad Request (ExpiredToken), {TRIED}", "Get new credentials, then run the same command again."),
-        (403, "RequestTimeTooSkewed", CredentialsError, f"403 Forbidden (RequestTimeTooSkewed), {TRIED}", "Set this machine's clock."),
+        (
+            400,
+            "ExpiredToken",
+            CredentialsError,
+            f"400 Bad Request (ExpiredToken), {TRIED}",
+            "Get new credentials, then run the same command again.",
+        ),
+        (
+            403,
+            "RequestTimeTooSkewed",
+            CredentialsError,
+            f"403 Forbidden (RequestTimeTooSkewed), {TRIED}",
+            "Set this machine's clock.",
+        ),
         (404, "NoSuchBucket", MissingError, "no such bucket", ""),
         (404, "NoSuchKey", MissingError, "nothing is there", ""),
         (
@@ -47,8 +77,14 @@ def cloud(web, no_cloud, monkeypatch):
         (410, "Gone", ReachError, "410 Gone (Gone) at HOST", ""),
     ],
 )
-def test_a_refusal_says_its_cause_and_the_way_out_and_is_asked_for_once(cloud, status, code, kind, message, hint):
-    cloud.page("/b/a", f"<?xml version='1.0'?><Error><Code>{code}</Code><Key>AKIDEXAMPLE</Key></Error>".encode(), status)
+def test_a_refusal_says_its_cause_and_the_way_out_and_is_asked_for_once(
+    cloud, status, code, kind, message, hint
+):
+    cloud.page(
+        "/b/a",
+        f"<?xml version='1.0'?><Error><Code>{code}</Code><Key>AKIDEXAMPLE</Key></Error>".encode(),
+        status,
+    )
     with pytest.raises(FlareError) as caught:
         locate("s3://b/a").read()
     assert type(caught.value) is kind
@@ -91,8 +127,14 @@ def test_an_empty_object_that_is_a_folder_too_is_its_mark_and_another_is_a_file(
 
 def test_another_version_is_noticed_where_a_server_ignores_the_condition(cloud):
     def page(handler, times):
-        start, stop = (int(number) for number in handler.headers["Range"].removeprefix("bytes=").split("-"))
-        more = {"ETag": f'"{times}"', "Last_Modified": "Thu, 01 Jan 2026 00:00:00 GMT", "Content_Range": f"bytes {start}-{stop}/100"}
+        start, stop = (
+            int(number) for number in handler.headers["Range"].removeprefix("bytes=").split("-")
+        )
+        more = {
+            "ETag": f'"{times}"',
+            "Last_Modified": "Thu, 01 Jan 2026 00:00:00 GMT",
+            "Content_Range": f"bytes {start}-{stop}/100",
+        }
         handler.answer(206, bytes(stop + 1 - start), **more)
 
     cloud.pages["/b/a"] = page
@@ -108,8 +150,15 @@ def test_many_ranges_are_of_one_version_though_none_has_a_condition(cloud):
         more = {"ETag": f'"{sign}"', "Last_Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
         if "Range" not in handler.headers:
             return handler.answer(200, bytes([sign]) * 9_000_000, **more)
-        start, stop = (int(number) for number in handler.headers["Range"].removeprefix("bytes=").split("-"))
-        return handler.answer(206, bytes([sign]) * (stop + 1 - start), Content_Range=f"bytes {start}-{stop}/9000000", **more)
+        start, stop = (
+            int(number) for number in handler.headers["Range"].removeprefix("bytes=").split("-")
+        )
+        return handler.answer(
+            206,
+            bytes([sign]) * (stop + 1 - start),
+            Content_Range=f"bytes {start}-{stop}/9000000",
+            **more,
+        )
 
     cloud.pages["/b/a"] = page
     ranges = [(start, start + 10) for start in range(0, 9_000_000, 300_000)]

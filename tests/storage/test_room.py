@@ -29,6 +29,10 @@ def test_a_file_system_without_it_is_written_to_all_the_same(tmp_path, monkeypat
 
 def test_room_is_asked_for_a_step_at_a_time(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(room, "_fallocate", lambda: lambda fd, mode, start, size: asked.append((mode, start, size)) or 0)
+    monkeypatch.setattr(
+        room,
+        "_fallocate",
+        lambda: lambda fd, mode, start, size: asked.append((mode, start, size)) or 0,
+    )
     (locate(str(tmp_path)) / "x").write([b"x" * MIB] * 18)
     assert asked == [(1, 0, 16 * MIB), (1, 16 * MIB, 16 * MIB)]

@@ -34,20 +34,31 @@ def test_a_password_in_an_endpoint_is_not_shown(keys, monkeypatch):
     assert str(refused("s3://b/x")) == "s3://b/x: the connection is refused at http://127.0.0.1:9"
 
 
-@pytest.mark.parametrize("endpoint", ["::", "not a url", "http://", "ftp://127.0.0.1:1", "http://127.0.0.1:99999", "127.0.0.1:9000"])
+@pytest.mark.parametrize(
+    "endpoint",
+    ["::", "not a url", "http://", "ftp://127.0.0.1:1", "http://127.0.0.1:99999", "127.0.0.1:9000"],
+)
 def test_an_endpoint_that_is_no_address_is_said(keys, monkeypatch, endpoint):
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     error = refused("s3://b/x")
-    assert (type(error), str(error)) == (ReachError, "the endpoint of S3 that is set is no http address")
+    assert (type(error), str(error)) == (
+        ReachError,
+        "the endpoint of S3 that is set is no http address",
+    )
     assert error.hint == "Set AWS_ENDPOINT_URL like https://host:port, or not at all."
 
 
-def test_a_file_of_credentials_that_is_none_is_said_without_what_is_in_it(no_cloud, monkeypatch, tmp_path):
+def test_a_file_of_credentials_that_is_none_is_said_without_what_is_in_it(
+    no_cloud, monkeypatch, tmp_path
+):
     (tmp_path / "key.json").write_text('{"private_key": "hunter2"')
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:9")
     error = refused("gs://b/x")
-    assert str(error) == "gs://b/: what is set cannot be used, tried with the account in GOOGLE_APPLICATION_CREDENTIALS"
+    assert (
+        str(error)
+        == "gs://b/: what is set cannot be used, tried with the account in GOOGLE_APPLICATION_CREDENTIALS"
+    )
     assert error.hint == SETTINGS
 
 
@@ -56,11 +67,17 @@ def test_a_key_that_is_none_is_said_without_its_signs(no_cloud, monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "hunter2 !!")
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", "http://127.0.0.1:9")
     error = refused("az://b/x")
-    assert str(error) == "az://b/: what is set cannot be used, tried with what AZURE_STORAGE_ACCOUNT_KEY says"
+    assert (
+        str(error)
+        == "az://b/: what is set cannot be used, tried with what AZURE_STORAGE_ACCOUNT_KEY says"
+    )
     assert error.hint == SETTINGS
 
 
-@pytest.mark.parametrize("key", ["status 403", "a status: 401.mds", "<Code>ExpiredToken</Code>", 'x" status 416', "status 412"])
+@pytest.mark.parametrize(
+    "key",
+    ["status 403", "a status: 401.mds", "<Code>ExpiredToken</Code>", 'x" status 416', "status 412"],
+)
 def test_words_in_a_key_are_no_answer(s3, key):
     with pytest.raises(MissingError) as caught:
         (locate(s3) / key).read()
@@ -70,12 +87,27 @@ def test_words_in_a_key_are_no_answer(s3, key):
 def test_words_in_an_address_are_no_cause(web, keys, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{web.port}")
     web.pages["/b/certificates/token"] = lambda handler, times: web.over.wait(2)
-    assert str(refused("s3://b/certificates/token")) == f"s3://b/certificates/token: no answer in time at http://127.0.0.1:{web.port}"
+    assert (
+        str(refused("s3://b/certificates/token"))
+        == f"s3://b/certificates/token: no answer in time at http://127.0.0.1:{web.port}"
+    )
 
 
 def test_what_a_library_says_is_read_behind_the_name_it_repeats():
     text = "Object at location Error performing status 403 not found: Error performing GET http://h/status%20403 in 1ms - status code: 404"
-    assert type(told(Exception(f'{text}\n\nDebug source:\nNotFound {{\n    path: "a \\" status 403",\n}}'), "s3://b/x", "", "")) is MissingError
+    assert (
+        type(
+            told(
+                Exception(
+                    f'{text}\n\nDebug source:\nNotFound {{\n    path: "a \\" status 403",\n}}'
+                ),
+                "s3://b/x",
+                "",
+                "",
+            )
+        )
+        is MissingError
+    )
 
 
 def test_a_library_that_cannot_be_loaded_after_a_fork_says_why(monkeypatch):
@@ -88,8 +120,14 @@ def test_a_library_that_cannot_be_loaded_after_a_fork_says_why(monkeypatch):
     monkeypatch.setattr(importlib.util, "module_from_spec", not_there)
     with pytest.raises(ReachError) as caught:
         native.compiled()
-    assert str(caught.value) == f"{tempfile.gettempdir()}: obstore cannot be loaded again after a fork: nothing may be run from there"
-    assert caught.value.hint == "Let TMPDIR name a folder from which programs may be run, or start processes by spawn."
+    assert (
+        str(caught.value)
+        == f"{tempfile.gettempdir()}: obstore cannot be loaded again after a fork: nothing may be run from there"
+    )
+    assert (
+        caught.value.hint
+        == "Let TMPDIR name a folder from which programs may be run, or start processes by spawn."
+    )
 
 
 class Full:
@@ -109,7 +147,10 @@ def test_a_file_that_cannot_be_collected_here_is_said(monkeypatch):
     monkeypatch.setattr(anything.tempfile, "NamedTemporaryFile", lambda prefix: Full())
     with pytest.raises(ReachError) as caught:
         locate("memory://full/a").write([b"x"])
-    assert str(caught.value) == f"{tempfile.gettempdir()}: cannot collect a file here: no space left on device"
+    assert (
+        str(caught.value)
+        == f"{tempfile.gettempdir()}: cannot collect a file here: no space left on device"
+    )
 
 
 def test_half_of_a_file_is_not_left_with_its_server(monkeypatch):

@@ -41,11 +41,27 @@ def direct_is_there(folder) -> bool:
         return sink._alignment(file.fileno()) > 0
 
 
-@pytest.mark.parametrize("size", [0, 1, 4096, BUFFER - 1, BUFFER, BUFFER + 1, 2 * BUFFER - 1, 2 * BUFFER, 2 * BUFFER + 1, 5 * BUFFER + 4097])
+@pytest.mark.parametrize(
+    "size",
+    [
+        0,
+        1,
+        4096,
+        BUFFER - 1,
+        BUFFER,
+        BUFFER + 1,
+        2 * BUFFER - 1,
+        2 * BUFFER,
+        2 * BUFFER + 1,
+        5 * BUFFER + 4097,
+    ],
+)
 @pytest.mark.parametrize("step", [1000, 4096, BUFFER, 7 * BUFFER])
 def test_bytes_and_sums_are_those_given(tmp_path, size, step):
     data = random.Random(size).randbytes(size)
-    written = (locate(str(tmp_path)) / "x").write([data[at : at + step] for at in range(0, size, step)], ["sha256"])
+    written = (locate(str(tmp_path)) / "x").write(
+        [data[at : at + step] for at in range(0, size, step)], ["sha256"]
+    )
     assert (tmp_path / "x").read_bytes() == data
     assert written.hashes["sha256"] == hashlib.sha256(data).hexdigest()
     assert written.size == size
@@ -80,7 +96,9 @@ def test_a_buffer_is_used_again(tmp_path):
         assert len(sink._idle) == 1
 
 
-def test_a_file_system_that_names_no_alignment_is_written_to_through_the_page_cache(tmp_path, monkeypatch, writes):
+def test_a_file_system_that_names_no_alignment_is_written_to_through_the_page_cache(
+    tmp_path, monkeypatch, writes
+):
     monkeypatch.setattr(sink, "_alignment", lambda fd: 0)
     data = os.urandom(4 * BUFFER)
     (locate(str(tmp_path)) / "x").write([data])
@@ -89,7 +107,9 @@ def test_a_file_system_that_names_no_alignment_is_written_to_through_the_page_ca
 
 
 @pytest.mark.parametrize("taken", [0, 4096])
-def test_one_that_does_not_keep_to_what_it_names_gets_the_rest_through_the_page_cache(tmp_path, monkeypatch, taken):
+def test_one_that_does_not_keep_to_what_it_names_gets_the_rest_through_the_page_cache(
+    tmp_path, monkeypatch, taken
+):
     write, refused = os.write, []
 
     def refuses(fd, data):

@@ -9,7 +9,14 @@ import time
 import pytest
 
 from flarecli.cache import Cache
-from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError, UnsafeError, UsageError
+from flarecli.errors import (
+    FlareError,
+    FormatError,
+    IntegrityError,
+    MissingError,
+    UnsafeError,
+    UsageError,
+)
 from flarecli.hashes import digest
 from flarecli.storage import Guard, Location, locate, read_each
 from flarecli.storage.local import LocalStore
@@ -17,7 +24,20 @@ from flarecli.storage.memory import MemoryStore
 
 DATA = random.Random(4).randbytes(3_000_000)
 READ_ONLY = ("http", "nginx", "cached http")
-KINDS = ("local", "memory", "http", "nginx", "s3", "azure", "google", "fsspec memory", "s3fs", "cached s3", "cached http", "cached fsspec")
+KINDS = (
+    "local",
+    "memory",
+    "http",
+    "nginx",
+    "s3",
+    "azure",
+    "google",
+    "fsspec memory",
+    "s3fs",
+    "cached s3",
+    "cached http",
+    "cached fsspec",
+)
 
 
 class Place:
@@ -44,7 +64,10 @@ def place(request, tmp_path, monkeypatch):
         return Place(Location(MemoryStore(shown="m"), "d"))
     if kind in ("http", "cached http"):
         web = request.getfixturevalue("web")
-        return Place(locate(web.url("/d"), guard), lambda name, data: web.file(f"/d/{name}", data, f'"{digest(data)}"'))
+        return Place(
+            locate(web.url("/d"), guard),
+            lambda name, data: web.file(f"/d/{name}", data, f'"{digest(data)}"'),
+        )
     if kind == "nginx":
         folder, url = request.getfixturevalue("nginx")
         below = folder / f"d{time.monotonic_ns()}"
@@ -59,7 +82,12 @@ def place(request, tmp_path, monkeypatch):
     if kind == "s3fs":
         pytest.importorskip("s3fs")
         monkeypatch.setenv("FLARE_S3", "s3fs")
-    return Place(locate(f"{request.getfixturevalue(kind if kind in ('azure', 'google') else 's3')}/some/d", guard))
+    return Place(
+        locate(
+            f"{request.getfixturevalue(kind if kind in ('azure', 'google') else 's3')}/some/d",
+            guard,
+        )
+    )
 
 
 @pytest.fixture
@@ -102,9 +130,16 @@ def test_many_ranges_come_in_the_order_asked(place):
     at, rng = place.at / "a.bin", random.Random(1)
     for count in (0, 1, 3, 300):
         starts = [rng.randrange(len(DATA)) for _ in range(count)]
-        ranges = [(start, min(len(DATA), start + rng.choice((0, 1, 100, 5000)))) for start in starts]
+        ranges = [
+            (start, min(len(DATA), start + rng.choice((0, 1, 100, 5000)))) for start in starts
+        ]
         assert at.read_many(ranges) == [DATA[start:stop] for start, stop in ranges]
-    assert at.read_many([(0, len(DATA)), (5, 5), (2_999_990, 3_000_000), (0, 1)]) == [DATA, b"", DATA[-10:], DATA[:1]]
+    assert at.read_many([(0, len(DATA)), (5, 5), (2_999_990, 3_000_000), (0, 1)]) == [
+        DATA,
+        b"",
+        DATA[-10:],
+        DATA[:1],
+    ]
 
 
 def test_many_files_come_in_the_order_asked_or_not_at_all(place):
@@ -113,9 +148,15 @@ def test_many_files_come_in_the_order_asked_or_not_at_all(place):
         place.put(f"{i}.bin", DATA[i : i + size])
     asked = [*reversed(range(len(sizes))), 3]
     found = list(read_each([place.at / f"{i}.bin" for i in asked]))
-    assert found == [DATA[i : i + sizes[i]] for i in asked] and {type(one) for one in found} <= {bytes, memoryview}
+    assert found == [DATA[i : i + sizes[i]] for i in asked] and {type(one) for one in found} <= {
+        bytes,
+        memoryview,
+    }
     assert list(read_each([])) == [] and list(read_each([place.at / "2.bin"])) == [DATA[2:5002]]
-    message(MissingError, lambda: list(read_each([place.at / name for name in ("1.bin", "nothing", "2.bin")])))
+    message(
+        MissingError,
+        lambda: list(read_each([place.at / name for name in ("1.bin", "nothing", "2.bin")])),
+    )
 
 
 def test_of_many_files_one_that_changed_is_not_spliced(place, request):
@@ -127,8 +168,15 @@ def test_of_many_files_one_that_changed_is_not_spliced(place, request):
     (at / "b").read(0, 3)
     time.sleep(1.1 if "nginx" in request.node.name else 0)  # its versions are seconds
     place.put("b", DATA[9:18])
-    assert message(IntegrityError, lambda: list(read_each([at / name for name in "abc"]))) == f"{at / 'b'}: changed while it was read"
-    assert list(read_each([place.fresh(name) for name in "abc"])) == [DATA[:9], DATA[9:18], DATA[:9]]
+    assert (
+        message(IntegrityError, lambda: list(read_each([at / name for name in "abc"])))
+        == f"{at / 'b'}: changed while it was read"
+    )
+    assert list(read_each([place.fresh(name) for name in "abc"])) == [
+        DATA[:9],
+        DATA[9:18],
+        DATA[:9],
+    ]
 
 
 def test_a_read_past_the_end_is_an_error_and_says_where_the_end_is(place):
@@ -139,32 +187,58 @@ def test_a_read_past_the_end_is_an_error_and_says_where_the_end_is(place):
         lambda at: at.read(990, 1001),
         lambda at: at.read_many([(0, 5), (900, 1001)]),
     ):
-        assert message(FormatError, call, place.at / "a.bin") == f"{place.at}/a.bin: ends at byte 1000, 1001 are needed"
-        assert message(FormatError, call, place.fresh("a.bin") if not in_memory(place) else place.at / "a.bin").endswith("1001 are needed")
+        assert (
+            message(FormatError, call, place.at / "a.bin")
+            == f"{place.at}/a.bin: ends at byte 1000, 1001 are needed"
+        )
+        assert message(
+            FormatError, call, place.fresh("a.bin") if not in_memory(place) else place.at / "a.bin"
+        ).endswith("1001 are needed")
 
 
 def test_what_is_not_there_is_missing(place):
     place.put("a.bin", b"x")
     at = place.at / "b.bin"
     assert not at.exists()
-    for call in (at.size, at.read, lambda: at.read(3, 5), lambda: at.read_many([(0, 1), (2, 3)]), lambda: b"".join(at.blocks())):
+    for call in (
+        at.size,
+        at.read,
+        lambda: at.read(3, 5),
+        lambda: at.read_many([(0, 1), (2, 3)]),
+        lambda: b"".join(at.blocks()),
+    ):
         assert message(MissingError, call).startswith(f"{at}: ")
 
 
 def test_names_with_signs_are_names(place):
     for name in ("a b", "a%20b", "a+b", "ä", "a=b&c", "sub/x.y.z", "a~", "{x}"):
-        place.put(name, name.encode()) if not str(place.at).startswith("http://127.0.0.1") or name in ("sub/x.y.z", "a~") else None
+        place.put(name, name.encode()) if not str(place.at).startswith(
+            "http://127.0.0.1"
+        ) or name in ("sub/x.y.z", "a~") else None
     for name in ("sub/x.y.z", "a~"):
         assert (place.at / name).read() == name.encode()
         assert (place.at / name).name == name.rpartition("/")[2]
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "a//b", "", "a\\b", "C:x", "~/x", "a\nb"])
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/passwd", "a/../../x", "a//b", "", "a\\b", "C:x", "~/x", "a\nb"]
+)
 def test_no_name_leaves_the_folder(place, name):
     message(UnsafeError, lambda: place.at / name)
 
 
-@pytest.mark.parametrize("url", ["../x", "file:///etc/passwd", "ftp://h/x", "memory://elsewhere/x", "s3://another/x", "zip://x", "a/../../x"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "../x",
+        "file:///etc/passwd",
+        "ftp://h/x",
+        "memory://elsewhere/x",
+        "s3://another/x",
+        "zip://x",
+        "a/../../x",
+    ],
+)
 def test_data_names_nothing_elsewhere(place, url):
     if url.endswith("../x") and str(place.at).startswith("http"):
         return  # a web address below the same server is as good as any other
@@ -193,7 +267,10 @@ def test_a_location_travels_to_other_processes(place):
     for method in methods:
         context = multiprocessing.get_context(method)
         with context.Pool(1) as pool:
-            assert pool.apply_async(at.read_many, ([(7, 9), (100, 200)],)).get(30) == [DATA[7:9], DATA[100:200]]
+            assert pool.apply_async(at.read_many, ([(7, 9), (100, 200)],)).get(30) == [
+                DATA[7:9],
+                DATA[100:200],
+            ]
             assert digest(pool.apply_async(at.read).get(30)) == digest(DATA)
     assert at.read(5, 50) == DATA[5:50]
 
@@ -219,20 +296,26 @@ def test_many_threads_read_at_once(place):
 
 def test_what_is_written_is_summed_whole_and_listed(writable):
     at = writable.at / "sub/b.bin"
-    written = at.write([DATA[:10], memoryview(DATA)[10:5000], bytearray(DATA[5000:])], ["xxh3_128", "crc32"])
+    written = at.write(
+        [DATA[:10], memoryview(DATA)[10:5000], bytearray(DATA[5000:])], ["xxh3_128", "crc32"]
+    )
     assert written == (len(DATA), {"xxh3_128": digest(DATA), "crc32": digest(DATA, "crc32")})
     for name in ("a", "c/1", "c", "ab", "é", "sub/a"):
         if name != "c":
             (writable.at / name).write([name.encode()])
     names = ["a", "ab", "c/1", "sub/a", "sub/b.bin", "é"]
-    assert list(writable.at.list()) == [(name, 3_000_000 if name == "sub/b.bin" else len(name.encode())) for name in names]
+    assert list(writable.at.list()) == [
+        (name, 3_000_000 if name == "sub/b.bin" else len(name.encode())) for name in names
+    ]
     assert [name for name, _ in (writable.at / "sub").list()] == ["a", "b.bin"]
     assert at.read() == DATA
 
 
 def test_a_large_file_is_written_in_pieces(writable):
     at, whole = writable.at / "large", DATA * 8
-    assert at.write((whole[i : i + 999_999] for i in range(0, len(whole), 999_999)), ["xxh3_64"]) == (
+    assert at.write(
+        (whole[i : i + 999_999] for i in range(0, len(whole), 999_999)), ["xxh3_64"]
+    ) == (
         len(whole),
         {"xxh3_64": digest(whole, "xxh3_64")},
     )
@@ -257,7 +340,10 @@ def test_a_write_that_breaks_off_leaves_nothing(writable):
 def test_a_file_that_is_there_is_replaced_only_when_it_may_be(writable, size):
     at = writable.at / "a"
     at.write([b"old"])
-    assert message(UsageError, at.write, [bytes(size)], (), False) == f"{at}: something is there already"
+    assert (
+        message(UsageError, at.write, [bytes(size)], (), False)
+        == f"{at}: something is there already"
+    )
     assert at.read() == b"old"
     at.write([b"new!"])
     assert at.read() == b"new!"
@@ -285,7 +371,11 @@ def test_an_object_that_changes_is_not_spliced(place, request):
     at.read(0, 10)
     time.sleep(1.1 if "nginx" in request.node.name else 0)  # its versions are seconds
     place.put("a.bin", DATA[::-1])
-    for call in (lambda: at.read(20, 30), lambda: at.read_many([(0, 5), (400_000, 400_100)]), lambda: b"".join(at.blocks())):
+    for call in (
+        lambda: at.read(20, 30),
+        lambda: at.read_many([(0, 5), (400_000, 400_100)]),
+        lambda: b"".join(at.blocks()),
+    ):
         if at.map() is None and not str(request.node.callspec.params["place"]).startswith("cached"):
             assert message(IntegrityError, call) == f"{at}: changed while it was read"
     assert place.fresh("a.bin").read() == DATA[::-1]

@@ -76,7 +76,10 @@ def test_connections_are_used_again(web, engine):
 def test_connections_that_end_unannounced_cost_no_try(engine):
     """Many idle connections, each reset when it is used again: libcurl gives up after some of them, and none says anything of the request."""
     first, tries = 12, 0
-    with socket.create_server(("127.0.0.1", 0), backlog=64) as server, contextlib.ExitStack() as opened:
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=64) as server,
+        contextlib.ExitStack() as opened,
+    ):
         begun = threading.Barrier(first)
 
         def serve(connection, waits):
@@ -273,7 +276,10 @@ def test_what_goes_wrong_is_named(web, engine, name, kind, message):
         "/endless": endless,
     }
     web.pages = {path.replace(" ", "%20"): page for path, page in web.pages.items()}
-    assert said(engine(timeout_s=0.4, retries=0, max_bytes=100_000), web.url(f"/{name}")) == (kind, message)
+    assert said(engine(timeout_s=0.4, retries=0, max_bytes=100_000), web.url(f"/{name}")) == (
+        kind,
+        message,
+    )
     web.over.set()
 
 
@@ -299,7 +305,10 @@ def test_the_deadline_is_for_all_tries_together(web, engine, monkeypatch):
     web.pages["/a"] = stall
     engine(timeout_s=0.4, deadline_s=2.0, retries=100).submit([wanted])
     fault = arrived.get(timeout=30).fault
-    assert (fault.kind, fault.message) == ("slow", "less than 1 kB/s for 0.4 s")  # what went wrong first
+    assert (fault.kind, fault.message) == (
+        "slow",
+        "less than 1 kB/s for 0.4 s",
+    )  # what went wrong first
     assert 2 <= len(deadlines) <= 5  # a try takes 0.4 s, or longer on a busy machine
     assert set(deadlines) == {wanted.deadline}
     web.over.set()
@@ -312,7 +321,10 @@ def test_an_object_that_never_ends_meets_its_deadline(web, engine):
             handler.wfile.write(bytes(1000))
 
     web.pages["/a"] = drip
-    assert said(engine(timeout_s=20.0, deadline_s=1.0), web.url("/a")) == ("deadline", "not whole after 1 s")  # never too slow, though it be held up
+    assert said(engine(timeout_s=20.0, deadline_s=1.0), web.url("/a")) == (
+        "deadline",
+        "not whole after 1 s",
+    )  # never too slow, though it be held up
     web.over.set()
 
 
@@ -345,7 +357,9 @@ def test_a_wait_that_would_pass_the_deadline_is_not_waited(web, engine):
 
 
 def test_a_wait_that_is_asked_for_is_waited(web, engine):
-    web.pages["/a"] = lambda handler, times: handler.answer(429, b"", Retry_After=1) if times == 1 else handler.answer(200, BODY)
+    web.pages["/a"] = lambda handler, times: (
+        handler.answer(429, b"", Retry_After=1) if times == 1 else handler.answer(200, BODY)
+    )
     begin = time.monotonic()
     (one,) = fetched(engine(), [web.url("/a")])
     assert one.data == BODY
@@ -360,7 +374,10 @@ def test_closing_ends_transfers_at_once_and_the_thread_with_them(web, engine):
     begin = time.monotonic()
     one.close()
     assert time.monotonic() - begin < 1
-    assert not any(thread.name == "flare-transfers" and thread is one._thread for thread in threading.enumerate())
+    assert not any(
+        thread.name == "flare-transfers" and thread is one._thread
+        for thread in threading.enumerate()
+    )
     assert delivered == []
     web.over.set()
 
@@ -427,7 +444,10 @@ def test_only_the_next_one_wanted_may_start_when_there_is_no_room():
 
 def test_a_host_is_followed_up_only_where_nothing_else_is_to_be_decided():
     hosts, origin = Hosts(), "http://a.example:80"
-    first, private, last = (request("http://a.example/", print, order=i, named=frozenset([origin] if i == 1 else [])) for i in range(3))
+    first, private, last = (
+        request("http://a.example/", print, order=i, named=frozenset([origin] if i == 1 else []))
+        for i in range(3)
+    )
     for one in (first, private, last):
         hosts.put(one)
     assert hosts.follow(origin, False) is first
@@ -445,9 +465,17 @@ def test_a_host_is_followed_up_only_where_nothing_else_is_to_be_decided():
 
 def test_an_address_that_cannot_be_asked_ends_no_transfer_of_its_host(web, engine):
     web.file("/a", BODY)
-    urls = [web.url("/a"), web.url("/a"), web.url("/" + "x" * 9_000_000), web.url("/a"), web.url("/a")]
+    urls = [
+        web.url("/a"),
+        web.url("/a"),
+        web.url("/" + "x" * 9_000_000),
+        web.url("/a"),
+        web.url("/a"),
+    ]
     done = fetched(engine(retries=0, jobs=1), urls)
-    assert [one.data for one in done if one.fault is None] == [BODY] * 4 and done[2].fault is not None
+    assert [one.data for one in done if one.fault is None] == [BODY] * 4 and done[
+        2
+    ].fault is not None
 
 
 def test_a_crowded_host_is_paced_and_eased_again():
@@ -482,7 +510,11 @@ def test_limits_of_the_user_hold_for_what_data_names_too(web, tmp_path):
     (tmp_path / "list").write_text("x")
     web.pages["/a"] = lambda handler, times: web.over.wait(20)
     guard = Guard(limits=Limits(timeout_s=0.3, retries=0))
-    for at in (locate(web.url("/a"), guard), locate(web.url("/"), guard).join("a"), locate(str(tmp_path / "list"), guard).folder.join(web.url("/a"))):
+    for at in (
+        locate(web.url("/a"), guard),
+        locate(web.url("/"), guard).join("a"),
+        locate(str(tmp_path / "list"), guard).folder.join(web.url("/a")),
+    ):
         with pytest.raises(ReachError) as caught:
             at.read()
         assert str(caught.value) == f"{web.url('/a')}: less than 1 kB/s for 0.3 s"
@@ -501,7 +533,9 @@ def test_a_body_without_a_length_is_counted(web, engine):
     web.page("/a", BODY, Content_Length=None)
     web.file("/b", BODY)
     one = engine()
-    assert [done.data for done in fetched(one, [web.url("/a"), web.url("/b"), web.url("/a")])] == [BODY] * 3
+    assert [done.data for done in fetched(one, [web.url("/a"), web.url("/b"), web.url("/a")])] == [
+        BODY
+    ] * 3
     assert one.unproven == 2
 
 
@@ -517,7 +551,9 @@ def test_an_interrupt_ends_a_wait_and_drops_what_was_asked_for(web):
 
 def test_what_is_tried_again_never_stands_before_the_next_one_wanted():
     hosts = Hosts()
-    first, second, third = (request("http://one.example/", print, order=order) for order in (0, 1, 2))
+    first, second, third = (
+        request("http://one.example/", print, order=order) for order in (0, 1, 2)
+    )
     hosts.put(third)
     hosts.put(first, again=True)
     hosts.put(second, again=True)  # its pause was the longer one

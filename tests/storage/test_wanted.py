@@ -16,7 +16,11 @@ def wanted(urls, arrived=lambda: None, **more):
     addresses = [None if url is None else parse(url) for url in urls]
     users = {i: one.user for i, one in enumerate(addresses) if one and one.user}
     found = [None if url else "mine" for url in urls]
-    columns = [one.url if one else "" for one in addresses], [one.origin if one else "" for one in addresses], users
+    columns = (
+        [one.url if one else "" for one in addresses],
+        [one.origin if one else "" for one in addresses],
+        users,
+    )
     return Wanted(*columns, found, arrived, **{"named": None, **more})
 
 
@@ -48,11 +52,17 @@ def test_a_failure_a_redirect_and_a_page_change_no_other_object(web, engine):
     web.page("/moved", b"", status=302, Location="/a")
     web.page("/page", b"<html>", Content_Type="text/html; charset=utf-8")
     web.page("/empty", b"")
-    urls = [web.url(f"/{name}") for name in ("a", "missing", "a", "moved", "a", "page", "a", "empty", "a") * 5]
+    urls = [
+        web.url(f"/{name}")
+        for name in ("a", "missing", "a", "moved", "a", "page", "a", "empty", "a") * 5
+    ]
     found = fetched(engine(jobs=2), urls)
     for i in range(0, len(urls), 9):
         missing, moved, page, empty = found[i + 1 : i + 9 : 2]
-        assert isinstance(missing, Fault) and (missing.kind, missing.message) == ("missing", "404 Not Found")
+        assert isinstance(missing, Fault) and (missing.kind, missing.message) == (
+            "missing",
+            "404 Not Found",
+        )
         assert (moved, page, empty) == (BODY, Page(b"<html>"), b"")
         assert set(found[i : i + 9 : 2]) == {BODY}
 
@@ -69,7 +79,9 @@ def test_one_that_was_tried_again_is_like_the_others(web, engine, monkeypatch):
     assert fetched(one, [web.url(f"/{i}") for i in range(30)]) == [b"/%d" % i for i in range(30)]
 
 
-def test_a_crowded_host_whose_time_comes_while_the_thread_is_held_up_is_asked_again(web, engine, monkeypatch):
+def test_a_crowded_host_whose_time_comes_while_the_thread_is_held_up_is_asked_again(
+    web, engine, monkeypatch
+):
     """A busy machine may stop the thread between its look at what may be started and its wait."""
     monkeypatch.setattr("flarecli.storage.tries.WAIT_S", 0.001)
     reckoned = Engine._timeout
@@ -93,7 +105,9 @@ def test_passwords_go_to_their_own_objects_only(web, engine):
 
     for i in range(12):
         web.pages[f"/{i}"] = serve
-    fetched(engine(jobs=1), [web.url(f"/{i}", "me:secret" if i % 3 == 1 else "") for i in range(12)])
+    fetched(
+        engine(jobs=1), [web.url(f"/{i}", "me:secret" if i % 3 == 1 else "") for i in range(12)]
+    )
     assert [seen[f"/{i}"] is not None for i in range(12)] == [i % 3 == 1 for i in range(12)]
 
 
@@ -134,13 +148,20 @@ def test_a_mistake_in_the_thread_is_told_to_all_that_waits(web, engine, monkeypa
 
 
 def test_many_objects_wait_in_their_order_among_single_requests():
-    hosts, many = Hosts(), wanted(["http://a.example/1", None, "http://b.example/2", "http://a.example/3"], first=10)
+    hosts, many = (
+        Hosts(),
+        wanted(["http://a.example/1", None, "http://b.example/2", "http://a.example/3"], first=10),
+    )
     assert hosts.put_all(many) == 3
     picked = []
     while (one := hosts.pick(0.0)) is not None:
         hosts.count(one.origin, 1)
         picked.append((one.url, one.order, one.place))
-    assert picked == [("http://a.example/1", 10, 0), ("http://b.example/2", 12, 2), ("http://a.example/3", 13, 3)]
+    assert picked == [
+        ("http://a.example/1", 10, 0),
+        ("http://b.example/2", 12, 2),
+        ("http://a.example/3", 13, 3),
+    ]
 
 
 def test_one_host_alone_is_known_with_all_that_waits_for_it():
@@ -166,7 +187,10 @@ def test_what_one_object_met_is_not_carried_to_the_next(web, engine):
     web.file("/a", BODY)
     web.file("/large", BODY * 3)
     web.page("/page", b"<html>", Content_Type="text/html")
-    urls = [web.url(f"/{name}") for name in ("a", "a", "large", "a", "a", "page", "a", "missing", "a", "a")]
+    urls = [
+        web.url(f"/{name}")
+        for name in ("a", "a", "large", "a", "a", "page", "a", "missing", "a", "a")
+    ]
     found = fetched(engine(jobs=1, max_bytes=2 * len(BODY)), urls)
     assert [one.kind if isinstance(one, Fault) else one for one in found] == [
         *(BODY, BODY, "large", BODY, BODY, Page(b"<html>"), BODY, "missing", BODY, BODY),

@@ -29,7 +29,10 @@ def test_files_of_one_name_in_two_folders_are_written_at_a_time(top, names):
         both.wait()
         yield sign * 1000
 
-    threads = [threading.Thread(target=(locate(f"{top}/") / name).write, args=(parts(sign),)) for name, sign in zip(names, (b"a", b"b"), strict=True)]
+    threads = [
+        threading.Thread(target=(locate(f"{top}/") / name).write, args=(parts(sign),))
+        for name, sign in zip(names, (b"a", b"b"), strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -39,7 +42,12 @@ def test_files_of_one_name_in_two_folders_are_written_at_a_time(top, names):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda victim, path: os.link(victim, path), lambda victim, path: os.symlink(victim, path), lambda _, path: os.mkfifo(path)]
+    "make",
+    [
+        lambda victim, path: os.link(victim, path),
+        lambda victim, path: os.symlink(victim, path),
+        lambda _, path: os.mkfifo(path),
+    ],
 )
 def test_nothing_is_written_into_what_lies_there_already(top, tmp_path, make):
     (tmp_path / "victim").write_bytes(b"precious")
@@ -84,7 +92,10 @@ def test_a_disk_that_refuses_at_any_step_leaves_what_was_there(top, monkeypatch,
         at.write([b"new"])
     monkeypatch.undo()
     said = os.strerror(number)
-    assert str(caught.value) == f"{top}/a: {f'the disk is full: {said}' if number in (errno.ENOSPC, errno.EDQUOT) else said.lower()}"
+    assert (
+        str(caught.value)
+        == f"{top}/a: {f'the disk is full: {said}' if number in (errno.ENOSPC, errno.EDQUOT) else said.lower()}"
+    )
     assert (top / "a").read_bytes() == b"old"
     assert os.listdir(top / ".flare") == []
 
@@ -92,7 +103,9 @@ def test_a_disk_that_refuses_at_any_step_leaves_what_was_there(top, monkeypatch,
 def test_a_name_reaches_the_disk_after_the_file_has_it(top, monkeypatch):
     told = []
     rename, fsync = os.rename, os.fsync
-    monkeypatch.setattr(os, "rename", lambda *args, **more: (told.append("rename"), rename(*args, **more)))
+    monkeypatch.setattr(
+        os, "rename", lambda *args, **more: (told.append("rename"), rename(*args, **more))
+    )
     monkeypatch.setattr(os, "fsync", lambda fd: (told.append(os.fstat(fd).st_ino), fsync(fd)))
     (locate(f"{top}/") / "a").write([b"new"])
     assert told == [os.stat(top / "a").st_ino, "rename", os.stat(top).st_ino]

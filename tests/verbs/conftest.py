@@ -13,12 +13,18 @@ ROWS = 35
 
 
 def sample(i: int) -> dict:
-    return {"id": i, "text": f"caption {i}", "image": b"\xff\xd8\xff\xe0" + random.Random(i).randbytes(500)}
+    return {
+        "id": i,
+        "text": f"caption {i}",
+        "image": b"\xff\xd8\xff\xe0" + random.Random(i).randbytes(500),
+    }
 
 
 def packed(folder: Path, compression: str | None = None) -> Path:
     settings = Settings(compression=compression, hashes=("sha1",), shard_bytes=6000)
-    with Writer(str(folder), columns={"id": "int", "text": "str", "image": "jpeg"}, settings=settings) as writer:
+    with Writer(
+        str(folder), columns={"id": "int", "text": "str", "image": "jpeg"}, settings=settings
+    ) as writer:
         for i in range(ROWS):
             if i == 7:
                 writer.fail(Failure(i, "k7", "image", "reach", "404 not found"))

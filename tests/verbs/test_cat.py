@@ -19,7 +19,11 @@ from flarecli.write import Writer
 
 
 def ids(address, **options) -> list[int]:
-    return [one for batch in verbs.cat(str(address), **options) for one in batch.column("id").to_pylist()]
+    return [
+        one
+        for batch in verbs.cat(str(address), **options)
+        for one in batch.column("id").to_pylist()
+    ]
 
 
 @pytest.mark.parametrize("kind", ["plain", "zipped"])
@@ -48,8 +52,14 @@ def test_all_rows_come_whole_and_in_order(kind, request, samples):
         ({"where": "id % 10 = 3"}, [3, 13, 23, 33]),
         ({"where": "id % 10 = 3", "limit": 3, "tail": 2}, [13, 23]),
         ({"where": "id > 30", "head": 2}, [31, 32]),
-        ({"where": "id > 30", "limit": 1 << 70, "head": 1 << 70, "tail": 1 << 70}, [31, 32, 33, 34]),
-        ({"limit": 1 << 70, "head": 1 << 70, "tail": 1 << 70, "rows": "33:", "sample": 1 << 70}, [33, 34]),
+        (
+            {"where": "id > 30", "limit": 1 << 70, "head": 1 << 70, "tail": 1 << 70},
+            [31, 32, 33, 34],
+        ),
+        (
+            {"limit": 1 << 70, "head": 1 << 70, "tail": 1 << 70, "rows": "33:", "sample": 1 << 70},
+            [33, 34],
+        ),
         ({"where": "false"}, []),
         ({"where": "SELECT id + 1 AS id FROM dataframe WHERE id < 2"}, [1, 2]),
     ],
@@ -65,10 +75,19 @@ def test_the_rows_asked_for_come(plain, options, wanted):
         ({"rank": (0, 0)}, "rank 0 of 0 is no rank"),
         ({"rank": (-1, 2)}, "rank -1 of 2 is no rank"),
         ({"shuffle": -1}, "sample is None, seed 0, shuffle -1, epoch 0: none may be below 0"),
-        ({"sample": 2, "seed": -1}, "sample is 2, seed -1, shuffle None, epoch 0: none may be below 0"),
-        ({"shuffle": 1, "epoch": -1}, "sample is None, seed 0, shuffle 1, epoch -1: none may be below 0"),
+        (
+            {"sample": 2, "seed": -1},
+            "sample is 2, seed -1, shuffle None, epoch 0: none may be below 0",
+        ),
+        (
+            {"shuffle": 1, "epoch": -1},
+            "sample is None, seed 0, shuffle 1, epoch -1: none may be below 0",
+        ),
         ({"sample": 1.5}, "a sample of 1.5 is more than all"),
-        ({"sample": float("nan")}, "sample is nan, seed 0, shuffle None, epoch 0: none may be below 0"),
+        (
+            {"sample": float("nan")},
+            "sample is nan, seed 0, shuffle None, epoch 0: none may be below 0",
+        ),
     ],
 )
 def test_numbers_that_choose_no_rows_are_refused(plain, options, message):
@@ -86,7 +105,10 @@ def test_columns_come_in_the_order_asked_and_a_condition_may_use_others(plain):
 
 def test_sources_may_come_from_what_gives_them_once(plain):
     batches = verbs.cat((source for source in (str(plain), plain)), columns=["id"])
-    assert [one for batch in batches for one in batch.column("id").to_pylist()] == [*range(35), *range(35)]
+    assert [one for batch in batches for one in batch.column("id").to_pylist()] == [
+        *range(35),
+        *range(35),
+    ]
 
 
 def test_no_rows_still_say_their_columns(plain):
@@ -122,7 +144,11 @@ def test_a_sample_is_so_many_rows_in_their_order_and_the_same_again(plain):
 )
 def test_ranks_together_give_every_chosen_row_once(total, sample, shuffle, ranks):
     whole = rows_of.ordered(total, None, sample, 3, shuffle)
-    seen = Counter(row for r in range(ranks) for row in _all(rows_of.ordered(total, None, sample, 3, shuffle, rank=(r, ranks))))
+    seen = Counter(
+        row
+        for r in range(ranks)
+        for row in _all(rows_of.ordered(total, None, sample, 3, shuffle, rank=(r, ranks)))
+    )
     assert seen == Counter(_all(whole)) and set(seen.values()) <= {1}
 
 
@@ -155,16 +181,30 @@ def test_wrong_wishes_are_refused_before_anything_is_read(plain, options, error,
 
 
 def test_a_tar_at_standard_input_is_read_once_and_in_order(tmp_path, monkeypatch):
-    with Writer(str(tmp_path / "tars"), format="webdataset", columns={"__key__": "str", "cls": "str_int", "bin": "bytes"}) as writer:
+    with Writer(
+        str(tmp_path / "tars"),
+        format="webdataset",
+        columns={"__key__": "str", "cls": "str_int", "bin": "bytes"},
+    ) as writer:
         for i in range(20):
             writer.write({"__key__": f"k{i:02}", "cls": i, "bin": bytes(1000)})
     plain = (tmp_path / "tars" / "00000.tar").read_bytes()
     for data in (plain, gzip.compress(plain)):
-        table = pa.Table.from_batches(cat("-", stdin=io.BytesIO(data), where="cls >= 5", head=4, tail=2, columns=["__key__"]))
+        table = pa.Table.from_batches(
+            cat("-", stdin=io.BytesIO(data), where="cls >= 5", head=4, tail=2, columns=["__key__"])
+        )
         assert table.to_pydict() == {"__key__": ["k07", "k08"]}
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(plain)))
-    assert unpack("-", str(tmp_path / "files"), format="webdataset", limit=3, columns=["bin"]).rows == 3
-    assert sorted(path.name for path in (tmp_path / "files").iterdir()) == ["index.jsonl", "k00.bin", "k01.bin", "k02.bin"]
+    assert (
+        unpack("-", str(tmp_path / "files"), format="webdataset", limit=3, columns=["bin"]).rows
+        == 3
+    )
+    assert sorted(path.name for path in (tmp_path / "files").iterdir()) == [
+        "index.jsonl",
+        "k00.bin",
+        "k01.bin",
+        "k02.bin",
+    ]
 
 
 class Endless:
@@ -175,7 +215,9 @@ class Endless:
     def read(self, size: int = -1) -> bytes:
         self.given += 1
         assert self.given < 100, "more was read than a batch takes"
-        return b"".join(tarfile.TarInfo(f"{self.given:04}-{i:03}.txt").tobuf() for i in range(size // 512))
+        return b"".join(
+            tarfile.TarInfo(f"{self.given:04}-{i:03}.txt").tobuf() for i in range(size // 512)
+        )
 
 
 def test_of_a_stream_no_more_is_read_than_is_wanted():

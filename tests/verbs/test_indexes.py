@@ -9,7 +9,9 @@ from flarecli.model import Settings
 
 
 def write(path, first, rows=25, **options):
-    with flarecli.Writer(str(path), columns={"n": "int", "text": "str"}, settings=Settings(shard_rows=10), **options) as writer:
+    with flarecli.Writer(
+        str(path), columns={"n": "int", "text": "str"}, settings=Settings(shard_rows=10), **options
+    ) as writer:
         for n in range(first, first + rows):
             writer.write({"n": n, "text": f"row {n}"})
 
@@ -52,7 +54,10 @@ def test_a_file_in_place_of_the_folder_is_told_so(tmp_path):
     for name in ("playlist.yaml", "index.json", "shard.00000.mds"):
         with pytest.raises(UsageError) as caught:
             flarecli.reindex(str(tmp_path / "d" / name))
-        assert str(caught.value) == f"{tmp_path}/d/{name}: a file is there, a folder of shards is wanted"
+        assert (
+            str(caught.value)
+            == f"{tmp_path}/d/{name}: a file is there, a folder of shards is wanted"
+        )
         assert caught.value.hint == f"Name the folder: {tmp_path}/d."
 
 

@@ -15,7 +15,10 @@ from flarecli.media import sniff
 from flarecli.progress import Progress
 
 MEDIA = Path(__file__).parents[2] / "fixtures" / "media"
-WHOLE = {name: (MEDIA / f"whole.{name}").read_bytes() for name in ("mp4", "webm", "mkv", "mov", "flac", "m4a")}
+WHOLE = {
+    name: (MEDIA / f"whole.{name}").read_bytes()
+    for name in ("mp4", "webm", "mkv", "mov", "flac", "m4a")
+}
 
 
 def picture(kind):
@@ -54,7 +57,12 @@ VALUES = {
     "txt": "a café".encode(),
     "json": b'{"a": [1, null]}',
 }
-OWN = {"jpg": "jpeg", "png": "png", "txt": "str", "json": "json"}  # in every format; all others are whole files: bytes
+OWN = {
+    "jpg": "jpeg",
+    "png": "png",
+    "txt": "str",
+    "json": "json",
+}  # in every format; all others are whole files: bytes
 OF = {
     "mds": OWN,
     "granular": OWN | {"mp4": "mp4", "webm": "webm"},
@@ -80,15 +88,26 @@ def test_a_link_a_file_of_a_folder_and_a_value_are_told_alike(tmp_path, format, 
     (tmp_path / f"in/000.{extension}").write_bytes(data)
     (tmp_path / "i.csv").write_text(f"id,url\na,in/000.{extension}\n")
     wanted = OF[format].get(extension, "bytes")
-    done = verbs.pack(str(tmp_path / "i.csv"), str(tmp_path / "linked"), fetch=["url:data"], key="id", format=format, strict=True)
+    done = verbs.pack(
+        str(tmp_path / "i.csv"),
+        str(tmp_path / "linked"),
+        fetch=["url:data"],
+        key="id",
+        format=format,
+        strict=True,
+    )
     assert encodings(done)["data"] == wanted
     assert stored(tmp_path / "linked", "data") == data
     done = verbs.pack(str(tmp_path / "in"), str(tmp_path / "folder"), format=format, strict=True)
     assert encodings(done)[extension] == wanted
     assert stored(tmp_path / "folder", extension) == data
-    pq.write_table(pa.table({"id": ["a"], "data": pa.array([data], pa.binary())}), tmp_path / "v.parquet")
+    pq.write_table(
+        pa.table({"id": ["a"], "data": pa.array([data], pa.binary())}), tmp_path / "v.parquet"
+    )
     done = verbs.pack(str(tmp_path / "v.parquet"), str(tmp_path / "value"), key="id", format=format)
-    assert encodings(done)["data"] == ("bytes" if extension in ("txt", "json") else wanted)  # bytes without a name are not called text
+    assert encodings(done)["data"] == (
+        "bytes" if extension in ("txt", "json") else wanted
+    )  # bytes without a name are not called text
     assert stored(tmp_path / "value", "data") == data
 
 
@@ -101,16 +120,23 @@ def test_each_kind_is_known_by_its_first_bytes(extension):
 def test_text_that_begins_like_a_magic_number_is_text(tmp_path):
     (tmp_path / "i.csv").write_text("url\nx.txt\n")
     (tmp_path / "x.txt").write_text("ID3 tags name a song")
-    done = verbs.pack(str(tmp_path / "i.csv"), str(tmp_path / "out"), fetch=["url:data"], strict=True)
+    done = verbs.pack(
+        str(tmp_path / "i.csv"), str(tmp_path / "out"), fetch=["url:data"], strict=True
+    )
     assert encodings(done) == {"data": "str"}
 
 
-@pytest.mark.parametrize(("name", "encoding"), [("x.mov", "bytes"), ("x.m4a", "bytes"), ("x.mkv", "bytes"), ("x", "mp4"), ("x.mp4", "mp4")])
+@pytest.mark.parametrize(
+    ("name", "encoding"),
+    [("x.mov", "bytes"), ("x.m4a", "bytes"), ("x.mkv", "bytes"), ("x", "mp4"), ("x.mp4", "mp4")],
+)
 def test_what_is_called_another_container_is_not_called_a_film(tmp_path, name, encoding):
     """Containers of one family begin alike: what decodes as mp4 must be called so, or nothing."""
     (tmp_path / "i.csv").write_text(f"url\n{name}\n")
     (tmp_path / name).write_bytes(VALUES["mp4"])
-    done = verbs.pack(str(tmp_path / "i.csv"), str(tmp_path / "out"), fetch=["url:data"], format="granular")
+    done = verbs.pack(
+        str(tmp_path / "i.csv"), str(tmp_path / "out"), fetch=["url:data"], format="granular"
+    )
     assert encodings(done) == {"data": encoding}
 
 
@@ -131,7 +157,19 @@ def test_content_against_its_name_is_a_note_or_under_strict_a_failed_row(tmp_pat
     (tmp_path / f"2.{other}").write_bytes(VALUES[extension])
     found, promised = sniff(VALUES[extension][:512]), sniff(VALUES[other][:512])
     heard = Heard()
-    done = verbs.pack(str(tmp_path / "i.csv"), str(tmp_path / "out"), fetch=["url:data"], key="id", progress=heard)
-    assert (done.rows, heard.notes) == (2, [f"column 'data': 1 value is {found}, not {promised}: 2.{other}"])
-    done = verbs.pack(str(tmp_path / "i.csv"), str(tmp_path / "strict"), fetch=["url:data"], key="id", strict=True, on_error="skip")
+    done = verbs.pack(
+        str(tmp_path / "i.csv"), str(tmp_path / "out"), fetch=["url:data"], key="id", progress=heard
+    )
+    assert (done.rows, heard.notes) == (
+        2,
+        [f"column 'data': 1 value is {found}, not {promised}: 2.{other}"],
+    )
+    done = verbs.pack(
+        str(tmp_path / "i.csv"),
+        str(tmp_path / "strict"),
+        fetch=["url:data"],
+        key="id",
+        strict=True,
+        on_error="skip",
+    )
     assert (done.rows, dict(done.reasons)) == (1, {"value": 1})

@@ -39,30 +39,48 @@ def test_a_packed_folder_tells_everything_from_its_playlist(plain, monkeypatch):
         "writer": "flare",
         "holes": [],
     }
-    top = {name: stream[name] for name in ("format", "rows", "shards", "bytes", "raw_bytes", "columns", "writer", "holes")}
+    top = {
+        name: stream[name]
+        for name in ("format", "rows", "shards", "bytes", "raw_bytes", "columns", "writer", "holes")
+    }
     assert found.as_json() == {"address": f"{plain}/playlist.yaml", **top, "streams": [stream]}
 
 
 def test_compression_is_told_and_both_sizes(zipped):
     (stream,) = verbs.inspect(str(zipped)).streams
     assert stream.compression == "zstd"
-    assert stream.bytes == sum(path.stat().st_size for path in zipped.glob("*.zstd")) != stream.raw_bytes
+    assert (
+        stream.bytes
+        == sum(path.stat().st_size for path in zipped.glob("*.zstd"))
+        != stream.raw_bytes
+    )
     (bare,) = verbs.inspect(f"{zipped}/shard.0000[01].mds.zstd").streams
-    assert (bare.rows, bare.shards, bare.compression, bare.raw_bytes, bare.hashes) == (20, 2, "zstd", None, ())
+    assert (bare.rows, bare.shards, bare.compression, bare.raw_bytes, bare.hashes) == (
+        20,
+        2,
+        "zstd",
+        None,
+        (),
+    )
 
 
 def test_shards_without_a_list_are_told_from_their_headers(plain, tmp_path):
     found = verbs.inspect([f"{plain}/shard.00001.mds", f"{plain}/shard.00002.mds"], shards=True)
     (stream,) = found.streams
     sizes = [(plain / f"shard.0000{i}.mds").stat().st_size for i in (1, 2)]
-    assert stream.shard_list == (("shard.00001.mds", 10, sizes[0]), ("shard.00002.mds", 10, sizes[1]))
+    assert stream.shard_list == (
+        ("shard.00001.mds", 10, sizes[0]),
+        ("shard.00002.mds", 10, sizes[1]),
+    )
     assert [column.name for column in stream.columns] == ["id", "image", "text"]
 
 
 def test_a_row_of_a_dataset_is_found_in_its_shard_by_the_rows_that_shards_begin_with(plain):
     (stream,) = verbs.inspect(str(plain), shards=True).as_json()["streams"]
     assert [one["first"] for one in stream["shard_list"]] == [0, 10, 20, 30]
-    shard = max((one for one in stream["shard_list"] if one["first"] <= 23), key=lambda one: one["first"])
+    shard = max(
+        (one for one in stream["shard_list"] if one["first"] <= 23), key=lambda one: one["first"]
+    )
     (batch,) = verbs.cat(f"{plain}/{shard['url']}", rows=str(23 - shard["first"]), columns=["id"])
     assert batch.to_pylist() == [{"id": 23}]
 
@@ -75,7 +93,11 @@ def test_streams_that_join_by_column_count_their_rows_once(plain, tmp_path):
     path = tmp_path / "set.yaml"
     path.write_text(lines.format("one") + lines.format("two"))
     found = verbs.inspect(str(path))
-    assert ([stream.rows for stream in found.streams], found.rows, found.shards) == ([10, 10], 10, 2)
+    assert ([stream.rows for stream in found.streams], found.rows, found.shards) == (
+        [10, 10],
+        10,
+        2,
+    )
     assert verbs.inspect(str(path), streams=["two"]).shards == 1
     with pytest.raises(UsageError, match="no stream 'three'"):
         verbs.inspect(str(path), streams=["three"])
@@ -86,7 +108,16 @@ def test_statistics_are_of_every_column(plain):
     assert stream.stats == {
         "image": {"rows": 35, "nulls": 0, "min_bytes": 504, "max_bytes": 504, "bytes": 35 * 504},
         "id": {"rows": 35, "nulls": 0, "min": 0, "max": 34, "distinct": 35},
-        "text": {"rows": 35, "nulls": 0, "min_bytes": 9, "max_bytes": 10, "distinct": 35, "min_chars": 9, "max_chars": 10, "bytes": 340},
+        "text": {
+            "rows": 35,
+            "nulls": 0,
+            "min_bytes": 9,
+            "max_bytes": 10,
+            "distinct": 35,
+            "min_chars": 9,
+            "max_chars": 10,
+            "bytes": 340,
+        },
     }
     assert stream.as_json()["stats"] == stream.stats
 
@@ -121,7 +152,12 @@ def test_small_floats_have_statistics_too(tmp_path):
 
 def test_lists_are_counted_by_their_items(tmp_path):
     pq.write_table(pa.table({"id": [1, 2], "words": [["a", "b"], []]}), tmp_path / "i.parquet")
-    verbs.pack(str(tmp_path / "i.parquet"), str(tmp_path / "out"), format="granular-refs", encode={"words": "str[]"})
+    verbs.pack(
+        str(tmp_path / "i.parquet"),
+        str(tmp_path / "out"),
+        format="granular-refs",
+        encode={"words": "str[]"},
+    )
     (one,) = verbs.inspect(str(tmp_path / "out"), stats=True).streams
     assert one.stats["words"] == {"rows": 2, "nulls": 0, "min_items": 0, "max_items": 2}
 
@@ -135,7 +171,12 @@ def test_many_different_values_are_not_all_held(tmp_path, monkeypatch):
             writer.write({"few": value % 3, "many": f"é{value}"})
     few, many = verbs.inspect(f"{tmp_path}/out", stats=True).streams[0].stats.values()
     assert few["distinct"] == 3
-    assert (many["distinct_over"], "distinct" in many, many["min_chars"], many["max_bytes"]) == (3, False, 2, 3)
+    assert (many["distinct_over"], "distinct" in many, many["min_chars"], many["max_bytes"]) == (
+        3,
+        False,
+        2,
+        3,
+    )
 
 
 def test_one_file_is_called_by_its_own_address(plain, tmp_path):
@@ -153,7 +194,9 @@ def test_a_folder_of_one_file_is_called_by_the_folder(tmp_path):
 
 
 def test_bytes_in_lists_are_plain_values_too(tmp_path):
-    with Writer(str(tmp_path / "d"), format="granular-refs", columns={"parts": "bytes[]"}) as writer:
+    with Writer(
+        str(tmp_path / "d"), format="granular-refs", columns={"parts": "bytes[]"}
+    ) as writer:
         writer.write({"parts": [b"ab", b"c"]})
     found = json.loads(json.dumps(verbs.inspect(str(tmp_path / "d"), sample=1).as_json()))
     assert found["sample"] == [{"parts": [{"bytes": 2}, {"bytes": 1}]}]
@@ -163,24 +206,44 @@ def test_a_format_that_the_list_does_not_say_is_refused(out, tmp_path):
     """Nothing but the list is read: what it tells of one format would be shown as another's."""
     shards = sorted(str(path) for path in out.glob("*.mds"))
     hint = "Leave -f out: it is for what does not say its format."
-    for address, at in ((out, "playlist.yaml"), (out / "playlist.yaml", "playlist.yaml"), (out / "index.json", "index.json")):
+    for address, at in (
+        (out, "playlist.yaml"),
+        (out / "playlist.yaml", "playlist.yaml"),
+        (out / "index.json", "index.json"),
+    ):
         with pytest.raises(UsageError) as caught:
             verbs.inspect(str(address), format="granular")
         assert str(caught.value) == f"{out}/{at}: stream 'data' is listed as mds, -f says granular"
         assert (caught.value.hint, caught.value.exit_code) == (hint, 2)
         assert verbs.inspect(str(address), format="mds").format == "mds"
-    for verb in (read.open, verbs.verify, verbs.cat, verbs.playlist, lambda *more, **named: verbs.unpack(*more, str(tmp_path / "un"), **named)):
+    for verb in (
+        read.open,
+        verbs.verify,
+        verbs.cat,
+        verbs.playlist,
+        lambda *more, **named: verbs.unpack(*more, str(tmp_path / "un"), **named),
+    ):
         with pytest.raises(UsageError) as caught:
             list(verb(str(out), format="granular"))
-        assert str(caught.value) == f"{out}/playlist.yaml: stream 'data' is listed as mds, -f says granular"
+        assert (
+            str(caught.value)
+            == f"{out}/playlist.yaml: stream 'data' is listed as mds, -f says granular"
+        )
     assert not (tmp_path / "un").exists()
     assert verbs.inspect(shards, format="mds").rows == verbs.inspect(str(out)).rows
     bare = tmp_path / "bare.yaml"
-    bare.write_text("".join(f"{name}:\n  content: [{out.name}/{Path(shards[0]).name}]\n" for name in ("data", "more")))
+    bare.write_text(
+        "".join(
+            f"{name}:\n  content: [{out.name}/{Path(shards[0]).name}]\n"
+            for name in ("data", "more")
+        )
+    )
     text = bare.read_text().replace("more:\n", "more:\n  headers: {format: csv}\n")
     (tmp_path / "half.yaml").write_text(text)
     assert verbs.inspect(str(bare), format="mds", streams=["data"]).format == "mds"
-    assert verbs.inspect(str(tmp_path / "half.yaml"), format="mds", streams=["data"]).format == "mds"
+    assert (
+        verbs.inspect(str(tmp_path / "half.yaml"), format="mds", streams=["data"]).format == "mds"
+    )
     with pytest.raises(UsageError) as caught:
         verbs.inspect(str(tmp_path / "half.yaml"), format="mds")
     assert str(caught.value) == f"{tmp_path}/half.yaml: stream 'more' is listed as csv, -f says mds"

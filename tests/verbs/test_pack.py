@@ -76,7 +76,11 @@ def index(folder, server, rows=120, bad=()):
 
 
 def files(folder):
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(Path(folder).rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(Path(folder).rglob("*"))
+        if p.is_file()
+    }
 
 
 LINK = {"fetch": ["data_url:image"], "key": "data_id", "shard_bytes": 30_000}
@@ -84,8 +88,17 @@ LINK = {"fetch": ["data_url:image"], "key": "data_id", "shard_bytes": 30_000}
 
 def test_links_are_packed_in_the_order_of_the_index(tmp_path, server):
     packed = verbs.pack(index(tmp_path, server), f"{tmp_path}/out", **LINK)
-    assert (packed.rows, packed.failed, packed.playlist) == (120, 0, f"{tmp_path}/out/playlist.yaml")
-    assert {c.name: c.encoding for c in packed.columns} == {"caption": "str", "data_id": "str", "image": "jpeg", "score": "float64"}
+    assert (packed.rows, packed.failed, packed.playlist) == (
+        120,
+        0,
+        f"{tmp_path}/out/playlist.yaml",
+    )
+    assert {c.name: c.encoding for c in packed.columns} == {
+        "caption": "str",
+        "data_id": "str",
+        "image": "jpeg",
+        "score": "float64",
+    }
     data = read.open(f"{tmp_path}/out")
     assert packed.shards > 3
     for i, row in enumerate(data.rows(range(120))):
@@ -104,19 +117,32 @@ def test_the_same_bytes_whatever_the_order_of_arrival(tmp_path, server):
 
 
 def test_failed_rows_are_left_out_and_named(tmp_path, server):
-    packed = verbs.pack(index(tmp_path, server, bad={0, 7, 119}), f"{tmp_path}/out", on_error="skip", **LINK)
+    packed = verbs.pack(
+        index(tmp_path, server, bad={0, 7, 119}), f"{tmp_path}/out", on_error="skip", **LINK
+    )
     assert (packed.rows, packed.failed) == (117, 3)
-    lines = [json.loads(line) for line in (tmp_path / "out" / "failed.jsonl").read_text().splitlines()]
-    assert [(line["row"], line["key"]) for line in lines] == [(0, "k0000"), (7, "k0007"), (119, "k0119")]
+    lines = [
+        json.loads(line) for line in (tmp_path / "out" / "failed.jsonl").read_text().splitlines()
+    ]
+    assert [(line["row"], line["key"]) for line in lines] == [
+        (0, "k0000"),
+        (7, "k0007"),
+        (119, "k0119"),
+    ]
     assert all("404" in line["reason"] and "/gone.jpg" in line["reason"] for line in lines)
-    assert [row["data_id"] for row in read.open(f"{tmp_path}/out").rows([0, 6, -1], ["data_id"])] == [b"k0001", b"k0008", b"k0118"]
+    assert [
+        row["data_id"] for row in read.open(f"{tmp_path}/out").rows([0, 6, -1], ["data_id"])
+    ] == [b"k0001", b"k0008", b"k0118"]
 
 
 def test_the_first_failed_row_ends_it_and_leaves_no_dataset(tmp_path, server):
     with pytest.raises(ReachError) as caught:
         verbs.pack(index(tmp_path, server, bad={90}), f"{tmp_path}/out", **LINK)
     assert str(caught.value).startswith(f"{tmp_path}/index.parquet[90]: k0090: ")
-    assert caught.value.hint == "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+    assert (
+        caught.value.hint
+        == "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+    )
     assert not {"index.json", "playlist.yaml"} & set(files(tmp_path / "out"))
 
 
@@ -148,7 +174,9 @@ def test_a_resumed_pack_gives_the_bytes_of_an_unbroken_one(tmp_path, server, mon
     assert again.resumed_rows > 0
 
 
-def test_a_resume_reaches_as_far_as_before_where_that_decides_which_rows_come(tmp_path, monkeypatch):
+def test_a_resume_reaches_as_far_as_before_where_that_decides_which_rows_come(
+    tmp_path, monkeypatch
+):
     for i in range(12):
         (tmp_path / f"{i}.bin").write_bytes(bytes(50 + i))
     pq.write_table(pa.table({"file": [f"{i}.bin" for i in range(12)]}), tmp_path / "i.parquet")
@@ -156,17 +184,31 @@ def test_a_resume_reaches_as_far_as_before_where_that_decides_which_rows_come(tm
     def run(out, stop=99, **options):
         with monkeypatch.context() as patch:
             patch.setattr(Journal, "note_shard", _stopping(stop))
-            return verbs.pack(str(tmp_path / "i.parquet"), str(tmp_path / out), fetch=["file"], shard_rows=2, **options)
+            return verbs.pack(
+                str(tmp_path / "i.parquet"),
+                str(tmp_path / out),
+                fetch=["file"],
+                shard_rows=2,
+                **options,
+            )
 
     less, more = Limits(max_bytes=57), Limits(max_bytes=58)
     with pytest.raises(KeyboardInterrupt):
         run("out", 2, on_error="skip", limits=less)
     with pytest.raises(UsageError) as caught:
         run("out", on_error="skip", limits=more, resume=True)
-    assert str(caught.value) == f"{tmp_path}/out: the unfinished pack there was begun with max_object 57, not 58"
+    assert (
+        str(caught.value)
+        == f"{tmp_path}/out: the unfinished pack there was begun with max_object 57, not 58"
+    )
     with pytest.raises(UsageError, match="was begun with allow_local false, not true$"):
         run("out", on_error="skip", limits=less, guard=Guard(allow_local=True), resume=True)
-    assert run("out", on_error="skip", limits=Limits(max_bytes=57, jobs=1, retries=0), resume=True).failed == 4
+    assert (
+        run(
+            "out", on_error="skip", limits=Limits(max_bytes=57, jobs=1, retries=0), resume=True
+        ).failed
+        == 4
+    )
     with pytest.raises(ReachError, match="larger than the limit of 57 bytes$"):
         run("fails", limits=less)
     assert run("fails", limits=Limits(), resume=True).rows == 12
@@ -186,18 +228,43 @@ def _stopping(stop):
 def test_killed_anywhere_and_run_again(tmp_path, server):
     source = index(tmp_path, server, bad={5, 50})
     command = [sys.executable, "-m", "flarecli", "pack", source]
-    options = ["--fetch", "data_url:image", "--key", "data_id", "--shard-size", "30kB", "--on-error", "skip", "--resume", "-q"]
-    assert subprocess.run([*command, f"{tmp_path}/whole", *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 1
+    options = [
+        "--fetch",
+        "data_url:image",
+        "--key",
+        "data_id",
+        "--shard-size",
+        "30kB",
+        "--on-error",
+        "skip",
+        "--resume",
+        "-q",
+    ]
+    assert (
+        subprocess.run(
+            [*command, f"{tmp_path}/whole", *options],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ).returncode
+        == 1
+    )
     rng = random.Random(7)
     for round in range(4):
         out = f"{tmp_path}/out{round}"
-        process = subprocess.Popen([*command, out, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [*command, out, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         time.sleep(rng.uniform(0.3, 1.2))
         process.send_signal(signal.SIGKILL)
         process.wait()
         if os.path.exists(f"{out}/.flare/journal"):
             assert list(verbs.verify(out))
-        assert subprocess.run([*command, out, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 1
+        assert (
+            subprocess.run(
+                [*command, out, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            ).returncode
+            == 1
+        )
         assert files(out) == files(tmp_path / "whole")
 
 
@@ -206,7 +273,12 @@ def test_resuming_what_is_finished_says_the_same_again_and_refuses_another_sourc
     first = verbs.pack(source, f"{tmp_path}/out", **LINK)
     before = files(tmp_path / "out")
     again = verbs.pack(source, f"{tmp_path}/out", resume=True, **LINK)
-    assert (again.rows, again.shards, again.bytes, again.playlist) == (first.rows, first.shards, first.bytes, first.playlist)
+    assert (again.rows, again.shards, again.bytes, again.playlist) == (
+        first.rows,
+        first.shards,
+        first.bytes,
+        first.playlist,
+    )
     with pytest.raises(UsageError, match="a dataset of another source or other options is there$"):
         verbs.pack(source, f"{tmp_path}/out", resume=True, limit=3, **LINK)
     assert files(tmp_path / "out") == before
@@ -240,7 +312,12 @@ def test_a_dry_run_writes_nothing(tmp_path, server):
     would = verbs.pack(index(tmp_path, server, rows=20), f"{tmp_path}/out", dry_run=True, **LINK)
     assert not (tmp_path / "out").exists()
     did = verbs.pack(index(tmp_path, server, rows=20), f"{tmp_path}/out", **LINK)
-    assert (would.rows, would.columns, would.estimated, would.dry_run) == (did.rows, did.columns, False, True)
+    assert (would.rows, would.columns, would.estimated, would.dry_run) == (
+        did.rows,
+        did.columns,
+        False,
+        True,
+    )
     assert would.shards == did.shards
     large = verbs.pack(index(tmp_path, server), f"{tmp_path}/out2", dry_run=True, **LINK)
     assert (large.rows, large.estimated) == (120, True)
@@ -248,7 +325,13 @@ def test_a_dry_run_writes_nothing(tmp_path, server):
 
 def test_a_dataset_is_converted_without_recoding(tmp_path, server):
     verbs.pack(index(tmp_path, server), f"{tmp_path}/out", **LINK)
-    packed = verbs.pack(f"{tmp_path}/out", f"{tmp_path}/zipped", compress="zstd:5", hashes=["sha1"], columns=["image", "score"])
+    packed = verbs.pack(
+        f"{tmp_path}/out",
+        f"{tmp_path}/zipped",
+        compress="zstd:5",
+        hashes=["sha1"],
+        columns=["image", "score"],
+    )
     assert {c.name: c.encoding for c in packed.columns} == {"image": "jpeg", "score": "float64"}
     one, two = read.open(f"{tmp_path}/out"), read.open(f"{tmp_path}/zipped")
     assert one.rows(range(120), ["image", "score"]) == two.rows(range(120))
@@ -259,7 +342,9 @@ def test_relative_links_start_at_the_index_and_stay_below_it(tmp_path):
     (tmp_path / "d" / "pics").mkdir(parents=True)
     (tmp_path / "secret.txt").write_text(SECRET)
     (tmp_path / "d" / "pics" / "a.txt").write_text("é")
-    (tmp_path / "d" / "i.csv").write_text("url\npics/a.txt\n../secret.txt\nfile:///etc/hostname\npics/none.txt\n")
+    (tmp_path / "d" / "i.csv").write_text(
+        "url\npics/a.txt\n../secret.txt\nfile:///etc/hostname\npics/none.txt\n"
+    )
     packed = verbs.pack(f"{tmp_path}/d/i.csv", f"{tmp_path}/out", fetch=["url"], on_error="skip")
     assert (packed.rows, packed.failed) == (1, 3)
     assert read.open(f"{tmp_path}/out")[0] == {"url": "é"}
@@ -273,7 +358,21 @@ def test_secrets_in_links_reach_no_output(tmp_path, server, capfd):
     )
     from flarecli.__main__ import main
 
-    assert main(["pack", f"{tmp_path}/i.csv", f"{tmp_path}/out", "--fetch", "url:image", "--on-error", "skip", "-v"]) == 1
+    assert (
+        main(
+            [
+                "pack",
+                f"{tmp_path}/i.csv",
+                f"{tmp_path}/out",
+                "--fetch",
+                "url:image",
+                "--on-error",
+                "skip",
+                "-v",
+            ]
+        )
+        == 1
+    )
     out, err = capfd.readouterr()
     assert SECRET not in out + err
     assert not any(SECRET.encode() in data for data in files(tmp_path / "out").values())
@@ -288,16 +387,29 @@ def test_a_column_of_addresses_that_nobody_fetches_is_noted(tmp_path, server):
                 notes.append(text)
 
     verbs.pack(index(tmp_path, server), f"{tmp_path}/out", progress=Notes())
-    assert notes == ["column 'data_url' holds addresses; give --fetch data_url to pack what they point at"]
+    assert notes == [
+        "column 'data_url' holds addresses; give --fetch data_url to pack what they point at"
+    ]
     notes.clear()
-    (tmp_path / "b.csv").write_text("n,s,f,g,t\n1,s3://b/x,FILE:///x,gs://b/x,see http://x\n2,https://h/x,hf://x,az://x,t\n")
+    (tmp_path / "b.csv").write_text(
+        "n,s,f,g,t\n1,s3://b/x,FILE:///x,gs://b/x,see http://x\n2,https://h/x,hf://x,az://x,t\n"
+    )
     verbs.pack(f"{tmp_path}/b.csv", f"{tmp_path}/b", progress=Notes())
-    assert notes == [f"column {name!r} holds addresses; give --fetch {name} to pack what they point at" for name in "sfg"]
+    assert notes == [
+        f"column {name!r} holds addresses; give --fetch {name} to pack what they point at"
+        for name in "sfg"
+    ]
 
 
 def test_an_index_whose_bits_flipped_is_noticed(tmp_path):
     path = tmp_path / "i.parquet"
-    pq.write_table(pa.table({"t": [f"row {i}" for i in range(5000)]}), path, write_page_checksum=True, compression="none", use_dictionary=False)
+    pq.write_table(
+        pa.table({"t": [f"row {i}" for i in range(5000)]}),
+        path,
+        write_page_checksum=True,
+        compression="none",
+        use_dictionary=False,
+    )
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
     path.write_bytes(data)
@@ -316,16 +428,28 @@ def test_the_playlist_lists_every_file_it_needs(tmp_path, server):
 
 def test_the_column_of_links_may_be_the_key(tmp_path, server):
     source = index(tmp_path, server, bad={2})
-    options = {"fetch": ["data_url:image"], "key": "data_url", "encode": {"score": "int8"}, "on_error": "skip", "limit": 9}
+    options = {
+        "fetch": ["data_url:image"],
+        "key": "data_url",
+        "encode": {"score": "int8"},
+        "on_error": "skip",
+        "limit": 9,
+    }
     packed = verbs.pack(source, f"{tmp_path}/out", **options)
     assert (packed.rows, packed.failed) == (2, 7)  # 0/7 and 7/7 are whole numbers
-    lines = [json.loads(line) for line in (tmp_path / "out" / "failed.jsonl").read_text().splitlines()]
-    assert [(line["row"], line["kind"]) for line in lines] == [(i, "missing" if i == 2 else "value") for i in range(9) if i % 7]
+    lines = [
+        json.loads(line) for line in (tmp_path / "out" / "failed.jsonl").read_text().splitlines()
+    ]
+    assert [(line["row"], line["kind"]) for line in lines] == [
+        (i, "missing" if i == 2 else "value") for i in range(9) if i % 7
+    ]
     assert lines[1]["key"] == f"{server.url}/gone.jpg"
 
 
 def test_what_is_not_packed_is_not_fetched(tmp_path, server):
-    packed = verbs.pack(index(tmp_path, server, bad={0}), f"{tmp_path}/out", columns=["caption"], **LINK)
+    packed = verbs.pack(
+        index(tmp_path, server, bad={0}), f"{tmp_path}/out", columns=["caption"], **LINK
+    )
     assert (packed.rows, packed.failed) == (120, 0)
 
 
@@ -337,13 +461,25 @@ def test_a_half_pack_goes_on_however_its_source_is_spelt(tmp_path, server, monke
 
 
 def test_rows_that_a_format_cannot_hold_fail_one_by_one(tmp_path):
-    pq.write_table(pa.table({"id": list("abcde"), "text": ["fine", "one, two", "fine too", "line\nline", ",,"]}), tmp_path / "i.parquet")
+    pq.write_table(
+        pa.table(
+            {"id": list("abcde"), "text": ["fine", "one, two", "fine too", "line\nline", ",,"]}
+        ),
+        tmp_path / "i.parquet",
+    )
     with pytest.raises(ValueFitError) as caught:
         verbs.pack(str(tmp_path / "i.parquet"), str(tmp_path / "out"), format="csv", key="id")
-    assert str(caught.value) == f"{tmp_path}/i.parquet[1]: b: column 'text': holds the separator ','"
-    packed = verbs.pack(str(tmp_path / "i.parquet"), str(tmp_path / "skip"), format="csv", key="id", on_error="skip")
+    assert (
+        str(caught.value) == f"{tmp_path}/i.parquet[1]: b: column 'text': holds the separator ','"
+    )
+    packed = verbs.pack(
+        str(tmp_path / "i.parquet"), str(tmp_path / "skip"), format="csv", key="id", on_error="skip"
+    )
     assert (packed.rows, packed.failed) == (2, 3)
-    assert [json.loads(line)["key"] for line in (tmp_path / "skip" / "failed.jsonl").read_text().splitlines()] == ["b", "d", "e"]
+    assert [
+        json.loads(line)["key"]
+        for line in (tmp_path / "skip" / "failed.jsonl").read_text().splitlines()
+    ] == ["b", "d", "e"]
     assert list(verbs.verify(str(tmp_path / "skip"))) == []
 
 
@@ -354,10 +490,15 @@ def test_progress_counts_rows_and_the_bytes_that_they_take_in_shards(tmp_path):
         def advance(self, rows, bytes):
             self.rows, self.bytes = self.rows + rows, self.bytes + bytes
 
-    pq.write_table(pa.table({"n": range(9000), "text": [f"{i}" * (i % 7) for i in range(9000)]}), tmp_path / "index.parquet")
+    pq.write_table(
+        pa.table({"n": range(9000), "text": [f"{i}" * (i % 7) for i in range(9000)]}),
+        tmp_path / "index.parquet",
+    )
     seen = Counts()
     done = verbs.pack(str(tmp_path / "index.parquet"), str(tmp_path / "out"), progress=seen)
     (chunk,) = playlists.read(locate(done.playlist)).streams[0]
     with chunk.at.store.opened(chunk.at.path) as fd:
-        start = int.from_bytes(os.pread(fd, 4, 4), "little")  # of the first row: before it the table, a word a row and three more, and the config
+        start = int.from_bytes(
+            os.pread(fd, 4, 4), "little"
+        )  # of the first row: before it the table, a word a row and three more, and the config
     assert (seen.rows, seen.bytes) == (9000, done.bytes - start + 4 * 9000)

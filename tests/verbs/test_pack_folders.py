@@ -74,7 +74,9 @@ def test_rows_of_a_folder_are_what_a_dictionary_says(tmp_path):
     ]
     names += ["a/lonely.txt", "b/lonely.meta.json", "README"]
     heard = Heard()
-    done = verbs.pack(made(tmp_path / "in", names), str(tmp_path / "out"), on_error="skip", progress=heard)
+    done = verbs.pack(
+        made(tmp_path / "in", names), str(tmp_path / "out"), on_error="skip", progress=heard
+    )
     groups = defaultdict(dict)
     for name in names:
         key, _, extension = name.rpartition("/")[2].partition(".")
@@ -85,14 +87,26 @@ def test_rows_of_a_folder_are_what_a_dictionary_says(tmp_path):
     for row in rows_of(tmp_path / "out"):
         files = whole[row["key"]]
         assert (row["jpg"], row["txt"]) == (body(files["jpg"]), f"{files['txt']}!")
-        assert json.loads(row["meta.json"]) == ({"name": files["meta.json"]} if "meta.json" in files else None)
-    assert (done.rows, done.failed, done.reasons) == (len(whole), len(lacking), {"null": len(lacking)})
+        assert json.loads(row["meta.json"]) == (
+            {"name": files["meta.json"]} if "meta.json" in files else None
+        )
+    assert (done.rows, done.failed, done.reasons) == (
+        len(whole),
+        len(lacking),
+        {"null": len(lacking)},
+    )
     assert {key for key, _ in heard.failures} == set(lacking)
-    lost = {kind: sorted(key for key, files in groups.items() if "jpg" in files and kind not in files) for kind in ("meta.json", "txt")}
+    lost = {
+        kind: sorted(key for key, files in groups.items() if "jpg" in files and kind not in files)
+        for kind in ("meta.json", "txt")
+    }
     assert heard.notes == [
         "left out 1 file with no extension: README",
         "left out 2 keys without jpg: a/lonely, b/lonely",
-        *(f"{len(keys)} rows without {kind}: {', '.join(keys[:5])}{', …' if len(keys) > 5 else ''}" for kind, keys in lost.items()),
+        *(
+            f"{len(keys)} rows without {kind}: {', '.join(keys[:5])}{', …' if len(keys) > 5 else ''}"
+            for kind, keys in lost.items()
+        ),
     ]
 
 
@@ -107,18 +121,34 @@ def test_a_file_that_vanishes_is_a_failed_row(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Location, "read", reading)
     done = verbs.pack(folder, str(tmp_path / "out"), on_error="skip")
-    assert (done.rows, done.failed, [row["key"] for row in rows_of(tmp_path / "out")]) == (5, 1, ["0", "1", "2", "4", "5"])
+    assert (done.rows, done.failed, [row["key"] for row in rows_of(tmp_path / "out")]) == (
+        5,
+        1,
+        ["0", "1", "2", "4", "5"],
+    )
     (line,) = (tmp_path / "out/failed.jsonl").read_text().splitlines()
-    told = {"file": str(folder), "row": 3, "key": "3", "column": "txt", "kind": "missing", "reason": f"{folder}/3.txt: no such file or folder"}
+    told = {
+        "file": str(folder),
+        "row": 3,
+        "key": "3",
+        "column": "txt",
+        "kind": "missing",
+        "reason": f"{folder}/3.txt: no such file or folder",
+    }
     assert json.loads(line) == told
     with pytest.raises(ReachError) as caught:
         verbs.pack(folder, str(tmp_path / "all"))
     assert str(caught.value) == f"{folder}[3]: 3: {folder}/3.txt: no such file or folder"
-    assert caught.value.hint == "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+    assert (
+        caught.value.hint
+        == "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+    )
 
 
 def test_only_what_is_chosen_is_read(tmp_path, opened):
-    folder = made(tmp_path / "in", [f"{i:02d}.{kind}" for i in range(50) for kind in ("bin", "txt")])
+    folder = made(
+        tmp_path / "in", [f"{i:02d}.{kind}" for i in range(50) for kind in ("bin", "txt")]
+    )
     verbs.pack(folder, str(tmp_path / "one"), where="key like '%7'", limit=3)
     assert sorted(opened) == ["07.bin", "07.txt", "17.bin", "17.txt", "27.bin", "27.txt"]
     opened.clear()
@@ -128,8 +158,15 @@ def test_only_what_is_chosen_is_read(tmp_path, opened):
     opened.clear()
     verbs.pack(folder, str(tmp_path / "three"), limit=4, shuffle=1, columns=["txt"])
     assert sorted(opened) == ["00.txt", "01.txt", "02.txt", "03.txt"]
-    verbs.pack(folder, str(tmp_path / "four"), where="SELECT key AS name, txt AS caption FROM dataframe WHERE key > '47'")
-    assert [(row["name"], row["caption"]) for row in rows_of(tmp_path / "four")] == [("48", b"48.txt!"), ("49", b"49.txt!")]
+    verbs.pack(
+        folder,
+        str(tmp_path / "four"),
+        where="SELECT key AS name, txt AS caption FROM dataframe WHERE key > '47'",
+    )
+    assert [(row["name"], row["caption"]) for row in rows_of(tmp_path / "four")] == [
+        ("48", b"48.txt!"),
+        ("49", b"49.txt!"),
+    ]
 
 
 def test_a_resumed_pack_of_a_folder_reads_what_is_left(tmp_path, opened, monkeypatch):
@@ -162,11 +199,19 @@ def members(folder):
 def test_keys_name_the_samples_of_a_tar(tmp_path):
     folder = made(tmp_path / "in", ["a/000.jpg", "a/000.txt", "b/000.jpg", "b/000.txt"])
     verbs.pack(folder, str(tmp_path / "one"), format="webdataset")
-    assert members(tmp_path / "one") == {name: body(name) for name in ("a/000.jpg", "a/000.txt", "b/000.jpg", "b/000.txt")}
+    assert members(tmp_path / "one") == {
+        name: body(name) for name in ("a/000.jpg", "a/000.txt", "b/000.jpg", "b/000.txt")
+    }
     pq.write_table(pa.table({"id": [7, 9], "text": ["x", "y"]}), tmp_path / "i.parquet")
     verbs.pack(str(tmp_path / "i.parquet"), str(tmp_path / "two"), format="webdataset", key="id")
     assert members(tmp_path / "two") == {"7.text": b"x", "9.text": b"y"}
-    verbs.pack(str(tmp_path / "i.parquet"), str(tmp_path / "three"), format="webdataset", key="id", columns=["text"])
+    verbs.pack(
+        str(tmp_path / "i.parquet"),
+        str(tmp_path / "three"),
+        format="webdataset",
+        key="id",
+        columns=["text"],
+    )
     assert members(tmp_path / "three") == members(tmp_path / "two")
     assert [row["__key__"] for row in rows_of(tmp_path / "three")] == ["7", "9"]
 
@@ -174,7 +219,10 @@ def test_keys_name_the_samples_of_a_tar(tmp_path):
 def test_a_key_stays_a_column_where_samples_have_no_names(tmp_path):
     folder = made(tmp_path / "in", ["a/000.txt", "b/000.txt"])
     verbs.pack(folder, str(tmp_path / "one"))
-    assert rows_of(tmp_path / "one") == [{"key": "a/000", "txt": "a/000.txt!"}, {"key": "b/000", "txt": "b/000.txt!"}]
+    assert rows_of(tmp_path / "one") == [
+        {"key": "a/000", "txt": "a/000.txt!"},
+        {"key": "b/000", "txt": "b/000.txt!"},
+    ]
 
 
 class Stdin:
@@ -188,7 +236,10 @@ def test_one_address_of_standard_input_that_leads_nowhere_is_a_failed_row(tmp_pa
     monkeypatch.setattr(sys, "stdin", Stdin(lines.encode()))
     done = verbs.pack("-", str(tmp_path / "out"), on_error="skip")
     assert (done.rows, done.failed) == (2, 1)
-    assert [(row["name"], row["data"]) for row in rows_of(tmp_path / "out")] == [(f"{folder}/x.bin", b"x.bin!"), (f"{folder}/y.bin", b"y.bin!")]
+    assert [(row["name"], row["data"]) for row in rows_of(tmp_path / "out")] == [
+        (f"{folder}/x.bin", b"x.bin!"),
+        (f"{folder}/y.bin", b"y.bin!"),
+    ]
     (line,) = (tmp_path / "out/failed.jsonl").read_text().splitlines()
     told = {
         "file": "-",

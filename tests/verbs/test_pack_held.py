@@ -19,13 +19,17 @@ def interrupted(*_, **__):
 
 
 def dataset(path, first, rows=12):
-    with Writer(str(path), columns={"n": "int"}, settings=Settings(shard_rows=3), overwrite=path.exists()) as writer:
+    with Writer(
+        str(path), columns={"n": "int"}, settings=Settings(shard_rows=3), overwrite=path.exists()
+    ) as writer:
         for row in range(rows):
             writer.write({"n": first + row})
     return str(path)
 
 
-def test_a_dataset_that_was_changed_is_neither_gone_on_with_nor_taken_for_done(tmp_path, monkeypatch):
+def test_a_dataset_that_was_changed_is_neither_gone_on_with_nor_taken_for_done(
+    tmp_path, monkeypatch
+):
     note, out = Journal.note_shard, tmp_path / "out"
 
     def stops(self, *args):
@@ -49,9 +53,16 @@ def test_a_dataset_that_was_changed_is_neither_gone_on_with_nor_taken_for_done(t
     assert str(caught.value) == f"{out}: a dataset of another source or other options is there"
 
 
-def test_columns_that_were_noted_and_no_shard_are_held_against_the_rows_they_came_from(tmp_path, monkeypatch):
+def test_columns_that_were_noted_and_no_shard_are_held_against_the_rows_they_came_from(
+    tmp_path, monkeypatch
+):
     """Files of one size and one footer: only the bytes that were read tell them apart."""
-    plain = {"use_dictionary": False, "write_statistics": False, "compression": "none", "row_group_size": 10}
+    plain = {
+        "use_dictionary": False,
+        "write_statistics": False,
+        "compression": "none",
+        "row_group_size": 10,
+    }
     index, out = tmp_path / "i.parquet", tmp_path / "out"
     pq.write_table(pa.table({"a": [b"\x89PNG\r\n\x1a\n" + bytes(20)] * 50}), index, **plain)
     with monkeypatch.context() as patch:
@@ -67,7 +78,9 @@ def test_columns_that_were_noted_and_no_shard_are_held_against_the_rows_they_cam
     assert str(caught.value) == f"{out}: {CHANGED}"
 
 
-def test_a_key_that_comes_back_many_rows_on_is_named_where_it_stands_and_where_it_stood(tmp_path, monkeypatch):
+def test_a_key_that_comes_back_many_rows_on_is_named_where_it_stands_and_where_it_stood(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("flarecli.ingest.parquet._ROWS", 50)
     keys = [f"k{i}" for i in range(400)]
     keys[333] = "k222"
@@ -79,7 +92,11 @@ def test_a_key_that_comes_back_many_rows_on_is_named_where_it_stands_and_where_i
 
 def test_credentials_that_let_nobody_in_end_a_run_that_skips_rows(tmp_path, monkeypatch):
     def refused(self, at, size=None):
-        raise CredentialsError("403 Forbidden (ExpiredToken)", where=at, hint="Get new credentials, then run the same command again.")
+        raise CredentialsError(
+            "403 Forbidden (ExpiredToken)",
+            where=at,
+            hint="Get new credentials, then run the same command again.",
+        )
 
     (tmp_path / "i.csv").write_text("url\na\nb\n")
     monkeypatch.setattr(LinkedFiles, "_whole", refused)

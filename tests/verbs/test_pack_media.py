@@ -45,12 +45,24 @@ def pictures(tmp_path):
     for i, data in enumerate(values):
         (folder / f"p/{i:02d}.jpg").write_bytes(data)
     names = [f"p/{i:02d}.jpg" for i in range(30)]
-    pq.write_table(pa.table({"id": [f"k{i}" for i in range(30)], "url": names}), folder / "i.parquet", row_group_size=7, write_page_checksum=True)
+    pq.write_table(
+        pa.table({"id": [f"k{i}" for i in range(30)], "url": names}),
+        folder / "i.parquet",
+        row_group_size=7,
+        write_page_checksum=True,
+    )
     return folder, values
 
 
 def pack(folder, out, **options):
-    return verbs.pack(str(folder / "i.parquet"), str(out), fetch=["url:image"], key="id", limits=Limits(retries=0), **options)
+    return verbs.pack(
+        str(folder / "i.parquet"),
+        str(out),
+        fetch=["url:image"],
+        key="id",
+        limits=Limits(retries=0),
+        **options,
+    )
 
 
 def rows_of(out):
@@ -59,7 +71,11 @@ def rows_of(out):
 
 
 def files(folder):
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(Path(folder).rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(Path(folder).rglob("*"))
+        if p.is_file()
+    }
 
 
 def test_pictures_are_pillows_own_in_the_order_of_the_rows(pictures, tmp_path):
@@ -68,7 +84,10 @@ def test_pictures_are_pillows_own_in_the_order_of_the_rows(pictures, tmp_path):
     found = rows_of(tmp_path / "out")
     assert (done.rows, [row["id"] for row in found]) == (30, [f"k{i}" for i in range(30)])
     for row, value in zip(found, values, strict=True):
-        wanted, out = ImageOps.contain(Image.open(io.BytesIO(value)), (32, 32), Image.Resampling.BICUBIC), io.BytesIO()
+        wanted, out = (
+            ImageOps.contain(Image.open(io.BytesIO(value)), (32, 32), Image.Resampling.BICUBIC),
+            io.BytesIO(),
+        )
         wanted.save(out, "jpeg", quality=95)
         assert row["image"] == out.getvalue()
 
@@ -90,28 +109,54 @@ def test_bytes_stay_as_they_came_when_nothing_asks_for_a_change(pictures, tmp_pa
     pack(folder, tmp_path / "out", resize=200, min_size=60, max_aspect=2, media_info=True)
     found = rows_of(tmp_path / "out")
     assert [row["image"] for row in found] == values
-    assert [(row["width"], row["height"], row["frames"], row["duration"]) for row in found] == [(90 + i, 60, 1, 0.0) for i in range(30)]
+    assert [(row["width"], row["height"], row["frames"], row["duration"]) for row in found] == [
+        (90 + i, 60, 1, 0.0) for i in range(30)
+    ]
 
 
 def bomb(side):
     """A PNG of one bit a pixel, all zero."""
 
     def chunk(name, data):
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
 
     row, packer = bytes(1 + (side + 7) // 8), zlib.compressobj(9)
     body = b"".join(packer.compress(row) for _ in range(side)) + packer.flush()
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0))
+        + chunk(b"IDAT", body)
+        + chunk(b"IEND", b"")
+    )
 
 
 def test_refused_pictures_are_failed_rows_with_their_reason(pictures, tmp_path):
     folder, values = pictures
     data = bomb(11_700)
-    assert (len(data) // 1000, 3 * 11_700**2 // 10**6) == (16, 410)  # kilobytes, and megabytes of it as RGB
-    for i, one in {3: data, 5: b"junk", 8: saved((90, 20)), 11: saved((300, 64)), 13: values[13][:900]}.items():
+    assert (len(data) // 1000, 3 * 11_700**2 // 10**6) == (
+        16,
+        410,
+    )  # kilobytes, and megabytes of it as RGB
+    for i, one in {
+        3: data,
+        5: b"junk",
+        8: saved((90, 20)),
+        11: saved((300, 64)),
+        13: values[13][:900],
+    }.items():
         (folder / f"p/{i:02d}.jpg").write_bytes(one)
     heard = Heard()
-    done = pack(folder, tmp_path / "out", resize=32, min_size=32, max_aspect=3, on_error="skip", progress=heard)
+    done = pack(
+        folder,
+        tmp_path / "out",
+        resize=32,
+        min_size=32,
+        max_aspect=3,
+        on_error="skip",
+        progress=heard,
+    )
     assert (done.rows, done.failed, done.reasons) == (25, 5, {"value": 5})
     reasons = {
         3: "is 11700×11700 pixels, more than the 67108864 that are decoded",
@@ -123,8 +168,13 @@ def test_refused_pictures_are_failed_rows_with_their_reason(pictures, tmp_path):
     found = [json.loads(line) for line in (tmp_path / "out/failed.jsonl").read_text().splitlines()]
     kept = [one["reason"] for one in found]
     kept[-1] = kept[-1].partition(" (")[0] + " (0 bytes not processed)"
-    assert kept == [f"{folder}/p/{i:02d}.jpg: {reason}".replace(f"{folder}/", "") for i, reason in reasons.items()]
-    assert [(one["row"], one["key"], one["column"], one["kind"]) for one in found] == [(i, f"k{i}", "image", "value") for i in reasons]
+    assert kept == [
+        f"{folder}/p/{i:02d}.jpg: {reason}".replace(f"{folder}/", "")
+        for i, reason in reasons.items()
+    ]
+    assert [(one["row"], one["key"], one["column"], one["kind"]) for one in found] == [
+        (i, f"k{i}", "image", "value") for i in reasons
+    ]
     assert heard.notes == ["column 'image': 1 value is png, not jpeg: p/03.jpg"]
     with pytest.raises(ValueFitError) as caught:
         pack(folder, tmp_path / "all", resize=32)
@@ -137,12 +187,22 @@ def test_content_against_its_extension_is_counted_or_fails(pictures, tmp_path):
         (folder / f"p/{i:02d}.jpg").write_bytes(saved((50, 50), "png"))
     heard = Heard()
     assert pack(folder, tmp_path / "out", progress=heard).rows == 30
-    assert heard.notes == ["column 'image': 4 values are png, not jpeg: p/02.jpg, p/04.jpg, p/09.jpg, …"]
+    assert heard.notes == [
+        "column 'image': 4 values are png, not jpeg: p/02.jpg, p/04.jpg, p/09.jpg, …"
+    ]
     with pytest.raises(ValueFitError) as caught:
         pack(folder, tmp_path / "strict", strict=True)
-    assert str(caught.value) == f"{folder}/i.parquet[2]: k2: p/02.jpg: is png, not jpeg as its name says"
-    assert caught.value.hint == "Give --on-error skip to leave such rows out and list them in failed.jsonl."
-    assert pack(folder, tmp_path / "strict", strict=True, on_error="skip", overwrite=True).failed == 4
+    assert (
+        str(caught.value)
+        == f"{folder}/i.parquet[2]: k2: p/02.jpg: is png, not jpeg as its name says"
+    )
+    assert (
+        caught.value.hint
+        == "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+    )
+    assert (
+        pack(folder, tmp_path / "strict", strict=True, on_error="skip", overwrite=True).failed == 4
+    )
 
 
 def test_only_with_the_same_options_a_pack_goes_on(pictures, tmp_path):
@@ -151,27 +211,51 @@ def test_only_with_the_same_options_a_pack_goes_on(pictures, tmp_path):
     with pytest.raises(ReachError):
         pack(folder, tmp_path / "out", resize=(48, 32), shard_rows=5)
     (folder / "p/20.jpg").write_bytes(values[20])
-    for options in ({"resize": 32}, {"resize": (48, 32), "quality": 90}, {"resize": (48, 32), "strict": True}):
+    for options in (
+        {"resize": 32},
+        {"resize": (48, 32), "quality": 90},
+        {"resize": (48, 32), "strict": True},
+    ):
         with pytest.raises(UsageError):
             pack(folder, tmp_path / "out", resume=True, shard_rows=5, **options)
-    assert pack(folder, tmp_path / "out", resize=(48, 32), shard_rows=5, resume=True).resumed_rows == 15
+    assert (
+        pack(folder, tmp_path / "out", resize=(48, 32), shard_rows=5, resume=True).resumed_rows
+        == 15
+    )
     pack(folder, tmp_path / "whole", resize=(48, 32), shard_rows=5)
     assert files(tmp_path / "out") == files(tmp_path / "whole")
 
 
 def test_measures_are_named_by_their_column_where_names_are_taken(pictures, tmp_path):
     folder, values = pictures
-    table = pa.table({"url": ["p/00.jpg"], "width": [7], "thumb": pa.array([values[1]], pa.binary())})
+    table = pa.table(
+        {"url": ["p/00.jpg"], "width": [7], "thumb": pa.array([values[1]], pa.binary())}
+    )
     pq.write_table(table, folder / "t.parquet")
-    verbs.pack(str(folder / "t.parquet"), str(tmp_path / "out"), fetch=["url:image"], media_info=True, resize=45)
+    verbs.pack(
+        str(folder / "t.parquet"),
+        str(tmp_path / "out"),
+        fetch=["url:image"],
+        media_info=True,
+        resize=45,
+    )
     (row,) = rows_of(tmp_path / "out")
     assert {name: value for name, value in row.items() if name not in ("image", "thumb")} == {
-        "width": 7, "image_width": 45, "image_height": 30, "image_frames": 1, "image_duration": 0.0,
-        "thumb_width": 45, "thumb_height": 30, "thumb_frames": 1, "thumb_duration": 0.0,
-    }  # fmt: skip
+        "width": 7,
+        "image_width": 45,
+        "image_height": 30,
+        "image_frames": 1,
+        "image_duration": 0.0,
+        "thumb_width": 45,
+        "thumb_height": 30,
+        "thumb_frames": 1,
+        "thumb_duration": 0.0,
+    }
     pq.write_table(table.append_column("image_width", [[1]]), folder / "t.parquet")
     with pytest.raises(UsageError) as caught:
-        verbs.pack(str(folder / "t.parquet"), str(tmp_path / "no"), fetch=["url:image"], media_info=True)
+        verbs.pack(
+            str(folder / "t.parquet"), str(tmp_path / "no"), fetch=["url:image"], media_info=True
+        )
     assert (str(caught.value), caught.value.hint) == (
         "two columns would be named 'image_width'",
         "Rename the one of the source, or leave out --media-info.",
@@ -190,11 +274,18 @@ def test_text_beside_pictures_is_left_alone(tmp_path):
         (folder / f"{i}.json").write_text("[1]")
     verbs.pack(str(folder), str(tmp_path / "out"), resize=20, media_info=True)
     found = rows_of(tmp_path / "out")
-    assert [(row["txt"], row["json"], row["width"], row["height"]) for row in found] == [(f"caption {i}", "[1]", 20, 10) for i in range(4)]
+    assert [(row["txt"], row["json"], row["width"], row["height"]) for row in found] == [
+        (f"caption {i}", "[1]", 20, 10) for i in range(4)
+    ]
 
 
 def test_a_dry_run_weighs_what_would_be_written(pictures, tmp_path):
     folder, _ = pictures
     would = pack(folder, tmp_path / "out", resize=16, media_info=True, dry_run=True)
     done = pack(folder, tmp_path / "out", resize=16, media_info=True)
-    assert (would.rows, would.shards, would.bytes, would.columns) == (done.rows, done.shards, done.bytes, done.columns)
+    assert (would.rows, would.shards, would.bytes, would.columns) == (
+        done.rows,
+        done.shards,
+        done.bytes,
+        done.columns,
+    )

@@ -17,7 +17,25 @@ from flarecli.write import Failure
 from flarecli.write.journal import Journal
 
 COUNT = 14
-FILES = [f"files/{name}" for name in ("a", "a b", "a#b", "a%20b", "ü", "it's", 'a"b', "a&b", "a+b", "[a]", "{a}", "a;b", "a=b", "~a")]
+FILES = [
+    f"files/{name}"
+    for name in (
+        "a",
+        "a b",
+        "a#b",
+        "a%20b",
+        "ü",
+        "it's",
+        'a"b',
+        "a&b",
+        "a+b",
+        "[a]",
+        "{a}",
+        "a;b",
+        "a=b",
+        "~a",
+    )
+]
 TEXTS = [f"text {i}" for i in range(COUNT)]
 TEXTS[3:6] = ["é\u2028 \U0001f600", "it's 100% <b>", " "]
 ROWS = [
@@ -68,7 +86,9 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "files").mkdir()
     for i, name in enumerate(FILES):
         (folder / name).write_bytes(bytes([200 + i]) * (i + 1))
-    pq.write_table(pa.Table.from_pylist(ROWS), folder / "i.parquet", row_group_size=5, write_page_checksum=True)
+    pq.write_table(
+        pa.Table.from_pylist(ROWS), folder / "i.parquet", row_group_size=5, write_page_checksum=True
+    )
     return str(folder / "i.parquet")
 
 
@@ -76,14 +96,24 @@ def wanted(options: dict[str, Any]) -> list[dict[str, Any]]:
     """What the options make of the rows."""
     rows = [dict(row) for row in ROWS]
     if "SELECT" in options.get("where", ""):
-        rows = [{**{name: row[name] for name in ("t", "id", "u", "v", "twice")}, "n": row["n"] + 100} for row in rows if row["n"] > 2]
+        rows = [
+            {**{name: row[name] for name in ("t", "id", "u", "v", "twice")}, "n": row["n"] + 100}
+            for row in rows
+            if row["n"] > 2
+        ]
     elif "where" in options:
         rows = [row for row in rows if row["n"] % 3 != 1]
     rows = rows[: options.get("limit")]
-    for link in options.get("fetch", ()) if "got" in options.get("columns", ["got"]) else ():  # what is not packed is not fetched
+    for link in (
+        options.get("fetch", ()) if "got" in options.get("columns", ["got"]) else ()
+    ):  # what is not packed is not fetched
         for row in rows:
             name = row.pop(link[0])
-            row["got"] = None if name == "files/gone" else bytes([200 + FILES.index(name)]) * (FILES.index(name) + 1)
+            row["got"] = (
+                None
+                if name == "files/gone"
+                else bytes([200 + FILES.index(name)]) * (FILES.index(name) + 1)
+            )
         rows = [row for row in rows if row["got"] is not None]
     return [{name: row[name] for name in options.get("columns", row)} for row in rows]
 
@@ -91,19 +121,39 @@ def wanted(options: dict[str, Any]) -> list[dict[str, Any]]:
 def found(out: Path, options: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows packed, without the key that a format names them by."""
     key = options.get("key") if options.get("format") == "webdataset" else None
-    return [{key if name == "__key__" else name: value for name, value in row.items() if name != "__key__" or key} for row in read.open(str(out))]
+    return [
+        {
+            key if name == "__key__" else name: value
+            for name, value in row.items()
+            if name != "__key__" or key
+        }
+        for row in read.open(str(out))
+    ]
 
 
 def told(rows: list[dict[str, Any]], columns: set[str]) -> list[str]:
     """Rows as text: a number is the same number, whatever holds it."""
     plain = [
-        {name: float(value) if name in ("n", "x") else bytes(value) if name == "got" else str(value) for name, value in row.items()} for row in rows
+        {
+            name: float(value)
+            if name in ("n", "x")
+            else bytes(value)
+            if name == "got"
+            else str(value)
+            for name, value in row.items()
+        }
+        for row in rows
     ]
-    return [repr(sorted((name, value) for name, value in row.items() if name in columns)) for row in plain]
+    return [
+        repr(sorted((name, value) for name, value in row.items() if name in columns))
+        for row in plain
+    ]
 
 
 @pytest.mark.parametrize("first", OPTIONS)
-def test_every_two_options_do_both_or_are_refused_in_a_line(index: str, tmp_path: Path, first: str) -> None:
+def test_every_two_options_do_both_or_are_refused_in_a_line(
+    index: str, tmp_path: Path, first: str
+) -> None:
     for second in (pair[1] for pair in PAIRS if pair[0] == first):
         options, out = {**OPTIONS[first], **OPTIONS[second]}, tmp_path / second
         if "got" in str(options):
@@ -114,13 +164,21 @@ def test_every_two_options_do_both_or_are_refused_in_a_line(index: str, tmp_path
             packed = verbs.pack(index, str(out), **options)
         except FlareError as error:
             assert "\n" not in f"{error}{error.hint}" and error.hint, (first, second)
-            assert (first, second) in REFUSED or {first, second} & ALWAYS, (first, second, str(error))
+            assert (first, second) in REFUSED or {first, second} & ALWAYS, (
+                first,
+                second,
+                str(error),
+            )
             assert not out.exists() or "twice" not in (first, second)
             continue
         rows, want = found(out, options), wanted(options)
-        columns = set(want[0]) - ({options["key"]} if "columns" in options and "key" in options else set())
+        columns = set(want[0]) - (
+            {options["key"]} if "columns" in options and "key" in options else set()
+        )
         if "first" in (first, second):
-            assert packed.rows + packed.duplicates + packed.failed == len(wanted({**options, "fetch": (), "columns": ["t"]}))
+            assert packed.rows + packed.duplicates + packed.failed == len(
+                wanted({**options, "fetch": (), "columns": ["t"]})
+            )
             assert set(told(rows, columns)) <= set(told(want, columns)), (first, second)
         elif "shuffle" in (first, second):
             assert sorted(told(rows, columns)) == sorted(told(want, columns)), (first, second)
@@ -129,13 +187,18 @@ def test_every_two_options_do_both_or_are_refused_in_a_line(index: str, tmp_path
         assert packed.rows == len(rows)
 
 
-ALWAYS = {"csv", "twice"}  # csv holds no column whose name has a quote; a key that comes twice is an error
+ALWAYS = {
+    "csv",
+    "twice",
+}  # csv holds no column whose name has a quote; a key that comes twice is an error
 REFUSED = {
-    *(("json", name) for name in ("fetch", "skip")), *(("xsv", name) for name in ("fetch", "skip")),
+    *(("json", name) for name in ("fetch", "skip")),
+    *(("xsv", name) for name in ("fetch", "skip")),
     *(("granular", "zstd"), ("granular-refs", "zstd"), ("ffrecord", "zstd")),
     *(("ffrecord", name) for name in ("fetch", "skip", "encode", "columns")),
-    ("first", "parts"), ("shuffle", "parts"),
-}  # fmt: skip
+    ("first", "parts"),
+    ("shuffle", "parts"),
+}
 
 
 def _stopping(note: Callable[..., None], shards: int = 2) -> Callable[..., None]:
@@ -162,35 +225,57 @@ def test_an_interrupted_pack_with_any_option_goes_on_to_the_same_bytes(
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
-def test_a_resume_with_any_other_option_is_refused_and_changes_nothing(index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resume_with_any_other_option_is_refused_and_changes_nothing(
+    index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun = {"shard_rows": 2, "key": "id"}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Journal, "note_shard", _stopping(Journal.note_shard))
         verbs.pack(index, str(tmp_path / "out"), **begun)
-    before = {name: data for name, data in files_of(tmp_path / "out").items() if name != ".flare/lock"}
-    others = {name: options for name, options in OPTIONS.items() if name not in ("csv", "ffrecord", "key", "jobs", "parts")}
+    before = {
+        name: data for name, data in files_of(tmp_path / "out").items() if name != ".flare/lock"
+    }
+    others = {
+        name: options
+        for name, options in OPTIONS.items()
+        if name not in ("csv", "ffrecord", "key", "jobs", "parts")
+    }
     others |= {
-        "on_duplicate": {"on_duplicate": "keep"}, "on_error": {"on_error": "skip"}, "empty": {"allow_empty": True},
-        "missing": {"allow_missing": True}, "null": {"null_separated": True}, "resize": {"fetch": ["u"], "resize": 8},
-        "info": {"fetch": ["u"], "media_info": True}, "strict": {"strict": True},
-    }  # fmt: skip
+        "on_duplicate": {"on_duplicate": "keep"},
+        "on_error": {"on_error": "skip"},
+        "empty": {"allow_empty": True},
+        "missing": {"allow_missing": True},
+        "null": {"null_separated": True},
+        "resize": {"fetch": ["u"], "resize": 8},
+        "info": {"fetch": ["u"], "media_info": True},
+        "strict": {"strict": True},
+    }
     for name, options in others.items():
         with pytest.raises(UsageError) as caught:
             verbs.pack(index, str(tmp_path / "out"), resume=True, **{**begun, **options})
         assert caught.value.message.startswith("the unfinished pack there was begun with "), name
-        assert {name: data for name, data in files_of(tmp_path / "out").items() if name != ".flare/lock"} == before, name
+        assert {
+            name: data for name, data in files_of(tmp_path / "out").items() if name != ".flare/lock"
+        } == before, name
     with pytest.raises(UsageError):
         verbs.pack(index, str(tmp_path / "out"), resume=True, part_rows=4, **begun)
-    assert {name: data for name, data in files_of(tmp_path / "out").items() if name != ".flare/lock"} == before
+    assert {
+        name: data for name, data in files_of(tmp_path / "out").items() if name != ".flare/lock"
+    } == before
     verbs.pack(index, str(tmp_path / "out"), resume=True, **begun)
     verbs.pack(index, str(tmp_path / "whole"), **begun)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
-def test_rows_of_several_files_are_counted_over_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_several_files_are_counted_over_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = [str(tmp_path / f"{i}.parquet") for i in range(4)]
     for i, name in enumerate(names):
-        pq.write_table(pa.table({"k": [f"{i}-{j}" for j in range(3)], "n": [3 * i + j for j in range(3)]}), name)
+        pq.write_table(
+            pa.table({"k": [f"{i}-{j}" for j in range(3)], "n": [3 * i + j for j in range(3)]}),
+            name,
+        )
     for stop in (3, 6):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(Journal, "note_shard", _stopping(Journal.note_shard, stop // 2))
@@ -200,14 +285,32 @@ def test_rows_of_several_files_are_counted_over_all_of_them(tmp_path: Path, monk
     pq.write_table(pa.table({"k": ["4-0", "2-1"], "n": [12, 13]}), tmp_path / "4.parquet")
     with pytest.raises(FormatError) as caught:
         verbs.pack([*names, str(tmp_path / "4.parquet")], str(tmp_path / "twice"), key="k")
-    assert str(caught.value) == f"{tmp_path}/4.parquet[1]: key '2-1' was used in {tmp_path}/2.parquet[1]"
+    assert (
+        str(caught.value)
+        == f"{tmp_path}/4.parquet[1]: key '2-1' was used in {tmp_path}/2.parquet[1]"
+    )
 
 
-@pytest.mark.parametrize("format", ["mds", "json", "csv", "xsv", "ffrecord", "granular", "granular-refs", "webdataset"])
-def test_where_all_rows_fail_all_are_listed_and_there_is_a_dataset_of_none(index: str, tmp_path: Path, format: str) -> None:
-    options = {"format": format, "columns": ["t"], "encode": {"t": "json"}, "on_error": "skip", "separator": ";" if format == "xsv" else None}
+@pytest.mark.parametrize(
+    "format", ["mds", "json", "csv", "xsv", "ffrecord", "granular", "granular-refs", "webdataset"]
+)
+def test_where_all_rows_fail_all_are_listed_and_there_is_a_dataset_of_none(
+    index: str, tmp_path: Path, format: str
+) -> None:
+    options = {
+        "format": format,
+        "columns": ["t"],
+        "encode": {"t": "json"},
+        "on_error": "skip",
+        "separator": ";" if format == "xsv" else None,
+    }
     packed = verbs.pack(index, str(tmp_path / "out"), **options)
-    assert (packed.rows, packed.shards, packed.failed, packed.reasons) == (0, 0, COUNT, {"value": COUNT})
+    assert (packed.rows, packed.shards, packed.failed, packed.reasons) == (
+        0,
+        0,
+        COUNT,
+        {"value": COUNT},
+    )
     assert len((tmp_path / "out" / "failed.jsonl").read_text().splitlines()) == COUNT
     assert list(verbs.verify(str(tmp_path / "out"))) == []
     assert verbs.pack(index, str(tmp_path / "out"), resume=True, **options).failed == COUNT
@@ -215,9 +318,13 @@ def test_where_all_rows_fail_all_are_listed_and_there_is_a_dataset_of_none(index
 
 def test_places_are_remembered_as_long_as_their_rows_may_fail() -> None:
     places = Places(lambda row: ("i", row), "at")
-    batches = (pa.record_batch({"n": [0, 0, 0], "at": [10 * i, 10 * i + 2, 10 * i + 5]}) for i in range(4))
+    batches = (
+        pa.record_batch({"n": [0, 0, 0], "at": [10 * i, 10 * i + 2, 10 * i + 5]}) for i in range(4)
+    )
     for number, _ in enumerate(places.passed(batches, 0)):
-        assert places.placed(Failure(3 * number + 2, "", "", "", "")).where == f"i[{10 * number + 5}]"
+        assert (
+            places.placed(Failure(3 * number + 2, "", "", "", "")).where == f"i[{10 * number + 5}]"
+        )
         places.forget(3 * number + 2)
         assert places.placed(Failure(3 * number + 2, "", "", "", "")).file == "i"
         places.forget(3 * number + 3)
@@ -225,4 +332,8 @@ def test_places_are_remembered_as_long_as_their_rows_may_fail() -> None:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

@@ -22,7 +22,12 @@ def table(path, changed=(), **options):
     for row in changed:
         texts[row] = "x" * 80
     plain = {"use_dictionary": False, "write_statistics": False, "compression": "none", **options}
-    pq.write_table(pa.table({"text": texts, "number": list(range(ROWS)), "more": [0.5] * ROWS}), path, row_group_size=GROUP, **plain)
+    pq.write_table(
+        pa.table({"text": texts, "number": list(range(ROWS)), "more": [0.5] * ROWS}),
+        path,
+        row_group_size=GROUP,
+        **plain,
+    )
 
 
 def cut_short(monkeypatch, shards, *args, **options):
@@ -53,11 +58,18 @@ def few_rows(monkeypatch):
     monkeypatch.setattr("flarecli.ingest.parquet._ROWS", 300)
 
 
-@pytest.mark.parametrize("options", [{}, {"columns": ["text", "number"]}, {"key": "number"}, {"limit": 3000}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"columns": ["text", "number"]}, {"key": "number"}, {"limit": 3000}], ids=str
+)
 @pytest.mark.parametrize("codec", ["none", "snappy"])
-def test_each_line_of_the_journal_sums_what_it_counts_on(tmp_path, monkeypatch, few_rows, options, codec):
+def test_each_line_of_the_journal_sums_what_it_counts_on(
+    tmp_path, monkeypatch, few_rows, options, codec
+):
     table(tmp_path / "i.parquet", compression=codec)
-    data, group = (tmp_path / "i.parquet").read_bytes(), pq.ParquetFile(tmp_path / "i.parquet").metadata.row_group
+    data, group = (
+        (tmp_path / "i.parquet").read_bytes(),
+        pq.ParquetFile(tmp_path / "i.parquet").metadata.row_group,
+    )
     source, options = f"{tmp_path}/i.parquet", {"shard_rows": 200, **options}
     cut_short(monkeypatch, 6, source, f"{tmp_path}/out", **options)
     head, *noted = lines(tmp_path / "out")
@@ -95,15 +107,28 @@ def test_a_change_in_what_was_read_is_refused(tmp_path, monkeypatch, few_rows, r
     table(tmp_path / "i.parquet", [row])
     with pytest.raises(UsageError) as caught:
         verbs.pack(f"{tmp_path}/i.parquet", f"{tmp_path}/out", shard_rows=200, resume=True)
-    assert (str(caught.value), caught.value.hint) == (f"{tmp_path}/out: {CHANGED}", "Give --overwrite to begin anew.")
+    assert (str(caught.value), caught.value.hint) == (
+        f"{tmp_path}/out: {CHANGED}",
+        "Give --overwrite to begin anew.",
+    )
     assert (files(tmp_path / "out"), lines(tmp_path / "out")) == before
     table(tmp_path / "i.parquet")
-    assert verbs.pack(f"{tmp_path}/i.parquet", f"{tmp_path}/out", shard_rows=200, resume=True).resumed_rows == 600
+    assert (
+        verbs.pack(
+            f"{tmp_path}/i.parquet", f"{tmp_path}/out", shard_rows=200, resume=True
+        ).resumed_rows
+        == 600
+    )
 
 
 def test_columns_that_the_first_rows_told_are_held_against_them(tmp_path, monkeypatch):
     """Killed before the first shard: what is noted are the columns alone."""
-    pq.write_table(pa.table({"a": [b"\x89PNG\r\n\x1a\n" + bytes(20)] * 50}), tmp_path / "i.parquet", use_dictionary=False, write_statistics=False)
+    pq.write_table(
+        pa.table({"a": [b"\x89PNG\r\n\x1a\n" + bytes(20)] * 50}),
+        tmp_path / "i.parquet",
+        use_dictionary=False,
+        write_statistics=False,
+    )
 
     def stops(self, *args):
         raise KeyboardInterrupt
@@ -114,7 +139,12 @@ def test_columns_that_the_first_rows_told_are_held_against_them(tmp_path, monkey
         with pytest.raises(KeyboardInterrupt):
             verbs.pack(f"{tmp_path}/i.parquet", f"{tmp_path}/out")
     assert [sorted(entry) for entry in lines(tmp_path / "out")[1:]] == [["columns", "source"]]
-    pq.write_table(pa.table({"a": [b"plain text, of 28 characters"] * 50}), tmp_path / "i.parquet", use_dictionary=False, write_statistics=False)
+    pq.write_table(
+        pa.table({"a": [b"plain text, of 28 characters"] * 50}),
+        tmp_path / "i.parquet",
+        use_dictionary=False,
+        write_statistics=False,
+    )
     with pytest.raises(UsageError, match=CHANGED):
         verbs.pack(f"{tmp_path}/i.parquet", f"{tmp_path}/out", resume=True)
 
@@ -134,14 +164,21 @@ def test_another_source_is_refused_by_what_it_says_of_itself(tmp_path, monkeypat
             "shorter": whole[:3000],
             "other columns": whole.rename_columns(["text", "more", "number"]),
         }
-        options = {"use_dictionary": False, "write_statistics": False, "compression": "none", "row_group_size": GROUP}
+        options = {
+            "use_dictionary": False,
+            "write_statistics": False,
+            "compression": "none",
+            "row_group_size": GROUP,
+        }
         pq.write_table(other[how], tmp_path / "i.parquet", **options)
     with pytest.raises(UsageError, match=CHANGED):
         verbs.pack(sources, f"{tmp_path}/out", shard_rows=200, resume=True)
 
 
 @pytest.mark.parametrize("shards", [1, 5])
-def test_a_journal_that_has_the_sum_of_the_whole_source_is_gone_on_with(tmp_path, monkeypatch, few_rows, shards):
+def test_a_journal_that_has_the_sum_of_the_whole_source_is_gone_on_with(
+    tmp_path, monkeypatch, few_rows, shards
+):
     """As flare wrote it before it took that sum on the way."""
     table(tmp_path / "i.parquet")
     source, out = f"{tmp_path}/i.parquet", tmp_path / "out"
@@ -157,17 +194,23 @@ def test_a_journal_that_has_the_sum_of_the_whole_source_is_gone_on_with(tmp_path
     table(tmp_path / "i.parquet")
     cut_short(monkeypatch, shards + 2, source, str(out), shard_rows=200, resume=True)
     assert all("source" not in entry for entry in lines(out)[1:])
-    assert verbs.pack(source, str(out), shard_rows=200, resume=True).resumed_rows == (shards + 2) * 200
+    assert (
+        verbs.pack(source, str(out), shard_rows=200, resume=True).resumed_rows == (shards + 2) * 200
+    )
     verbs.pack(source, f"{tmp_path}/whole", shard_rows=200)
     assert files(out) == files(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("spoilt", [None, [], [10], ["a", "b"], [1 << 60, "0"]])
-def test_a_journal_that_does_not_say_what_it_counts_on_is_refused(tmp_path, monkeypatch, few_rows, spoilt):
+def test_a_journal_that_does_not_say_what_it_counts_on_is_refused(
+    tmp_path, monkeypatch, few_rows, spoilt
+):
     table(tmp_path / "i.parquet")
     cut_short(monkeypatch, 2, f"{tmp_path}/i.parquet", f"{tmp_path}/out", shard_rows=200)
     *entries, last = lines(tmp_path / "out")
-    (tmp_path / "out/.flare/journal").write_text("".join(f"{json.dumps(entry)}\n" for entry in (*entries, {**last, "source": spoilt})))
+    (tmp_path / "out/.flare/journal").write_text(
+        "".join(f"{json.dumps(entry)}\n" for entry in (*entries, {**last, "source": spoilt}))
+    )
     with pytest.raises(UsageError, match=CHANGED):
         verbs.pack(f"{tmp_path}/i.parquet", f"{tmp_path}/out", shard_rows=200, resume=True)
 
@@ -197,4 +240,7 @@ def test_a_file_cut_while_it_is_packed_is_an_error(tmp_path, monkeypatch, few_ro
     monkeypatch.setattr(Journal, "note_shard", cuts)
     with pytest.raises(Exception) as caught:
         verbs.pack(f"{tmp_path}/i.parquet", f"{tmp_path}/out", shard_rows=200)
-    assert str(caught.value) == f"{tmp_path}/i.parquet: ends at byte {size // 2}, it had {size} when it was opened"
+    assert (
+        str(caught.value)
+        == f"{tmp_path}/i.parquet: ends at byte {size // 2}, it had {size} when it was opened"
+    )

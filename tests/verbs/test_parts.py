@@ -18,7 +18,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import flarecli
-from flarecli.errors import BusyError, FlareError, FormatError, NoRowsError, ReachError, UnfinishedError, UsageError
+from flarecli.errors import (
+    BusyError,
+    FlareError,
+    FormatError,
+    NoRowsError,
+    ReachError,
+    UnfinishedError,
+    UsageError,
+)
 from flarecli.progress import Progress
 from flarecli.storage import locate
 from flarecli.verbs import parts
@@ -30,25 +38,42 @@ ROWS = 95
 @pytest.fixture
 def index(tmp_path: Path) -> str:
     path = tmp_path / "index.parquet"
-    columns = {"id": [f"k{i:02}" for i in range(ROWS)], "n": list(range(ROWS)), "text": ["é" * i for i in range(ROWS)]}
+    columns = {
+        "id": [f"k{i:02}" for i in range(ROWS)],
+        "n": list(range(ROWS)),
+        "text": ["é" * i for i in range(ROWS)],
+    }
     pq.write_table(pa.table(columns), path, row_group_size=10)
     return str(path)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 @pytest.mark.parametrize("format", ["mds", "json", "csv", "granular", "webdataset", "ffrecord"])
-def test_parts_hold_the_rows_of_one_pack_and_verify_whole(index: str, tmp_path: Path, format: str) -> None:
+def test_parts_hold_the_rows_of_one_pack_and_verify_whole(
+    index: str, tmp_path: Path, format: str
+) -> None:
     columns = ["text"] if format == "ffrecord" else None
     one, many = str(tmp_path / "one"), str(tmp_path / "many")
     flarecli.pack(index, one, format=format, columns=columns, shard_bytes=2000)
-    packed = flarecli.pack(index, many, format=format, columns=columns, shard_bytes=2000, part_rows=30)
+    packed = flarecli.pack(
+        index, many, format=format, columns=columns, shard_bytes=2000, part_rows=30
+    )
     assert packed.rows == ROWS
     assert flarecli.open(many)[:] == flarecli.open(one)[:]
     assert list(flarecli.verify(many)) == []
-    assert sorted(path.name for path in Path(many).iterdir() if path.is_dir()) == ["00000", "00001", "00002", "00003"]
+    assert sorted(path.name for path in Path(many).iterdir() if path.is_dir()) == [
+        "00000",
+        "00001",
+        "00002",
+        "00003",
+    ]
     assert [len(flarecli.open(f"{many}/{part:05}")) for part in range(4)] == [30, 30, 30, 5]
 
 
@@ -56,7 +81,9 @@ def backwards(work: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tupl
     return ((i, work(items[i])) for i in reversed(range(len(items))))
 
 
-def test_the_bytes_do_not_depend_on_the_order_of_the_parts(index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_do_not_depend_on_the_order_of_the_parts(
+    index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flarecli.pack(index, str(tmp_path / "a"), part_rows=20, where="n % 3 <> 0")
     monkeypatch.setattr(engines, "run", lambda engine, work, items: backwards(work, items))
     flarecli.pack(index, str(tmp_path / "b"), part_rows=20, where="n % 3 <> 0")
@@ -66,15 +93,26 @@ def test_the_bytes_do_not_depend_on_the_order_of_the_parts(index: str, tmp_path:
 def test_an_index_of_the_original_lists_all_parts(index: str, tmp_path: Path) -> None:
     flarecli.pack(index, str(tmp_path / "out"), part_rows=40)
     listed = json.loads((tmp_path / "out/index.json").read_text())
-    assert [shard["raw_data"]["basename"] for shard in listed["shards"]] == [f"{part:05}/shard.00000.mds" for part in range(3)]
+    assert [shard["raw_data"]["basename"] for shard in listed["shards"]] == [
+        f"{part:05}/shard.00000.mds" for part in range(3)
+    ]
     assert [shard["samples"] for shard in listed["shards"]] == [40, 40, 15]
 
 
 def test_parts_without_a_selected_row_are_left_out(index: str, tmp_path: Path) -> None:
     packed = flarecli.pack(index, str(tmp_path / "out"), part_rows=20, where="n < 10 or n > 70")
     assert packed.rows == 34
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["00000", "00003", "00004", "index.json", "playlist.yaml"]
-    assert [row["n"] for row in flarecli.open(str(tmp_path / "out"))[:]] == [*range(10), *range(71, ROWS)]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "00000",
+        "00003",
+        "00004",
+        "index.json",
+        "playlist.yaml",
+    ]
+    assert [row["n"] for row in flarecli.open(str(tmp_path / "out"))[:]] == [
+        *range(10),
+        *range(71, ROWS),
+    ]
 
 
 def test_no_selected_row_at_all_leaves_nothing(index: str, tmp_path: Path) -> None:
@@ -89,7 +127,9 @@ def test_failed_rows_are_listed_at_their_place_in_all_rows(tmp_path: Path) -> No
     pq.write_table(pa.table({"n": numbers}), tmp_path / "i.parquet")
     one, many = tmp_path / "one", tmp_path / "many"
     flarecli.pack(str(tmp_path / "i.parquet"), str(one), encode={"n": "uint8"}, on_error="skip")
-    packed = flarecli.pack(str(tmp_path / "i.parquet"), str(many), encode={"n": "uint8"}, on_error="skip", part_rows=10)
+    packed = flarecli.pack(
+        str(tmp_path / "i.parquet"), str(many), encode={"n": "uint8"}, on_error="skip", part_rows=10
+    )
     assert (packed.rows, packed.failed, dict(packed.reasons)) == (37, 3, {"value": 3})
     assert (many / "failed.jsonl").read_bytes() == (one / "failed.jsonl").read_bytes()
     assert list(flarecli.verify(str(many))) == []
@@ -106,7 +146,9 @@ def test_a_row_that_fails_ends_the_pack_and_names_its_part(tmp_path: Path) -> No
     with pytest.raises(UsageError) as other:
         flarecli.pack(source, out, encode={"n": "uint8"}, part_rows=11, resume=True)
     assert other.value.message == "the unfinished pack there was begun with part_rows 10, not 11"
-    packed = flarecli.pack(source, out, encode={"n": "uint8"}, part_rows=10, overwrite=True, on_error="skip")
+    packed = flarecli.pack(
+        source, out, encode={"n": "uint8"}, part_rows=10, overwrite=True, on_error="skip"
+    )
     assert (packed.rows, packed.failed) == (39, 1)
 
 
@@ -115,12 +157,17 @@ def test_a_row_that_fails_ends_the_pack_and_names_its_part(tmp_path: Path) -> No
     [
         ({"shuffle": 1}, "--shuffle orders all rows, and a part sees its own alone"),
         ({"limit": 5, "where": "n > 1"}, "--limit counts what --where left in the parts before"),
-        ({"key": "id", "on_duplicate": "first"}, "--on-duplicate first looks at keys of other parts"),
+        (
+            {"key": "id", "on_duplicate": "first"},
+            "--on-duplicate first looks at keys of other parts",
+        ),
         ({"engine": "slurm"}, "--engine is 'slurm'"),
         ({"part_rows": 0}, "a part of 0 rows holds nothing"),
     ],
 )
-def test_options_that_look_at_several_parts_are_refused(index: str, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_options_that_look_at_several_parts_are_refused(
+    index: str, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         flarecli.pack(index, str(tmp_path / "out"), **{"part_rows": 20, **options})
     assert caught.value.message == message
@@ -132,7 +179,10 @@ def test_a_key_used_in_two_parts_is_refused_before_anything_is_packed(tmp_path: 
     pq.write_table(pa.table({"id": [*range(30), 4], "n": range(31)}), source)
     with pytest.raises(FormatError) as caught:
         flarecli.pack(source, str(tmp_path / "out"), key="id", part_rows=10)
-    assert (caught.value.message, caught.value.where) == ("key '4' was used in row 4", f"{source}[30]")
+    assert (caught.value.message, caught.value.where) == (
+        "key '4' was used in row 4",
+        f"{source}[30]",
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -143,7 +193,9 @@ def test_limit_counts_over_all_parts(index: str, tmp_path: Path) -> None:
 
 def test_a_dataset_is_converted_in_parts(index: str, tmp_path: Path) -> None:
     flarecli.pack(index, str(tmp_path / "mds"), shard_bytes=700)
-    packed = flarecli.pack(str(tmp_path / "mds"), str(tmp_path / "tar"), format="webdataset", part_rows=25)
+    packed = flarecli.pack(
+        str(tmp_path / "mds"), str(tmp_path / "tar"), format="webdataset", part_rows=25
+    )
     assert packed.rows == ROWS
     assert [row["n"] for row in flarecli.open(packed.playlist)[:]] == list(range(ROWS))
 
@@ -157,10 +209,14 @@ def test_what_is_done_is_not_done_again(index: str, tmp_path: Path) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in Path(out).rglob("*")}
 
 
-def test_a_second_pack_into_the_same_target_is_refused_by_name(index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_pack_into_the_same_target_is_refused_by_name(
+    index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, caught = str(tmp_path / "out"), []
 
-    def twice(engine: str, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    def twice(
+        engine: str, work: Callable[[Any], Any], items: Sequence[Any]
+    ) -> Iterator[tuple[int, Any]]:
         try:
             flarecli.pack(index, out, part_rows=20, resume=True)
         except FlareError as error:
@@ -174,10 +230,14 @@ def test_a_second_pack_into_the_same_target_is_refused_by_name(index: str, tmp_p
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_part_that_a_lost_driver_left_at_work_is_waited_for(index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
+def test_a_part_that_a_lost_driver_left_at_work_is_waited_for(
+    index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
     others: list[Any] = []
 
-    def beside(engine: str, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    def beside(
+        engine: str, work: Callable[[Any], Any], items: Sequence[Any]
+    ) -> Iterator[tuple[int, Any]]:
         others.append(claim(items[1].out))
         if ends:
             threading.Timer(0.3, others[0].abandon, [False]).start()
@@ -198,8 +258,15 @@ def test_a_part_that_a_lost_driver_left_at_work_is_waited_for(index: str, tmp_pa
     assert f"another pack is at work there (process {os.getpid()} on " in caught.value.message
 
 
-def test_killed_anywhere_and_resumed_it_gives_the_bytes_of_an_unbroken_pack(index: str, tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", "import sys, flarecli; flarecli.pack(sys.argv[1], sys.argv[2], part_rows=3, shard_bytes=300, resume=True)", index]
+def test_killed_anywhere_and_resumed_it_gives_the_bytes_of_an_unbroken_pack(
+    index: str, tmp_path: Path
+) -> None:
+    argv = [
+        sys.executable,
+        "-c",
+        "import sys, flarecli; flarecli.pack(sys.argv[1], sys.argv[2], part_rows=3, shard_bytes=300, resume=True)",
+        index,
+    ]
     subprocess.run([*argv, str(tmp_path / "whole")], check=True, timeout=120)
     kills = 0
     for round in range(4):
@@ -207,7 +274,11 @@ def test_killed_anywhere_and_resumed_it_gives_the_bytes_of_an_unbroken_pack(inde
         while True:
             process = subprocess.Popen([*argv, str(out)])
             deadline = time.monotonic() + 60
-            while len(list(out.glob("*/playlist.yaml"))) < 3 + 7 * kills % 20 and process.poll() is None and time.monotonic() < deadline:
+            while (
+                len(list(out.glob("*/playlist.yaml"))) < 3 + 7 * kills % 20
+                and process.poll() is None
+                and time.monotonic() < deadline
+            ):
                 time.sleep(0.005)
             if process.poll() is None and kills < 8:
                 process.send_signal(signal.SIGKILL)
@@ -221,7 +292,9 @@ def test_killed_anywhere_and_resumed_it_gives_the_bytes_of_an_unbroken_pack(inde
     assert kills
 
 
-def test_a_resume_with_other_options_is_refused_and_takes_nothing_away(index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resume_with_other_options_is_refused_and_takes_nothing_away(
+    index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
         patch.setattr(parts.parts, "join", _interrupted)
@@ -230,7 +303,9 @@ def test_a_resume_with_other_options_is_refused_and_takes_nothing_away(index: st
     assert "00003/playlist.yaml" in before
     with pytest.raises(UsageError) as caught:
         flarecli.pack(index, str(out), part_rows=21, resume=True)
-    assert str(caught.value) == f"{out}: the unfinished pack there was begun with part_rows 20, not 21"
+    assert (
+        str(caught.value) == f"{out}: the unfinished pack there was begun with part_rows 20, not 21"
+    )
     (out / ".flare" / "lock").write_bytes(before[".flare/lock"])  # who holds it, and since when
     assert files_of(out) == before
     flarecli.pack(index, str(tmp_path / "whole"), part_rows=20)
@@ -254,7 +329,10 @@ def test_parts_that_are_there_are_replaced_and_nothing_else(
         with contextlib.suppress(KeyboardInterrupt):
             flarecli.pack(index, str(out), format=format, part_rows=20)
     assert (out / "playlist.yaml").exists() == is_whole
-    for name in ("notes.txt", *([] if is_whole else ["00002/notes.txt"])):  # what a playlist lists, it lists with all that is in there
+    for name in (
+        "notes.txt",
+        *([] if is_whole else ["00002/notes.txt"]),
+    ):  # what a playlist lists, it lists with all that is in there
         (out / name).write_text("mine")
         with pytest.raises(UsageError) as caught:
             flarecli.pack(index, str(out), format=format, part_rows=30, overwrite=True)
@@ -273,23 +351,51 @@ def test_parts_that_are_there_are_replaced_and_nothing_else(
 def test_links_that_all_fail_say_why(tmp_path: Path) -> None:
     pq.write_table(pa.table({"url": [f"gone{i}.jpg" for i in range(40)]}), tmp_path / "i.parquet")
     with pytest.raises(ReachError) as caught:
-        flarecli.pack(str(tmp_path / "i.parquet"), str(tmp_path / "out"), fetch=["url"], part_rows=10)
-    assert str(caught.value) == f"{tmp_path}/i.parquet[0]: {tmp_path}/gone0.jpg: no such file or folder"
-    assert caught.value.hint == "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+        flarecli.pack(
+            str(tmp_path / "i.parquet"), str(tmp_path / "out"), fetch=["url"], part_rows=10
+        )
+    assert (
+        str(caught.value)
+        == f"{tmp_path}/i.parquet[0]: {tmp_path}/gone0.jpg: no such file or folder"
+    )
+    assert (
+        caught.value.hint
+        == "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+    )
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("query", ["SELECT n % 7 AS n FROM dataframe GROUP BY 1", "SELECT * FROM dataframe ORDER BY n", "FROM dataframe LIMIT 3"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT n % 7 AS n FROM dataframe GROUP BY 1",
+        "SELECT * FROM dataframe ORDER BY n",
+        "FROM dataframe LIMIT 3",
+    ],
+)
 def test_a_query_over_several_rows_is_refused(index: str, tmp_path: Path, query: str) -> None:
     with pytest.raises(UsageError) as caught:
         flarecli.pack(index, str(tmp_path / "out"), part_rows=20, where=query)
-    assert caught.value.message == "--where looks at several rows at once, and a part sees its own alone"
-    packed = flarecli.pack(index, str(tmp_path / "out"), part_rows=20, where="SELECT n * 2 AS n FROM dataframe WHERE n > 50")
+    assert (
+        caught.value.message
+        == "--where looks at several rows at once, and a part sees its own alone"
+    )
+    packed = flarecli.pack(
+        index,
+        str(tmp_path / "out"),
+        part_rows=20,
+        where="SELECT n * 2 AS n FROM dataframe WHERE n > 50",
+    )
     assert packed.rows == ROWS - 51
 
 
-@pytest.mark.parametrize(("options", "shards"), [({}, 5), ({"shard_rows": 7}, 15), ({"limit": 41}, 3), ({"shard_bytes": 600}, None)])
-def test_a_dry_run_counts_the_shards_of_each_part(index: str, tmp_path: Path, options: dict[str, Any], shards: int | None) -> None:
+@pytest.mark.parametrize(
+    ("options", "shards"),
+    [({}, 5), ({"shard_rows": 7}, 15), ({"limit": 41}, 3), ({"shard_bytes": 600}, None)],
+)
+def test_a_dry_run_counts_the_shards_of_each_part(
+    index: str, tmp_path: Path, options: dict[str, Any], shards: int | None
+) -> None:
     would = flarecli.pack(index, str(tmp_path / "out"), part_rows=20, dry_run=True, **options)
     packed = flarecli.pack(index, str(tmp_path / "out"), part_rows=20, **options)
     assert would.rows == packed.rows
@@ -317,15 +423,22 @@ def test_what_a_pack_notes_is_noted_of_parts_too(tmp_path: Path) -> None:
     one, many = Notes(), Notes()
     flarecli.pack(str(folder), str(tmp_path / "one"), progress=one)
     flarecli.pack(str(folder), str(tmp_path / "many"), part_rows=3, progress=many)
-    assert one.lines == ["left out 1 file with no extension: odd", "column 'jpg': 2 values are png, not jpeg: 4.jpg, 5.jpg"]
+    assert one.lines == [
+        "left out 1 file with no extension: odd",
+        "column 'jpg': 2 values are png, not jpeg: 4.jpg, 5.jpg",
+    ]
     assert many.lines == [one.lines[0], f"part 00001: {one.lines[1]}"]
     pq.write_table(pa.table({"url": ["https://example.com/a"] * 4}), tmp_path / "i.parquet")
     told = Notes()
     flarecli.pack(str(tmp_path / "i.parquet"), str(tmp_path / "urls"), part_rows=2, progress=told)
-    assert told.lines == ["column 'url' holds addresses; give --fetch url to pack what they point at"]
+    assert told.lines == [
+        "column 'url' holds addresses; give --fetch url to pack what they point at"
+    ]
 
 
-def _part(folder: Path, columns: dict[str, str], rows: list[dict[str, Any]], failed: list[Failure]) -> None:
+def _part(
+    folder: Path, columns: dict[str, str], rows: list[dict[str, Any]], failed: list[Failure]
+) -> None:
     with Writer(str(folder), columns=columns) as writer:
         for failure in failed:
             writer.fail(failure)
@@ -343,14 +456,24 @@ def test_parts_of_other_columns_are_not_joined(tmp_path: Path) -> None:
 
 
 def test_rows_that_no_file_holds_are_counted_over_all_parts(tmp_path: Path) -> None:
-    _part(tmp_path / "00000", {"n": "int"}, [{"n": 1}, {"n": 2}], [Failure(1, "a", "n", "value", "too large")])
+    _part(
+        tmp_path / "00000",
+        {"n": "int"},
+        [{"n": 1}, {"n": 2}],
+        [Failure(1, "a", "n", "value", "too large")],
+    )
     _part(
         tmp_path / "00001",
         {"n": "int"},
         [],
-        [Failure(0, "b", "n", "value", "too large", "i.parquet", 70), Failure(1, "c", "n", "value", "too large")],
+        [
+            Failure(0, "b", "n", "value", "too large", "i.parquet", 70),
+            Failure(1, "c", "n", "value", "too large"),
+        ],
     )
-    _part(tmp_path / "00002", {"n": "int"}, [{"n": 3}], [Failure(1, "d", "n", "value", "too large")])
+    _part(
+        tmp_path / "00002", {"n": "int"}, [{"n": 3}], [Failure(1, "d", "n", "value", "too large")]
+    )
     parts.parts.join(locate(str(tmp_path)), ["00000", "00001", "00002"], {})
     listed = [json.loads(line) for line in (tmp_path / "failed.jsonl").read_text().splitlines()]
     assert [(one["key"], one["row"]) for one in listed] == [("a", 1), ("b", 70), ("c", 4), ("d", 6)]

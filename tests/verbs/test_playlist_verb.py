@@ -13,12 +13,16 @@ from flarecli.storage import Guard
 from flarecli.write import Writer
 
 
-def test_a_playlist_of_bare_shards_says_everything_and_reads_as_the_same_rows(plain, tmp_path, monkeypatch, samples):
+def test_a_playlist_of_bare_shards_says_everything_and_reads_as_the_same_rows(
+    plain, tmp_path, monkeypatch, samples
+):
     shutil.copytree(plain, tmp_path / "imgs")
     for name in ("playlist.yaml", "index.json", "failed.jsonl"):
         (tmp_path / "imgs" / name).unlink()
     monkeypatch.chdir(tmp_path)
-    text = verbs.playlist("imgs/*.mds", out="set.yaml", hashes=["sha256", "crc32"], headers=[("license", "CC0")])
+    text = verbs.playlist(
+        "imgs/*.mds", out="set.yaml", hashes=["sha256", "crc32"], headers=[("license", "CC0")]
+    )
     assert (tmp_path / "set.yaml").read_text() == text
     (name, stream), *_ = yaml.safe_load(text).items()
     paths = sorted((tmp_path / "imgs").iterdir())
@@ -29,18 +33,25 @@ def test_a_playlist_of_bare_shards_says_everything_and_reads_as_the_same_rows(pl
     assert headers["sha256"] == [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
     assert headers["columns"] == {"id": "int", "image": "jpeg", "text": "str"}
     assert (headers["format"], headers["license"], "xxh3_128" in headers) == ("mds", "CC0", False)
-    assert [row["id"] for row in read.open("set.yaml").take(range(35), ["id"]).to_pylist()] == [row["id"] for row in samples]
+    assert [row["id"] for row in read.open("set.yaml").take(range(35), ["id"]).to_pylist()] == [
+        row["id"] for row in samples
+    ]
     assert list(verbs.verify("set.yaml")) == []
 
 
-def test_named_sources_become_streams_and_unnamed_ones_of_one_name_are_joined(plain, zipped, tmp_path, monkeypatch):
+def test_named_sources_become_streams_and_unnamed_ones_of_one_name_are_joined(
+    plain, zipped, tmp_path, monkeypatch
+):
     shutil.copytree(plain, tmp_path / "a")
     shutil.copytree(zipped, tmp_path / "b=c")
     monkeypatch.chdir(tmp_path)
     text = verbs.playlist(["images=a", "b=c", "a/shard.00000.mds", "images=a/shard.00001.mds"])
     streams = yaml.safe_load(text)
     assert list(streams) == ["images", "data"]
-    assert streams["images"]["content"] == [*(f"a/shard.0000{i}.mds" for i in range(4)), "a/shard.00001.mds"]
+    assert streams["images"]["content"] == [
+        *(f"a/shard.0000{i}.mds" for i in range(4)),
+        "a/shard.00001.mds",
+    ]
     assert streams["data"]["content"][3:] == ["b=c/shard.00003.mds.zstd", "a/shard.00000.mds"]
     assert streams["data"]["headers"]["raw_bytes"][4] is None
     assert set(streams["images"]["headers"]["files"]) == {"a/index.json", "a/failed.jsonl"}
@@ -60,19 +71,32 @@ def test_addresses_are_rebased_and_made_relative_to_the_base(plain, monkeypatch)
     monkeypatch.chdir(plain.parent)
 
     def content(**options) -> str:
-        return yaml.safe_load(verbs.playlist("out/shard.00000.mds", open=False, **options))["data"]["content"][0]
+        return yaml.safe_load(verbs.playlist("out/shard.00000.mds", open=False, **options))["data"][
+            "content"
+        ][0]
 
     assert content() == "out/shard.00000.mds"
     assert content(base="https://cdn.host/set") == "out/shard.00000.mds"
-    assert content(rebase=[("out/", "https://cdn.host/set/x/")]) == "https://cdn.host/set/x/shard.00000.mds"
-    assert content(rebase=[("nope", "x"), ("out/", "https://cdn.host/set/x/")], base="https://cdn.host/set/") == "x/shard.00000.mds"
+    assert (
+        content(rebase=[("out/", "https://cdn.host/set/x/")])
+        == "https://cdn.host/set/x/shard.00000.mds"
+    )
+    assert (
+        content(
+            rebase=[("nope", "x"), ("out/", "https://cdn.host/set/x/")],
+            base="https://cdn.host/set/",
+        )
+        == "x/shard.00000.mds"
+    )
     assert content(rebase=[(f"{plain}/", "y/")]) == "y/shard.00000.mds"
 
 
 def test_pairs_may_be_given_as_a_dict(plain, monkeypatch):
     monkeypatch.chdir(plain.parent)
     by_dict = verbs.playlist("out", rebase={"out/": "x/"}, headers={"license": "CC0"}, hashes=[])
-    assert by_dict == verbs.playlist("out", rebase=[("out/", "x/")], headers=[("license", "CC0")], hashes=[])
+    assert by_dict == verbs.playlist(
+        "out", rebase=[("out/", "x/")], headers=[("license", "CC0")], hashes=[]
+    )
     assert yaml.safe_load(by_dict)["data"]["headers"]["license"] == "CC0"
 
 
@@ -85,7 +109,10 @@ def test_a_playlist_of_nothing_is_refused():
 def test_a_file_above_the_playlist_is_refused_since_readers_would_refuse_it(plain, tmp_path):
     with pytest.raises(UsageError) as caught:
         verbs.playlist(str(plain), out=str(tmp_path / "set.yaml"))
-    assert str(caught.value) == f"{plain}/shard.00000.mds: it does not lie below {tmp_path}, so a playlist there cannot name it"
+    assert (
+        str(caught.value)
+        == f"{plain}/shard.00000.mds: it does not lie below {tmp_path}, so a playlist there cannot name it"
+    )
     assert not (tmp_path / "set.yaml").exists()
     verbs.playlist(str(plain), out=str(tmp_path / "set.yaml"), guard=Guard(allow_local=True))
     assert len(read.open(str(tmp_path / "set.yaml"), guard=Guard(allow_local=True))) == 35
@@ -124,7 +151,9 @@ def test_wrong_wishes_are_refused(plain, options, message):
 
 
 def test_one_name_for_several_streams_is_refused(out):
-    (out / "set.yaml").write_text("a: {headers: {format: mds}, content: []}\nb: {headers: {format: mds}, content: []}\n")
+    (out / "set.yaml").write_text(
+        "a: {headers: {format: mds}, content: []}\nb: {headers: {format: mds}, content: []}\n"
+    )
     with pytest.raises(UsageError) as caught:
         verbs.playlist(f"x={out}/set.yaml")
     assert str(caught.value) == f"{out}/set.yaml: 'x' is one name for the streams a, b"
@@ -145,7 +174,9 @@ def test_every_fault_is_told_with_its_line_and_its_column(tmp_path):
         "three:\n  headers: {sha1: [12, ''], files: {a: {bytes: x}, b: {bytes: 1, sha1: 7}}}\n  content: [a, b]\n"
         "four:\n  header: {}\n  contents: []\n  content:\n    - a\n    - [b]\n"
     )
-    assert [(one.where.removeprefix(f"{path}:"), one.message) for one in verbs.check_playlist(str(path))] == [
+    assert [
+        (one.where.removeprefix(f"{path}:"), one.message) for one in verbs.check_playlist(str(path))
+    ] == [
         ("3:5", "rows has 1 values, content has 3"),
         ("4:13", "bytes[0] is 'a', not a count"),
         ("4:19", "bytes[2] is -1, not a count"),
@@ -165,8 +196,12 @@ def test_every_fault_is_told_with_its_line_and_its_column(tmp_path):
 
 def test_what_yaml_knows_and_playlists_do_not_is_told_and_read_over(tmp_path):
     path = tmp_path / "p.yaml"
-    path.write_text("one: &a\n  content: [x, !t y]\ntwo: *a\none: {}\n3: {}\nfour:\n  headers: {rows: [1], rows: [2]}\n  content: [5]\n")
-    assert [(one.where.removeprefix(f"{path}:"), one.message) for one in verbs.check_playlist(str(path))] == [
+    path.write_text(
+        "one: &a\n  content: [x, !t y]\ntwo: *a\none: {}\n3: {}\nfour:\n  headers: {rows: [1], rows: [2]}\n  content: [5]\n"
+    )
+    assert [
+        (one.where.removeprefix(f"{path}:"), one.message) for one in verbs.check_playlist(str(path))
+    ] == [
         ("1:6", "an alias or anchor (a), which playlists do not take"),
         ("2:16", "a tag (!t), which playlists do not take"),
         ("3:1", "stream 'two' is not a mapping of headers and content"),
@@ -177,7 +212,10 @@ def test_what_yaml_knows_and_playlists_do_not_is_told_and_read_over(tmp_path):
         ("8:3", "content[0] of 'four' is 5, not an address"),
     ]
     path.write_text("one: {}\none: {}\ntwo: [\n")
-    assert [one.where.removeprefix(f"{path}:") for one in verbs.check_playlist(str(path))] == ["2:1", "4:1"]
+    assert [one.where.removeprefix(f"{path}:") for one in verbs.check_playlist(str(path))] == [
+        "2:1",
+        "4:1",
+    ]
 
 
 def test_addresses_that_readers_refuse_are_told_with_line_and_column(tmp_path):
@@ -199,12 +237,17 @@ def test_broken_yaml_and_a_wrong_last_line_are_faults(out):
     text = path.read_text()
     path.write_text(text.replace("rows: [10", "rows: [11"))
     (one,) = verbs.check_playlist(str(path))
-    assert (one.where, one.message) == (f"{path}:{text.count(chr(10))}:1", "its last line is not the sum of the lines above")
+    assert (one.where, one.message) == (
+        f"{path}:{text.count(chr(10))}:1",
+        "its last line is not the sum of the lines above",
+    )
     path.write_text(text.replace("rows: [10", "rows: [[10"))
     (one,) = verbs.check_playlist(str(path))
     assert one.message.startswith("not valid YAML: ")
     path.write_bytes(b"a:\n  b\xff")
-    assert [(one.where, one.message) for one in verbs.check_playlist(str(path))] == [(f"{path}:2:4", "not UTF-8 at byte 6")]
+    assert [(one.where, one.message) for one in verbs.check_playlist(str(path))] == [
+        (f"{path}:2:4", "not UTF-8 at byte 6")
+    ]
     path.write_bytes(b"a:\n  b\x1b[2J")
     (one,) = verbs.check_playlist(str(path))
     assert one.where.startswith(f"{path}:2:4")
@@ -217,11 +260,21 @@ def test_broken_yaml_and_a_wrong_last_line_are_faults(out):
 
 def test_a_difference_names_chunks_added_removed_and_changed(out):
     old, new = out / "playlist.yaml", out / "new.yaml"
-    text = old.read_text().replace("    - shard.00000.mds\n", "    - other.mds\n").replace("rows: [10, 10", "rows: [10, 9")
+    text = (
+        old.read_text()
+        .replace("    - shard.00000.mds\n", "    - other.mds\n")
+        .replace("rows: [10, 10", "rows: [10, 9")
+    )
     new.write_text(text)
     found = verbs.diff_playlists(str(old), str(new))
-    assert (found.added, found.removed, found.changed) == (("other.mds",), ("shard.00000.mds",), ("shard.00001.mds",))
-    same = verbs.diff_playlists(str(out), f"{out}/index.json")  # one says more than the other, and nothing else
+    assert (found.added, found.removed, found.changed) == (
+        ("other.mds",),
+        ("shard.00000.mds",),
+        ("shard.00001.mds",),
+    )
+    same = verbs.diff_playlists(
+        str(out), f"{out}/index.json"
+    )  # one says more than the other, and nothing else
     assert (same.added, same.removed, same.changed) == ((), (), ())
 
 
@@ -232,7 +285,9 @@ def test_chunks_of_several_streams_are_told_with_their_stream(tmp_path):
         )
     found = verbs.diff_playlists(f"{tmp_path}/a.yaml", f"{tmp_path}/b.yaml")
     assert found.added == ("y",)
-    (tmp_path / "b.yaml").write_text("one: {headers: {format: mds}, content: [x]}\ntwo: {headers: {format: mds}, content: [x]}\n")
+    (tmp_path / "b.yaml").write_text(
+        "one: {headers: {format: mds}, content: [x]}\ntwo: {headers: {format: mds}, content: [x]}\n"
+    )
     assert verbs.diff_playlists(f"{tmp_path}/a.yaml", f"{tmp_path}/b.yaml").added == ("two: x",)
 
 
@@ -252,7 +307,9 @@ def test_chunks_are_the_same_by_their_address_or_by_their_place_below_the_playli
 
     def told(name, text, folder=tmp_path / "elsewhere"):
         (folder / name).write_text(text.partition("# flare")[0])
-        found = verbs.diff_playlists(str(out / "playlist.yaml"), f"{folder}/{name}", Guard(allow_local=True))
+        found = verbs.diff_playlists(
+            str(out / "playlist.yaml"), f"{folder}/{name}", Guard(allow_local=True)
+        )
         return found.added, found.removed, found.changed
 
     nothing = ((), (), ())
@@ -263,17 +320,31 @@ def test_chunks_are_the_same_by_their_address_or_by_their_place_below_the_playli
     assert told("here.yaml", text.replace("- shard", f"- {home}/shard")) == nothing
     assert told("as_file.yaml", text.replace("- shard", f"- file://{out}/shard")) == nothing
     moved = tuple(f"{tmp_path}/x/shard.0000{i}.mds" for i in range(4))
-    assert told("moved.yaml", text.replace("- shard", f"- {tmp_path}/x/shard")) == (moved, tuple(f"shard.0000{i}.mds" for i in range(4)), ())
-    assert told("less.yaml", text.replace("- shard", "- ./shard").replace("rows: [10, 10", "rows: [10, 9")) == ((), (), ("shard.00001.mds",))
+    assert told("moved.yaml", text.replace("- shard", f"- {tmp_path}/x/shard")) == (
+        moved,
+        tuple(f"shard.0000{i}.mds" for i in range(4)),
+        (),
+    )
+    assert told(
+        "less.yaml", text.replace("- shard", "- ./shard").replace("rows: [10, 10", "rows: [10, 9")
+    ) == ((), (), ("shard.00001.mds",))
 
 
 def test_a_difference_tells_no_secrets(tmp_path):
     one, two = "http://u:hunter2@127.0.0.1:9/a?X-Amz-Signature=hunter2", "http://[hunter"
     (tmp_path / "a.yaml").write_text(f"one: {{headers: {{format: mds}}, content: ['{one}']}}\n")
-    (tmp_path / "b.yaml").write_text(f"one: {{headers: {{format: mds}}, content: ['{two}', 'http://v:hunter3@127.0.0.1:9/b']}}\n")
+    (tmp_path / "b.yaml").write_text(
+        f"one: {{headers: {{format: mds}}, content: ['{two}', 'http://v:hunter3@127.0.0.1:9/b']}}\n"
+    )
     found = verbs.diff_playlists(f"{tmp_path}/a.yaml", f"{tmp_path}/b.yaml")
-    assert (found.added, found.removed, found.changed) == (("http://…", "http://127.0.0.1:9/b"), ("http://127.0.0.1:9/a?redacted",), ())
-    (tmp_path / "b.yaml").write_text("one: {headers: {format: mds}, content: ['http://w:x@127.0.0.1:9/a?X-Amz-Signature=hunter2#f']}\n")
+    assert (found.added, found.removed, found.changed) == (
+        ("http://…", "http://127.0.0.1:9/b"),
+        ("http://127.0.0.1:9/a?redacted",),
+        (),
+    )
+    (tmp_path / "b.yaml").write_text(
+        "one: {headers: {format: mds}, content: ['http://w:x@127.0.0.1:9/a?X-Amz-Signature=hunter2#f']}\n"
+    )
     found = verbs.diff_playlists(f"{tmp_path}/a.yaml", f"{tmp_path}/b.yaml")
     assert (found.added, found.removed, found.changed) == ((), (), ())
 
@@ -282,5 +353,7 @@ def test_a_stream_has_the_same_columns_in_all_its_parts(tmp_path):
     for name, column in (("a", "n"), ("b", "m")):
         with Writer(str(tmp_path / name), columns={column: "int"}) as writer:
             writer.write({column: 1})
-    with pytest.raises(UsageError, match="b: it has other columns than what comes before it in stream 'x'$"):
+    with pytest.raises(
+        UsageError, match="b: it has other columns than what comes before it in stream 'x'$"
+    ):
         verbs.playlist([f"x={tmp_path}/a", f"x={tmp_path}/b"], out=str(tmp_path / "p.yaml"))

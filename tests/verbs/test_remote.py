@@ -48,7 +48,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def served(out):
     """The dataset at an address, and the list of what was asked for."""
     asked: list[tuple[str, int, int]] = []
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, out, asked))
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Handler, out, asked)
+    )
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}", out, asked
@@ -88,7 +90,12 @@ def test_rows_of_any_order_and_all_of_them_are_right(served, samples):
 def test_verify_reads_every_byte_and_names_the_damage(served):
     url, out, _ = served
     done = verbs.verify(url)
-    assert (list(done), done.rows, done.files, done.bytes) == ([], 35, 7, sum(path.stat().st_size for path in out.iterdir()))
+    assert (list(done), done.rows, done.files, done.bytes) == (
+        [],
+        35,
+        7,
+        sum(path.stat().st_size for path in out.iterdir()),
+    )
     path = out / "shard.00003.mds"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -102,7 +109,9 @@ def test_quick_verify_reads_no_payload(served):
     url, out, asked = served
     done = verbs.verify(f"{url}/index.json", quick=True)
     assert (list(done), done.rows) == ([], 35)
-    assert sum(size for name, _, size in asked if name.endswith(".mds")) < sum(path.stat().st_size for path in out.glob("*.mds"))
+    assert sum(size for name, _, size in asked if name.endswith(".mds")) < sum(
+        path.stat().st_size for path in out.glob("*.mds")
+    )
 
 
 def test_nothing_there_is_an_error(served):
@@ -115,7 +124,9 @@ def test_unpack_writes_what_lies_there(served, tmp_path, samples):
     url, _, _ = served
     done = verbs.unpack(url, str(tmp_path / "f"))
     assert done.files == 35
-    assert all((tmp_path / "f" / f"{row['id']}.jpg").read_bytes() == row["image"] for row in samples)
+    assert all(
+        (tmp_path / "f" / f"{row['id']}.jpg").read_bytes() == row["image"] for row in samples
+    )
 
 
 def test_unpack_of_remote_rows_refuses_a_name_that_is_taken_before_its_batch(tmp_path, served):
@@ -136,10 +147,15 @@ def test_a_playlist_of_addresses_keeps_no_secret(served, tmp_path):
     text = verbs.playlist(f"{url}/shard.0000{{0..3}}.mds", out=str(tmp_path / "set.yaml"))
     assert f'- "{url}/shard.00003.mds"' in text
     assert list(verbs.verify(str(tmp_path / "set.yaml"))) == []
-    assert "user" not in verbs.playlist(f"{url.replace('//', '//user:word@')}/shard.00000.mds", open=False)
+    assert "user" not in verbs.playlist(
+        f"{url.replace('//', '//user:word@')}/shard.00000.mds", open=False
+    )
     with pytest.raises(UsageError) as caught:
         verbs.playlist(f"{url}/shard.00000.mds?X-Amz-Signature=abc", format="mds", open=False)
-    assert str(caught.value) == f"{url}/shard.00000.mds?redacted: its address carries a secret, which a playlist would keep"
+    assert (
+        str(caught.value)
+        == f"{url}/shard.00000.mds?redacted: its address carries a secret, which a playlist would keep"
+    )
     relative = verbs.playlist(f"{url}/shard.00000.mds", open=False, base=url)
     assert "    - shard.00000.mds\n" in relative
 
@@ -150,8 +166,16 @@ def test_links_are_downloaded_and_failures_listed(served, tmp_path):
     for i in range(20):
         (out / "pictures" / str(i)).write_bytes(b"\x89PNG\r\n\x1a\n" + bytes([i]) * 50)
     (out / "pictures" / "7").unlink()
-    (tmp_path / "i.csv").write_text("id,url\n" + "".join(f"k{i},{url}/pictures/{i}\n" for i in range(20)))
-    done = verbs.unpack(str(tmp_path / "i.csv"), str(tmp_path / "f"), fetch=["url:picture"], key="id", on_error="skip")
+    (tmp_path / "i.csv").write_text(
+        "id,url\n" + "".join(f"k{i},{url}/pictures/{i}\n" for i in range(20))
+    )
+    done = verbs.unpack(
+        str(tmp_path / "i.csv"),
+        str(tmp_path / "f"),
+        fetch=["url:picture"],
+        key="id",
+        on_error="skip",
+    )
     assert (done.files, done.failed) == (19, 1)
     assert (tmp_path / "f" / "k12.png").read_bytes().endswith(bytes([12]) * 50)
     (line,) = (tmp_path / "f" / "failed.jsonl").read_text().splitlines()

@@ -18,12 +18,21 @@ from flarecli.verbs.shuffled import shuffled
 
 
 def batches(rows, size=1000):
-    table = pa.table({"id": np.arange(rows), "text": [f"é {i}" * (i % 5) if i % 7 else None for i in range(rows)]})
+    table = pa.table(
+        {
+            "id": np.arange(rows),
+            "text": [f"é {i}" * (i % 5) if i % 7 else None for i in range(rows)],
+        }
+    )
     return table, table.to_batches(max_chunksize=size)
 
 
 def ids(rows, seed, **options):
-    return [one for batch in shuffled(batches(rows, options.pop("size", 1000))[1], seed, **options) for one in batch.column("id").to_pylist()]
+    return [
+        one
+        for batch in shuffled(batches(rows, options.pop("size", 1000))[1], seed, **options)
+        for one in batch.column("id").to_pylist()
+    ]
 
 
 @pytest.mark.parametrize("held", [1, 20_000, 10**9])
@@ -45,11 +54,16 @@ def test_a_column_may_have_the_name_of_the_places(held):
     assert whole.column("id").to_pylist() == ids(100, 7)
 
 
-def test_a_source_with_a_column_of_the_numbers_beside_rows_is_refused_where_they_are_needed(tmp_path):
+def test_a_source_with_a_column_of_the_numbers_beside_rows_is_refused_where_they_are_needed(
+    tmp_path,
+):
     pq.write_table(pa.table({PLACE: [7, 7, 7], "id": [1, 2, 3]}), tmp_path / "t.parquet")
     with pytest.raises(UsageError) as caught:
         pack(str(tmp_path / "t.parquet"), str(tmp_path / "out"), where="id > 1")
-    assert str(caught.value) == "a column is named 'place in the source', as the numbers that travel beside the rows are"
+    assert (
+        str(caught.value)
+        == "a column is named 'place in the source', as the numbers that travel beside the rows are"
+    )
     pack(str(tmp_path / "t.parquet"), str(tmp_path / "out"), shuffle=None)
     assert [row["id"] for row in read.open(str(tmp_path / "out"))] == [1, 2, 3]
 
@@ -84,7 +98,10 @@ def test_a_full_disk_is_said(monkeypatch):
     monkeypatch.setattr(room.tempfile, "TemporaryFile", full)
     with pytest.raises(ReachError) as caught:
         list(shuffled(batches(20_000)[1], 5, 1))
-    assert str(caught.value) == f"{room.tempfile.gettempdir()}: rows to shuffle cannot wait there: no space left on device"
+    assert (
+        str(caught.value)
+        == f"{room.tempfile.gettempdir()}: rows to shuffle cannot wait there: no space left on device"
+    )
     assert caught.value.hint == "Set TMPDIR to a larger disk."
 
 
@@ -107,12 +124,19 @@ except FlareError as error:
 
 @pytest.mark.parametrize("files", [1024, 256, 64, 24])
 def test_fewer_files_that_may_be_open_are_used_and_the_order_is_the_same(files):
-    ran = subprocess.run([sys.executable, "-c", LIMITED, str(files), "1"], capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(files), "1"], capture_output=True, text=True
+    )
     assert (ran.stdout, ran.stderr) == ("True\n", "")
 
 
 def test_too_few_files_are_told_as_such():
     code = LIMITED.replace('== "1"', '== "never"')
-    ran = subprocess.run([sys.executable, "-c", code, "6", "1"], capture_output=True, text=True, env={**os.environ, "TMPDIR": "/tmp"})
+    ran = subprocess.run(
+        [sys.executable, "-c", code, "6", "1"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": "/tmp"},
+    )
     told = "/tmp: rows to shuffle cannot wait there: too many open files; Let the process have more files open (`ulimit -n`).\n"
     assert (ran.stdout, ran.stderr) == (told, "")

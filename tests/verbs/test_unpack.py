@@ -13,7 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from flarecli import verbs
-from flarecli.errors import BusyError, FormatError, MissingError, ReachError, UnfinishedError, UnsafeError, UsageError, ValueFitError
+from flarecli.errors import (
+    BusyError,
+    FormatError,
+    MissingError,
+    ReachError,
+    UnfinishedError,
+    UnsafeError,
+    UsageError,
+    ValueFitError,
+)
 from flarecli.formats import packed_folder
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
@@ -22,7 +31,11 @@ from flarecli.write import Writer
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def dataset(folder: Path, columns: dict, rows: list[dict]) -> str:
@@ -33,34 +46,66 @@ def dataset(folder: Path, columns: dict, rows: list[dict]) -> str:
 
 
 @pytest.mark.parametrize("kind", ["plain", "zipped"])
-def test_every_picture_becomes_a_file_named_by_its_key_and_the_rest_goes_to_the_index(kind, request, tmp_path, samples):
+def test_every_picture_becomes_a_file_named_by_its_key_and_the_rest_goes_to_the_index(
+    kind, request, tmp_path, samples
+):
     to = tmp_path / "files"
     done = verbs.unpack(str(request.getfixturevalue(kind)), str(to))
     files = tree(to)
     lines = [json.loads(line) for line in files.pop("index.jsonl").splitlines()]
     assert files == {f"{row['id']}.jpg": row["image"] for row in samples}
-    assert lines == [{"id": row["id"], "image": f"{row['id']}.jpg", "text": row["text"]} for row in samples]
-    assert (done.files, done.rows, done.bytes, done.failed, done.index) == (35, 35, 35 * 504, 0, f"{to}/index.jsonl")
+    assert lines == [
+        {"id": row["id"], "image": f"{row['id']}.jpg", "text": row["text"]} for row in samples
+    ]
+    assert (done.files, done.rows, done.bytes, done.failed, done.index) == (
+        35,
+        35,
+        35 * 504,
+        0,
+        f"{to}/index.jsonl",
+    )
 
 
 def test_selections_and_patterns(plain, tmp_path, samples):
-    done = verbs.unpack(str(plain), str(tmp_path / "a"), rows="3:6", name="{row}/{text}.{ext}", index="none")
-    assert tree(tmp_path / "a") == {f"00000{i}/caption {i}.jpg": samples[i]["image"] for i in (3, 4, 5)}
+    done = verbs.unpack(
+        str(plain), str(tmp_path / "a"), rows="3:6", name="{row}/{text}.{ext}", index="none"
+    )
+    assert tree(tmp_path / "a") == {
+        f"00000{i}/caption {i}.jpg": samples[i]["image"] for i in (3, 4, 5)
+    }
     assert done.index is None
-    verbs.unpack(str(plain), str(tmp_path / "b"), where="id % 10 = 4", limit=2, name="{row:03d}.{ext}", columns=["image"])
+    verbs.unpack(
+        str(plain),
+        str(tmp_path / "b"),
+        where="id % 10 = 4",
+        limit=2,
+        name="{row:03d}.{ext}",
+        columns=["image"],
+    )
     assert sorted(tree(tmp_path / "b")) == ["004.jpg", "014.jpg", "index.jsonl"]
 
 
 def test_without_a_key_rows_are_numbered(tmp_path):
-    out = dataset(tmp_path / "d", {"x": "bytes", "n": "float64"}, [{"x": b"%PDF-1", "n": float("nan")}, {"x": b"plain", "n": 0.5}])
+    out = dataset(
+        tmp_path / "d",
+        {"x": "bytes", "n": "float64"},
+        [{"x": b"%PDF-1", "n": float("nan")}, {"x": b"plain", "n": 0.5}],
+    )
     verbs.unpack(out, str(tmp_path / "f"))
     files = tree(tmp_path / "f")
-    assert files.pop("index.jsonl") == b'{"row": 0, "n": null, "x": "000000.pdf"}\n{"row": 1, "n": 0.5, "x": "000001.bin"}\n'
+    assert (
+        files.pop("index.jsonl")
+        == b'{"row": 0, "n": null, "x": "000000.pdf"}\n{"row": 1, "n": 0.5, "x": "000001.bin"}\n'
+    )
     assert files == {"000000.pdf": b"%PDF-1", "000001.bin": b"plain"}
 
 
 def test_several_files_of_a_row_are_told_apart_by_their_column(tmp_path):
-    out = dataset(tmp_path / "d", {"key": "str", "a": "bytes", "b": "pkl"}, [{"key": "k/1", "a": b"x", "b": b"\x80\x04."}])
+    out = dataset(
+        tmp_path / "d",
+        {"key": "str", "a": "bytes", "b": "pkl"},
+        [{"key": "k/1", "a": b"x", "b": b"\x80\x04."}],
+    )
     verbs.unpack(out, str(tmp_path / "f"))
     assert sorted(tree(tmp_path / "f")) == ["index.jsonl", "k/1.a.bin", "k/1.b.pkl"]
     with pytest.raises(UsageError) as caught:
@@ -70,9 +115,17 @@ def test_several_files_of_a_row_are_told_apart_by_their_column(tmp_path):
 
 
 def test_where_all_columns_are_small_texts_become_files(tmp_path):
-    out = dataset(tmp_path / "d", {"id": "int", "words": "str", "more": "json"}, [{"id": 1, "words": "one", "more": [1]}])
+    out = dataset(
+        tmp_path / "d",
+        {"id": "int", "words": "str", "more": "json"},
+        [{"id": 1, "words": "one", "more": [1]}],
+    )
     verbs.unpack(out, str(tmp_path / "f"))
-    assert tree(tmp_path / "f") == {"1.more.json": b"[1]", "1.words.txt": b"one", "index.jsonl": tree(tmp_path / "f")["index.jsonl"]}
+    assert tree(tmp_path / "f") == {
+        "1.more.json": b"[1]",
+        "1.words.txt": b"one",
+        "index.jsonl": tree(tmp_path / "f")["index.jsonl"],
+    }
 
 
 def test_plain_files_come_back_under_their_own_names(tmp_path):
@@ -84,10 +137,14 @@ def test_plain_files_come_back_under_their_own_names(tmp_path):
 
 
 def test_the_index_may_be_csv_or_parquet(plain, tmp_path, samples):
-    wanted = [{"id": row["id"], "image": f"{row['id']}.jpg", "text": row["text"]} for row in samples]
+    wanted = [
+        {"id": row["id"], "image": f"{row['id']}.jpg", "text": row["text"]} for row in samples
+    ]
     verbs.unpack(str(plain), str(tmp_path / "c"), index="csv")
     with open(tmp_path / "c" / "index.csv", newline="") as file:
-        assert list(csv.DictReader(file)) == [{name: str(value) for name, value in row.items()} for row in wanted]
+        assert list(csv.DictReader(file)) == [
+            {name: str(value) for name, value in row.items()} for row in wanted
+        ]
     verbs.unpack(str(plain), str(tmp_path / "p"), index="parquet")
     assert pq.read_table(tmp_path / "p" / "index.parquet").to_pylist() == wanted
 
@@ -98,7 +155,9 @@ def test_a_tar_holds_the_same_files_and_is_the_same_each_time(plain, tmp_path):
     for stream in streams:
         done = verbs.unpack(str(plain), "-", stream=stream)
         assert (done.files, done.index) == (35, None)
-    assert streams[0].getvalue() == streams[1].getvalue() and len(streams[0].getvalue()) % 10240 == 0
+    assert (
+        streams[0].getvalue() == streams[1].getvalue() and len(streams[0].getvalue()) % 10240 == 0
+    )
     with tarfile.open(fileobj=io.BytesIO(streams[0].getvalue())) as tar:
         members = tar.getmembers()
         assert {one.name: tar.extractfile(one).read() for one in members} == tree(tmp_path / "f")
@@ -111,16 +170,38 @@ def test_a_tar_holds_the_same_files_and_is_the_same_each_time(plain, tmp_path):
     [
         ("../x", UnsafeError, "d/shard.00000.mds[1]: the name '../x.bin' leaves the folder"),
         ("/etc/x", UnsafeError, "d/shard.00000.mds[1]: the name '/etc/x.bin' is not relative"),
-        ("a\x1b[2J", UnsafeError, "d/shard.00000.mds[1]: the name 'a\\x1b[2J.bin' holds a control character"),
-        ("first", FormatError, "d/shard.00000.mds[1]: the name 'first.bin' is the same as that of row 0 of the selection"),
-        ("FIRST", FormatError, "d/shard.00000.mds[1]: the name 'FIRST.bin' is the same as that of row 0 of the selection"),
+        (
+            "a\x1b[2J",
+            UnsafeError,
+            "d/shard.00000.mds[1]: the name 'a\\x1b[2J.bin' holds a control character",
+        ),
+        (
+            "first",
+            FormatError,
+            "d/shard.00000.mds[1]: the name 'first.bin' is the same as that of row 0 of the selection",
+        ),
+        (
+            "FIRST",
+            FormatError,
+            "d/shard.00000.mds[1]: the name 'FIRST.bin' is the same as that of row 0 of the selection",
+        ),
         ("", ValueFitError, "d/shard.00000.mds[1]: key is empty, and names a file"),
-        (".flare/journal", FormatError, "d/shard.00000.mds[1]: the name '.flare/journal.bin' is taken by flare itself"),
+        (
+            ".flare/journal",
+            FormatError,
+            "d/shard.00000.mds[1]: the name '.flare/journal.bin' is taken by flare itself",
+        ),
     ],
 )
-def test_names_that_may_not_be_are_refused_before_the_first_file(tmp_path, monkeypatch, key, error, message):
+def test_names_that_may_not_be_are_refused_before_the_first_file(
+    tmp_path, monkeypatch, key, error, message
+):
     monkeypatch.chdir(tmp_path)
-    dataset(tmp_path / "d", {"key": "str", "x": "bytes"}, [{"key": "first", "x": b"1"}, {"key": key, "x": b"2"}])
+    dataset(
+        tmp_path / "d",
+        {"key": "str", "x": "bytes"},
+        [{"key": "first", "x": b"1"}, {"key": key, "x": b"2"}],
+    )
     with pytest.raises(error) as caught:
         verbs.unpack("d", "f")
     assert str(caught.value).replace("*", "bin") == message
@@ -130,11 +211,19 @@ def test_names_that_may_not_be_are_refused_before_the_first_file(tmp_path, monke
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (["a", "b", "A.txt/c"], "d/shard.00000.mds[2]: the name 'A.txt/c.txt' lies in a folder with the name of row 0 of the selection"),
-        (["a.txt/b/c", "a"], "d/shard.00000.mds[0]: the name 'a.txt/b/c.txt' lies in a folder with the name of row 1 of the selection"),
+        (
+            ["a", "b", "A.txt/c"],
+            "d/shard.00000.mds[2]: the name 'A.txt/c.txt' lies in a folder with the name of row 0 of the selection",
+        ),
+        (
+            ["a.txt/b/c", "a"],
+            "d/shard.00000.mds[0]: the name 'a.txt/b/c.txt' lies in a folder with the name of row 1 of the selection",
+        ),
     ],
 )
-def test_a_file_with_the_name_of_a_folder_is_refused_before_the_first_file(tmp_path, monkeypatch, keys, message):
+def test_a_file_with_the_name_of_a_folder_is_refused_before_the_first_file(
+    tmp_path, monkeypatch, keys, message
+):
     monkeypatch.chdir(tmp_path)
     dataset(tmp_path / "d", {"key": "str", "x": "str"}, [{"key": key, "x": "1"} for key in keys])
     with pytest.raises(FormatError) as caught:
@@ -145,13 +234,23 @@ def test_a_file_with_the_name_of_a_folder_is_refused_before_the_first_file(tmp_p
 
 def test_rows_whose_key_names_no_file_are_skipped_and_listed_where_that_is_wanted(tmp_path):
     keys = ["a", "", "b", "../c", "d\x1b"]
-    out = dataset(tmp_path / "d", {"key": "str", "x": "bytes"}, [{"key": key, "x": b"1"} for key in keys])
+    out = dataset(
+        tmp_path / "d", {"key": "str", "x": "bytes"}, [{"key": key, "x": b"1"} for key in keys]
+    )
     done = verbs.unpack(out, str(tmp_path / "f"), on_error="skip")
-    assert (done.rows, done.files, done.failed, done.reasons) == (2, 2, 3, {"unsafe": 2, "value": 1})
+    assert (done.rows, done.files, done.failed, done.reasons) == (
+        2,
+        2,
+        3,
+        {"unsafe": 2, "value": 1},
+    )
     files = tree(tmp_path / "f")
     assert sorted(files) == ["a.bin", "b.bin", "failed.jsonl", "index.jsonl"]
     failed = [json.loads(line) for line in files["failed.jsonl"].splitlines()]
-    assert [(one["row"], one["key"], one["column"], one["kind"], one["reason"].replace("*", "bin")) for one in failed] == [
+    assert [
+        (one["row"], one["key"], one["column"], one["kind"], one["reason"].replace("*", "bin"))
+        for one in failed
+    ] == [
         (1, "", "key", "value", "key is empty, and names a file"),
         (3, "../c", "key", "unsafe", "the name '../c.bin' leaves the folder"),
         (4, "d\x1b", "key", "unsafe", "the name 'd\\x1b.bin' holds a control character"),
@@ -170,18 +269,32 @@ def test_members_of_a_tar_come_back_under_their_own_names(tmp_path):
     )
     pq.write_table(table, tmp_path / "i.parquet")
     verbs.pack(str(tmp_path / "i.parquet"), str(tmp_path / "tars"), format="webdataset", key="key")
-    verbs.unpack(str(tmp_path / "tars"), str(tmp_path / "f"), columns=["raw.bin", "jpg", "mask.png"])
-    assert sorted(tree(tmp_path / "f")) == ["a.jpg", "a.mask.png", "a.raw.bin", "b/c.jpg", "b/c.raw.bin", "index.jsonl"]
+    verbs.unpack(
+        str(tmp_path / "tars"), str(tmp_path / "f"), columns=["raw.bin", "jpg", "mask.png"]
+    )
+    assert sorted(tree(tmp_path / "f")) == [
+        "a.jpg",
+        "a.mask.png",
+        "a.raw.bin",
+        "b/c.jpg",
+        "b/c.raw.bin",
+        "index.jsonl",
+    ]
 
 
 def test_files_share_folders_and_a_folder_of_an_earlier_batch_is_remembered():
     schema = pa.schema([(naming.ROW, pa.int64()), ("key", pa.string()), ("x", pa.string())])
     taken = naming.Taken(naming.Naming(None, "key", schema, ["x"], 1), (), 1)
-    taken.add(pa.record_batch([[0, 1, 2], ["a.txt/b", "a.txt/c", "a/b"], ["", "", ""]], schema=schema), "d[{}]".format)
+    taken.add(
+        pa.record_batch([[0, 1, 2], ["a.txt/b", "a.txt/c", "a/b"], ["", "", ""]], schema=schema),
+        "d[{}]".format,
+    )
     taken.add(pa.record_batch([[3], ["a.txt/d"], [""]], schema=schema), "d[{}]".format)
     with pytest.raises(FormatError) as caught:
         taken.add(pa.record_batch([[4, 5], ["e", "a"], ["", ""]], schema=schema), "d[{}]".format)
-    assert str(caught.value) == "d[5]: the name 'a.txt' is that of a folder which another row lies in"
+    assert (
+        str(caught.value) == "d[5]: the name 'a.txt' is that of a folder which another row lies in"
+    )
 
 
 def test_a_key_that_is_the_index_is_refused(tmp_path):
@@ -232,7 +345,9 @@ def cut_short(monkeypatch, after: int) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"where": "id > 2"}, {"limit": 30}, {"rows": "::-1"}])
 @pytest.mark.parametrize("after", [0, 5, 13, 24])
-def test_an_unpack_cut_short_goes_on_and_ends_with_the_same_bytes(plain, tmp_path, monkeypatch, after, options):
+def test_an_unpack_cut_short_goes_on_and_ends_with_the_same_bytes(
+    plain, tmp_path, monkeypatch, after, options
+):
     whole, to = tmp_path / "whole", tmp_path / "f"
     verbs.unpack(str(plain), str(whole), **options)
     with monkeypatch.context() as patch:
@@ -248,7 +363,9 @@ def test_an_unpack_cut_short_goes_on_and_ends_with_the_same_bytes(plain, tmp_pat
     done = verbs.unpack(str(plain), str(to), resume=True, **options)
     assert tree(to) == tree(whole)
     assert done.rows == len(tree(whole)) - 1
-    assert verbs.unpack(str(plain), str(to), resume=True, **options).rows == done.rows  # nothing left to do is no error
+    assert (
+        verbs.unpack(str(plain), str(to), resume=True, **options).rows == done.rows
+    )  # nothing left to do is no error
 
 
 def test_a_resume_believes_files_only_as_far_as_they_have_their_sizes(plain, tmp_path, monkeypatch):
@@ -327,7 +444,10 @@ def test_damage_ends_it_and_names_the_row(out, tmp_path):
         ({"name": "{key"}, "--name '{key': expected '}' before end of string"),
         ({"name": "{row!r}.{ext}"}, "--name '{row!r}.{ext}': {row} takes nothing behind its name"),
         ({"name": "{row:x}.{ext}"}, "--name '{row:x}.{ext}': {row} takes nothing behind its name"),
-        ({"name": "{row:0999999999d}.{ext}"}, "--name '{row:0999999999d}.{ext}': {row} takes nothing behind its name"),
+        (
+            {"name": "{row:0999999999d}.{ext}"},
+            "--name '{row:0999999999d}.{ext}': {row} takes nothing behind its name",
+        ),
         ({"name": "{key:9}.{ext}"}, "--name '{key:9}.{ext}': {key} takes nothing behind its name"),
         ({"key": "nope"}, "no column 'nope'"),
         ({"columns": ["nope"]}, "no column 'nope'"),
@@ -353,7 +473,9 @@ def test_an_index_without_links_named_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["set.json", "set.csv", "set.parquet", "set.txt"])
-def test_a_dataset_in_a_folder_that_is_called_like_an_index_is_a_dataset(plain, tmp_path, name, samples):
+def test_a_dataset_in_a_folder_that_is_called_like_an_index_is_a_dataset(
+    plain, tmp_path, name, samples
+):
     folder = shutil.copytree(plain, tmp_path / name)
     assert verbs.unpack(str(folder), str(tmp_path / "files")).rows == len(samples)
     assert verbs.pack(str(folder), str(tmp_path / "again")).rows == len(samples)
@@ -377,7 +499,10 @@ def test_names_of_a_packed_folder_that_some_file_system_takes_for_one_are_refuse
     golden = Path(__file__).parents[2] / "fixtures" / "ffrecord" / "packed" / "data"
     with pytest.raises(FormatError) as caught:
         verbs.unpack(str(golden), str(tmp_path / "out"))
-    assert str(caught.value) == f"{golden}[7]: the name 'b.txt' is the same as that of row 3 of the selection"
+    assert (
+        str(caught.value)
+        == f"{golden}[7]: the name 'b.txt' is the same as that of row 3 of the selection"
+    )
     assert verbs.unpack(str(golden), str(tmp_path / "out"), name="{row}.{ext}").files == 11
 
 
@@ -386,7 +511,10 @@ def test_a_column_that_names_the_files_and_is_to_be_one_is_told_so(tmp_path):
         writer.write({"id": "a", "n": 1})
     with pytest.raises(UsageError) as caught:
         verbs.unpack(str(tmp_path / "d"), str(tmp_path / "out"), columns=["id"])
-    assert caught.value.hint == "Column 'id' names the files: name other columns of bytes or text with -c, or another one with --key."
+    assert (
+        caught.value.hint
+        == "Column 'id' names the files: name other columns of bytes or text with -c, or another one with --key."
+    )
     with pytest.raises(UsageError) as caught:
         verbs.unpack(str(tmp_path / "d"), str(tmp_path / "out"), columns=["n"])
     assert caught.value.hint == "Name columns of bytes or text with -c."

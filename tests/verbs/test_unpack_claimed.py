@@ -17,11 +17,24 @@ from flarecli.write import Writer
 
 HINT = "Move that elsewhere first."
 ROWS = 12
-CALLS = ("write", "link", "rename", "unlink", "mkdir", "rmdir", "fsync", "ftruncate")  # what a kill may come before
+CALLS = (
+    "write",
+    "link",
+    "rename",
+    "unlink",
+    "mkdir",
+    "rmdir",
+    "fsync",
+    "ftruncate",
+)  # what a kill may come before
 
 
 def tree(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
 
 
 def kept(folder):
@@ -32,7 +45,9 @@ def kept(folder):
 @pytest.fixture
 def source(tmp_path):
     """Twelve files, in folders, that come three at a time."""
-    with Writer(str(tmp_path / "d"), columns={"key": "str", "b": "bytes"}, settings=Settings(shard_rows=3)) as writer:
+    with Writer(
+        str(tmp_path / "d"), columns={"key": "str", "b": "bytes"}, settings=Settings(shard_rows=3)
+    ) as writer:
         for n in range(ROWS):
             writer.write({"key": f"{n % 2}/k{n}", "b": b"%d" % n})
     return str(tmp_path / "d")
@@ -84,13 +99,24 @@ def killed(step, source, to, **options):
 def test_beginning_anew_in_a_half_unpack_removes_nothing_else(source, tmp_path, monkeypatch):
     to = tmp_path / "f"
     half(source, to, monkeypatch)
-    for other in ("notes.txt", "0/notes.txt", "mine/notes.txt", "k8.bin", "1/k99.bin", "index.jsonl", "index.csv"):
+    for other in (
+        "notes.txt",
+        "0/notes.txt",
+        "mine/notes.txt",
+        "k8.bin",
+        "1/k99.bin",
+        "index.jsonl",
+        "index.csv",
+    ):
         (to / other).parent.mkdir(exist_ok=True)
         (to / other).write_text("mine")
         before = kept(to)
         with pytest.raises(UsageError) as caught:
             verbs.unpack(source, str(to), overwrite=True)
-        assert (str(caught.value), caught.value.hint) == (f"{to}: it holds {other!r}, which is no file of the unfinished unpack there", HINT)
+        assert (str(caught.value), caught.value.hint) == (
+            f"{to}: it holds {other!r}, which is no file of the unfinished unpack there",
+            HINT,
+        )
         assert kept(to) == before
         (to / other).unlink()
     (to / "mine").rmdir()
@@ -104,7 +130,10 @@ def test_a_link_to_a_folder_is_a_file_of_whoever_made_it(source, tmp_path, monke
     (tmp_path / "mine" / "notes").write_text("precious")
     verbs.unpack(source, str(tmp_path / "done"))
     half(source, to, monkeypatch)
-    for folder, told in ((to, "is no file of the unfinished unpack there"), (tmp_path / "done", "its index.jsonl does not name")):
+    for folder, told in (
+        (to, "is no file of the unfinished unpack there"),
+        (tmp_path / "done", "its index.jsonl does not name"),
+    ):
         (folder / "0" / "link").symlink_to(tmp_path / "mine")
         with pytest.raises(UsageError) as caught:
             verbs.unpack(source, str(folder), overwrite=True)
@@ -121,7 +150,10 @@ def test_a_resume_replaces_nothing_that_it_has_not_begun(source, tmp_path, monke
     for options, told in (
         ({"resume": True}, f"{to}/1/k9.bin: something is there already"),
         ({"resume": True}, f"{to}/1/k9.bin: something is there already"),
-        ({"overwrite": True}, f"{to}: it holds '1/k9.bin', which is no file of the unfinished unpack there"),
+        (
+            {"overwrite": True},
+            f"{to}: it holds '1/k9.bin', which is no file of the unfinished unpack there",
+        ),
     ):
         with pytest.raises(UsageError) as caught:
             verbs.unpack(source, str(to), **options)
@@ -133,7 +165,9 @@ def test_a_resume_replaces_nothing_that_it_has_not_begun(source, tmp_path, monke
     assert tree(to) == tree(tmp_path / "whole")
 
 
-def test_a_file_that_came_between_the_note_and_the_file_is_not_taken_for_flares(source, tmp_path, monkeypatch):
+def test_a_file_that_came_between_the_note_and_the_file_is_not_taken_for_flares(
+    source, tmp_path, monkeypatch
+):
     to, put = tmp_path / "f", outlets.Folder.put
 
     def late(self, name, data):
@@ -147,11 +181,16 @@ def test_a_file_that_came_between_the_note_and_the_file_is_not_taken_for_flares(
     assert str(caught.value) == f"{to}/1/k7.bin: something is there already"
     with pytest.raises(UsageError) as caught:
         verbs.unpack(source, str(to), overwrite=True)
-    assert str(caught.value) == f"{to}: it holds '1/k7.bin', which is no file of the unfinished unpack there"
+    assert (
+        str(caught.value)
+        == f"{to}: it holds '1/k7.bin', which is no file of the unfinished unpack there"
+    )
     assert (to / "1" / "k7.bin").read_text() == "mine"
 
 
-def test_an_unpack_that_fails_at_once_removes_what_it_made_and_nothing_else(source, tmp_path, monkeypatch):
+def test_an_unpack_that_fails_at_once_removes_what_it_made_and_nothing_else(
+    source, tmp_path, monkeypatch
+):
     half(source, tmp_path / "f", monkeypatch, 2)
     assert not (tmp_path / "f").exists()
     (tmp_path / "f").mkdir()
@@ -187,7 +226,10 @@ def test_killed_before_any_step_it_is_gone_on_with_or_begun_anew(source, tmp_pat
                 (to / "mine").write_text("mine")
                 with pytest.raises(UsageError) as caught:
                     verbs.unpack(source, str(to), overwrite=True, **some)
-                assert str(caught.value) == f"{to}: it holds 'mine', which is no file of the unfinished unpack there"
+                assert (
+                    str(caught.value)
+                    == f"{to}: it holds 'mine', which is no file of the unfinished unpack there"
+                )
                 (to / "mine").unlink()
             killed(step // 2, source, str(to), resume=True, **some)
             if not is_whole(to):
@@ -200,7 +242,9 @@ def test_killed_before_any_step_it_is_gone_on_with_or_begun_anew(source, tmp_pat
     assert step > 30
 
 
-def test_the_names_of_a_batch_are_on_the_disk_before_its_first_file_and_cost_one_wait(source, tmp_path, monkeypatch):
+def test_the_names_of_a_batch_are_on_the_disk_before_its_first_file_and_cost_one_wait(
+    source, tmp_path, monkeypatch
+):
     waits, noted, fsync, put = [], [], os.fsync, outlets.Folder.put
 
     def waiting(fd):
@@ -257,7 +301,10 @@ def test_a_finished_unpack_without_an_index_is_finished(source, tmp_path):
     progress.note = lambda text, verbose=False: None if verbose else notes.append(text)
     done = verbs.unpack(source, str(to), index="none")
     again = verbs.unpack(source, str(to), index="none", resume=True, progress=progress)
-    assert (notes, again) == (["nothing to resume: it is finished"], replace(done, resumed_rows=ROWS))
+    assert (notes, again) == (
+        ["nothing to resume: it is finished"],
+        replace(done, resumed_rows=ROWS),
+    )
     assert sorted(tree(to)) == names(range(ROWS))
     hint = "Name another folder: without an index, an unpack is finished where all its files are there and nothing else."
 
@@ -265,7 +312,10 @@ def test_a_finished_unpack_without_an_index_is_finished(source, tmp_path):
         before = tree(to)
         with pytest.raises(UsageError) as caught:
             verbs.unpack(source, str(to), index="none", resume=True, **options)
-        assert (str(caught.value), caught.value.hint) == (f"{to}: the folder is not empty, and {told}", hint)
+        assert (str(caught.value), caught.value.hint) == (
+            f"{to}: the folder is not empty, and {told}",
+            hint,
+        )
         assert tree(to) == before
 
     refused("'0/k10.bin' is no file of this unpack", rows="0:6")
@@ -287,8 +337,14 @@ def test_what_a_finished_unpack_without_an_index_left_out_is_told_again(tmp_path
             writer.write({"key": key, "b": key.encode()})
     how = {"index": "none", "on_error": "skip"}
     done = verbs.unpack(str(tmp_path / "d"), str(tmp_path / "f"), **how)
-    assert (done.rows, done.failed, sorted(tree(tmp_path / "f"))) == (2, 2, ["a.bin", "c.bin", "failed.jsonl"])
-    assert verbs.unpack(str(tmp_path / "d"), str(tmp_path / "f"), resume=True, **how) == replace(done, resumed_rows=2)
+    assert (done.rows, done.failed, sorted(tree(tmp_path / "f"))) == (
+        2,
+        2,
+        ["a.bin", "c.bin", "failed.jsonl"],
+    )
+    assert verbs.unpack(str(tmp_path / "d"), str(tmp_path / "f"), resume=True, **how) == replace(
+        done, resumed_rows=2
+    )
     (tmp_path / "f" / "failed.jsonl").unlink()
     with pytest.raises(UsageError) as caught:
         verbs.unpack(str(tmp_path / "d"), str(tmp_path / "f"), resume=True, **how)
@@ -301,9 +357,14 @@ def test_of_links_without_an_index_nothing_is_fetched_to_tell_that_they_are_ther
     verbs.unpack(str(tmp_path / "i.csv"), str(tmp_path / "f"), fetch=["url"], index="none")
     (tmp_path / "a").unlink()
     with pytest.raises(UsageError) as caught:
-        verbs.unpack(str(tmp_path / "i.csv"), str(tmp_path / "f"), fetch=["url"], index="none", resume=True)
+        verbs.unpack(
+            str(tmp_path / "i.csv"), str(tmp_path / "f"), fetch=["url"], index="none", resume=True
+        )
     hint = "Name another folder: without an index nothing tells whether all that the links point at is there."
-    assert (str(caught.value), caught.value.hint) == (f"{tmp_path}/f: the folder is not empty", hint)
+    assert (str(caught.value), caught.value.hint) == (
+        f"{tmp_path}/f: the folder is not empty",
+        hint,
+    )
 
 
 @pytest.mark.parametrize("name", ["begun", "journal"])
@@ -318,13 +379,23 @@ def test_a_link_in_the_place_of_what_is_noted_is_not_followed(source, tmp_path, 
     for options in ({"resume": True}, {"overwrite": True}):
         with pytest.raises(UnsafeError) as caught:
             verbs.unpack(source, str(to), **options)
-        assert str(caught.value) == f"{to}/.flare/{name}: a symbolic link, which may lead out of the folder"
+        assert (
+            str(caught.value)
+            == f"{to}/.flare/{name}: a symbolic link, which may lead out of the folder"
+        )
     assert (to / "notes").read_text() == "mine"
     assert (tmp_path / "mine").read_text() == '{"next": 0, "names": ["notes"]}\n'
 
 
 @pytest.mark.parametrize(
-    "line", ['{"next": "0", "names": 7}', '{"next": 0, "names": [7, ["notes"], null]}', '{"files": ["notes"]}', '{"files": {"b": 7}}', "7"]
+    "line",
+    [
+        '{"next": "0", "names": 7}',
+        '{"next": 0, "names": [7, ["notes"], null]}',
+        '{"files": ["notes"]}',
+        '{"files": {"b": 7}}',
+        "7",
+    ],
 )
 @pytest.mark.parametrize("name", ["begun", "journal"])
 def test_notes_that_say_nothing_name_nothing(source, tmp_path, monkeypatch, name, line):
@@ -335,7 +406,10 @@ def test_notes_that_say_nothing_name_nothing(source, tmp_path, monkeypatch, name
     (to / "notes").write_text("mine")
     with pytest.raises(UsageError) as caught:
         verbs.unpack(source, str(to), overwrite=True)
-    assert str(caught.value) == f"{to}: it holds 'notes', which is no file of the unfinished unpack there"
+    assert (
+        str(caught.value)
+        == f"{to}: it holds 'notes', which is no file of the unfinished unpack there"
+    )
     (to / "notes").unlink()
     verbs.unpack(source, str(to), overwrite=True, rows="0", index="none")
     assert sorted(tree(to)) == names([0])
@@ -353,7 +427,9 @@ def test_notes_that_say_nothing_name_nothing(source, tmp_path, monkeypatch, name
     ],
 )
 @pytest.mark.parametrize("at", [1, 2, 4])
-def test_a_line_of_the_journal_that_is_none_is_where_a_resume_begins(source, tmp_path, monkeypatch, line, at):
+def test_a_line_of_the_journal_that_is_none_is_where_a_resume_begins(
+    source, tmp_path, monkeypatch, line, at
+):
     to = tmp_path / "f"
     half(source, to, monkeypatch)
     journal = to / ".flare" / "journal"
@@ -364,7 +440,9 @@ def test_a_line_of_the_journal_that_is_none_is_where_a_resume_begins(source, tmp
     assert tree(to) == tree(tmp_path / "whole")
 
 
-def test_what_came_to_lie_in_the_old_folder_while_the_new_one_was_made_stays(source, tmp_path, monkeypatch):
+def test_what_came_to_lie_in_the_old_folder_while_the_new_one_was_made_stays(
+    source, tmp_path, monkeypatch
+):
     to, put = tmp_path / "f", outlets.Folder.put
     verbs.unpack(source, str(to))
     old = tree(to)
@@ -376,7 +454,10 @@ def test_what_came_to_lie_in_the_old_folder_while_the_new_one_was_made_stays(sou
     with monkeypatch.context() as patch, pytest.raises(UsageError) as caught:
         patch.setattr(outlets.Folder, "put", late)
         verbs.unpack(source, str(to), overwrite=True, rows="0:6")
-    assert (str(caught.value), caught.value.hint) == (f"{to}: it holds 'notes', which its index.jsonl does not name", HINT)
+    assert (str(caught.value), caught.value.hint) == (
+        f"{to}: it holds 'notes', which its index.jsonl does not name",
+        HINT,
+    )
     assert tree(to) == {**old, "notes": b"mine"}
     (to / "notes").unlink()
     verbs.unpack(source, str(to), overwrite=True, resume=True, rows="0:6")

@@ -18,11 +18,20 @@ LIMITS = Limits(jobs=2, retries=0, timeout_s=5, deadline_s=10)
 
 
 def tree(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
 
 
 def dataset(path, values):
-    with Writer(str(path), columns={"id": "int", "data": "bytes"}, settings=Settings(shard_rows=4), overwrite=path.exists()) as writer:
+    with Writer(
+        str(path),
+        columns={"id": "int", "data": "bytes"},
+        settings=Settings(shard_rows=4),
+        overwrite=path.exists(),
+    ) as writer:
         for i, value in enumerate(values):
             writer.write({"id": i, "data": value})
     return str(path)
@@ -34,7 +43,9 @@ def links(folder, names):
     for name in names:
         if not name.startswith("("):
             (folder / name).write_text(name)
-    (folder / "i.csv").write_text("id,url\n" + "".join(f"k{i},{name}\n" for i, name in enumerate(names)))
+    (folder / "i.csv").write_text(
+        "id,url\n" + "".join(f"k{i},{name}\n" for i, name in enumerate(names))
+    )
     return str(folder / "i.csv")
 
 
@@ -68,17 +79,30 @@ def test_a_dataset_that_was_changed_is_not_gone_on_with(tmp_path, monkeypatch):
     with pytest.raises(UsageError) as caught:
         verbs.unpack(str(source), str(tmp_path / "f"), resume=True)
     assert str(caught.value) == f"{tmp_path}/f: {OTHERS}"
-    assert {name: data for name, data in tree(tmp_path / "f").items() if name != ".flare/lock"} == before
+    assert {
+        name: data for name, data in tree(tmp_path / "f").items() if name != ".flare/lock"
+    } == before
 
 
 @pytest.mark.parametrize(
     "other",
-    [{"on_error": "fail"}, {"index": "csv"}, {"limit": 8}, {"where": "id <> 'k1'"}, {"key": None}, {"fetch": ["url:file"]}, {"columns": ["url"]}],
+    [
+        {"on_error": "fail"},
+        {"index": "csv"},
+        {"limit": 8},
+        {"where": "id <> 'k1'"},
+        {"key": None},
+        {"fetch": ["url:file"]},
+        {"columns": ["url"]},
+    ],
     ids=str,
 )
 def test_another_option_is_refused_and_changes_nothing(tmp_path, monkeypatch, other):
     few(monkeypatch)
-    index, options = links(tmp_path / "in", list("abcdefgh")), {"fetch": ["url"], "key": "id", "on_error": "skip", "limits": LIMITS}
+    index, options = (
+        links(tmp_path / "in", list("abcdefgh")),
+        {"fetch": ["url"], "key": "id", "on_error": "skip", "limits": LIMITS},
+    )
     with monkeypatch.context() as patch, pytest.raises(ReachError):
         stop_at(patch, "k7")
         verbs.unpack(index, str(tmp_path / "f"), **options)
@@ -87,18 +111,26 @@ def test_another_option_is_refused_and_changes_nothing(tmp_path, monkeypatch, ot
     with pytest.raises(UsageError) as caught:
         verbs.unpack(index, str(tmp_path / "f"), resume=True, **{**options, **other})
     assert str(caught.value) == f"{tmp_path}/f: {OTHERS}"
-    assert {name: data for name, data in tree(tmp_path / "f").items() if name != ".flare/lock"} == before
+    assert {
+        name: data for name, data in tree(tmp_path / "f").items() if name != ".flare/lock"
+    } == before
 
 
 @pytest.mark.parametrize("names", ["ab(c)de(f)gh(i)", "(a)bcde(f)(g)(h)i", "abc(d)(e)(f)ghi"])
 def test_failed_rows_are_listed_once_however_it_was_cut_short(tmp_path, monkeypatch, names):
     few(monkeypatch)
     given = re.findall(r"\(.\)|.", names)
-    index, options = links(tmp_path / "in", given), {"fetch": ["url"], "key": "id", "on_error": "skip", "limits": LIMITS}
+    index, options = (
+        links(tmp_path / "in", given),
+        {"fetch": ["url"], "key": "id", "on_error": "skip", "limits": LIMITS},
+    )
     lacking = [row for row, name in enumerate(given) if name.startswith("(")]
     whole = verbs.unpack(index, str(tmp_path / "whole"), **options)
     assert (whole.rows, whole.failed) == (len(given) - len(lacking), len(lacking))
-    assert [json.loads(line)["row"] for line in (tmp_path / "whole" / "failed.jsonl").read_text().splitlines()] == lacking
+    assert [
+        json.loads(line)["row"]
+        for line in (tmp_path / "whole" / "failed.jsonl").read_text().splitlines()
+    ] == lacking
     for stop in range(1, len(given)):
         if stop in lacking:
             continue
@@ -115,13 +147,22 @@ def test_what_is_noted_is_in_the_journal_before_the_next_batch(tmp_path):
     folder = outlets.Folder(str(tmp_path / "f"), {"verb": "unpack"}, resume=False, overwrite=False)
     folder.put("a", memoryview(b"1"))
     folder.note([{"values": {}, "files": {"data": ("a", 1)}}], 1)
-    lines = [json.loads(line) for line in (tmp_path / "f" / ".flare" / "journal").read_text().splitlines()]
-    assert lines[1:] == [{"values": {}, "files": {"data": ["a", 1]}}, {"next": 1, "failed": {"bytes": 0, "kinds": {}}}]
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "f" / ".flare" / "journal").read_text().splitlines()
+    ]
+    assert lines[1:] == [
+        {"values": {}, "files": {"data": ["a", 1]}},
+        {"next": 1, "failed": {"bytes": 0, "kinds": {}}},
+    ]
     folder.abandon()
 
 
 def test_an_unpacked_folder_with_failed_rows_may_be_replaced(tmp_path):
-    index, options = links(tmp_path / "in", ["a", "(b)", "c"]), {"fetch": ["url"], "key": "id", "on_error": "skip", "limits": LIMITS}
+    index, options = (
+        links(tmp_path / "in", ["a", "(b)", "c"]),
+        {"fetch": ["url"], "key": "id", "on_error": "skip", "limits": LIMITS},
+    )
     verbs.unpack(index, str(tmp_path / "f"), **options)
     assert "failed.jsonl" in tree(tmp_path / "f")
     verbs.unpack(links(tmp_path / "other", ["x"]), str(tmp_path / "f"), overwrite=True, **options)
@@ -150,8 +191,17 @@ def test_a_link_in_the_place_of_the_journal_is_not_written_through(tmp_path):
     (tmp_path / "f" / ".flare" / "journal").symlink_to(tmp_path / "mine")
     for options in ({"resume": True}, {"resume": True, "overwrite": True}):
         with pytest.raises(UnsafeError) as caught:
-            verbs.unpack(links(tmp_path / "in", ["a"]), str(tmp_path / "f"), fetch=["url"], limits=LIMITS, **options)
-        assert str(caught.value) == f"{tmp_path}/f/.flare/journal: a symbolic link, which may lead out of the folder"
+            verbs.unpack(
+                links(tmp_path / "in", ["a"]),
+                str(tmp_path / "f"),
+                fetch=["url"],
+                limits=LIMITS,
+                **options,
+            )
+        assert (
+            str(caught.value)
+            == f"{tmp_path}/f/.flare/journal: a symbolic link, which may lead out of the folder"
+        )
     assert (tmp_path / "mine").read_text() == "precious"
 
 
@@ -172,4 +222,7 @@ def test_pairs_are_no_list_of_names(tmp_path):
     for do in (verbs.pack, verbs.unpack):
         with pytest.raises(UsageError) as caught:
             do(str(tmp_path / "d.csv"), str(tmp_path / "out"), fetch={"url": "image"})
-        assert (str(caught.value), caught.value.hint) == ("a list of names is wanted, not dict", 'Write a pair as "COLUMN:NAME".')
+        assert (str(caught.value), caught.value.hint) == (
+            "a list of names is wanted, not dict",
+            'Write a pair as "COLUMN:NAME".',
+        )

@@ -47,11 +47,20 @@ def test_a_whole_compressed_dataset_has_no_findings(zipped):
 
 @pytest.mark.parametrize("kind", ["plain", "zipped"])
 def test_every_flipped_bit_is_found_and_its_file_named(kind, request, tmp_path):
-    folder, rng = Path(shutil.copytree(request.getfixturevalue(kind), tmp_path / "out")), random.Random(3)
+    folder, rng = (
+        Path(shutil.copytree(request.getfixturevalue(kind), tmp_path / "out")),
+        random.Random(3),
+    )
     for path in sorted(folder.iterdir()):
         good = path.read_bytes()
         for _ in range(25):
-            at = rng.choice([rng.randrange(min(64, len(good))), rng.randrange(len(good)), len(good) - 1 - rng.randrange(40)])
+            at = rng.choice(
+                [
+                    rng.randrange(min(64, len(good))),
+                    rng.randrange(len(good)),
+                    len(good) - 1 - rng.randrange(40),
+                ]
+            )
             path.write_bytes(good[:at] + bytes([good[at] ^ 1 << rng.randrange(8)]) + good[at + 1 :])
             findings = found(folder)
             assert any(path.name in one.where for one in findings), (path.name, at, findings)
@@ -64,10 +73,20 @@ def test_a_flipped_bit_is_told_with_the_rows_and_the_sums_that_fail(out):
     data[-1] ^= 1
     path.write_bytes(data)
     playlist, index = out / "playlist.yaml", out / "index.json"
-    seen, wanted = (hashlib.sha1(one).hexdigest() for one in (data, data[:-1] + bytes([data[-1] ^ 1])))
+    seen, wanted = (
+        hashlib.sha1(one).hexdigest() for one in (data, data[:-1] + bytes([data[-1] ^ 1]))
+    )
     fail = f"fail sha1 of {playlist}, xxh3_128 of {playlist}, sha1 of {index}: sha1 is {seen}, {wanted} is listed"
     message = f"{len(data)} bytes (rows 10 to 19) {fail}"
-    assert found(out) == [Finding(str(path), "checksum", message, f"It was changed after it was packed; {AGAIN}", (0, len(data)))]
+    assert found(out) == [
+        Finding(
+            str(path),
+            "checksum",
+            message,
+            f"It was changed after it was packed; {AGAIN}",
+            (0, len(data)),
+        )
+    ]
 
 
 def test_a_shard_too_large_for_memory_is_checked_from_the_file(out, monkeypatch):
@@ -77,14 +96,23 @@ def test_a_shard_too_large_for_memory_is_checked_from_the_file(out, monkeypatch)
     data = bytearray(path.read_bytes())
     data[1] ^= 128
     path.write_bytes(data)
-    assert [(one.where, one.kind) for one in found(out)] == [(str(path), "checksum"), (str(path), "format")]
+    assert [(one.where, one.kind) for one in found(out)] == [
+        (str(path), "checksum"),
+        (str(path), "format"),
+    ]
 
 
 def test_a_shard_cut_short_is_one_finding(out):
     path = out / "shard.00000.mds"
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-9])
-    wanted = Finding(str(path), "size", f"is {size - 9} bytes, {out}/playlist.yaml lists {size}", CUT, (size - 9, size))
+    wanted = Finding(
+        str(path),
+        "size",
+        f"is {size - 9} bytes, {out}/playlist.yaml lists {size}",
+        CUT,
+        (size - 9, size),
+    )
     assert found(out) == found(out, quick=True) == [wanted]
 
 
@@ -93,7 +121,15 @@ def test_bytes_after_the_end_are_damage(out):
     size = path.stat().st_size
     path.write_bytes(path.read_bytes() + b"!")
     hint = f"It is not the file that was listed; {AGAIN}"
-    assert found(out) == [Finding(str(path), "size", f"is {size + 1} bytes, {out}/playlist.yaml lists {size}", hint, (size, size + 1))]
+    assert found(out) == [
+        Finding(
+            str(path),
+            "size",
+            f"is {size + 1} bytes, {out}/playlist.yaml lists {size}",
+            hint,
+            (size, size + 1),
+        )
+    ]
 
 
 def test_a_missing_shard_and_a_missing_index_are_findings(out):
@@ -115,13 +151,19 @@ def test_sums_without_a_last_line_of_their_own_are_a_finding(out):
     path = out / "playlist.yaml"
     body = path.read_bytes().rpartition(b"# flare")[0]
     path.write_bytes(body)
-    assert [(one.where, one.message) for one in found(out)] == [(str(path), "it carries sums, but no last line with its own")]
+    assert [(one.where, one.message) for one in found(out)] == [
+        (str(path), "it carries sums, but no last line with its own")
+    ]
     path.write_bytes(body + b"# flare xxh3_128 " + b"0" * 32 + b"\n")
-    assert [(one.where, one.message) for one in found(out)] == [(str(path), "its last line is not the sum of the lines above")]
+    assert [(one.where, one.message) for one in found(out)] == [
+        (str(path), "its last line is not the sum of the lines above")
+    ]
 
 
 def test_a_foreign_playlist_without_sums_is_no_finding_but_said(out):
-    (out / "playlist.yaml").write_text("data:\n  headers: {format: mds}\n  content: [shard.00000.mds]\n")
+    (out / "playlist.yaml").write_text(
+        "data:\n  headers: {format: mds}\n  content: [shard.00000.mds]\n"
+    )
     (out / "index.json").unlink()
     done = verbs.verify(f"{out}/playlist.yaml", streams=["data"])
     findings = list(done)
@@ -134,7 +176,9 @@ def test_a_foreign_index_is_checked_by_its_own_sums_and_said_to_be_unprotected(o
     (out / "playlist.yaml").unlink()
     done = verbs.verify(str(out))
     assert list(done) == []
-    assert done.unprotected == [f"{out}/index.json: carries no sum, cross-checked with the shards' own headers"]
+    assert done.unprotected == [
+        f"{out}/index.json: carries no sum, cross-checked with the shards' own headers"
+    ]
     assert done.extra == ["failed.jsonl"]
     index = json.loads((out / "index.json").read_text())
     index["shards"][1]["column_names"][0] = "ix"
@@ -149,15 +193,27 @@ def test_a_playlist_and_an_index_that_differ_are_a_finding_though_both_sums_are_
     del changed["shards"][3]
     changed["shards"][0]["raw_data"]["hashes"]["sha1"] = "0" * 40
     index.write_text(json.dumps(changed))
-    text = playlist.read_text().replace(f"bytes: {len(old)}", f"bytes: {index.stat().st_size}").replace(digest(old), digest(index.read_bytes()))
+    text = (
+        playlist.read_text()
+        .replace(f"bytes: {len(old)}", f"bytes: {index.stat().st_size}")
+        .replace(digest(old), digest(index.read_bytes()))
+    )
     playlist.write_text(text)
     resign(out)
     messages = [(one.where, one.kind, one.message) for one in found(out)]
     right = json.loads(old)["shards"][0]["raw_data"]["hashes"]["sha1"]
     size = (out / "shard.00000.mds").stat().st_size
     assert messages == [
-        (str(index), "listing", f"lists {'0' * 40} sha1 for {out}/shard.00000.mds, {playlist} lists {right}"),
-        (f"{out}/shard.00000.mds", "checksum", f"{size} bytes (rows 0 to 9) fail sha1 of {index}: sha1 is {right}, {'0' * 40} is listed"),
+        (
+            str(index),
+            "listing",
+            f"lists {'0' * 40} sha1 for {out}/shard.00000.mds, {playlist} lists {right}",
+        ),
+        (
+            f"{out}/shard.00000.mds",
+            "checksum",
+            f"{size} bytes (rows 0 to 9) fail sha1 of {index}: sha1 is {right}, {'0' * 40} is listed",
+        ),
         (str(index), "listing", f"does not list {out}/shard.00003.mds, {playlist} does"),
     ]
 
@@ -168,13 +224,24 @@ def test_a_name_that_leaves_the_folder_is_a_finding_and_nothing_is_read_there(ou
     (out / "playlist.yaml").write_text(text)
     resign(out)
     findings = found(out)
-    assert "canary" in findings[0].message and {one.kind for one in findings} == {"unsafe", "listing", "unlisted"}
+    assert "canary" in findings[0].message and {one.kind for one in findings} == {
+        "unsafe",
+        "listing",
+        "unlisted",
+    }
 
 
 def test_an_unfinished_pack_is_a_finding(out):
     (out / ".flare").mkdir()
     (out / ".flare" / "journal").write_text("{}\n")
-    assert found(out) == [Finding(str(out), "unfinished", "an unfinished pack", "Run the same `flare pack` command again with --resume.")]
+    assert found(out) == [
+        Finding(
+            str(out),
+            "unfinished",
+            "an unfinished pack",
+            "Run the same `flare pack` command again with --resume.",
+        )
+    ]
 
 
 def test_a_shard_that_no_list_names_is_a_finding_other_files_are_only_told(out):
@@ -183,7 +250,14 @@ def test_a_shard_that_no_list_names_is_a_finding_other_files_are_only_told(out):
     shutil.copytree(out, out / "inner")  # a dataset of its own
     done = verbs.verify(str(out))
     message = f"a shard that {out}/playlist.yaml does not list"
-    assert list(done) == [Finding(f"{out}/shard.00009.mds", "unlisted", message, "Remove it, or list it too: `flare playlist … -o FILE`.")]
+    assert list(done) == [
+        Finding(
+            f"{out}/shard.00009.mds",
+            "unlisted",
+            message,
+            "Remove it, or list it too: `flare playlist … -o FILE`.",
+        )
+    ]
     assert done.extra == ["inner/", "README"]
 
 
@@ -214,14 +288,18 @@ def test_decode_finds_values_that_are_not_what_their_encoding_says(out):
     (chunk, *_) = resolve([str(out)])[0].streams[0]
     first, second = formats.find("mds").open_shard(chunk).layout["starts"][:2].tolist()
     message, hint = "column 'image': is a damaged jpeg: its header says no size", checks_values.HINT
-    assert findings[0] == Finding(f"{out}/shard.00000.mds[0]", "value", message, hint, (first, second))
+    assert findings[0] == Finding(
+        f"{out}/shard.00000.mds[0]", "value", message, hint, (first, second)
+    )
 
 
 def test_findings_end_with_a_count_of_the_rest(out):
     done = verbs.verify(str(out), decode=True, max_findings=3)
     findings = list(done)
     assert len(findings) == 4
-    assert findings[-1] == Finding(str(out), "more", "32 more findings", "Give a larger --max-findings to see them.")
+    assert findings[-1] == Finding(
+        str(out), "more", "32 more findings", "Give a larger --max-findings to see them."
+    )
     assert done.findings == 35
 
 
@@ -233,11 +311,19 @@ def test_a_zstd_bomb_stops_at_the_declared_size(zipped, tmp_path):
     path = folder / "shard.00000.mds.zstd"
     path.write_bytes(zstandard.compress(bytes(50_000_000)))
     index = json.loads((folder / "index.json").read_text())
-    index["shards"][0]["zip_data"] = {"basename": path.name, "bytes": path.stat().st_size, "hashes": {}}
+    index["shards"][0]["zip_data"] = {
+        "basename": path.name,
+        "bytes": path.stat().st_size,
+        "hashes": {},
+    }
     (folder / "index.json").write_text(json.dumps(index))
     (one,) = found(folder)
     size = index["shards"][0]["raw_data"]["bytes"]
-    assert (one.where, one.kind, one.message) == (str(path), "integrity", f"decompresses to more than {size} bytes")
+    assert (one.where, one.kind, one.message) == (
+        str(path),
+        "integrity",
+        f"decompresses to more than {size} bytes",
+    )
 
 
 def test_a_sum_that_nobody_knows_is_a_finding(out):
@@ -245,7 +331,9 @@ def test_a_sum_that_nobody_knows_is_a_finding(out):
     index = json.loads((out / "index.json").read_text())
     index["shards"][0]["raw_data"]["hashes"] = {"sha0": "12"}
     (out / "index.json").write_text(json.dumps(index))
-    assert [one.message for one in found(out)] == [f"{out}/index.json lists a sum 'sha0', which is not known here"]
+    assert [one.message for one in found(out)] == [
+        f"{out}/index.json lists a sum 'sha0', which is not known here"
+    ]
 
 
 def test_several_addresses_are_checked_one_after_the_other(plain, zipped, out):
@@ -271,7 +359,9 @@ def test_an_unknown_stream_is_an_error(plain):
 
 def test_importing_the_verbs_is_cheap_and_their_modules_do_not_hide_them():
     heavy = "assert not {'pyarrow', 'numpy', 'yaml'} & set(sys.modules)"
-    code = f"import sys, flarecli.verbs as v; {heavy}; import flarecli.verbs.verify; print(v.verify)"
+    code = (
+        f"import sys, flarecli.verbs as v; {heavy}; import flarecli.verbs.verify; print(v.verify)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("<function verify")
 
@@ -284,4 +374,6 @@ def test_a_file_of_an_old_writer_says_what_its_sums_leave_out():
     found = verbs.verify(str(old))
     assert list(found) == []
     (name,) = old.glob("*.ffr")
-    assert found.unprotected == [f"{name}: its table carries no sum (the writer was an old one), only its structure was checked"]
+    assert found.unprotected == [
+        f"{name}: its table carries no sum (the writer was an old one), only its structure was checked"
+    ]

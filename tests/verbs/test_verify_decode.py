@@ -25,7 +25,9 @@ def picture(kind="jpeg", size=(60, 40)):
 
 
 def packed(folder, values, encoding="jpeg", format="mds", name="image", **settings):
-    with Writer(str(folder), columns={name: encoding}, format=format, settings=Settings(**settings)) as writer:
+    with Writer(
+        str(folder), columns={name: encoding}, format=format, settings=Settings(**settings)
+    ) as writer:
         for value in values:
             writer.write({name: value})
     return folder
@@ -53,11 +55,16 @@ BROKEN = PNG[:-300] + bytes([PNG[-300] ^ 255]) + PNG[-299:]
 def test_whole_media_of_every_kind_are_no_findings(tmp_path):
     out = packed(tmp_path / "p", [JPEG, PNG, WEBP, GIF])
     assert found(out) == []
-    sounds = [(MEDIA / name).read_bytes() for name in ("whole.flac", "xing.mp3", "opus.ogg", "whole.webm", "whole.mp4", "whole.mov")]
+    sounds = [
+        (MEDIA / name).read_bytes()
+        for name in ("whole.flac", "xing.mp3", "opus.ogg", "whole.webm", "whole.mp4", "whole.mov")
+    ]
     assert found(packed(tmp_path / "s", [*sounds, JPEG, b"", b"plain bytes"], "bytes")) == []
 
 
-def test_a_damaged_picture_is_named_with_its_row_and_bytes_and_the_rows_behind_it_are_decoded(tmp_path):
+def test_a_damaged_picture_is_named_with_its_row_and_bytes_and_the_rows_behind_it_are_decoded(
+    tmp_path,
+):
     out = packed(tmp_path / "out", [JPEG, JPEG[:-40], PNG, BROKEN, b"<html><body>", JPEG])
     findings = found(out)
     starts = spans_of(out)
@@ -67,7 +74,9 @@ def test_a_damaged_picture_is_named_with_its_row_and_bytes_and_the_rows_behind_i
         f"column 'image': not jpeg: {pillow_says(BROKEN)}",
         "column 'image': 12 B are html, not jpeg",
     ]
-    places = [(f"{shard}[{row}]", "value", HINT, (starts[row], starts[row + 1])) for row in (1, 3, 4)]
+    places = [
+        (f"{shard}[{row}]", "value", HINT, (starts[row], starts[row + 1])) for row in (1, 3, 4)
+    ]
     assert [(one.where, one.kind, one.hint, one.span) for one in findings] == places
 
 
@@ -108,7 +117,9 @@ def test_several_pictures_in_one_value_are_each_decoded(tmp_path):
         ("opus.ogg", 50, "is a damaged ogg: "),
     ],
 )
-def test_video_and_sound_cut_in_their_headers_are_found_whatever_the_column_says(tmp_path, name, cut, said):
+def test_video_and_sound_cut_in_their_headers_are_found_whatever_the_column_says(
+    tmp_path, name, cut, said
+):
     out = packed(tmp_path / "out", [(MEDIA / name).read_bytes()[:cut], b"no medium"], "bytes")
     ((where, message),) = [(one.where, one.message) for one in found(out)]
     assert where == f"{out}/shard.00000.mds[0]"
@@ -117,7 +128,13 @@ def test_video_and_sound_cut_in_their_headers_are_found_whatever_the_column_says
 
 def test_a_member_of_a_tar_is_what_its_name_promises(tmp_path):
     path = tmp_path / "a.tar"
-    members = [("a.jpg", JPEG), ("a.mp3", b"not sound"), ("b.jpg", PNG), ("b.mp3", (MEDIA / "xing.mp3").read_bytes()), ("c.jpg", JPEG[:-40])]
+    members = [
+        ("a.jpg", JPEG),
+        ("a.mp3", b"not sound"),
+        ("b.jpg", PNG),
+        ("b.mp3", (MEDIA / "xing.mp3").read_bytes()),
+        ("c.jpg", JPEG[:-40]),
+    ]
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for name, data in members:
             info = tarfile.TarInfo(name)
@@ -161,17 +178,23 @@ def test_values_of_every_encoding_that_cannot_be_are_found(tmp_path):
     starts = spans_of(out)
     assert (sums.kind, value) == (
         "checksum",
-        Finding(f"{path}[0]", "value", "column 'j': 8 B are not json", sums.hint, (starts[0], starts[1])),
+        Finding(
+            f"{path}[0]", "value", "column 'j': 8 B are not json", sums.hint, (starts[0], starts[1])
+        ),
     )
 
 
-@pytest.mark.parametrize("format", ["mds", "granular", "granular-refs", "webdataset", "csv", "json"])
+@pytest.mark.parametrize(
+    "format", ["mds", "granular", "granular-refs", "webdataset", "csv", "json"]
+)
 def test_text_that_is_none_is_named_once_for_each_row(tmp_path, format):
     out = packed(tmp_path / "out", [f"text number {i}" for i in range(9)], "str", format, "t")
     for path in out.rglob("*"):
         if path.is_file():
             data = path.read_bytes()
-            path.write_bytes(data.replace(b"number 3", b"numb\xffr 3").replace(b"number 5", b"numb\xffr 5"))
+            path.write_bytes(
+                data.replace(b"number 3", b"numb\xffr 3").replace(b"number 5", b"numb\xffr 5")
+            )
     rows = [one.where.rpartition("[")[2] for one in found(out) if one.kind in ("value", "format")]
     assert rows == ["3]", "5]"]
 

@@ -8,7 +8,9 @@ import threading
 from flarecli import verbs
 
 
-def test_a_shard_that_the_disk_cannot_give_is_named_with_the_byte_and_the_others_are_checked(out, monkeypatch):
+def test_a_shard_that_the_disk_cannot_give_is_named_with_the_byte_and_the_others_are_checked(
+    out, monkeypatch
+):
     bad = os.stat(out / "shard.00001.mds").st_ino
     real = os.preadv
 

@@ -21,7 +21,13 @@ CASES = {  # dataset of an original -> its files that no sum covers, and the byt
     "ffrecord/packed": {},
     "ffrecord/oldversion": {"oldversion.ffr": "first record"},
 }
-UNSUMMED = ["webdataset/plain", "webdataset/gnu", "granular/new/alltypes", "granular/old/alltypes", "granular/v1/alltypes"]
+UNSUMMED = [
+    "webdataset/plain",
+    "webdataset/gnu",
+    "granular/new/alltypes",
+    "granular/old/alltypes",
+    "granular/v1/alltypes",
+]
 
 
 def copied(case, tmp_path):
@@ -36,17 +42,26 @@ def covered(path, begins):
     if begins is None:
         return range(size, size)
     chunk = resolve([str(path)])[0].streams[0].chunk(0) if begins else None
-    return range(int(formats.find("ffrecord").open_shard(chunk).layout["offsets"][0]) if chunk else 0, size)
+    return range(
+        int(formats.find("ffrecord").open_shard(chunk).layout["offsets"][0]) if chunk else 0, size
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_flip_in_what_sums_cover_is_noticed_and_named_and_the_rest_is_said_to_have_none(case, tmp_path):
+def test_every_flip_in_what_sums_cover_is_noticed_and_named_and_the_rest_is_said_to_have_none(
+    case, tmp_path
+):
     out, rng, passed = copied(case, tmp_path), random.Random(case), []
     done = verbs.verify(str(out))
     assert list(done) == []
     for name in CASES[case]:
         assert [text for text in done.unprotected if name in text] != [], done.unprotected
-    places = [(path, byte) for path in sorted(out.rglob("*")) if path.is_file() for byte in covered(path, CASES[case].get(path.name, ""))]
+    places = [
+        (path, byte)
+        for path in sorted(out.rglob("*"))
+        if path.is_file()
+        for byte in covered(path, CASES[case].get(path.name, ""))
+    ]
     for path, byte in rng.sample(places, FLIPS):
         whole, bit = path.read_bytes(), 1 << rng.randrange(8)
         path.write_bytes(whole[:byte] + bytes([whole[byte] ^ bit]) + whole[byte + 1 :])
@@ -60,4 +75,7 @@ def test_every_flip_in_what_sums_cover_is_noticed_and_named_and_the_rest_is_said
 def test_what_carries_no_sums_at_all_is_said(case, tmp_path):
     done = verbs.verify(str(copied(case, tmp_path)))
     assert list(done) == []
-    assert any(text.endswith("carry no sums, only sizes and structure were checked") for text in done.unprotected), done.unprotected
+    assert any(
+        text.endswith("carry no sums, only sizes and structure were checked")
+        for text in done.unprotected
+    ), done.unprotected

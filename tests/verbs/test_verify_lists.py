@@ -14,7 +14,12 @@ from flarecli.write import Writer
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 GONE = "It is gone; fetch it again, or pack it again with `flare pack … --overwrite`."
-MERGED = ["merged_root/data", "merged_root_zstd/data", "merged_list_json/data", "merged_list_csv_gz/data"]
+MERGED = [
+    "merged_root/data",
+    "merged_root_zstd/data",
+    "merged_list_json/data",
+    "merged_list_csv_gz/data",
+]
 
 
 def found(*addresses, **options):
@@ -22,7 +27,12 @@ def found(*addresses, **options):
 
 
 def tars(folder, hashes=()):
-    with Writer(str(folder), columns={"txt": "str"}, format="webdataset", settings=Settings(hashes=hashes, shard_rows=2)) as writer:
+    with Writer(
+        str(folder),
+        columns={"txt": "str"},
+        format="webdataset",
+        settings=Settings(hashes=hashes, shard_rows=2),
+    ) as writer:
         for i in range(6):
             writer.write({"txt": f"text {i}"})
     (folder / "playlist.yaml").unlink()
@@ -87,14 +97,28 @@ def test_what_an_index_below_a_merged_one_says_otherwise_is_told_with_both(root)
 
     limit = whole["shards"][1]["size_limit"]
     message = f"lists size_limit {limit + 1} for {shard}, {top} lists {limit}"
-    assert told(lambda index: index["shards"][1].update(size_limit=limit + 1)) == [Finding(str(path), "listing", message, CHANGED)]
-    assert told(lambda index: index["shards"].pop()) == [Finding(str(path), "listing", f"does not list {shard}, {top} does", CHANGED)]
-    extra = {**whole["shards"][1], "raw_data": {**whole["shards"][1]["raw_data"], "basename": "shard.00007.mds"}}
+    assert told(lambda index: index["shards"][1].update(size_limit=limit + 1)) == [
+        Finding(str(path), "listing", message, CHANGED)
+    ]
+    assert told(lambda index: index["shards"].pop()) == [
+        Finding(str(path), "listing", f"does not list {shard}, {top} does", CHANGED)
+    ]
+    extra = {
+        **whole["shards"][1],
+        "raw_data": {**whole["shards"][1]["raw_data"], "basename": "shard.00007.mds"},
+    }
     message = f"lists shard.00007.mds, {top} does not"
-    assert told(lambda index: index["shards"].append(extra)) == [Finding(str(path), "listing", message, CHANGED)]
+    assert told(lambda index: index["shards"].append(extra)) == [
+        Finding(str(path), "listing", message, CHANGED)
+    ]
     first, second = told(lambda index: index["shards"][1]["raw_data"].update(bytes=size + 1))
-    assert first == Finding(str(path), "listing", f"lists {size + 1} bytes for {shard}, {top} lists {size}", CHANGED)
-    assert (second.where, second.message) == (str(shard), f"is {size} bytes, {path} lists {size + 1}")
+    assert first == Finding(
+        str(path), "listing", f"lists {size + 1} bytes for {shard}, {top} lists {size}", CHANGED
+    )
+    assert (second.where, second.message) == (
+        str(shard),
+        f"is {size} bytes, {path} lists {size + 1}",
+    )
 
 
 def test_a_shard_of_a_deeper_index_that_the_one_between_lost_is_named_with_that(root):
@@ -106,7 +130,9 @@ def test_a_shard_of_a_deeper_index_that_the_one_between_lost_is_named_with_that(
     between = json.loads((top / "index.json").read_text())
     assert found(root) == []
     for i, shard in enumerate(between["shards"]):
-        (top / "index.json").write_text(json.dumps({**between, "shards": [one for one in between["shards"] if one != shard]}))
+        (top / "index.json").write_text(
+            json.dumps({**between, "shards": [one for one in between["shards"] if one != shard]})
+        )
         message = f"does not list {top}/{shard['raw_data']['basename']}, {root}/index.json does"
         assert found(root) == [Finding(f"{top}/index.json", "listing", message, CHANGED)], i
 
@@ -120,14 +146,22 @@ def test_an_index_above_a_dataset_of_its_own_need_not_list_that(root):
     (root / "p1").rmdir()
     (root / "index.json").unlink()
     inner, outer = (json.loads((at / "index.json").read_text()) for at in (top / "p0", top))
-    shards = [at_below(shard, below) for index, below in ((inner, "deep/p0"), (outer, "deep")) for shard in index["shards"]]
+    shards = [
+        at_below(shard, below)
+        for index, below in ((inner, "deep/p0"), (outer, "deep"))
+        for shard in index["shards"]
+    ]
     (root / "index.json").write_text(json.dumps({**outer, "shards": shards}))
     assert found(root) == []
 
 
 def at_below(shard, below):
     """An index's entry as an index further up has it."""
-    files = {key: {**shard[key], "basename": f"{below}/{shard[key]['basename']}"} for key in ("raw_data", "zip_data") if shard.get(key)}
+    files = {
+        key: {**shard[key], "basename": f"{below}/{shard[key]['basename']}"}
+        for key in ("raw_data", "zip_data")
+        if shard.get(key)
+    }
     return {**shard, **files}
 
 
@@ -141,13 +175,19 @@ def test_an_index_that_was_written_again_out_of_the_shards_says_less_and_contrad
     verbs.merge_index(str(root))
     verbs.reindex(str(root / "part"), replace=True)
     assert found(root) == []
-    changed(root / "part" / "index.json", lambda index: index["shards"][0].update(hashes=[], size_limit=None))
+    changed(
+        root / "part" / "index.json",
+        lambda index: index["shards"][0].update(hashes=[], size_limit=None),
+    )
     assert found(root) == []
 
 
 def test_a_shard_in_a_part_that_neither_index_lists_is_named(root):
     shutil.copy(root / "p0" / "shard.00001.mds", root / "p0" / "shard.00002.mds")
-    message, hint = f"a shard that {root}/index.json does not list", "Remove it, or list it too: `flare playlist … -o FILE`."
+    message, hint = (
+        f"a shard that {root}/index.json does not list",
+        "Remove it, or list it too: `flare playlist … -o FILE`.",
+    )
     assert found(root) == [Finding(f"{root}/p0/shard.00002.mds", "unlisted", message, hint)]
 
 
@@ -187,7 +227,11 @@ def test_a_shardindex_cut_anywhere_is_named_with_the_way_out(tmp_path):
     for cut in (0, 1, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
         (one,) = found(out)
-        assert (one.where, one.kind, one.hint) == (str(path), "format", "Fetch it again, or remove it: the tars are found without it.")
+        assert (one.where, one.kind, one.hint) == (
+            str(path),
+            "format",
+            "Fetch it again, or remove it: the tars are found without it.",
+        )
         assert one.message.startswith("not valid JSON: ")
 
 
@@ -203,28 +247,56 @@ def test_a_shardindex_that_contradicts_the_tars_is_told_with_both(tmp_path):
         return [(one.where, one.kind, one.message) for one in found(out)]
 
     assert told(lambda shards: None) == []
-    assert told(lambda shards: shards[1].update(nsamples=3)) == [(str(path), "listing", f"lists 3 rows for {tar}, it holds 2")]
-    assert told(lambda shards: shards[1].update(filesize=size - 1)) == [(str(tar), "size", f"is {size} bytes, {path} lists {size - 1}")]
-    assert told(lambda shards: shards.pop(1)) == [(str(path), "listing", f"does not list {tar}, which lies beside it")]
+    assert told(lambda shards: shards[1].update(nsamples=3)) == [
+        (str(path), "listing", f"lists 3 rows for {tar}, it holds 2")
+    ]
+    assert told(lambda shards: shards[1].update(filesize=size - 1)) == [
+        (str(tar), "size", f"is {size} bytes, {path} lists {size - 1}")
+    ]
+    assert told(lambda shards: shards.pop(1)) == [
+        (str(path), "listing", f"does not list {tar}, which lies beside it")
+    ]
     assert told(lambda shards: shards[1].update(url="00009.tar")) == [
         (str(path), "listing", f"does not list {tar}, which lies beside it"),
         (f"{out}/00009.tar", "missing", f"no such file, {path} lists it"),
     ]
     ((where, kind, message),) = told(lambda shards: shards[1].update(md5sum="0" * 32))
-    assert (where, kind, message.startswith(f"{size} bytes fail md5 of {path}: md5 is ")) == (str(tar), "checksum", True)
-    for key, other in (("filesize", "fileszie"), ("filesize", "gilesize"), ("filesize", "FileSize"), ("md5sum", "md5_sum"), ("md5sum", "mf5sum")):
-        ((where, kind, message),) = told(lambda shards, key=key, other=other: shards[1].update({other: shards[1].pop(key)}))
-        assert (where, kind, message) == (f"{path}: shardlist[1]", "format", f"no {key} in it, but {other!r}")
+    assert (where, kind, message.startswith(f"{size} bytes fail md5 of {path}: md5 is ")) == (
+        str(tar),
+        "checksum",
+        True,
+    )
+    for key, other in (
+        ("filesize", "fileszie"),
+        ("filesize", "gilesize"),
+        ("filesize", "FileSize"),
+        ("md5sum", "md5_sum"),
+        ("md5sum", "mf5sum"),
+    ):
+        ((where, kind, message),) = told(
+            lambda shards, key=key, other=other: shards[1].update({other: shards[1].pop(key)})
+        )
+        assert (where, kind, message) == (
+            f"{path}: shardlist[1]",
+            "format",
+            f"no {key} in it, but {other!r}",
+        )
     assert told(lambda shards: shards[1].pop("filesize")) == []
     assert told(lambda shards: shards[1].update(files=1, origin="x")) == []
-    assert told(lambda shards: shards[1].update(nsamples=-1)) == [(f"{path}: shardlist[1].nsamples", "format", "-1 is not a count")]
+    assert told(lambda shards: shards[1].update(nsamples=-1)) == [
+        (f"{path}: shardlist[1].nsamples", "format", "-1 is not a count")
+    ]
 
 
 def test_a_tar_that_only_a_shardindex_remembers_is_missing(tmp_path):
     out = tars(tmp_path / "out")
     (out / "00002.tar").unlink()
     (out / "00002.idx.json").unlink()
-    assert found(out) == [Finding(f"{out}/00002.tar", "missing", f"no such file, {out}/shardindex.json lists it", GONE)]
+    assert found(out) == [
+        Finding(
+            f"{out}/00002.tar", "missing", f"no such file, {out}/shardindex.json lists it", GONE
+        )
+    ]
 
 
 def test_a_folder_of_datasets_that_is_taken_as_plain_files_is_said_to_be(tmp_path):
@@ -240,20 +312,32 @@ def counts(*addresses):
     return list(done), done.files, done.shards, done.rows, done.bytes, sorted(done.unprotected)
 
 
-@pytest.mark.parametrize("form", ["mds", "json", "webdataset", "granular", "granular-refs", "ffrecord"])
+@pytest.mark.parametrize(
+    "form", ["mds", "json", "webdataset", "granular", "granular-refs", "ffrecord"]
+)
 @pytest.mark.parametrize("has_playlist", [True, False])
 def test_all_that_a_shell_makes_of_a_star_is_one_dataset(form, has_playlist, tmp_path):
-    out, columns = tmp_path / "out", {"data": "bytes"} if form == "ffrecord" else {"id": "int", "text": "str"}
+    out, columns = (
+        tmp_path / "out",
+        {"data": "bytes"} if form == "ffrecord" else {"id": "int", "text": "str"},
+    )
     with Writer(str(out), columns=columns, format=form, settings=Settings(shard_rows=2)) as writer:
         for i in range(6):
-            writer.write({"data": bytes(i)} if form == "ffrecord" else {"id": i, "text": f"text {i}"})
+            writer.write(
+                {"data": bytes(i)} if form == "ffrecord" else {"id": i, "text": f"text {i}"}
+            )
     one = out
     if not has_playlist:
         (out / "playlist.yaml").unlink()
         one = out / "shards" if form.startswith("granular") else out
     whole = counts(one)
     assert whole[0] == []
-    assert counts(*sorted(out.iterdir())) == counts(*sorted(out.iterdir(), reverse=True)) == counts(one, one, f"{one}/../{one.name}/") == whole
+    assert (
+        counts(*sorted(out.iterdir()))
+        == counts(*sorted(out.iterdir(), reverse=True))
+        == counts(one, one, f"{one}/../{one.name}/")
+        == whole
+    )
 
 
 def test_a_list_that_a_star_names_too_is_held_against_the_shards_still(out):
@@ -263,11 +347,20 @@ def test_a_list_that_a_star_names_too_is_held_against_the_shards_still(out):
     assert found(*out.iterdir()) == [alone]
     shutil.copy(out / "playlist.yaml", out / "copy.yaml")
     findings, files, shards, *_ = counts(*out.iterdir())
-    assert ({one.where for one in findings}, files, shards) == ({str(path)}, len([*out.iterdir()]), 4)
+    assert ({one.where for one in findings}, files, shards) == (
+        {str(path)},
+        len([*out.iterdir()]),
+        4,
+    )
     (out / "copy.yaml").unlink()
-    (out / "more.yaml").write_text("data:\n  headers: {format: mds, rows: [11]}\n  content: [shard.00000.mds]\n")
+    (out / "more.yaml").write_text(
+        "data:\n  headers: {format: mds, rows: [11]}\n  content: [shard.00000.mds]\n"
+    )
     message = f"lists 11 rows for {out}/shard.00000.mds, {out}/playlist.yaml lists 10"
-    assert found(*out.iterdir()) == [alone, Finding(f"{out}/more.yaml", "listing", message, CHANGED)]
+    assert found(*out.iterdir()) == [
+        alone,
+        Finding(f"{out}/more.yaml", "listing", message, CHANGED),
+    ]
 
 
 def test_single_shards_beside_a_list_are_checked_once_and_those_it_lacks_too(out):
@@ -288,7 +381,11 @@ def test_two_lists_that_share_a_shard_are_both_checked_and_it_is_said(out):
 def test_a_name_with_nothing_behind_it_is_a_finding_among_others_and_an_error_alone(out, tmp_path):
     gone = f"leads to {tmp_path}/gone, no such file or folder"
     for name, make, message in (
-        ("shard.00001.mds", Path.mkdir, "a folder where a file is needed"),  # as the playlist's own shard
+        (
+            "shard.00001.mds",
+            Path.mkdir,
+            "a folder where a file is needed",
+        ),  # as the playlist's own shard
         ("index.json", lambda path: path.symlink_to(tmp_path / "gone"), gone),
         ("playlist.yaml", Path.mkdir, "an empty folder"),
     ):
@@ -298,7 +395,9 @@ def test_a_name_with_nothing_behind_it_is_a_finding_among_others_and_an_error_al
         make(path)
         with pytest.raises(MissingError):
             found(path)
-        assert (str(path), message) in [(one.where, one.message) for one in found(*sorted(out.iterdir()))]
+        assert (str(path), message) in [
+            (one.where, one.message) for one in found(*sorted(out.iterdir()))
+        ]
         with pytest.raises(MissingError, match="no such file or folder"):
             found(*sorted(out.iterdir()), tmp_path / "nothing")
         path.rmdir() if path.is_dir() else path.unlink()

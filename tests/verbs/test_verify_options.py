@@ -27,7 +27,13 @@ def test_parts_share_the_shards_out_and_samples_stay_inside_them(count, sample):
     for k in range(7):
         some = Choice((k, 7), sample).of(count)
         assert set(some) <= set(whole[k])
-        assert len(some) == (len(whole[k]) if sample is None else min(2, len(whole[k])) if sample == 2 else (len(whole[k]) + 1) // 2)
+        assert len(some) == (
+            len(whole[k])
+            if sample is None
+            else min(2, len(whole[k]))
+            if sample == 2
+            else (len(whole[k]) + 1) // 2
+        )
         assert some == Choice((k, 7), sample).of(count)
 
 
@@ -38,7 +44,9 @@ def test_every_part_together_finds_what_the_whole_finds(out):
         path.write_bytes(data)
     whole, _ = checked(out)
     parts = [checked(out, part=(k, 3)) for k in range(3)]
-    assert sorted(one.where for found, _ in parts for one in found) == sorted(one.where for one in whole)
+    assert sorted(one.where for found, _ in parts for one in found) == sorted(
+        one.where for one in whole
+    )
     assert [(done.shards, done.left) for _, done in parts] == [(2, 2), (1, 3), (1, 3)]
 
 
@@ -59,7 +67,9 @@ def test_the_same_playlist_elsewhere_agrees_and_a_changed_one_does_not(out, tmp_
     found, _ = checked(f"{out}/shard.00003.mds", against=str(truth))
     size = listed_size(truth)
     hint = "It was cut short; fetch it again, or pack it again with `flare pack … --overwrite`."
-    assert found[0] == Finding(f"{out}/shard.00003.mds", "size", f"is 5 bytes, {truth} lists {size}", hint, (5, size))
+    assert found[0] == Finding(
+        f"{out}/shard.00003.mds", "size", f"is 5 bytes, {truth} lists {size}", hint, (5, size)
+    )
     rest = f"lists shard.00000.mds and 2 others, {out}/shard.00003.mds does not"
     assert found[1:] == [Finding(str(truth), "listing", rest, beside.CHANGED)]
 
@@ -76,7 +86,9 @@ def test_a_shard_that_one_of_two_lists_lacks_is_named(out, tmp_path):
     truth = str(small / "playlist.yaml")
     found, _ = checked(out, against=truth)
     missing = [one.message for one in found if one.message.startswith("does")]
-    assert missing == [f"does not list {out}/shard.0000{i}.mds, {out}/playlist.yaml does" for i in range(1, 4)]
+    assert missing == [
+        f"does not list {out}/shard.0000{i}.mds, {out}/playlist.yaml does" for i in range(1, 4)
+    ]
 
 
 def test_an_interrupted_check_goes_on_and_does_not_look_twice(out, tmp_path, monkeypatch):
@@ -93,7 +105,11 @@ def test_an_interrupted_check_goes_on_and_does_not_look_twice(out, tmp_path, mon
         file.write('{"key": "cut sh')
     looked = []
     real = listings.check_chunk
-    monkeypatch.setattr(listings, "check_chunk", lambda chunk, *rest: looked.append(chunk.at.name) or real(chunk, *rest))
+    monkeypatch.setattr(
+        listings,
+        "check_chunk",
+        lambda chunk, *rest: looked.append(chunk.at.name) or real(chunk, *rest),
+    )
     found, done = checked(out, state=str(state))
     assert (found, done.shards, done.rows) == (whole, 4, 35)
     assert "shard.00000.mds" not in looked and looked
@@ -105,7 +121,10 @@ def test_the_state_of_another_check_is_refused_and_left_alone(plain, tmp_path):
     state.write_text("mine\n")
     with pytest.raises(UsageError) as caught:
         verbs.verify(str(plain), state=str(state))
-    assert (str(caught.value), caught.value.hint) == (f"{state}: it is not of this check", "Give the same sources and options, or remove it.")
+    assert (str(caught.value), caught.value.hint) == (
+        f"{state}: it is not of this check",
+        "Give the same sources and options, or remove it.",
+    )
     assert state.read_text() == "mine\n"
     with pytest.raises(UsageError) as caught:
         verbs.verify(str(plain), state=str(tmp_path / "other"), duplicates=True)
@@ -114,31 +133,63 @@ def test_the_state_of_another_check_is_refused_and_left_alone(plain, tmp_path):
 
 def test_rows_that_hold_the_same_are_named_with_the_first_of_them(plain, tmp_path):
     out = tmp_path / "twice"
-    with Writer(str(out), columns={"a": "str", "b": "str"}, settings=Settings(shard_rows=4)) as writer:
-        for a, b in [("x", "y"), ("xy", ""), ("", "xy"), ("z", "z"), ("x", "y"), ("q", ""), ("x", "y")]:
+    with Writer(
+        str(out), columns={"a": "str", "b": "str"}, settings=Settings(shard_rows=4)
+    ) as writer:
+        for a, b in [
+            ("x", "y"),
+            ("xy", ""),
+            ("", "xy"),
+            ("z", "z"),
+            ("x", "y"),
+            ("q", ""),
+            ("x", "y"),
+        ]:
             writer.write({"a": a, "b": b})
     found, _ = checked(out, duplicates=True)
     hint = "Pack again without one of the two."
-    assert found == [Finding(f"{out}/shard.00001.mds[{i}]", "duplicate", f"holds the same as {out}/shard.00000.mds[0]", hint) for i in (0, 2)]
+    assert found == [
+        Finding(
+            f"{out}/shard.00001.mds[{i}]",
+            "duplicate",
+            f"holds the same as {out}/shard.00000.mds[0]",
+            hint,
+        )
+        for i in (0, 2)
+    ]
     assert checked(plain, duplicates=True)[0] == []
 
 
 def test_streams_that_stand_side_by_side_have_as_many_rows(tmp_path):
-    for name, column, rows in [("images", "image", 5), ("labels", "label", 4), ("more", "label", 9)]:
+    for name, column, rows in [
+        ("images", "image", 5),
+        ("labels", "label", 4),
+        ("more", "label", 9),
+    ]:
         with Writer(str(tmp_path / name), columns={column: "str"}) as writer:
             for i in range(rows):
                 writer.write({column: str(i)})
 
     def listed(*names):
         path = tmp_path / "both.yaml"
-        path.write_text(json.dumps({
-            name: {"headers": {"format": "mds", "columns": {column: "str"}}, "content": [f"{name}/shard.00000.mds"]} for name, column in names
-        }))  # fmt: skip
+        path.write_text(
+            json.dumps(
+                {
+                    name: {
+                        "headers": {"format": "mds", "columns": {column: "str"}},
+                        "content": [f"{name}/shard.00000.mds"],
+                    }
+                    for name, column in names
+                }
+            )
+        )
         return path
 
     path = listed(("images", "image"), ("labels", "label"))
     found, _ = checked(path)
     message = "stream 'labels' has 4 rows, 'images' has 5: they cannot be read side by side"
-    assert [(one.where, one.kind, one.message) for one in found if one.kind == "streams"] == [(str(path), "streams", message)]
+    assert [(one.where, one.kind, one.message) for one in found if one.kind == "streams"] == [
+        (str(path), "streams", message)
+    ]
     found, _ = checked(listed(("labels", "label"), ("more", "label")))
     assert [one for one in found if one.kind == "streams"] == []

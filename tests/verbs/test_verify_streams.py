@@ -12,7 +12,12 @@ HINT = "Pack the two again from the same rows, or read them one by one."
 
 
 def packed(folder, keys, column, format="webdataset", key="__key__", encoding="str"):
-    with Writer(str(folder), columns={key: encoding, column: "str"}, format=format, settings=Settings(shard_rows=4)) as writer:
+    with Writer(
+        str(folder),
+        columns={key: encoding, column: "str"},
+        format=format,
+        settings=Settings(shard_rows=4),
+    ) as writer:
         for one in keys:
             writer.write({key: one, column: f"{column} {one}"})
 
@@ -23,7 +28,9 @@ def listed(top, *streams, format="webdataset", key=None):
     told = {
         name: {
             "headers": {"format": format, "columns": columns, **({"key": key} if key else {})},
-            "content": sorted(str(path.relative_to(top)) for path in (top / name).glob(f"*.{ends}")),
+            "content": sorted(
+                str(path.relative_to(top)) for path in (top / name).glob(f"*.{ends}")
+            ),
         }
         for name, columns in streams
     }
@@ -36,7 +43,10 @@ def said(path, **options):
     return [one for one in verbs.verify(str(path), **options) if one.kind == "streams"]
 
 
-IMAGES, LABELS = ("images", {"__key__": "str", "txt": "str"}), ("labels", {"__key__": "str", "cls": "str"})
+IMAGES, LABELS = (
+    ("images", {"__key__": "str", "txt": "str"}),
+    ("labels", {"__key__": "str", "cls": "str"}),
+)
 KEYS = [f"k{i}" for i in range(10)]
 
 
@@ -44,14 +54,23 @@ KEYS = [f"k{i}" for i in range(10)]
     ("other", "place", "message"),
     [
         (KEYS, None, None),
-        ([*KEYS[:6], "other", *KEYS[7:]], "00001.tar[2]", "its key is 'other', row 6 of stream 'images' has 'k6': they differ"),
         (
-            [*KEYS[:3], *KEYS[4:], "k3"], "00000.tar[3]",
+            [*KEYS[:6], "other", *KEYS[7:]],
+            "00001.tar[2]",
+            "its key is 'other', row 6 of stream 'images' has 'k6': they differ",
+        ),
+        (
+            [*KEYS[:3], *KEYS[4:], "k3"],
+            "00000.tar[3]",
             "its key is 'k4', row 3 of stream 'images' has 'k3': they differ, and so do 6 rows behind it",
         ),
-        (KEYS[:9], None, "stream 'labels' has 9 rows, 'images' has 10: they cannot be read side by side"),
+        (
+            KEYS[:9],
+            None,
+            "stream 'labels' has 9 rows, 'images' has 10: they cannot be read side by side",
+        ),
     ],
-)  # fmt: skip
+)
 def test_tars_side_by_side_have_the_same_keys_in_the_same_order(tmp_path, other, place, message):
     packed(tmp_path / "images", KEYS, "txt")
     packed(tmp_path / "labels", other, "cls")
@@ -60,8 +79,12 @@ def test_tars_side_by_side_have_the_same_keys_in_the_same_order(tmp_path, other,
     assert said(path) == ([] if message is None else [Finding(where, "streams", message, HINT)])
 
 
-@pytest.mark.parametrize(("encoding", "second"), [("int", "int64"), ("int", "str"), ("str", "str_int")])
-def test_the_header_key_names_the_column_in_other_formats_whatever_its_encodings(tmp_path, encoding, second):
+@pytest.mark.parametrize(
+    ("encoding", "second"), [("int", "int64"), ("int", "str"), ("str", "str_int")]
+)
+def test_the_header_key_names_the_column_in_other_formats_whatever_its_encodings(
+    tmp_path, encoding, second
+):
     def value(i, kind):
         return i if "int" in kind else str(i)
 
@@ -108,4 +131,7 @@ def test_keys_that_were_not_compared_are_said(tmp_path, monkeypatch, options, wh
         [] if why is None else [f"keys of streams 'images', 'labels': not compared, {why}"]
     )
     alone = verbs.verify(str(listed(tmp_path, LABELS, ("apart", LABELS[1]))), **options)
-    assert (list(alone), [text for text in alone.unprotected if text.startswith("keys of")]) == ([], [])
+    assert (list(alone), [text for text in alone.unprotected if text.startswith("keys of")]) == (
+        [],
+        [],
+    )

@@ -19,7 +19,10 @@ COMPANIONS = [
 
 
 def said(*addresses, **options):
-    return [(one.where, one.kind, one.message) for one in verbs.verify([str(address) for address in addresses], **options)]
+    return [
+        (one.where, one.kind, one.message)
+        for one in verbs.verify([str(address) for address in addresses], **options)
+    ]
 
 
 def gone(path):
@@ -29,9 +32,13 @@ def gone(path):
 def packed(folder, form, has_playlist=True):
     columns = {"data": "bytes"} if form == "ffrecord" else {"id": "int", "text": "str"}
     settings = Settings(shard_rows=2, compression="zstd" if form.endswith("zstd") else None)
-    with Writer(str(folder), columns=columns, format=form.partition("-")[0], settings=settings) as writer:
+    with Writer(
+        str(folder), columns=columns, format=form.partition("-")[0], settings=settings
+    ) as writer:
         for i in range(6):
-            writer.write({"data": bytes(i)} if form == "ffrecord" else {"id": i, "text": f"text {i}"})
+            writer.write(
+                {"data": bytes(i)} if form == "ffrecord" else {"id": i, "text": f"text {i}"}
+            )
     if not has_playlist:
         (folder / "playlist.yaml").unlink()
     return folder
@@ -40,7 +47,14 @@ def packed(folder, form, has_playlist=True):
 def ways(out):
     """All that a shell may make of one dataset."""
     star = sorted(out.iterdir())
-    return [star, star[::-1], [f"{out}/*"], [f"{out}/*", f"{os.path.relpath(out)}/*"], [out, *star], [*star, out]]
+    return [
+        star,
+        star[::-1],
+        [f"{out}/*"],
+        [f"{out}/*", f"{os.path.relpath(out)}/*"],
+        [out, *star],
+        [*star, out],
+    ]
 
 
 @pytest.mark.parametrize("has_playlist", [True, False])
@@ -54,7 +68,9 @@ def test_a_link_to_nowhere_is_one_finding(form, has_playlist, tmp_path):
         link = (str(path), "unsafe", LINK)
         for names in ways(out):
             assert said(*names) in ([link], [gone(path)])
-            if out not in names and has_playlist:  # a folder's own list, and what an index needs, is looked for first
+            if (
+                out not in names and has_playlist
+            ):  # a folder's own list, and what an index needs, is looked for first
                 assert said(*names) == [gone(path)]
         assert said(out) == [link]
         path.unlink()
@@ -83,7 +99,9 @@ def test_a_lost_file_of_a_granular_shard_is_one_finding(name, tmp_path):
     lost = out / "shards" / "000000" / name
     lost.unlink()
     for names in ([out], *ways(out)):
-        assert said(*names) == [(str(lost), "missing", f"no such file, {out}/playlist.yaml lists it")]
+        assert said(*names) == [
+            (str(lost), "missing", f"no such file, {out}/playlist.yaml lists it")
+        ]
 
 
 def test_a_folder_that_holds_the_shards_of_a_list_above_needs_none_of_its_own(tmp_path):

@@ -27,7 +27,11 @@ def chunk(number: int) -> Chunk:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def written(out: Path, jobs: int, **options) -> Writer:
@@ -53,13 +57,23 @@ def test_the_bytes_are_those_of_one_after_another(tmp_path, jobs):
 
 
 @pytest.mark.parametrize("format", ["mds", "json", "csv", "webdataset"])
-def test_a_pack_on_two_threads_is_the_same_in_each_format_that_compresses(tmp_path, format, monkeypatch):
+def test_a_pack_on_two_threads_is_the_same_in_each_format_that_compresses(
+    tmp_path, format, monkeypatch
+):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     index = tmp_path / "index.csv"
     index.write_text("key,text\n" + "".join(f"{n},text of row {n}\n" for n in range(300)))
     for jobs in (1, 2):
         limits = Limits(jobs=jobs)
-        flarecli.pack(str(index), str(tmp_path / f"{jobs}"), format=format, key="key", compress="gz", shard_bytes=3000, limits=limits)
+        flarecli.pack(
+            str(index),
+            str(tmp_path / f"{jobs}"),
+            format=format,
+            key="key",
+            compress="gz",
+            shard_bytes=3000,
+            limits=limits,
+        )
     found = files(tmp_path / "1")
     assert len(found) > 4
     assert found == files(tmp_path / "2")
@@ -69,7 +83,10 @@ def test_what_fails_behind_names_its_shard_and_nothing_past_it_is_noted(tmp_path
     out, wanted = tmp_path / "out", tmp_path / "wanted"
     written(wanted, 1)
     stuck = out / "shard.00003.mds.zstd"
-    with pytest.raises(FlareError) as caught, Writer(str(out), columns=COLUMNS, settings=SMALL, jobs=2) as writer:
+    with (
+        pytest.raises(FlareError) as caught,
+        Writer(str(out), columns=COLUMNS, settings=SMALL, jobs=2) as writer,
+    ):
         (stuck / "in the way").mkdir(parents=True)
         for n in range(ROWS):
             writer.write({"n": n, "text": f"row {n} " * (n % 17)})
@@ -84,7 +101,15 @@ def test_what_fails_behind_names_its_shard_and_nothing_past_it_is_noted(tmp_path
 
 def test_nothing_stays_where_the_first_shard_fails(tmp_path):
     out = tmp_path / "out"
-    with pytest.raises(FlareError), Writer(str(out), columns={"n": "int"}, settings=Settings(shard_rows=5, compression="zstd"), jobs=4) as writer:
+    with (
+        pytest.raises(FlareError),
+        Writer(
+            str(out),
+            columns={"n": "int"},
+            settings=Settings(shard_rows=5, compression="zstd"),
+            jobs=4,
+        ) as writer,
+    ):
         (out / "shard.00000.mds.zstd").mkdir()
         for n in range(100):
             writer.write({"n": n})
@@ -161,15 +186,21 @@ def test_one_job_makes_each_shard_where_it_is_added():
     assert len(behind) == 0
 
 
-def test_shards_that_are_not_compressed_are_written_by_whoever_gives_the_rows(tmp_path, monkeypatch):
+def test_shards_that_are_not_compressed_are_written_by_whoever_gives_the_rows(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("flarecli.write.behind.Workers", None)
-    with Writer(str(tmp_path / "out"), columns={"n": "int"}, settings=Settings(shard_rows=5), jobs=4) as writer:
+    with Writer(
+        str(tmp_path / "out"), columns={"n": "int"}, settings=Settings(shard_rows=5), jobs=4
+    ) as writer:
         writer.write_batch(pa.record_batch({"n": pa.array(range(50), pa.int64())}), range(50))
     assert writer.shards == 10
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_an_interrupt_while_a_thread_starts_leaves_no_shard_that_is_still_being_made(monkeypatch, begun):
+def test_an_interrupt_while_a_thread_starts_leaves_no_shard_that_is_still_being_made(
+    monkeypatch, begun
+):
     running, gate, ended, start = threading.Event(), threading.Event(), [], threading.Thread.start
 
     def make() -> Chunk:
@@ -191,5 +222,7 @@ def test_an_interrupt_while_a_thread_starts_leaves_no_shard_that_is_still_being_
     with pytest.raises(KeyboardInterrupt):
         behind.add(make, 10, 1, lambda made, next: None)
     assert (len(behind), ended) == (0, [1] if begun else [])
-    with pytest.raises(UsageError, match="^a shard before could not be written, so none is taken behind it$"):
+    with pytest.raises(
+        UsageError, match="^a shard before could not be written, so none is taken behind it$"
+    ):
         behind.close(lambda made, next: None)

@@ -17,7 +17,15 @@ def column(bodies, values):
 
 def test_a_column_holds_what_was_added():
     bodies = Bodies(100)
-    for values in ([b"abc", b"", b"defg"], [], [b""], [os.urandom(100)], [b"x" * 60, b"y" * 41], [b"x" * 101], [b"x" * 99, b"yy", b"z", b""]):
+    for values in (
+        [b"abc", b"", b"defg"],
+        [],
+        [b""],
+        [os.urandom(100)],
+        [b"x" * 60, b"y" * 41],
+        [b"x" * 101],
+        [b"x" * 99, b"yy", b"z", b""],
+    ):
         assert column(bodies, values).to_pylist() == values
         assert column(bodies, [b"other"]).type == pa.large_binary()
 
@@ -35,5 +43,7 @@ def test_columns_that_are_kept_keep_their_bytes():
     part = column(bodies, [b"first", b"second", b"third"]).slice(1, 1)
     for i in range(20):
         column(bodies, [bytes([100 + i]) * 900])
-    assert [one.to_pylist() for one in kept] == [[bytes([i]) * 300, bytes([i]) * 200] for i in range(20)]
+    assert [one.to_pylist() for one in kept] == [
+        [bytes([i]) * 300, bytes([i]) * 200] for i in range(20)
+    ]
     assert part.to_pylist() == [b"second"]

@@ -18,7 +18,11 @@ AGAIN = "Open another Writer with resume=True: its `rows` says where to go on."
 
 
 def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
 
 
 def pack(out, rows, **options):
@@ -36,7 +40,9 @@ def fails(monkeypatch):
         fsync, turns = os.fsync, itertools.count(1)
 
         def failing(fd):
-            if name in os.readlink(f"/proc/self/fd/{fd}") and next(turns) == times:  # shards are written side by side
+            if (
+                name in os.readlink(f"/proc/self/fd/{fd}") and next(turns) == times
+            ):  # shards are written side by side
                 raise OSError(errno.ENOSPC, "No space left on device")
             fsync(fd)
 
@@ -45,13 +51,24 @@ def fails(monkeypatch):
     return arm
 
 
-@pytest.mark.parametrize("how", [Settings(shard_rows=2), Settings(shard_rows=2, compression="zstd")], ids=["plain", "zstd"])
-@pytest.mark.parametrize(("name", "times"), [("shard.00001", 1), ("/journal", 4), ("/failed.jsonl", 2)])
-def test_a_writer_that_lost_a_shard_takes_no_more_and_ends_no_dataset(tmp_path, fails, how, name, times):
+@pytest.mark.parametrize(
+    "how",
+    [Settings(shard_rows=2), Settings(shard_rows=2, compression="zstd")],
+    ids=["plain", "zstd"],
+)
+@pytest.mark.parametrize(
+    ("name", "times"), [("shard.00001", 1), ("/journal", 4), ("/failed.jsonl", 2)]
+)
+def test_a_writer_that_lost_a_shard_takes_no_more_and_ends_no_dataset(
+    tmp_path, fails, how, name, times
+):
     """Its rows are gone, and whoever caught the error would end a dataset that lacks them."""
     fails(name, times)
     out, said = tmp_path / "out", []
-    with pytest.raises(UsageError) as caught, Writer(str(out), columns=COLUMNS, settings=how, jobs=2) as writer:
+    with (
+        pytest.raises(UsageError) as caught,
+        Writer(str(out), columns=COLUMNS, settings=how, jobs=2) as writer,
+    ):
         for row in range(9):
             try:
                 writer.fail(Failure(row, f"k{row}", "n", "null", "n is null"))

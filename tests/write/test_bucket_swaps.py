@@ -17,11 +17,17 @@ class Killed(BaseException):
 
 def objects(address):
     at = locate(address)
-    return {entry.name: (at / entry.name).read() for entry in at.list() if not entry.name.startswith(".flare/")}
+    return {
+        entry.name: (at / entry.name).read()
+        for entry in at.list()
+        if not entry.name.startswith(".flare/")
+    }
 
 
 def pack(address, rows, **options):
-    with Writer(address, columns={"n": "int"}, settings=Settings(shard_rows=2), **options) as writer:
+    with Writer(
+        address, columns={"n": "int"}, settings=Settings(shard_rows=2), **options
+    ) as writer:
         for row in rows:
             if row % 5 == 4:
                 writer.fail(Failure(row, f"k{row}", "n", "null", "n is null"))
@@ -75,7 +81,10 @@ def test_what_came_to_lie_in_a_folder_of_a_bucket_meanwhile_stays(overwrite):
 def test_what_came_to_lie_in_the_old_dataset_of_a_bucket_meanwhile_stays():
     bucket = f"memory://late{time.monotonic_ns()}"
     out = f"{bucket}/out"
-    old, how = pack(out, range(3)), {"columns": {"n": "int"}, "settings": Settings(shard_rows=2), "overwrite": True}
+    old, how = (
+        pack(out, range(3)),
+        {"columns": {"n": "int"}, "settings": Settings(shard_rows=2), "overwrite": True},
+    )
     message = f"{out}: it holds 'photos.tar', which is no part of a dataset"
     with pytest.raises(UsageError) as caught, Writer(out, **how) as writer:
         for row in range(100, 104):
@@ -88,10 +97,14 @@ def test_what_came_to_lie_in_the_old_dataset_of_a_bucket_meanwhile_stays():
     assert str(caught.value) == message
     assert objects(out) == {**old, "photos.tar": b"mine"}
     (locate(out) / "photos.tar").delete()
-    assert pack(out, range(100, 104), overwrite=True, resume=True) == pack(f"{bucket}/other", range(100, 104))
+    assert pack(out, range(100, 104), overwrite=True, resume=True) == pack(
+        f"{bucket}/other", range(100, 104)
+    )
 
 
-def test_what_is_begun_anew_leaves_nothing_of_a_half_one_though_its_removal_was_cut_short(monkeypatch):
+def test_what_is_begun_anew_leaves_nothing_of_a_half_one_though_its_removal_was_cut_short(
+    monkeypatch,
+):
     """Its journal goes from the end, behind its shards: without the beginning of it nobody would know of the shards."""
     monkeypatch.setattr("flarecli.write.bucket._SIDE_BY_SIDE", 1)
     bucket, real, kills = f"memory://half{time.monotonic_ns()}", AnyStore.delete, 0
@@ -114,16 +127,22 @@ def test_what_is_begun_anew_leaves_nothing_of_a_half_one_though_its_removal_was_
         with monkeypatch.context() as patch:
             patch.setattr(AnyStore, "delete", dying)
             try:
-                Writer(out, columns={"n": "int"}, settings=Settings(shard_rows=2), overwrite=True).abandon()
+                Writer(
+                    out, columns={"n": "int"}, settings=Settings(shard_rows=2), overwrite=True
+                ).abandon()
                 break
             except Killed:
                 kills += 1
-        again = Writer(out, columns={"n": "int"}, settings=Settings(shard_rows=2), overwrite=True, resume=True)
+        again = Writer(
+            out, columns={"n": "int"}, settings=Settings(shard_rows=2), overwrite=True, resume=True
+        )
         rows = max(again.rows, 3)
         for row in range(again.rows, rows):
             again.write({"n": row})
         again.close()
-        with Writer(f"{bucket}/whole{step}", columns={"n": "int"}, settings=Settings(shard_rows=2)) as whole:
+        with Writer(
+            f"{bucket}/whole{step}", columns={"n": "int"}, settings=Settings(shard_rows=2)
+        ) as whole:
             for row in range(rows):
                 whole.write({"n": row})
         assert objects(out) == objects(f"{bucket}/whole{step}"), step
@@ -147,11 +166,17 @@ def test_a_pack_whose_lock_was_taken_over_neither_replaces_nor_removes_anything(
         patch.setattr(
             AnyStore,
             "write",
-            lambda self, path, *more, **named: lost(self, path, *more, **named) if "/.flare/" not in path else real(self, path, *more, **named),
+            lambda self, path, *more, **named: (
+                lost(self, path, *more, **named)
+                if "/.flare/" not in path
+                else real(self, path, *more, **named)
+            ),
         )
         writer.close()
     assert swapping
-    assert objects(f"{bucket}/a").keys() < old.keys()  # one shard, and no playlist: whoever took over puts the rest there
+    assert (
+        objects(f"{bucket}/a").keys() < old.keys()
+    )  # one shard, and no playlist: whoever took over puts the rest there
     other = Writer(f"{bucket}/b", columns={"n": "int"})
     (locate(f"{bucket}/b") / "shard.00000.mds").write([b"of who took over"])
     other.target._lease._lost = "another pack has taken over"
@@ -217,4 +242,8 @@ def test_what_follows_a_step_that_was_lost_is_noted_again():
     again = Writer(out, columns={"n": "int"}, settings=Settings(shard_rows=2), resume=True)
     assert again.rows == 2
     again.abandon()
-    assert [entry.name for entry in (locate(out) / ".flare/journal").list()] == ["00000.json", "00001.json", "00002.json"]
+    assert [entry.name for entry in (locate(out) / ".flare/journal").list()] == [
+        "00000.json",
+        "00001.json",
+        "00002.json",
+    ]

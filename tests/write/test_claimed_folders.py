@@ -19,7 +19,11 @@ COLUMNS = {"n": "int"}
 
 
 def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
 
 
 def pack(out, rows, **options):
@@ -88,7 +92,9 @@ def test_a_link_in_a_half_pack_is_removed_and_what_it_leads_to_is_not(tmp_path):
     assert files(tmp_path / "mine") == {"notes": b"precious"}
 
 
-def test_the_old_dataset_stays_until_the_new_one_has_its_place_however_often_that_is_cut_short(tmp_path, monkeypatch):
+def test_the_old_dataset_stays_until_the_new_one_has_its_place_however_often_that_is_cut_short(
+    tmp_path, monkeypatch
+):
     old, rename = pack(tmp_path / "out", 3), os.rename
 
     def killed(source, target, **more):
@@ -109,7 +115,10 @@ def test_a_whole_dataset_that_is_still_being_put_away_is_busy_to_all(tmp_path, m
     unlink = os.unlink
 
     def killed(path, **more):
-        if os.fspath(path).endswith(".flare/lock") and (tmp_path / "out" / "playlist.yaml").exists():
+        if (
+            os.fspath(path).endswith(".flare/lock")
+            and (tmp_path / "out" / "playlist.yaml").exists()
+        ):
             raise KeyboardInterrupt
         unlink(path, **more)
 
@@ -119,7 +128,12 @@ def test_a_whole_dataset_that_is_still_being_put_away_is_busy_to_all(tmp_path, m
     held = os.open(tmp_path / "out" / ".flare", os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     try:
-        for options in ({}, {"resume": True}, {"overwrite": True}, {"overwrite": True, "resume": True}):
+        for options in (
+            {},
+            {"resume": True},
+            {"overwrite": True},
+            {"overwrite": True, "resume": True},
+        ):
             with pytest.raises(BusyError):
                 pack(tmp_path / "out", 9, **options)
     finally:
@@ -132,8 +146,13 @@ def test_what_was_half_written_is_gone_before_a_resume_writes_more(tmp_path):
     """It may be what filled the disk."""
     half(tmp_path / "out", 4)
     (tmp_path / "out" / ".flare" / "shard.00002.mds.1.1.part").write_bytes(bytes(99))
-    writer = Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=2), resume=True)
-    assert sorted(path.name for path in (tmp_path / "out" / ".flare").iterdir()) == ["journal", "lock"]
+    writer = Writer(
+        str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=2), resume=True
+    )
+    assert sorted(path.name for path in (tmp_path / "out" / ".flare").iterdir()) == [
+        "journal",
+        "lock",
+    ]
     writer.abandon()
 
 
@@ -152,7 +171,10 @@ def test_a_process_that_ends_at_once_sweeps_what_it_holds_and_nothing_it_let_go_
 def test_names_reach_the_disk_in_the_order_in_which_they_count(tmp_path, monkeypatch):
     """Power may go at any moment: a name that others count on is forced to the disk before the next step."""
     pack(tmp_path / "out", 3)
-    steps, real = [], {name: getattr(os, name) for name in ("fsync", "rename", "rmdir", "unlink", "write")}
+    steps, real = (
+        [],
+        {name: getattr(os, name) for name in ("fsync", "rename", "rmdir", "unlink", "write")},
+    )
 
     def shown(path):
         return os.path.relpath(path, tmp_path).replace(".out.flare-new", "NEW")
@@ -169,11 +191,15 @@ def test_names_reach_the_disk_in_the_order_in_which_they_count(tmp_path, monkeyp
     noting("write", lambda fd, data: shown(os.readlink(f"/proc/self/fd/{fd}")))
     noting("rename", lambda source, target: shown(target) if os.path.isabs(source) else "")
     noting("rmdir", lambda path: shown(path))
-    with Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=2), overwrite=True) as writer:
+    with Writer(
+        str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=2), overwrite=True
+    ) as writer:
         began = len(steps)
         for row in range(3):
             writer.write({"n": row})
-    assert steps[:began].index(("fsync", "NEW/.flare")) < steps[:began].index(("write", "NEW/.flare/journal"))
+    assert steps[:began].index(("fsync", "NEW/.flare")) < steps[:began].index(
+        ("write", "NEW/.flare/journal")
+    )
     swapped = steps.index(("rename", "out"))
     assert steps[swapped + 1] == ("fsync", ".")
     assert steps[steps.index(("rmdir", "out/.flare")) + 1] == ("fsync", "out")
@@ -186,7 +212,9 @@ def test_failed_rows_are_safe_before_the_journal_counts_on_them(tmp_path, monkey
         name = os.readlink(f"/proc/self/fd/{fd}")
         if name.endswith("failed.jsonl"):
             safe.append(os.fstat(fd).st_size)
-        if name.endswith("journal") and "failed" in (entry := json.loads(Path(name).read_text().splitlines()[-1])):
+        if name.endswith("journal") and "failed" in (
+            entry := json.loads(Path(name).read_text().splitlines()[-1])
+        ):
             counted.append((entry["failed"]["bytes"], safe[-1]))
         fsync(fd)
 
@@ -194,7 +222,9 @@ def test_failed_rows_are_safe_before_the_journal_counts_on_them(tmp_path, monkey
     with Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1)) as writer:
         for row in range(0, 6, 2):
             writer.fail(Failure(row, f"k{row}", "n", "null", "n is null"))
-            writer.write_batch(pa.record_batch({"n": pa.array([row], pa.int64())}), np.array([row + 1]))
+            writer.write_batch(
+                pa.record_batch({"n": pa.array([row], pa.int64())}), np.array([row + 1])
+            )
         writer.write_batch(pa.record_batch({"n": pa.array([9], pa.int64())}), np.array([6]))
     assert len(counted) == 4
     assert all(noted == safe > 0 for noted, safe in counted[:3])
@@ -204,7 +234,9 @@ def test_a_disk_that_takes_a_little_at_a_time_gets_all_of_it(tmp_path, monkeypat
     whole, write = pack(tmp_path / "whole", 5), os.write
     monkeypatch.setattr("os.write", lambda fd, data: write(fd, bytes(data[:7])))
     half(tmp_path / "out", 4)
-    writer = Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=2), resume=True)
+    writer = Writer(
+        str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=2), resume=True
+    )
     assert writer.rows == 2
     writer.abandon()
     assert pack(tmp_path / "out", 5, resume=True) == whole
@@ -216,6 +248,12 @@ def test_a_half_pack_is_gone_on_with_where_both_ways_are_given(tmp_path):
     pack(tmp_path / "beside", 3)
     half(tmp_path / "beside", 5, overwrite=True)
     for name in ("out", "beside"):
-        writer = Writer(str(tmp_path / name), columns=COLUMNS, settings=Settings(shard_rows=2), resume=True, overwrite=True)
+        writer = Writer(
+            str(tmp_path / name),
+            columns=COLUMNS,
+            settings=Settings(shard_rows=2),
+            resume=True,
+            overwrite=True,
+        )
         assert (writer.rows, writer.shards) == (4, 2)
         writer.abandon()

@@ -22,7 +22,11 @@ LACKING = (3, 4, 8, 10, 11)
 
 
 def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
 
 
 def pack(out, rows, how=TWO, **options):
@@ -42,9 +46,16 @@ def half(out, rows, how=TWO, **options):
 
 def test_a_shard_that_its_rows_fill_to_the_byte_takes_all_of_them(tmp_path):
     """The original flushes when its limit is less than what would be there: a row that just fits is taken."""
-    pack(tmp_path / "one", 3, Settings(shard_bytes=999, shard_rows=3))  # the limit stands in each shard, in as many digits
+    pack(
+        tmp_path / "one", 3, Settings(shard_bytes=999, shard_rows=3)
+    )  # the limit stands in each shard, in as many digits
     exact = os.path.getsize(tmp_path / "one" / "shard.00000.mds")
-    for limit, wanted in ((exact, [3, 3, 1]), (exact - 1, [2, 2, 2, 1]), (exact + 11, [3, 3, 1]), (exact + 12, [4, 3])):
+    for limit, wanted in (
+        (exact, [3, 3, 1]),
+        (exact - 1, [2, 2, 2, 1]),
+        (exact + 11, [3, 3, 1]),
+        (exact + 12, [4, 3]),
+    ):
         pack(tmp_path / f"{limit}", 7, Settings(shard_bytes=limit))
         listed = json.loads((tmp_path / f"{limit}" / "index.json").read_text())["shards"]
         assert [shard["samples"] for shard in listed] == wanted, limit
@@ -57,7 +68,9 @@ def test_the_playlist_comes_when_all_else_is_there(tmp_path, monkeypatch):
     format, seen = find("mds"), []
 
     def interrupted(at, *args):
-        seen.append(sorted(name for name in files(tmp_path / "out") if not name.startswith(".flare/")))
+        seen.append(
+            sorted(name for name in files(tmp_path / "out") if not name.startswith(".flare/"))
+        )
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -105,7 +118,9 @@ def failing(out, stop=None, **options):
         rows = range(begin, min(begin + 5, 12))
         for row in rows:
             if row in LACKING:
-                writer.fail(Failure(row, f"k{row}", "n", "null" if row % 2 else "value", "n is null"))
+                writer.fail(
+                    Failure(row, f"k{row}", "n", "null" if row % 2 else "value", "n is null")
+                )
         good = [row for row in rows if row not in LACKING]
         if good:
             writer.write_batch(pa.record_batch({"n": pa.array(good, pa.int64())}), np.array(good))
@@ -121,7 +136,10 @@ def failing(out, stop=None, **options):
 @pytest.mark.parametrize("stop", [1, 2])
 def test_failed_rows_are_counted_and_listed_once_however_the_pack_ends(tmp_path, stop):
     whole = failing(tmp_path / "whole")
-    assert [json.loads(line)["row"] for line in (tmp_path / "whole" / "failed.jsonl").read_text().splitlines()] == [*LACKING]
+    assert [
+        json.loads(line)["row"]
+        for line in (tmp_path / "whole" / "failed.jsonl").read_text().splitlines()
+    ] == [*LACKING]
     assert whole.failed.counts == {"null": 2, "value": 3}
     for rounds in range(2):  # cut short once, then once more at the same place
         failing(tmp_path / f"out{rounds}", stop)
@@ -139,7 +157,10 @@ def test_rows_that_fail_behind_the_last_shard_are_listed(tmp_path):
             writer.write_batch(pa.record_batch({"n": pa.array([row], pa.int64())}), np.array([row]))
         writer._flush(3)
         writer.fail(Failure(3, "k3", "n", "null", "n is null"))
-    assert [json.loads(line)["row"] for line in (tmp_path / "out" / "failed.jsonl").read_text().splitlines()] == [3]
+    assert [
+        json.loads(line)["row"]
+        for line in (tmp_path / "out" / "failed.jsonl").read_text().splitlines()
+    ] == [3]
 
 
 def test_a_half_pack_of_another_version_is_not_gone_on_with(tmp_path, monkeypatch):
@@ -154,19 +175,39 @@ def test_a_half_pack_of_another_version_is_not_gone_on_with(tmp_path, monkeypatc
     monkeypatch.setattr("flarecli.verbs.parts.__version__", "99.1")
     from flarecli import __version__
 
-    for out, go_on in (("out", lambda: pack(tmp_path / "out", 5, resume=True)),
-                       ("parts", lambda: verbs.pack(str(index), str(tmp_path / "parts"), part_rows=2, resume=True))):  # fmt: skip
+    for out, go_on in (
+        ("out", lambda: pack(tmp_path / "out", 5, resume=True)),
+        (
+            "parts",
+            lambda: verbs.pack(str(index), str(tmp_path / "parts"), part_rows=2, resume=True),
+        ),
+    ):
         with pytest.raises(UsageError) as caught:
             go_on()
-        assert str(caught.value) == f'{tmp_path}/{out}: the unfinished pack there was begun with flare "{__version__}", not "99.1"'
+        assert (
+            str(caught.value)
+            == f'{tmp_path}/{out}: the unfinished pack there was begun with flare "{__version__}", not "99.1"'
+        )
 
 
 def _interrupted(*_):
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("name", "value"), [("rows", "2"), ("rows", None), ("next", 2.5), ("failed", []), ("files", []), ("files", [{"x": 1}])])
-def test_a_line_of_the_journal_that_says_nothing_is_as_if_it_had_never_been_written(tmp_path, name, value):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rows", "2"),
+        ("rows", None),
+        ("next", 2.5),
+        ("failed", []),
+        ("files", []),
+        ("files", [{"x": 1}]),
+    ],
+)
+def test_a_line_of_the_journal_that_says_nothing_is_as_if_it_had_never_been_written(
+    tmp_path, name, value
+):
     half(tmp_path / "out", 9)
     journal = tmp_path / "out" / ".flare" / "journal"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
@@ -180,7 +221,9 @@ def test_a_line_of_the_journal_that_says_nothing_is_as_if_it_had_never_been_writ
 
 def test_a_resume_that_is_refused_leaves_nothing_open(tmp_path):
     half(tmp_path / "out", 5)
-    (tmp_path / "out" / ".flare" / "journal").open("ab").write(b"torn")  # so that it is opened, and cut
+    (tmp_path / "out" / ".flare" / "journal").open("ab").write(
+        b"torn"
+    )  # so that it is opened, and cut
     before = set(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with pytest.raises(UsageError):
@@ -198,7 +241,9 @@ def test_a_link_in_the_place_of_the_failed_rows_is_not_written_through(tmp_path)
     assert (tmp_path / "mine").read_text() == "precious"
 
 
-def test_a_list_of_failed_rows_that_was_cut_back_is_safe_before_a_playlist_has_its_sum(tmp_path, monkeypatch):
+def test_a_list_of_failed_rows_that_was_cut_back_is_safe_before_a_playlist_has_its_sum(
+    tmp_path, monkeypatch
+):
     """No row may fail behind it, which would force it to the disk."""
     writer = Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1))
     writer.fail(Failure(0, "k0", "n", "null", "n is null"))
@@ -215,7 +260,9 @@ def test_a_list_of_failed_rows_that_was_cut_back_is_safe_before_a_playlist_has_i
         fsync(fd)
 
     monkeypatch.setattr("os.fsync", noting)
-    with Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1), resume=True) as writer:
+    with Writer(
+        str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1), resume=True
+    ) as writer:
         assert safe == [size]
 
 
@@ -238,12 +285,18 @@ def test_a_writer_that_is_refused_lets_go_of_the_folder_and_takes_nothing_away(t
     before = {name: data for name, data in files(tmp_path / "out").items() if name != ".flare/lock"}
     for columns, how, message in (
         ({"n": "str"}, TWO, "the unfinished pack there has other columns"),
-        (COLUMNS, Settings(shard_rows=3), "the unfinished pack there was begun with shard_rows 2, not 3"),
+        (
+            COLUMNS,
+            Settings(shard_rows=3),
+            "the unfinished pack there was begun with shard_rows 2, not 3",
+        ),
     ):
         with pytest.raises(UsageError) as caught:
             Writer(str(tmp_path / "out"), columns=columns, settings=how, resume=True)
         assert str(caught.value) == f"{tmp_path}/out: {message}"
-        assert {name: data for name, data in files(tmp_path / "out").items() if name != ".flare/lock"} == before
+        assert {
+            name: data for name, data in files(tmp_path / "out").items() if name != ".flare/lock"
+        } == before
     assert pack(tmp_path / "out", 5, resume=True) == pack(tmp_path / "whole", 5)
 
 

@@ -17,7 +17,9 @@ from flarecli.verbs.parts import _outcome
 from flarecli.write import engines
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # what it calls the switch that keeps 127.0.0.1 what it is
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = (
+    "0"  # what it calls the switch that keeps 127.0.0.1 what it is
+)
 ray = pytest.importorskip("ray", reason="needs ray: pip install 'flarecli[ray]'")
 
 
@@ -25,9 +27,16 @@ ray = pytest.importorskip("ray", reason="needs ray: pip install 'flarecli[ray]'"
 def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
-    common = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 80 << 20}
+    common = {
+        "num_cpus": 1,
+        "node_ip_address": "127.0.0.1",
+        "include_dashboard": False,
+        "object_store_memory": 80 << 20,
+    }
     made = Cluster(initialize_head=True, head_node_args=common)
-    made.second = made.add_node(num_cpus=1, node_ip_address="127.0.0.1", object_store_memory=80 << 20)
+    made.second = made.add_node(
+        num_cpus=1, node_ip_address="127.0.0.1", object_store_memory=80 << 20
+    )
     ray.init(address=made.address, log_to_driver=False, _node_ip_address="127.0.0.1")
     yield made
     ray.shutdown()
@@ -37,12 +46,20 @@ def cluster() -> Iterator[Any]:
 @pytest.fixture
 def index(tmp_path: Path) -> str:
     path = tmp_path / "index.parquet"
-    pq.write_table(pa.table({"id": [f"k{i}" for i in range(400)], "text": ["x" * i for i in range(400)]}), path, row_group_size=50)
+    pq.write_table(
+        pa.table({"id": [f"k{i}" for i in range(400)], "text": ["x" * i for i in range(400)]}),
+        path,
+        row_group_size=50,
+    )
     return str(path)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def dying(marks: Path) -> Callable[[Any], Any]:
@@ -62,14 +79,18 @@ def dying(marks: Path) -> Callable[[Any], Any]:
     return work
 
 
-def test_relative_paths_start_where_the_driver_is(cluster: Any, index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_start_where_the_driver_is(
+    cluster: Any, index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)  # the nodes began elsewhere
     flarecli.pack("index.parquet", "local", part_rows=200)
     flarecli.pack("index.parquet", "ray", part_rows=200, engine="ray")
     assert files_of(tmp_path / "ray") == files_of(tmp_path / "local")
 
 
-def test_workers_killed_and_a_node_removed_change_no_byte(cluster: Any, index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_killed_and_a_node_removed_change_no_byte(
+    cluster: Any, index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flarecli.pack(index, str(tmp_path / "local"), part_rows=20, shard_bytes=2000)
     (tmp_path / "marks").mkdir()
     real = engines.run
@@ -81,27 +102,38 @@ def test_workers_killed_and_a_node_removed_change_no_byte(cluster: Any, index: s
             yield result
 
     monkeypatch.setattr(engines, "run", lossy)
-    packed = flarecli.pack(index, str(tmp_path / "ray"), part_rows=20, shard_bytes=2000, engine="ray")
+    packed = flarecli.pack(
+        index, str(tmp_path / "ray"), part_rows=20, shard_bytes=2000, engine="ray"
+    )
     assert packed.rows == 400
     assert len(list((tmp_path / "marks").iterdir())) == 7
     assert files_of(tmp_path / "ray") == files_of(tmp_path / "local")
 
 
-def test_the_first_part_that_fails_is_named_whichever_ended_first(cluster: Any, tmp_path: Path) -> None:
+def test_the_first_part_that_fails_is_named_whichever_ended_first(
+    cluster: Any, tmp_path: Path
+) -> None:
     source = str(tmp_path / "i.parquet")
     pq.write_table(pa.table({"n": [*range(25), 300, *range(24), 400]}), source)
     with pytest.raises(FormatError) as caught:
-        flarecli.pack(source, str(tmp_path / "out"), encode={"n": "uint8"}, part_rows=10, engine="ray")
+        flarecli.pack(
+            source, str(tmp_path / "out"), encode={"n": "uint8"}, part_rows=10, engine="ray"
+        )
     assert caught.value.where == f"part 00002: {source}[25]"
 
 
-@pytest.mark.parametrize("options", [["--decode", "--duplicates"], ["--quick"], ["--sample", "50%", "--max-findings", "2"]])
+@pytest.mark.parametrize(
+    "options",
+    [["--decode", "--duplicates"], ["--quick"], ["--sample", "50%", "--max-findings", "2"]],
+)
 def test_a_check_on_the_cluster_finds_what_one_here_finds(
     cluster: Any, index: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
     out = tmp_path / "out"
     flarecli.pack(index, str(out), part_rows=100, shard_bytes=6000, compress="zstd")
-    assert told(capsys, [str(out), *options, "--engine", "ray"]) == told(capsys, [str(out), *options])
+    assert told(capsys, [str(out), *options, "--engine", "ray"]) == told(
+        capsys, [str(out), *options]
+    )
     shards = sorted(out.glob("*/*.zstd"))
     damaged = bytearray(shards[1].read_bytes())
     damaged[len(damaged) // 2] ^= 1
@@ -119,7 +151,9 @@ def told(capsys: pytest.CaptureFixture[str], argv: list[str]) -> tuple[int, str,
     return code, *capsys.readouterr()
 
 
-def test_a_check_that_was_interrupted_goes_on_on_the_cluster(cluster: Any, index: str, tmp_path: Path) -> None:
+def test_a_check_that_was_interrupted_goes_on_on_the_cluster(
+    cluster: Any, index: str, tmp_path: Path
+) -> None:
     out, state = tmp_path / "out", tmp_path / "state"
     flarecli.pack(index, str(out), shard_bytes=6000)
     shard = out / "shard.00003.mds"
@@ -131,7 +165,10 @@ def test_a_check_that_was_interrupted_goes_on_on_the_cluster(cluster: Any, index
     findings.close()  # type: ignore[attr-defined]
     assert state.exists()
     again = flarecli.verify(str(out), state=str(state), engine="ray")
-    assert (list(again), again.rows) == (wanted, 400 - flarecli.open(str(out)).playlists[0].streams[0].rows[3])
+    assert (list(again), again.rows) == (
+        wanted,
+        400 - flarecli.open(str(out)).playlists[0].streams[0].rows[3],
+    )
     assert not state.exists()
 
 

@@ -11,7 +11,9 @@ LINK = "https://me:hunter2@example.com/a.jpg?X-Amz-Signature=hunter2"
 
 
 def test_no_secret_is_listed_whoever_named_the_row():
-    line = Failure(3, LINK, "url", "unsafe", f"the name '{LINK}' is an address", "i.parquet", 5).line()
+    line = Failure(
+        3, LINK, "url", "unsafe", f"the name '{LINK}' is an address", "i.parquet", 5
+    ).line()
     told = json.loads(line)
     assert b"hunter2" not in line
     assert (told["row"], told["key"]) == (5, "https://example.com/a.jpg?redacted")
@@ -20,7 +22,12 @@ def test_no_secret_is_listed_whoever_named_the_row():
 @pytest.mark.parametrize(
     ("kind", "reason", "error", "hint"),
     [
-        ("unsafe", "10.0.0.1 is a private address", UnsafeError, "Give --allow-local or --allow-private if you trust what it links to"),
+        (
+            "unsafe",
+            "10.0.0.1 is a private address",
+            UnsafeError,
+            "Give --allow-local or --allow-private if you trust what it links to",
+        ),
         ("unsafe", "the name 'https://example.com/a' is an address", UnsafeError, "Skip it."),
         ("unsafe", "the name '../x' leaves the folder", UnsafeError, "Skip it."),
         ("http", "404 not found", ReachError, "Skip it."),

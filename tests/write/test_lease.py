@@ -18,7 +18,10 @@ def test_a_store_that_refuses_every_condition_is_not_asked_for_ever(tmp_path, mo
     monkeypatch.setattr("flarecli.write.lease.time.sleep", slept.append)
     with pytest.raises(BusyError) as caught:
         Lease(locate(str(tmp_path)) / "lock", "s3://b/out", waits=False)
-    assert str(caught.value) == "s3://b/out: others were faster each time, or the store refuses every condition"
+    assert (
+        str(caught.value)
+        == "s3://b/out: others were faster each time, or the store refuses every condition"
+    )
     assert caught.value.hint == "Try again in a minute."
     assert len(asked) == 9
     assert 4 < sum(slept) < 6

@@ -26,11 +26,21 @@ def at(tmp_path):
 
 
 def start(batches, at, links=LINKS, limits=QUICK, guard=None, **more):
-    return fetch(batches, links, key="key", at=at, guard=guard or Guard(), limits=limits, **{"progress": Progress(), **more})
+    return fetch(
+        batches,
+        links,
+        key="key",
+        at=at,
+        guard=guard or Guard(),
+        limits=limits,
+        **{"progress": Progress(), **more},
+    )
 
 
 def index(urls, **columns):
-    return pa.record_batch({"key": [f"k{i}" for i in range(len(urls))], "url": pa.array(urls, pa.string()), **columns})
+    return pa.record_batch(
+        {"key": [f"k{i}" for i in range(len(urls))], "url": pa.array(urls, pa.string()), **columns}
+    )
 
 
 def collected(batches, at, **more):
@@ -42,7 +52,9 @@ def collected(batches, at, **more):
         assert rows == sorted(rows) and all(until <= row < part.until for row in rows)
         assert part.batch.schema.field("data").type == pa.large_binary()
         values |= dict(zip(rows, part.batch.column("data").to_pylist(), strict=True))
-        assert part.batch.column("key").to_pylist() == [f"k{row - more.get('first_row', 0)}" for row in rows]
+        assert part.batch.column("key").to_pylist() == [
+            f"k{row - more.get('first_row', 0)}" for row in rows
+        ]
         assert [one.row for one in part.failures] == sorted(one.row for one in part.failures)
         failures |= {one.row: (one.key, one.kind, one.reason) for one in part.failures}
         assert set(range(until, part.until)) <= set(values) | set(failures)
@@ -83,8 +95,21 @@ def test_columns_keep_their_places_and_batches_may_be_of_any_size(web, at):
 
 def test_without_links_batches_pass(at):
     batch = pa.record_batch({"key": ["a", "b"]})
-    parts = list(fetch([batch, batch], [], key=None, at=at, guard=Guard(), limits=QUICK, first_row=5, progress=Progress()))
-    assert [(part.batch, part.rows.tolist(), list(part.failures), part.until) for part in parts] == [(batch, [5, 6], [], 7), (batch, [7, 8], [], 9)]
+    parts = list(
+        fetch(
+            [batch, batch],
+            [],
+            key=None,
+            at=at,
+            guard=Guard(),
+            limits=QUICK,
+            first_row=5,
+            progress=Progress(),
+        )
+    )
+    assert [
+        (part.batch, part.rows.tolist(), list(part.failures), part.until) for part in parts
+    ] == [(batch, [5, 6], [], 7), (batch, [7, 8], [], 9)]
 
 
 def test_files_beside_a_local_index_are_read_and_others_are_not(at, tmp_path):
@@ -94,7 +119,15 @@ def test_files_beside_a_local_index_are_read_and_others_are_not(at, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path.parent / "secret")
     (tmp_path / "https.txt").write_bytes(b"named like a scheme")
     assert outcome("https.txt", at) == b"named like a scheme"
-    bad = ["../secret", str(tmp_path.parent / "secret"), f"file://{tmp_path.parent}/secret", "link", "sub", "missing.jpg", "pipe:cat secret"]
+    bad = [
+        "../secret",
+        str(tmp_path.parent / "secret"),
+        f"file://{tmp_path.parent}/secret",
+        "link",
+        "sub",
+        "missing.jpg",
+        "pipe:cat secret",
+    ]
     values, failures = collected([index(["sub/a.jpg", *bad])], at)
     assert values == {0: JPEG}
     assert sorted(failures) == list(range(1, 8))
@@ -129,7 +162,16 @@ def test_what_came_of_all_links_is_told_to_those_who_ask(web, at, tmp_path):
     assert told == [("fetched 1 link, 1.5 kB", True)]
 
 
-@pytest.mark.parametrize("url", ["ftp://127.0.0.1/x", "gopher://127.0.0.1/", "data:text/plain,x", "simplecache::http://127.0.0.1/", "zip://x.zip"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://127.0.0.1/x",
+        "gopher://127.0.0.1/",
+        "data:text/plain,x",
+        "simplecache::http://127.0.0.1/",
+        "zip://x.zip",
+    ],
+)
 def test_other_schemes_fail_their_row(at, url):
     kind, reason = outcome(url, at)
     assert kind in ("unsafe", "usage", "format", "missing"), reason
@@ -145,9 +187,13 @@ def test_null_and_empty_links_fail_their_rows(at, tmp_path):
 
 def test_a_row_fails_if_any_of_its_links_fails(web, at):
     web.file("/a", b"a")
-    batch = pa.record_batch({"key": ["x", "y"], "one": [web.url("/a")] * 2, "two": [web.url("/a"), web.url("/missing")]})
+    batch = pa.record_batch(
+        {"key": ["x", "y"], "one": [web.url("/a")] * 2, "two": [web.url("/a"), web.url("/missing")]}
+    )
     parts = list(start([batch], at, links=[Link("one", "one"), Link("two", "second")]))
-    assert [part.batch.to_pydict() for part in parts] == [{"key": ["x"], "one": [b"a"], "second": [b"a"]}]
+    assert [part.batch.to_pydict() for part in parts] == [
+        {"key": ["x"], "one": [b"a"], "second": [b"a"]}
+    ]
     assert [(one.row, one.key, one.column) for one in parts[0].failures] == [(1, "y", "second")]
 
 
@@ -158,16 +204,30 @@ def test_rows_are_the_same_however_many_are_taken_at_a_time(web, at, tmp_path, m
     web.page("/text", b"\n<- text")
     web.page("/page.jpg", b"<html>", Content_Type="text/html")
     web.page("/empty", b"")
-    kinds = [web.url("/a.jpg")] * 9 + ["file.jpg", web.url("/text"), web.url("/page.jpg"), web.url("/empty"), web.url("/missing"), None]
+    kinds = [web.url("/a.jpg")] * 9 + [
+        "file.jpg",
+        web.url("/text"),
+        web.url("/page.jpg"),
+        web.url("/empty"),
+        web.url("/missing"),
+        None,
+    ]
     one, two = ([kinds[(step * row + row // 50) % 15] for row in range(400)] for step in (7, 11))
     links = [Link("one", "first"), Link("two", "second")]
 
     def outcomes(batch, step):
         values, failures = {}, {}
         for part in start((batch.slice(i, step) for i in range(0, 400, step)), at, links=links):
-            rows = zip(part.batch.column("first").to_pylist(), part.batch.column("second").to_pylist(), strict=True)
+            rows = zip(
+                part.batch.column("first").to_pylist(),
+                part.batch.column("second").to_pylist(),
+                strict=True,
+            )
             values |= dict(zip(part.rows.tolist(), rows, strict=True))
-            failures |= {failure.row: (failure.key, failure.column, failure.kind, failure.reason) for failure in part.failures}
+            failures |= {
+                failure.row: (failure.key, failure.column, failure.kind, failure.reason)
+                for failure in part.failures
+            }
         return values, failures
 
     batch = pa.record_batch({"key": [f"k{i}" for i in range(400)], "one": one, "two": two})
@@ -175,9 +235,15 @@ def test_rows_are_the_same_however_many_are_taken_at_a_time(web, at, tmp_path, m
     monkeypatch.setattr("flarecli.write.links._SPAN", 1)
     assert outcomes(batch, 30) == whole
     bodies = {kinds[0]: JPEG, "file.jpg": b"file", web.url("/text"): b"\n<- text"}
-    assert whole[0] == {row: (bodies[one[row]], bodies[two[row]]) for row in range(400) if one[row] in bodies and two[row] in bodies}
+    assert whole[0] == {
+        row: (bodies[one[row]], bodies[two[row]])
+        for row in range(400)
+        if one[row] in bodies and two[row] in bodies
+    }
     assert {row: failure[1] for row, failure in whole[1].items()} == {
-        row: "first" if one[row] not in bodies else "second" for row in range(400) if row not in whole[0]
+        row: "first" if one[row] not in bodies else "second"
+        for row in range(400)
+        if row not in whole[0]
     }
 
 
@@ -244,14 +310,23 @@ def drip(handler, times):
             return
 
 
-@pytest.mark.parametrize("fault", [cut, reset, chunked, garbage, hang, stall, drip], ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize(
+    "fault", [cut, reset, chunked, garbage, hang, stall, drip], ids=lambda fault: fault.__name__
+)
 def test_a_broken_answer_is_a_failed_row_with_the_same_reason_each_time(web, other_web, at, fault):
     for server in (web, other_web):
         server.pages["/a"] = fault
     values, failures = collected([index([server.url("/a") for server in (web, other_web)])], at)
     assert not values
     assert (
-        len({(kind, reason.replace(str(server.port), "PORT")) for server, (_, kind, reason) in zip((web, other_web), failures.values(), strict=True)})
+        len(
+            {
+                (kind, reason.replace(str(server.port), "PORT"))
+                for server, (_, kind, reason) in zip(
+                    (web, other_web), failures.values(), strict=True
+                )
+            }
+        )
         == 1
     )
     assert web.asked["/a"] <= 2 and other_web.asked["/a"] <= 2
@@ -259,7 +334,9 @@ def test_a_broken_answer_is_a_failed_row_with_the_same_reason_each_time(web, oth
 
 @pytest.mark.parametrize("fault", [cut, reset, chunked], ids=lambda fault: fault.__name__)
 def test_a_fault_that_passes_is_tried_again(web, at, fault):
-    web.pages["/a"] = lambda handler, times: fault(handler, times) if times == 1 else handler.answer(200, b"whole")
+    web.pages["/a"] = lambda handler, times: (
+        fault(handler, times) if times == 1 else handler.answer(200, b"whole")
+    )
     assert outcome(web.url("/a"), at) == b"whole"
     assert web.asked["/a"] == 2
 
@@ -267,8 +344,14 @@ def test_a_fault_that_passes_is_tried_again(web, at, fault):
 _PACKED = gzip.compress(JPEG)
 ENCODED = {  # what is sent: status, body, headers; what becomes of the row
     "whole": ((200, JPEG, {}), JPEG),
-    "a range that was not asked for": ((206, JPEG[:10], {"Content_Range": f"bytes 0-9/{len(JPEG)}"}), "range"),
-    "all of it as a range": ((206, JPEG, {"Content_Range": f"bytes 0-{len(JPEG) - 1}/{len(JPEG)}"}), "range"),
+    "a range that was not asked for": (
+        (206, JPEG[:10], {"Content_Range": f"bytes 0-9/{len(JPEG)}"}),
+        "range",
+    ),
+    "all of it as a range": (
+        (206, JPEG, {"Content_Range": f"bytes 0-{len(JPEG) - 1}/{len(JPEG)}"}),
+        "range",
+    ),
     "a range without saying which": ((206, JPEG, {}), "range"),
     "a range with 200": ((200, JPEG[:10], {"Content_Range": f"bytes 0-9/{len(JPEG)}"}), "range"),
     "no range to be had": ((416, b"", {"Content_Range": f"bytes */{len(JPEG)}"}), "status"),
@@ -277,21 +360,39 @@ ENCODED = {  # what is sent: status, body, headers; what becomes of the row
     "a weak tag": ((200, JPEG, {"ETag": 'W/"1"'}), JPEG),
     "no content": ((204, b"", {}), "status"),
     "gzip": ((200, _PACKED, {"Content_Encoding": "gzip"}), JPEG),
-    "two members of gzip": ((200, gzip.compress(JPEG[:9]) + gzip.compress(JPEG[9:]), {"Content_Encoding": "gzip"}), JPEG),
+    "two members of gzip": (
+        (200, gzip.compress(JPEG[:9]) + gzip.compress(JPEG[9:]), {"Content_Encoding": "gzip"}),
+        JPEG,
+    ),
     "gzip cut short": ((200, _PACKED[:-9], {"Content_Encoding": "gzip"}), "encoding"),
     "gzip and more": ((200, _PACKED + b"more", {"Content_Encoding": "gzip"}), "encoding"),
     "gzip in name alone": ((200, JPEG, {"Content_Encoding": "gzip"}), "encoding"),
     "gzip of gzip": ((200, gzip.compress(_PACKED), {"Content_Encoding": "gzip, gzip"}), "encoding"),
-    "gzip with a wrong sum": ((200, _PACKED[:-8] + bytes(4) + _PACKED[-4:], {"Content_Encoding": "gzip"}), "encoding"),
-    "far too much in gzip": ((200, gzip.compress(bytes(32 << 20), 1), {"Content_Encoding": "gzip"}), "encoding"),
-    "a range of gzip": ((206, _PACKED[:10], {"Content_Encoding": "gzip", "Content_Range": f"bytes 0-9/{len(_PACKED)}"}), "range"),
+    "gzip with a wrong sum": (
+        (200, _PACKED[:-8] + bytes(4) + _PACKED[-4:], {"Content_Encoding": "gzip"}),
+        "encoding",
+    ),
+    "far too much in gzip": (
+        (200, gzip.compress(bytes(32 << 20), 1), {"Content_Encoding": "gzip"}),
+        "encoding",
+    ),
+    "a range of gzip": (
+        (
+            206,
+            _PACKED[:10],
+            {"Content_Encoding": "gzip", "Content_Range": f"bytes 0-9/{len(_PACKED)}"},
+        ),
+        "range",
+    ),
     "deflate": ((200, zlib.compress(JPEG), {"Content_Encoding": "deflate"}), JPEG),
     "br": ((200, JPEG, {"Content_Encoding": "br"}), "encoding"),
     "identity": ((200, JPEG, {"Content_Encoding": "identity"}), JPEG),
 }
 
 
-def test_ranges_conditions_and_encodings_that_were_not_asked_for_give_the_whole_object_or_fail_the_row(web, at):
+def test_ranges_conditions_and_encodings_that_were_not_asked_for_give_the_whole_object_or_fail_the_row(
+    web, at
+):
     for i, (sent, _) in enumerate(ENCODED.values()):
         web.page(f"/{i}", sent[1], status=sent[0], **sent[2])
     values, failures = collected([index([web.url(f"/{i}") for i in range(len(ENCODED))])], at)
@@ -302,7 +403,9 @@ def test_ranges_conditions_and_encodings_that_were_not_asked_for_give_the_whole_
 def test_permanent_refusals_are_asked_once_and_passing_ones_as_often_as_allowed(web, at):
     statuses = {404: 1, 410: 1, 403: 1, 401: 1, 400: 1, 500: 2, 502: 2, 503: 2, 429: 2, 408: 2}
     urls = [web.page(f"/{status}", b"", status=status) for status in statuses]
-    values, failures = collected([index(urls)], at, limits=Limits(retries=1, timeout_s=5, deadline_s=30))
+    values, failures = collected(
+        [index(urls)], at, limits=Limits(retries=1, timeout_s=5, deadline_s=30)
+    )
     assert not values and len(failures) == len(statuses)
     for status, reason in zip(statuses, failures.values(), strict=True):
         assert str(status) in reason[2]
@@ -311,7 +414,9 @@ def test_permanent_refusals_are_asked_once_and_passing_ones_as_often_as_allowed(
 
 def test_retries_have_a_budget(web, at):
     web.pages["/a"] = lambda handler, times: handler.answer(500)
-    _, failures = collected([index([web.url("/a")] * 300)], at, limits=Limits(retries=4, timeout_s=5, deadline_s=60))
+    _, failures = collected(
+        [index([web.url("/a")] * 300)], at, limits=Limits(retries=4, timeout_s=5, deadline_s=60)
+    )
     assert len(failures) == 300
     assert web.asked["/a"] <= 300 + 100
 
@@ -321,17 +426,28 @@ def test_an_object_that_is_too_large_fails(web, at, tmp_path):
     limits = Limits(max_bytes=1000, timeout_s=5, deadline_s=10)
     web.page("/told", bytes(2000))
     web.page("/untold", bytes(2000), Content_Length=None)
-    kinds = {outcome(url, at, limits=limits)[0] for url in (web.url("/told"), web.url("/untold"), "a")}
+    kinds = {
+        outcome(url, at, limits=limits)[0] for url in (web.url("/told"), web.url("/untold"), "a")
+    }
     assert len(kinds) == 1
     assert outcome(web.page("/fits", b"x" * 1000), at, limits=limits) == b"x" * 1000
 
 
-def test_rows_of_a_local_index_may_name_private_addresses_but_redirects_may_not_leave_them(web, other_web, at):
+def test_rows_of_a_local_index_may_name_private_addresses_but_redirects_may_not_leave_them(
+    web, other_web, at
+):
     other_web.file("/secret", b"secret")
     web.file("/a", b"a")
     web.page("/ok", b"", status=302, Location=web.url("/a"))
     assert outcome(web.url("/ok"), at) == b"a"
-    for i, target in enumerate([other_web.url("/secret"), "file:///etc/passwd", web.url("/a", host="localhost"), "//[::1]:1/x"]):
+    for i, target in enumerate(
+        [
+            other_web.url("/secret"),
+            "file:///etc/passwd",
+            web.url("/a", host="localhost"),
+            "//[::1]:1/x",
+        ]
+    ):
         web.page(f"/{i}", b"", status=302, Location=target)
         assert outcome(web.url(f"/{i}"), at)[0] == "unsafe", target
     assert not other_web.asked
@@ -343,7 +459,12 @@ def test_rows_of_a_remote_index_may_only_name_what_is_public_or_beside_it(web, o
     (tmp_path / "secret").write_bytes(b"secret")
     web.file("/d/a.bin", b"beside")
     remote = locate(web.url("/d/index.csv")).folder
-    assert outcome("a.bin", remote) == outcome("/d/a.bin", remote) == outcome(web.url("/d/a.bin"), remote) == b"beside"
+    assert (
+        outcome("a.bin", remote)
+        == outcome("/d/a.bin", remote)
+        == outcome(web.url("/d/a.bin"), remote)
+        == b"beside"
+    )
     for url in (other_web.url("/secret"), f"file://{tmp_path}/secret"):
         assert outcome(url, remote)[0] == "unsafe"
     assert not other_web.asked
@@ -370,7 +491,9 @@ def test_what_waits_is_bounded_and_one_larger_object_still_passes(web, at):
     web.page("/large", bytes(3_000_000))
     urls = [web.url("/a?1"), web.url("/large"), *[web.url(f"/a?{i}") for i in range(200)]]
     batches = [index([url]) for url in urls]
-    stream = start(batches, at, limits=Limits(jobs=4, ahead_bytes=1_000_000, timeout_s=20, deadline_s=60))
+    stream = start(
+        batches, at, limits=Limits(jobs=4, ahead_bytes=1_000_000, timeout_s=20, deadline_s=60)
+    )
     first = next(stream)
     assert first.batch.num_rows == 1
     time.sleep(0.7)
@@ -384,7 +507,9 @@ def test_closing_early_ends_every_transfer_and_its_thread(web, at):
     web.pages["/hang"] = hang
 
     def web_threads():
-        return [thread for thread in threading.enumerate() if "process_request_thread" in thread.name]
+        return [
+            thread for thread in threading.enumerate() if "process_request_thread" in thread.name
+        ]
 
     before = threading.active_count() - len(web_threads())
     stream = start([index([web.url("/a")]), index([web.url("/hang")] * 50)], at, limits=Limits())
@@ -400,11 +525,18 @@ def test_a_column_that_holds_no_text_is_refused(at):
         list(start([pa.record_batch({"key": ["a"], "url": [1]})], at))
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
+)
 def test_every_kind_of_text_column_holds_links(at, tmp_path, kind):
     (tmp_path / "a").write_bytes(b"a")
     batch = pa.record_batch(
-        {"key": ["k0"], "url": pa.array(["a"], pa.string()).cast(kind) if not pa.types.is_dictionary(kind) else pa.array(["a"]).dictionary_encode()}
+        {
+            "key": ["k0"],
+            "url": pa.array(["a"], pa.string()).cast(kind)
+            if not pa.types.is_dictionary(kind)
+            else pa.array(["a"]).dictionary_encode(),
+        }
     )
     assert collected([batch], at)[0] == {0: b"a"}
 
@@ -418,6 +550,10 @@ def test_a_mistake_in_the_transfer_thread_is_no_failed_row(web, at, monkeypatch)
 
 def test_an_address_that_is_not_utf8_fails_alone(at, tmp_path):
     (tmp_path / "a.jpg").write_bytes(JPEG)
-    text = pa.Array.from_buffers(pa.string(), 2, [None, pa.py_buffer(np.array([0, 2, 7], np.int32)), pa.py_buffer(b"\xff\xfea.jpg")])
+    text = pa.Array.from_buffers(
+        pa.string(),
+        2,
+        [None, pa.py_buffer(np.array([0, 2, 7], np.int32)), pa.py_buffer(b"\xff\xfea.jpg")],
+    )
     values, failures = collected([pa.record_batch({"key": ["k0", "k1"], "url": text})], at)
     assert (values, failures) == ({1: JPEG}, {0: ("k0", "value", "url is not UTF-8")})

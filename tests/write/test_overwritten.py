@@ -14,12 +14,22 @@ HINT = "Move that elsewhere first."
 
 
 def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
 
 
 def pack(out, rows=5, format="mds", **options):
     is_text = format in ("json", "csv")
-    with Writer(str(out), format=format, columns={"b": "str" if is_text else "bytes"}, settings=Settings(shard_rows=2), **options) as writer:
+    with Writer(
+        str(out),
+        format=format,
+        columns={"b": "str" if is_text else "bytes"},
+        settings=Settings(shard_rows=2),
+        **options,
+    ) as writer:
         for row in range(writer.rows, rows):
             writer.write({"b": str(row) if is_text else b"%d" % row})
     return files(out)
@@ -30,12 +40,17 @@ def refused(out, name, **options):
     before = files(out)
     with pytest.raises(UsageError) as caught:
         pack(out, 9, overwrite=True, **options)
-    assert (str(caught.value), caught.value.hint) == (f"{out}: it holds {name!r}, which is no part of a dataset", HINT)
+    assert (str(caught.value), caught.value.hint) == (
+        f"{out}: it holds {name!r}, which is no part of a dataset",
+        HINT,
+    )
     assert files(out) == before
     assert sorted(path.name for path in out.parent.iterdir()) == [out.name]
 
 
-@pytest.mark.parametrize("name", ["mds_many_shards", "mds_comp_zstd", "json_comp_gz", "csv_plain", "merged_root"])
+@pytest.mark.parametrize(
+    "name", ["mds_many_shards", "mds_comp_zstd", "json_comp_gz", "csv_plain", "merged_root"]
+)
 def test_of_what_others_wrote_the_index_says_what_may_go(tmp_path, name):
     shutil.copytree(FIXTURES / "mds" / name / "data", tmp_path / "out")
     (tmp_path / "out" / "shard.00099.mds").write_text("mine")
@@ -45,7 +60,13 @@ def test_of_what_others_wrote_the_index_says_what_may_go(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "other"), [("new/sharded", "000001/mine.bag"), ("new/sharded", "mine.bag"), ("new/alltypes", "mine.bag"), ("old/alltypes", "mine.idx")]
+    ("name", "other"),
+    [
+        ("new/sharded", "000001/mine.bag"),
+        ("new/sharded", "mine.bag"),
+        ("new/alltypes", "mine.bag"),
+        ("old/alltypes", "mine.idx"),
+    ],
 )
 def test_of_what_granular_wrote_its_specs_say_what_may_go(tmp_path, name, other):
     shutil.copytree(FIXTURES / "granular" / name / "data" / "ds", tmp_path / "out")
@@ -57,7 +78,13 @@ def test_of_what_granular_wrote_its_specs_say_what_may_go(tmp_path, name, other)
 
 @pytest.mark.parametrize(
     ("format", "name"),
-    [("mds", "shard.00099.mds"), ("ffrecord", "00099.ffr"), ("webdataset", "photos.tar"), ("json", "a.json"), ("granular", "shards/000001/x.bag")],
+    [
+        ("mds", "shard.00099.mds"),
+        ("ffrecord", "00099.ffr"),
+        ("webdataset", "photos.tar"),
+        ("json", "a.json"),
+        ("granular", "shards/000001/x.bag"),
+    ],
 )
 def test_of_what_flare_wrote_the_playlist_says_what_may_go(tmp_path, format, name):
     pack(tmp_path / "out", format=format)
@@ -90,7 +117,9 @@ def test_what_came_to_lie_in_the_old_dataset_meanwhile_stays(tmp_path):
         for row in range(9):
             new.write({"b": b"%d" % row})
         (tmp_path / "out" / "notes.txt").write_text("mine")
-    assert str(caught.value) == f"{tmp_path}/out: it holds 'notes.txt', which is no part of a dataset"
+    assert (
+        str(caught.value) == f"{tmp_path}/out: it holds 'notes.txt', which is no part of a dataset"
+    )
     assert files(tmp_path / "out") == {**old, "notes.txt": b"mine"}
     (tmp_path / "out" / "notes.txt").rename(tmp_path / "notes.txt")
     assert pack(tmp_path / "out", 9, overwrite=True, resume=True) == pack(tmp_path / "other", 9)

@@ -31,16 +31,28 @@ def written(writer, samples):
 def test_a_sample_that_the_format_cannot_hold_is_left_out_alone(tmp_path):
     bad = (10, 1500, 1501, 2999)
     texts = [f"a\nb{n}" if n in bad else f"row {n}" for n in range(3000)]
-    said = written(flare.Writer(str(tmp_path / "d"), format="csv", columns={"t": "str"}), [{"t": text} for text in texts])
-    assert said == [f"row {bad[k] - k}: column 't': holds the newline '\\n'" for k in range(4)]  # rows of the dataset: without those before
-    assert [one["t"] for one in flare.open(str(tmp_path / "d"))] == [text for n, text in enumerate(texts) if n not in bad]
+    said = written(
+        flare.Writer(str(tmp_path / "d"), format="csv", columns={"t": "str"}),
+        [{"t": text} for text in texts],
+    )
+    assert said == [
+        f"row {bad[k] - k}: column 't': holds the newline '\\n'" for k in range(4)
+    ]  # rows of the dataset: without those before
+    assert [one["t"] for one in flare.open(str(tmp_path / "d"))] == [
+        text for n, text in enumerate(texts) if n not in bad
+    ]
     assert not list(flare.verify([str(tmp_path / "d")]))
 
 
 def test_a_key_that_came_before_costs_no_other_row(tmp_path):
     keys = [f"{n:04}" for n in range(2000)]
     keys[700], keys[1999] = keys[3], keys[1998]
-    writer = flare.Writer(str(tmp_path / "d"), format="webdataset", columns={"__key__": "str", "t": "str"}, settings=Settings(shard_rows=500))
+    writer = flare.Writer(
+        str(tmp_path / "d"),
+        format="webdataset",
+        columns={"__key__": "str", "t": "str"},
+        settings=Settings(shard_rows=500),
+    )
     said = written(writer, [{"__key__": key, "t": f"{n}"} for n, key in enumerate(keys)])
     assert said == ["row 1999: the key '1998' came before, and is to lie in the same shard"]
     assert [one["t"] for one in flare.open(str(tmp_path / "d"))] == [f"{n}" for n in range(1999)]
@@ -49,16 +61,22 @@ def test_a_key_that_came_before_costs_no_other_row(tmp_path):
 def test_a_key_twice_in_one_batch_costs_no_other_row(tmp_path):
     keys = [f"{n:04}" for n in range(100)]
     keys[70] = keys[3]
-    writer = flare.Writer(str(tmp_path / "d"), format="webdataset", columns={"__key__": "str", "t": "str"})
+    writer = flare.Writer(
+        str(tmp_path / "d"), format="webdataset", columns={"__key__": "str", "t": "str"}
+    )
     assert len(written(writer, [{"__key__": key, "t": f"{n}"} for n, key in enumerate(keys)])) == 1
-    assert [one["t"] for one in flare.open(str(tmp_path / "d"))] == [f"{n}" for n in range(100) if n != 70]
+    assert [one["t"] for one in flare.open(str(tmp_path / "d"))] == [
+        f"{n}" for n in range(100) if n != 70
+    ]
 
 
 def test_rows_that_an_interrupt_met_between_two_hands_are_not_passed_over(tmp_path, monkeypatch):
     def interrupted(self, *_):
         raise KeyboardInterrupt
 
-    writer = flare.Writer(str(tmp_path / "d"), columns={"n": "int"}, settings=Settings(shard_rows=1000))
+    writer = flare.Writer(
+        str(tmp_path / "d"), columns={"n": "int"}, settings=Settings(shard_rows=1000)
+    )
     with monkeypatch.context() as patched:
         patched.setattr(Behind, "add", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -67,16 +85,29 @@ def test_rows_that_an_interrupt_met_between_two_hands_are_not_passed_over(tmp_pa
     for do in (lambda: writer.write({"n": 1}), writer.close):
         with pytest.raises(UsageError) as caught:
             do()
-        assert (caught.value.message, caught.value.hint) == (LOST, "Open another Writer with resume=True: its `rows` says where to go on.")
+        assert (caught.value.message, caught.value.hint) == (
+            LOST,
+            "Open another Writer with resume=True: its `rows` says where to go on.",
+        )
     writer.abandon()
-    assert flare.Writer(str(tmp_path / "d"), columns={"n": "int"}, resume=True, settings=Settings(shard_rows=1000)).rows == 0
+    assert (
+        flare.Writer(
+            str(tmp_path / "d"),
+            columns={"n": "int"},
+            resume=True,
+            settings=Settings(shard_rows=1000),
+        ).rows
+        == 0
+    )
 
 
 def test_a_shard_that_the_journal_could_not_note_is_nothing_to_go_on_from(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    writer = flare.Writer(str(tmp_path / "d"), columns={"n": "int"}, settings=Settings(shard_rows=2))
+    writer = flare.Writer(
+        str(tmp_path / "d"), columns={"n": "int"}, settings=Settings(shard_rows=2)
+    )
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "note_shard", full)
         with pytest.raises(OSError, match="No space left"):

@@ -17,7 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli import encodings, playlists, read
-from flarecli.errors import BusyError, FormatError, ReachError, UnfinishedError, UsageError, ValueFitError
+from flarecli.errors import (
+    BusyError,
+    FormatError,
+    ReachError,
+    UnfinishedError,
+    UsageError,
+    ValueFitError,
+)
 from flarecli.model import Settings
 from flarecli.storage import locate
 from flarecli.write import Failure, Keys, Writer
@@ -26,7 +33,11 @@ COLUMNS = {"n": "int", "t": "str"}
 
 
 def files(folder):
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(Path(folder).rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(Path(folder).rglob("*"))
+        if p.is_file()
+    }
 
 
 def samples(count, size=50):
@@ -34,7 +45,9 @@ def samples(count, size=50):
 
 
 def pack(path, rows, how=None, **options):
-    with Writer(str(path), columns=COLUMNS, settings=how or Settings(shard_bytes=4000), **options) as writer:
+    with Writer(
+        str(path), columns=COLUMNS, settings=how or Settings(shard_bytes=4000), **options
+    ) as writer:
         for row in rows[writer.rows :]:
             writer.write(row)
     return files(path)
@@ -53,7 +66,11 @@ def rule(sizes, base, limit):
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, 300), min_size=1, max_size=80), st.integers(300, 900), st.lists(st.integers(1, 30), min_size=1, max_size=6))
+@given(
+    st.lists(st.integers(0, 300), min_size=1, max_size=80),
+    st.integers(300, 900),
+    st.lists(st.integers(1, 30), min_size=1, max_size=6),
+)
 def test_shards_are_cut_where_the_rule_says(lengths, limit, steps):
     import tempfile
 
@@ -64,20 +81,31 @@ def test_shards_are_cut_where_the_rule_says(lengths, limit, steps):
         at, k = 0, 0
         while at < len(lengths):
             part = lengths[at : at + steps[k % len(steps)]]
-            batch = pa.RecordBatch.from_arrays([pa.array([bytes(n) for n in part], pa.large_binary())], schema=schema)
+            batch = pa.RecordBatch.from_arrays(
+                [pa.array([bytes(n) for n in part], pa.large_binary())], schema=schema
+            )
             writer.write_batch(batch, np.arange(at, at + len(part)))
             at, k = at + len(part), k + 1
         writer.close()
         index = json.loads(Path(folder, "out", "index.json").read_text())
-        config = len(Path(folder, "out", "shard.00000.mds").read_bytes()) - 8 - index["shards"][0]["samples"] * 4
+        config = (
+            len(Path(folder, "out", "shard.00000.mds").read_bytes())
+            - 8
+            - index["shards"][0]["samples"] * 4
+        )
         first = [n + 4 for n in lengths[: index["shards"][0]["samples"]]]
         base = 8 + config - sum(first)
-        assert [shard["samples"] for shard in index["shards"]] == rule([n + 8 for n in lengths], base, limit)
+        assert [shard["samples"] for shard in index["shards"]] == rule(
+            [n + 8 for n in lengths], base, limit
+        )
 
 
 def test_rows_per_shard_are_counted_too(tmp_path):
     pack(tmp_path / "out", samples(25), Settings(shard_rows=10))
-    assert [shard["samples"] for shard in json.loads((tmp_path / "out" / "index.json").read_text())["shards"]] == [10, 10, 5]
+    assert [
+        shard["samples"]
+        for shard in json.loads((tmp_path / "out" / "index.json").read_text())["shards"]
+    ] == [10, 10, 5]
 
 
 def test_what_is_written_is_read_back_in_order(tmp_path):
@@ -94,7 +122,12 @@ def test_the_same_rows_give_the_same_bytes(tmp_path):
 
 def test_an_exception_leaves_no_index_and_a_resume_gives_the_same_bytes(tmp_path):
     whole = pack(tmp_path / "whole", samples(300))
-    with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_bytes=4000)) as writer:
+    with (
+        pytest.raises(RuntimeError),
+        Writer(
+            str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_bytes=4000)
+        ) as writer,
+    ):
         for row in samples(300)[:200]:
             writer.write(row)
         writer._write_samples()
@@ -109,7 +142,10 @@ def test_an_exception_leaves_no_index_and_a_resume_gives_the_same_bytes(tmp_path
     assert caught.value.hint == "Run the same `flare pack` command again with --resume."
     with pytest.raises(UnfinishedError) as caught:
         pack(tmp_path / "out", samples(300))
-    assert caught.value.hint == "Run the same command with --resume, or with --overwrite to begin anew."
+    assert (
+        caught.value.hint
+        == "Run the same command with --resume, or with --overwrite to begin anew."
+    )
     assert pack(tmp_path / "out", samples(300), resume=True) == whole
 
 
@@ -120,20 +156,33 @@ def test_a_failure_before_the_first_shard_leaves_nothing(tmp_path):
 
 
 def test_other_settings_are_not_mixed_into_a_half_pack(tmp_path):
-    with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_bytes=4000)) as writer:
+    with (
+        pytest.raises(RuntimeError),
+        Writer(
+            str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_bytes=4000)
+        ) as writer,
+    ):
         for row in samples(300):
             writer.write(row)
         writer._write_samples()
         raise RuntimeError
     with pytest.raises(UsageError) as caught:
         pack(tmp_path / "out", samples(300), Settings(shard_bytes=5000), resume=True)
-    assert str(caught.value) == f"{tmp_path}/out: the unfinished pack there was begun with shard_bytes 4000, not 5000"
+    assert (
+        str(caught.value)
+        == f"{tmp_path}/out: the unfinished pack there was begun with shard_bytes 4000, not 5000"
+    )
     assert caught.value.hint == "Give --overwrite to begin anew."
 
 
 def test_a_journal_cut_anywhere_still_resumes_to_the_same_bytes(tmp_path):
     whole = pack(tmp_path / "whole", samples(120))
-    with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_bytes=4000)) as writer:
+    with (
+        pytest.raises(RuntimeError),
+        Writer(
+            str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_bytes=4000)
+        ) as writer,
+    ):
         for row in samples(120):
             writer.write(row)
         writer._write_samples()
@@ -151,7 +200,10 @@ def test_a_journal_cut_anywhere_still_resumes_to_the_same_bytes(tmp_path):
 def test_a_torn_line_of_the_journal_is_gone_before_the_next_is_added(tmp_path):
     rows, how = samples(12), Settings(shard_rows=2)
     for stop in (4, 9):  # interrupted, torn, gone on with, interrupted and torn again
-        with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS, settings=how, resume=True) as writer:
+        with (
+            pytest.raises(RuntimeError),
+            Writer(str(tmp_path / "out"), columns=COLUMNS, settings=how, resume=True) as writer,
+        ):
             for row in rows[writer.rows : stop]:
                 writer.write(row)
             writer._write_samples()
@@ -167,7 +219,12 @@ def test_a_torn_line_of_the_journal_is_gone_before_the_next_is_added(tmp_path):
 @pytest.mark.parametrize("damage", ["remove", "cut"])
 def test_a_noted_shard_that_is_gone_is_written_again(tmp_path, damage):
     whole = pack(tmp_path / "whole", samples(300))
-    with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_bytes=4000)) as writer:
+    with (
+        pytest.raises(RuntimeError),
+        Writer(
+            str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_bytes=4000)
+        ) as writer,
+    ):
         for row in samples(300):
             writer.write(row)
         writer._write_samples()
@@ -186,17 +243,25 @@ def test_resuming_what_is_finished_changes_nothing(tmp_path):
 
 def test_no_row_is_taken_that_no_shard_would_hold(tmp_path):
     schema = pa.schema([encodings.field(encodings.column(*one)) for one in COLUMNS.items()])
-    batch = pa.RecordBatch.from_arrays([pa.array([1]), pa.array(["a"], pa.large_string())], schema=schema)
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([1]), pa.array(["a"], pa.large_string())], schema=schema
+    )
     with Writer(str(tmp_path / "out"), columns=COLUMNS) as writer:
         writer.write({"n": 1, "t": "a"})
     whole = files(tmp_path / "out")
     again = Writer(str(tmp_path / "out"), columns=COLUMNS, resume=True)
     assert (again.is_done, again.rows) == (True, 1)
     for one in (writer, again):
-        for write in (lambda one=one: one.write({"n": 2, "t": "b"}), lambda one=one: one.write_batch(batch, np.arange(1))):
+        for write in (
+            lambda one=one: one.write({"n": 2, "t": "b"}),
+            lambda one=one: one.write_batch(batch, np.arange(1)),
+        ):
             with pytest.raises(UsageError) as caught:
                 write()
-            assert str(caught.value) == f"{tmp_path}/out: the dataset is finished, and takes no more rows"
+            assert (
+                str(caught.value)
+                == f"{tmp_path}/out: the dataset is finished, and takes no more rows"
+            )
         assert one.close() == f"{tmp_path}/out/playlist.yaml"
     assert files(tmp_path / "out") == whole
     given_up = Writer(str(tmp_path / "other"), columns=COLUMNS)
@@ -224,13 +289,23 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path):
 
 def test_overwriting_keeps_the_old_dataset_until_the_new_one_is_whole(tmp_path):
     old = pack(tmp_path / "out", samples(10))
-    with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS, overwrite=True, settings=Settings(shard_bytes=4000)) as writer:
+    with (
+        pytest.raises(RuntimeError),
+        Writer(
+            str(tmp_path / "out"),
+            columns=COLUMNS,
+            overwrite=True,
+            settings=Settings(shard_bytes=4000),
+        ) as writer,
+    ):
         for row in samples(300):
             writer.write(row)
         writer._write_samples()
         raise RuntimeError
     assert files(tmp_path / "out") == old
-    assert pack(tmp_path / "out", samples(300), overwrite=True, resume=True) == pack(tmp_path / "other", samples(300))
+    assert pack(tmp_path / "out", samples(300), overwrite=True, resume=True) == pack(
+        tmp_path / "other", samples(300)
+    )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "out"]
 
 
@@ -239,25 +314,33 @@ def test_overwriting_refuses_a_folder_that_holds_more_than_a_dataset(tmp_path):
     (tmp_path / "out" / "notes.txt").write_text("mine")
     with pytest.raises(UsageError) as caught:
         pack(tmp_path / "out", samples(300), overwrite=True)
-    assert str(caught.value) == f"{tmp_path}/out: it holds 'notes.txt', which is no part of a dataset"
+    assert (
+        str(caught.value) == f"{tmp_path}/out: it holds 'notes.txt', which is no part of a dataset"
+    )
     assert files(tmp_path / "out") == {**old, "notes.txt": b"mine"}
 
 
 def test_a_swap_that_was_cut_short_is_finished(tmp_path):
     pack(tmp_path / "out", samples(10))
-    writer = Writer(str(tmp_path / "out"), columns=COLUMNS, overwrite=True, settings=Settings(shard_bytes=4000))
+    writer = Writer(
+        str(tmp_path / "out"), columns=COLUMNS, overwrite=True, settings=Settings(shard_bytes=4000)
+    )
     for row in samples(300):
         writer.write(row)
     writer._write_samples()
     (tmp_path / "out").rename(tmp_path / ".out.flare-old")  # killed between the two renames
     writer.failed.close()
     writer.target.release()
-    assert pack(tmp_path / "out", samples(300), overwrite=True, resume=True) == pack(tmp_path / "other", samples(300))
+    assert pack(tmp_path / "out", samples(300), overwrite=True, resume=True) == pack(
+        tmp_path / "other", samples(300)
+    )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "out"]
 
 
 @pytest.mark.parametrize("options", [{"resume": True}, {"resume": True, "overwrite": True}])
-def test_a_swap_that_was_killed_after_it_leaves_nothing_of_the_old_dataset(tmp_path, monkeypatch, options):
+def test_a_swap_that_was_killed_after_it_leaves_nothing_of_the_old_dataset(
+    tmp_path, monkeypatch, options
+):
     pack(tmp_path / "out", samples(10))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("flarecli.write.target.shutil.rmtree", _interrupted)
@@ -285,7 +368,10 @@ def test_a_lock_on_a_folder_that_was_put_away_meanwhile_is_none(tmp_path, monkey
 
     monkeypatch.setattr("flarecli.write.target.fcntl.flock", late)
     with Writer(str(tmp_path / "out"), columns=COLUMNS) as writer:
-        assert sorted(path.name for path in (tmp_path / "out" / ".flare").iterdir()) == ["journal", "lock"]
+        assert sorted(path.name for path in (tmp_path / "out" / ".flare").iterdir()) == [
+            "journal",
+            "lock",
+        ]
         assert list((tmp_path / "put away").iterdir()) == []
         writer.write({"n": 1, "t": ""})
     assert len(read.open(str(tmp_path / "out"))) == 1
@@ -341,7 +427,9 @@ def test_a_finished_dataset_whose_scratch_folder_stayed_is_finished(tmp_path):
 def test_what_an_earlier_swap_left_is_replaced(tmp_path):
     pack(tmp_path / ".out.flare-old", samples(5))
     pack(tmp_path / "out", samples(10))
-    assert pack(tmp_path / "out", samples(20), overwrite=True) == pack(tmp_path / "other", samples(20))
+    assert pack(tmp_path / "out", samples(20), overwrite=True) == pack(
+        tmp_path / "other", samples(20)
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
 
 
@@ -366,7 +454,9 @@ def _hold(path, ready, go):
 
 def test_two_packs_into_one_folder_one_wins_and_is_named(tmp_path):
     ready, go = multiprocessing.Event(), multiprocessing.Event()
-    other = multiprocessing.get_context("fork").Process(target=_hold, args=(str(tmp_path / "out"), ready, go))
+    other = multiprocessing.get_context("fork").Process(
+        target=_hold, args=(str(tmp_path / "out"), ready, go)
+    )
     other.start()
     try:
         assert ready.wait(20)
@@ -383,7 +473,9 @@ def test_two_packs_into_one_folder_one_wins_and_is_named(tmp_path):
 
 def test_a_lock_dies_with_its_process(tmp_path):
     ready, go = multiprocessing.Event(), multiprocessing.Event()
-    other = multiprocessing.get_context("fork").Process(target=_hold, args=(str(tmp_path / "out"), ready, go))
+    other = multiprocessing.get_context("fork").Process(
+        target=_hold, args=(str(tmp_path / "out"), ready, go)
+    )
     other.start()
     assert ready.wait(20)
     other.kill()
@@ -403,7 +495,10 @@ def test_a_lock_dies_with_its_process(tmp_path):
     ],
 )
 def test_a_sample_that_does_not_fit_is_refused_by_name(tmp_path, sample, message):
-    with pytest.raises((UsageError, ValueFitError)) as caught, Writer(str(tmp_path / "out"), columns=COLUMNS) as writer:
+    with (
+        pytest.raises((UsageError, ValueFitError)) as caught,
+        Writer(str(tmp_path / "out"), columns=COLUMNS) as writer,
+    ):
         writer.write(sample)
     assert str(caught.value) == message
 
@@ -413,7 +508,10 @@ def test_a_sample_that_does_not_fit_is_refused_by_name(tmp_path, sample, message
     [
         (Settings("gzip"), "unknown compression 'gzip'"),
         (Settings(hashes=("crc",)), "unknown hash 'crc'"),
-        (Settings(shard_bytes=1 << 32), "a shard of 4294967296 bytes is past 4 GiB, which its offsets cannot reach"),
+        (
+            Settings(shard_bytes=1 << 32),
+            "a shard of 4294967296 bytes is past 4 GiB, which its offsets cannot reach",
+        ),
         (Settings(shard_rows=0), "a shard of 0 rows holds nothing"),
     ],
 )
@@ -429,17 +527,30 @@ def test_failed_rows_are_listed_in_order_and_summed_in_the_playlist(tmp_path):
         writer.fail(Failure(0, "k0", "t", "null", "t is null"))
         writer.write({"n": 1, "t": ""})
         writer.fail(Failure(2, "k2", "u", "http", "http://u:p@h/x?token=1: 404"))
-    lines = [json.loads(line) for line in (tmp_path / "out" / "failed.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "out" / "failed.jsonl").read_text().splitlines()
+    ]
     assert lines == [
         {"file": None, "row": 0, "key": "k0", "column": "t", "kind": "null", "reason": "t is null"},
-        {"file": None, "row": 2, "key": "k2", "column": "u", "kind": "http", "reason": "http://h/x?redacted: 404"},
+        {
+            "file": None,
+            "row": 2,
+            "key": "k2",
+            "column": "u",
+            "kind": "http",
+            "reason": "http://h/x?redacted: 404",
+        },
     ]
     (stream,) = playlists.read(locate(str(tmp_path / "out" / "playlist.yaml"))).streams
     assert stream.files["failed.jsonl"].size == (tmp_path / "out" / "failed.jsonl").stat().st_size
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.lists(st.none() | st.integers(0, 30).map(str), min_size=1, max_size=15), max_size=12))
+@given(
+    st.lists(
+        st.lists(st.none() | st.integers(0, 30).map(str), min_size=1, max_size=15), max_size=12
+    )
+)
 def test_keys_tell_the_row_that_used_them_first(batches):
     keys, seen, row = Keys(), {}, 0
     for batch in batches:
@@ -471,13 +582,22 @@ def test_a_shard_that_went_is_noted_once_however_often_the_pack_is_resumed(tmp_p
 
 
 def test_keys_that_are_not_utf8_are_keys_too():
-    text = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(np.array([0, 2, 3, 5], np.int32)), pa.py_buffer(b"\xff\xfea\xff\xfe")])
+    text = pa.Array.from_buffers(
+        pa.string(),
+        3,
+        [None, pa.py_buffer(np.array([0, 2, 3, 5], np.int32)), pa.py_buffer(b"\xff\xfea\xff\xfe")],
+    )
     assert Keys().seen(text, 0).tolist() == [-1, -1, 0]
 
 
 def test_beginning_anew_in_a_half_pack_removes_nothing_else(tmp_path):
     rows = samples(300)
-    with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_bytes=4000)) as writer:
+    with (
+        pytest.raises(RuntimeError),
+        Writer(
+            str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_bytes=4000)
+        ) as writer,
+    ):
         for row in rows:
             writer.write(row)
         writer._write_samples()
@@ -485,23 +605,38 @@ def test_beginning_anew_in_a_half_pack_removes_nothing_else(tmp_path):
     (tmp_path / "out" / "notes.txt").write_text("precious")
     with pytest.raises(UsageError) as caught:
         pack(tmp_path / "out", rows, overwrite=True)
-    assert str(caught.value) == f"{tmp_path}/out: it holds 'notes.txt', which is no part of a dataset"
+    assert (
+        str(caught.value) == f"{tmp_path}/out: it holds 'notes.txt', which is no part of a dataset"
+    )
     assert (tmp_path / "out" / "notes.txt").read_text() == "precious"
 
 
 def test_a_resume_that_fails_before_its_first_shard_removes_nothing_else(tmp_path):
-    with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1)) as writer:
+    with (
+        pytest.raises(RuntimeError),
+        Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1)) as writer,
+    ):
         for row in samples(2):
             writer.write(row)
         writer._write_samples()
         raise RuntimeError
     (tmp_path / "out" / "shard.00000.mds").unlink()  # then nothing is done
     (tmp_path / "out" / "notes.txt").write_text("precious")
-    with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1), resume=True):
+    with (
+        pytest.raises(RuntimeError),
+        Writer(
+            str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1), resume=True
+        ),
+    ):
         raise RuntimeError
     assert (tmp_path / "out" / "notes.txt").read_text() == "precious"
     (tmp_path / "out" / "notes.txt").unlink()
-    with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1), resume=True):
+    with (
+        pytest.raises(RuntimeError),
+        Writer(
+            str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1), resume=True
+        ),
+    ):
         raise RuntimeError
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == []
 
@@ -510,14 +645,20 @@ ZIPPED = ["mds", "json", "csv", "tsv", "xsv", "webdataset"]  # the others are ne
 
 
 @pytest.mark.parametrize(
-    ("format", "compression"), [*((one, None) for one in (*ZIPPED, "ffrecord", "granular", "granular-refs")), *((one, "zstd") for one in ZIPPED)]
+    ("format", "compression"),
+    [
+        *((one, None) for one in (*ZIPPED, "ffrecord", "granular", "granular-refs")),
+        *((one, "zstd") for one in ZIPPED),
+    ],
 )
 def test_a_half_pack_of_each_format_is_begun_anew(tmp_path, format, compression):
     columns = {"t": "bytes" if format == "ffrecord" else "str"}
 
     def write(name, rows, **options):
         how = Settings(shard_rows=2, compression=compression, separator=";")
-        with Writer(str(tmp_path / name), format=format, columns=columns, settings=how, **options) as writer:
+        with Writer(
+            str(tmp_path / name), format=format, columns=columns, settings=how, **options
+        ) as writer:
             for i in range(rows):
                 writer.write({"t": b"%d" % i if format == "ffrecord" else str(i)})
             if name == "out" and not options:
@@ -564,12 +705,24 @@ def test_a_journal_that_is_none_is_a_format_error(tmp_path, line):
     assert str(caught.value) == f"{tmp_path}/out: its journal cannot be read"
 
 
-LISTS = {"bytes[]": [b"c", b"ab"], "float64[]": [0.5, -1.0], "int[]": [1, -(2**62)], "json[]": [{"a": 1}, None], "str[]": ["x", "é"]}
+LISTS = {
+    "bytes[]": [b"c", b"ab"],
+    "float64[]": [0.5, -1.0],
+    "int[]": [1, -(2**62)],
+    "json[]": [{"a": 1}, None],
+    "str[]": ["x", "é"],
+}
 
 
 def test_samples_hold_lists_where_the_format_does(tmp_path):
-    rows = [LISTS, {name: [] for name in LISTS}, {name: values[:1] for name, values in LISTS.items()}]
-    with Writer(str(tmp_path / "d"), format="granular-refs", columns={name: name for name in LISTS}) as writer:
+    rows = [
+        LISTS,
+        {name: [] for name in LISTS},
+        {name: values[:1] for name, values in LISTS.items()},
+    ]
+    with Writer(
+        str(tmp_path / "d"), format="granular-refs", columns={name: name for name in LISTS}
+    ) as writer:
         for row in rows:
             writer.write(row)
     assert list(read.open(str(tmp_path / "d"))) == rows
@@ -590,7 +743,11 @@ def _left(path, rows, how=None, last=1):
     return 1 / last
 
 
-@pytest.mark.parametrize("how", [Settings(shard_bytes=4000), Settings(shard_bytes=4000, compression="zstd")], ids=["plain", "zstd"])
+@pytest.mark.parametrize(
+    "how",
+    [Settings(shard_bytes=4000), Settings(shard_bytes=4000, compression="zstd")],
+    ids=["plain", "zstd"],
+)
 def test_a_writer_that_is_dropped_lets_go_of_its_lock_and_publishes_nothing(tmp_path, how):
     whole = pack(tmp_path / "whole", rows := samples(3000), how)
     gc.disable()
@@ -606,7 +763,10 @@ def test_a_writer_that_is_dropped_lets_go_of_its_lock_and_publishes_nothing(tmp_
 
 
 def test_of_a_writer_that_is_dropped_before_its_first_shard_nothing_stays(tmp_path):
-    with pytest.warns(ResourceWarning), contextlib.suppress(ZeroDivisionError):  # pytest.raises would keep the frame, and all in it
+    with (
+        pytest.warns(ResourceWarning),
+        contextlib.suppress(ZeroDivisionError),
+    ):  # pytest.raises would keep the frame, and all in it
         _left(tmp_path / "out", samples(3), last=0)
     assert not (tmp_path / "out").exists()
 
@@ -627,9 +787,13 @@ def test_a_forked_copy_of_a_writer_is_not_the_childs_to_drop(tmp_path):
 
 
 @pytest.mark.parametrize("how", [{}, {"shard_rows": 3}], ids=str)
-def test_a_key_that_comes_back_in_a_tar_is_refused_by_its_row_and_nothing_of_that_shard_is_written(tmp_path, how):
+def test_a_key_that_comes_back_in_a_tar_is_refused_by_its_row_and_nothing_of_that_shard_is_written(
+    tmp_path, how
+):
     columns = {"__key__": "str", "t": "str"}
-    writer = Writer(str(tmp_path / "out"), format="webdataset", columns=columns, settings=Settings(**how))
+    writer = Writer(
+        str(tmp_path / "out"), format="webdataset", columns=columns, settings=Settings(**how)
+    )
     for key in "abcabd":
         writer.write({"__key__": key, "t": "x"})
     if how:  # another shard may have it again
@@ -638,6 +802,11 @@ def test_a_key_that_comes_back_in_a_tar_is_refused_by_its_row_and_nothing_of_tha
     with pytest.raises(ValueFitError) as caught:
         writer.close()
     row, key = ("7", "b") if how else ("3", "a")
-    assert str(caught.value) == f"row {row}: the key {key!r} came before, and is to lie in the same shard"
-    assert sorted(name for name in files(tmp_path / "out") if name.endswith(".tar")) == (["00000.tar", "00001.tar"] if how else [])
+    assert (
+        str(caught.value)
+        == f"row {row}: the key {key!r} came before, and is to lie in the same shard"
+    )
+    assert sorted(name for name in files(tmp_path / "out") if name.endswith(".tar")) == (
+        ["00000.tar", "00001.tar"] if how else []
+    )
     writer.abandon()

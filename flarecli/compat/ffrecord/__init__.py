@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from flarecli.compat.ffrecord.folders import PackedFolder as PackedFolder
     from flarecli.compat.ffrecord.folders import pack_folder as pack_folder
 
-_FILES = {"FileReader": "files", "FileWriter": "files", "PackedFolder": "folders", "dump": "files", "pack_folder": "folders", "torch": "torch"}
+_FILES = {
+    "FileReader": "files",
+    "FileWriter": "files",
+    "PackedFolder": "folders",
+    "dump": "files",
+    "pack_folder": "folders",
+    "torch": "torch",
+}
 
 __all__ = ["FileReader", "FileWriter", "PackedFolder", "dump", "pack_folder"]
 

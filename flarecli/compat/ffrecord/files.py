@@ -30,8 +30,12 @@ class FileWriter:
     def __init__(self, fname: str | os.PathLike[str], n: int) -> None:
         self.fname, self.n = os.fspath(fname), n
         if not self.fname.endswith(".ffr") or n < 0:
-            raise UsageError(f"{n} records: a name that ends in .ffr, and a number are wanted", where=self.fname)
-        self._part = os.path.join(os.path.dirname(self.fname), f".{os.path.basename(self.fname)}.part")
+            raise UsageError(
+                f"{n} records: a name that ends in .ffr, and a number are wanted", where=self.fname
+            )
+        self._part = os.path.join(
+            os.path.dirname(self.fname), f".{os.path.basename(self.fname)}.part"
+        )
         self._sums, self._sizes = np.zeros(n, np.uint32), np.zeros(n, np.int64)
         self._count = 0
         try:
@@ -43,12 +47,17 @@ class FileWriter:
     def write_one(self, data: Any) -> None:
         """Write one record: all bytes of a buffer. Raises UsageError past `n`, or for what is no buffer."""
         if self._file is None or self._count == self.n:
-            raise UsageError(f"{self.n} records are written" if self._file else "the file is closed", where=self.fname)
+            raise UsageError(
+                f"{self.n} records are written" if self._file else "the file is closed",
+                where=self.fname,
+            )
         try:
             view = memoryview(data)
             view = view.cast("B") if view.contiguous else memoryview(view.tobytes())
         except TypeError:
-            raise UsageError(f"{type(data).__name__} is not bytes", where=f"{self.fname}[{self._count}]") from None
+            raise UsageError(
+                f"{type(data).__name__} is not bytes", where=f"{self.fname}[{self._count}]"
+            ) from None
         self._file.write(view)
         self._sums[self._count], self._sizes[self._count] = crc32(view), len(view)
         self._count += 1
@@ -68,13 +77,20 @@ class FileWriter:
                 os.fsync(file.fileno())
         if self._count < self.n:
             os.unlink(self._part)
-            raise UsageError(f"{self._count} records were written, {self.n} are wanted", where=self.fname)
+            raise UsageError(
+                f"{self._count} records were written, {self.n} are wanted", where=self.fname
+            )
         os.replace(self._part, self.fname)
 
     def __enter__(self) -> FileWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is None:
             self.close()
         elif self._file is not None:
@@ -92,7 +108,11 @@ class FileReader:
     raises      MissingError, FormatError, IntegrityError; UsageError for a name that does not end in `.ffr`
     """
 
-    def __init__(self, fname: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], check_data: bool = True) -> None:
+    def __init__(
+        self,
+        fname: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        check_data: bool = True,
+    ) -> None:
         given = [fname] if isinstance(fname, (str, os.PathLike)) else list(fname)
         names = [os.fspath(one) for one in given]
         if len(names) == 1 and os.path.isdir(names[0]):
@@ -109,7 +129,9 @@ class FileReader:
 
     def _opened(self, name: str) -> Shard:
         at = locate(name)
-        return ffrecord_table.open_shard(spans.of(at) if at.is_local else Chunk(at), None, self.check_data)
+        return ffrecord_table.open_shard(
+            spans.of(at) if at.is_local else Chunk(at), None, self.check_data
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FileReader, (self.fnames, self.check_data)
@@ -134,7 +156,9 @@ class FileReader:
         try:
             rows = [operator.index(index) for index in indices]
         except TypeError:
-            raise UsageError("what was asked for is no list of whole numbers", where=self.fnames[0]) from None
+            raise UsageError(
+                "what was asked for is no list of whole numbers", where=self.fnames[0]
+            ) from None
         for row in rows:
             if not 0 <= row < self.n:
                 raise RowsError(f"record {row} is outside the data, which has {self.n}")
@@ -143,7 +167,9 @@ class FileReader:
         for k, row in enumerate(rows):
             places.setdefault(bisect_right(self._starts, row) - 1, []).append(k)
         for i, ks in places.items():
-            parts = ffrecord.read_copies(self._shards[i], [rows[k] - self._starts[i] for k in ks], self.check_data)
+            parts = ffrecord.read_copies(
+                self._shards[i], [rows[k] - self._starts[i] for k in ks], self.check_data
+            )
             for k, part in zip(ks, parts, strict=True):
                 out[k] = np.frombuffer(part, np.uint8)
         return out
@@ -177,11 +203,18 @@ class FileReader:
     def __enter__(self) -> FileReader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
-def dump(dataset: Any, fname: str | os.PathLike[str], nfiles: int = 1, verbose: bool = False) -> None:
+def dump(
+    dataset: Any, fname: str | os.PathLike[str], nfiles: int = 1, verbose: bool = False
+) -> None:
     """Write what has `len` and `[i]` as one file, or as a folder of `PART_00000.ffr` and so on, as many in each but the last.
 
     verbose  taken, and of no use here
@@ -196,6 +229,8 @@ def dump(dataset: Any, fname: str | os.PathLike[str], nfiles: int = 1, verbose: 
         os.makedirs(out, exist_ok=True)
     for k, start in enumerate(range(0, max(rows, 1), max(each, 1))):
         stop = min(rows, start + each)
-        with FileWriter(os.path.join(out, f"PART_{k:05d}.ffr") if nfiles > 1 else out, stop - start) as writer:
+        with FileWriter(
+            os.path.join(out, f"PART_{k:05d}.ffr") if nfiles > 1 else out, stop - start
+        ) as writer:
             for i in range(start, stop):
                 writer.write_one(dataset[i])

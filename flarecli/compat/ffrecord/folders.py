@@ -17,7 +17,9 @@ from flarecli.storage import Location, locate
 __all__ = ["PackedFolder", "pack_folder"]
 
 
-def pack_folder(folder: str | os.PathLike[str], out_file: str | os.PathLike[str], verbose: bool = False) -> None:
+def pack_folder(
+    folder: str | os.PathLike[str], out_file: str | os.PathLike[str], verbose: bool = False
+) -> None:
     """Write a folder's files, those below it too, as one file. A link is what it leads to; a ring of links is refused.
 
     verbose  taken, and of no use here
@@ -33,7 +35,13 @@ def pack_folder(folder: str | os.PathLike[str], out_file: str | os.PathLike[str]
     packed_folder.write_folder(at, os.path.basename(name), contents, empty)
 
 
-def _walk(folder: str, above: str, contents: dict[str, bytes | Location], empty: list[str], seen: tuple[str, ...]) -> None:
+def _walk(
+    folder: str,
+    above: str,
+    contents: dict[str, bytes | Location],
+    empty: list[str],
+    seen: tuple[str, ...],
+) -> None:
     real = os.path.realpath(folder)
     if real in seen:
         raise UsageError("a link leads back to a folder above it", where=folder)
@@ -57,7 +65,9 @@ class PackedFolder:
     def __init__(self, ffr_file: str | os.PathLike[str], check_data: bool = True) -> None:
         self.fname, self.check_data = os.fspath(ffr_file), check_data
         self.reader = FileReader(self.fname, check_data)
-        self._tree = packed_folder.directory(open_shard(spans.of(locate(self.fname)), None, check_data))
+        self._tree = packed_folder.directory(
+            open_shard(spans.of(locate(self.fname)), None, check_data)
+        )
 
     def num_files(self) -> int:
         """How many files there are."""
@@ -96,7 +106,11 @@ class PackedFolder:
         return self.read([path])[0]
 
     def list(
-        self, path: str | os.PathLike[str] | None = None, list_file: bool = True, list_dir: bool = True, recursive: bool = False
+        self,
+        path: str | os.PathLike[str] | None = None,
+        list_file: bool = True,
+        list_dir: bool = True,
+        recursive: bool = False,
     ) -> list[str | Path]:
         """Name what a folder holds, relative to it: text for its own entries, Paths for those below, where those are asked for.
 

@@ -44,7 +44,13 @@ class Dataset(torch.utils.data.Dataset):  # type: ignore[misc, type-arg, unused-
         found = []
         for value in vars(self).values():
             for one in value if isinstance(value, list) else [value]:
-                found += [one] if isinstance(one, FileReader) else one.ffreaders() if isinstance(one, Dataset) else []
+                found += (
+                    [one]
+                    if isinstance(one, FileReader)
+                    else one.ffreaders()
+                    if isinstance(one, Dataset)
+                    else []
+                )
         return found
 
     def __add__(self, other: Any) -> ConcatDataset:
@@ -83,10 +89,14 @@ class ConcatDataset(Dataset):
             if not 0 <= row < len(self):
                 raise RowsError(f"sample {index} is outside the data, which has {len(self)}")
             k = bisect_right(self.cumulative_sizes, row)
-            wanted.setdefault(k, []).append((place, row - (self.cumulative_sizes[k - 1] if k else 0)))
+            wanted.setdefault(k, []).append(
+                (place, row - (self.cumulative_sizes[k - 1] if k else 0))
+            )
         out: list[Any] = [None] * len(indices)
         for k, pairs in sorted(wanted.items()):
-            for (place, _), sample in zip(pairs, self.datasets[k][[row for _, row in pairs]], strict=True):
+            for (place, _), sample in zip(
+                pairs, self.datasets[k][[row for _, row in pairs]], strict=True
+            ):
                 out[place] = sample
         return out
 
@@ -134,17 +144,39 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[misc, type-arg, u
             kwargs.setdefault("multiprocessing_context", multiprocessing.get_context("fork"))
             kwargs["prefetch_factor"] = prefetch_factor
         self._skipping: _Skipping | None = None
-        how = {"num_workers": num_workers, "collate_fn": collate_fn, "pin_memory": pin_memory, "timeout": timeout, **kwargs}
-        how |= {"worker_init_fn": worker_init_fn, "generator": generator, "persistent_workers": persistent_workers}
+        how = {
+            "num_workers": num_workers,
+            "collate_fn": collate_fn,
+            "pin_memory": pin_memory,
+            "timeout": timeout,
+            **kwargs,
+        }
+        how |= {
+            "worker_init_fn": worker_init_fn,
+            "generator": generator,
+            "persistent_workers": persistent_workers,
+        }
         if batch_size is None and batch_sampler is None and skippable:
-            raise UsageError("batches that are not made here cannot be skipped", hint="Give skippable=False.")
+            raise UsageError(
+                "batches that are not made here cannot be skipped", hint="Give skippable=False."
+            )
         if not skippable:
             how |= {"sampler": sampler, "batch_sampler": batch_sampler}
-            how |= {} if batch_sampler is not None else {"batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last}
+            how |= (
+                {}
+                if batch_sampler is not None
+                else {"batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last}
+            )
             super().__init__(dataset, **how)
             return
         if batch_sampler is None:
-            chosen = sampler if sampler is not None else RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
+            chosen = (
+                sampler
+                if sampler is not None
+                else RandomSampler(dataset, generator=generator)
+                if shuffle
+                else SequentialSampler(dataset)
+            )
             batch_sampler = BatchSampler(chosen, batch_size or 1, drop_last)
         skipping = _Skipping(batch_sampler)
         super().__init__(dataset, batch_sampler=skipping, **how)

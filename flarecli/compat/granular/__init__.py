@@ -28,7 +28,17 @@ _FILES = {
     "sources": "sources",
 }
 
-__all__ = ["BagReader", "DatasetReader", "DatasetWriter", "Loader", "ShardedDatasetReader", "ShardedDatasetWriter", "decoders", "encoders", "sources"]
+__all__ = [
+    "BagReader",
+    "DatasetReader",
+    "DatasetWriter",
+    "Loader",
+    "ShardedDatasetReader",
+    "ShardedDatasetWriter",
+    "decoders",
+    "encoders",
+    "sources",
+]
 
 
 def __getattr__(name: str) -> object:

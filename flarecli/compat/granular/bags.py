@@ -25,11 +25,24 @@ class BagReader:
     """
 
     def __init__(
-        self, bag_source: Any, idx_source: Any = None, cache_index: bool = True, cache_data: bool = False, single_file: bool = False
+        self,
+        bag_source: Any,
+        idx_source: Any = None,
+        cache_index: bool = True,
+        cache_data: bool = False,
+        single_file: bool = False,
     ) -> None:
         self._source = bag_source
-        folder = os.path.dirname(os.path.abspath(bag_source)) if isinstance(bag_source, (str, os.PathLike)) else bag_source.parent
-        name = os.path.basename(bag_source) if isinstance(bag_source, (str, os.PathLike)) else bag_source.name
+        folder = (
+            os.path.dirname(os.path.abspath(bag_source))
+            if isinstance(bag_source, (str, os.PathLike))
+            else bag_source.parent
+        )
+        name = (
+            os.path.basename(bag_source)
+            if isinstance(bag_source, (str, os.PathLike))
+            else bag_source.name
+        )
         self._shard = formats.find("granular").open_shard(Chunk(located(folder) / name))
         self.closed = False
 
@@ -40,7 +53,9 @@ class BagReader:
     def size(self) -> int:
         """Bytes of the records and their table."""
         chunk = self._shard.chunk
-        return sum(one.size() for one in {str(one): one for one in (chunk.at, *chunk.beside)}.values())
+        return sum(
+            one.size() for one in {str(one): one for one in (chunk.at, *chunk.beside)}.values()
+        )
 
     def __len__(self) -> int:
         return len(self._shard)
@@ -74,5 +89,10 @@ class BagReader:
     def __enter__(self) -> BagReader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()

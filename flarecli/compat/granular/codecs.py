@@ -49,7 +49,10 @@ def _decode_image(name: str, data: bytes) -> Any:
 
 def _encode_video(name: str, value: Any) -> bytes:
     if not isinstance(value, bytes):
-        raise ValueFitError(f"{type(value).__name__} is no {name} file", hint="Give the bytes of the file: what a frame becomes is your choice.")
+        raise ValueFitError(
+            f"{type(value).__name__} is no {name} file",
+            hint="Give the bytes of the file: what a frame becomes is your choice.",
+        )
     return value
 
 

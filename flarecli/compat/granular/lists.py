@@ -36,7 +36,14 @@ class Gatherer:
     """
 
     def __init__(
-        self, at: Location, columns: Columns, words: Mapping[str, str], shard_rows: int | None, start: int, step: int, spool: str | None
+        self,
+        at: Location,
+        columns: Columns,
+        words: Mapping[str, str],
+        shard_rows: int | None,
+        start: int,
+        step: int,
+        spool: str | None,
     ) -> None:
         self._form = formats.find("granular-refs")
         self.columns = self._form.arrange(columns)
@@ -44,7 +51,11 @@ class Gatherer:
         self._numbers = itertools.count(start, step)
         for there in (SPEC, f"{shard_folder(start)}/{SPEC}"):
             if (at / there).exists():
-                raise UsageError("a dataset with lists is not added to", where=at / there, hint="Choose a folder without one.")
+                raise UsageError(
+                    "a dataset with lists is not added to",
+                    where=at / there,
+                    hint="Choose a folder without one.",
+                )
         self.rows = self._kept = 0
         self._file: IO[bytes] | None = None
         self._writer: pa.RecordBatchStreamWriter | None = None
@@ -56,7 +67,9 @@ class Gatherer:
         """Add rows; those of a shard that is full are written."""
         done = 0
         while done < batch.num_rows:
-            room = batch.num_rows - done if self._shard_rows is None else self._shard_rows - self._kept
+            room = (
+                batch.num_rows - done if self._shard_rows is None else self._shard_rows - self._kept
+            )
             self._keep(batch.slice(done, room))
             done += min(room, batch.num_rows - done)
             if self._kept == self._shard_rows:
@@ -88,10 +101,16 @@ class Gatherer:
         if self._file is not None and self._writer is not None:
             self._writer.close()
             self._file.flush()
-            batches = list(pa.ipc.open_stream(pa.py_buffer(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))))
+            batches = list(
+                pa.ipc.open_stream(
+                    pa.py_buffer(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
+                )
+            )
         settings = Settings(shard_bytes=None, shard_rows=self._shard_rows)
         self._form.write_shard(self._at, number, self.columns, batches, settings)
         folder = "" if self._shard_rows is None else f"{shard_folder(number)}/"
-        (self._at / f"{folder}{SPEC}").write([json.dumps(dict(sorted(self._words.items()))).encode()])
+        (self._at / f"{folder}{SPEC}").write(
+            [json.dumps(dict(sorted(self._words.items()))).encode()]
+        )
         self._writer = None
         self.abandon()

@@ -39,9 +39,16 @@ class Loader:
         mp: Any = None,
     ) -> None:
         if batch < 1 or prefetch < 0 or not 0 <= shard_id < num_shards:
-            raise UsageError(f"batch is {batch}, prefetch {prefetch}, shard_id {shard_id} of {num_shards}: those make no batches")
+            raise UsageError(
+                f"batch is {batch}, prefetch {prefetch}, shard_id {shard_id} of {num_shards}: those make no batches"
+            )
         self.source: Callable[[int], Any] = source if callable(source) else source.__getitem__
-        self.batch, self.prefetch, self.shard_id, self.num_shards = batch, prefetch, shard_id, num_shards
+        self.batch, self.prefetch, self.shard_id, self.num_shards = (
+            batch,
+            prefetch,
+            shard_id,
+            num_shards,
+        )
         self.consumed = self._asked = 0
         self._workers, self._mp = max(1, min(workers, prefetch + 1)), mp
         self._pool: Executor | None = None
@@ -50,7 +57,10 @@ class Loader:
     @cached_property
     def spec(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
         """Key -> dtype and shape of one datapoint's value."""
-        return {key: (value.dtype, value.shape) for key, value in ((key, np.asarray(one)) for key, one in self.source(0).items())}
+        return {
+            key: (value.dtype, value.shape)
+            for key, value in ((key, np.asarray(one)) for key, one in self.source(0).items())
+        }
 
     def __iter__(self) -> Loader:
         if self._pool is None:
@@ -64,7 +74,10 @@ class Loader:
         if self._pool is None:
             raise UsageError("the loader was not begun", hint="Call iter() on it first.")
         while len(self._ahead) <= self.prefetch:
-            steps = range(self._asked + self.shard_id * self.batch, self._asked + (self.shard_id + 1) * self.batch)
+            steps = range(
+                self._asked + self.shard_id * self.batch,
+                self._asked + (self.shard_id + 1) * self.batch,
+            )
             self._ahead.append(self._pool.submit(_made, self.source, steps, self.spec))
             self._asked += self.batch * self.num_shards
         try:
@@ -94,17 +107,32 @@ class Loader:
         self._ahead.clear()
 
 
-def _made(source: Callable[[int], Any], steps: range, spec: dict[str, tuple[Any, tuple[int, ...]]]) -> Batch:
+def _made(
+    source: Callable[[int], Any], steps: range, spec: dict[str, tuple[Any, tuple[int, ...]]]
+) -> Batch:
     out = {key: np.empty((len(steps), *shape), dtype) for key, (dtype, shape) in spec.items()}
     for i, step in enumerate(steps):
         datapoint = source(step)
         if datapoint.keys() != out.keys():
-            raise FormatError(f"key {min(datapoint.keys() ^ out.keys())!r} is missing or unknown in the datapoint", where=f"step {step}")
+            raise FormatError(
+                f"key {min(datapoint.keys() ^ out.keys())!r} is missing or unknown in the datapoint",
+                where=f"step {step}",
+            )
         for key, one in datapoint.items():
             value, (dtype, shape) = np.asarray(one), spec[key]
             if value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
-                raise FormatError(f"key {key!r} is {value.dtype} {value.shape}, the first one's is {dtype} {shape}", where=f"step {step}")
+                raise FormatError(
+                    f"key {key!r} is {value.dtype} {value.shape}, the first one's is {dtype} {shape}",
+                    where=f"step {step}",
+                )
             out[key][i] = value
-            if value.dtype.kind in "iu" and value.dtype != dtype and not np.array_equal(out[key][i], value):
-                raise FormatError(f"key {key!r} has {value.dtype} numbers that {dtype}, the first one's, cannot hold", where=f"step {step}")
+            if (
+                value.dtype.kind in "iu"
+                and value.dtype != dtype
+                and not np.array_equal(out[key][i], value)
+            ):
+                raise FormatError(
+                    f"key {key!r} has {value.dtype} numbers that {dtype}, the first one's, cannot hold",
+                    where=f"step {step}",
+                )
     return out

@@ -20,10 +20,17 @@ def located(directory: Any, writing: bool = False) -> Location:
 
     writing  files are added to it, row by row, which do not each wait for the disk
     """
-    if isinstance(directory, (str, os.PathLike)) and (isinstance(directory, (str, pathlib.PurePath))):
+    if isinstance(directory, (str, os.PathLike)) and (
+        isinstance(directory, (str, pathlib.PurePath))
+    ):
         at = locate(f"{os.fspath(directory).rstrip('/') or '/'}/")
         if writing and isinstance(at.store, LocalStore):
-            return Location(LocalStore(at.store.root, at.store.shown, at.store.guard, maps=False, durable=False), at.path)
+            return Location(
+                LocalStore(
+                    at.store.root, at.store.shown, at.store.guard, maps=False, durable=False
+                ),
+                at.path,
+            )
         return at
     return Location(PathStore(directory))
 
@@ -71,13 +78,17 @@ class PathStore:
             file.seek(start)
             data: bytes = file.read() if stop is None else file.read(stop - start)
         if stop is not None and len(data) != stop - start:
-            raise FormatError(f"ends at byte {start + len(data)}, {stop} are needed", where=self.show(path))
+            raise FormatError(
+                f"ends at byte {start + len(data)}, {stop} are needed", where=self.show(path)
+            )
         return data
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return [self.read(path, start, stop) for start, stop in ranges]
 
-    def write(self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True) -> Written:
+    def write(
+        self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
+    ) -> Written:
         at, sums = self._at(path), Sums(hashes)
         if not replace and at.exists():
             raise UsageError("a file is there", where=self.show(path))
@@ -93,7 +104,11 @@ class PathStore:
 
     def extend(self, path: str, size: int, parts: Iterable[Part]) -> None:
         if (there := self.size(path)) != size:
-            raise BusyError(f"is {there} bytes, it was left at {size}", where=self.show(path), hint="Another process writes there.")
+            raise BusyError(
+                f"is {there} bytes, it was left at {size}",
+                where=self.show(path),
+                hint="Another process writes there.",
+            )
         with self._at(path).open("ab") as file:
             for part in parts:
                 file.write(part)

@@ -34,7 +34,13 @@ class _Reader:
     """
 
     def __init__(
-        self, directory: Any, decoders: Decoders | None, cache_index: bool = True, cache_keys: Sequence[str] = (), parallel: bool = False, **rest: Any
+        self,
+        directory: Any,
+        decoders: Decoders | None,
+        cache_index: bool = True,
+        cache_keys: Sequence[str] = (),
+        parallel: bool = False,
+        **rest: Any,
     ) -> None:
         self._args = (directory, decoders, cache_index, tuple(cache_keys), parallel, rest)
         self._open(directory, **rest)
@@ -42,13 +48,21 @@ class _Reader:
         for key, kind in self.spec.items():
             plain = kind.removesuffix("[]") if self._is_list(key) else kind
             if decoders is not None and plain not in decoders:
-                raise UsageError(f"no decoder for type {plain!r:.60}", hint="Give decoders=None for bytes.")
+                raise UsageError(
+                    f"no decoder for type {plain!r:.60}", hint="Give decoders=None for bytes."
+                )
             self._decoders[key] = None if decoders is None else decoders[plain]
         for key in cache_keys:
-            if key not in self.spec and not (key == "refs" and self._has_refs()):  # which is in memory in any case
+            if key not in self.spec and not (
+                key == "refs" and self._has_refs()
+            ):  # which is in memory in any case
                 raise UsageError(f"no key {key!r:.60} to cache")
-        self.cache_keys = tuple(key for key in cache_keys if key in self.spec and not self._is_list(key))
-        self._cached = [{key: _records(shard, key) for key in self.cache_keys} for shard in self._shards]
+        self.cache_keys = tuple(
+            key for key in cache_keys if key in self.spec and not self._is_list(key)
+        )
+        self._cached = [
+            {key: _records(shard, key) for key in self.cache_keys} for shard in self._shards
+        ]
         self.closed = False
 
     def _open(self, directory: Any, start: int = 0, step: int = 1, sharded: bool = False) -> None:
@@ -56,12 +70,21 @@ class _Reader:
         stream = form.open_dataset(at)
         folders = [url.rpartition("/")[0] for url in stream.urls]
         if bool(folders[0]) != sharded:
-            raise UsageError("one dataset is there, shards are wanted" if sharded else "shards are there, one dataset is wanted", where=at)
+            raise UsageError(
+                "one dataset is there, shards are wanted"
+                if sharded
+                else "shards are there, one dataset is wanted",
+                where=at,
+            )
         chosen = range(len(stream))[start::step]
         if not chosen:
-            raise UsageError(f"none of {len(stream)} shards is shard {start} or every {step} behind it", where=at)
+            raise UsageError(
+                f"none of {len(stream)} shards is shard {start} or every {step} behind it", where=at
+            )
         self._at = at / folders[chosen[0]] if folders[0] else at
-        self._shards: list[Shard] = [form.open_shard(stream.chunk(i), stream.columns) for i in chosen]
+        self._shards: list[Shard] = [
+            form.open_shard(stream.chunk(i), stream.columns) for i in chosen
+        ]
         self._spec = columns_of(self._at / "spec.json")
         self._starts = [0, *accumulate(len(shard) for shard in self._shards)]
 
@@ -72,7 +95,9 @@ class _Reader:
         return any(one.name == REFS for one in self._shards[0].chunk.beside)
 
     def _is_list(self, key: str) -> bool:
-        return next(one for one in self._shards[0].columns if one.name == key).encoding.endswith("[]")
+        return next(one for one in self._shards[0].columns if one.name == key).encoding.endswith(
+            "[]"
+        )
 
     @property
     def spec(self) -> dict[str, str]:
@@ -102,11 +127,23 @@ class _Reader:
         raises  RowsError (an IndexError) outside the data; UsageError for an unknown key, or a range of what is no list
         """
         index, mask = index if isinstance(index, tuple) else (index, tuple(self.spec))
-        keys = [key for key, wanted in mask.items() if wanted is not False] if isinstance(mask, Mapping) else list(mask)
+        keys = (
+            [key for key, wanted in mask.items() if wanted is not False]
+            if isinstance(mask, Mapping)
+            else list(mask)
+        )
         for key in keys:
             if key not in self.spec:
                 raise UsageError(f"no key {key!r:.60}", hint=f"Choose from {', '.join(self.spec)}.")
-        parts = {key: _span(wanted) for key, wanted in mask.items() if isinstance(wanted, (range, slice))} if isinstance(mask, Mapping) else {}
+        parts = (
+            {
+                key: _span(wanted)
+                for key, wanted in mask.items()
+                if isinstance(wanted, (range, slice))
+            }
+            if isinstance(mask, Mapping)
+            else {}
+        )
         if isinstance(index, (int, np.integer)):
             return self._rows(self._range(int(index)), keys, parts)[0]
         if not isinstance(index, (range, slice)) or index.step not in (None, 1):
@@ -122,7 +159,9 @@ class _Reader:
             raise RowsError(f"datapoint {index} is outside the data, which has {len(self)}")
         return range(index % len(self), index % len(self) + 1)
 
-    def _rows(self, wanted: range, keys: list[str], parts: Mapping[str, tuple[int, int]]) -> list[dict[str, Any]]:
+    def _rows(
+        self, wanted: range, keys: list[str], parts: Mapping[str, tuple[int, int]]
+    ) -> list[dict[str, Any]]:
         out = []
         start = wanted.start
         while start < wanted.stop:
@@ -131,9 +170,18 @@ class _Reader:
             cached = self._cached[i]
             read = [key for key in keys if key not in cached]
             places = range(start - first, stop - first)
-            rows = formats.find(self._shards[i].chunk.format or "granular").read_rows(self._shards[i], places, read, parts or None)
+            rows = formats.find(self._shards[i].chunk.format or "granular").read_rows(
+                self._shards[i], places, read, parts or None
+            )
             for row, place in zip(rows, places, strict=True):
-                out.append({key: self._decoded(key, cached[key][place].as_py() if key in cached else row[key]) for key in keys})
+                out.append(
+                    {
+                        key: self._decoded(
+                            key, cached[key][place].as_py() if key in cached else row[key]
+                        )
+                        for key in keys
+                    }
+                )
             start = stop
         return out
 
@@ -146,7 +194,10 @@ class _Reader:
     def available(self, index: int) -> dict[str, Any]:
         """Say what a datapoint has: True for a value, the range of a list."""
         (row,) = self._rows_raw(self._range(index))
-        return {key: range(len(value)) if isinstance(value, list) else True for key, value in row.items()}
+        return {
+            key: range(len(value)) if isinstance(value, list) else True
+            for key, value in row.items()
+        }
 
     def _rows_raw(self, wanted: range) -> list[Any]:
         i = bisect_right(self._starts, wanted.start) - 1
@@ -163,7 +214,12 @@ class _Reader:
     def __enter__(self) -> Any:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -195,7 +251,16 @@ class ShardedDatasetReader(_Reader):
         shardstart: int = 0,
         shardstep: int = 1,
     ) -> None:
-        super().__init__(directory, decoders, cache_index, cache_keys, parallel, start=shardstart, step=shardstep, sharded=True)
+        super().__init__(
+            directory,
+            decoders,
+            cache_index,
+            cache_keys,
+            parallel,
+            start=shardstart,
+            step=shardstep,
+            sharded=True,
+        )
 
 
 def _again(kind: type[_Reader], args: tuple[Any, ...]) -> _Reader:

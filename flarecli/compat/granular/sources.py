@@ -19,13 +19,18 @@ def _called(source: Any) -> Callable[[int], Any]:
     if hasattr(source, "__getitem__"):
         found: Callable[[int], Any] = source.__getitem__
         return found
-    raise UsageError(f"{type(source).__name__} is no source", hint="Give a function of the step, or what can be indexed.")
+    raise UsageError(
+        f"{type(source).__name__} is no source",
+        hint="Give a function of the step, or what can be indexed.",
+    )
 
 
 class Epochs:
     """All of a source again and again, each time in another order if shuffled; `seed` counts, which the original takes for 0."""
 
-    def __init__(self, source: Any, length: int | None = None, shuffle: bool = True, seed: int = 0) -> None:
+    def __init__(
+        self, source: Any, length: int | None = None, shuffle: bool = True, seed: int = 0
+    ) -> None:
         self.length, self.shuffle, self.seed = length or len(source), shuffle, seed
         self.source = _called(source)
         self._order: tuple[int, Any] = (-1, None)
@@ -35,7 +40,9 @@ class Epochs:
         if self.shuffle:
             known, order = self._order
             if known != epoch:
-                order = np.random.default_rng([self.seed, epoch]).permutation(np.arange(self.length))
+                order = np.random.default_rng([self.seed, epoch]).permutation(
+                    np.arange(self.length)
+                )
                 self._order = epoch, order
             index = int(order[index])
         return self.source(index)
@@ -95,4 +102,6 @@ class Mix:
         self.weights = given / given.sum()
 
     def __call__(self, step: int) -> Any:
-        return self.sources[int(np.random.default_rng([self.seed, step]).choice(len(self.sources), p=self.weights))](step)
+        return self.sources[
+            int(np.random.default_rng([self.seed, step]).choice(len(self.sources), p=self.weights))
+        ](step)

@@ -36,12 +36,18 @@ class _Writer:
     raises     UsageError for a key or a type that cannot be one, or a type without encoder; IntegrityError if another spec is there
     """
 
-    def __init__(self, directory: Any, spec: Mapping[str, str], encoders: Encoders | None, **shards: Any) -> None:
+    def __init__(
+        self, directory: Any, spec: Mapping[str, str], encoders: Encoders | None, **shards: Any
+    ) -> None:
         for word in (*spec.keys(), *spec.values()):
             if not re.match(r"[a-z_]", word):
                 raise UsageError(f"{word!r:.60} begins neither with a to z nor with _")
         self._spec = dict(sorted(spec.items()))
-        self._lists = {key for key, kind in spec.items() if kind.endswith("[]") and (encoders is None or kind not in encoders)}
+        self._lists = {
+            key
+            for key, kind in spec.items()
+            if kind.endswith("[]") and (encoders is None or kind not in encoders)
+        }
         self._encoders: dict[str, Callable[[Any], bytes] | None] = {}
         for key, kind in self._spec.items():
             plain = kind.removesuffix("[]") if key in self._lists else kind
@@ -56,14 +62,24 @@ class _Writer:
         self.closed = False
 
     def _opened(self, shards: dict[str, Any]) -> Appender | Gatherer:
-        columns = tuple(column(key, "bytes[]" if key in self._lists else "bytes") for key in self._spec)
+        columns = tuple(
+            column(key, "bytes[]" if key in self._lists else "bytes") for key in self._spec
+        )
         if not self._lists:
             return Appender(self._at, columns, words=self._spec, **shards)
         spool = os.fspath(self.directory) if isinstance(self._at.store, LocalStore) else None
         if spool is not None:
             os.makedirs(spool, exist_ok=True)
         rows = shards.get("shard_rows")
-        return Gatherer(self._at, columns, self._spec, rows, shards.get("start", 0), shards.get("step", 1), spool)
+        return Gatherer(
+            self._at,
+            columns,
+            self._spec,
+            rows,
+            shards.get("start", 0),
+            shards.get("step", 1),
+            spool,
+        )
 
     @property
     def spec(self) -> dict[str, str]:
@@ -88,10 +104,16 @@ class _Writer:
         if self.closed:
             raise UsageError("the writer is closed", where=self._at)
         if datapoint.keys() != self._spec.keys():
-            raise UsageError(f"key {min(datapoint.keys() ^ self._spec.keys())!r:.60} is missing or unknown in the datapoint")
-        row = [self._encoded(key, datapoint[key]) for key in self._spec]  # all of them before any is written
+            raise UsageError(
+                f"key {min(datapoint.keys() ^ self._spec.keys())!r:.60} is missing or unknown in the datapoint"
+            )
+        row = [
+            self._encoded(key, datapoint[key]) for key in self._spec
+        ]  # all of them before any is written
         self._held.append(row)
-        self._held_size += sum(len(one) if isinstance(one, bytes) else sum(map(len, one)) for one in row)
+        self._held_size += sum(
+            len(one) if isinstance(one, bytes) else sum(map(len, one)) for one in row
+        )
         if flush or len(self._held) >= _HELD_ROWS or self._held_size >= _HELD_BYTES:
             self.flush()
         return len(self) - 1
@@ -106,7 +128,9 @@ class _Writer:
             if not isinstance(data, bytes):
                 raise ValueFitError(f"key {key!r}: {type(data).__name__} is not bytes")
             if self._lists and not data:
-                raise ValueFitError(f"key {key!r}: a record of no bytes, which a dataset with lists cannot hold")
+                raise ValueFitError(
+                    f"key {key!r}: a record of no bytes, which a dataset with lists cannot hold"
+                )
             found.append(data)
         return found if key in self._lists else found[0]
 
@@ -115,7 +139,10 @@ class _Writer:
         rows, self._held, self._held_size = self._held, [], 0
         if rows:
             kinds = [pa.large_list(BINARY) if key in self._lists else BINARY for key in self._spec]
-            arrays = [pa.array(values, kind) for values, kind in zip(zip(*rows, strict=True), kinds, strict=True)]
+            arrays = [
+                pa.array(values, kind)
+                for values, kind in zip(zip(*rows, strict=True), kinds, strict=True)
+            ]
             self._appender.append(pa.RecordBatch.from_arrays(arrays, names=list(self._spec)))
 
     def close(self) -> None:
@@ -129,7 +156,12 @@ class _Writer:
     def __enter__(self) -> Any:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is not None and isinstance(self._appender, Gatherer):
             self._appender.abandon()
             self.closed = True
@@ -148,12 +180,27 @@ class ShardedDatasetWriter(_Writer):
     """Write a dataset of shards of `shardlen` datapoints, from number `shardstart` on every `shardstep`-th; the first that has room first."""
 
     def __init__(
-        self, directory: Any, spec: Mapping[str, str], encoders: Encoders | None, shardlen: int | None = None, shardstart: int = 0, shardstep: int = 1
+        self,
+        directory: Any,
+        spec: Mapping[str, str],
+        encoders: Encoders | None,
+        shardlen: int | None = None,
+        shardstart: int = 0,
+        shardstep: int = 1,
     ) -> None:
-        if shardstart < 0 or shardstep < 1 or (shardlen is None and (shardstart or shardstep > 1)) or (shardlen is not None and shardlen < 1):
-            raise UsageError(f"shardlen is {shardlen}, shardstart {shardstart}, shardstep {shardstep}: those make no shards")
+        if (
+            shardstart < 0
+            or shardstep < 1
+            or (shardlen is None and (shardstart or shardstep > 1))
+            or (shardlen is not None and shardlen < 1)
+        ):
+            raise UsageError(
+                f"shardlen is {shardlen}, shardstart {shardstart}, shardstep {shardstep}: those make no shards"
+            )
         self._shardlen = shardlen or _WHOLE
-        super().__init__(directory, spec, encoders, shard_rows=self._shardlen, start=shardstart, step=shardstep)
+        super().__init__(
+            directory, spec, encoders, shard_rows=self._shardlen, start=shardstart, step=shardstep
+        )
 
     @property
     def shards(self) -> int:

@@ -92,10 +92,17 @@ class StreamingDataset:
         lazy_index_prefetch_factor: int = 3,
         min_num_pending_tasks_thresh: int | None = None,
     ) -> None:
-        self.data_type = None if data_type is None else str(getattr(data_type, "value", data_type)).lower()
+        self.data_type = (
+            None if data_type is None else str(getattr(data_type, "value", data_type)).lower()
+        )
         if self.data_type is not None and self.data_type not in _TYPES:
-            raise UsageError(f"data_type is {self.data_type!r:.60}", hint=f"Choose one of {', '.join(_TYPES)}.")
-        self.src, self.name = src, name or os.path.basename(src.rstrip("/")).partition(".")[0] or "data"
+            raise UsageError(
+                f"data_type is {self.data_type!r:.60}", hint=f"Choose one of {', '.join(_TYPES)}."
+            )
+        self.src, self.name = (
+            src,
+            name or os.path.basename(src.rstrip("/")).partition(".")[0] or "data",
+        )
         self.dst = os.path.join(dst, self.name)
         self._rows = Rows(
             src,
@@ -113,13 +120,20 @@ class StreamingDataset:
         )
         self.shuffle_seed = _drawn() if shuffle_seed == -1 else shuffle_seed
         if self.shuffle_seed is not None and self.shuffle_seed < 0:
-            raise UsageError(f"shuffle_seed is {shuffle_seed}", hint="Give None, -1, or a number from 0 on.")
+            raise UsageError(
+                f"shuffle_seed is {shuffle_seed}", hint="Give None, -1, or a number from 0 on."
+            )
         self.transforms, self.none_to_empty_str = list(transforms or ()), none_to_empty_str
         self.cache_limit = mds_config.size_limit(cache_limit, "cache_limit")
-        self.unaligned_worker_index, self.infinite_iteration = unaligned_worker_index, infinite_iteration
+        self.unaligned_worker_index, self.infinite_iteration = (
+            unaligned_worker_index,
+            infinite_iteration,
+        )
         self._block = max(prefetch, 2 * num_downloading_workers, 1)
         self._stored: deque[Brought] = deque()
-        self._holds: Counter[int] = Counter()  # row -> how often it is among those, or on its way: as long its files stay
+        self._holds: Counter[int] = (
+            Counter()
+        )  # row -> how often it is among those, or on its way: as long its files stay
         self._used = self._given = self.failed = 0
         self._clock = Clock()
 
@@ -150,8 +164,15 @@ class StreamingDataset:
         return next(iter(self._samples(one)), None)
 
     def _samples(self, one: Brought) -> Iterator[Any]:
-        sample = {key: "" if value is None and self.none_to_empty_str else value for key, value in one.sample.items()}
-        sample |= {KEY: sample[self._rows.key] if self._rows.key else one.row, KIND: self.data_type, USAGE: one.size}
+        sample = {
+            key: "" if value is None and self.none_to_empty_str else value
+            for key, value in one.sample.items()
+        }
+        sample |= {
+            KEY: sample[self._rows.key] if self._rows.key else one.row,
+            KIND: self.data_type,
+            USAGE: one.size,
+        }
         try:
             yield from _transformed(sample, self.transforms)
         except Exception as error:
@@ -184,7 +205,10 @@ class StreamingDataset:
     def _epochs(self, epoch: int, step: int, worker: int, workers: int) -> Iterator[Any]:
         while len(self):
             self._given = 0
-            yield from self._epoch(self._rows_of(epoch, step, worker, workers), workers * int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+            yield from self._epoch(
+                self._rows_of(epoch, step, worker, workers),
+                workers * int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
+            )
             if not self.infinite_iteration:
                 return
             epoch, step = epoch + 1, 0
@@ -196,7 +220,13 @@ class StreamingDataset:
         (rank, ranks), total, seed = _ranks(), len(self), self.shuffle_seed or 0
         if self.unaligned_worker_index:
             seed, rank, ranks, worker, workers = seed + rank * workers + worker, 0, 1, 0, 1
-        order = Epoch(np.array([0, total]), seed, epoch, "sequential" if self.shuffle_seed is None else "shuffle", 1)
+        order = Epoch(
+            np.array([0, total]),
+            seed,
+            epoch,
+            "sequential" if self.shuffle_seed is None else "shuffle",
+            1,
+        )
         count = max(0, -(-(total - step) // ranks))
         for start in range(worker, count, workers * self._block):
             turns = np.arange(start, min(count, start + workers * self._block), workers)
@@ -214,7 +244,9 @@ class StreamingDataset:
                         self._given += 1
                         if one.error is not None:
                             self.failed += 1
-                            _log.warning("row %d of %s is left out: %s", one.row, self.name, one.error)
+                            _log.warning(
+                                "row %d of %s is left out: %s", one.row, self.name, one.error
+                            )
                         else:
                             yield from self._samples(one)
                             self._store(one, sharers)
@@ -223,7 +255,9 @@ class StreamingDataset:
             for row in under_way:
                 self._let(row)
 
-    def _fetched(self, pool: Workers, blocks: Iterator[list[int]], under_way: deque[int]) -> Future[list[Brought]] | None:
+    def _fetched(
+        self, pool: Workers, blocks: Iterator[list[int]], under_way: deque[int]
+    ) -> Future[list[Brought]] | None:
         """Have the next rows brought; noted first, since what one of them has from before must not go in between."""
         rows = next(blocks, None)
         if rows is None:
@@ -245,7 +279,9 @@ class StreamingDataset:
         """Say that the next iteration is that epoch, behind so many samples of all ranks. Raises UsageError outside the epoch."""
         step = sample_in_epoch or 0
         if epoch < 0 or not 0 <= step <= len(self) + _ranks()[1]:
-            raise UsageError(f"sample {step} of epoch {epoch} is outside the data, which has {len(self)}")
+            raise UsageError(
+                f"sample {step} of epoch {epoch} is outside the data, which has {len(self)}"
+            )
         self._clock.resume(epoch, step)
 
 
@@ -259,7 +295,10 @@ def _drawn() -> int:
     if _ranks()[1] > 1:
         together = getattr(sys.modules.get("torch"), "distributed", None)
         if together is None or not together.is_initialized():
-            raise UsageError("shuffle_seed is -1, and the ranks cannot agree on one", hint="Start torch.distributed first, or give a seed.")
+            raise UsageError(
+                "shuffle_seed is -1, and the ranks cannot agree on one",
+                hint="Start torch.distributed first, or give a seed.",
+            )
         together.broadcast_object_list(seed)
     return seed[0]
 

@@ -67,27 +67,48 @@ class Rows:
         self.columns = list(columns or source.files)
         names = source.schema.names
         if not self.columns:
-            raise UsageError("no column to download is named", where=src, hint=f"Choose from {', '.join(names)}.")
+            raise UsageError(
+                "no column to download is named", where=src, hint=f"Choose from {', '.join(names)}."
+            )
         self.key = key if key in names or key != "index" else source.key or ""
         wanted = [*self.columns, *([self.key] if self.key else [])]
-        schema, batches = _batches(source, [name for name in names if kept is None or name in kept or name in wanted], limit, sql)
+        schema, batches = _batches(
+            source,
+            [name for name in names if kept is None or name in kept or name in wanted],
+            limit,
+            sql,
+        )
         for name in wanted:
             if name not in schema.names:
-                raise UsageError(f"no column {name!r}", where=src, hint=f"Choose from {', '.join(names)}.")
+                raise UsageError(
+                    f"no column {name!r}", where=src, hint=f"Choose from {', '.join(names)}."
+                )
         if self.key in self.columns:
             raise UsageError(f"column {self.key!r} cannot be the key and be downloaded", where=src)
         os.makedirs(dst, exist_ok=True)
         self.dst = dst
-        self.table = Spooled(os.path.dirname(os.path.abspath(dst)), schema, batches, self.key or None, src, _tails(self.columns))
+        self.table = Spooled(
+            os.path.dirname(os.path.abspath(dst)),
+            schema,
+            batches,
+            self.key or None,
+            src,
+            _tails(self.columns),
+        )
         self._at = Location(LocalStore(os.path.realpath(dst), dst, durable=False))
 
     def _opened(self) -> Source:
         src, text, allow_missing = self._args
-        self._source: Source | None = open_source(src, text=text, guard=self._guard, allow_missing=allow_missing)
+        self._source: Source | None = open_source(
+            src, text=text, guard=self._guard, allow_missing=allow_missing
+        )
         return self._source
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_source": None}  # another process opens it again, and only a folder of files
+        return {
+            **self.__dict__,
+            "_source": None,
+        }  # another process opens it again, and only a folder of files
 
     def __len__(self) -> int:
         return len(self.table)
@@ -118,7 +139,11 @@ class Rows:
             address = sample[column]
             if address is None or address == "":
                 if not self._allow_missing:
-                    raise ValueFitError(f"column {column!r} has no address", where=f"row {row}", hint="Give allow_missing_columns=True.")
+                    raise ValueFitError(
+                        f"column {column!r} has no address",
+                        where=f"row {row}",
+                        hint="Give allow_missing_columns=True.",
+                    )
                 continue
             path = str(address).partition("?")[0].rpartition("/")[2]
             extension = os.path.splitext(path)[1].lower()[:_EXTENSION_LIMIT]
@@ -129,7 +154,9 @@ class Rows:
         return names
 
     def _fetch(self, batch: pa.Table, missing: list[int], found: list[Brought]) -> None:
-        (one,) = batch.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], batch.schema)]
+        (one,) = batch.combine_chunks().to_batches() or [
+            pa.RecordBatch.from_pylist([], batch.schema)
+        ]
         if self._files:
             filling = (self._source or self._opened()).filled
             files = [name for name in self.columns if name in self._files]
@@ -139,13 +166,30 @@ class Rows:
                 self._store(filled, missing, found)
             return
         for column in self.columns:  # one after the other: a row may lack one of them
-            at = [k for k, i in enumerate(missing) if found[i].error is None and found[i].sample[column] not in (None, "")]
-            some = pa.RecordBatch.from_arrays([one.column(column).take(pa.array(at, pa.int64()))], [column])
-            how: dict[str, Any] = {"key": None, "at": self._links_at, "guard": self._guard, "limits": self._limits, "progress": Progress()}
+            at = [
+                k
+                for k, i in enumerate(missing)
+                if found[i].error is None and found[i].sample[column] not in (None, "")
+            ]
+            some = pa.RecordBatch.from_arrays(
+                [one.column(column).take(pa.array(at, pa.int64()))], [column]
+            )
+            how: dict[str, Any] = {
+                "key": None,
+                "at": self._links_at,
+                "guard": self._guard,
+                "limits": self._limits,
+                "progress": Progress(),
+            }
             for part in fetch([some], [Link(column, column)], **how):
                 for failure in part.failures:
                     i = missing[at[failure.row]]
-                    found[i] = replace(found[i], error=ReachError(f"column {column!r}: {failure.reason}", where=f"row {found[i].row}"))
+                    found[i] = replace(
+                        found[i],
+                        error=ReachError(
+                            f"column {column!r}: {failure.reason}", where=f"row {found[i].row}"
+                        ),
+                    )
                 self._store(part.batch, [missing[at[row]] for row in part.rows.tolist()], found)
 
     def _store(self, batch: pa.RecordBatch, places: Sequence[int], found: list[Brought]) -> None:
@@ -161,13 +205,22 @@ class Rows:
         try:
             size = sum(os.path.getsize(path) for path in paths.values())
         except FileNotFoundError as error:
-            return replace(one, error=ReachError("it was removed while it was brought", where=error.filename))
+            return replace(
+                one, error=ReachError("it was removed while it was brought", where=error.filename)
+            )
         return replace(one, sample={**one.sample, **paths}, files=paths, size=size)
 
 
 def _tails(columns: Sequence[str]) -> list[str]:
     """Give what makes one row's file another's, where it stands behind a key: `thumb` of `thumb-url` and `url`, as `KEY-thumb-url` is both."""
-    return sorted({long.removesuffix(f"-{short}") for long in columns for short in columns if long.endswith(f"-{short}")})
+    return sorted(
+        {
+            long.removesuffix(f"-{short}")
+            for long in columns
+            for short in columns
+            if long.endswith(f"-{short}")
+        }
+    )
 
 
 def _first(src: str, count: int | None) -> str | list[str]:
@@ -175,15 +228,29 @@ def _first(src: str, count: int | None) -> str | list[str]:
     if count is None:
         return src
     if count < 1 or src.endswith(".txt"):
-        raise UsageError(f"the first {count} indexes are none of these", where=src, hint="Give at least 1, of a wildcard.")
+        raise UsageError(
+            f"the first {count} indexes are none of these",
+            where=src,
+            hint="Give at least 1, of a wildcard.",
+        )
     return expand(src)[:count]
 
 
-def _batches(source: Source, names: list[str], limit: int | None, sql: str | None) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def _batches(
+    source: Source, names: list[str], limit: int | None, sql: str | None
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Give the rows that are kept, and their columns."""
-    schema, batches = pa.schema([source.schema.field(name) for name in names]), source.batches(names)
+    schema, batches = (
+        pa.schema([source.schema.field(name) for name in names]),
+        source.batches(names),
+    )
     if source.files:
-        schema = pa.schema([field.with_type(pa.large_string()) if field.name in source.files else field for field in schema])
+        schema = pa.schema(
+            [
+                field.with_type(pa.large_string()) if field.name in source.files else field
+                for field in schema
+            ]
+        )
     if sql is not None:
         schema, batches = where.select(schema, batches, sql)
     return schema, batches if limit is None else _cut(batches, limit)

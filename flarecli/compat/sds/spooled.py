@@ -33,9 +33,20 @@ class Spooled:
     """
 
     def __init__(
-        self, folder: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], key: str | None, where: str, tails: Sequence[str] = ()
+        self,
+        folder: str,
+        schema: pa.Schema,
+        batches: Iterable[pa.RecordBatch],
+        key: str | None,
+        where: str,
+        tails: Sequence[str] = (),
     ) -> None:
-        schema = pa.schema([one.with_type(one.type.value_type) if pa.types.is_dictionary(one.type) else one for one in schema])
+        schema = pa.schema(
+            [
+                one.with_type(one.type.value_type) if pa.types.is_dictionary(one.type) else one
+                for one in schema
+            ]
+        )
         _sweep(folder)
         fd, self._path = tempfile.mkstemp(".arrow", ".flare-index-", folder)
         fcntl.flock(fd, fcntl.LOCK_SH)
@@ -86,18 +97,29 @@ def _refuse_twice(keys: Keys, column: pa.Array, first: int, where: str) -> None:
     twice = np.flatnonzero(keys.seen(column, first) >= 0)
     if len(twice):
         hint = "Name a column that tells rows apart."
-        raise UsageError(f"{key_text(column[int(twice[0])])!r:.60} is the key of more than one row", where=where, hint=hint)
+        raise UsageError(
+            f"{key_text(column[int(twice[0])])!r:.60} is the key of more than one row",
+            where=where,
+            hint=hint,
+        )
 
 
 def _refuse_tailed(both: Keys, column: pa.Array, tail: str, where: str) -> None:
     """Refuse a key that is another one with a tail; `both` are the keys so far, as they are and with it."""
     texts = [key_text(key) for key in column if key.is_valid]
-    clash = np.flatnonzero(both.seen(pa.array([*texts, *(f"{text}-{tail}" for text in texts)], pa.large_string()), 0) >= 0)
+    clash = np.flatnonzero(
+        both.seen(pa.array([*texts, *(f"{text}-{tail}" for text in texts)], pa.large_string()), 0)
+        >= 0
+    )
     if len(clash):
         one = texts[int(clash[0]) % len(texts)]
         other = one.removesuffix(f"-{tail}") if int(clash[0]) < len(texts) else f"{one}-{tail}"
         message = f"the files of the keys {min(one, other)!r:.60} and {max(one, other)!r:.60} would have one name"
-        raise UsageError(message, where=where, hint=f"Name a column whose values do not end in -{tail}, or download the columns apart.")
+        raise UsageError(
+            message,
+            where=where,
+            hint=f"Name a column whose values do not end in -{tail}, or download the columns apart.",
+        )
 
 
 def _sweep(folder: str) -> None:

@@ -24,16 +24,25 @@ class Batching:
     raises  UsageError for another method, no size of a batch, or a stream too small to be in every batch
     """
 
-    def __init__(self, method: str, counts: Sequence[int], batch: int | None, ranks: int, seed: int) -> None:
+    def __init__(
+        self, method: str, counts: Sequence[int], batch: int | None, ranks: int, seed: int
+    ) -> None:
         if method not in METHODS[1:]:
-            raise UsageError(f"batching_method is {method!r:.60}", hint=f"Choose one of {', '.join(METHODS)}.")
+            raise UsageError(
+                f"batching_method is {method!r:.60}", hint=f"Choose one of {', '.join(METHODS)}."
+            )
         if not batch:
-            raise UsageError(f"batching_method {method!r} needs the size of a batch", hint="Give batch_size as the DataLoader has it.")
+            raise UsageError(
+                f"batching_method {method!r} needs the size of a batch",
+                hint="Give batch_size as the DataLoader has it.",
+            )
         self._method, self._batch, self._ranks, self._seed = method, batch, ranks, seed
         self.whole = batch * ranks
         if method == "stratified":
             self._shares = _shares(counts, self.whole)
-            self.batches = min(count // share for count, share in zip(counts, self._shares.tolist(), strict=True))
+            self.batches = min(
+                count // share for count, share in zip(counts, self._shares.tolist(), strict=True)
+            )
             self.steps = self.batches * self.whole
             return
         self._size = self.whole if method == "per_stream" else batch
@@ -68,5 +77,8 @@ def _shares(counts: Sequence[int], whole: int) -> IntArray:
         shares[k] += 1
     if not shares.all():
         k = int(np.flatnonzero(shares == 0)[0])
-        raise UsageError(f"stream {k} has no sample in a batch of {whole}: its part is too small", hint="Give it more, or a larger batch_size.")
+        raise UsageError(
+            f"stream {k} has no sample in a batch of {whole}: its part is too small",
+            hint="Give it more, or a larger batch_size.",
+        )
     return shares

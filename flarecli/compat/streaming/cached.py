@@ -23,7 +23,13 @@ class Cached(Sequence[Any]):
     raises  UsageError for a limit that is smaller than a shard
     """
 
-    def __init__(self, streams: Sequence[Stream], parts: Sequence[Shards], firsts: Sequence[int], limit: int | None) -> None:
+    def __init__(
+        self,
+        streams: Sequence[Stream],
+        parts: Sequence[Shards],
+        firsts: Sequence[int],
+        limit: int | None,
+    ) -> None:
         self._streams, self._parts, self._firsts, self.limit = streams, parts, firsts, limit
         largest = max((one.get_max_size() for one in self), default=0) if limit else 0
         if limit and limit < largest:
@@ -76,10 +82,17 @@ class Cached(Sequence[Any]):
         found = []
         for i in range(len(self)):
             stream, reader = self.of(i)
-            states = [_stat(os.path.join(stream.folder, info.basename)) for pair in reader.file_pairs for info in pair if info]
+            states = [
+                _stat(os.path.join(stream.folder, info.basename))
+                for pair in reader.file_pairs
+                for info in pair
+                if info
+            ]
             sizes = [one.st_size for one in states if one is not None]
             if sizes:
-                found.append((max(one.st_mtime for one in states if one is not None), sum(sizes), i))
+                found.append(
+                    (max(one.st_mtime for one in states if one is not None), sum(sizes), i)
+                )
         return found
 
     def _make_room(self, wanted: int) -> None:

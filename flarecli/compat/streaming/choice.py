@@ -28,12 +28,24 @@ def chosen(streams: Sequence[Stream], sizes: Sequence[int], epoch_size: int | No
     shares = [one.proportion for one in streams]
     if any(share is not None for share in shares):
         if any(share is None for share in shares) or not sum(share or 0 for share in shares):
-            raise UsageError("either every stream has a proportion, or none", hint="Leave out repeat and choose, too.")
+            raise UsageError(
+                "either every stream has a proportion, or none",
+                hint="Leave out repeat and choose, too.",
+            )
         return _parts([share or 0 for share in shares], total)
-    if epoch_size is not None and any(one.repeat is not None or one.choose is not None for one in streams):
-        raise UsageError("epoch_size goes with proportions, or with whole streams", hint="Leave out epoch_size, or repeat and choose.")
+    if epoch_size is not None and any(
+        one.repeat is not None or one.choose is not None for one in streams
+    ):
+        raise UsageError(
+            "epoch_size goes with proportions, or with whole streams",
+            hint="Leave out epoch_size, or repeat and choose.",
+        )
     counts = [
-        one.choose if one.choose is not None else int(size * one.repeat) if one.repeat is not None else size
+        one.choose
+        if one.choose is not None
+        else int(size * one.repeat)
+        if one.repeat is not None
+        else size
         for one, size in zip(streams, sizes, strict=True)
     ]
     return counts if epoch_size is None else _parts(counts, total)
@@ -68,9 +80,18 @@ class Choice:
     granularity  samples of that part that lie behind one another
     """
 
-    def __init__(self, starts: Sequence[Sequence[int]], counts: Sequence[int], seed: int, method: str = "balanced", granularity: int = 1) -> None:
+    def __init__(
+        self,
+        starts: Sequence[Sequence[int]],
+        counts: Sequence[int],
+        seed: int,
+        method: str = "balanced",
+        granularity: int = 1,
+    ) -> None:
         if method not in METHODS:
-            raise UsageError(f"sampling_method is {method!r:.60}", hint=f"Choose one of {', '.join(METHODS)}.")
+            raise UsageError(
+                f"sampling_method is {method!r:.60}", hint=f"Choose one of {', '.join(METHODS)}."
+            )
         if granularity < 1:
             raise UsageError(f"sampling_granularity is {granularity}, at least 1 is wanted")
         self._sizes, self.counts, self._seed = [one[-1] for one in starts], list(counts), seed
@@ -78,7 +99,10 @@ class Choice:
         self._firsts = np.cumsum([0, *self._sizes])  # each stream's first sample
         self._places = np.cumsum([0, *counts])  # each stream's first place in an epoch
         self._edges = [_edges(own, count) for own, count in zip(starts, counts, strict=True)]
-        whole = [edges[1:] + first for edges, first in zip(self._edges, self._places.tolist(), strict=False)]
+        whole = [
+            edges[1:] + first
+            for edges, first in zip(self._edges, self._places.tolist(), strict=False)
+        ]
         self.edges: IntArray = np.concatenate([np.zeros(1, np.int64), *whole])
 
     def __len__(self) -> int:
@@ -90,12 +114,16 @@ class Choice:
         streams: IntArray = np.searchsorted(self._places, places, "right") - 1
         return self._found(streams, places - self._places[streams], epoch)
 
-    def parted(self, streams: IntArray, places: IntArray, epoch: int, order: str, window: int) -> IntArray:
+    def parted(
+        self, streams: IntArray, places: IntArray, epoch: int, order: str, window: int
+    ) -> IntArray:
         """Give samples by stream and by place in its own order of this epoch: int64 [k]."""
         own: IntArray = np.empty(len(places), np.int64)
         for k in np.unique(streams).tolist():
             of_k = streams == k
-            own[of_k] = Epoch(self._edges[k], self._seed + 1 + k, epoch, order, window).at(places[of_k])
+            own[of_k] = Epoch(self._edges[k], self._seed + 1 + k, epoch, order, window).at(
+                places[of_k]
+            )
         return self._found(streams, own, epoch)
 
     def _found(self, streams: IntArray, own: IntArray, epoch: int) -> IntArray:
@@ -120,7 +148,11 @@ class Choice:
         whole = group < groups
         if whole.any():
             group[whole] = positions(group[whole], groups, self._seed, epoch)
-        shift = int(positions(np.array([epoch % size], np.int64), size, self._seed, 0)[0]) if size % self._granularity else 0
+        shift = (
+            int(positions(np.array([epoch % size], np.int64), size, self._seed, 0)[0])
+            if size % self._granularity
+            else 0
+        )
         return (group * self._granularity + part % self._granularity + shift) % size
 
 

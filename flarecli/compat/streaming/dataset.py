@@ -94,18 +94,41 @@ class StreamingDataset:
         _one_of("shuffle_algo", shuffle_algo, _ALGORITHMS)
         _one_of("batching_method", batching_method, METHODS)
         _one_of("stream_name", stream_name, ("stream",))
-        if shuffle_seed < 0 or (batch_size is not None and batch_size < 1) or (replication is not None and replication < 1):
-            raise UsageError(f"shuffle_seed is {shuffle_seed}, batch_size {batch_size}, replication {replication}: at least 0, 1 and 1 are wanted")
-        how = {"download_retry": download_retry, "download_timeout": download_timeout, "validate_hash": validate_hash, "keep_zip": keep_zip}
-        self.streams = list(streams or ()) or [Stream(remote=remote, local=local, **(stream_config or {}))]
+        if (
+            shuffle_seed < 0
+            or (batch_size is not None and batch_size < 1)
+            or (replication is not None and replication < 1)
+        ):
+            raise UsageError(
+                f"shuffle_seed is {shuffle_seed}, batch_size {batch_size}, replication {replication}: at least 0, 1 and 1 are wanted"
+            )
+        how = {
+            "download_retry": download_retry,
+            "download_timeout": download_timeout,
+            "validate_hash": validate_hash,
+            "keep_zip": keep_zip,
+        }
+        self.streams = list(streams or ()) or [
+            Stream(remote=remote, local=local, **(stream_config or {}))
+        ]
         for one in self.streams:
             one.apply_default({**how, "split": split})
-        self.batch_size, self.predownload = batch_size, predownload if predownload is not None else 8 * batch_size if batch_size else 64
+        self.batch_size, self.predownload = (
+            batch_size,
+            predownload if predownload is not None else 8 * batch_size if batch_size else 64,
+        )
         self.shuffle, self.shuffle_algo, self.shuffle_seed = shuffle, shuffle_algo, shuffle_seed
         self.shuffle_block_size, self.replication = shuffle_block_size or _SHUFFLED, replication
         self.sampling_method, self.sampling_granularity = sampling_method, sampling_granularity
-        self.batching_method, self.partition_algo, self.num_canonical_nodes = batching_method, partition_algo, num_canonical_nodes
-        self.allow_unsafe_types, self.cache_limit = allow_unsafe_types, mds_config.size_limit(cache_limit, "cache_limit")
+        self.batching_method, self.partition_algo, self.num_canonical_nodes = (
+            batching_method,
+            partition_algo,
+            num_canonical_nodes,
+        )
+        self.allow_unsafe_types, self.cache_limit = (
+            allow_unsafe_types,
+            mds_config.size_limit(cache_limit, "cache_limit"),
+        )
         self._parts: list[Shards] = []
         for one in self.streams:
             os.makedirs(one.folder, exist_ok=True)
@@ -119,7 +142,11 @@ class StreamingDataset:
         self._first_shards = [0, *accumulate(self.shards_per_stream.tolist())]
         self.num_shards = self._first_shards[-1]
         self.shards = Cached(self.streams, self._parts, self._first_shards, self.cache_limit)
-        self._counts = chosen(self.streams, self.samples_per_stream.tolist(), None if epoch_size is None else count_of(epoch_size))
+        self._counts = chosen(
+            self.streams,
+            self.samples_per_stream.tolist(),
+            None if epoch_size is None else count_of(epoch_size),
+        )
         self.epoch_size = sum(self._counts)
         self._clock = Clock()
         self._ordered(shuffle_seed)
@@ -127,10 +154,18 @@ class StreamingDataset:
     def _ordered(self, seed: int) -> None:
         """Lay out the epochs of a seed."""
         self.shuffle_seed = seed
-        self._choice = Choice([part.starts for part in self._parts], self._counts, seed, self.sampling_method, self.sampling_granularity)
+        self._choice = Choice(
+            [part.starts for part in self._parts],
+            self._counts,
+            seed,
+            self.sampling_method,
+            self.sampling_granularity,
+        )
         self._batching = None
         if self.batching_method != "random":
-            self._batching = Batching(self.batching_method, self._counts, self.batch_size, self._ranks()[1], seed)
+            self._batching = Batching(
+                self.batching_method, self._counts, self.batch_size, self._ranks()[1], seed
+            )
 
     # -- by position
 
@@ -184,7 +219,11 @@ class StreamingDataset:
     # -- an epoch
 
     def _ranks(self) -> tuple[int, int]:
-        rank, ranks, same = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), self.replication or 1
+        rank, ranks, same = (
+            int(os.environ.get("RANK", 0)),
+            int(os.environ.get("WORLD_SIZE", 1)),
+            self.replication or 1,
+        )
         return rank // same, max(1, ranks // same)
 
     def _steps(self) -> int:
@@ -192,13 +231,21 @@ class StreamingDataset:
 
     def _window(self) -> int:
         shards = max(1, len(self._choice.edges) - 1)
-        return max(1, min(shards, round(self.shuffle_block_size * shards / max(1, len(self._choice)))))
+        return max(
+            1, min(shards, round(self.shuffle_block_size * shards / max(1, len(self._choice))))
+        )
 
     def _ids(self, epoch: int, step: int, worker: int, workers: int) -> Iterator[IntArray]:
         """Give the samples of this rank and worker, from a step on: each rank has as many, the first ones again where that takes it."""
         rank, ranks = self._ranks()
         total, window, each = self._steps(), self._window(), self.batch_size or 1
-        order = "sequential" if not self.shuffle else "shuffle" if self.shuffle_algo == "naive" else "windows"
+        order = (
+            "sequential"
+            if not self.shuffle
+            else "shuffle"
+            if self.shuffle_algo == "naive"
+            else "windows"
+        )
         count = max(0, -(-(total - step) // ranks))
         for start in range(0, count, _BLOCK):
             turns = np.arange(start, min(count, start + _BLOCK))
@@ -206,7 +253,9 @@ class StreamingDataset:
             if self._batching is None:
                 yield self._choice.samples(steps, epoch, order, window)
             else:
-                yield self._choice.parted(*self._batching.at(steps, epoch, self.shuffle), epoch, order, window)
+                yield self._choice.parted(
+                    *self._batching.at(steps, epoch, self.shuffle), epoch, order, window
+                )
 
     def __iter__(self) -> Iterator[Any]:
         return self._samples(self._ids(*self._clock.begin()))
@@ -216,7 +265,11 @@ class StreamingDataset:
         ends = np.cumsum(self.samples_per_shard)
         ahead: deque[tuple[int, int]] = deque()  # samples and their shards
         known: dict[int, Future[None] | None] = {}
-        pool = Workers(_FETCHERS, "flare-fetch") if any(one.is_copied for one in self.streams) else None
+        pool = (
+            Workers(_FETCHERS, "flare-fetch")
+            if any(one.is_copied for one in self.streams)
+            else None
+        )
 
         def given() -> Any:
             sample, shard = ahead.popleft()
@@ -250,10 +303,18 @@ class StreamingDataset:
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
         """Say where the epoch is; `num_samples` were given by all ranks, since its beginning or since it was resumed."""
         epoch, step = self._clock.last()
-        state = {"epoch": epoch, "sample_in_epoch": num_samples + (0 if from_beginning else step), "shuffle_seed": self.shuffle_seed}
+        state = {
+            "epoch": epoch,
+            "sample_in_epoch": num_samples + (0 if from_beginning else step),
+            "shuffle_seed": self.shuffle_seed,
+        }
         if self._batching is not None:
             state["samples_in_batch"] = self._batching.whole
-        return {**state, "num_canonical_nodes": self.num_canonical_nodes or 1, "initial_physical_nodes": 1}
+        return {
+            **state,
+            "num_canonical_nodes": self.num_canonical_nodes or 1,
+            "initial_physical_nodes": 1,
+        }
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
         """Go on from there with the next iteration, on any number of ranks and workers, in the order of the state's seed.
@@ -261,12 +322,24 @@ class StreamingDataset:
         raises  UsageError for a place that is none; for batches by stream, if those of all ranks have another size than the state's
         """
         seed, step, epoch = (
-            int(obj.get(name, default)) for name, default in (("shuffle_seed", self.shuffle_seed), ("sample_in_epoch", 0), ("epoch", 0))
+            int(obj.get(name, default))
+            for name, default in (
+                ("shuffle_seed", self.shuffle_seed),
+                ("sample_in_epoch", 0),
+                ("epoch", 0),
+            )
         )
         if seed < 0 or epoch < 0 or not 0 <= step <= len(self) * self._ranks()[1]:
-            raise UsageError(f"sample {step} of epoch {epoch} is outside the epoch, which has {self._steps()}")
-        if self._batching is not None and obj.get("samples_in_batch", self._batching.whole) != self._batching.whole:
-            raise UsageError(f"a batch of all ranks has {self._batching.whole} samples, the state's has {obj['samples_in_batch']!r:.60}")
+            raise UsageError(
+                f"sample {step} of epoch {epoch} is outside the epoch, which has {self._steps()}"
+            )
+        if (
+            self._batching is not None
+            and obj.get("samples_in_batch", self._batching.whole) != self._batching.whole
+        ):
+            raise UsageError(
+                f"a batch of all ranks has {self._batching.whole} samples, the state's has {obj['samples_in_batch']!r:.60}"
+            )
         self._ordered(seed)
         self._clock.resume(epoch, step)
 

@@ -24,7 +24,9 @@ class Clock:
         fd, self._path = tempfile.mkstemp(prefix="flare-epoch-")
         with os.fdopen(fd, "w") as file:
             json.dump({"next": 0, "seeds": [], "resume": None}, file)
-        self._turns: dict[int, int] = {}  # seed of workers -> iterations that this process has begun with it
+        self._turns: dict[
+            int, int
+        ] = {}  # seed of workers -> iterations that this process has begun with it
         weakref.finalize(self, _remove, self._path, os.getpid())
 
     def _change(self, change: Callable[[dict[str, Any]], Any]) -> Any:
@@ -42,7 +44,11 @@ class Clock:
 
         The workers of one iteration have a seed in common, and keep it for the next ones if they live that long.
         """
-        info = sys.modules["torch.utils.data"].get_worker_info() if "torch.utils.data" in sys.modules else None
+        info = (
+            sys.modules["torch.utils.data"].get_worker_info()
+            if "torch.utils.data" in sys.modules
+            else None
+        )
         seed = None if info is None else int(info.seed - info.id)
         turn = 0 if seed is None else self._turns.get(seed, 0)
         if seed is not None:

@@ -26,8 +26,19 @@ class Shards(Sequence[Reader]):
     starts  the sample at which each begins, and the end
     """
 
-    def __init__(self, dirname: str, split: str | None, entries: Sequence[Mapping[str, Any]], allow_unsafe_types: bool = False) -> None:
-        self._dirname, self._split, self._entries, self._allow = dirname, split, entries, allow_unsafe_types
+    def __init__(
+        self,
+        dirname: str,
+        split: str | None,
+        entries: Sequence[Mapping[str, Any]],
+        allow_unsafe_types: bool = False,
+    ) -> None:
+        self._dirname, self._split, self._entries, self._allow = (
+            dirname,
+            split,
+            entries,
+            allow_unsafe_types,
+        )
         self._made: OrderedDict[int, Reader] = OrderedDict()
         self.starts = [0, *accumulate(int(one["samples"]) for one in entries)]
 
@@ -69,7 +80,9 @@ class LocalDataset:
     allow_unsafe_types  decode `pkl` columns, which runs code that the data brings
     """
 
-    def __init__(self, local: str, split: str | None = None, allow_unsafe_types: bool = False) -> None:
+    def __init__(
+        self, local: str, split: str | None = None, allow_unsafe_types: bool = False
+    ) -> None:
         self.local, self.split = local, split or ""
         self.shards = Shards(local, self.split, listed(local, split), allow_unsafe_types)
 

@@ -40,7 +40,10 @@ def items(at: Any, size: int, get: Any) -> Any:
         return [get(row) for row in range(size)[at]]
     if isinstance(at, (list, np.ndarray)):
         return [items(one, size, get) for one in at]
-    raise UsageError(f"{type(at).__name__} is no index", hint="Give an integer, a slice, or a list or array of integers.")
+    raise UsageError(
+        f"{type(at).__name__} is no index",
+        hint="Give an integer, a slice, or a list or array of integers.",
+    )
 
 
 class Reader:
@@ -62,13 +65,19 @@ class Reader:
         self.hashes: list[str] = list(entry.get("hashes") or ())
         self.size_limit = mds_config.size_limit(entry.get("size_limit"), self._where)
         self.file_pairs = [
-            (FileInfo(**entry[f"raw_{what}"]), FileInfo(**entry[f"zip_{what}"]) if entry.get(f"zip_{what}") else None)
+            (
+                FileInfo(**entry[f"raw_{what}"]),
+                FileInfo(**entry[f"zip_{what}"]) if entry.get(f"zip_{what}") else None,
+            )
             for what in (("data",) if self.format == "mds" else ("meta", "data"))
         ]
         self.allow_unsafe_types = False
         self._entry = dict(entry)
         self._shard: Shard | None = None
-        self._decoders = [(one.name, encodings.lookup(one.encoding), _scalar(one.encoding)) for one in self.columns]
+        self._decoders = [
+            (one.name, encodings.lookup(one.encoding), _scalar(one.encoding))
+            for one in self.columns
+        ]
         self.column_names = [one.name for one in self.columns]
         self.column_encodings = [one.encoding for one in self.columns]
         self.column_sizes = [one.size for one in self.columns]
@@ -97,7 +106,11 @@ class Reader:
         self.allow_unsafe_types = allow_unsafe_types
         for one in self.columns:
             if one.encoding == "pkl" and not allow_unsafe_types:
-                raise PicklesError(f"column {one.name!r} holds pickles", where=self._where, hint="Give allow_unsafe_types=True if you trust them.")
+                raise PicklesError(
+                    f"column {one.name!r} holds pickles",
+                    where=self._where,
+                    hint="Give allow_unsafe_types=True if you trust them.",
+                )
 
     # -- samples
 
@@ -126,19 +139,27 @@ class Reader:
         name, head = f"sample.{self.format}", b""
         files: dict[str, bytes | bytearray | memoryview] = {}
         if self.format == "mds":
-            files[name] = struct.pack("<III", 1, 12 + len(config), 12 + len(config) + len(data)) + config + data
+            files[name] = (
+                struct.pack("<III", 1, 12 + len(config), 12 + len(config) + len(data))
+                + config
+                + data
+            )
         else:
             if self.format != "json":
                 head = (self.separator.join(self.column_names) + self.newline).encode()
             files[name] = head + data
-            files[f"{name}.meta"] = struct.pack("<III", 1, len(head), len(head) + len(data)) + config
+            files[f"{name}.meta"] = (
+                struct.pack("<III", 1, len(head), len(head) + len(data)) + config
+            )
         one = formats.find(self.format)
         shard = one.open_shard(spans.of(Location(MemoryStore(files), name)), self.columns)
         return self._decoded(one.read_rows(shard, [0])[0])
 
     def _check(self, row: int) -> None:
         if not 0 <= row < self.samples:
-            raise RowsError(f"sample {row} is outside the shard, which has {self.samples}", where=self._where)
+            raise RowsError(
+                f"sample {row} is outside the shard, which has {self.samples}", where=self._where
+            )
 
     def _decoded(self, row: Mapping[str, Any]) -> Sample:
         out = {}
@@ -146,15 +167,26 @@ class Reader:
             try:
                 value = encodings.decode(encoding, row[name], self.allow_unsafe_types)
             except FlareError as error:
-                raise type(error)(f"column {name!r}: {error.message}", where=self._where, hint=error.hint) from None
+                raise type(error)(
+                    f"column {name!r}: {error.message}", where=self._where, hint=error.hint
+                ) from None
             out[name] = value if scalar is None else scalar(value)
         return out
 
     def _opened(self) -> Shard:
         if self._shard is None:
             at = locate(f"{self._where.rstrip('/')}/")
-            listed, there = Listed(), frozenset(raw.basename for raw, _ in self.file_pairs if os.path.exists(self._path(raw)))
-            listed.add(self._entry, self._where, there if len(there) == len(self.file_pairs) else frozenset())  # raw files are read first
+            listed, there = (
+                Listed(),
+                frozenset(
+                    raw.basename for raw, _ in self.file_pairs if os.path.exists(self._path(raw))
+                ),
+            )
+            listed.add(
+                self._entry,
+                self._where,
+                there if len(there) == len(self.file_pairs) else frozenset(),
+            )  # raw files are read first
             chunk = listed.stream(at, File("index.json")).chunk(0)
             self._shard = formats.find(self.format).open_shard(chunk, self.columns)
         return self._shard
@@ -174,7 +206,11 @@ class Reader:
 
     def get_zip_size(self) -> int | None:
         """Bytes of its compressed files, by the index; None if there are none."""
-        return None if any(zipped is None for _, zipped in self.file_pairs) else sum(zipped.bytes for _, zipped in self.file_pairs if zipped)
+        return (
+            None
+            if any(zipped is None for _, zipped in self.file_pairs)
+            else sum(zipped.bytes for _, zipped in self.file_pairs if zipped)
+        )
 
     def get_max_size(self) -> int:
         """Bytes of both."""
@@ -187,7 +223,9 @@ class Reader:
     def evict(self) -> int:
         """Remove its files from the folder; give what the index says they took."""
         self.close()
-        return sum(self._remove(info) for pair in self.file_pairs for info in pair if info is not None)
+        return sum(
+            self._remove(info) for pair in self.file_pairs for info in pair if info is not None
+        )
 
     def _remove(self, info: FileInfo) -> int:
         try:
@@ -209,7 +247,9 @@ class Reader:
         has_raw = all(self._path(info) in listing for info in raws)
         has_zip = len(zips) == len(raws) and all(self._path(info) in listing for info in zips)
         if has_zip and not self.compression:
-            raise UsageError("the shard lists a compressed file and no compression", where=self._where)
+            raise UsageError(
+                "the shard lists a compressed file and no compression", where=self._where
+            )
         if has_raw and self.compression and safe_keep_zip and not has_zip:
             has_raw = False
         if has_raw and has_zip and not safe_keep_zip:

@@ -45,7 +45,9 @@ class Stream:
     ) -> None:
         given = [one for one in (proportion, repeat, choose) if one is not None]
         if len(given) > 1 or any(one < 0 for one in given):
-            raise UsageError("at most one of proportion, repeat and choose may be given, and none below 0")
+            raise UsageError(
+                "at most one of proportion, repeat and choose may be given, and none below 0"
+            )
         if remote is None and local is None:
             raise UsageError("neither remote nor local is given")
         self.remote, self.split = remote, split
@@ -67,7 +69,9 @@ class Stream:
             folder = os.path.join(tempfile.gettempdir(), f"flare-stream-{os.getuid()}-{key}")
             os.makedirs(folder, 0o700, exist_ok=True)
             if os.path.islink(folder) or os.stat(folder).st_uid != os.getuid():
-                raise UnsafeError("is another user's", where=folder, hint="Give local=, a folder of your own.")
+                raise UnsafeError(
+                    "is another user's", where=folder, hint="Give local=, a folder of your own."
+                )
             self._local = folder
         return self._local
 
@@ -75,12 +79,18 @@ class Stream:
     def _guard(self) -> Guard:
         limits, retries, seconds = Limits(), self.download_retry, self.download_timeout
         limits = replace(limits, retries=limits.retries if retries is None else retries)
-        return Guard(limits=replace(limits, timeout_s=limits.timeout_s if seconds is None else float(seconds)))
+        return Guard(
+            limits=replace(
+                limits, timeout_s=limits.timeout_s if seconds is None else float(seconds)
+            )
+        )
 
     @property
     def is_copied(self) -> bool:
         """Whether there is another place that the local files come from, so that they may be removed."""
-        return self.remote is not None and os.path.realpath(self.remote) != os.path.realpath(self.local)
+        return self.remote is not None and os.path.realpath(self.remote) != os.path.realpath(
+            self.local
+        )
 
     @property
     def safe_keep_zip(self) -> bool:
@@ -107,18 +117,26 @@ class Stream:
         first = shards[0]
         first.validate(allow_unsafe_types)
         if self.validate_hash and self.validate_hash not in first.hashes:
-            raise UsageError(f"no {self.validate_hash} is listed", where=self.folder, hint=f"Listed are: {', '.join(first.hashes) or 'none'}.")
+            raise UsageError(
+                f"no {self.validate_hash} is listed",
+                where=self.folder,
+                hint=f"Listed are: {', '.join(first.hashes) or 'none'}.",
+            )
         return shards
 
     def _here(self, name: str) -> Location:
         return locate(f"{self.folder}/") / name
 
     def _there(self, name: str) -> Location:
-        return locate(f"{str(self.remote).rstrip('/')}/", self._guard) / (f"{self.split}/{name}" if self.split else name)
+        return locate(f"{str(self.remote).rstrip('/')}/", self._guard) / (
+            f"{self.split}/{name}" if self.split else name
+        )
 
     def is_present(self, shard: Reader) -> bool:
         """Say whether the shard can be read from the folder."""
-        return all(os.path.exists(os.path.join(self.folder, raw.basename)) for raw, _ in shard.file_pairs)
+        return all(
+            os.path.exists(os.path.join(self.folder, raw.basename)) for raw, _ in shard.file_pairs
+        )
 
     def prepare(self, shard: Reader) -> None:
         """Bring a shard's raw files into the folder: fetched, checked, decompressed, each under its name only when it is whole.
@@ -138,15 +156,25 @@ class Stream:
             else:
                 self._here(stored.basename).size()  # says what is missing
                 continue
-            _check(stored, data, self._there(stored.basename) if self.is_copied else self._here(stored.basename))
+            _check(
+                stored,
+                data,
+                self._there(stored.basename) if self.is_copied else self._here(stored.basename),
+            )
             if zipped is not None:
                 if self.safe_keep_zip and self.is_copied:
                     self._here(zipped.basename).write([data])
                 suffix = compress.suffix_of(shard.compression or zipped.basename.rpartition(".")[2])
-                data = bytes(compress.decompress(suffix, [data], raw.bytes, self._here(raw.basename)))
+                data = bytes(
+                    compress.decompress(suffix, [data], raw.bytes, self._here(raw.basename))
+                )
                 _check(raw, data, self._here(raw.basename))
             self._here(raw.basename).write([data])
-            if zipped is not None and not self.safe_keep_zip and os.path.exists(os.path.join(self.folder, zipped.basename)):
+            if (
+                zipped is not None
+                and not self.safe_keep_zip
+                and os.path.exists(os.path.join(self.folder, zipped.basename))
+            ):
                 os.unlink(os.path.join(self.folder, zipped.basename))
 
     @contextmanager
@@ -163,7 +191,9 @@ class Stream:
 def _check(info: FileInfo, data: bytes, where: object) -> None:
     hint = "Fetch or pack it again."
     if len(data) != info.bytes:
-        raise IntegrityError(f"is {len(data)} bytes, {info.bytes} are listed", where=where, hint=hint)
+        raise IntegrityError(
+            f"is {len(data)} bytes, {info.bytes} are listed", where=where, hint=hint
+        )
     for name, wanted in info.hashes.items():
         if (found := digest(data, name)) != wanted:
             raise IntegrityError(f"{name} is {found}, {wanted} is listed", where=where, hint=hint)

@@ -20,7 +20,13 @@ class StreamingDataLoader(DataLoader):  # type: ignore[misc, type-arg, unused-ig
     def __iter__(self) -> Iterator[Any]:
         self.num_samples_yielded = 0
         for batch in super().__iter__():
-            one = next(iter(batch.values())) if isinstance(batch, Mapping) else batch if hasattr(batch, "shape") else batch[0]
+            one = (
+                next(iter(batch.values()))
+                if isinstance(batch, Mapping)
+                else batch
+                if hasattr(batch, "shape")
+                else batch[0]
+            )
             self.num_samples_yielded += len(one)
             yield batch
 

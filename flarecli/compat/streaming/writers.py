@@ -59,24 +59,40 @@ class _Writer:
     ) -> None:
         wanted = list(hashes or ())
         if wanted != sorted(set(wanted)):
-            raise UsageError(f"hashes are {', '.join(wanted)}", hint="Name each once, in sorted order.")
+            raise UsageError(
+                f"hashes are {', '.join(wanted)}", hint="Name each once, in sorted order."
+            )
         self.columns = {name: self._named(name, encoding) for name, encoding in columns.items()}
         local = out[0] if isinstance(out, tuple) else os.fspath(out)
         self.remote = out[1] if isinstance(out, tuple) else None
         self.local, self.keep_local = local, keep_local
-        self.compression, self.hashes, self.size_limit = compression or None, wanted, parse_size_limit(size_limit, "size_limit")
-        settings = Settings(self.compression, tuple(wanted), self.size_limit, newline=newline, separator=separator)
+        self.compression, self.hashes, self.size_limit = (
+            compression or None,
+            wanted,
+            parse_size_limit(size_limit, "size_limit"),
+        )
+        settings = Settings(
+            self.compression, tuple(wanted), self.size_limit, newline=newline, separator=separator
+        )
         is_full = not is_url(local) and os.path.isdir(local) and bool(os.listdir(local))
         if is_full and not exist_ok:
-            raise OccupiedError("the folder is not empty", where=local, hint="Choose another, or give exist_ok=True to replace the dataset in it.")
-        self._writer = Writer(local, format=self.format, columns=self.columns, settings=settings, overwrite=is_full)
+            raise OccupiedError(
+                "the folder is not empty",
+                where=local,
+                hint="Choose another, or give exist_ok=True to replace the dataset in it.",
+            )
+        self._writer = Writer(
+            local, format=self.format, columns=self.columns, settings=settings, overwrite=is_full
+        )
         self._pickled = [name for name, encoding in self.columns.items() if encoding == "pkl"]
 
     def _named(self, name: str, encoding: str) -> str:
         if self._encodings is None:
             return encoding
         if encoding not in self._encodings:
-            raise UsageError(f"column {name!r}: {encoding!r:.60} is none of {', '.join(self._encodings)}")
+            raise UsageError(
+                f"column {name!r}: {encoding!r:.60} is none of {', '.join(self._encodings)}"
+            )
         return self._encodings[encoding]
 
     def write(self, sample: Mapping[str, Any]) -> None:
@@ -102,7 +118,12 @@ class _Writer:
     def __enter__(self) -> _Writer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is not None:
             self._writer.abandon()
             return
@@ -115,7 +136,10 @@ class _Writer:
 
 def _copy(here: Location, there: Location, keep: bool) -> None:
     """Copy a folder's files, the index and the playlist last, and then let go of them here."""
-    names = sorted((entry.name for entry in here.list()), key=lambda name: (name == "index.json", name == "playlist.yaml", name))
+    names = sorted(
+        (entry.name for entry in here.list()),
+        key=lambda name: (name == "index.json", name == "playlist.yaml", name),
+    )
     for name in names:
         (there / name).write((here / name).blocks())
     if not keep:
@@ -144,7 +168,9 @@ class XSVWriter(_Writer):
 
     format, _encodings = "xsv", _LINES
 
-    def __init__(self, *, columns: Mapping[str, str], separator: str, newline: str = "\n", **rest: Any) -> None:
+    def __init__(
+        self, *, columns: Mapping[str, str], separator: str, newline: str = "\n", **rest: Any
+    ) -> None:
         super().__init__(columns=columns, separator=separator, newline=newline, **rest)
         self.newline, self.separator = newline, separator
 
