@@ -1,24 +1,28 @@
-"""What a check that was interrupted had done: a file of lines, one for the whole and one for each file that was checked.
+"""The state file of an interrupted `verify`: one JSON line for the whole check, then one for each file that was checked.
 
     {"flare": "verify", "options": {…}}
     {"key": "9f…", "rows": 10, "size": 6041, "findings": [["a.mds[3]", "value", "…", "…", [8, 72]]], "unprotected": []}
 
-A key is the sum of the file's address and of all that lists say of it: where a list changed, the file is checked again. What was
-checked is not looked at twice, so the file goes when a check came to its end.
+A key is the checksum of the file's address and of all that lists say of it: where a list changed, the file is checked again. A check
+that came to its end removes the file.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from flarecli.errors import ReachError, UsageError
 from flarecli.model import Finding
 from flarecli.verbs.checks import Checked
 
 __all__ = ["Remembered"]
+
+_MARK = b'{"flare": "verify", "options": '  # what each state file begins with
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO would block
 
 
 def _finding(told: Any) -> Finding:
@@ -30,38 +34,57 @@ def _finding(told: Any) -> Finding:
 
 
 class Remembered:
-    """Results by key, kept as they come.
+    """Results by key, written as they come.
 
-    options  what was asked for: another question has other answers
-    raises   UsageError if the file is of another check, or is none; ReachError if it cannot be read or written
+    Only an empty file, or one with the header of a state file, is ever written to or removed.
+
+    options  what was asked for: another check has other results
+    raises   UsageError if the file is something else, or belongs to another check; ReachError if it cannot be read or written
     """
 
     def __init__(self, path: str, options: Mapping[str, Any]) -> None:
-        self._path, self._known = Path(path), dict[str, Checked]()
+        self._path, self._known = path, dict[str, Checked]()
         head = json.dumps({"flare": "verify", "options": options}, sort_keys=True)
         try:
-            whole = self._read(head) if self._path.exists() else 0
-            self._file = self._path.open("r+b" if whole else "wb")
-            self._file.seek(whole)
-            self._file.truncate()
-            if not whole:
-                self._write(head)
+            self._file = _opened(path)
+            try:
+                whole = self._read(self._file, head.encode())
+                self._file.seek(whole)
+                self._file.truncate()
+                if not whole:
+                    self._write(head)
+            except BaseException:
+                self._file.close()
+                raise
+        except UsageError:
+            raise
         except OSError as error:
             raise ReachError(error.strerror or str(error), where=path) from error
 
-    def _read(self, head: str) -> int:
-        """Take in what was kept; give the bytes of whole lines: a line that was cut short is written again."""
-        lines = self._path.read_bytes().split(b"\n")[:-1]
-        if not lines:
-            return 0
-        if lines[0] != head.encode():
+    def _read(self, file: BinaryIO, head: bytes) -> int:
+        """Read the results of an earlier run and return the bytes of all complete lines; an incomplete last line is written again.
+
+        raises  UsageError if the file is not the state of this check
+        """
+        first = file.read(len(head) + 1)
+        if not first or (head.startswith(first) and first.startswith(_MARK)):
+            return 0  # empty, or the header itself is incomplete
+        if not first.startswith(_MARK):
             raise UsageError(
-                "it is not of this check",
-                where=str(self._path),
-                hint="Give the same sources and options, or remove it.",
+                "not a state file of `flare verify`; nothing was written to it",
+                where=self._path,
+                hint="Name a file that does not exist yet.",
             )
-        whole = len(lines[0]) + 1
-        for line in lines[1:]:
+        if first != head + b"\n":
+            raise UsageError(
+                "state of a check with other sources or options",
+                where=self._path,
+                hint="Give the same sources and options, or remove the file.",
+            )
+        whole = len(first)
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
             try:
                 told = json.loads(line)
                 key, rows, size, unprotected = (
@@ -74,7 +97,7 @@ class Remembered:
             except (ValueError, KeyError, TypeError, IndexError, RecursionError):
                 break
             self._known[key] = Checked(findings, rows, size, unprotected)
-            whole += len(line) + 1
+            whole += len(line)
         return whole
 
     def _write(self, line: str) -> None:
@@ -82,14 +105,14 @@ class Remembered:
             self._file.write(line.encode() + b"\n")
             self._file.flush()
         except OSError as error:
-            raise ReachError(error.strerror or str(error), where=str(self._path)) from error
+            raise ReachError(error.strerror or str(error), where=self._path) from error
 
     def find(self, key: str) -> Checked | None:
-        """Give what came of a file, if it was checked."""
+        """Return the result of a file, or None if it was not checked yet."""
         return self._known.get(key)
 
     def keep(self, key: str, done: Checked) -> None:
-        """Note what came of a file."""
+        """Write the result of a file."""
         findings = [[one.where, one.kind, one.message, one.hint, one.span] for one in done.findings]
         self._write(
             json.dumps(
@@ -104,7 +127,21 @@ class Remembered:
         )
 
     def close(self, is_done: bool) -> None:
-        """End; a check that came to its end leaves no file."""
-        self._file.close()
-        if is_done:
-            self._path.unlink(missing_ok=True)
+        """Close the file; a check that came to its end removes it, unless another file took its name meanwhile."""
+        with self._file:
+            path = os.path.realpath(self._path)
+            if is_done and os.path.exists(path):
+                if os.path.samestat(os.fstat(self._file.fileno()), os.stat(path)):
+                    os.unlink(path)
+
+
+def _opened(path: str) -> BinaryIO:
+    """Open a regular file for reading and writing, made if there is none; its bytes are left as they are."""
+    fd = os.open(path, _OPEN, 0o666)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise UsageError("not a regular file", where=path, hint="Name a file for --state.")
+        return open(fd, "r+b")
+    except BaseException:
+        os.close(fd)
+        raise

@@ -122,8 +122,8 @@ def test_the_state_of_another_check_is_refused_and_left_alone(plain, tmp_path):
     with pytest.raises(UsageError) as caught:
         verbs.verify(str(plain), state=str(state))
     assert (str(caught.value), caught.value.hint) == (
-        f"{state}: it is not of this check",
-        "Give the same sources and options, or remove it.",
+        f"{state}: not a state file of `flare verify`; nothing was written to it",
+        "Name a file that does not exist yet.",
     )
     assert state.read_text() == "mine\n"
     with pytest.raises(UsageError) as caught:
