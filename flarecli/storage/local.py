@@ -80,6 +80,7 @@ class LocalStore:
         self.guard, self.maps, self.durable = guard or Guard(), maps, durable
         self._maps: OrderedDict[str, memoryview] = OrderedDict()
         self._lock = threading.Lock()
+        self._root_names: list[str] | None = None  # see `_roots`
 
     def __reduce__(self) -> tuple[object, ...]:
         return LocalStore, (self.root, self.shown, self.guard, self.maps, self.durable)
@@ -118,9 +119,11 @@ class LocalStore:
         return f"{path}/{name}" if path else name
 
     def join(self, path: str, url: str) -> Location:
-        """Resolve a URL out of a local file: a path below its folder, or an address on the network.
+        """Resolve a URL from a local file: a path inside its folder, or an address on the network.
 
-        raises  UnsafeError for `file://`, an absolute path or one that leaves the root, unless the guard allows it
+        An absolute path, a `file://` URL or a path with `..` is accepted if it names something inside that folder.
+
+        raises  UnsafeError for any other path, unless the guard allows local paths
         """
         scheme = scheme_of(url)
         if is_url(url) and scheme != "file":
@@ -134,7 +137,10 @@ class LocalStore:
                 url, self.guard, UnsafeError
             )  # what lies here is the user's own: each address in it is a name the user gave
         if self.guard.allow_local:
-            target = os.path.join(self.root, path, local_path(url))
+            address = local_path(url)
+            if scheme == "file" and not address.startswith("/"):
+                raise FormatError("file:// names another machine", where=self.show(path))
+            target = os.path.join(self.root, path, address)
             if "\0" in target:
                 raise FormatError("the address holds a control character", where=self.show(path))
             real = os.path.realpath(target)
@@ -142,13 +148,50 @@ class LocalStore:
                 LocalStore(os.path.dirname(real), None, self.guard, self.maps),
                 os.path.basename(real),
             )
+        name: str | None = bare(url)
         if scheme == "file" or url.startswith("/") or ".." in url.split("/"):
+            name = self._name_inside(path, url)
+        if name is None:
             raise UnsafeError(
                 f"the address {url!r} leaves the folder",
                 where=self.show(path),
                 hint="Give --allow-local to read it, if you trust this dataset.",
             )
-        return Location(self, self.child(path, check_name(bare(url), where=self.show(path))))
+        if not name:
+            return Location(self, path)
+        return Location(self, self.child(path, check_name(name, where=self.show(path))))
+
+    def _name_inside(self, path: str, url: str) -> str | None:
+        """Return the name relative to the folder `path` of what a URL names, or None if it is outside of that folder.
+
+        Only text is compared: the file system is not asked about a path that data names. Links below the root are
+        refused when the name is opened, so that `..` behind one cannot leave the folder.
+        """
+        address = local_path(url)
+        if scheme_of(url) == "file" and not address.startswith("/"):
+            return None  # file://HOST/path
+        for root in self._roots() if address.startswith("/") else [self.root]:
+            folder = os.path.join("/", root, path).rstrip("/")
+            target = os.path.normpath(os.path.join(f"{folder}/", address))
+            target = f"/{target.lstrip('/')}"  # POSIX lets normpath keep two slashes
+            if target == (folder or "/"):
+                return ""
+            if target.startswith(f"{folder}/"):
+                return target[len(folder) + 1 :]
+        return None
+
+    def _roots(self) -> list[str]:
+        """Return the absolute paths that name the root: without links, as the user typed it, and as the shell shows it."""
+        if self._root_names is None:
+            typed = [os.path.join(os.environ.get("PWD", ""), self.shown)]
+            with contextlib.suppress(OSError):  # the working folder is gone
+                typed.append(os.path.abspath(self.shown))
+            known = dict.fromkeys(os.path.normpath(one) for one in typed if os.path.isabs(one))
+            self._root_names = [
+                self.root,
+                *(one for one in known if one != self.root and os.path.realpath(one) == self.root),
+            ]
+        return self._root_names
 
     def unmapped(self) -> LocalStore:
         """Give the same files, always read by `pread`: a map of a file that is cut short kills the process."""

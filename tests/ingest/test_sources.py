@@ -391,6 +391,9 @@ def test_lines_with_wildcards_and_braces_stand_for_what_matches(tmp_path):
         ("**/x.csv", [3]),
         ("shards/[[]odd*.csv", [7]),
         ("shards/[odd]*.csv", [7]),
+        (f"{tmp_path}/l/shards/a*.csv\nfile://{tmp_path}/l/shards/b.csv", [1, 2, 0]),
+        (f"file://{tmp_path}/l/shards/{{b,a2}}.csv\n{tmp_path}/l/*/deep/x.csv", [0, 2, 3]),
+        (f"../l/shards/b.csv\n{tmp_path}/l/../l/**/x.csv", [0, 3]),
     ):
         made(tmp_path, {"l/split_file_paths.txt": lines})
         assert [

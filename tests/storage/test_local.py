@@ -235,3 +235,85 @@ def test_more_maps_than_are_kept_stay_readable(tmp_path):
         (tmp_path / str(i)).write_bytes(b"%d" % i)
     views = [Location(store, str(i)).map() for i in range(300)]
     assert [bytes(view) for view in views] == [b"%d" % i for i in range(300)]
+
+
+INSIDE = [
+    "{top}/data/sub/b.bin",
+    "/{top}//data/./x/../sub/b.bin",
+    "file://{top}/data/sub/b.bin",
+    "FILE://localhost{top}/data/sub/%62.bin",
+    "{top}/link/sub/b.bin",
+]
+
+
+@pytest.fixture
+def linked(tmp_path, root):
+    """The folder `root` as opened through a symbolic link that the user typed."""
+    (tmp_path / "link").symlink_to("data")
+    return locate(str(tmp_path / "link"))
+
+
+@pytest.mark.parametrize(
+    "url", [*INSIDE, "../data/sub/b.bin", "x/../sub/b.bin", "sub/../../data/sub/b.bin"]
+)
+def test_paths_inside_the_folder_are_accepted_in_any_spelling(linked, tmp_path, url):
+    found = linked.join(url.format(top=tmp_path))
+    assert found.path == "sub/b.bin" and found.read() == b"bee"
+    assert pickle.loads(pickle.dumps(found)).read() == b"bee"
+
+
+@pytest.mark.parametrize("url", [*INSIDE, "../sub/b.bin"])
+def test_paths_inside_a_folder_below_the_root_are_accepted(linked, tmp_path, url):
+    assert (linked / "sub").join(url.format(top=tmp_path)).path == "sub/b.bin"
+
+
+@pytest.mark.parametrize("url", ["{top}/data/a.bin", "../a.bin", "file://{top}/data/a.bin"])
+def test_paths_outside_a_folder_below_the_root_are_refused(linked, tmp_path, url):
+    with pytest.raises(UnsafeError, match="leaves the folder"):
+        (linked / "sub").join(url.format(top=tmp_path))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "{top}/data.bin",  # its name begins like the folder's
+        "{top}/data/../secret.txt",
+        "file://{top}/data/%2e%2e/secret.txt",
+        "file://data/a.bin",  # of another machine
+        "file:///",
+        "/",
+        "../link/a.bin",  # another folder's name, as far as text says
+    ],
+)
+def test_paths_beside_the_folder_are_refused(linked, tmp_path, url):
+    with pytest.raises(UnsafeError, match="leaves the folder"):
+        linked.join(url.format(top=tmp_path))
+
+
+def test_a_link_inside_the_folder_is_refused_by_its_absolute_path_too(root, tmp_path):
+    (tmp_path / "data" / "out").symlink_to(tmp_path)
+    for url in (f"{tmp_path}/data/out/secret.txt", "../data/out/secret.txt"):
+        with pytest.raises(UnsafeError, match="a symbolic link"):
+            root.join(url).read()
+    assert root.join(f"{tmp_path}/data/out/../a.bin").path == "a.bin"
+
+
+def test_absolute_paths_through_a_linked_working_folder_are_accepted(linked, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path / "link")
+    monkeypatch.setenv("PWD", str(tmp_path / "link"))  # as a shell sets it
+    assert locate("a.bin").folder.join(f"{tmp_path}/link/sub/b.bin").read() == b"bee"
+    monkeypatch.setenv("PWD", "/")  # not the working folder: it names nothing here
+    with pytest.raises(UnsafeError):
+        locate("a.bin").folder.join(f"{tmp_path}/link/sub/b.bin")
+
+
+def test_a_file_url_that_names_another_machine_is_no_path_here(tmp_path):
+    free = locate(str(tmp_path), Guard(allow_local=True))
+    with pytest.raises(FormatError, match="file:// names another machine"):
+        free.join("file://data/a.bin")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\nb", "~/x", "a\\b"])
+def test_absolute_paths_are_checked_like_names(root, tmp_path, name):
+    with pytest.raises(UnsafeError):
+        root.join(f"{tmp_path}/data/{name}")

@@ -119,6 +119,8 @@ def test_files_beside_a_local_index_are_read_and_others_are_not(at, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path.parent / "secret")
     (tmp_path / "https.txt").write_bytes(b"named like a scheme")
     assert outcome("https.txt", at) == b"named like a scheme"
+    for own in (f"{tmp_path}/sub/a.jpg", f"file://{tmp_path}/sub/a.jpg", "x/../sub/a.jpg"):
+        assert outcome(own, at) == JPEG
     bad = [
         "../secret",
         str(tmp_path.parent / "secret"),

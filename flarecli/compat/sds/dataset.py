@@ -21,7 +21,7 @@ import numpy as np
 from flarecli.compat import register
 from flarecli.compat.sds.rows import Brought, Rows
 from flarecli.compat.streaming.epochs import Clock
-from flarecli.errors import RowsError, UsageError
+from flarecli.errors import FlareError, RowsError, UsageError
 from flarecli.formats import mds_config
 from flarecli.model import Sample
 from flarecli.read.windows import Epoch
@@ -50,9 +50,11 @@ class StreamingDataset:
     max_index_files_to_use  how many of the indexes that a wildcard names
     unaligned_worker_index  every worker of every rank goes through all samples, each in an order of its own
     infinite_iteration   one epoch follows the other without end
+    allow_private        the index may name private addresses
+    allow_local          the index may name local paths outside its own folder, `file://` URLs and links
     resolution, num_random_access_retries, print_…, lazy_index_…, min_num_pending_tasks_thresh  taken, and of no use here
     failed               rows that an epoch has left out, each named in the log
-    raises               UsageError, MissingError, FormatError
+    raises               UsageError, MissingError, FormatError; in an epoch, the error of its first row if every row failed
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> StreamingDataset:
@@ -83,6 +85,7 @@ class StreamingDataset:
         unaligned_worker_index: bool = False,
         infinite_iteration: bool = False,
         allow_private: bool = False,
+        allow_local: bool = False,
         resolution: Any = None,
         num_random_access_retries: int = 5,
         print_exceptions: bool = False,
@@ -117,6 +120,7 @@ class StreamingDataset:
             sql=sql_query,
             allow_missing=allow_missing_columns,
             allow_private=allow_private,
+            allow_local=allow_local,
         )
         self.shuffle_seed = _drawn() if shuffle_seed == -1 else shuffle_seed
         if self.shuffle_seed is not None and self.shuffle_seed < 0:
@@ -135,6 +139,7 @@ class StreamingDataset:
             Counter()
         )  # row -> how often it is among those, or on its way: as long its files stay
         self._used = self._given = self.failed = 0
+        self._first_error: FlareError | None = None  # of this epoch, in this process
         self._clock = Clock()
 
     def __len__(self) -> int:
@@ -204,16 +209,36 @@ class StreamingDataset:
 
     def _epochs(self, epoch: int, step: int, worker: int, workers: int) -> Iterator[Any]:
         while len(self):
-            self._given = 0
+            self._given, self._first_error, failed = 0, None, self.failed
             yield from self._epoch(
                 self._rows_of(epoch, step, worker, workers),
                 workers * int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
             )
+            if self._given:
+                has_samples = self._given > self.failed - failed
+                sharing = workers if self.unaligned_worker_index else self._shares(step, workers)
+                if self._clock.end(epoch, sharing, has_samples) and self._first_error is not None:
+                    raise self._all_failed(epoch, self._first_error)
             if not self.infinite_iteration:
                 return
             epoch, step = epoch + 1, 0
             if worker == 0:
                 self._clock.reach(epoch)
+
+    def _shares(self, step: int, workers: int) -> int:
+        """Return how many workers of this rank have at least one row of an epoch from a step on."""
+        return min(workers, -(-(len(self) - step) // _ranks()[1]))
+
+    def _all_failed(self, epoch: int, first: FlareError) -> FlareError:
+        """Return the error of an epoch in which every row failed, made from that of its first row."""
+        error = type(first)(
+            f"every row of epoch {epoch} failed; the first: {first}",
+            where=self.src,
+            hint=first.hint,
+        )
+        if first.hint:
+            error.add_note(f"hint: {first.hint}")  # tracebacks, and torch's workers, show notes
+        return error
 
     def _rows_of(self, epoch: int, step: int, worker: int, workers: int) -> Iterator[list[int]]:
         """Give the rows of a worker, a block after the other."""
@@ -244,6 +269,7 @@ class StreamingDataset:
                         self._given += 1
                         if one.error is not None:
                             self.failed += 1
+                            self._first_error = self._first_error or one.error
                             _log.warning(
                                 "row %d of %s is left out: %s", one.row, self.name, one.error
                             )

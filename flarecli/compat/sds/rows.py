@@ -12,12 +12,13 @@ import pyarrow as pa
 from flarecli import where
 from flarecli.compat.sds.spooled import Spooled
 from flarecli.errors import FlareError, ReachError, UnsafeError, UsageError, ValueFitError
-from flarecli.names import check_name
+from flarecli.names import check_name, scheme_of
 from flarecli.progress import Progress
 from flarecli.read import expand
 from flarecli.storage import Guard, Limits, Location
 from flarecli.storage.local import LocalStore
 from flarecli.verbs.source import Source, open_source
+from flarecli.write.failures import Failure
 from flarecli.write.links import Link, fetch
 
 __all__ = ["Brought", "Rows"]
@@ -58,9 +59,12 @@ class Rows:
         sql: str | None,
         allow_missing: bool,
         allow_private: bool,
+        allow_local: bool,
     ) -> None:
         self._limits = Limits(jobs=jobs, retries=retries)
-        self._guard = Guard(limits=self._limits, allow_private=allow_private)
+        self._guard = Guard(
+            limits=self._limits, allow_private=allow_private, allow_local=allow_local
+        )
         self._args: tuple[Any, ...] = (_first(src, indexes), [key], allow_missing)
         source = self._opened()
         self._links_at, self._files, self._allow_missing = source.at, source.files, allow_missing
@@ -184,12 +188,8 @@ class Rows:
             for part in fetch([some], [Link(column, column)], **how):
                 for failure in part.failures:
                     i = missing[at[failure.row]]
-                    found[i] = replace(
-                        found[i],
-                        error=ReachError(
-                            f"column {column!r}: {failure.reason}", where=f"row {found[i].row}"
-                        ),
-                    )
+                    error = _error_of(failure, column, str(found[i].sample[column]), found[i].row)
+                    found[i] = replace(found[i], error=error)
                 self._store(part.batch, [missing[at[row]] for row in part.rows.tolist()], found)
 
     def _store(self, batch: pa.RecordBatch, places: Sequence[int], found: list[Brought]) -> None:
@@ -209,6 +209,17 @@ class Rows:
                 one, error=ReachError("it was removed while it was brought", where=error.filename)
             )
         return replace(one, sample={**one.sample, **paths}, files=paths, size=size)
+
+
+def _error_of(failure: Failure, column: str, address: str, row: int) -> FlareError:
+    """Return the error of a row whose file in `column` was not fetched."""
+    message, where = f"column {column!r}: {failure.reason}", f"row {row}"
+    if failure.kind != "unsafe":
+        return ReachError(message, where=where)
+    switch = "allow_private" if scheme_of(address) in ("http", "https") else "allow_local"
+    return UnsafeError(
+        message, where=where, hint=f"Give {switch}=True if you trust what this index names."
+    )
 
 
 def _tails(columns: Sequence[str]) -> list[str]:

@@ -23,7 +23,7 @@ class Clock:
     def __init__(self) -> None:
         fd, self._path = tempfile.mkstemp(prefix="flare-epoch-")
         with os.fdopen(fd, "w") as file:
-            json.dump({"next": 0, "seeds": [], "resume": None}, file)
+            json.dump({"next": 0, "seeds": [], "resume": None, "ends": []}, file)
         self._turns: dict[
             int, int
         ] = {}  # seed of workers -> iterations that this process has begun with it
@@ -72,7 +72,23 @@ class Clock:
 
     def resume(self, epoch: int, step: int) -> None:
         """Say that the next epoch is this one, from this step on."""
-        self._change(lambda state: state.update(next=epoch, resume=[epoch, step], seeds=[]))
+        self._change(
+            lambda state: state.update(next=epoch, resume=[epoch, step], seeds=[], ends=[])
+        )
+
+    def end(self, epoch: int, workers: int, has_samples: bool) -> bool:
+        """Record that a worker finished an epoch; return True if all of them have, and none had a sample."""
+
+        def change(state: dict[str, Any]) -> bool:
+            ends = {known: (count, any_) for known, count, any_ in state["ends"]}
+            count, any_ = ends.pop(epoch, (0, False))
+            count, any_ = count + 1, any_ or has_samples
+            if count < workers:
+                ends[epoch] = count, any_
+            state["ends"] = [[known, *end] for known, end in ends.items()][-64:]
+            return count >= workers and not any_
+
+        return bool(self._change(change))
 
     def reach(self, epoch: int) -> None:
         """Say that an epoch has begun, if no later one has: for iterations that go on from one to the next."""
