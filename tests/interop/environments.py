@@ -37,6 +37,7 @@ PEERS = {  # variable: (folder, calls of pip, modules that must import, stubs)
                 "pillow",
                 "catalogue",
                 "pyarrow",
+                "pytest<9",  # the library's own tests put marks on fixtures
             ),
             ("--no-deps", "mosaicml-streaming==0.13.0"),
         ),

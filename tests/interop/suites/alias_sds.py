@@ -1,0 +1,20 @@
+"""Replace sds by `flarecli.compat.sds`; what has no counterpart there cannot be imported."""
+
+import importlib
+import pkgutil
+import sys
+
+from suite_plugin import count_classes
+
+import flarecli.compat.sds as ours
+
+
+def install(counted):
+    """Put flare's modules in the place of the original's; `counted` notes each use."""
+    sys.modules["sds"] = ours
+    for found in pkgutil.walk_packages(ours.__path__, f"{ours.__name__}."):
+        module = importlib.import_module(found.name)
+        sys.modules["sds" + found.name.removeprefix(ours.__name__)] = module
+        parent, _, last = found.name.rpartition(".")
+        setattr(sys.modules[parent], last, module)
+        count_classes(module, counted)

@@ -1,0 +1,23 @@
+"""Start pytest on an original's tests, in the original's environment and with flare's after it: see `original_suites.py`."""
+
+import importlib.util
+import os
+import sys
+
+sys.path[:] = [
+    os.getcwd(),
+    *sys.path[1:],
+    os.path.dirname(os.path.abspath(__file__)),
+    *os.environ["SUITE_PATHS"].split(os.pathsep),
+]
+missing = [
+    name for name in os.environ["SUITE_NEEDS"].split(",") if not importlib.util.find_spec(name)
+]
+if missing:
+    print(f"{sys.executable} has no {', '.join(missing)}", file=sys.stderr)
+    sys.exit(5)
+
+import pytest  # noqa: E402
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(["-p", "suite_plugin", *sys.argv[1:]]))

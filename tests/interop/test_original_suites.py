@@ -1,0 +1,145 @@
+"""The originals' own tests against `flarecli.compat`, where ORIGINAL_TESTS names a folder with their checkouts; and the runner itself."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("original_suites.py")
+_spec = importlib.util.spec_from_file_location("original_suites", SCRIPT)
+suites = sys.modules["original_suites"] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(suites)
+Result, Listed, Suite = suites.Result, suites.Listed, suites.Suite
+
+PASSES, FAILS = Result("passed", True), Result("failed", True, "ValueError: no")
+
+
+@pytest.mark.skipif(
+    not os.environ.get("ORIGINAL_TESTS"),
+    reason="ORIGINAL_TESTS names no folder with the originals' checkouts",
+)
+@pytest.mark.parametrize("name", list(suites.SUITES))
+def test_suite_of_the_original_gives_what_is_listed(name, capsys):
+    code = suites.main([name])
+    assert code == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", list(suites.SUITES))
+def test_list_names_each_test_once_and_with_a_reason(name):
+    suites.read_list(suites.LIST.read_text(), name)
+
+
+def test_list_without_a_reason_is_refused():
+    with pytest.raises(ValueError, match="one: a::b has no reason, or is listed twice"):
+        suites.read_list('[[one.fails]]\nreason = ""\ntests = ["a::b"]', "one")
+    twice = '[[one.fails]]\nreason = "x"\ntests = ["a::b"]\n'
+    with pytest.raises(ValueError, match="one: a::b has no reason, or is listed twice"):
+        suites.read_list(twice + twice.replace("fails", "not_applicable"), "one")
+
+
+def test_only_differences_from_the_list_are_reported():
+    found = suites.compare(
+        {
+            "a::passes": PASSES,
+            "a::internal": Result("passed", False),
+            "a::skips": Result("skipped"),
+            "a::listed": FAILS,
+            "a::many[1]": FAILS,
+            "a::many[2]": FAILS,
+            "a::cloud": Result("failed", False, "no network"),
+        },
+        Listed({"a::listed": "why", "a::many*": "why"}, {"a::cloud": "why"}),
+    )
+    assert found == suites.Figures(1, 4, 1, 1, [])
+
+
+def test_unlisted_failure_listed_success_and_missing_test_are_reported():
+    found = suites.compare(
+        {"a::new": FAILS, "a::old": PASSES, "a::many[1]": FAILS, "a::many[2]": PASSES},
+        Listed({"a::old": "why", "a::gone": "why", "a::many*": "why"}, {}),
+    )
+    assert found.problems == [
+        "a::new: fails and is not listed: ValueError: no",
+        "a::old: passes and is listed as failing",
+        "a::many[2]: passes and is listed as failing",
+        "a::gone: listed, but there is no such test",
+    ]
+    assert (found.passed, found.applicable) == (2, 4)
+
+
+CHECKOUT = {
+    "tests/test_broken.py": "import no_such_module\n",
+    "tests/test_one.py": """
+import sys, time, granular, pytest
+
+def test_writes(tmp_path):
+    with granular.DatasetWriter(tmp_path / "d", {"a": "int"}, granular.encoders) as writer:
+        writer.append({"a": 1})
+
+def test_internal():
+    pass
+
+def test_wrong():
+    assert 1 == 2, "seen"
+
+def test_outside():
+    sys.audit("socket.connect", None, ("192.0.2.1", 80))
+
+def test_inside():
+    sys.audit("socket.connect", None, ("127.0.0.1", 80))
+
+def test_skips():
+    pytest.skip()
+""",
+}
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    for name, text in CHECKOUT.items():
+        path = tmp_path / "granular" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "granular"
+
+
+def test_run_reports_outcome_and_use_of_flare_for_each_test(checkout):
+    found = suites.run(Suite("granular", ("tests",)), checkout)
+    assert {
+        name.partition("::")[2] or name: (one.outcome, one.touched) for name, one in found.items()
+    } == {
+        "tests/test_broken.py": ("failed", False),
+        "test_writes": ("passed", True),
+        "test_internal": ("passed", False),
+        "test_wrong": ("failed", False),
+        "test_outside": ("failed", False),
+        "test_inside": ("passed", False),
+        "test_skips": ("skipped", False),
+    }
+    assert found["tests/test_one.py::test_outside"].why == (
+        "ConnectionRefusedError: tests stay on this machine; asked for 192.0.2.1"
+    )
+
+
+def test_command_prints_figures_and_fails_for_unlisted_failures(checkout, monkeypatch, capsys):
+    monkeypatch.setenv("ORIGINAL_TESTS", str(checkout.parent))
+    monkeypatch.setitem(suites.SUITES, "granular", Suite("granular", ("tests",)))
+    monkeypatch.setattr(suites, "LIST", checkout / "list.toml")
+    suites.LIST.write_text(
+        '[[granular.fails]]\nreason = "x"\ntests = ["tests/test_one.py::test_wrong"]\n'
+        '[[granular.not_applicable]]\nreason = "x"\ntests = ["tests/test_broken.py"]\n'
+    )
+    assert suites.main(["granular", "sds"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "granular: 1 of 3 applicable tests pass (33.3 %), 1 are not applicable, 1 skip themselves",
+        "  tests/test_one.py::test_outside: fails and is not listed: ConnectionRefusedError: "
+        "tests stay on this machine; asked for 192.0.2.1",
+        f"sds: not run, there is no {checkout.parent / 'sds'}",
+    ]
+
+
+def test_packages_that_are_missing_are_named(checkout, tmp_path):
+    with pytest.raises(RuntimeError, match=r"has no no_such_package$"):
+        suites.run(Suite("granular", ("tests",), "", ("pytest", "no_such_package")), checkout)
