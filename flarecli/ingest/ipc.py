@@ -39,7 +39,8 @@ class Ipc:
         file = LocationFile(at)
         with arrow_errors(at, file, "Arrow IPC"):
             schema = self._opened(file, None).schema
-        check_columns(schema.names, at)
+            names = schema.names  # raises for one that is not UTF-8
+        check_columns(names, at)
         self.schema = pa.schema([pa.field(field.name, plain(field.type)) for field in schema])
         self.rows: int | None = None
 

@@ -182,7 +182,9 @@ def _read(data: bytes, schema: pa.Schema | None) -> tuple[pa.Table | None, str]:
 def _records(piece: Piece) -> Iterator[tuple[int, bytes]]:
     """Give the rows of a piece and where each stands."""
     return (
-        (piece.line + i, line) for i, line in enumerate(piece.data.split(b"\n")) if line.strip()
+        (piece.line + i, line)
+        for i, line in enumerate(piece.data.split(b"\n"))
+        if line.strip(b" \t\r")  # the white space of JSON: a form feed is not
     )
 
 
