@@ -24,6 +24,7 @@ __all__ = [
 
 Address: TypeAlias = "str | os.PathLike[str]"
 Addresses: TypeAlias = "Address | Sequence[Address]"
+_MAX_BITS = 128  # of an integer that a caller gives: no count, seed or size needs more
 F = TypeVar("F", bound="Callable[..., Any]")
 _Taken: TypeAlias = "Callable[[Any], Any]"  # gives what it is given as the function wants it, or raises TypeError or ValueError
 _HINTS = {  # parameter and what it wants: how a command line has it is not how Python does
@@ -74,15 +75,21 @@ def name_list(given: str | Iterable[str]) -> list[str]:
 
 def shown(given: object) -> str:
     """Give what a message shows of a value: one line of 60 characters at most."""
-    text = " ".join(f"{given!r:.400}".split())
+    try:
+        text = " ".join(f"{given!r:.400}".split())
+    except ValueError:  # Python refuses to print integers of more than 4300 digits
+        text = f"{type(given).__name__} of more digits than Python prints"
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def whole(given: Any) -> int:
-    """Give an integer, numpy's too, as Python's, which does not wrap around. Raises TypeError for anything else, a truth value too."""
+    """Return an integer, numpy's too, as Python's int. Raises TypeError for anything else, also for a truth value and for more than 128 bits."""
     if type(given).__name__.startswith("bool"):
         raise TypeError("a truth value is no number")
-    return operator.index(given)
+    value = operator.index(given)
+    if value.bit_length() > _MAX_BITS:
+        raise TypeError(f"an integer of {value.bit_length()} bits")
+    return value
 
 
 def number(given: Any) -> float:

@@ -224,7 +224,8 @@ class Settings:
 class Cursor:
     """A place in a run; `step` counts rows of all ranks.
 
-    rows, window  of the epoch and of the run that it lies in, so that no other goes on from there; None: not known
+    rows, window  of the epoch and the run that it belongs to; None: not known
+    checksum      `Dataset.checksum` of the data that it belongs to; None: not known
     """
 
     seed: int
@@ -233,6 +234,7 @@ class Cursor:
     order: str
     rows: int | None = field(default=None, compare=False)
     window: int | None = field(default=None, compare=False)
+    checksum: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

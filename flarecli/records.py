@@ -168,7 +168,9 @@ else:
         return [getattr(self, one.name) for one in self._record_fields]
 
     def _restore(self, state):
-        for one, value in zip(self._record_fields, state, strict=True):
+        # A pickle by an earlier version lacks the fields added since: they get their defaults.
+        added = [one.default for one in self._record_fields[len(state) :]]
+        for one, value in zip(self._record_fields, [*state, *added], strict=True):
             object.__setattr__(self, one.name, value)
 
     def replace(one, /, **changes):

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from flarecli.read.dataset import Dataset
     from flarecli.read.entrance import open
     from flarecli.read.fetching import begun, expected
+    from flarecli.read.fingerprint import listing_checksum
     from flarecli.read.loader import Loader
     from flarecli.read.mixing import Mix, mix
     from flarecli.read.order import positions
     from flarecli.read.passing import Passed, passed, taken
     from flarecli.read.rows import Rows, check_rows
-    from flarecli.read.run import Run, check_place
+    from flarecli.read.run import Run, check_place, parse_state
     from flarecli.read.selection import parse_rows
     from flarecli.read.series import Series
 
@@ -44,9 +45,11 @@ __all__ = [
     "check_rows",
     "expand",
     "expected",
+    "listing_checksum",
     "mix",
     "open",
     "parse_rows",
+    "parse_state",
     "parts_of",
     "passed",
     "place_of",
@@ -75,9 +78,11 @@ _FILES = {
     "check_place": "run",
     "check_rows": "rows",
     "expected": "fetching",
+    "listing_checksum": "fingerprint",
     "mix": "mixing",
     "open": "entrance",
     "parse_rows": "selection",
+    "parse_state": "run",
     "parts_of": "batching",
     "passed": "passing",
     "positions": "order",

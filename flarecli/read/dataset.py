@@ -323,6 +323,20 @@ class Dataset:
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else batch
 
     @property
+    def checksum(self) -> str:
+        """The xxh3_128 of what is listed: columns, and rows, size and checksums of each shard.
+
+        Datasets with equal checksums have the same rows in the same order, as far as their lists
+        tell. Where a list has no checksums of shards, names stand in for them. Addresses, columns
+        chosen by `select` and decoders are not covered; rows chosen by `where` are.
+        """
+        return self._table.checksum
+
+    def begins_with(self, checksum: str, rows: int) -> bool:
+        """Return whether the first `rows` rows are all of the data that has this checksum."""
+        return self._table.begins_with(checksum, rows)
+
+    @property
     def edges(self) -> IntArray:
         """The row at which each chunk of the first stream begins, and the end: int64 [chunks + 1]."""
         return self._table.edges

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from flarecli.errors import RowsError, UsageError
 from flarecli.model import Columns, IntArray, Row
+from flarecli.read.fingerprint import checksum_of
 from flarecli.read.series import Series
 from flarecli.read.stock import Stock
 
@@ -43,6 +44,10 @@ def numbers_of(indices: Sequence[int] | IntArray) -> IntArray:
     return given.astype(np.int64, copy=False)
 
 
+def _joined(parts: Sequence[str], picked: bytes) -> str:
+    return checksum_of([*(one.encode() for one in parts), picked])
+
+
 class Joined:
     """Rows over one or several series with other columns. Picklable.
 
@@ -60,6 +65,7 @@ class Joined:
             self._join(one)
         self.columns: Columns = tuple(column for one in self.series for column in one.columns)
         self.rows = self.series[0].rows if picked is None else len(picked)
+        self._checksum = ""  # computed when it is first asked for
 
     def _join(self, one: Series) -> None:
         hint = "Name the streams to read with --stream."
@@ -80,6 +86,22 @@ class Joined:
     def only(self, rows: IntArray) -> Joined:
         """Give some of these rows; int64 [k], rising."""
         return Joined(self.series, rows if self._picked is None else self._picked[rows])
+
+    @property
+    def checksum(self) -> str:
+        """The checksum of what is listed, and of the choice of rows."""
+        if not self._checksum:
+            parts = [str(one.checksum(one.rows)) for one in self.series]
+            picked = b"" if self._picked is None else np.asarray(self._picked, "<i8").tobytes()
+            self._checksum = _joined(parts, picked)
+        return self._checksum
+
+    def begins_with(self, checksum: str, rows: int) -> bool:
+        """Return whether the first `rows` rows are all of the data that has this checksum."""
+        if self._picked is not None or not 0 <= rows <= self.rows:
+            return False
+        parts = [one.checksum(rows) for one in self.series]
+        return checksum == _joined([one for one in parts if one is not None], b"") and all(parts)
 
     @property
     def edges(self) -> IntArray:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from flarecli.errors import UsageError
-from flarecli.given import checked, whole
+from flarecli.given import checked
 from flarecli.model import Cursor
 from flarecli.read.ahead import Ahead
 from flarecli.read.batching import Made, Part, Work, parts_of
@@ -17,13 +17,14 @@ from flarecli.read.decoding import How
 from flarecli.read.fetching import begun
 from flarecli.read.processes import Process, close_all
 from flarecli.read.rows import Order, Rows, check_rows
-from flarecli.read.run import WINDOW, check_place
+from flarecli.read.run import WINDOW, check_place, parse_state
+from flarecli.records import replace
 
 __all__ = ["Loader"]
 
 _BLOCK = 1 << 14  # steps mapped to rows at once, about
 _WORKERS = 1 << 16  # no machine starts as many
-_KEYS = {"seed", "epoch", "step", "order", "window", "rows", "ranks", "skip"}
+_KEYS = {"seed", "epoch", "step", "order", "window", "rows", "ranks", "skip", "checksum"}
 
 
 class Loader:
@@ -107,7 +108,13 @@ class Loader:
         """The place behind the batches given so far, if every rank gave as many."""
         place = self._place
         return Cursor(
-            place.seed, place.epoch, place.step, place.order, self._order().rows, self._window
+            place.seed,
+            place.epoch,
+            place.step,
+            place.order,
+            self._order().rows,
+            self._window,
+            self.data.checksum,
         )
 
     def __repr__(self) -> str:
@@ -135,34 +142,34 @@ class Loader:
             "rows": self._order().rows,
             "ranks": self.ranks,
             "skip": self._skip,
+            "checksum": self.data.checksum,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go to a place that `save` told. Raises UsageError if it is none, or one in other data."""
-        state = _numbers(state)
-        before = self._place, self._window
-        self._place, self._window = (
-            Cursor(state["seed"], state["epoch"], state["step"], state["order"]),
-            state["window"],
-        )
-        try:
-            rows = self._order().rows
-            check_place(rows, self._place)
-            if rows != state["rows"]:
-                raise UsageError(
-                    f"saved in data of {state['rows']} rows, here are {rows}",
-                    hint="Open the data that it was saved with.",
-                )
-            if state["skip"] and state["ranks"] != self.ranks:
-                hint = f"Go on with {state['ranks']} ranks until a row ends, or to the next epoch."
-                raise UsageError(
-                    "saved in the middle of what a transform made of a row, on another number of ranks",
-                    hint=hint,
-                )
-        except UsageError:
-            self._place, self._window = before
-            raise
-        self._skip, self._loop = state["skip"], self._loop + 1
+        """Go to a place that `save` returned. Raises UsageError for any other state, and for one of other data."""
+        state = parse_state(state, _KEYS, "a Loader", "save")
+        skip, window = state["skip"], state["window"]
+        place = Cursor(state["seed"], state["epoch"], state["step"], state["order"])
+        rows = self.data.order(place.seed, place.epoch, place.order, window).rows
+        saved = replace(place, rows=state["rows"], window=window, checksum=state["checksum"])
+        check_place(self.data, rows, saved)
+        if state["ranks"] < 1 or skip < 0:
+            raise UsageError(f"ranks is {state['ranks']}, skip {skip}: expected at least 1 and 0")
+        if skip and state["ranks"] != self.ranks:
+            hint = f"Go on with {state['ranks']} ranks until a row ends, or to the next epoch."
+            raise UsageError(
+                "saved in the middle of what a transform made of a row, on another number of ranks",
+                hint=hint,
+            )
+        if skip and (not self._transforms or place.step == rows):
+            raise UsageError(
+                f"saved after {skip} samples of a row; here a row is one sample"
+                if not self._transforms
+                else f"saved after {skip} samples of the row at step {rows}, where the epoch ends",
+                hint="Use the transforms that it was saved with.",
+            )
+        self._place, self._window, self._skip = place, window, skip
+        self._loop += 1
 
     # -- batches
 
@@ -202,9 +209,13 @@ class Loader:
                     rows += len(made.rows)
                     yield self._given(made.batch, place, rows, 0, order.rows)
                 else:
-                    for samples in (
-                        work.samples(made.rows) if made.samples is None else made.samples
-                    ):
+                    several = work.samples(made.rows) if made.samples is None else made.samples
+                    for row, samples in zip(made.rows, several, strict=True):
+                        if skip and skip >= len(samples):
+                            raise UsageError(
+                                f"saved after {skip} samples of row {row}, which has {len(samples)} now",
+                                hint="Use the transforms that it was saved with.",
+                            )
                         held.extend(
                             (one, rows + (at == len(samples)), at % len(samples))
                             for at, one in enumerate(samples, 1)
@@ -280,14 +291,3 @@ class Loader:
     ) -> Any:
         taken = [held.popleft() for _ in range(min(self.batch, len(held)))]
         return self._given(work.collated([one for one, _, _ in taken]), place, *taken[-1][1:], end)
-
-
-def _numbers(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what a loader saved, with numpy's integers as Python's. Raises UsageError for anything else."""
-    try:
-        found = {key: state[key] if key == "order" else whole(state[key]) for key in state}
-    except (TypeError, IndexError):
-        found = {}
-    if found.keys() != _KEYS or found["ranks"] < 1 or found["skip"] < 0:
-        raise UsageError("this is no place that a loader saved", hint="Give what its save() told.")
-    return found

@@ -18,6 +18,7 @@ from flarecli.given import checked, number, shown
 from flarecli.model import Cursor, IntArray, Sample
 from flarecli.read.dataset import Dataset
 from flarecli.read.decoding import How, collated, stacked
+from flarecli.read.fingerprint import checksum_of
 from flarecli.read.joined import numbers_of
 from flarecli.read.order import positions
 from flarecli.read.rows import Order
@@ -109,6 +110,16 @@ class Mix:
         for k in np.unique(owner):
             at = np.flatnonzero(owner == k)
             yield self.parts[k], at, given[at] - self._firsts[k]
+
+    @property
+    def checksum(self) -> str:
+        """The checksum of its datasets, of their weights and of the rows of an epoch."""
+        numbers = np.asarray([self.rows, *self.quotas.tolist()], "<i8").tobytes()
+        return checksum_of([*(part.checksum.encode() for part in self.parts), numbers])
+
+    def begins_with(self, checksum: str, rows: int) -> bool:
+        """Return False: the row of a step depends on the sizes of all datasets."""
+        return False
 
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
         """Give rows as one batch; see `Dataset.collated`."""

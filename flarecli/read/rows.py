@@ -33,6 +33,13 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
     def __getitems__(self, indices: Sequence[int] | IntArray) -> list[Sample]: ...
 
+    @property
+    def checksum(self) -> str:
+        """Which rows these are, and in which order: equal for equal data."""
+
+    def begins_with(self, checksum: str, rows: int) -> bool:
+        """Return whether the first `rows` rows are all of the data that has this checksum."""
+
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
         """Give rows as one batch."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,9 @@ from flarecli.model import Cursor, Sample
 from flarecli.read.fetching import begun
 from flarecli.read.rows import Order, Rows
 
-__all__ = ["WINDOW", "Run", "beginning", "check_place"]
+__all__ = ["WINDOW", "Run", "beginning", "check_place", "parse_state"]
+
+_NO_CHECKSUM = "saved by an earlier version of flare, without the checksum of its data"
 
 WINDOW = 8  # chunks whose rows are mixed, unless something else is said
 _BLOCK = 1 << 14  # steps mapped to rows at once
@@ -35,8 +38,9 @@ def beginning(
             epoch_,
             step_,
             cursor.order,
-            cursor.rows,
+            None if cursor.rows is None else whole(cursor.rows),
             window if cursor.window is None else whole(cursor.window),
+            _text(cursor.checksum),
         )
     except TypeError:
         raise UsageError(
@@ -59,17 +63,71 @@ def beginning(
     return place
 
 
-def check_place(rows: int, place: Cursor) -> None:
-    """Refuse a place outside its epoch, or of an epoch of other rows. Raises UsageError."""
+def _text(given: Any) -> str | None:
+    if given is not None and not isinstance(given, str):
+        raise TypeError
+    return given
+
+
+def parse_state(
+    state: Mapping[str, Any], keys: Set[str], owner: str, method: str
+) -> dict[str, Any]:
+    """Return a saved state with Python's integers: `order` and `checksum` are text, the other keys integers.
+
+    raises  UsageError if it lacks a key, has another one, or a value of another type; it names the
+            version if only the checksum is missing
+    """
+    texts = ("order", "checksum")
+    try:
+        found = {key: state[key] if key in texts else whole(state[key]) for key in state}
+    except (TypeError, IndexError):
+        found = {}
+    if found.keys() == keys - {"checksum"}:
+        raise UsageError(
+            _NO_CHECKSUM,
+            hint='If the data has not changed, add it: state | {"checksum": data.checksum}.',
+        )
+    if found.keys() != keys or not all(isinstance(found[name], str) for name in texts):
+        raise UsageError(
+            f"not a state that {owner} saved", hint=f"Pass what its {method}() returned."
+        )
+    return found
+
+
+def check_place(data: Rows, rows: int, place: Cursor) -> None:
+    """Raise UsageError if a place is outside its epoch, or was saved in other data.
+
+    A place without rows and checksum was made by hand: only its step is checked. In order
+    `sequential`, rows may have been added behind those of the data that it was saved in.
+
+    rows  of the epoch
+    """
     if not 0 <= place.step <= rows:
         raise UsageError(f"step {place.step} is outside the epoch, which has {rows}")
-    if (
-        place.rows not in (None, rows) and place.order != "sequential"
-    ):  # where a row is in its order whatever comes behind it
-        raise UsageError(
-            f"saved in data of {place.rows} rows, here are {rows}",
-            hint="Open the data that it was saved with.",
+    if place.rows is None and place.checksum is None:
+        return
+    is_same_length = place.rows in (None, rows)
+    if place.checksum is not None:
+        if is_same_length and place.checksum == data.checksum:
+            return
+        if (
+            place.order == "sequential"
+            and place.rows is not None
+            and data.begins_with(place.checksum, place.rows)
+        ):
+            return
+    hint = "Open the data that it was saved with."
+    if not is_same_length:
+        raise UsageError(f"saved in data of {place.rows} rows, here are {rows}", hint=hint)
+    if place.checksum is None:
+        hint = (
+            "If the data has not changed, give dataclasses.replace(cursor, checksum=data.checksum)."
         )
+        raise UsageError(_NO_CHECKSUM, hint=hint)
+    raise UsageError(
+        f"saved in data with checksum {shown(place.checksum)}, this data has {data.checksum!r}",
+        hint=hint,
+    )
 
 
 class Run:
@@ -92,7 +150,8 @@ class Run:
             cursor.order,
             WINDOW if cursor.window is None else cursor.window,
         )
-        check_place(self._epoch.rows, cursor)
+        check_place(data, self._epoch.rows, cursor)
+        self._data = data
         self._begun, self._given, self._place = cursor.step + rank, 0, cursor
         self._samples = _read(data, self._epoch, cursor, rank, ranks)
 
@@ -101,7 +160,15 @@ class Run:
         """The place behind the samples given so far, if every rank gave as many: after k of them, k × ranks steps on."""
         start = self._place
         step = min(self._epoch.rows, start.step + self._given * self._ranks)
-        return Cursor(start.seed, start.epoch, step, start.order, self._epoch.rows, start.window)
+        return Cursor(
+            start.seed,
+            start.epoch,
+            step,
+            start.order,
+            self._epoch.rows,
+            start.window,
+            self._data.checksum,
+        )
 
     def __repr__(self) -> str:
         at = self.cursor

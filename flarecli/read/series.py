@@ -19,6 +19,7 @@ from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.formats import spans
 from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream
 from flarecli.read import opened
+from flarecli.read.fingerprint import listing_checksum
 from flarecli.read.heap import keep_freed
 from flarecli.read.stock import Stock
 from flarecli.storage import expect, files_limit
@@ -110,6 +111,13 @@ class Series:
         if rows.sum(dtype=np.float64) >= 1 << 61 and sum(rows.tolist()) >= 1 << 62:
             raise FormatError(f"{sum(rows.tolist())} rows are listed", where=self.streams[0].at)
         return np.cumsum(rows, dtype=np.int64)
+
+    def checksum(self, rows: int) -> str | None:
+        """Return the checksum of what is listed of the first `rows` rows; None if no shard ends there."""
+        shards = int(np.searchsorted(self.starts, rows)) if rows < self.rows else self.chunks
+        if self.starts[shards] != rows:
+            return None
+        return listing_checksum(self.streams, self.columns, np.diff(self.starts[: shards + 1]))
 
     def load(self) -> None:
         """Load the code that reading takes."""

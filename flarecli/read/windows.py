@@ -13,11 +13,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from flarecli.errors import UsageError
+from flarecli.given import shown
 from flarecli.model import IntArray
 from flarecli.read.order import positions, positions_apart
 
 __all__ = ["ORDERS", "Epoch"]
 
+MAX_EPOCH = 1 << 63
 ORDERS = ("shuffle", "windows", "sequential")
 
 
@@ -33,11 +35,13 @@ class Epoch:
 
     def __init__(self, edges: IntArray, seed: int, epoch: int, order: str, window: int) -> None:
         if order not in ORDERS:
-            raise UsageError(f"order is {order!r}", hint=f"Choose one of {', '.join(ORDERS)}.")
+            raise UsageError(f"order is {shown(order)}", hint=f"Choose one of {', '.join(ORDERS)}.")
         if window < 1 or seed < 0 or epoch < 0:
             raise UsageError(
                 f"window is {window}, seed {seed}, epoch {epoch}: at least 1, 0 and 0 are wanted"
             )
+        if epoch >= MAX_EPOCH:  # keys are made of 64 bits: later epochs would repeat earlier ones
+            raise UsageError(f"epoch is {epoch}: expected less than 2^{MAX_EPOCH.bit_length() - 1}")
         self.rows = int(edges[-1])
         self._seed, self._epoch, self._order = seed, epoch, order
         self._edges, self._window = edges, window

@@ -14,9 +14,21 @@ import torch
 from torch.utils import data as torch_data
 
 from flarecli.errors import UsageError
-from flarecli.given import checked, whole
+from flarecli.given import checked
 from flarecli.model import Cursor
-from flarecli.read import Ahead, Made, Part, Rows, Work, begun, check_place, check_rows, parts_of
+from flarecli.read import (
+    Ahead,
+    Made,
+    Part,
+    Rows,
+    Work,
+    begun,
+    check_place,
+    check_rows,
+    parse_state,
+    parts_of,
+)
+from flarecli.records import replace
 from flarecli.torch.sending import Named, called, is_from_elsewhere, tensors
 
 __all__ = ["IterableDataset", "MapDataset"]
@@ -24,6 +36,7 @@ __all__ = ["IterableDataset", "MapDataset"]
 _BLOCK = 1 << 14  # steps mapped to rows at once, about
 _MOST = 1 << 31  # rows of a batch, and ranks
 _KEYS = {"seed", "epoch", "order", "window", "rows", "batch", "ranks", "workers", "step", "given"}
+_KEYS |= {"checksum"}
 
 
 class MapDataset(torch_data.Dataset):  # type: ignore[misc]
@@ -128,7 +141,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
     def set_epoch(self, epoch: int, step: int = 0) -> None:
         """Choose the epoch of the next loop, and where it begins: after k batches on every rank step is k × batch × ranks, whatever they are now."""
         _check_epoch(epoch)
-        check_place(self._rows, Cursor(self._seed, epoch, step, self._order))
+        check_place(self.data, self._rows, Cursor(self._seed, epoch, step, self._order))
         self._epoch[0], self._epoch[1], self._resume = epoch, step, None
 
     def __len__(self) -> int:
@@ -163,11 +176,12 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
             "workers": _worker()[1],
             "step": place.step,
             "given": given,
+            "checksum": self.data.checksum,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a place told by as many ranks and workers. Raises UsageError for another stream's."""
-        state = _numbers(state)
+        """Go to a place that as many ranks and workers saved. Raises UsageError for the state of another stream."""
+        state = parse_state(state, _KEYS, "an IterableDataset", "state_dict")
         own = self.state_dict()
         for key in ("seed", "order", "window", "rows", "batch", "ranks"):
             if state[key] != own[key]:
@@ -176,8 +190,21 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
                     hint="Use set_epoch(epoch, step) to go on with other ranks.",
                 )
         place = Cursor(state["seed"], state["epoch"], state["step"], state["order"])
+        saved = replace(place, rows=state["rows"], checksum=state["checksum"])
         _check_epoch(place.epoch)
-        check_place(self._rows, place)
+        check_place(self.data, self._rows, saved)
+        given = state["given"]
+        if state["workers"] < 1 or given < 0:
+            raise UsageError(
+                f"workers is {state['workers']}, given {given}: expected at least 1 and 0"
+            )
+        if given and (self._collated or place.step == self._rows):
+            raise UsageError(
+                f"saved after {given} samples of a batch; this stream gives whole batches"
+                if self._collated
+                else f"saved after {given} samples of the batch at step {self._rows}, where the epoch ends",
+                hint="Use the options that it was saved with.",
+            )
         self._at, self._resume = (
             (place, state["given"]),
             (state["epoch"], state["step"], state["given"], state["workers"]),
@@ -192,6 +219,8 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
             raise UsageError(f"saved by {saved} workers, here are {workers}", hint=hint)
         order = self.data.order(self._seed, epoch, self._order, self._window)
         self._at = Cursor(self._seed, epoch, step, self._order), given
+        if given and step + worker * self._batch * self.ranks + self._rank >= order.rows:
+            raise _changed(given, 0)
         fetching = begun(self.data, order, self._at[0], self.ranks)
         work = Work(
             self.data, self._transforms, self._collate, self._seed, epoch, fetching is not None
@@ -222,6 +251,8 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         )
         if not self._collated:
             samples = [one for row in made.samples or () for one in row]
+            if given and given >= len(samples):
+                raise _changed(given, len(samples))
             for at in range(given, len(samples)):
                 self._at = (behind, 0) if at + 1 == len(samples) else (place, at + 1)
                 yield samples[at]
@@ -277,22 +308,16 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         return Named(self._name, self.data, part.rows)
 
 
+def _changed(given: int, samples: int) -> UsageError:
+    return UsageError(
+        f"saved after {given} samples of a batch, which has {samples} now",
+        hint="Use the options and transforms that it was saved with.",
+    )
+
+
 def _check_epoch(epoch: int) -> None:
     if not 0 <= epoch < 1 << 63:
         raise UsageError(f"epoch is {epoch}: at least 0 and below 2^63 is wanted")
-
-
-def _numbers(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what a stream saved, with numpy's integers as Python's. Raises UsageError for anything else."""
-    try:
-        found = {key: state[key] if key == "order" else whole(state[key]) for key in state}
-    except (TypeError, IndexError):
-        found = {}
-    if found.keys() != _KEYS or found["given"] < 0:
-        raise UsageError(
-            "this is no place that a stream saved", hint="Give what its state_dict() told."
-        )
-    return found
 
 
 def _shared(*values: int) -> Any:

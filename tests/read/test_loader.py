@@ -323,8 +323,8 @@ def test_what_makes_no_loader_or_no_batch_is_refused(data):
         ({"rows": 104}, "saved in data of 104 rows, here are 103"),
         ({"step": 104}, "step 104 is outside the epoch, which has 103"),
         ({"order": "x"}, "order is 'x'"),
-        ({"step": "1"}, "this is no place that a loader saved"),
-        ({"more": 1}, "this is no place that a loader saved"),
+        ({"step": "1"}, "not a state that a Loader saved"),
+        ({"more": 1}, "not a state that a Loader saved"),
     ],
 )
 def test_a_place_that_is_none_is_refused_and_changes_nothing(data, change, message):

@@ -1,0 +1,76 @@
+"""The checksum of a listing: saved with a place in an epoch, so that no run resumes on other data.
+
+It covers what a playlist or an index lists, in order: the columns, and for each shard its rows, its
+size, its checksums and those of its companion files. Names count only where a list has no complete
+checksums, and the address never does: a dataset that was moved or copied keeps its checksum.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from flarecli.hashes import DEFAULT, Sums
+from flarecli.model import Columns, IntArray, Stream
+
+__all__ = ["checksum_of", "listing_checksum"]
+
+
+def listing_checksum(streams: Sequence[Stream], columns: Columns, rows: IntArray) -> str:
+    """Return the checksum of the first `len(rows)` shards that some streams list one after another.
+
+    rows    int64 [shards], as listed or as the shards themselves say
+    raises  ReachError if no list has the size of a file, and the file cannot be reached
+    """
+    parts = [_json([(one.name, one.encoding) for one in columns]), _words(rows)]
+    left = len(rows)
+    for stream in streams:
+        count = min(left, len(stream))
+        parts += _listed(stream, count) if count else ()
+        left -= count
+    return checksum_of(parts)
+
+
+def checksum_of(parts: Sequence[bytes]) -> str:
+    """Return one checksum over several byte strings, whose borders count."""
+    sums = Sums([DEFAULT])
+    for part in parts:
+        sums.update(len(part).to_bytes(8, "little"))
+        sums.update(part)
+    return sums.hex()[DEFAULT]
+
+
+def _listed(stream: Stream, count: int) -> Iterator[bytes]:
+    """Yield what a stream lists of its first `count` shards."""
+    sizes = (
+        np.full(count, -1, np.int64)
+        if stream.sizes is None
+        else np.array(stream.sizes[:count], np.int64)
+    )
+    for i in np.flatnonzero(sizes < 0).tolist():
+        sizes[i] = stream.at.join(stream.urls[i]).size()
+    yield _words(sizes)
+    is_complete = False
+    for kind, hashes in (("stored", stream.hashes), ("raw", stream.raw_hashes)):
+        for name in sorted(hashes):
+            values = list(islice(hashes[name], count))
+            is_complete = is_complete or all(values)
+            yield _json([kind, name, values])
+    if not is_complete:
+        names = (url.partition("?")[0].rpartition("/")[2] for url in stream.urls)
+        yield _json(list(islice(names, count)))
+    if any(stream.parts):
+        beside = islice(stream.parts, count)
+        yield _json([[(file.size, sorted(file.hashes.items())) for file in one] for one in beside])
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _words(values: IntArray) -> bytes:
+    return np.asarray(values, "<i8").tobytes()
