@@ -46,7 +46,7 @@ def write(form: str, folder: Path, data: list[pa.RecordBatch], kinds: dict[str, 
         typed, first = Typed(columns, None), 0
         for batch in data:
             fit, rows, _ = typed.convert(batch, np.arange(first, first + batch.num_rows))
-            writer.write_batch(fit, rows)
+            writer.write_typed(fit, rows)
             first += batch.num_rows
     return first
 

@@ -250,7 +250,7 @@ def _put(writer: Writer, typed: Typed, batch: pa.RecordBatch, first: int) -> Non
         raise error_of(
             failures[0], writer.target.shown, "Leave such rows out before they are written."
         )
-    writer.write_batch(fit, places)
+    writer.write_typed(fit, places)
 
 
 def _table(block: Any) -> pa.Table:

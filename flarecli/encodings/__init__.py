@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from flarecli.encodings.natural import plain
     from flarecli.encodings.own import OWN, Own
     from flarecli.encodings.pictures import split as pictures_of
-    from flarecli.encodings.recode import coerce
+    from flarecli.encodings.recode import coerce, source_of
     from flarecli.encodings.values import decode, encode
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "natural_of",
     "pictures_of",
     "plain",
+    "source_of",
     "stored",
     "typed",
 ]
@@ -67,6 +68,7 @@ _FILES = {
     "natural_of": "natural:natural",
     "pictures_of": "pictures:split",
     "plain": "natural",
+    "source_of": "recode",
     "stored": "columns",
     "typed": "columns",
 }

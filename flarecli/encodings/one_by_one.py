@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 
 from flarecli.encodings import pictures
@@ -80,15 +81,28 @@ def _values(array: pa.Array, encoding: Encoding) -> Iterator[Any]:
         encoding.name.partition(":")[0] in _ARRAYS
         and is_list(array.type)
         and is_number(array.type.value_type)
-        and not array.null_count
+        and not pa.types.is_boolean(array.type.value_type)
+        and encoding.dtype in ("", np.dtype(array.type.value_type.to_pandas_dtype()).name)
     ):
-        lists = large_list(array)
-        offsets = lists.offsets.to_pylist()
-        if not lists.values.null_count and not pa.types.is_boolean(lists.values.type):
-            numbers = lists.values.to_numpy()
-            if encoding.dtype in ("", numbers.dtype.name):
-                return (numbers[start:stop] for start, stop in itertools.pairwise(offsets))
+        return _number_arrays(large_list(array))
     return iter(array.to_pylist())
+
+
+def _number_arrays(lists: pa.LargeListArray) -> Iterator[Any]:
+    """Yield each list as a numpy array, one that holds a null as a Python list, a null as None.
+
+    What a row becomes must not depend on its neighbours, which differ by how rows are batched.
+    """
+    numbers = lists.values.fill_null(0).to_numpy()
+    holes = np.append(0, np.cumsum(lists.values.is_null().to_numpy(zero_copy_only=False)))
+    valid = lists.is_valid().to_pylist()
+    for row, (start, stop) in enumerate(itertools.pairwise(lists.offsets.to_pylist())):
+        if not valid[row]:
+            yield None
+        elif holes[stop] > holes[start]:
+            yield lists[row].as_py()
+        else:
+            yield numbers[start:stop]
 
 
 def _reader(source: Encoding | None, encoding: Encoding) -> Callable[[Any], Any]:

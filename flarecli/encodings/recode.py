@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flarecli.encodings import convert, one_by_one, packed_floats
-from flarecli.encodings.columns import is_utf8
-from flarecli.encodings.names import BINARY, TEXT, Encoding
+from flarecli.encodings.columns import encoding_of, is_utf8
+from flarecli.encodings.names import BINARY, TEXT, Encoding, lookup
 from flarecli.encodings.natural import natural
 
-__all__ = ["coerce"]
+__all__ = ["coerce", "source_of"]
 
 Failures = list[tuple[int, str]]
 _RANGES = {
@@ -38,6 +38,27 @@ _CARRIED = {  # what is, as it is stored, also one of these
     "tree": ("msgpack",),
 }
 _NULLS = {"json": "null", "json_json": '"null"', "msgpack": b"\xc0", "tree": b"\xc0"}
+
+
+def source_of(field: pa.Field) -> Encoding | None:
+    """Return the encoding that the metadata of a field names.
+
+    None if it names none, or if the type of the field cannot be that encoding's: metadata often
+    outlives the values that it described.
+    """
+    name, kind = encoding_of(field), field.type
+    if not name:
+        return None
+    encoding = lookup(name)
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if encoding.item is not None:
+        fits = convert.is_list(kind)
+    elif encoding.arrow in (TEXT, BINARY):
+        fits = convert.is_text(kind) or convert.is_binary(kind)
+    else:
+        fits = kind.equals(encoding.arrow)
+    return encoding if fits else None
 
 
 def coerce(
@@ -68,6 +89,10 @@ def coerce(
         array = array.dictionary_decode()
     elif source is not None and source.item is None and not array.type.equals(source.arrow):
         array = array.cast(source.arrow)  # a view over a mapped file
+    if pa.types.is_string_view(array.type):  # Arrow has no `if_else` for views
+        array = array.cast(TEXT)
+    elif pa.types.is_binary_view(array.type):
+        array = array.cast(BINARY)
     out, failures = _recoded(
         array, encoding, None if source is None or source.name == "bytes" else source
     )

@@ -341,7 +341,7 @@ def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
 def _put(plan: Plan, writer: Writer, batch: pa.RecordBatch, rows: IntArray) -> None:
     """Hand rows to the writer; a key that came before in its shard ends the run, as one does that may not come again at all."""
     try:
-        writer.write_batch(batch, rows)
+        writer.write_typed(batch, rows)
     except ValueFitError as error:
         row = re.fullmatch(r"\[(\d+)\]", error.where)
         if row is None:

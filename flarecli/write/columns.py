@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flarecli import encodings
-from flarecli.errors import UsageError
+from flarecli.errors import UsageError, ValueFitError
 from flarecli.guesses import choose
 from flarecli.model import Columns, IntArray
 from flarecli.write.failures import Failure
 from flarecli.write.keys import is_unnamed, key_text
 
-__all__ = ["Typed", "chosen_encodings"]
+__all__ = ["Typed", "check_columns", "chosen_encodings", "fitted", "record_batches"]
 
 _EMPTY = "is empty, and names the row"
 _ADDRESS = "(?i)^(?:https?|s3|gs|az|hf|file)://"
@@ -38,8 +38,8 @@ def chosen_encodings(
     out = {}
     for name in names:
         field = batch.schema.field(name)
-        kept = encodings.encoding_of(field)  # none for what a query made
-        own = given.get(name) or (before.get(name, kept) if kept else None)
+        kept = encodings.source_of(field)  # None for a column that a query made
+        own = given.get(name) or (before.get(name, kept.name) if kept else None)
         if own is None:
             column = batch.column(name)
             first = column[0].as_py() if batch.num_rows and _is_bytes(column.type) else None
@@ -102,8 +102,8 @@ class Typed:
     def _encodings_of(self, schema: pa.Schema) -> list[encodings.Encoding | None]:
         """Give the encodings that columns of a batch have already."""
         if self._had is None or not self._had[0].equals(schema, check_metadata=True):
-            names = [encodings.encoding_of(schema.field(column.name)) for column in self._columns]
-            self._had = schema, [encodings.lookup(name) if name else None for name in names]
+            found = [encodings.source_of(schema.field(column.name)) for column in self._columns]
+            self._had = schema, found
         return self._had[1]
 
     def _unnamed(self, batch: pa.RecordBatch) -> dict[int, tuple[str, str]]:
@@ -117,6 +117,50 @@ class Typed:
             at: (self._key or "", "is null" if not batch.column(self._key)[at].is_valid else _EMPTY)
             for at in wrong
         }
+
+
+def record_batches(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
+    """Return the batches of a batch or a table, with their buffers validated.
+
+    raises  UsageError for anything else; ValueFitError for buffers that contradict their types:
+            offsets outside the data, text that is not UTF-8, dictionary indices out of range
+    """
+    if not isinstance(data, (pa.RecordBatch, pa.Table)):
+        raise UsageError(
+            f"expected a pyarrow RecordBatch or Table, got {type(data).__name__}",
+            hint="Make one with pyarrow.record_batch or pyarrow.table.",
+        )
+    batches = data.to_batches() if isinstance(data, pa.Table) else [data]
+    try:
+        for batch in batches:
+            batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise ValueFitError(f"invalid Arrow data: {error}") from None
+    return batches
+
+
+def fitted(typed: Typed, batch: pa.RecordBatch, rows: IntArray) -> pa.RecordBatch:
+    """Return a batch as typed columns.
+
+    raises  ValueFitError for the first row that does not fit: it names row, column and Arrow type
+    """
+    out, _, failures = typed.convert(batch, rows)
+    if failures:
+        first = failures[0]
+        kind = batch.schema.field(first.column).type
+        reason = first.reason.removeprefix(f"{first.column} ")
+        raise ValueFitError(f"column {first.column!r} ({kind}): {reason}", where=f"row {first.row}")
+    return out
+
+
+def check_columns(found: Sequence[str], wanted: Sequence[str]) -> None:
+    """Raise UsageError unless a batch has each column once and no others."""
+    for name in found:
+        if found.count(name) > 1:
+            raise UsageError(f"column {name!r} occurs {found.count(name)} times in the batch")
+    for name in sorted(set(found) ^ set(wanted)):
+        what = "unknown" if name in found else "missing"
+        raise UsageError(f"column {name!r} is {what} in the batch")
 
 
 def looks_like_addresses(batch: pa.RecordBatch) -> list[str]:

@@ -7,7 +7,7 @@ import os
 import re
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -18,12 +18,19 @@ import pyarrow as pa
 
 from flarecli import __version__, encodings, formats, hashes, playlists
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
-from flarecli.given import Address, checked
+from flarecli.given import Address, checked, shown
 from flarecli.ingest import Running
 from flarecli.model import Chunk, Columns, File, IntArray, Playlist, Settings, Stream
 from flarecli.names import escape
 from flarecli.storage import Guard
 from flarecli.write.behind import Behind, lost
+from flarecli.write.columns import (
+    Typed,
+    check_columns,
+    chosen_encodings,
+    fitted,
+    record_batches,
+)
 from flarecli.write.failures import Failed, Failure
 from flarecli.write.journal import Journal
 from flarecli.write.samples import Samples
@@ -36,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Writer"]
 
+_PLACE = re.compile(r"\[(\d+)\]")
 _APART = "Make the keys differ, or leave that column out: then each row gets a key of its own."
 
 
@@ -228,16 +236,16 @@ class Writer:
             return
         first, refused = self.rows + self._held_rows, -1
         try:
-            self.write_batch(
+            self.write_typed(
                 self._samples.batch(self.columns or (), first),
                 np.arange(first, first + len(self._samples)),
             )
         except (ValueFitError, UnsafeError) as error:
-            at = re.fullmatch(r"\[(\d+)\]", error.where)
+            at = _PLACE.fullmatch(error.where)
             if at is None:
                 raise
             refused = int(at[1]) - first
-            raise type(error)(error.message, where=f"row {at[1]}", hint=error.hint) from None
+            raise _at_row(error) from None
         finally:
             self._samples.passed(self.rows + self._held_rows - first, refused)
 
@@ -248,23 +256,74 @@ class Writer:
         try:
             self._base, sizes = self._format.row_sizes(self.columns or (), batch, self.settings)
         except (ValueFitError, UnsafeError) as error:
-            at = re.fullmatch(r"\[(\d+)\]", error.where)
+            at = _PLACE.fullmatch(error.where)
             if at is None:
                 raise
             return int(at[1]), error
         self._weighed = batch, sizes
         return None
 
-    def write_batch(self, batch: pa.RecordBatch, rows: IntArray) -> None:
-        """Write typed columns, without nulls.
+    def write_batch(
+        self, batch: pa.RecordBatch | pa.Table, rows: IntArray | Sequence[int] | None = None
+    ) -> None:
+        """Write a batch or a table: each column is cast to its encoding, and every value is checked.
+
+        Columns are found by name. Where the Writer has no columns yet, they are inferred from the
+        first batch. A batch is written as a whole or, if a value does not fit, not at all.
+
+        rows    int64 [rows of the batch], ascending: the row of the source that each one is, noted
+                in the journal; by default the rows are counted
+        raises  UsageError for a missing or unknown column; ValueFitError, naming row and column,
+                for a null or for a value that the encoding or the format cannot hold; it names
+                the Arrow type where that is not the encoding's own
+        """
+        self._check_open()
+        batches = record_batches(batch)
+        places = None if rows is None else _places(rows, batch.num_rows)
+        names = batch.schema.names
+        if self.columns is None:
+            check_columns(names, names)
+            if not batch.num_rows:
+                return
+            self.name_columns(chosen_encodings(batches[0], names, {}, {}, {}))
+        columns = self.columns or ()
+        check_columns(names, [column.name for column in columns])
+        self._write_samples()  # rows keep the order in which they were given
+        if places is None:
+            first = self.rows + self._held_rows
+            places = np.arange(first, first + batch.num_rows)
+        typed = Typed(columns, None, self.format in formats.HOLDS_NULL)
+        ready, start = [], 0
+        for one in batches:
+            its = places[start : start + one.num_rows]
+            ready.append((fitted(typed, one, its), its))
+            start += one.num_rows
+        try:
+            for one, its in ready if len(ready) > 1 else ():
+                self._check_held(one, its)
+            for one, its in ready:
+                self.write_typed(one, its)
+        except (ValueFitError, UnsafeError) as error:
+            raise _at_row(error) from None
+
+    def write_typed(self, batch: pa.RecordBatch, rows: IntArray) -> None:
+        """Write columns that have their encodings' own types already, as `Typed.convert` returns them.
+
+        The values are not checked again, the types are.
 
         rows    int64 [rows of the batch]: the place of each in the selection; the journal notes where a shard begins
         raises  ValueFitError for a row that the format cannot hold, `where` is its `[place]`; nothing of the batch is written then.
                 And for one whose name came before in its shard, in a format that tells rows apart by names; the shards before it are
         """
         self._check_open()
-        if found := self.unheld(batch):
-            raise type(found[1])(found[1].message, where=f"[{rows[found[0]]}]", hint=found[1].hint)
+        for column, field in zip(self.columns or (), batch.schema, strict=True):
+            wanted = encodings.field(column)
+            if not field.equals(wanted):
+                raise UsageError(
+                    f"column {field.name!r} has the type {field.type}; "
+                    f"{column.encoding} is stored as {wanted.type}"
+                )
+        self._check_held(batch, rows)
         sizes, self._weighed = self._weighed[1], (None, None)
         ends = np.cumsum(sizes)
         self.taken += int(ends[-1]) if len(ends) else 0
@@ -288,6 +347,11 @@ class Writer:
                 start, before = stop, int(ends[stop - 1])
             if start < batch.num_rows:
                 self._flush(int(rows[start]))
+
+    def _check_held(self, batch: pa.RecordBatch, rows: IntArray) -> None:
+        """Raise the error of the first row that the format cannot hold."""
+        if found := self.unheld(batch):
+            raise type(found[1])(found[1].message, where=f"[{rows[found[0]]}]", hint=found[1].hint)
 
     def _tell_apart(self, batch: pa.RecordBatch, rows: IntArray) -> None:
         """Refuse a name that came before in the shard that these rows go to."""
@@ -438,6 +502,26 @@ class Writer:
                 raise
         else:
             self.abandon()
+
+
+def _places(rows: IntArray | Sequence[int], count: int) -> IntArray:
+    """Return row numbers as an array. Raises UsageError unless there are `count`, ascending."""
+    places = np.asarray(rows)
+    if not count and not places.size:
+        return np.zeros(0, np.int64)
+    if places.dtype.kind not in "iu" or places.shape != (count,):
+        raise UsageError(f"rows: expected {count} whole numbers, got {shown(rows)}")
+    if (places[1:] <= places[:-1]).any():
+        raise UsageError(f"rows: expected ascending numbers, got {shown(rows)}")
+    return places
+
+
+def _at_row(error: FlareError) -> FlareError:
+    """Return an error about `[17]` as one about `row 17`."""
+    at = _PLACE.fullmatch(error.where)
+    return (
+        error if at is None else type(error)(error.message, where=f"row {at[1]}", hint=error.hint)
+    )
 
 
 def _let_go(target: Target | BucketTarget, failed: Failed, journal: Journal) -> None:
