@@ -21,7 +21,7 @@ from flarecli.formats.granular_spec import SPEC
 from flarecli.model import Column, Columns, IntArray
 from flarecli.storage import Location
 
-__all__ = ["Appender"]
+__all__ = ["Appender", "mend_table"]
 
 _PLAYLIST = "playlist.yaml"  # its sums would be those of the dataset as it was
 
@@ -239,13 +239,23 @@ def _begin(at: Location, columns: Columns, wanted: bytes) -> None:
 
 def _mended(bag: Location, idx: Location) -> IntArray:
     """Cut off what was not added whole: int64 [records + 1], where each record starts, and the end of the last."""
-    size, there = idx.size(), bag.size()
+    starts = mend_table(bag, idx)
+    if bag.size() != int(starts[-1]):
+        bag.cut(int(starts[-1]))
+    return starts
+
+
+def mend_table(bag: Location, idx: Location) -> IntArray:
+    """Cut off entries of a table that are incomplete, or that name bytes that the bag does not have.
+
+    return  int64 [records + 1], where each record starts, and the end of the last
+    raises  FormatError if the ends decrease
+    """
+    size = idx.size()
     starts = bags.table(idx, 0, size - size % 8)
-    whole = int(np.searchsorted(starts, there, "right")) - 1
+    whole = int(np.searchsorted(starts, bag.size(), "right")) - 1
     if size != 8 * whole:
         idx.cut(8 * whole)
-    if there != int(starts[whole]):
-        bag.cut(int(starts[whole]))
     return starts[: whole + 1]
 
 

@@ -7,7 +7,8 @@ from flarecli.later import named
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from flarecli.compat.granular import sources as sources
-    from flarecli.compat.granular.bags import BagReader as BagReader
+    from flarecli.compat.granular.bag import BagReader as BagReader
+    from flarecli.compat.granular.bag import BagWriter as BagWriter
     from flarecli.compat.granular.codecs import decoders as decoders
     from flarecli.compat.granular.codecs import encoders as encoders
     from flarecli.compat.granular.loader import Loader as Loader
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from flarecli.compat.granular.writers import ShardedDatasetWriter as ShardedDatasetWriter
 
 _FILES = {
-    "BagReader": "bags",
+    "BagReader": "bag",
+    "BagWriter": "bag",
     "DatasetReader": "readers",
     "DatasetWriter": "writers",
     "Loader": "loader",
@@ -30,6 +32,7 @@ _FILES = {
 
 __all__ = [
     "BagReader",
+    "BagWriter",
     "DatasetReader",
     "DatasetWriter",
     "Loader",

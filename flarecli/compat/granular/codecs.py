@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flarecli import encodings, read
-from flarecli.errors import ValueFitError
+from flarecli.errors import MissingLibraryError, ValueFitError
 
 __all__ = ["decoders", "encoders"]
 
@@ -24,6 +25,8 @@ _ENCODINGS = {
     "array": "array",
     "tree": "tree",
 }
+_CODECS = {"mp4": "h264", "webm": "vp9"}
+_VIDEO_RATE = 20  # frames a second
 
 
 def _encode(name: str, value: Any) -> bytes:
@@ -47,13 +50,35 @@ def _decode_image(name: str, data: bytes) -> Any:
     return np.asarray(_decode(name, data))
 
 
-def _encode_video(name: str, value: Any) -> bytes:
-    if not isinstance(value, bytes):
+def _encode_video(name: str, codec: str, value: Any) -> bytes:
+    """Return the bytes of a video file as they are, or encode frames: uint8 [frames, height, width, 3], 20 a second."""
+    if isinstance(value, bytes):
+        return value
+    frames = np.asarray(value)
+    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or not frames.size:
         raise ValueFitError(
-            f"{type(value).__name__} is no {name} file",
-            hint="Give the bytes of the file: what a frame becomes is your choice.",
+            f"cannot encode as {name}: expected bytes or uint8 [frames, height, width, 3], "
+            f"got {frames.dtype} {list(frames.shape)}"
         )
-    return value
+    try:
+        import av
+    except ImportError:
+        raise MissingLibraryError(
+            f"encoding frames as {name} needs PyAV", hint="Run pip install 'flarecli[media]'."
+        ) from None
+    file = io.BytesIO()
+    try:
+        with av.open(file, "w", format=name) as container:
+            stream: Any = container.add_stream(codec, rate=_VIDEO_RATE)
+            stream.height, stream.width, stream.pix_fmt = *frames.shape[1:3], "yuv420p"
+            for i, pixels in enumerate(frames):
+                frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+                frame.pts = i
+                container.mux(stream.encode(frame))
+            container.mux(stream.encode(None))
+    except av.FFmpegError as error:
+        raise ValueFitError(f"cannot encode as {name}: {error}") from None
+    return file.getvalue()
 
 
 def _decode_video(name: str, data: bytes) -> Any:
@@ -64,10 +89,10 @@ def _decode_video(name: str, data: bytes) -> Any:
 encoders: dict[str, Callable[[Any], bytes]] = {
     **{word: partial(_encode, name) for word, name in _ENCODINGS.items()},
     **{word: partial(_encode_image, name) for word, name in (("jpg", "jpeg"), ("png", "png"))},
-    **{word: partial(_encode_video, word) for word in ("mp4", "webm")},
+    **{word: partial(_encode_video, word, codec) for word, codec in _CODECS.items()},
 }
 decoders: dict[str, Callable[[bytes], Any]] = {
     **{word: partial(_decode, name) for word, name in _ENCODINGS.items()},
     **{word: partial(_decode_image, name) for word, name in (("jpg", "jpeg"), ("png", "png"))},
-    **{word: partial(_decode_video, word) for word in ("mp4", "webm")},
+    **{word: partial(_decode_video, word) for word in _CODECS},
 }

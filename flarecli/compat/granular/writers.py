@@ -16,7 +16,7 @@ import pyarrow as pa
 from flarecli.compat.granular.lists import Gatherer
 from flarecli.compat.granular.paths import located
 from flarecli.encodings import BINARY, column
-from flarecli.errors import UsageError, ValueFitError
+from flarecli.errors import IntegrityError, UsageError, ValueFitError
 from flarecli.formats.granular_append import Appender
 from flarecli.storage.local import LocalStore
 
@@ -91,9 +91,17 @@ class _Writer:
 
     @property
     def size(self) -> int:
-        """Bytes of the bags and their indexes."""
+        """Bytes of the bags and their indexes, of this writer's shards."""
         self.flush()
-        return sum(one.size for one in self._at.list() if one.name.endswith((".bag", ".idx")))
+        return sum(
+            one.size
+            for one in self._at.list()
+            if one.name.endswith((".bag", ".idx")) and self._is_own(one.name)
+        )
+
+    def _is_own(self, name: str) -> bool:
+        """Tell whether this writer writes the shard that a file belongs to."""
+        return True
 
     def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
         """Add one datapoint; give its number. With `flush` it is handed to the system when this returns.
@@ -143,7 +151,14 @@ class _Writer:
                 pa.array(values, kind)
                 for values, kind in zip(zip(*rows, strict=True), kinds, strict=True)
             ]
-            self._appender.append(pa.RecordBatch.from_arrays(arrays, names=list(self._spec)))
+            try:
+                self._appender.append(pa.RecordBatch.from_arrays(arrays, names=list(self._spec)))
+            except IntegrityError as error:
+                raise IntegrityError(
+                    f"Record mismatch: {error.message}",  # programs look for these two words
+                    where=error.where,
+                    hint="Append the datapoints that were being written.",
+                ) from None
 
     def close(self) -> None:
         """Write what waits, and end; a dataset with lists is written now."""
@@ -198,6 +213,7 @@ class ShardedDatasetWriter(_Writer):
                 f"shardlen is {shardlen}, shardstart {shardstart}, shardstep {shardstep}: those make no shards"
             )
         self._shardlen = shardlen or _WHOLE
+        self.shardstart, self.shardstep = shardstart, shardstep
         super().__init__(
             directory, spec, encoders, shard_rows=self._shardlen, start=shardstart, step=shardstep
         )
@@ -206,3 +222,16 @@ class ShardedDatasetWriter(_Writer):
     def shards(self) -> int:
         """Shards of this writer that have a row."""
         return -(-len(self) // self._shardlen)
+
+    @property
+    def shardnum(self) -> int:
+        """Number of the shard that the next datapoint goes to."""
+        return self.shardstart + self.shardstep * (len(self) // self._shardlen)
+
+    def _is_own(self, name: str) -> bool:
+        folder = name.partition("/")[0]
+        return (
+            folder.isdigit()
+            and int(folder) >= self.shardstart
+            and (int(folder) - self.shardstart) % self.shardstep == 0
+        )

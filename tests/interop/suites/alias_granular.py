@@ -1,5 +1,7 @@
 """Replace granular by `flarecli.compat.granular`."""
 
+import importlib
+import pkgutil
 import sys
 
 from suite_plugin import count_classes
@@ -8,7 +10,10 @@ import flarecli.compat.granular as ours
 
 
 def install(counted):
-    """Put flare's module in the place of the original's; `counted` notes each use."""
+    """Put flare's modules in the place of the original's; `counted` notes each use."""
     count_classes(ours, counted)
     sys.modules["granular"] = ours
-    sys.modules["granular.sources"] = ours.sources
+    for found in pkgutil.walk_packages(ours.__path__, f"{ours.__name__}."):
+        module = importlib.import_module(found.name)
+        sys.modules["granular" + found.name.removeprefix(ours.__name__)] = module
+        setattr(ours, found.name.rpartition(".")[2], module)
