@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flarecli.later import named
 from flarecli.read.repeats import place_of, places_of, refuse_repeats
-from flarecli.read.resolve import expand, resolve, select_streams
+from flarecli.read.resolve import expand, read_list, resolve, select_streams
 
 if TYPE_CHECKING:
     from flarecli.read import presets
@@ -57,6 +57,7 @@ __all__ = [
     "positions",
     "presets",
     "refuse_repeats",
+    "read_list",
     "resolve",
     "select_streams",
     "taken",

@@ -24,7 +24,7 @@ from flarecli.storage import Guard, Location, globbed, locate
 from flarecli.storage.local import SCRATCH, LocalStore
 from flarecli.wildcards import SIGNS, braced
 
-__all__ = ["expand", "resolve", "select_streams"]
+__all__ = ["expand", "read_list", "resolve", "select_streams"]
 
 _BEGUN = (
     ".flare/journal",
@@ -158,13 +158,22 @@ def _is_folder(at: Location) -> bool:
     return False
 
 
+def read_list(at: Location, format: str | None = None) -> Playlist:
+    """Read the playlist or the `index.json` at an address.
+
+    format  what the user says that the shards are
+    raises  MissingError if nothing is there; FormatError if it is damaged
+    """
+    return _formatted(_indexed(at.folder) if at.name == INDEX else playlists.read(at), format)
+
+
 def _of_file(at: Location, format: str | None, is_there: bool) -> Playlist:
     if at.name.endswith((".yaml", ".yml")):
         if at.is_local or not at.exists():
             _refuse_unfinished(at.folder)
-        return _formatted(playlists.read(at), format)
+        return read_list(at, format)
     if at.name == INDEX:
-        return _formatted(_indexed(at.folder), format)
+        return read_list(at, format)
     kind = format or formats.sniffed(at.name)
     if kind is None and at.is_local and "files" in formats.names():
         kind = "files"

@@ -9,7 +9,7 @@ One that a playlist lists is a file with sums like any other, and must list the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -121,11 +121,19 @@ def own_sum(found: Playlist) -> tuple[int, list[Finding], bool]:
 class Beside:
     """All other lists of a stream's shards, and what is wrong with these lists themselves.
 
+    only   positions of the shards that are checked; None: all
     named  the places of the files that the list in use names, and its own
     read   the places of lists besides these, `size` their bytes
     """
 
-    def __init__(self, found: Playlist, stream: Stream, depth: Depth) -> None:
+    def __init__(
+        self,
+        found: Playlist,
+        stream: Stream,
+        depth: Depth,
+        only: Collection[int] | None = None,
+    ) -> None:
+        self.only = only
         self.stream, self.listings, self.findings, self.read, self.size = (
             stream,
             list[Listing](),
@@ -204,7 +212,8 @@ class Beside:
         self._bare.setdefault(True, []).extend([] if has_sums else [at])
         for stream in found.streams:
             for name, file in stream.files.items():
-                self._check(stream.at.join(name), Claim(str(at), file))
+                if self.only is None or name.rpartition("/")[2] in _names(self.stream):
+                    self._check(stream.at.join(name), Claim(str(at), file))
         return [
             one for one in found.streams if any(place in self._places for place in places_of(one))
         ]
@@ -314,7 +323,8 @@ class Beside:
     def rest(self, address: str) -> Iterator[Finding]:
         """Name the shards that a claimed list has and nobody else; call it when all were asked for."""
         for listing in self.listings:
-            rest = listing.rest() if listing.is_claimed else []
+            is_compared = listing.is_claimed and (self.only is None or listing.is_against)
+            rest = listing.rest() if is_compared else []
             if rest and not self._is_listed and not listing.is_against:
                 places = (name if is_url(name) else f"{self.stream.at}/{name}" for name in rest)
                 yield from (
@@ -327,7 +337,7 @@ class Beside:
                     for place in places
                 )
             elif rest:
-                message = f"lists {rest[0]}{f' and {len(rest) - 1} others' * (len(rest) > 1)}, {self.mine if self._is_listed else address} does not"
+                message = f"lists {rest[0]}{f' and {len(rest) - 1} others' * (len(rest) > 1)}, {self.mine if self._is_listed and self.only is None else address} does not"
                 yield Finding(str(listing.at), "listing", message, CHANGED)
 
 
@@ -338,6 +348,7 @@ def look_beside(
     depth: Depth,
     named: Sequence[Location] = (),
     is_folder: bool = False,
+    only: Collection[int] | None = None,
 ) -> Beside:
     """Read the other lists of a stream's shards.
 
@@ -345,14 +356,15 @@ def look_beside(
     depth      how closely to look: what is quick asks for nothing afar
     named      lists of the same shards that the user named too
     is_folder  no list is in use: the shards are all that lie in a folder
+    only       positions of the shards that are checked; None: all
     """
-    out = Beside(found, stream, depth)
+    out = Beside(found, stream, depth, only)
     out.named |= {place_of(at) for at, _ in claimed.values()}
     for name, (at, done) in claimed.items():
         if name.rpartition("/")[2] in _names(stream) and not done.findings:
             out.look(at, True, True)
     looked = {*out.named}
-    places = _places(found, stream, depth.quick) if found.at is not None or is_folder else ()
+    places = _places(found, stream, depth.quick, only) if found.at is not None or is_folder else ()
     for at, is_part in (*places, *((at, False) for at in named)):
         if place_of(at) not in looked:
             looked.add(place_of(at))
@@ -370,7 +382,9 @@ def _names(stream: Stream) -> tuple[str, ...]:
     )
 
 
-def _places(found: Playlist, stream: Stream, quick: bool) -> Iterator[tuple[Location, bool]]:
+def _places(
+    found: Playlist, stream: Stream, quick: bool, only: Collection[int] | None
+) -> Iterator[tuple[Location, bool]]:
     """Say where other lists would lie, and whether the one in use was made of them; afar only where one is likely to be there."""
     top, names = stream.at, _names(stream)
     if not top.is_local and (quick or (found.at is not None and not is_index(found))):
@@ -379,9 +393,10 @@ def _places(found: Playlist, stream: Stream, quick: bool) -> Iterator[tuple[Loca
         yield from ((top / name, False) for name in names)
     if found.at is None:
         return
-    folders = (
-        {bare(url).rpartition("/")[0] for url in stream.urls if not is_url(url)} if names else set()
-    )
+    if is_index(found) and top.is_local:
+        yield top / PLAYLIST, False
+    urls = stream.urls if only is None else [stream.urls[i] for i in only]
+    folders = {bare(url).rpartition("/")[0] for url in urls if not is_url(url)} if names else set()
     folders |= {above for folder in folders for above in _above(folder)}
     names += (PLAYLIST,) * (is_index(found) and top.is_local)
     for folder in sorted(folders - {""}):

@@ -10,20 +10,23 @@ from flarecli import formats
 from flarecli.compress import SUFFIXES
 from flarecli.errors import FlareError, MissingError, MissingLibraryError, ReachError, UsageError
 from flarecli.formats import INDEX
+from flarecli.formats.webdataset_shards import SHARDS
 from flarecli.hashes import digest
 from flarecli.model import Chunk, Columns, File, Finding, Playlist, Stream
 from flarecli.names import is_url
 from flarecli.playlists import PLAYLIST
 from flarecli.read import place_of, places_of, resolve, select_streams
-from flarecli.records import dataclass
+from flarecli.records import dataclass, field
 from flarecli.storage import Guard, Location, locate
 from flarecli.verbs.beside import Beside, is_index
 from flarecli.verbs.checks import HELD, Checked, Claim, Depth, check_chunk, check_file, finding
 from flarecli.verbs.checks_repairs import AGAIN
 
 __all__ = [
+    "Only",
     "Plan",
     "Task",
+    "UNLISTED_HINT",
     "chunk_tasks",
     "file_tasks",
     "mistaken",
@@ -35,6 +38,17 @@ __all__ = [
 ]
 
 
+UNLISTED_HINT = "Remove it, or list it too: `flare playlist … -o FILE`."
+
+
+@dataclass
+class Only:
+    """The part of a stream that is checked: positions of shards, and names of files that belong to none."""
+
+    shards: set[int] = field(default_factory=set)
+    files: set[str] = field(default_factory=set)
+
+
 @dataclass(frozen=True)
 class Plan:
     """One address: what was found there, or why nothing could be.
@@ -42,6 +56,7 @@ class Plan:
     is_whole   the list of a folder, not of some shards
     is_folder  a folder without a list, the shards are those that lie in it
     named      other lists of the same shards, which the user named too
+    only       parallel to `streams`: the files to check, where the user named files and not the list; empty: all
     """
 
     address: str
@@ -51,6 +66,7 @@ class Plan:
     is_whole: bool = False
     is_folder: bool = False
     named: tuple[Location, ...] = ()
+    only: tuple[Only, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,9 +167,16 @@ def place_named(where: str) -> str:
 
 
 def file_tasks(
-    found: Playlist, stream: Stream, claimed: dict[str, tuple[Location, Checked]], depth: Depth
+    found: Playlist,
+    stream: Stream,
+    claimed: dict[str, tuple[Location, Checked]],
+    depth: Depth,
+    only: Only | None = None,
 ) -> Iterator[Task]:
-    """Plan the files that belong to no shard; `claimed` takes in what came of each."""
+    """Plan the files that belong to no shard; `claimed` takes in what came of each.
+
+    only  plan only these, and the other lists of the shards
+    """
 
     def check(name: str, file: File) -> Checked:
         try:
@@ -165,16 +188,29 @@ def file_tasks(
         return done
 
     for name, file in stream.files.items():
-        if not is_index(found):
+        is_chosen = only is None or name in only.files or name in (INDEX, SHARDS)
+        if is_chosen and not is_index(found):
             yield Task(partial(check, name, file))
 
 
 def chunk_tasks(
-    found: Playlist, stream: Stream, beside: Beside, depth: Depth, chosen: Collection[int]
+    found: Playlist,
+    stream: Stream,
+    beside: Beside,
+    depth: Depth,
+    chosen: Collection[int],
+    only: Only | None = None,
 ) -> Iterator[Task]:
-    """Plan the chosen shards of a stream, each with what every listing claims of it; the lists are compared whole."""
+    """Plan the chosen shards of a stream, each with what every listing claims of it; the lists are compared whole.
+
+    only  compare the lists for these shards alone
+    """
     first = 0
     for i, place in enumerate(places_of(stream)):
+        if only is not None and i not in only.shards:
+            rows = -1 if stream.rows is None else int(stream.rows[i])
+            first = first + rows if first >= 0 and rows >= 0 else -1
+            continue
         try:
             chunk = stream.chunk(i)
         except FlareError as error:
@@ -287,7 +323,7 @@ def unlisted(found: Playlist, known: Collection[str]) -> Iterator[tuple[str, Fin
                 str(at),
                 "unlisted",
                 message,
-                "Remove it, or list it too: `flare playlist … -o FILE`.",
+                UNLISTED_HINT,
             )
             if is_shard
             else None,

@@ -130,9 +130,9 @@ class Remembered:
         """Close the file; a check that came to its end removes it, unless another file took its name meanwhile."""
         with self._file:
             path = os.path.realpath(self._path)
-            if is_done and os.path.exists(path):
-                if os.path.samestat(os.fstat(self._file.fileno()), os.stat(path)):
-                    os.unlink(path)
+            own = os.fstat(self._file.fileno())
+            if is_done and os.path.exists(path) and os.path.samestat(own, os.stat(path)):
+                os.unlink(path)
 
 
 def _opened(path: str) -> BinaryIO:

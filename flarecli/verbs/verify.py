@@ -24,7 +24,9 @@ from flarecli.verbs.checks import Checked, Depth
 from flarecli.verbs.checks_repairs import with_command
 from flarecli.verbs.checks_streams import Side, key_of, keyed, uneven
 from flarecli.verbs.choice import Choice
+from flarecli.verbs.enclosing_lists import with_lists
 from flarecli.verbs.listings import (
+    Only,
     Plan,
     Task,
     chunk_tasks,
@@ -117,6 +119,7 @@ class Verification:
             [stream for plan in plans for stream in plan.streams],
             options.choice.is_all,
         )
+        all_of_it = all_of_it and not any(plan.only for plan in plans)
         rows, sizes = [stream.rows for stream in known], [stream.sizes for stream in known]
         options.progress.start(
             "verify", _total(rows) if all_of_it else None, _total(sizes) if all_of_it else None
@@ -161,18 +164,20 @@ class Verification:
         yield from self._of_list(found)
         is_read = options.choice.is_all and not options.depth.quick
         has_keys = (
-            is_read and len(plan.streams) > 1 and options.state is None
+            is_read and len(plan.streams) > 1 and options.state is None and not plan.only
         )  # a state keeps no keys
         known = set[str]()  # places that other lists than this name, and those lists
         sides = [Side(stream, key_of(stream) if has_keys else "") for stream in plan.streams]
-        for side in sides:
+        for side, only in zip(sides, plan.only or [None] * len(sides), strict=True):
             rows, findings = self.rows, self.findings
-            yield from self._of_stream(found, side, plan, options, known)
+            yield from self._of_stream(found, side, plan, options, known, only)
             side.rows = (
                 self.rows - rows
                 if is_read and self.findings == findings
                 else _total([side.stream.rows])
             )
+        if plan.only:
+            return
         yield from uneven(found, sides)
         if not has_keys and (names := keyed(sides)):
             why = (
@@ -207,7 +212,13 @@ class Verification:
                     self.extra.append(name)
 
     def _of_stream(
-        self, found: Playlist, side: Side, plan: Plan, options: _Options, known: set[str]
+        self,
+        found: Playlist,
+        side: Side,
+        plan: Plan,
+        options: _Options,
+        known: set[str],
+        only: Only | None,
     ) -> Iterator[Finding]:
         stream, depth, claimed = (
             side.stream,
@@ -217,9 +228,18 @@ class Verification:
         if depth.quick:
             sizes, below = sizes_below(stream)
             depth = replace(depth, sizes=sizes, below=below)
-        yield from self._run(file_tasks(found, stream, claimed, depth), options)
-        others = look_beside(found, stream, claimed, depth, plan.named, plan.is_folder)
-        yield from others.findings
+        yield from self._run(file_tasks(found, stream, claimed, depth, only), options)
+        shards = range(len(stream)) if only is None else sorted(only.shards)
+        others = look_beside(
+            found,
+            stream,
+            claimed,
+            depth,
+            plan.named,
+            plan.is_folder,
+            None if only is None else shards,
+        )
+        yield from (one for one in others.findings if one not in plan.findings)
         self.files += len(others.read)
         self.bytes += others.size
         self.unprotected += others.unprotected
@@ -229,8 +249,8 @@ class Verification:
             yield from findings
             if other is not None:
                 others.add(other)
-        chosen = options.choice.of(len(stream))
-        self.left += len(stream) - len(chosen)
+        chosen = frozenset(shards[i] for i in options.choice.of(len(shards)))
+        self.left += len(shards) - len(chosen)
         sums: list[tuple[str, bytes]] = []
 
         def take(task: Task, done: Checked) -> None:
@@ -239,7 +259,8 @@ class Verification:
             side.kept += done.is_kept
 
         engine = "local" if depth.quick else options.engine  # to compare sizes takes no cluster
-        wrong = self._run(chunk_tasks(found, stream, others, depth, chosen), options, engine, take)
+        tasks = chunk_tasks(found, stream, others, depth, chosen, only)
+        wrong = self._run(tasks, options, engine, take)
         yield from (
             one for one in wrong if one not in others.findings
         )  # an index that finds no shard says it of the shard
@@ -249,16 +270,16 @@ class Verification:
 
             yield from equal_rows(sums)
         if not any(listing.has_sums for listing in others.listings):
-            self._say_bare(stream, side.kept)
+            self._say_bare(stream, shards, side.kept)
 
-    def _say_bare(self, stream: Stream, kept: int) -> None:
+    def _say_bare(self, stream: Stream, shards: Sequence[int], kept: int) -> None:
         if stream.format in formats.OWN_SUMS:
             return
         tables = (*stream.hashes.values(), *stream.raw_hashes.values())
-        bare = sum(not any(values[i] for values in tables) for i in range(len(stream))) - kept
+        bare = sum(not any(values[i] for values in tables) for i in shards) - kept
         if bare:
             self.unprotected.append(
-                f"{bare} of {len(stream)} files of stream {stream.name!r}: carry no sums, only sizes and structure were checked"
+                f"{bare} of {len(shards)} files of stream {stream.name!r}: carry no sums, only sizes and structure were checked"
             )
 
     def _run(
@@ -359,6 +380,7 @@ def verify(
         guard,
     )
     plans, held = told_once(plans)
+    plans = with_lists(plans, format, guard, quick)
     truth = None if against is None else resolve([against], guard=guard, maps=False)[0]
     asked = {
         "sources": addresses,

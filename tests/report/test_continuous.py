@@ -1,6 +1,7 @@
 """What a CI runs: the steps of the Action as scripts, and the hook in a repository made for it."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -112,9 +113,47 @@ def test_the_hook_stops_a_commit_of_a_damaged_dataset(tmp_path):
     assert run("git", "add", ".").returncode == 0
     done = run("git", *author, "commit", "-m", "whole")
     assert done.returncode == 0, done.stdout + done.stderr
-    (repository / "out" / "shard.00000.mds").write_bytes(b"short")
+    path = repository / "out" / "shard.00000.mds"
+    data = path.read_bytes()
+    for change, found in (
+        (b"short", "out/shard.00000.mds: "),
+        (data[:-1] + bytes([data[-1] ^ 1]), " fail xxh3_128 of out/playlist.yaml: "),
+    ):
+        path.write_bytes(change)
+        run("git", "add", ".")
+        done = run("git", *author, "commit", "-m", "damaged")
+        assert done.returncode == 1
+        assert found in done.stdout + done.stderr
+        assert "1 finding" in done.stdout + done.stderr
+    path.write_bytes(data)
     run("git", "add", ".")
-    done = run("git", *author, "commit", "-m", "damaged")
-    assert done.returncode == 1
-    assert "out/shard.00000.mds: " in done.stdout + done.stderr
-    assert "1 finding" in done.stdout + done.stderr
+    assert run("git", *author, "commit", "--allow-empty", "-m", "whole").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "is_checked"),
+    [
+        ("out/playlist.yaml", True),
+        ("index.json", True),
+        ("out/spec.json", True),
+        ("out/shardindex.json", True),
+        ("out/shard.00000.mds", True),
+        ("out/shard.00000.mds.zstd", True),
+        ("out/shard.00000.csv", True),
+        ("out/shard.00000.csv.meta", True),
+        ("out/shard.00000.json.gz", True),
+        ("out/00000.tar", True),
+        ("out/00000.tgz", True),
+        ("out/shards/000000/text.bag", True),
+        ("out/shards/000000/text.idx", True),
+        ("out/train.ffr", True),
+        ("package.json", False),
+        ("data.csv", False),
+        ("my-index.json", False),
+        ("mds.py", False),
+        ("notes.mds.txt", False),
+    ],
+)
+def test_the_hook_is_given_all_files_of_datasets(name, is_checked):
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    assert bool(re.search(hook["files"], name)) == is_checked

@@ -387,7 +387,7 @@ def test_a_name_with_nothing_behind_it_is_a_finding_among_others_and_an_error_al
             "a folder where a file is needed",
         ),  # as the playlist's own shard
         ("index.json", lambda path: path.symlink_to(tmp_path / "gone"), gone),
-        ("playlist.yaml", Path.mkdir, "an empty folder"),
+        ("playlist.yaml", Path.mkdir, "a folder where a file is needed"),
     ):
         path = out / name
         whole = path.read_bytes()
