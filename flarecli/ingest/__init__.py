@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flarecli.ingest.contents import Flaw, contents, filled
+from flarecli.ingest.folder import data_among
 from flarecli.ingest.index import Index, open_folder, open_index
 from flarecli.ingest.opening import is_index
 from flarecli.ingest.running import Running
@@ -13,6 +14,7 @@ __all__ = [
     "Index",
     "Running",
     "contents",
+    "data_among",
     "filled",
     "is_index",
     "open_folder",

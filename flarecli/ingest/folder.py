@@ -1,10 +1,18 @@
-"""A folder as a table: files that share a key are a row, and each extension is a column.
+"""A folder as a table: files with the same key are a row, and each extension is a column.
 
     a/000.jpg  a/000.txt  a/000.meta.json    row `a/000` with columns `jpg`, `txt`, `meta.json`
 
-The key is the path up to the first dot of the file's own name; the extension, in lower case, is the rest. Columns hold
-the names of the files: what is in them is read when the row is needed. The folder is listed twice, first to find the
-columns and to count, then for the rows, and neither listing is held.
+The key is the path up to the last dot of the file name; the extension, in lower case, is the rest. An extension of
+several parts, such as `meta.json`, begins with a letter and is one only if most of its keys have a file with a plain
+extension too: `IMG_2024.01.02.jpg` has the key `IMG_2024.01.02`.
+
+Every data file ends up in a row. A key that lacks a column has a null there, and a file that fits no column is a row of
+its own, with its name as key and nulls alone: a pack reports both as failed rows. Hidden files, files that desktops
+leave behind (Thumbs.db), and README and LICENSE files beside media are no data: they are counted in `notes`.
+
+Columns hold file names: contents are read when the row is needed. The folder is listed twice, first for the columns and
+the number of rows, then for the rows; once more if there are extensions of several parts, and if README files are data.
+No listing is held in memory.
 """
 
 from __future__ import annotations
@@ -23,16 +31,23 @@ from flarecli.names import escape
 from flarecli.storage import Entry, Location
 from flarecli.units import format_count
 
-__all__ = ["Folder", "Group", "groups"]
+__all__ = ["Folder", "Group", "Rules", "data_among", "groups"]
 
 _ROWS = 8192
 _MEANT = {"jpeg": "jpg", "jpg": "jpeg", "text": "txt"}
 _COLUMNS, _MIXTURES = 1000, 10_000  # kinds of files, and of rows by the kinds they have
+_COMPOUNDS = 10_000  # candidates for extensions of several parts that are counted at once
 _NAMES = 5  # of each kind of what is left out, named to the user
+_DESKTOP = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
+_DOCUMENTS = frozenset({"readme", "license", "licence"})
+_OF_DOCUMENTS = frozenset(
+    {"readme", "license", "licence", "md", "markdown", "rst", "txt", "html", "pdf"}
+)
+_HIDDEN, _SYSTEM, _DOCUMENT = "hidden file", "desktop file", "README or LICENSE file"
 
 
 class LeftOut:
-    """What is left out: how many of each reason, and the first names."""
+    """Names that are left out: how many for each reason, and the first of them."""
 
     def __init__(self) -> None:
         self.counts, self.names = Counter[str](), dict[str, list[str]]()
@@ -43,56 +58,170 @@ class LeftOut:
         if len(names) <= _NAMES:
             names.append(name)
 
+    def notes(self) -> Iterator[str]:
+        """Describe them in one line for each reason."""
+        for reason, count in self.counts.items():
+            yield f"skipped {format_count(count, reason)}: {_some(self.names[reason], count)}"
+
+
+class Rules(NamedTuple):
+    """How the names of one folder are read.
+
+    compounds       extensions of several parts
+    with_documents  whether README and LICENSE files are data
+    """
+
+    compounds: frozenset[str] = frozenset()
+    with_documents: bool = False
+
+
+_FIRST_RULES = Rules()
+
 
 class Group(NamedTuple):
-    """The files of one key: extension -> name."""
+    """The files of one key: extension -> name; none for a file whose name has no extension, or is not UTF-8."""
 
     key: str
     files: dict[str, str]
 
 
+def data_among(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the names that a wildcard matched without those that are no data, and a note for each kind of these.
+
+    A hidden file is kept: only a wildcard that names the dot matches it.
+    """
+    has_media = 2 * sum(is_medium(kind_of(name)) for name in names) >= len(names)
+    left_out, kept = LeftOut(), list[str]()
+    for name in names:
+        reason = _no_data(name.rpartition("/")[2].lstrip("."), not has_media)
+        if reason:
+            left_out.add(reason, name)
+        else:
+            kept.append(name)
+    return kept, list(left_out.notes())
+
+
+def _no_data(name: str, with_documents: bool = False) -> str:
+    """Return why a file is no data: it is hidden, left behind by a desktop, or a README; empty if it is data."""
+    folder, _, last = name.rpartition("/")
+    if last.startswith(".") or folder.startswith(".") or "/." in folder:
+        return _HIDDEN
+    last = last.lower()
+    if last in _DESKTOP:
+        return _SYSTEM
+    if with_documents or last.partition(".")[0] not in _DOCUMENTS:
+        return ""
+    return _DOCUMENT if last.rpartition(".")[2] in _OF_DOCUMENTS else ""
+
+
 def groups(
-    entries: Iterable[Entry], left_out: LeftOut | None = None, where: object = ""
+    entries: Iterable[Entry],
+    rules: Rules = _FIRST_RULES,
+    left_out: LeftOut | None = None,
+    where: object = "",
 ) -> Iterator[Group]:
     """Group files by key, one group after another; entries come in bytewise order, so few are held.
 
-    left_out  takes files that belong to no group; what is hidden, by a dot before a name, is not even that
+    left_out  receives files that are no data
     raises    FormatError for two files of one key and extension
     """
-    open_groups: list[
-        Group
-    ] = []  # `a.d/x.jpg` stands between `a.c` and `a.jpg`: a few lie in one another
+    open_groups: list[Group] = []  # `a.d/x.jpg` is listed between `a.c` and `a.jpg`
     for entry in entries:
-        while open_groups and not entry.name.startswith(f"{open_groups[-1].key}."):
+        name = entry.name
+        while open_groups and not name.startswith(f"{open_groups[-1].key}."):
             yield open_groups.pop()
-        folder, _, name = entry.name.rpartition("/")
-        if name.startswith(".") or folder.startswith(".") or "/." in folder:
-            continue
-        stem, dot, extension = name.partition(".")
-        reason = (
-            "no extension"
-            if not (dot and extension)
-            else ""
-            if _is_text(entry.name)
-            else "a name that is not UTF-8"
-        )
+        reason = _no_data(name, rules.with_documents)
         if reason:
             if left_out is not None:
-                left_out.add(reason, entry.name)
+                left_out.add(reason, name)
             continue
-        key = f"{folder}/{stem}" if folder else stem
-        if not open_groups or open_groups[-1].key != key:
-            open_groups.append(Group(key, {}))
-        extension = extension.lower()
-        other = open_groups[-1].files.setdefault(extension, entry.name)
-        if other != entry.name:
+        key, extension = _divided(name, rules.compounds)
+        if not extension or not _is_text(name):
+            yield Group(_shown(name), {})
+            continue
+        group = next((one for one in open_groups if one.key == key), None)
+        if group is None:
+            group = Group(key, {})
+            open_groups.append(group)
+        other = group.files.setdefault(extension.lower(), name)
+        if other != name:
             raise FormatError(
-                f"{other} and {entry.name} are both {extension!r} of {key!r}",
+                f"{other} and {name} are both {extension.lower()!r} of {key!r}",
                 where=where,
                 hint="Rename one of them.",
             )
     while open_groups:
         yield open_groups.pop()
+
+
+def _divided(name: str, compounds: frozenset[str]) -> tuple[str, str]:
+    """Split a name into key and extension: before the longest known compound, or at the last dot."""
+    if compounds:
+        for key, extension in _compounds(name):
+            if extension.lower() in compounds:
+                return key, extension
+    folder, slash, last = name.rpartition("/")
+    stem, _, extension = last.rpartition(".")
+    return (f"{folder}{slash}{stem}", extension) if stem else (name, "")
+
+
+def _compounds(name: str) -> list[tuple[str, str]]:
+    """Return the splits of a name into a key and an extension of several parts, each of which but the last begins with a letter."""
+    folder, slash, last = name.rpartition("/")
+    parts = last.split(".")
+    found: list[tuple[str, str]] = []
+    if not parts[-1]:
+        return found
+    for at in range(len(parts) - 2, 0, -1):
+        if not parts[at][:1].isalpha():
+            break
+        found.append((f"{folder}{slash}{'.'.join(parts[:at])}", ".".join(parts[at:])))
+    return found[::-1]
+
+
+class _Candidates:
+    """Finds the extensions of several parts: those for which most keys have a file with a plain extension too."""
+
+    def __init__(self, where: object) -> None:
+        self._where = where
+        self._count, self._beside_plain = Counter[str](), Counter[str]()
+        self._open: dict[str, tuple[list[str], list[str]]] = {}  # key -> plain ones, compounds
+
+    def add(self, name: str) -> None:
+        """Count a name; names come in bytewise order."""
+        for key in [one for one in self._open if not name.startswith(f"{one}.")]:
+            self._close(key)
+        key, plain = _divided(name, frozenset())
+        if plain:
+            self._open.setdefault(key, ([], []))[0].append(plain)
+        for key, extension in _compounds(name):
+            self._open.setdefault(key, ([], []))[1].append(extension.lower())
+
+    def _close(self, key: str) -> None:
+        plain, compounds = self._open.pop(key)
+        for extension in compounds:
+            self._count[extension] += 1
+            self._beside_plain[extension] += bool(plain)
+        if len(self._count) > _COMPOUNDS:
+            # `First.Last.jpg` makes a candidate of each last name, none of which has a `First.jpg`.
+            self._count = Counter(
+                {one: count for one, count in self._count.items() if self._beside_plain[one]}
+            )
+            self._beside_plain = +self._beside_plain
+            if len(self._count) > _COMPOUNDS:
+                raise FormatError(
+                    f"more than {_COMPOUNDS} extensions of several parts",
+                    where=self._where,
+                    hint="Pack a smaller folder, or name its files in a table.",
+                )
+
+    def found(self) -> frozenset[str]:
+        """Return them, once all names were added."""
+        for key in list(self._open):
+            self._close(key)
+        return frozenset(
+            one for one, count in self._count.items() if 2 * self._beside_plain[one] > count
+        )
 
 
 def _is_text(name: str) -> bool:
@@ -101,6 +230,15 @@ def _is_text(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _shown(name: str) -> str:
+    """Return a name as a key: bytes that are not UTF-8 become escapes."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _is_medium(extension: str) -> bool:
+    return is_medium(kind_of(f".{extension}"))
 
 
 class _Heard:
@@ -119,56 +257,108 @@ def _line(entry: Entry) -> bytes:
     return f"{entry.name}\0{entry.size}\n".encode("utf-8", "surrogateescape")
 
 
-class Folder:
-    """The files below a folder, by key.
+class _Survey:
+    """What one listing shows: which extensions the keys have, which files are no data, and which extensions of several parts there are."""
 
-    columns  of those asked for, the one that most keys have is what makes a key a row; None: of all
-    main     that column: files of keys without it are left out
-    key      the name of the column of keys
-    notes    what was left out, and which rows miss something
-    raises   MissingError if there is no such folder; FormatError if there are no files to group; UsageError for a
-             column that no file has
-    """
-
-    def __init__(self, at: Location, columns: Sequence[str] | None = None) -> None:
-        self.at = at
-        left_out = LeftOut()
-        heard = _Heard(at.list())
-        mixtures, named = Counter[frozenset[str]](), dict[frozenset[str], list[str]]()
-        for group in groups(heard, left_out, at):
+    def __init__(self, at: Location, rules: Rules) -> None:
+        self.at, self.left_out = at, LeftOut()
+        self.mixtures = Counter[frozenset[str]]()
+        self.named: dict[frozenset[str], list[str]] = {}
+        heard, candidates = _Heard(at.list()), _Candidates(at)
+        for group in groups(self._counted(heard, candidates), rules, self.left_out, at):
             mixture = frozenset(group.files)
-            mixtures[mixture] += 1
-            names = named.setdefault(mixture, [])
-            if len(names) < _NAMES:
+            self.mixtures[mixture] += 1
+            names = self.named.setdefault(mixture, [])
+            if len(names) <= _NAMES:
                 names.append(group.key)
-            if len(mixtures) > _MIXTURES:
+            if len(self.mixtures) > _MIXTURES:
                 raise FormatError(
                     f"more than {_MIXTURES} kinds of rows",
                     where=at,
                     hint="Name the tables of the folder, or a smaller folder.",
                 )
-        self._sum = heard.sums.hex()[DEFAULT]
-        if not mixtures:
-            raise FormatError("no files with extensions", where=at)
-        self.key = "key" if not any("key" in mixture for mixture in mixtures) else "__key__"
-        self.main = _main(
-            mixtures,
-            at,
-            None if columns is None else [name for name in columns if name != self.key],
+        self.counts = Counter[str]()
+        for mixture, count in self.mixtures.items():
+            for name in mixture:
+                self.counts[name] += count
+        self.sum = heard.sums.hex()[DEFAULT]
+        half = sum(count for mixture, count in self.mixtures.items() if mixture) / 2
+        self.media = [
+            one for one, count in self.counts.items() if _is_medium(one) and count >= half
+        ]
+        self.compounds = candidates.found()
+
+    @staticmethod
+    def _counted(entries: Iterable[Entry], candidates: _Candidates) -> Iterator[Entry]:
+        for entry in entries:
+            if not _no_data(entry.name):
+                candidates.add(entry.name)
+            yield entry
+
+
+class Folder:
+    """The files below a folder, by key.
+
+    columns     of those asked for; None: those that half of the keys with the main one have
+    extensions  these columns
+    main        the one that decides which those are: a picture, video or sound if half of the keys have one
+    key         the name of the column of keys
+    notes       files that are no data, and keys without any of the columns asked for
+    raises      MissingError if there is no such folder; FormatError if it has no data files; UsageError for a column that
+                no file has
+    """
+
+    def __init__(self, at: Location, columns: Sequence[str] | None = None) -> None:
+        self.at = at
+        rules = _FIRST_RULES
+        survey = _Survey(at, rules)
+        if survey.compounds:
+            rules = Rules(survey.compounds)
+            survey = _Survey(at, rules)
+        if survey.left_out.counts[_DOCUMENT] and not survey.media:
+            rules = Rules(rules.compounds, with_documents=True)
+            survey = _Survey(at, rules)
+        self._rules, self._sum, mixtures = rules, survey.sum, survey.mixtures
+        if not survey.counts:
+            found = [*survey.left_out.notes(), *_no_extension(survey)]
+            raise FormatError("no data files with extensions", where=at, hint=_sentence(found))
+        self.key = "key" if "key" not in survey.counts else "__key__"
+        asked = None if columns is None else [name for name in columns if name != self.key]
+        self.main = _main(survey, asked)
+        self._is_asked = columns is not None
+        beside = Counter[str]()
+        for mixture, count in mixtures.items():
+            if self.main in mixture:
+                beside.update(dict.fromkeys(mixture, count))
+        chosen = (
+            [one for one, count in beside.items() if 2 * count >= beside[self.main]]
+            if asked is None
+            else asked
         )
-        found = sorted({name for mixture in mixtures if self.main in mixture for name in mixture})
-        if len(found) > _COLUMNS:
+        if len(chosen) > _COLUMNS:
             raise FormatError(
                 f"more than {_COLUMNS} kinds of files",
                 where=at,
                 hint="Name the columns to pack with -c.",
             )
-        self.extensions = [name for name in found if columns is None or name in columns]
+        self.extensions = sorted(set(chosen))
         self.schema = pa.schema([(name, pa.string()) for name in (self.key, *self.extensions)])
         self.rows: int | None = sum(
-            count for mixture, count in mixtures.items() if self.main in mixture
+            count * len(self._rows(Group("", dict.fromkeys(mixture, ""))))
+            for mixture, count in mixtures.items()
         )
-        self.notes = tuple(_notes(self, mixtures, named, left_out))
+        self.notes = (*survey.left_out.notes(), *self._not_asked(survey))
+
+    def flaw(self, column: str, is_alone: bool) -> tuple[str, str]:
+        """Return kind and message for a row that has no file for a column.
+
+        is_alone  the row has no file for any column: it stands for a file that fits none
+        """
+        if not is_alone or self._is_asked:
+            return "incomplete", f"no {escape(column)} file for this key"
+        shown = ", ".join(escape(name) for name in self.extensions[:_NAMES])
+        more = ", …" if len(self.extensions) > _NAMES else ""
+        return "column", f"no column for this file (columns: {shown}{more})"
 
     def blocks(self) -> Iterator[bytes]:
         """Give the listing that its sum is over: names and sizes."""
@@ -182,10 +372,9 @@ class Folder:
             else pa.schema([self.schema.field(name) for name in columns])
         )
         heard, held = _Heard(self.at.list()), list[Group]()
-        for group in groups(heard, where=self.at):
-            if self.main in group.files:
-                held.append(group)
-            if len(held) == _ROWS:
+        for group in groups(heard, self._rules, where=self.at):
+            held += self._rows(group)
+            if len(held) >= _ROWS:
                 yield self._batch(held, schema)
                 held = []
         if heard.sums.hex()[DEFAULT] != self._sum:
@@ -197,6 +386,19 @@ class Folder:
         if held:
             yield self._batch(held, schema)
 
+    def _rows(self, group: Group) -> list[Group]:
+        """Return the rows of a key: one of the columns it has, and one for each file that fits none."""
+        columns = self.extensions or [self.main]
+        fits = [group] if any(name in group.files for name in columns) else []
+        if self._is_asked:
+            return fits
+        if not group.files:
+            return [group]
+        return [
+            *fits,
+            *(Group(name, {}) for one, name in group.files.items() if one not in self.extensions),
+        ]
+
     def _batch(self, held: list[Group], schema: pa.Schema) -> pa.RecordBatch:
         values = [
             [group.key if name == self.key else group.files.get(name) for group in held]
@@ -206,51 +408,41 @@ class Folder:
             [pa.array(one, pa.string()) for one in values], schema=schema
         )
 
+    def _not_asked(self, survey: _Survey) -> Iterator[str]:
+        """Name the keys that have none of the columns asked for."""
+        columns = self.extensions or [self.main]
+        lacking = [one for one in survey.mixtures if one.isdisjoint(columns)]
+        count = sum(survey.mixtures[one] for one in lacking)
+        if self._is_asked and count:
+            names = [key for one in lacking for key in survey.named[one]]
+            without = " or ".join(columns)
+            yield f"left out {format_count(count, 'key')} without {without}: {_some(names, count)}"
 
-def _main(mixtures: Counter[frozenset[str]], at: Location, asked: Sequence[str] | None) -> str:
-    """Give the medium that most keys have, of those asked for, if half of them have it; else what most have, of equals the first by name."""
-    counts = Counter[str]()
-    for mixture, count in mixtures.items():
-        for name in mixture:
-            counts[name] += count
+
+def _main(survey: _Survey, asked: Sequence[str] | None) -> str:
+    """Return the medium that most keys have, of those asked for, if half of them have it; else the extension that most have, the first by name."""
     for name in asked or ():
-        if name not in counts:
+        if name not in survey.counts:
             raise UsageError(
                 f"no file is {name!r}",
-                where=at,
-                hint=choose(name, sorted(counts), "Choose from", _MEANT),
+                where=survey.at,
+                hint=choose(name, sorted(survey.counts), "Choose from", _MEANT),
             )
-    choice = list(asked) if asked else sorted(counts)
-    half = mixtures.total() / 2
     return min(
-        choice,
-        key=lambda name: (
-            not (is_medium(kind_of(f".{name}")) and counts[name] >= half),
-            -counts[name],
-            name,
-        ),
+        asked or survey.counts,
+        key=lambda name: (name not in survey.media, -survey.counts[name], name),
     )
 
 
-def _notes(
-    folder: Folder,
-    mixtures: Counter[frozenset[str]],
-    named: dict[frozenset[str], list[str]],
-    left_out: LeftOut,
-) -> Iterator[str]:
-    for reason, count in left_out.counts.items():
-        yield f"left out {format_count(count, 'file')} with {reason}: {_some(left_out.names[reason], count)}"
-    lacking = [mixture for mixture in mixtures if folder.main not in mixture]
-    if lacking:
-        count = sum(mixtures[mixture] for mixture in lacking)
-        yield f"left out {format_count(count, 'key')} without {folder.main}: {_some([key for one in lacking for key in named[one]], count)}"
-    for name in folder.extensions:
-        lacking = [
-            mixture for mixture in mixtures if folder.main in mixture and name not in mixture
-        ]
-        if lacking:
-            count = sum(mixtures[mixture] for mixture in lacking)
-            yield f"{format_count(count, 'row')} without {name}: {_some([key for one in lacking for key in named[one]], count)}"
+def _no_extension(survey: _Survey) -> Iterator[str]:
+    count = survey.mixtures[frozenset()]
+    if count:
+        names = _some(survey.named[frozenset()], count)
+        yield f"{format_count(count, 'file')} without an extension: {names}"
+
+
+def _sentence(found: Sequence[str]) -> str:
+    return f"Found {'; '.join(one.removeprefix('skipped ') for one in found)}." if found else ""
 
 
 def _some(names: Sequence[str], count: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import IO
@@ -50,6 +50,7 @@ class Index:
     key      the column that names the rows, of sources that have one by themselves
     notes    what to tell the user about the source: what was left out, and which
     details  what to tell those who ask for more
+    flaw     returns kind and message for a row of a folder that has no file for a column
     """
 
     address: str
@@ -61,6 +62,7 @@ class Index:
     key: str | None = None
     notes: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
+    flaw: Callable[[str, bool], tuple[str, str]] | None = None
     _firsts: dict[int, int] = field(
         default_factory=dict, compare=False
     )  # part -> number of its first row, as far as rows were read
@@ -292,7 +294,7 @@ def open_folder(
 ) -> Index:
     """Open a folder as an index: the files of a key are a row, and each extension is a column of their names.
 
-    columns  extensions, and `key`: those asked for; a key without the one that most keys have is no row
+    columns  extensions, and `key`: those asked for; a key that has none of them is no row
     raises   what `Folder` raises; UsageError for an address that cannot be listed
     """
     at = locate(address, guard)
@@ -306,6 +308,7 @@ def open_folder(
         tuple(folder.extensions),
         folder.key,
         folder.notes,
+        flaw=folder.flaw,
     )
 
 

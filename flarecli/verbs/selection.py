@@ -200,7 +200,8 @@ def selected(plan: Plan, skip: int = 0) -> Iterator[pa.RecordBatch]:
             else pa.schema([plan.source.schema.field(name) for name in wanted])
         )
         if plan.source.files:
-            batches, schema = _whole(plan, batches, plan.early), _listed(plan, schema)
+            batches = _whole(plan, batches, plan.early, is_complete=plan.is_statement)
+            schema = _listed(plan, schema)
         _, batches = sql.select(schema, batches, plan.where, beside=PLACE)
     if plan.limit is not None:
         batches = first_rows(batches, plan.limit)
@@ -230,16 +231,43 @@ def _listed(plan: Plan, schema: pa.Schema) -> pa.Schema:
 
 
 def _whole(
-    plan: Plan, batches: Iterator[pa.RecordBatch], columns: Sequence[str]
+    plan: Plan, batches: Iterator[pa.RecordBatch], columns: Sequence[str], is_complete: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Put contents in place of names, where no row can be left out: raises the error of the first file that cannot be read."""
+    """Put contents in place of names, where no row can be left out: raises the error of the first file that cannot be read.
+
+    is_complete  a row that lacks a file is an error too; False where its null is left to a condition
+    """
     if plan.source.filled is None or not columns:
         yield from batches
         return
     for batch, flaws in plan.source.filled(batches, columns):
         if flaws:
             raise flaws[0].error
+        if is_complete:
+            for row, (_, _, message) in _lacking(plan, batch, columns).items():
+                key = f"{key_text(batch.column(plan.source.key)[row])}: " if plan.source.key else ""
+                hint = "Complete the folder, or give --where a condition instead of a SELECT."
+                raise FormatError(f"{key}{message}", where=plan.source.address, hint=hint)
         yield batch
+
+
+def _lacking(
+    plan: Plan, batch: pa.RecordBatch, columns: Sequence[str]
+) -> dict[int, tuple[str, str, str]]:
+    """Return the rows that lack a file: row -> column, kind, message.
+
+    columns  of names or contents; null where there is no file
+    """
+    found: dict[int, tuple[str, str, str]] = {}
+    if plan.source.flaw is None or not any(batch.column(name).null_count for name in columns):
+        return found
+    is_there = {name: batch.column(name).is_valid().to_pylist() for name in columns}
+    for row in range(batch.num_rows):
+        lacking = [name for name, there in is_there.items() if not there[row]]
+        if lacking:
+            column = lacking[0].removeprefix(_OF)
+            found[row] = column, *plan.source.flaw(column, len(lacking) == len(columns))
+    return found
 
 
 def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.RecordBatch]:
@@ -295,7 +323,7 @@ def fetched(
         parts = _contents(plan, rows, skip, files)
     else:
         parts = links.fetch(
-            _whole(plan, rows, files),
+            _whole(plan, rows, files, is_complete=True),
             plan.links,
             key=plan.named_by or plan.key,
             at=plan.source.at,
@@ -320,6 +348,12 @@ def _contents(
 ) -> Iterator[links.Fetched]:
     """Read the files that rows name; a row of a file that cannot be read failed."""
 
+    early = [
+        name
+        for name in plan.early
+        if not plan.is_statement and (plan.columns is None or name in plan.columns)
+    ]
+
     def beside() -> Iterator[pa.RecordBatch]:
         for batch in rows:
             for name in files:
@@ -342,6 +376,10 @@ def _contents(
                     str(error),
                 ),
             )
+        of = [_OF + name for name in files]
+        for row, (column, kind, reason) in _lacking(plan, batch, [*of, *early]).items():
+            name = "" if keys is None else key_text(keys[row])
+            failures.setdefault(row, Failure(first + row, name, column, kind, reason))
         places = np.arange(batch.num_rows)
         if failures:
             places = np.delete(places, list(failures))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from flarecli import ingest, playlists, read
+from flarecli.errors import NoRowsError
 from flarecli.given import Addresses, address_texts
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.media import is_medium, kind_of
@@ -18,6 +19,7 @@ from flarecli.names import redact
 from flarecli.storage import Guard, Location, locate
 from flarecli.verbs.places import shard_of
 from flarecli.verbs.rows import no_index, ordered, read_rows, weight
+from flarecli.wildcards import SIGNS
 
 __all__ = ["Source", "open_source"]
 
@@ -40,6 +42,7 @@ class Source:
     files    columns that hold names of files in `batches`, and what those hold in `schema`
     filled   puts the contents in place of the names, in some of those columns
     key      the column that names the rows, of sources that have one by themselves
+    flaw     returns kind and message for a row without a file for a column of `files`; None where none can lack
     is_run   whether the rows are numbered from 0 on, without gaps
     """
 
@@ -65,6 +68,7 @@ class Source:
         | None
     ) = None
     key: str | None = None
+    flaw: Callable[[str, bool], tuple[str, str]] | None = None
     is_run: bool = True
     running: Callable[[], ingest.Running | None] = lambda: None
 
@@ -92,7 +96,7 @@ def open_source(
     raises          UsageError for streams or rows of an index; whatever opening raises
     """
     addresses = address_texts(sources)
-    expanded = [one for address in addresses for one in read.expand(address, guard)]
+    expanded, skipped = _expanded(addresses, guard)
     shown = " ".join(redact(address) for address in addresses)
     if expanded and all(ingest.is_index(address) for address in expanded):
         no_index(shown, streams, rows)
@@ -103,7 +107,7 @@ def open_source(
             allow_missing=allow_missing,
             null_separated=null_separated,
         )
-        return _of_index(shown, index, guard)
+        return _of_index(shown, replace(index, notes=(*skipped, *index.notes)), guard)
     found = read.resolve(expanded, guard=guard, maps=False, expanded=True)
     if len(expanded) == 1 and is_plain_folder(expanded[0], found, guard):
         no_index(shown, streams, rows)
@@ -111,7 +115,7 @@ def open_source(
             shown, ingest.open_folder(expanded[0], guard=guard, columns=columns), guard
         )
     parts = read.select_streams(found, streams)
-    notes = _alone(found[0].streams[0]) if len(expanded) == 1 else ()
+    notes = (*skipped, *(_alone(found[0].streams[0]) if len(expanded) == 1 else ()))
     data = read.Dataset(parts, found)
     first = parts[0][0].at
     order = None if rows is None else ordered(len(data), rows)
@@ -172,6 +176,20 @@ def open_source(
         stored=stored,
         is_run=order is None,
     )
+
+
+def _expanded(addresses: Sequence[str], guard: Guard) -> tuple[list[str], list[str]]:
+    """Expand addresses; of what a wildcard matches, files that are no data are left out, with a note."""
+    expanded, notes = list[str](), list[str]()
+    for address in addresses:
+        found = read.expand(address, guard)
+        if found != [address] and any(sign in address for sign in SIGNS):
+            data, skipped = ingest.data_among(found)
+            if not data:
+                raise NoRowsError("no data files match", where=redact(address))
+            found, notes = data, [*notes, *skipped]
+        expanded += found
+    return expanded, notes
 
 
 def _alone(stream: Stream) -> tuple[str, ...]:
@@ -239,4 +257,5 @@ def _of_index(shown: str, index: ingest.Index, guard: Guard) -> Source:
         files=index.links,
         filled=filled,
         key=index.key,
+        flaw=index.flaw,
     )

@@ -60,9 +60,12 @@ class Failure:
 _ERRORS: dict[str, type[FlareError]] = {
     "null": ValueFitError,
     "value": ValueFitError,
+    "incomplete": FormatError,
+    "column": FormatError,
     "unsafe": UnsafeError,
 }
 _TRUST = "Give --allow-local or --allow-private if you trust what it links to, or --on-error skip to leave such rows out."
+_COLUMNS = "Give -c with the columns to pack, or --on-error skip to leave such rows out and list them in failed.jsonl."
 
 
 def error_of(failure: Failure, address: object, hint: str) -> FlareError:
@@ -75,6 +78,8 @@ def error_of(failure: Failure, address: object, hint: str) -> FlareError:
         and any(word in failure.reason for word in ("address", "://", "redirect", "symbolic link"))
     ):
         hint = _TRUST
+    if failure.kind in ("column", "incomplete"):
+        hint = _COLUMNS
     where = f"{address}[{failure.row}]" if failure.file is None else failure.where
     return _ERRORS.get(failure.kind, ReachError)(f"{named}{failure.reason}", where=where, hint=hint)
 

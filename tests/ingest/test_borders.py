@@ -261,7 +261,7 @@ def test_types_meet_as_the_table_says_whichever_comes_first(one, two, both):
 # -- folders
 
 
-def test_names_that_no_row_may_have_are_told_and_many_are_cut(tmp_path):
+def test_files_that_fit_no_column_are_rows_without_files(tmp_path):
     made(
         tmp_path,
         {f"{n}.jpg": "x" for n in range(6)}
@@ -271,18 +271,23 @@ def test_names_that_no_row_may_have_are_told_and_many_are_cut(tmp_path):
     with open(os.fsencode(tmp_path) + b"/\xff.jpg", "wb"):
         pass
     found = open_folder(str(tmp_path))
-    assert found.notes == (
-        "left out 1 file with no extension: plain\\x1b[31m",
-        "left out 1 file with a name that is not UTF-8: \\udcff.jpg",
-        "left out 6 keys without jpg: a, b, c, d, e, …",
+    rows = [row for batch in found.batches() for row in batch.to_pylist()]
+    assert (found.rows, found.notes) == (14, ())
+    assert sorted(row["key"] for row in rows if row["jpg"] is None) == sorted(
+        [*(f"{n}.txt" for n in "abcdef"), "plain\x1b[31m", "\\xff.jpg"]
+    )
+    chosen = open_folder(str(tmp_path), columns=["jpg"])
+    assert (chosen.rows, chosen.notes) == (
+        6,
+        ("left out 8 keys without jpg: \\xff.jpg, a, b, c, d, …",),
     )
 
 
 def test_the_picture_counts_where_half_of_the_keys_have_one(tmp_path):
     made(tmp_path, {"a.jpg": "x", "a.txt": "x", "b.txt": "x"})
-    assert open_folder(str(tmp_path)).rows == 1
+    assert open_folder(str(tmp_path)).schema.names == ["key", "jpg", "txt"]
     made(tmp_path, {"c.txt": "x"})
-    assert open_folder(str(tmp_path)).rows == 3
+    assert open_folder(str(tmp_path)).schema.names == ["key", "txt"]
 
 
 def test_too_many_kinds_are_refused(tmp_path, monkeypatch):

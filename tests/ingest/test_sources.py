@@ -501,14 +501,19 @@ NAME = st.lists(
 @given(st.sets(NAME, max_size=12))
 def test_files_are_grouped_as_a_dictionary_would(names):
     wanted: dict[str, dict[str, str]] = {}
+    alone: list[str] = []
     for name in names:
-        folder, _, last = name.rpartition("/")
-        stem, _, extension = last.partition(".")
-        if extension and not any(part.startswith(".") for part in name.split("/")):
-            wanted.setdefault(f"{folder}/{stem}" if folder else stem, {})[extension] = name
+        stem, _, extension = name.rpartition(".")
+        if any(part.startswith(".") for part in name.split("/")):
+            continue
+        if not extension or "/" in extension or not stem:
+            alone.append(name)
+        else:
+            wanted.setdefault(stem, {})[extension] = name
     found = list(groups(Entry(name, 1) for name in sorted(names, key=str.encode)))
-    assert {group.key: group.files for group in found} == wanted
-    assert len(found) == len(wanted)
+    assert {group.key: group.files for group in found if group.files} == wanted
+    assert sorted(group.key for group in found if not group.files) == sorted(alone)
+    assert len(found) == len(wanted) + len(alone)
 
 
 def pictures(count=3) -> dict[str, str]:
@@ -573,12 +578,15 @@ def test_what_is_left_out_is_counted_and_named(tmp_path):
     made(tmp_path, files)
     found = open_folder(str(tmp_path))
     assert found.notes == (
-        "left out 1 file with no extension: README",
-        "left out 2 keys without jpg: c, d",
-        "1 row without meta.json: A",
-        "2 rows without txt: A, b/002",
+        "skipped 2 hidden files: .hidden/x.jpg, a/.DS_Store",
+        "skipped 1 README or LICENSE file: README",
     )
-    assert [row["key"] for row in rows_of(found) if row["txt"] is None] == ["A", "b/002"]
+    assert [row["key"] for row in rows_of(found) if None in row.values()] == [
+        "A",
+        "b/002",
+        "c",
+        "d",
+    ]
     assert rows_of(found)[0] == {"key": "A", "jpg": "A.JPG", "meta.json": None, "txt": None}
 
 
@@ -603,7 +611,12 @@ def test_a_file_that_cannot_be_read_is_a_flaw_of_its_row(tmp_path):
 @pytest.mark.parametrize(
     ("files", "columns", "message", "hint"),
     [
-        ({"README": "x"}, None, "d: no files with extensions", ""),
+        (
+            {"README": "x", "Thumbs.db": "x"},
+            None,
+            "d: no data files with extensions",
+            "Found 1 desktop file: Thumbs.db; 1 file without an extension: README.",
+        ),
         (
             {"a.jpg": "x", "a.JPG": "x"},
             None,

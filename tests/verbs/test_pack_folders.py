@@ -81,33 +81,27 @@ def test_rows_of_a_folder_are_what_a_dictionary_says(tmp_path):
     for name in names:
         key, _, extension = name.rpartition("/")[2].partition(".")
         groups[f"{name.rpartition('/')[0]}/{key}"][extension] = name
-    whole = {key: files for key, files in groups.items() if files.keys() >= {"jpg", "txt"}}
-    lacking = {key: files for key, files in groups.items() if "jpg" in files and "txt" not in files}
+    del groups["/README"]
+    whole = {key: files for key, files in groups.items() if len(files) == 3}
+    lacking = {
+        key: sorted({"jpg", "txt", "meta.json"} - files.keys())
+        for key, files in groups.items()
+        if len(files) < 3
+    }
     assert [row["key"] for row in rows_of(tmp_path / "out")] == sorted(whole)
     for row in rows_of(tmp_path / "out"):
         files = whole[row["key"]]
         assert (row["jpg"], row["txt"]) == (body(files["jpg"]), f"{files['txt']}!")
-        assert json.loads(row["meta.json"]) == (
-            {"name": files["meta.json"]} if "meta.json" in files else None
-        )
+        assert json.loads(row["meta.json"]) == {"name": files["meta.json"]}
     assert (done.rows, done.failed, done.reasons) == (
         len(whole),
         len(lacking),
-        {"null": len(lacking)},
+        {"incomplete": len(lacking)},
     )
-    assert {key for key, _ in heard.failures} == set(lacking)
-    lost = {
-        kind: sorted(key for key, files in groups.items() if "jpg" in files and kind not in files)
-        for kind in ("meta.json", "txt")
-    }
-    assert heard.notes == [
-        "left out 1 file with no extension: README",
-        "left out 2 keys without jpg: a/lonely, b/lonely",
-        *(
-            f"{len(keys)} rows without {kind}: {', '.join(keys[:5])}{', …' if len(keys) > 5 else ''}"
-            for kind, keys in lost.items()
-        ),
-    ]
+    assert sorted(heard.failures) == sorted(
+        (key, f"no {columns[0]} file for this key") for key, columns in lacking.items()
+    )
+    assert heard.notes == ["skipped 1 README or LICENSE file: README"]
 
 
 def test_a_file_that_vanishes_is_a_failed_row(tmp_path, monkeypatch):

@@ -1,0 +1,186 @@
+"""Folders: which files are one row, which are no data, and that no data file is lost or used twice."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flarecli.errors import FormatError
+from flarecli.ingest import data_among, folder
+from flarecli.ingest.folder import Folder
+from flarecli.storage import Location
+from flarecli.storage.memory import MemoryStore
+
+
+def opened(names, columns=None) -> Folder:
+    return Folder(Location(MemoryStore(dict.fromkeys(names, b"x"))), columns)
+
+
+def rows_of(found: Folder) -> list[dict]:
+    return [row for batch in found.batches(None) for row in batch.to_pylist()]
+
+
+def keys(names) -> dict[str, set[str]]:
+    """Key -> the columns that it has a file for."""
+    return {
+        row["key"]: {name for name, value in row.items() if value is not None} - {"key"}
+        for row in rows_of(opened(names))
+    }
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (
+            ["IMG_2024.01.01.jpg", "IMG_2024.01.02.jpg"],
+            {"IMG_2024.01.01": {"jpg"}, "IMG_2024.01.02": {"jpg"}},
+        ),
+        (
+            ["a.b/1.jpg", "a.b/1.txt", "a.b/2.jpg", "a.b/2.txt"],
+            {"a.b/1": {"jpg", "txt"}, "a.b/2": {"jpg", "txt"}},
+        ),
+        (
+            ["1.jpg", "1.seg.png", "2.jpg", "2.seg.png", "3.jpg", "3.seg.png"],
+            {"1": {"jpg", "seg.png"}, "2": {"jpg", "seg.png"}, "3": {"jpg", "seg.png"}},
+        ),
+        (  # dots in the key, and an extension of two parts
+            ["v1.2.jpg", "v1.2.seg.png", "v1.3.jpg", "v1.3.seg.png"],
+            {"v1.2": {"jpg", "seg.png"}, "v1.3": {"jpg", "seg.png"}},
+        ),
+        (  # no `John.jpg`: the dot is part of the name
+            ["John.Smith.jpg", "John.Doe.jpg"],
+            {"John.Smith": {"jpg"}, "John.Doe": {"jpg"}},
+        ),
+        (  # half of the keys are not most
+            ["1.seg.png", "2.png", "2.seg.png"],
+            {"1.seg": {"png"}, "2": {"png"}, "2.seg": {"png"}},
+        ),
+        (  # a part that begins with a digit is part of the key
+            ["1.jpg", "1.2x.jpg", "2.jpg", "2.2x.jpg"],
+            {"1": {"jpg"}, "1.2x": {"jpg"}, "2": {"jpg"}, "2.2x": {"jpg"}},
+        ),
+        (
+            ["John.Smith.jpg", "John.Smith.meta.json", "Jane.Doe.jpg", "Jane.Doe.meta.json"],
+            {"John.Smith": {"jpg", "meta.json"}, "Jane.Doe": {"jpg", "meta.json"}},
+        ),
+        (
+            ["1.JPG", "1.Meta.JSON"],
+            {"1": {"jpg", "meta.json"}},
+        ),
+    ],
+)
+def test_names_are_split_at_the_last_dot_or_before_an_extension_of_two_parts(names, wanted):
+    assert keys(names) == wanted
+
+
+PART = st.text(st.sampled_from("ab1"), min_size=1, max_size=2)
+NAME = st.tuples(
+    st.sampled_from(["", "f/", "a.b/"]), st.lists(PART, min_size=1, max_size=4).map(".".join)
+).map("".join)
+
+
+def model(names: set[str]) -> dict[str, str]:
+    """Name -> key, by the rule as it is documented, looking at all names for each question."""
+
+    def splits(name):
+        path, slash, last = name.rpartition("/")
+        parts = last.split(".")
+        for at in range(1, len(parts) - 1):
+            if all(part[0].isalpha() for part in parts[at:-1]):
+                yield f"{path}{slash}{'.'.join(parts[:at])}", ".".join(parts[at:])
+
+    def has_plain(key):
+        return any(
+            name.startswith(f"{key}.") and not set("./") & set(name[len(key) + 1 :])
+            for name in names
+        )
+
+    uses: dict[str, list[bool]] = {}
+    for name in names:
+        for key, extension in splits(name):
+            uses.setdefault(extension, []).append(has_plain(key))
+    compounds = {one for one, plain in uses.items() if 2 * sum(plain) > len(plain)}
+    return {
+        name: next(
+            (key for key, extension in splits(name) if extension in compounds),
+            name if "." not in name.rpartition("/")[2] else name.rpartition(".")[0],
+        )
+        for name in names
+    }
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sets(NAME, min_size=1, max_size=14))
+def test_every_file_is_in_one_row_of_its_key(names):
+    wanted = model(names)
+    if all(key == name for name, key in wanted.items()):
+        with pytest.raises(FormatError, match="^no data files with extensions$"):
+            opened(names)
+        return
+    found = opened(names)
+    rows = rows_of(found)
+    assert len(rows) == found.rows
+    used = [
+        (value, row["key"])
+        for row in rows
+        for name, value in row.items()
+        if name != "key" and value is not None
+    ]
+    alone = [row["key"] for row in rows if all(row[name] is None for name in found.extensions)]
+    assert sorted([name for name, _ in used] + alone) == sorted(names)
+    assert all(wanted[name] == key for name, key in used)
+
+
+def test_files_that_are_no_data_are_counted_and_named():
+    found = opened(
+        [
+            "a.jpg", "b.jpg", ".DS_Store", ".git/x.jpg", "Thumbs.db", "x/Desktop.ini",
+            "README.md", "x/LICENSE", "x/license.txt", "readme.jpg", "readme.csv",
+        ]
+    )  # fmt: skip
+    assert found.notes == (
+        "skipped 2 hidden files: .DS_Store, .git/x.jpg",
+        "skipped 3 README or LICENSE files: README.md, x/LICENSE, x/license.txt",
+        "skipped 2 desktop files: Thumbs.db, x/Desktop.ini",
+    )
+    assert [row["key"] for row in rows_of(found)] == ["a", "b", "readme", "readme.csv"]
+
+
+def test_a_readme_is_data_among_texts():
+    found = opened(["README.md", "a.md", "LICENSE.md", "desktop.ini"])
+    assert found.notes == ("skipped 1 desktop file: desktop.ini",)
+    assert rows_of(found) == [
+        {"key": "LICENSE", "md": "LICENSE.md"},
+        {"key": "README", "md": "README.md"},
+        {"key": "a", "md": "a.md"},
+    ]
+
+
+def test_a_rare_extension_makes_no_column():
+    names = [f"{n}.{kind}" for n in range(9) for kind in ("jpg", "txt")]
+    found = opened([*names, "3.npy"])
+    assert found.extensions == ["jpg", "txt"]
+    assert [row for row in rows_of(found) if None in row.values()] == [
+        {"key": "3.npy", "jpg": None, "txt": None}
+    ]
+
+
+def test_a_wildcard_leaves_out_what_is_no_data():
+    matched = ["in/.a.jpg", "in/README.md", "in/Thumbs.db", "in/a.jpg", "in/b.jpg"]
+    assert data_among(matched) == (
+        ["in/.a.jpg", "in/a.jpg", "in/b.jpg"],
+        [
+            "skipped 1 README or LICENSE file: in/README.md",
+            "skipped 1 desktop file: in/Thumbs.db",
+        ],
+    )
+    assert data_among(["README.md", "a.md"]) == (["README.md", "a.md"], [])
+
+
+def test_many_last_names_are_no_extensions(monkeypatch):
+    monkeypatch.setattr(folder, "_COMPOUNDS", 5)
+    assert keys([f"First.L{n:02}.jpg" for n in range(40)]) == {
+        f"First.L{n:02}": {"jpg"} for n in range(40)
+    }
+    with pytest.raises(FormatError) as caught:
+        opened(["First.jpg", *(f"First.L{n:02}.jpg" for n in range(40))])
+    assert caught.value.message == "more than 5 extensions of several parts"
