@@ -87,23 +87,23 @@ def coerce(
         array = pc.run_end_decode(array)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    elif source is not None and source.item is None and not array.type.equals(source.arrow):
-        array = array.cast(source.arrow)  # a view over a mapped file
     if pa.types.is_string_view(array.type):  # Arrow has no `if_else` for views
         array = array.cast(TEXT)
     elif pa.types.is_binary_view(array.type):
         array = array.cast(BINARY)
+    nulls, invalid = array, list[tuple[int, str]]()
+    if source is not None and source.item is None and not array.type.equals(source.arrow):
+        array, invalid = _named(array, source, *convert.carried(array, source))
     out, failures = _recoded(
         array, encoding, None if source is None or source.name == "bytes" else source
     )
-    if array.null_count:
+    if nulls.null_count:
         if encoding.name in _NULLS:
-            out = pc.if_else(array.is_null(), pa.scalar(_NULLS[encoding.name], encoding.arrow), out)
+            out = pc.if_else(nulls.is_null(), pa.scalar(_NULLS[encoding.name], encoding.arrow), out)
         else:
-            failures = sorted(
-                [*failures, *((int(row), "is null") for row in pc.indices_nonzero(array.is_null()))]
-            )
-    return out, failures
+            rows = pc.indices_nonzero(nulls.is_null())
+            failures = sorted([*failures, *((int(row), "is null") for row in rows)])
+    return out, sorted([*invalid, *failures]) if invalid else failures
 
 
 def _recoded(
