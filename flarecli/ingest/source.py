@@ -64,7 +64,7 @@ class LocationFile(io.RawIOBase):
         store = self.at.store
         if isinstance(store, LocalStore):
             with suppress(FlareError), store.opened(self.at.path) as fd:
-                now = os.fstat(fd)
+                now = store.status(fd, self.at.path)
                 return now.st_size if self.held in (None, (now.st_dev, now.st_ino)) else self.size
         return self.size
 

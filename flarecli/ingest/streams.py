@@ -7,7 +7,6 @@ is an error, and one that grows more than a thousandfold is taken for a bomb.
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -62,11 +61,10 @@ class Text:
             store, LocalStore
         ):  # held open: what takes the file's name meanwhile is another one
             with store.opened(path) as fd:
-                size = os.fstat(fd).st_size
+                size = store.status(fd, path).st_size
                 for start in range(0, size, BLOCK):
-                    yield store.pread(
-                        fd, path, start, min(start + BLOCK, size), os.fstat(fd).st_size
-                    )
+                    now = store.status(fd, path).st_size
+                    yield store.pread(fd, path, start, min(start + BLOCK, size), now)
             return
         size = self.at.size()
         for start in range(0, size, BLOCK):

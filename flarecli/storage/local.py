@@ -199,14 +199,14 @@ class LocalStore:
 
     def size(self, path: str) -> int:
         with self.opened(path) as fd:
-            return os.fstat(fd).st_size
+            return self.status(fd, path).st_size
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         return self.read_many(path, [(start, -1 if stop is None else stop)])[0]
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         with self.opened(path) as fd:
-            size = os.fstat(fd).st_size
+            size = self.status(fd, path).st_size
             ahead_of_file(fd, size, ranges)
             return [
                 self.pread(fd, path, start, size if stop < 0 else stop, size)
@@ -249,7 +249,7 @@ class LocalStore:
                 self._maps.move_to_end(path)
                 return view
         with self.opened(path) as fd:
-            size = os.fstat(fd).st_size
+            size = self.status(fd, path).st_size
             try:
                 view = (
                     memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ))
@@ -286,7 +286,7 @@ class LocalStore:
         except OSError as error:
             raise self.error(error, path) from None
         finally:
-            os.close(folder)
+            _close(folder)
         for name, is_folder, size in found:
             below = self.child(path, name)
             try:
@@ -317,9 +317,9 @@ class LocalStore:
                 raise
             raise self.error(error, path) from None
         finally:
-            os.close(folder)
+            _close(folder)
         try:
-            mode = os.fstat(fd).st_mode
+            mode = self.status(fd, path).st_mode
             if stat.S_ISDIR(mode):
                 raise FormatError("a folder where a file is needed", where=self.show(path))
             if not stat.S_ISREG(mode):
@@ -330,7 +330,14 @@ class LocalStore:
                 )
             yield fd
         finally:
-            os.close(fd)
+            _close(fd)
+
+    def status(self, fd: int, path: str) -> os.stat_result:
+        """Return the status of an open file. Raises ReachError if the disk or the server fails."""
+        try:
+            return os.fstat(fd)
+        except OSError as error:
+            raise self.error(error, path) from None
 
     def _folder(self, path: str, wanted: str = "") -> int:
         """Open a folder below the root, part by part, so that no link leads out of it; `wanted` is what errors name."""
@@ -353,7 +360,7 @@ class LocalStore:
                 error = OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             raise self.error(error, path) from None
         finally:
-            os.close(fd)
+            _close(fd)
 
     def error(self, error: OSError, path: str, start: int | None = None) -> FlareError:
         """Give what an error of the system means, naming the address; `start` is the byte from which it was read."""
@@ -427,14 +434,14 @@ class LocalStore:
                 raise self.error(error, path) from None
             raise
         finally:
-            os.close(folder)
-            os.close(scratch)
+            _close(folder)
+            _close(scratch)
         return Written(sums.size, sums.hex())
 
     def cut(self, path: str, size: int) -> None:
         with self.opened(path, _READ | os.O_WRONLY) as fd:
             try:
-                os.ftruncate(fd, min(size, os.fstat(fd).st_size))
+                os.ftruncate(fd, min(size, self.status(fd, path).st_size))
                 self._sync(fd)
             except OSError as error:
                 raise self.error(error, path) from None
@@ -482,7 +489,7 @@ class LocalStore:
                     os.mkdir(part, dir_fd=fd)
                     self._sync(fd)
             except OSError as error:
-                os.close(fd)
+                _close(fd)
                 raise self.error(error, path) from None
             fd = self._enter(fd, part, path)
         return fd
@@ -500,7 +507,13 @@ class LocalStore:
         except OSError as error:
             raise self.error(error, path) from None
         finally:
-            os.close(folder)
+            _close(folder)
+
+
+def _close(fd: int) -> None:
+    """Close a folder, or a file whose bytes were read or have reached the disk; an error of `close` then loses nothing."""
+    with contextlib.suppress(OSError):
+        os.close(fd)
 
 
 def sync_folder(path: str) -> None:
@@ -509,7 +522,7 @@ def sync_folder(path: str) -> None:
     try:
         os.fsync(fd)
     finally:
-        os.close(fd)
+        _close(fd)
 
 
 def made_folder(path: str, store: LocalStore) -> None:

@@ -102,6 +102,8 @@ def own_sum(found: Playlist) -> tuple[int, list[Finding], bool]:
     if found.at is None:
         return 0, [], False
     size = found.at.size()
+    if is_index(found):
+        return size, [], False
     if found.protected:
         return size, [], True
     has_line = _SUM_LINE in found.at.read(max(0, size - _TAIL), size)
@@ -145,9 +147,12 @@ class Beside:
             str(found.at or stream.at),
             {place_of(found.at)} if found.at is not None else set[str](),
         )
-        self._entries = (
-            _entries(found.at, stream) if found.at is not None and is_index(found) else []
-        )
+        self._entries: Sequence[Mapping[str, Any]] = []
+        if found.at is not None and is_index(found):
+            try:
+                self._entries = _entries(found.at, stream)
+            except FlareError as error:
+                self.findings.append(finding(error, found.at))
         self._is_listed = found.at is not None
         self._bare: dict[
             bool, list[Location]

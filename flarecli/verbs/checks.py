@@ -7,12 +7,13 @@ then read again where its structure needs it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from flarecli import compress, formats
-from flarecli.errors import FlareError, MissingError, MissingLibraryError
+from flarecli.errors import FlareError, MissingError, MissingLibraryError, ReachError
 from flarecli.formats import spans
 from flarecli.hashes import Sums, known
 from flarecli.model import Chunk, Columns, File, Finding, Shard
@@ -28,7 +29,7 @@ from flarecli.verbs.checks_streams import keys
 if TYPE_CHECKING:
     from flarecli.media import Decoders
 
-__all__ = ["HELD", "Checked", "Claim", "Depth", "check_chunk", "check_file", "finding"]
+__all__ = ["HELD", "Checked", "Claim", "Depth", "check_chunk", "check_file", "finding", "unread"]
 
 _STORE = "the object store"
 HELD = 256 << 20  # bytes of a shard that are held in memory at once
@@ -104,6 +105,12 @@ def finding(error: FlareError, where: object = "") -> Finding:
     return Finding(error.where or str(where), error.kind, error.message, error.hint)
 
 
+def unread(error: OSError, at: Location) -> Finding:
+    """Return the finding for an error of the system about a file or folder that no store has named."""
+    what = os.strerror(error.errno).lower() if error.errno else str(error)
+    return Finding(str(at), ReachError.kind, what)
+
+
 def check_file(at: Location, claims: Sequence[Claim], depth: Depth) -> Checked:
     """Check a file that is no shard, such as `index.json`: its size, and its sums unless `quick`."""
     out = Checked()
@@ -120,6 +127,8 @@ def check_file(at: Location, claims: Sequence[Claim], depth: Depth) -> Checked:
         raise
     except FlareError as error:
         out.findings.append(_named(error, at, claims))
+    except OSError as error:
+        out.findings.append(unread(error, at))
     return out
 
 
@@ -174,6 +183,8 @@ def check_chunk(
         raise
     except FlareError as error:
         out.findings.append(_named(error, at, claims))
+    except OSError as error:
+        out.findings.append(unread(error, at))
     return out
 
 

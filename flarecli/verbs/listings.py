@@ -57,6 +57,7 @@ class Plan:
     is_folder  a folder without a list, the shards are those that lie in it
     named      other lists of the same shards, which the user named too
     only       parallel to `streams`: the files to check, where the user named files and not the list; empty: all
+    error      why the address could not be read, if other addresses are checked too
     """
 
     address: str
@@ -67,6 +68,7 @@ class Plan:
     is_folder: bool = False
     named: tuple[Location, ...] = ()
     only: tuple[Only, ...] = ()
+    error: ReachError | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Task:
 def planned(
     address: str, format: str | None, names: Sequence[str], guard: Guard | None, is_one: bool = True
 ) -> Plan:
-    """Resolve an address; what is there and broken is a finding. Raises MissingError, ReachError, UsageError.
+    """Resolve an address; what is there and broken is a finding. Raises MissingError, UsageError; ReachError if it is the only address.
 
     is_one  it is the only one; of several a name with nothing behind it, an empty folder or a link to nowhere, is a finding: a shell may
             have made them of a `*`, and the others are to be checked
@@ -109,7 +111,11 @@ def planned(
                 Finding(where, error.kind, f"{leads}{error.message}", f"It is gone; {AGAIN}"),
             ),
         )
-    except (ReachError, UsageError, MissingLibraryError):
+    except ReachError as error:
+        if is_one:
+            raise
+        return Plan(address, findings=(finding(error, address),), error=error)
+    except (UsageError, MissingLibraryError):
         raise
     except FlareError as error:
         return Plan(address, findings=(finding(error, address),))
@@ -302,11 +308,16 @@ def unlisted(found: Playlist, known: Collection[str]) -> Iterator[tuple[str, Fin
                 listed.add(str(stream.at.join(url)))
             except FlareError:
                 continue  # said when it was checked
-    names = [
-        entry.name
-        for entry in top.list()
-        if not f"/{entry.name}".rpartition("/")[0].endswith("/.flare")
-    ]
+    names = list[str]()
+    try:
+        for entry in top.list():
+            if f"/{entry.name}".rpartition("/")[0].endswith("/.flare"):
+                continue
+            names.append(entry.name)
+            if entry.size < 0 and (wrong := _unlistable(top, entry.name)) is not None:
+                yield entry.name, wrong
+    except FlareError as error:
+        yield "", finding(error, top)
     own = tuple(_other_datasets(str(top), names, listed))
     yield from ((name, None) for name in own)
     for name in names:
@@ -328,6 +339,20 @@ def unlisted(found: Playlist, known: Collection[str]) -> Iterator[tuple[str, Fin
             if is_shard
             else None,
         )
+
+
+def _unlistable(top: Location, name: str) -> Finding | None:
+    """Return why a folder cannot be listed; None for anything but a folder."""
+    at = Location(top.store, top.store.child(top.path, name))
+    place = place_of(at)
+    if os.path.islink(place) or not os.path.isdir(place):
+        return None
+    try:
+        for _ in at.list():
+            break
+    except FlareError as error:
+        return finding(error, at)
+    return None
 
 
 def _other_datasets(top: str, names: Sequence[str], listed: Collection[str]) -> Iterator[str]:

@@ -65,7 +65,7 @@ def _folders(plans: Sequence[Plan], guard: Guard | None) -> list[Plan]:
             and str(stream.at) not in looked
         ):
             looked.add(str(stream.at))
-            folder = planned(str(stream.at), None, (), guard)
+            folder = planned(str(stream.at), None, (), guard, is_one=False)
             if _is_list(folder) and named.issuperset(_shards(folder)):
                 out.append(folder)
         out.append(plan)

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flarecli import formats
-from flarecli.errors import UsageError
+from flarecli.errors import FlareError, UsageError
 from flarecli.given import Address, Addresses, address_text, address_texts, checked
 from flarecli.model import Finding, Playlist, Stream
 from flarecli.progress import Progress
@@ -20,7 +20,7 @@ from flarecli.records import dataclass, replace
 from flarecli.storage import Guard, Limits, Location
 from flarecli.storage.threads import none_left
 from flarecli.verbs.beside import CHANGED, held_against, is_index, look_beside, own_sum
-from flarecli.verbs.checks import Checked, Depth
+from flarecli.verbs.checks import Checked, Depth, finding
 from flarecli.verbs.checks_repairs import with_command
 from flarecli.verbs.checks_streams import Side, key_of, keyed, uneven
 from flarecli.verbs.choice import Choice
@@ -143,21 +143,23 @@ class Verification:
                 options.state.close(is_done)
 
     def _of_list(self, found: Playlist) -> Iterator[Finding]:
-        """Check the list itself, as far as it has a sum."""
+        """Check the list itself, as far as it has a checksum."""
         if found.at is None:
             return
+        self.files += 1
+        try:
+            size, findings, has_sums = own_sum(found)
+        except FlareError as error:
+            yield finding(error, found.at)
+            return
+        self.bytes += size
+        yield from findings
         if is_index(found):
-            self.bytes += found.at.size()
             self.unprotected.append(
                 f"{found.at}: carries no sum, cross-checked with the shards' own headers"
             )
-        else:
-            size, findings, has_sums = own_sum(found)
-            self.bytes += size
-            yield from findings
-            if not has_sums:
-                self.unprotected.append(f"{found.at}: carries no sums")
-        self.files += 1
+        elif not has_sums:
+            self.unprotected.append(f"{found.at}: carries no sums")
 
     def _of_plan(self, found: Playlist, plan: Plan, options: _Options) -> Iterator[Finding]:
         described([found], options.progress)
@@ -351,7 +353,7 @@ def verify(
     jobs        files checked at once; None: as many as there are cores
     engine      where shards are looked at: `local`, in threads, or `ray`, on a cluster whose nodes all reach the dataset
     return      iterate it for the findings; its counts are whole after that
-    raises      MissingError if nothing is at an address; ReachError if it cannot be reached; UsageError
+    raises      MissingError if nothing is at an address; ReachError if none of the addresses can be read; UsageError
     """
     against, state = (None if one is None else address_text(one) for one in (against, state))
     for name, value in (("max_findings", max_findings), ("jobs", jobs)):
@@ -375,10 +377,11 @@ def verify(
 
         engines.check(engine)
     choice, guard = Choice(part, sample, seed), bounded(guard, limits)
-    plans, said = once(
-        [planned(address, format, streams, guard, len(addresses) == 1) for address in addresses],
-        guard,
-    )
+    plans = [planned(address, format, streams, guard, len(addresses) == 1) for address in addresses]
+    failed = [plan.error for plan in plans if plan.error is not None]
+    if len(failed) == len(plans):
+        raise failed[0]
+    plans, said = once(plans, guard)
     plans, held = told_once(plans)
     plans = with_lists(plans, format, guard, quick)
     truth = None if against is None else resolve([against], guard=guard, maps=False)[0]
