@@ -267,3 +267,28 @@ def test_tables_of_files_that_are_none(fname, file):
         assert len(reader.get_offsets(0)) == len(reader.get_checksums(0)) + 1 == 101
         with pytest.raises(RowsError, match=f"^file {file} is none of 1$"):
             reader.get_offsets(file)
+
+
+def test_a_registry_names_the_readers_among_its_attributes(fname):
+    pytest.importorskip("torch")
+    from flarecli.compat.ffrecord.torch import Dataset, ReaderRegistry
+
+    class Pair(ReaderRegistry):
+        def __init__(self):
+            self.left, self.right, self.name = FileReader(fname), FileReader(fname), "pair"
+
+    class Both(Dataset):
+        def __init__(self):
+            self.reader, self.pair, self.more = FileReader(fname), Pair(), [Pair(), 1]
+
+    data = Both()
+    pairs = [data.pair, data.more[0]]
+    assert data.ffreaders() == [data.reader, *(r for one in pairs for r in (one.left, one.right))]
+    assert ReaderRegistry().ffreaders() == []
+
+
+def test_names_are_found_where_the_original_has_them():
+    from flarecli.compat.ffrecord.utils import dump
+
+    assert dump is ffrecord.dump is ffrecord.utils.dump
+    assert ffrecord.__version__ == "1.4.0"

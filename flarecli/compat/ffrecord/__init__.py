@@ -1,4 +1,4 @@
-"""The interface of ffrecord: `import flarecli.compat.ffrecord as ffrecord`. What was `ffrecord.utils.dump` is `dump`.
+"""The interface of ffrecord: `import flarecli.compat.ffrecord as ffrecord`.
 
 Every name is loaded when it is first used; only `ffrecord.torch` loads torch.
 """
@@ -22,9 +22,11 @@ _FILES = {
     "dump": "files",
     "pack_folder": "folders",
     "torch": "torch",
+    "utils": "utils",
 }
 
 __all__ = ["FileReader", "FileWriter", "PackedFolder", "dump", "pack_folder"]
+__version__ = "1.4.0"  # the release whose interface this is
 
 
 def __getattr__(name: str) -> object:

@@ -14,10 +14,25 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from flarecli.compat.ffrecord.files import FileReader
 from flarecli.errors import RowsError, UsageError
 
-__all__ = ["ConcatDataset", "DataLoader", "Dataset", "Subset"]
+__all__ = ["ConcatDataset", "DataLoader", "Dataset", "ReaderRegistry", "Subset"]
 
 
-class Dataset(torch.utils.data.Dataset):  # type: ignore[misc, type-arg, unused-ignore]
+class ReaderRegistry:
+    """An object that knows the FileReaders among its attributes."""
+
+    def ffreaders(self) -> list[FileReader]:
+        """Return the readers that this object holds: itself, in lists, and through other registries."""
+        found = []
+        for value in vars(self).values():
+            for one in value if isinstance(value, list) else [value]:
+                if isinstance(one, FileReader):
+                    found.append(one)
+                elif isinstance(one, ReaderRegistry):
+                    found += one.ffreaders()
+        return found
+
+
+class Dataset(torch.utils.data.Dataset, ReaderRegistry):  # type: ignore[misc, type-arg, unused-ignore]
     """Records of FFRecord files: `data[[3, 4, 1]]` is what `process(indices, data)`, which a subclass defines, makes of their bytes."""
 
     def __init__(self, fnames: Any, check_data: bool = True) -> None:
@@ -38,20 +53,6 @@ class Dataset(torch.utils.data.Dataset):  # type: ignore[misc, type-arg, unused-
     def process(self, indices: list[int], data: list[Any]) -> Any:
         """Make samples of the bytes of a batch; a subclass says how."""
         raise NotImplementedError
-
-    def ffreaders(self) -> list[FileReader]:
-        """Give the readers that this dataset holds, itself or through others."""
-        found = []
-        for value in vars(self).values():
-            for one in value if isinstance(value, list) else [value]:
-                found += (
-                    [one]
-                    if isinstance(one, FileReader)
-                    else one.ffreaders()
-                    if isinstance(one, Dataset)
-                    else []
-                )
-        return found
 
     def __add__(self, other: Any) -> ConcatDataset:
         return ConcatDataset([self, other])
