@@ -225,7 +225,8 @@ def write_index(path: Path, keys: list[str], url: str) -> None:
 
 def show(folder: Path, photos: dict[str, bytes], server: Server) -> None:
     """Every command over the same photographs, then the comparison."""
-    run("flare pack index.parquet out/ --fetch data_url:image --key data_id", folder)
+    host = f"--allow-host 127.0.0.1:{server.server_port}"
+    run(f"flare pack index.parquet out/ --fetch data_url:image --key data_id {host}", folder)
     run("flare inspect out/", folder)
     run("flare verify out/", folder)
     run("flare cat out/ --head 3", folder)

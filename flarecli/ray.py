@@ -21,7 +21,7 @@ from flarecli.errors import MissingLibraryError, NoRowsError, UsageError
 from flarecli.formats import find
 from flarecli.model import Columns, Settings
 from flarecli.names import is_url, whole_path
-from flarecli.storage import Guard
+from flarecli.storage import Guard, with_reach
 from flarecli.write import Journal, Target, Writer, claim, error_of, parts
 from flarecli.write.columns import Typed, check_names, chosen_encodings
 
@@ -47,6 +47,7 @@ class FlareSource(Datasource):
     address  a playlist, a folder, a shard, globs: whatever `flarecli.open` opens, on every node
     columns  names of those that are read; None: all
     where    SQL condition over the columns read, or a SELECT that looks at one row at a time
+    allow_host  private hosts and networks that data may name, such as `10.0.0.7:8080` or `10.1.0.0/16`
     raises   what `flarecli.open` raises; UsageError for a column that is not there, a SELECT that sorts, groups, counts or limits
     """
 
@@ -57,11 +58,13 @@ class FlareSource(Datasource):
         columns: Sequence[str] | None = None,
         where: str | None = None,
         guard: Guard | None = None,
+        allow_host: str | Sequence[str] = (),
     ) -> None:
         super().__init__()
         self._address = (
             _whole(address) if isinstance(address, str) else [_whole(one) for one in address]
         )
+        guard = with_reach(guard or Guard(), allow_host)
         self._where, self._guard = where, guard
         data = read.open(address, guard=guard)
         check_names(data.schema, columns or (), "columns")

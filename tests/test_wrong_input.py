@@ -514,7 +514,7 @@ def test_details_say_what_was_found(here, capfd):
 
 def test_a_link_that_leaves_the_folder_names_the_switch(here, capfd):
     (here / "l.csv").write_text("u\nfile:///etc/passwd\n")
-    hint = "Give --allow-local or --allow-private if you trust what it links to, or --on-error skip to leave such rows out."
+    hint = "Give --allow-local to read it, if you trust this dataset, or --on-error skip to leave such rows out."
     wrong(
         capfd,
         "pack l.csv out --fetch u",

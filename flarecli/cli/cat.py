@@ -73,6 +73,7 @@ def command(
     jobs: params.Jobs = None,
     allow_pickle: params.AllowPickle = False,
     allow_private: params.AllowPrivate = False,
+    allow_host: params.AllowHost = None,
     allow_local: params.AllowLocal = False,
     as_json: params.AsJson = False,
     quiet: params.Quiet = False,
@@ -92,6 +93,7 @@ def command(
     printer = Printer(as_json, quiet, verbose)
     guard = params.guard(
         allow_private,
+        allow_host,
         allow_local,
         jobs,
         retries,

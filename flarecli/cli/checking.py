@@ -37,6 +37,7 @@ def check(
     timeout: float = 30.0,
     deadline: float = 600.0,
     allow_private: bool = False,
+    allow_host: Sequence[str] | None = None,
     allow_local: bool = False,
     as_json: bool = False,
     quiet: bool = False,
@@ -51,7 +52,7 @@ def check(
 
         check_report(path)
     printer = Printer(as_json, quiet, verbose)
-    guard = guard_of(allow_private, allow_local, jobs, retries, timeout, deadline)
+    guard = guard_of(allow_private, allow_host, allow_local, jobs, retries, timeout, deadline)
     bar = Bar(printer)
     try:
         found = verbs.verify(

@@ -67,6 +67,7 @@ def command(
     cache_limit: params.CacheLimit = 10 * 10**9,
     jobs: params.Jobs = None,
     allow_private: params.AllowPrivate = False,
+    allow_host: params.AllowHost = None,
     allow_local: params.AllowLocal = False,
     as_json: params.AsJson = False,
     quiet: params.Quiet = False,
@@ -93,6 +94,7 @@ def command(
         raise typer.Exit
     guard = params.guard(
         allow_private,
+        allow_host,
         allow_local,
         jobs,
         retries,

@@ -183,6 +183,14 @@ AllowPickle: TypeAlias = Annotated[
 AllowPrivate: TypeAlias = Annotated[
     bool, option("--allow-private", help="Data may name private and loopback addresses.")
 ]
+AllowHost: TypeAlias = Annotated[
+    list[str] | None,
+    option(
+        "--allow-host",
+        metavar="HOST[:PORT]",
+        help="Data may name this private host or network, such as 10.1.0.0/16; repeatable.",
+    ),
+]
 AllowLocal: TypeAlias = Annotated[
     bool,
     option(

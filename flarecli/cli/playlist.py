@@ -70,6 +70,7 @@ def command(
     timeout: params.Timeout = 30.0,
     deadline: params.Deadline = 600.0,
     allow_private: params.AllowPrivate = False,
+    allow_host: params.AllowHost = None,
     allow_local: params.AllowLocal = False,
     as_json: params.AsJson = False,
     quiet: params.Quiet = False,
@@ -86,6 +87,7 @@ def command(
     printer = Printer(as_json, quiet, verbose)
     guard = params.guard(
         allow_private,
+        allow_host,
         allow_local,
         jobs,
         retries,

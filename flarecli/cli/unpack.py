@@ -55,6 +55,7 @@ def command(
     deadline: params.Deadline = 600.0,
     max_object: params.MaxObject = 10**9,
     allow_private: params.AllowPrivate = False,
+    allow_host: params.AllowHost = None,
     allow_local: params.AllowLocal = False,
     as_json: params.AsJson = False,
     quiet: params.Quiet = False,
@@ -75,6 +76,7 @@ def command(
     printer = Printer(as_json, quiet, verbose)
     guard = params.guard(
         allow_private,
+        allow_host,
         allow_local,
         jobs,
         retries,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from flarecli.errors import UsageError
@@ -52,6 +52,7 @@ def unescaped(text: str) -> str:
 
 def guard(
     allow_private: bool,
+    allow_host: Sequence[str] | None,
     allow_local: bool,
     jobs: int | None,
     retries: int,
@@ -61,13 +62,16 @@ def guard(
     keeper: Keeper | None = None,
 ) -> Guard:
     """Put the safety switches and the limits of transfers together."""
-    from flarecli.storage import Guard, Limits
+    from flarecli.storage import Guard, Limits, with_reach
 
     given = {} if jobs is None else {"jobs": jobs}
     limits = Limits(
         retries=retries, timeout_s=timeout, deadline_s=deadline, max_bytes=max_object, **given
     )
-    return Guard(allow_private=allow_private, allow_local=allow_local, limits=limits, keeper=keeper)
+    guard = Guard(
+        allow_private=allow_private, allow_local=allow_local, limits=limits, keeper=keeper
+    )
+    return with_reach(guard, allow_host or ())
 
 
 def keeper(printer: Printer, folder: str | None, limit: int) -> Keeper | None:

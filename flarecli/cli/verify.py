@@ -75,6 +75,7 @@ def command(
     timeout: params.Timeout = 30.0,
     deadline: params.Deadline = 600.0,
     allow_private: params.AllowPrivate = False,
+    allow_host: params.AllowHost = None,
     allow_local: params.AllowLocal = False,
     as_json: params.AsJson = False,
     quiet: params.Quiet = False,

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from flarecli.cache import Cache
 from flarecli.errors import UsageError
-from flarecli.given import Address, Addresses, address_text, checked
+from flarecli.given import Address, Addresses, address_text, address_texts, checked
 from flarecli.read.dataset import Dataset
 from flarecli.read.decoding import How
 from flarecli.read.resolve import resolve, select_streams
-from flarecli.storage import Guard
+from flarecli.storage import Guard, with_reach
 from flarecli.units import parse_size
 
 __all__ = ["open"]
@@ -24,6 +24,7 @@ def open(
     format: str | None = None,
     streams: Sequence[str] = (),
     guard: Guard | None = None,
+    allow_host: str | Sequence[str] = (),
     allow_pickle: bool = False,
     maps: bool = True,
     decode: Mapping[str, How] | None = None,
@@ -34,17 +35,20 @@ def open(
 
     sources       a playlist, an MDS folder, a shard, a folder of files; local or HTTP(S); globs and braces; a path of pathlib
     streams       names of the streams to read; streams with the same number of rows are joined by column
+    allow_host    private hosts and networks that data may name, such as `10.0.0.7:8080` or `10.1.0.0/16`
     allow_pickle  decode `pkl` columns, which runs code that the data brings
     maps          False where files may be cut short while they are read
     decode        column -> False for its stored bytes, or a function from them to a value; see `Dataset.decoded`
     cache         a folder that keeps what comes over the network, `cache_limit` bytes at most: a number, or `10GB`
     raises        MissingError, FormatError, UnsafeError, UnfinishedError: see `resolve`
     """
+    typed = address_texts(sources)
+    guard = with_reach(guard or Guard(), allow_host, typed)
     if cache is not None:
         limit = parse_size(cache_limit) if isinstance(cache_limit, str) else cache_limit
         if limit < 0:
             raise UsageError(f"cache_limit is {limit}, below 0")
-        guard = replace(guard or Guard(), keeper=Cache(address_text(cache), limit))
-    found = resolve(sources, format=format, guard=guard, maps=maps)
+        guard = replace(guard, keeper=Cache(address_text(cache), limit))
+    found = resolve(typed, format=format, guard=guard, maps=maps)
     data = Dataset(select_streams(found, streams), found, allow_pickle)
     return data.decoded(decode) if decode else data

@@ -18,8 +18,11 @@ from flarecli.storage.location import (
     Part,
     Store,
     Written,
+    bucket_in,
+    bucket_note,
     locate,
     read_each,
+    with_reach,
 )
 from flarecli.storage.threads import side_by_side
 
@@ -32,6 +35,8 @@ __all__ = [
     "Part",
     "Store",
     "Written",
+    "bucket_in",
+    "bucket_note",
     "expect",
     "files_limit",
     "globbed",
@@ -41,4 +46,5 @@ __all__ = [
     "read_ahead",
     "read_each",
     "side_by_side",
+    "with_reach",
 ]

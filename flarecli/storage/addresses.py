@@ -16,9 +16,19 @@ from urllib.parse import quote, unquote, urljoin
 from flarecli.errors import FormatError, UnsafeError
 from flarecli.names import redact
 
-__all__ = ["Address", "folder_of", "join", "parse", "redirected", "reserved", "usual"]
+__all__ = [
+    "DEFAULT_PORTS",
+    "Address",
+    "folder_of",
+    "join",
+    "parse",
+    "redirected",
+    "reserved",
+    "unwrapped",
+    "usual",
+]
 
-PORTS = {"http": 80, "https": 443}
+DEFAULT_PORTS = {"http": 80, "https": 443}
 _PARTS = re.compile(
     r"(https?)://(?:([^@/?#]*)@)?([^/?#@]*?)(?::(\d{0,5}))?(?:([/?][^#]*))?(?:#.*)?",
     re.IGNORECASE | re.ASCII | re.DOTALL,
@@ -172,11 +182,11 @@ def _all_usual(text: str) -> tuple[str, str]:
 def _server(scheme: str, host: str, port: str | None) -> tuple[str, str]:
     """Give a server as it is asked, without a port that goes without saying, and its origin."""
     host = _host(host)
-    number = int(port) if port else PORTS[scheme]
+    number = int(port) if port else DEFAULT_PORTS[scheme]
     if not 0 < number < 65536:
         raise FormatError("the address has a port that cannot be")
     return f"{scheme}://{host}" + (
-        f":{number}" if number != PORTS[scheme] else ""
+        f":{number}" if number != DEFAULT_PORTS[scheme] else ""
     ), f"{scheme}://{host}:{number}"
 
 
@@ -191,7 +201,7 @@ def _refused(url: str) -> UnsafeError | FormatError:
     scheme = _SCHEME.match(url)
     if _CONTROL.search(unquote(url)):
         return FormatError("the address holds a control character", where=_shown(url))
-    if scheme and scheme[0][:-1].lower() not in PORTS:
+    if scheme and scheme[0][:-1].lower() not in DEFAULT_PORTS:
         return UnsafeError(
             f"{scheme[0][:-1].lower()[:20]}: addresses are not followed",
             where=_shown(url),
@@ -267,14 +277,23 @@ def reserved(ip: str) -> str:
 
     An IPv6 address that carries an IPv4 one is judged by that.
     """
-    try:
-        address = ipaddress.ip_address(ip.partition("%")[0])
-    except ValueError:
+    address = unwrapped(ip)
+    if address is None:
         return "unknown"
     if isinstance(address, ipaddress.IPv4Address):
         return next((word for network, word in _V4_NETWORKS if address in network), "")
-    for network, behind in _TRANSLATED:
-        if address in network:
-            return reserved(str(ipaddress.IPv4Address(int(address) >> behind & 0xFFFFFFFF)))
     word = next((word for network, word in _V6_NETWORKS if address in network), "")
     return word or ("" if address in _V6_PUBLIC else "reserved")
+
+
+def unwrapped(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Parse a numeric address; return the IPv4 address that an IPv6 one carries, or None for invalid text."""
+    try:
+        address = ipaddress.ip_address(ip.partition("%")[0])
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv6Address):
+        for network, behind in _TRANSLATED:
+            if address in network:
+                return ipaddress.IPv4Address(int(address) >> behind & 0xFFFFFFFF)
+    return address

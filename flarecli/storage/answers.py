@@ -42,7 +42,6 @@ _STEP, _INFLATED = 1 << 14, 1 << 20  # bytes inflated at a time, and what comes 
 SETTLED_S = 60  # a time that lies so far behind tells one version from the next
 _SHORT = 200  # bytes of a header line that is remembered: what a hostile server may fill is bounded
 REDIRECTS = (301, 302, 303, 307, 308)
-PRIVATE_HINT = "Give --allow-private to reach it, if you trust what names it."
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 _CROWDED = (429, 503)
 # what S3 and its like say in an error's body when asking again helps; some of it comes as 400 or 403
@@ -302,14 +301,9 @@ def changed() -> Fault:
     )
 
 
-def private(ip: str, word: str) -> Fault:
-    """Say that a name or a redirect leads to where data may not lead."""
-    return Fault(
-        "unsafe",
-        f"leads to {ip}, {'an' if word[0] in 'aeiou' else 'a'} {word} address",
-        hint=PRIVATE_HINT,
-        error=UnsafeError,
-    )
+def private(reason: str, hint: str) -> Fault:
+    """Return the fault of a name or a redirect that leads to an address that is not allowed."""
+    return Fault("unsafe", reason, hint=hint, error=UnsafeError)
 
 
 # which of these it is depends on when the end of a connection is noticed, so they share their words

@@ -165,7 +165,8 @@ class AnyStore:
             if self.scheme == "s3":
                 options |= (
                     {"anon": True}
-                    if os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true")
+                    if self.guard.anonymous
+                    or os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true")
                     else {}
                 )
             if self.scheme in ("ftp", "sftp"):

@@ -27,11 +27,12 @@ _shared: dict[tuple[int, bytes], Any] = {}  # by process, and by what a client d
 class Clients:
     """The clients of a bucket, for all threads of a process.
 
-    home  `s3://bucket/`
+    home       `s3://bucket/`
+    anonymous  whether no credentials are used, whatever the environment has
     """
 
-    def __init__(self, home: str, limits: Limits) -> None:
-        self._home, self._limits = home, limits
+    def __init__(self, home: str, limits: Limits, anonymous: bool = False) -> None:
+        self._home, self._limits, self._anonymous = home, limits, anonymous
         self._open: tuple[int, list[tuple[Way, Any]]] = (
             0,
             [],
@@ -72,7 +73,7 @@ class Clients:
 
     def way(self, i: int) -> Way:
         """Give one of the ways to be let in. Raises ReachError for settings that are only half there."""
-        self._ways = self._ways or ways(self._home.partition(":")[0])
+        self._ways = self._ways or ways(self._home.partition(":")[0], anonymous=self._anonymous)
         return self._ways[i]
 
     @property

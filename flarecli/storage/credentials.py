@@ -19,6 +19,11 @@ from flarecli.storage.addresses import parse
 
 __all__ = ["Way", "ways"]
 
+_UNSIGNED = {
+    "s3": "AWS_SKIP_SIGNATURE",
+    "gs": "GOOGLE_SKIP_SIGNATURE",
+    "az": "AZURE_SKIP_SIGNATURE",
+}
 _PROBE_S = 1.0  # a machine with a role has its metadata service next to it
 _ON = ("1", "true", "yes", "on")
 _EXPORT = "Run `aws configure export-credentials --format env` and set what it prints."
@@ -48,14 +53,18 @@ _EMULATED = '{"private_key": "", "private_key_id": "", "client_email": "", "disa
 _NOBODY = Way("without credentials", {"skip_signature": True})
 
 
-def ways(scheme: str, env: Mapping[str, str] | None = None) -> list[Way]:
+def ways(scheme: str, env: Mapping[str, str] | None = None, anonymous: bool = False) -> list[Way]:
     """Give the ways to try, in order; only a refusal leads from one to the next.
 
-    scheme  s3, gs or az
-    env     the environment, else the process's own
-    raises  ReachError for settings that are only half there, or that name what is not there
+    scheme     s3, gs or az
+    env        the environment, else the process's own
+    anonymous  use no credentials, only the endpoint and the region that are set
+    raises     ReachError for settings that are only half there, or that name what is not there
     """
-    return {"s3": _aws, "gs": _google, "az": _azure}[scheme](os.environ if env is None else env)
+    env = os.environ if env is None else env
+    if anonymous:
+        env = {**env, _UNSIGNED[scheme]: "true"}
+    return {"s3": _aws, "gs": _google, "az": _azure}[scheme](env)
 
 
 def _is_on(env: Mapping[str, str], *names: str) -> bool:

@@ -17,6 +17,7 @@ import pycurl
 from flarecli.storage import answers
 from flarecli.storage.answers import Fault
 from flarecli.storage.limits import Limits
+from flarecli.storage.permits import Permit
 from flarecli.storage.request import Request
 from flarecli.storage.slots import Slot
 from flarecli.storage.transfers import SLOW, Engine
@@ -49,12 +50,12 @@ def transfer(request: Request, engine: Engine) -> bool:
         request.origin
     ):
         return False
-    limits, permitted = engine.limits, request.permitted
-    free = engine.idle[permitted]
+    limits, permit = engine.limits, request.permit
+    free = engine.idle[permit]
     try:
         slot = free.pop()
     except IndexError:
-        slot = _opened(limits, permitted)
+        slot = _opened(limits, permit)
     now = time.monotonic()
     request.deadline, request.attempts = now + limits.deadline_s, 1
     try:
@@ -80,8 +81,8 @@ def transfer(request: Request, engine: Engine) -> bool:
     return True
 
 
-def _opened(limits: Limits, permitted: bool) -> Slot:
-    slot = Slot(limits, permitted, Window(None))
+def _opened(limits: Limits, permit: Permit) -> Slot:
+    slot = Slot(limits, permit, Window(None))
     slot.easy.setopt(pycurl.BUFFERSIZE, _BUFFER)
     slot.easy.setopt(pycurl.LOW_SPEED_LIMIT, SLOW)
     slot.easy.setopt(pycurl.LOW_SPEED_TIME, math.ceil(limits.timeout_s))

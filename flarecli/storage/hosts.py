@@ -6,6 +6,7 @@ from collections import deque
 from itertools import repeat
 from typing import TypeAlias
 
+from flarecli.storage.permits import Permit, permit_for
 from flarecli.storage.request import Request
 from flarecli.storage.wanted import Wanted
 
@@ -86,14 +87,14 @@ class Hosts:
             best.next_at = now + best.pace
         return request
 
-    def follow(self, origin: str, permitted: bool) -> Request | None:
+    def follow(self, origin: str, permit: Permit) -> Request | None:
         """Take the next request of a host whose transfer has just ended, if no other host waits and this one is not crowded."""
         host = self._ready.get(origin)
         if host is None or host.pace or host.next_at or len(self._ready) > 1:
             return None
         waiting = host.waiting
         what = waiting[0][1]
-        if what.cancelled or what.permits(origin) != permitted:
+        if what.cancelled or permit != permit_for(origin, what.named, what.private, what.hosts):
             return None
         turn = waiting.popleft()
         if not waiting:

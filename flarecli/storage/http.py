@@ -16,11 +16,19 @@ from queue import SimpleQueue
 from urllib.parse import quote, unquote, urlsplit
 
 from flarecli.errors import FormatError, IntegrityError, UnsafeError, UsageError
-from flarecli.names import redact
+from flarecli.names import redact, scheme_of
 from flarecli.storage import direct, plan
 from flarecli.storage.addresses import Address, folder_of, join, parse
 from flarecli.storage.answers import changed, settled
-from flarecli.storage.location import Entry, Guard, Location, Part, Written
+from flarecli.storage.location import (
+    BUCKET_SCHEMES,
+    Entry,
+    Guard,
+    Location,
+    Part,
+    Written,
+    other_bucket,
+)
 from flarecli.storage.slots import short
 from flarecli.storage.threads import wait_for
 from flarecli.storage.transfers import Request
@@ -88,6 +96,14 @@ class HttpStore:
             raise UsageError(error.message, where=error.where) from None
         return Location(cls(replace(guard, named=guard.named | {found.origin})), _written(found))
 
+    @classmethod
+    def named_by_data(cls, url: str, guard: Guard) -> Location:
+        """Make a Location of an http(s) address that data names: a private one only if the guard allows it.
+
+        raises  FormatError or UnsafeError for an invalid address
+        """
+        return Location(cls(guard), _written(parse(url)))
+
     def show(self, path: str) -> str:
         """Give the address without its secrets."""
         return redact(path)
@@ -99,10 +115,14 @@ class HttpStore:
     def join(self, path: str, url: str) -> Location:
         """Resolve a URL out of a file in this folder (RFC 3986), from where that file was found after redirects.
 
-        raises  UnsafeError for anything but http(s), but for `file://` if the guard allows it
+        A bucket is read without credentials.
+
+        raises  UnsafeError for another scheme, and for `file://` unless the guard allows it
         """
         if url[:5].lower() == "file:":
             return self._local(path, url)
+        if scheme_of(url) in BUCKET_SCHEMES:
+            return other_bucket(url, self.guard)
         base = self._moved.get(path, path)
         return Location(self, _written(parse(join(f"{base.partition('?')[0].rstrip('/')}/", url))))
 
@@ -302,12 +322,13 @@ class HttpStore:
         deliver: Callable[[Request], object],
         sink: Callable[[bytes], object] | None = None,
     ) -> Request:
-        named, private = self.guard.named, self.guard.allow_private
+        guard = self.guard
         return Request(
             parse(path),
             deliver,
-            named=named,
-            private=private,
+            named=guard.named,
+            private=guard.allow_private,
+            hosts=guard.allow_hosts,
             start=start,
             stop=stop,
             if_match=etag,

@@ -1,19 +1,26 @@
 """Addresses of objects: a scheme, a bucket and a key, and what data in one object may name.
 
 A key is opaque: `%20`, `?` and `#` in it are themselves. What a playlist or an index names is a plain path below its own
-folder, an object of the same bucket by its whole address, or an http(s) address; anything else only the user may name.
+folder, an object of a bucket by its whole address, or an http(s) address; anything else only the user may name.
 """
 
 from __future__ import annotations
 
 import posixpath
-from dataclasses import replace
 from typing import NamedTuple
 
 from flarecli.errors import UnsafeError, UsageError
 from flarecli.names import bare, check_name, is_url, local_path, redact, scheme_of
 from flarecli.storage.http import HttpStore
-from flarecli.storage.location import Guard, Location, Store, locate
+from flarecli.storage.location import (
+    BUCKET_SCHEMES,
+    Guard,
+    Location,
+    Store,
+    locate,
+    locate_named,
+    other_bucket,
+)
 
 __all__ = ["Object", "checked", "join", "parse", "user_info"]
 
@@ -55,16 +62,20 @@ def join(store: Store, home: str, path: str, url: str, guard: Guard) -> Location
     """Resolve what data in the folder `path` names.
 
     home    the address of everything that this store holds, such as `s3://bucket/`
-    raises  UnsafeError for `file://`, another bucket, another store, or a path out of the folder, unless the guard allows it
+    Another bucket is read without credentials: what came over the network must not use them where it likes.
+
+    raises  UnsafeError for `file://`, another store, or a path out of the folder, unless the guard allows it
     """
     where = store.show(path)
     scheme = scheme_of(url)
     if scheme in ("http", "https"):
-        return locate_data(url, guard)
+        return HttpStore.named_by_data(url, guard)
     if is_url(url):
         own = url.partition("://")[0].lower() + url[len(scheme) :]
         if own.startswith(home) and own != home:
             return Location(store, checked(own[len(home) :], where))
+        if scheme in BUCKET_SCHEMES:
+            return other_bucket(url, guard)
         if not guard.allow_local:
             what = (
                 "file:// in what came over the network"
@@ -72,9 +83,7 @@ def join(store: Store, home: str, path: str, url: str, guard: Guard) -> Location
                 else f"{redact(url)} is not in {home.rstrip('/')}"
             )
             raise UnsafeError(what, where=where, hint=_ALLOW)
-        return (
-            locate(local_path(url), guard) if scheme == "file" else locate(url, guard, UnsafeError)
-        )
+        return locate(local_path(url), guard) if scheme == "file" else locate_named(url, guard)
     if guard.allow_local and (url.startswith("/") or ".." in url.split("/")):
         return Location(store, posixpath.normpath(posixpath.join("/", path, url)).lstrip("/"))
     return Location(store, store.child(path, check_name(bare(url), where=where)))
@@ -88,9 +97,3 @@ def checked(key: str, where: str) -> str:
 def user_info(address: str) -> str:
     """Give the `name:password` of an address, or an empty text."""
     return address.partition("://")[2].partition("/")[0].rpartition("@")[0]
-
-
-def locate_data(url: str, guard: Guard) -> Location:
-    """Make a Location of an http(s) address that data names: it must be public, whatever the user's own addresses are."""
-    at = locate(url, guard)
-    return replace(at, store=HttpStore(replace(guard, named=frozenset())))

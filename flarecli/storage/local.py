@@ -30,7 +30,15 @@ from flarecli.errors import (
 from flarecli.hashes import Sums
 from flarecli.names import bare, check_name, is_url, local_path, redact, scheme_of, whole_path
 from flarecli.storage.ahead import ahead_of_file
-from flarecli.storage.location import Entry, Guard, Location, Part, Written, locate, short_read
+from flarecli.storage.location import (
+    Entry,
+    Guard,
+    Location,
+    Part,
+    Written,
+    locate_named,
+    short_read,
+)
 from flarecli.storage.specials import is_special
 from flarecli.storage.symlinks import is_link, leads_back, looked_at
 
@@ -133,9 +141,7 @@ class LocalStore:
                     where=redact(url),
                     hint=_SCHEME_HINT,
                 )
-            return locate(
-                url, self.guard, UnsafeError
-            )  # what lies here is the user's own: each address in it is a name the user gave
+            return locate_named(url, self.guard)
         if self.guard.allow_local:
             address = local_path(url)
             if scheme == "file" and not address.startswith("/"):

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from flarecli.errors import FlareError, FormatError, MissingError, UsageError
-from flarecli.names import check_name, is_url, local_path, scheme_of
+from flarecli.errors import FlareError, FormatError, MissingError, UnsafeError, UsageError
+from flarecli.names import check_name, is_url, local_path, redact, scheme_of
 from flarecli.records import dataclass, field, replace
 from flarecli.storage.limits import Limits
 from flarecli.storage.threads import in_order
@@ -22,10 +22,18 @@ __all__ = [
     "Store",
     "Written",
     "locate",
+    "bucket_in",
+    "bucket_note",
+    "locate_named",
+    "other_bucket",
     "read_each",
+    "with_reach",
 ]
 
 Part: TypeAlias = "bytes | bytearray | memoryview"
+BUCKET_SCHEMES = ("s3", "gs", "az")
+SHOWN = 20  # buckets that a note names
+HOST_SCHEMES = ("ftp", "hdfs", "sftp", "smb", "webdav", "webhdfs")  # their address names a host
 LISTED = 1 << 20  # files that are looked at for a pattern
 BLOCK = (
     1 << 20
@@ -48,11 +56,13 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What addresses may reach, and at what cost. The two switches are the user's; `named` are the origins the user typed.
+    """What addresses may reach, and the limits of transfers. Options of the user set the switches.
 
     allow_private  addresses that data names may be private, loopback or link-local
     allow_local    data may name `file://`, absolute paths, paths above its own folder, and symbolic links
-    named          `scheme://host:port` of addresses that the user gave: those may be private
+    named          `scheme://host:port` of addresses that the user typed: those may be private
+    allow_hosts    hosts and networks that data may name though they are private, such as `10.0.0.7:8080`
+    anonymous      buckets are read without the user's credentials
     limits         of transfers from stores on the network; a file in one may have any size
     keeper         what keeps copies of what comes from there, or None
     """
@@ -62,6 +72,8 @@ class Guard:
     named: frozenset[str] = frozenset()
     limits: Limits = field(default_factory=Limits)
     keeper: Keeper | None = None
+    allow_hosts: tuple[str, ...] = ()
+    anonymous: bool = False
 
 
 class Keeper(Protocol):
@@ -259,6 +271,79 @@ class Location:
         except FormatError:  # a folder
             return True
         return True
+
+
+def with_reach(
+    guard: Guard, allow_host: str | Sequence[str] = (), sources: Sequence[str] = ()
+) -> Guard:
+    """Return a guard that also allows some hosts, and the origins of web addresses among what the user typed.
+
+    raises  UsageError for a value of `allow_host` that is neither a host nor a network
+    """
+    if allow_host:
+        from flarecli.storage.permits import check_hosts
+
+        hosts = dict.fromkeys((*guard.allow_hosts, *check_hosts(allow_host)))
+        guard = replace(guard, allow_hosts=tuple(hosts))
+    if any("://" in source for source in sources):
+        from flarecli.storage.permits import typed_origins
+
+        guard = replace(guard, named=guard.named | typed_origins(sources))
+    return guard
+
+
+def bucket_in(url: str) -> str:
+    """Return the bucket of an address, such as `s3://bucket`, or the repository of an `hf://` one; else an empty text."""
+    scheme = scheme_of(url)
+    if scheme in ("", "file", "http", "https"):
+        return ""
+    parts = redact(url).partition("://")[2].split("/")
+    return f"{scheme}://{'/'.join(parts[: 3 if scheme == 'hf' else 1])}"
+
+
+def bucket_note(by: object, homes: Sequence[str]) -> str:
+    """Return the note on buckets that local data names, and that are read with the user's credentials."""
+    more = f" and {len(homes) - SHOWN} more" if len(homes) > SHOWN else ""
+    return (
+        f"{by} names {', '.join(homes[:SHOWN])}{more}: read with your credentials, if you have any"
+    )
+
+
+def locate_named(address: str, guard: Guard) -> Location:
+    """Make a Location of an address with a scheme that local data names.
+
+    A web address may be private only if the user allowed it. A bucket is read with the user's credentials.
+
+    raises  UnsafeError for a scheme that no store serves, or a host that the user did not allow; FormatError for an
+            invalid web address
+    """
+    scheme = scheme_of(address)
+    if scheme in ("http", "https"):
+        from flarecli.storage.http import HttpStore
+
+        at = HttpStore.named_by_data(address, guard)
+        return at if guard.keeper is None else replace(at, store=guard.keeper.over(at.store))
+    if scheme in HOST_SCHEMES:
+        from flarecli.storage.permits import permits_host
+
+        if not permits_host(address, guard.allow_private, guard.allow_hosts):
+            raise UnsafeError(
+                f"flare cannot check which address {scheme}:// connects to",
+                where=redact(address),
+                hint="Give --allow-host with its host and port if you trust what names it.",
+            )
+    return locate(address, guard, UnsafeError)
+
+
+def other_bucket(url: str, guard: Guard) -> Location:
+    """Make a Location of an object in a bucket that data from the network names: read without credentials.
+
+    raises  FormatError for an address that names no bucket
+    """
+    try:
+        return locate(url, replace(guard, anonymous=True))
+    except UsageError as error:
+        raise FormatError(error.message, where=error.where) from None
 
 
 def read_each(places: Sequence[Location]) -> Iterator[Part]:

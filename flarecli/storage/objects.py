@@ -67,7 +67,7 @@ class ObjectStore:
     def __init__(self, scheme: str, bucket: str, guard: Guard) -> None:
         self.scheme, self.bucket, self.guard = scheme, bucket, guard
         self._known: dict[str, _Known] = {}
-        self._clients = Clients(self.home, guard.limits)
+        self._clients = Clients(self.home, guard.limits, guard.anonymous)
         self._creates = True  # until the store says that it cannot write on condition
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -149,9 +149,11 @@ class ObjectStore:
         endpoint = next(
             (redact(str(way.config["endpoint"])) for way in tried if "endpoint" in way.config), ""
         )
-        return refusals.told(
-            error, self.show(path), " and ".join(way.words for way in tried), endpoint
-        )
+        words = " and ".join(way.words for way in tried)
+        found = refusals.told(error, self.show(path), words, endpoint)
+        if self.guard.anonymous and refusals.is_denied(error):
+            found.hint = refusals.ANONYMOUS
+        return found
 
     # -- reading
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import pycurl
 
+from flarecli.storage.permits import Permit
 from flarecli.storage.slots import Slot
 
 __all__ = ["Pool", "Sockets"]
@@ -101,10 +102,10 @@ _READY = {
 
 
 class Pool:
-    """A multi handle with its connections and its idle slots; `busy` counts its transfers."""
+    """A multi handle with its connections and its idle slots, for one permit; `busy` counts its transfers."""
 
-    def __init__(self, permitted: bool, sockets: Sockets) -> None:
-        self.permitted = permitted
+    def __init__(self, permit: Permit, sockets: Sockets) -> None:
+        self.permit = permit
         self.free: list[Slot] = []
         self.slots: dict[pycurl.Curl, Slot] = {}
         self.busy = 0

@@ -15,7 +15,16 @@ from flarecli.errors import (
 )
 from flarecli.storage.answers import changed
 
-__all__ = ["denied", "is_denied", "is_refusal", "outrun", "past_the_end", "told", "unsupported"]
+__all__ = [
+    "ANONYMOUS",
+    "denied",
+    "is_denied",
+    "is_refusal",
+    "outrun",
+    "past_the_end",
+    "told",
+    "unsupported",
+]
 
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})\b")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,60})</Code>")
@@ -42,6 +51,7 @@ _HINTS = {
     "InvalidObjectState": "The object is archived: restore it first.",
 }
 _ACCESS = "Check the credentials, and that they may do this; some stores also answer so for what is not there."
+ANONYMOUS = "Data from the network reads other buckets without credentials; save it to a local file if you trust it."
 _REGION = "Set AWS_REGION to the bucket's region."
 _CUT = "The file was cut short; fetch or pack it again."
 

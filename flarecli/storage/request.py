@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from flarecli.storage.addresses import Address
 from flarecli.storage.answers import Answer, Fault
+from flarecli.storage.permits import Permit, permit_for, redirect_permit
 
 if TYPE_CHECKING:
     from flarecli.storage.wanted import Wanted
@@ -18,8 +19,9 @@ class Request:
     """An object or a range of one, wanted; and after `done`, what became of it.
 
     address     what to ask for; a redirect changes it, `asked` stays
-    named       origins that may be private: never those that data names by itself
+    named       origins that the user typed: they may be private
     private     whether every address may be private
+    hosts       hosts and networks that the user allowed, as in `Guard.allow_hosts`
     start,stop  the range wanted; stop None: to the end; both 0: only the size of the object
     if_match    the ETag it must have, or empty
     order       the smallest is served first, and is never paused
@@ -46,6 +48,7 @@ class Request:
         "done",
         "fault",
         "hops",
+        "hosts",
         "if_match",
         "named",
         "of",
@@ -72,6 +75,7 @@ class Request:
         *,
         named: frozenset[str] = frozenset(),
         private: bool = False,
+        hosts: tuple[str, ...] = (),
         start: int = 0,
         stop: int | None = None,
         if_match: str = "",
@@ -80,7 +84,7 @@ class Request:
         window: int = 0,
     ) -> None:
         self.url, self.origin, self.user = address
-        self.deliver, self.named, self.private = deliver, named, private
+        self.deliver, self.named, self.private, self.hosts = deliver, named, private, hosts
         self.start, self.stop, self.if_match, self.order = start, stop, if_match, order
         self.sink, self.window = sink, window
         self.attempts = self.hops = self.unused = 0
@@ -118,13 +122,11 @@ class Request:
         return self._asked or self.address
 
     @property
-    def permitted(self) -> bool:
-        """Whether the address as it is now may be a private one."""
-        return self.permits(self.origin)
-
-    def permits(self, origin: str) -> bool:
-        """Say whether the object may be at a private address of an origin."""
-        return self.private or origin in self.named
+    def permit(self) -> Permit:
+        """The private addresses that a connection for the address as it is now may reach."""
+        if self._asked is not None and self.origin != self._asked.origin:
+            return redirect_permit(self.origin, self.private)
+        return permit_for(self.origin, self.named, self.private, self.hosts)
 
     @property
     def ranged(self) -> bool:

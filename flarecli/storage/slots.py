@@ -19,9 +19,10 @@ import pycurl
 from flarecli import __version__
 from flarecli.errors import FlareError, FormatError
 from flarecli.storage import answers
-from flarecli.storage.addresses import Address, reserved
+from flarecli.storage.addresses import Address
 from flarecli.storage.answers import Answer, Fault
 from flarecli.storage.limits import Limits
+from flarecli.storage.permits import Permit, check_address
 from flarecli.storage.request import Request
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Slot", "certificates", "short"]
 
+_REDIRECT_HINT = "Give --allow-private, or name the address that it redirects to in the data."
 CONNECT_S = 10.0
 WHOLE = 64 << 20  # when a server ignores a range: an object up to this size is taken whole
 _PEEKED = 1 << 20  # the same, when only its size is wanted
@@ -48,13 +50,13 @@ class Slot:
     plain  the head that came says nothing of the body but its length, and another object of this kind needs but another URL
     """
 
-    def __init__(self, limits: Limits, permitted: bool, window: Window) -> None:
-        self.permitted, self._limits, self._window = permitted, limits, window
+    def __init__(self, limits: Limits, permit: Permit, window: Window) -> None:
+        self.permit, self._limits, self._window = permit, limits, window
         self.lines: list[bytes] = []
         self.parts: list[bytes] = []
         self.paused_at = 0.0
         self._headers: tuple[str, ...] = ()
-        self._user, self._direct, self._fresh = "", False, False
+        self._user, self._fresh = "", False
         easy = self.easy = pycurl.Curl()
         self.set = easy.setopt  # looked up once: libcurl's objects are slow at it
         easy.setopt(pycurl.NOSIGNAL, 1)
@@ -71,8 +73,10 @@ class Slot:
         )  # called for every line: a method in C costs least
         if certificates():
             easy.setopt(pycurl.CAINFO, certificates())
-        if not permitted:
-            easy.setopt(pycurl.OPENSOCKETFUNCTION, self._open)
+        easy.setopt(pycurl.OPENSOCKETFUNCTION, self._open)
+        if not permit.any_private:
+            # A proxy would connect in our place, where no address can be checked.
+            easy.setopt(pycurl.PROXY, "")
 
     def begin(self, request: Request, now: float, fresh: bool = False) -> None:
         """Set the handle up for a request; the caller then adds it to its loop. `fresh`: on a connection of its own."""
@@ -99,8 +103,6 @@ class Slot:
             self._headers = headers
         if request.user != self._user:
             self._set_user(request.user)
-        if self._direct == request.private:
-            self._set_proxy(request.private)
         if fresh != self._fresh:
             self.set(pycurl.FRESH_CONNECT, fresh)
             self._fresh = fresh
@@ -130,22 +132,16 @@ class Slot:
             else:
                 self.easy.unsetopt(option)
 
-    def _set_proxy(self, allowed: bool) -> None:
-        """A proxy connects in our place, where no address can be looked at: only when none has to be."""
-        self._direct = not allowed
-        if allowed:
-            self.easy.unsetopt(pycurl.PROXY)  # what the environment says
-        else:
-            self.easy.setopt(pycurl.PROXY, "")
-
     # -- called by libcurl: an exception here would be printed and lost
 
     def _open(self, purpose: int, address: Any) -> socket.socket | int:
         family, kind, protocol, where = address
         ip = where[0] if family in (socket.AF_INET, socket.AF_INET6) else ""
-        word = reserved(ip)
-        if word:
-            self._refused = answers.private(ip, word)
+        reason, hint = check_address(self.request.origin, self.permit, ip)
+        if reason:
+            if self.request.origin != self.request.asked.origin:
+                hint = _REDIRECT_HINT
+            self._refused = answers.private(reason, hint)
             return int(pycurl.SOCKET_BAD)
         return socket.socket(family, kind, protocol)
 

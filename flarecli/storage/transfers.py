@@ -4,8 +4,8 @@ Requests wait by host; the host with the fewest transfers goes first, so that a 
 passing faults are tried again, after a random and growing pause, within a budget for the whole run; a host that asks
 for fewer requests gets fewer. Redirects are followed here, each hop held against the guard.
 
-Connections that may lead to private addresses and those that may not live in two pools that share nothing: else a
-transfer could ride on a connection that it would not have been allowed to open.
+Connections live in one pool for each permit, and pools share nothing: otherwise a transfer could reuse a connection
+to a private address that it would not have been allowed to open.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from typing import Any
 from weakref import WeakSet
@@ -28,6 +28,7 @@ from flarecli.storage.answers import Fault
 from flarecli.storage.hosts import Hosts
 from flarecli.storage.lane import Lane
 from flarecli.storage.limits import Limits
+from flarecli.storage.permits import Permit
 from flarecli.storage.pools import Pool, Sockets
 from flarecli.storage.request import Request
 from flarecli.storage.slots import Slot
@@ -68,18 +69,13 @@ class Engine:
         self._checked = self._now = (
             0.0  # when slow transfers were looked for; when requests could last be started
         )
-        self.idle: dict[bool, list[Slot]] = {
-            False: [],
-            True: [],
-        }  # handles of transfers that are made elsewhere, see `direct`
+        # handles of transfers that are made elsewhere, see `direct`
+        self.idle = defaultdict[Permit, list[Slot]](list)
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
         self._ear.setblocking(False)
         self._sockets = Sockets(self._ear.fileno())
-        self._both = (
-            Pool(False, self._sockets),
-            Pool(True, self._sockets),
-        )  # by whether they may lead to private addresses
+        self._pools = dict[Permit, Pool]()
         self._tick_s = min(_TICK_S, limits.timeout_s / 4)
         self._thread = threading.Thread(target=self._run, name="flare-transfers", daemon=True)
         start(self._thread)
@@ -166,9 +162,9 @@ class Engine:
     def _end(self) -> None:
         for slot in self._active:
             with contextlib.suppress(pycurl.error):
-                self._both[slot.permitted].multi.remove_handle(slot.easy)
+                self._pools[slot.permit].multi.remove_handle(slot.easy)
             slot.easy.close()
-        for pool in self._both:
+        for pool in self._pools.values():
             for slot in pool.free:
                 slot.easy.close()
             pool.multi.close()
@@ -184,7 +180,7 @@ class Engine:
             what, argument = self._calls.popleft()
             what(argument)
         now = self._now = time.monotonic()
-        for pool in self._both:
+        for pool in [*self._pools.values()]:
             if pool.busy:
                 self._collect(pool, now)
         if now - self._checked >= self._tick_s:
@@ -192,7 +188,7 @@ class Engine:
             self._check(now)
         self._tries.put_back(now)
         self._start(now)
-        for pool in self._both:  # what was just started is sent before we wait
+        for pool in [*self._pools.values()]:  # what was just started is sent before we wait
             if pool.tick() and self._collect(pool, now):
                 self._start(now)
 
@@ -204,7 +200,7 @@ class Engine:
             for due in (self._tries.next_due(), self.hosts.next_due(self._now))
             if due is not None
         ]  # not `now`: it may be due since
-        pauses = [pause for pool in self._both if (pause := pool.due()) is not None]
+        pauses = [pause for pool in self._pools.values() if (pause := pool.due()) is not None]
         if dues:
             pauses.append(max(0.0, min(dues) - now))
         return min(pauses) if pauses else None
@@ -262,11 +258,14 @@ class Engine:
             self._begin(request, now)
 
     def _begin(self, request: Request, now: float, fresh: bool = False) -> None:
-        pool = self._both[request.permitted]
+        permit = request.permit
+        pool = self._pools.get(permit)
+        if pool is None:
+            pool = self._pools[permit] = Pool(permit, self._sockets)
         if pool.free:
             slot = pool.free.pop()
         else:
-            slot = Slot(self.limits, pool.permitted, self._window)
+            slot = Slot(self.limits, permit, self._window)
             pool.slots[slot.easy] = slot
         try:
             slot.begin(request, now, fresh)
@@ -282,11 +281,11 @@ class Engine:
 
     def _stop(self, slot: Slot) -> None:
         """Take a transfer off its loop; its slot is free again."""
-        self._both[slot.permitted].remove(slot.easy)
+        self._pools[slot.permit].remove(slot.easy)
         self._free(slot)
 
     def _free(self, slot: Slot) -> None:
-        pool = self._both[slot.permitted]
+        pool = self._pools[slot.permit]
         pool.busy -= 1
         self._active.discard(slot)
         if slot.paused:
@@ -335,7 +334,7 @@ class Engine:
         if not (
             slot.paused or window.is_full(active) or active - len(window.paused) > self.limits.jobs
         ):
-            following = self.hosts.follow(request.origin, slot.permitted)
+            following = self.hosts.follow(request.origin, slot.permit)
         if following is None:
             self.hosts.went_well(request.origin)
             self._free(slot)

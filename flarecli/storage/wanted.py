@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,8 +23,9 @@ class Wanted:
 
     urls, origins, users  as in an Address; an empty URL where nothing is asked for, and user info only where there is any
     first    the order of the first place; each next one's is one more
-    named    origins that may be private; None: for each object its own
+    named    origins that the user typed: they may be private
     private  whether every address may be private
+    hosts    hosts and networks that the user allowed, as in `Guard.allow_hosts`
     found    bytes, a Page or a Fault; None: not yet. Where nothing is asked for the caller may keep what he wants
 
     awaited  a place; `arrived` is called, on the engine's thread, when something is found for it
@@ -42,8 +42,9 @@ class Wanted:
         arrived: Callable[[], object],
         *,
         first: int = 0,
-        named: frozenset[str] | None = frozenset(),
+        named: frozenset[str] = frozenset(),
         private: bool = False,
+        hosts: tuple[str, ...] = (),
     ) -> None:
         self.urls, self.origins, self.users, self.found, self.arrived = (
             urls,
@@ -52,7 +53,8 @@ class Wanted:
             found,
             arrived,
         )
-        self.first, self.named, self.private, self.awaited = first, named, private, -1
+        self.first, self.named, self.private, self.hosts = first, named, private, hosts
+        self.awaited = -1
 
     def by_origin(self) -> Mapping[str, Sequence[int]]:
         """Give the places of each server's objects, in order."""
@@ -66,10 +68,6 @@ class Wanted:
                 places[origin] = [place]
         return places
 
-    def permits(self, origin: str) -> bool:
-        """Say whether one of these objects at an origin may be at a private address."""
-        return self.private or self.named is None or origin in self.named
-
     def request(self, place: int) -> Request:
         """Make the request for an object."""
         origin = self.origins[place]
@@ -77,8 +75,9 @@ class Wanted:
         made = Request(
             address,
             _keep,
-            named=_only(origin) if self.named is None else self.named,
+            named=self.named,
             private=self.private,
+            hosts=self.hosts,
             order=self.first + place,
         )
         made.wanted, made.place = self, place
@@ -104,8 +103,3 @@ def _keep(request: Request) -> None:
         request.data = b""  # an idle handle holds its last request
     if place == wanted.awaited:
         wanted.arrived()
-
-
-@functools.lru_cache(maxsize=1024)
-def _only(origin: str) -> frozenset[str]:
-    return frozenset((origin,))

@@ -50,6 +50,7 @@ def cat(
     rank: tuple[int, int] | None = None,
     exact: bool = False,
     guard: Guard | None = None,
+    allow_host: str | Sequence[str] = (),
     limits: Limits | None = None,
     stdin: IO[bytes] | None = None,
     progress: Progress | None = None,
@@ -65,6 +66,7 @@ def cat(
     rank     (R, N): the rows of rank R of N of that run
     sources  addresses; or `-`, a tar at standard input, or at `stdin`: it is read once, in order, and never held whole
     exact    numbers that a format keeps as text stay that text, byte for byte; not behind a `where`
+    allow_host  private hosts and networks that data may name, such as `10.0.0.7:8080` or `10.1.0.0/16`
     return   at least one batch, if only to say the schema; of a remote dataset, ranges are read and no whole shard
     raises   UsageError for an unknown column; RowsError for a row outside the data; whatever reading raises
     """
@@ -79,7 +81,8 @@ def cat(
         schema, batches = streamed.samples(format, stdin, exact and where is None)
         return _of_all(*kept(schema, batches, where, columns), limit, head, tail)
     columns = None if columns is None else name_list(columns)
-    data, parts = opened(sources, format, streams, bounded(guard, limits), progress=progress)
+    guard = bounded(guard, limits, allow_host, sources)
+    data, parts = opened(sources, format, streams, guard, progress=progress)
     if columns is not None and where is None:
         check_names(data.schema.names, columns)
     order = ordered(len(data), rows, sample, seed, shuffle, epoch, rank)

@@ -18,6 +18,7 @@ from flarecli.names import bare, local_path, redact, scheme_of, without_user
 from flarecli.read import resolve
 from flarecli.storage import Guard, Location
 from flarecli.storage.local import LocalStore
+from flarecli.verbs.reach import bounded
 
 __all__ = ["PlaylistDiff", "diff_playlists"]
 
@@ -44,13 +45,16 @@ class _Listed(NamedTuple):
     i: int
 
 
-def diff_playlists(a: str, b: str, guard: Guard | None = None) -> PlaylistDiff:
+def diff_playlists(
+    a: str, b: str, guard: Guard | None = None, allow_host: str | Sequence[str] = ()
+) -> PlaylistDiff:
     """Compare what two addresses list, chunk by chunk; none is opened.
 
     return  chunks as `ADDRESS`, as it is listed but without secrets, or `STREAM: ADDRESS` where there are several streams; of `b` in
             its order, removed ones of `a`
     raises  whatever resolving raises
     """
+    guard = bounded(guard, None, allow_host, [a, b])
     one, two = (_listed(resolve([address], guard=guard)[0]) for address in (a, b))
     several = len({listed.stream for listed in chain(one, two)}) > 1
     pairs = _pairs(one, two)

@@ -13,7 +13,7 @@ from flarecli import encodings, formats
 from flarecli.arrow import np
 from flarecli.compress import SUFFIXES
 from flarecli.errors import FlareError
-from flarecli.given import Addresses, checked
+from flarecli.given import Addresses, address_texts, checked
 from flarecli.model import Column, Columns, IntArray, Playlist, Stream
 from flarecli.names import redact
 from flarecli.progress import Progress
@@ -158,6 +158,7 @@ def inspect(
     stats: bool = False,
     seed: int = 0,
     guard: Guard | None = None,
+    allow_host: str | Sequence[str] = (),
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Inspection:
@@ -171,10 +172,13 @@ def inspect(
              256 MiB are read, `asked` says how many were to be
     stats    also read the columns of numbers and text, and some rows of those of bytes: see `statistics`. Where shards of a
              local dataset are not there, both are of the others, and `missing` names them
+    allow_host  private hosts and networks that data may name, such as `10.0.0.7:8080` or `10.1.0.0/16`
     raises   MissingError, FormatError, UnsafeError, UnfinishedError as `resolve`; UsageError for an unknown stream, or a format
              that the list does not say: what the list tells would be shown as what it is not
     """
-    found = resolve(sources, format=format, guard=bounded(guard, limits))
+    typed = address_texts(sources)
+    guard = bounded(guard, limits, allow_host, typed)
+    found = resolve(typed, format=format, guard=guard)
     described(found, progress or Progress())
     chosen = select_streams(found, streams)
     parts = [[filled(stream) for stream in one] for one in chosen]

@@ -66,6 +66,7 @@ def pack(
     part_rows: int | None = None,
     engine: str = "local",
     guard: Guard | None = None,
+    allow_host: str | Sequence[str] = (),
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Packed:
@@ -92,10 +93,11 @@ def pack(
     media_info    width, height, frames and duration (seconds) of files become columns; 0 is not known
     strict        content that contradicts the extension of its name is a failed row, not a note
     part_rows     cut the source into parts of so many rows, each a dataset in `00000/`, `00001/` …, joined by one index and one playlist
+    allow_host    private hosts and networks that data may name, such as `10.0.0.7:8080` or `10.1.0.0/16`
     engine        where the parts are packed: `local`, one after another, or `ray`, on a cluster
     raises        UsageError, ReachError, FormatError, UnsafeError and what is below them, each with its exit code
     """
-    limits = limits or Limits()
+    limits, typed = limits or Limits(), address_texts(sources)
     for name, value in (("limit", limit), ("shuffle", shuffle), ("shard-size", shard_bytes)):
         if isinstance(value, int) and value < 0:
             raise UsageError(f"--{name} is {value}, below 0")
@@ -120,7 +122,7 @@ def pack(
         _separator(format, separator),
     )
     request = Request(
-        tuple(address_texts(sources)),
+        tuple(typed),
         address_text(out),
         format,
         tuple(name_list(fetch)),
@@ -140,7 +142,7 @@ def pack(
         allow_empty,
         allow_missing,
         null_separated,
-        bounded(guard, limits),
+        bounded(guard, limits, allow_host, typed),
         limits,
         Intake(Resize(resize, resize_mode, quality, min_size, max_aspect), media_info, strict),
         streams=tuple(name_list(streams)),

@@ -154,11 +154,13 @@ class Request:
         How far links may reach is of it where rows that reach too far are left out; else such a row ends the pack, and a resume may reach further.
         """
         links = [parse_link(text, self.encode) for text in self.fetch]
-        reach = {
+        reach: dict[str, Any] = {
             "max_object": self.limits.max_bytes,
             "allow_private": self.guard.allow_private,
             "allow_local": self.guard.allow_local,
         }
+        if self.guard.allow_hosts:
+            reach["allow_hosts"] = sorted(self.guard.allow_hosts)
         return {
             "fetch": [[link.source, link.name] for link in links],
             "key": self.key,

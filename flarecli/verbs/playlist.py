@@ -55,6 +55,7 @@ def playlist(
     headers: Pairs = (),
     open: bool = True,
     guard: Guard | None = None,
+    allow_host: str | Sequence[str] = (),
     limits: Limits | None = None,
 ) -> str:
     """Make the playlist of datasets, and write it to `out` if that is given.
@@ -66,18 +67,19 @@ def playlist(
     rebase   (OLD, NEW), or a dict of them: an address that starts with OLD starts with NEW instead; the first that fits counts
     hashes   sums to list; bytes are read only for those that nothing lists yet
     headers  (name, value), or a dict of them: more headers for every stream
+    allow_host  private hosts and networks that data may name, such as `10.0.0.7:8080` or `10.1.0.0/16`
     open     False: list what is listed, open no shard and read no bytes
     return   the YAML
     raises   UsageError for what makes no playlist: a file that lies above it, shards that two lists name; whatever resolving and reading raise
     """
-    guard = bounded(guard, limits)
+    named = address_texts(sources)
+    guard = bounded(guard, limits, allow_host, named)
     rebase, headers = _pairs("rebase", rebase), _pairs("headers", headers)
     for name, _ in headers:
         if name in (*_RESERVED, *sums.known()):
             raise UsageError(f"the header {name!r} is flare's own", hint="Choose another name.")
     hashes = name_list(hashes)
     sums.Sums(hashes)
-    named = address_texts(sources)
     if not named:
         raise UsageError("no source is named")
     place = _Place(None if out is None else address_text(out), base, rebase, guard)
@@ -278,12 +280,14 @@ def _counts(listed: Sequence[tuple[Stream, int, str]], of: Callable[[Stream], An
     return np.array(counts, np.int64) if any(count >= 0 for count in counts) else None
 
 
-def check_playlist(path: str, guard: Guard | None = None) -> list[Finding]:
+def check_playlist(
+    path: str, guard: Guard | None = None, allow_host: str | Sequence[str] = ()
+) -> list[Finding]:
     """Say what is wrong with a playlist: every fault, with its line and its column.
 
     raises  MissingError, ReachError if it cannot be read
     """
-    at = locate(path, guard)
+    at = locate(path, bounded(guard, None, allow_host, [path]))
     data = stored(at)
     out = [
         Finding(error.where, error.kind, error.message, error.hint) for error in faults(data, at)

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from flarecli import __version__
 from flarecli.errors import FlareError, FormatError, UsageError
-from flarecli.given import Address, Addresses, address_text, checked, name_list
+from flarecli.given import Address, Addresses, address_text, address_texts, checked, name_list
 from flarecli.guesses import choose
 from flarecli.hashes import DEFAULT
 from flarecli.model import IntArray
@@ -86,6 +86,7 @@ def unpack(
     overwrite: bool = False,
     on_error: str = "fail",
     guard: Guard | None = None,
+    allow_host: str | Sequence[str] = (),
     limits: Limits | None = None,
     progress: Progress | None = None,
     stream: IO[bytes] | None = None,
@@ -105,9 +106,12 @@ def unpack(
     overwrite  replace a folder that was unpacked before
     on_error   `fail` ends with the first link that fails, or key that names no file; `skip` leaves its row out and lists it in
                `failed.jsonl`
+    allow_host private hosts and networks that data may name, such as `10.0.0.7:8080` or `10.1.0.0/16`
     raises     UsageError, ReachError, FormatError, UnsafeError and what is below them, each with its exit code
     """
-    progress, guard, out = progress or Progress(), bounded(guard, limits), address_text(out)
+    typed = address_texts(sources)
+    guard = bounded(guard, limits, allow_host, typed)
+    progress, out = progress or Progress(), address_text(out)
     if index not in KINDS:
         raise UsageError(f"--index is {index!r}", hint=choose(index, KINDS))
     if on_error not in ("fail", "skip"):
@@ -117,7 +121,7 @@ def unpack(
     columns = None if columns is None else name_list(columns)
     wanted = [parse_link(one, {}) for one in name_list(fetch)]
     texts = {*([key] if key else []), *(link.source for link in wanted)}
-    source = open_origin(sources, format, streams, rows, where, limit, guard, texts, progress)
+    source = open_origin(typed, format, streams, rows, where, limit, guard, texts, progress)
     work = _Work(source, wanted, key, columns, name, on_error, guard, limits, progress, index)
     options = {
         "format": format,

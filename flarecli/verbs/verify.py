@@ -335,6 +335,7 @@ def verify(
     jobs: int | None = None,
     engine: str = "local",
     guard: Guard | None = None,
+    allow_host: str | Sequence[str] = (),
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Verification:
@@ -350,6 +351,7 @@ def verify(
     against     a playlist that the dataset is held against: the same shards by name, sizes and sums
     state       a local file that keeps what was checked until all is: an interrupted check goes on with it
     duplicates  also find rows whose stored bytes are the same as those of an earlier row of their stream
+    allow_host  private hosts and networks that data may name, such as `10.0.0.7:8080` or `10.1.0.0/16`
     jobs        files checked at once; None: as many as there are cores
     engine      where shards are looked at: `local`, in threads, or `ray`, on a cluster whose nodes all reach the dataset
     return      iterate it for the findings; its counts are whole after that
@@ -359,7 +361,9 @@ def verify(
     for name, value in (("max_findings", max_findings), ("jobs", jobs)):
         if value is not None and value < 1:
             raise UsageError(f"{name} is {value}: at least 1 is wanted")
-    addresses = [one for source in address_texts(sources) for one in expand(source, guard)]
+    typed = address_texts(sources)
+    guard = bounded(guard, limits, allow_host, typed if against is None else [*typed, against])
+    addresses = [one for source in typed for one in expand(source, guard)]
     if not addresses:
         raise UsageError("no source is named")
     if format is not None:
@@ -376,7 +380,7 @@ def verify(
         from flarecli.write import engines
 
         engines.check(engine)
-    choice, guard = Choice(part, sample, seed), bounded(guard, limits)
+    choice = Choice(part, sample, seed)
     plans = [planned(address, format, streams, guard, len(addresses) == 1) for address in addresses]
     failed = [plan.error for plan in plans if plan.error is not None]
     if len(failed) == len(plans):

@@ -1,7 +1,7 @@
 """What the rows of an index point at, and asking for it: before any of it is waited for.
 
-What a row may name depends on where its index lies: a local index is the user's own, and its rows may name private addresses and
-files beside it; what came over the network may only name what is public.
+Rows of any index may name public addresses; private ones need an option. Rows of a local index may also name files in its
+folder and buckets, which are read with the user's credentials.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from flarecli.errors import FlareError, UnsafeError
 from flarecli.names import is_url, redact_text
-from flarecli.storage import Guard, Limits, Location
+from flarecli.storage import Guard, Limits, Location, bucket_in
 from flarecli.storage.addresses import Address, parse, usual
 from flarecli.storage.transfers import Engine, Fault, Page, Wanted
 from flarecli.write.link_texts import texts_of
@@ -42,6 +42,7 @@ class Flaw:
 
     kind: str
     reason: str
+    hint: str = ""
 
 
 Found: TypeAlias = "bytes | Page | Fault | Flaw | Location | Future[bytes | Flaw | None] | None"
@@ -68,7 +69,8 @@ class Slice:
 class Asker:
     """Finds out what links point at, and asks for it; `arrived` is called when what is awaited is there.
 
-    asked  links asked for over HTTP
+    asked    links asked for over HTTP
+    buckets  those that rows of a local index name; True for those already reported
     """
 
     def __init__(
@@ -87,7 +89,8 @@ class Asker:
             arrived,
         )
         own: Guard = getattr(at.store, "guard", guard)
-        self._named, self._is_local = own.named, at.is_local
+        self._named, self._is_local = own.named | guard.named, at.is_local
+        self.buckets: dict[str, bool] = {}
         self.engine: Engine | None = None
         self.asked = self._order = 0  # `_order`: of the next row's first link
 
@@ -116,7 +119,6 @@ class Asker:
                 urls[place], origins[place], user = target
                 if user:
                     users[place] = user
-        named = None if self._is_local else self._named
         wanted = Wanted(
             urls,
             origins,
@@ -124,8 +126,9 @@ class Asker:
             found,
             self._arrived,
             first=self._order,
-            named=named,
+            named=self._named,
             private=self._guard.allow_private,
+            hosts=self._guard.allow_hosts,
         )
         self._order += len(flat)
         asked = found.count(None)
@@ -149,6 +152,7 @@ class Asker:
             return Flaw(
                 error.kind,
                 redact_text(error.message if error.where == str(self._at) else str(error)),
+                error.hint,
             )
 
     def _place(self, text: str) -> Address | Location:
@@ -162,6 +166,8 @@ class Asker:
         ):
             raise UnsafeError(f"{text.partition(':')[0]}: is not an address that flare reads")
         found = self._at.join(text)
+        if self._is_local and not found.is_local and (home := bucket_in(text)):
+            self.buckets.setdefault(home, False)
         if (
             self._is_local or found.is_local or not _WEB.match(str(found))
         ):  # a key of a bucket may look like an address

@@ -28,6 +28,7 @@ class Failure:
     """One row that was not packed: its place in the selection, its key, the column, a kind for scripts, and why.
 
     file, file_row  where it lies in the index, as users look for it: a file and the row in that, from 0; None where a query made the row
+    hint            how to allow it, where an option does; not stored
     """
 
     row: int
@@ -37,6 +38,7 @@ class Failure:
     reason: str
     file: str | None = None
     file_row: int | None = None
+    hint: str = ""
 
     @property
     def where(self) -> str:
@@ -64,21 +66,15 @@ _ERRORS: dict[str, type[FlareError]] = {
     "column": FormatError,
     "unsafe": UnsafeError,
 }
-_TRUST = "Give --allow-local or --allow-private if you trust what it links to, or --on-error skip to leave such rows out."
 _COLUMNS = "Give -c with the columns to pack, or --on-error skip to leave such rows out and list them in failed.jsonl."
 
 
 def error_of(failure: Failure, address: object, hint: str) -> FlareError:
-    """Give the error that ends a run at its first failed row."""
+    """Return the error that ends a run at its first failed row; `hint` is how to leave such rows out."""
     named = f"{failure.key}: " if failure.key else ""
-    is_name = failure.reason.startswith("the name ")  # of a file, which no switch makes one
-    if (
-        failure.kind == "unsafe"
-        and not is_name
-        and any(word in failure.reason for word in ("address", "://", "redirect", "symbolic link"))
-    ):
-        hint = _TRUST
-    if failure.kind in ("column", "incomplete"):
+    if failure.kind == "unsafe" and failure.hint.startswith("Give "):
+        hint = f"{failure.hint.rstrip('.')}, or --on-error skip to leave such rows out."
+    elif failure.kind in ("column", "incomplete"):
         hint = _COLUMNS
     where = f"{address}[{failure.row}]" if failure.file is None else failure.where
     return _ERRORS.get(failure.kind, ReachError)(f"{named}{failure.reason}", where=where, hint=hint)

@@ -24,7 +24,7 @@ from flarecli.errors import CredentialsError, FlareError
 from flarecli.model import IntArray
 from flarecli.names import redact, redact_text
 from flarecli.progress import Progress
-from flarecli.storage import Guard, Limits, Location
+from flarecli.storage import Guard, Limits, Location, bucket_note
 from flarecli.storage.threads import wait_for
 from flarecli.storage.transfers import Fault, Page
 from flarecli.units import format_count, format_size
@@ -38,6 +38,7 @@ from flarecli.write.link_texts import extension_in
 __all__ = ["Fetched", "Link", "fetch"]
 
 _STEP = 1024  # rows of a slice
+_HINTS = 3  # hints on addresses that are not allowed
 _SPAN = 128  # rows that are taken at a time, where nothing is wrong with them
 _AHEAD_ROWS = 4096  # rows whose links are asked for before they are needed
 _BATCH_BYTES = (
@@ -108,6 +109,7 @@ def fetch(
         slices, ahead, rows = _slices(batches, first_row), deque[Slice](), 0
         for batch, first in slices:
             ahead.append(fetcher.begin(batch, first))
+            fetcher.note_buckets(progress)
             rows += batch.num_rows
             while rows > _AHEAD_ROWS:
                 rows -= ahead[0].batch.num_rows
@@ -149,6 +151,7 @@ class _Fetcher:
         self._arrived = SimpleQueue[None]()
         self._asker = Asker(links, at, guard, limits, functools.partial(self._arrived.put, None))
         self._files = LinkedFiles(at, limits)
+        self._hints: dict[str, None] = {}  # of rows that name what they may not, a few
         self.begin = self._asker.begin
         self._got = self._bytes = 0  # values that came, and their bytes
         self._freed, self._lump = (
@@ -156,9 +159,19 @@ class _Fetcher:
             min(_LUMP_BYTES, limits.ahead_bytes // 8),
         )  # bytes taken over, not yet given back as room
 
+    def note_buckets(self, progress: Progress) -> None:
+        """Report the buckets that rows of a local index name, each once."""
+        buckets = self._asker.buckets
+        new = [home for home, is_reported in buckets.items() if not is_reported]
+        if new:
+            progress.note(bucket_note("the index", new))
+            buckets.update(dict.fromkeys(new, True))
+
     def notes(self) -> Iterator[str]:
-        """Say what is worth knowing of the transfers as a whole."""
+        """Yield notes on the transfers as a whole."""
         engine = self._asker.engine
+        for hint in self._hints:
+            yield f"rows failed because of a private address: {hint[:1].lower()}{hint[1:]}"
         if engine is not None and engine.spent:
             yield "so many requests met passing faults that later ones were not tried again"
         if engine is not None and engine.unproven:
@@ -191,7 +204,7 @@ class _Fetcher:
                     kept.append(row)
                 else:
                     name = "" if keys is None else key_text(keys[row])
-                    failures.append(Failure(part.first + row, name, *flaw))
+                    failures.append(_failure(part.first + row, name, *flaw))
                 row += 1
             if self._bytes - before >= _BATCH_BYTES:
                 yield self._fetched(part, kept, failures, row)
@@ -227,19 +240,19 @@ class _Fetcher:
             self._freed + size,
         )
 
-    def _take_row(self, part: Slice, row: int) -> tuple[str, str, str] | None:
-        """Wait for what a row names and take it; else say which column has what kind of flaw, and why."""
+    def _take_row(self, part: Slice, row: int) -> tuple[str, Flaw] | None:
+        """Wait for what a row names and take it; else return the column and its flaw."""
         width = len(self._links)
         if part.has_objects:
             self._files.read_ahead(part.found, row * width, width)
         values: list[bytes] = []
-        flaw: tuple[str, str, str] | None = None
+        flaw: tuple[str, Flaw] | None = None
         for i, link in enumerate(self._links):
             value = self._value(part, row * width + i, part.texts[i][row] or "", self._textual[i])
             if isinstance(value, bytes):
                 values.append(value)
             elif flaw is None:
-                flaw = link.name, value.kind, value.reason
+                flaw = link.name, value
         if flaw is None:
             for bodies, value in zip(self._bodies, values, strict=True):
                 bodies.add((value,))
@@ -257,9 +270,10 @@ class _Fetcher:
                 raise RuntimeError(
                     want.message
                 )  # no fault of the row's, which --on-error skip would leave out
-            return Flaw(
-                want.kind, redact_text(f"{redact(part.wanted.urls[place])}: {want.message}")
-            )
+            if want.kind == "unsafe" and want.hint and len(self._hints) < _HINTS:
+                self._hints[want.hint] = None
+            shown = redact(part.wanted.urls[place])
+            return Flaw(want.kind, redact_text(f"{shown}: {want.message}"), want.hint)
         if isinstance(want, bytes | Page):
             body = want.data if isinstance(want, Page) else want
             self._freed += len(body)
@@ -269,7 +283,7 @@ class _Fetcher:
             except CredentialsError:  # no fault of the row's: so would end all that follow
                 raise
             except FlareError as error:
-                return Flaw(error.kind, redact_text(str(error)))
+                return Flaw(error.kind, redact_text(str(error)), error.hint)
             if isinstance(read, Flaw):
                 return read
             body = read
@@ -347,3 +361,7 @@ class _Fetcher:
             first,
             names,
         )
+
+
+def _failure(row: int, key: str, column: str, flaw: Flaw) -> Failure:
+    return Failure(row, key, column, flaw.kind, flaw.reason, hint=flaw.hint)

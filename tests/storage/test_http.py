@@ -26,7 +26,7 @@ from flarecli.errors import (
     UnsafeError,
     UsageError,
 )
-from flarecli.storage import Guard, Limits, locate, slots
+from flarecli.storage import Guard, Limits, locate, permits, slots
 
 DATA = random.Random(1).randbytes(300_000)
 
@@ -290,7 +290,7 @@ def test_of_several_addresses_of_a_name_only_public_ones_are_asked(
         return made
 
     monkeypatch.setattr(
-        slots, "reserved", lambda ip: "" if ip == "127.0.0.1" else "loopback"
+        permits, "reserved", lambda ip: "" if ip == "127.0.0.1" else "loopback"
     )  # stands for a public one
     monkeypatch.setattr(slots.Slot, "begin", resolving)
     monkeypatch.setattr(slots.Slot, "_open", opening)
@@ -299,7 +299,7 @@ def test_of_several_addresses_of_a_name_only_public_ones_are_asked(
     ).folder  # limits of its own: new connections
     assert at.join(f"http://many.example:{other_web.port}/a").read() == b"public"
     assert ("127.0.0.1", True) in opened and all(made == (ip == "127.0.0.1") for ip, made in opened)
-    monkeypatch.setattr(slots, "reserved", lambda ip: "loopback")
+    monkeypatch.setattr(permits, "reserved", lambda ip: "loopback")
     with pytest.raises(UnsafeError) as found:
         locate(
             web.url("/d/list"), Guard(limits=Limits(retries=0, timeout_s=seconds + 0.5))
@@ -403,7 +403,7 @@ def test_names_and_references_below_a_folder(web):
     [
         "file:///etc/passwd",
         "file:/etc/passwd",
-        "s3://bucket/key",
+        "hf://datasets/a/b",
         "ftp://example.org/x",
         "pipe:ls",
         "data:,x",

@@ -292,9 +292,10 @@ def test_data_names_its_own_bucket_and_the_public_web(s3, web):
     at = locate(f"{s3}/some/folder")
     locate(f"{s3}/else/x").write([b"else"])
     assert at.join(f"{s3}/else/x").read() == b"else"
+    assert at.join("s3://other/x").store.guard.anonymous
     assert (
-        caught(UnsafeError, at.join, "s3://other/x")
-        == f"{s3}/some/folder: s3://other/x is not in {s3}"
+        caught(UnsafeError, at.join, "hf://datasets/a/b")
+        == f"{s3}/some/folder: hf://datasets/a/b is not in {s3}"
     )
     assert (
         caught(UnsafeError, at.join, "file:///etc/passwd")

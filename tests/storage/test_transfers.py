@@ -16,6 +16,7 @@ from flarecli.errors import ReachError
 from flarecli.storage import Guard, Limits, locate, tries
 from flarecli.storage.addresses import parse
 from flarecli.storage.hosts import Hosts
+from flarecli.storage.permits import PUBLIC, Permit
 from flarecli.storage.transfers import Engine, Request
 
 BODY = os.urandom(50_000)
@@ -450,17 +451,17 @@ def test_a_host_is_followed_up_only_where_nothing_else_is_to_be_decided():
     )
     for one in (first, private, last):
         hosts.put(one)
-    assert hosts.follow(origin, False) is first
-    assert hosts.follow(origin, False) is None  # the next one may reach more
-    assert hosts.follow(origin, True) is private
+    assert hosts.follow(origin, PUBLIC) is first
+    assert hosts.follow(origin, PUBLIC) is None  # the next one may reach more
+    assert hosts.follow(origin, Permit(by_name=True)) is private
     hosts.put(request("http://b.example/", print, order=9))
-    assert hosts.follow(origin, False) is None  # another host waits
+    assert hosts.follow(origin, PUBLIC) is None  # another host waits
     assert hosts.pick(0.0) is last
     assert hosts.pick(0.0).order == 9
-    assert hosts.follow(origin, False) is None
+    assert hosts.follow(origin, PUBLIC) is None
     hosts.put(last)
     hosts.hold_back(origin, 0.0, 1.0)
-    assert hosts.follow(origin, False) is None
+    assert hosts.follow(origin, PUBLIC) is None
 
 
 def test_an_address_that_cannot_be_asked_ends_no_transfer_of_its_host(web, engine):
@@ -509,7 +510,8 @@ def test_a_host_that_rests_does_not_keep_others_waiting():
 def test_limits_of_the_user_hold_for_what_data_names_too(web, tmp_path):
     (tmp_path / "list").write_text("x")
     web.pages["/a"] = lambda handler, times: web.over.wait(20)
-    guard = Guard(limits=Limits(timeout_s=0.3, retries=0))
+    limits, hosts = Limits(timeout_s=0.3, retries=0), (f"127.0.0.1:{web.port}",)
+    guard = Guard(limits=limits, allow_hosts=hosts)
     for at in (
         locate(web.url("/a"), guard),
         locate(web.url("/"), guard).join("a"),

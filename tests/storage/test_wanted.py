@@ -21,7 +21,7 @@ def wanted(urls, arrived=lambda: None, **more):
         [one.origin if one else "" for one in addresses],
         users,
     )
-    return Wanted(*columns, found, arrived, **{"named": None, **more})
+    return Wanted(*columns, found, arrived, **{"named": frozenset(columns[1]), **more})
 
 
 def fetched(engine, urls, **more):
@@ -111,11 +111,13 @@ def test_passwords_go_to_their_own_objects_only(web, engine):
     assert [seen[f"/{i}"] is not None for i in range(12)] == [i % 3 == 1 for i in range(12)]
 
 
-def test_private_addresses_only_where_each_object_or_the_caller_names_them(web, engine):
+def test_private_addresses_only_where_the_caller_names_them(web, engine):
     web.file("/a", BODY)
     url, origin = web.url("/a"), parse(web.url("/a")).origin
     web.page("/away", b"", status=302, Location="http://127.0.0.2:1/")
     assert fetched(engine(), [url] * 3) == [BODY] * 3
+    hosts = (f"127.0.0.1:{web.port}",)
+    assert fetched(engine(), [url] * 3, named=frozenset(), hosts=hosts) == [BODY] * 3
     assert fetched(engine(), [url] * 3, named=frozenset([origin])) == [BODY] * 3
     assert fetched(engine(), [url] * 3, named=frozenset(), private=True) == [BODY] * 3
     assert {one.kind for one in fetched(engine(), [url] * 3, named=frozenset())} == {"unsafe"}

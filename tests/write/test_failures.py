@@ -24,9 +24,9 @@ def test_no_secret_is_listed_whoever_named_the_row():
     [
         (
             "unsafe",
-            "10.0.0.1 is a private address",
+            "leads to 10.0.0.1, a private address",
             UnsafeError,
-            "Give --allow-local or --allow-private if you trust what it links to",
+            "Give --allow-host a, or --on-error skip to leave such rows out.",
         ),
         ("unsafe", "the name 'https://example.com/a' is an address", UnsafeError, "Skip it."),
         ("unsafe", "the name '../x' leaves the folder", UnsafeError, "Skip it."),
@@ -34,6 +34,7 @@ def test_no_secret_is_listed_whoever_named_the_row():
     ],
 )
 def test_the_hint_is_the_way_out_of_what_failed(kind, reason, error, hint):
-    found = error_of(Failure(3, "", "url", kind, reason), "i.parquet", "Skip it.")
+    allows = "Give --allow-host a." if "leads to" in reason else "Repair it."
+    found = error_of(Failure(3, "", "url", kind, reason, hint=allows), "i.parquet", "Skip it.")
     assert (type(found), str(found)) == (error, f"i.parquet[3]: {reason}")
     assert found.hint.startswith(hint)

@@ -86,6 +86,7 @@ class StreamingDataset:
         infinite_iteration: bool = False,
         allow_private: bool = False,
         allow_local: bool = False,
+        allow_host: str | Sequence[str] = (),
         resolution: Any = None,
         num_random_access_retries: int = 5,
         print_exceptions: bool = False,
@@ -121,6 +122,7 @@ class StreamingDataset:
             allow_missing=allow_missing_columns,
             allow_private=allow_private,
             allow_local=allow_local,
+            allow_host=allow_host,
         )
         self.shuffle_seed = _drawn() if shuffle_seed == -1 else shuffle_seed
         if self.shuffle_seed is not None and self.shuffle_seed < 0:

@@ -15,7 +15,7 @@ from flarecli.errors import FlareError, ReachError, UnsafeError, UsageError, Val
 from flarecli.names import check_name, scheme_of
 from flarecli.progress import Progress
 from flarecli.read import expand
-from flarecli.storage import Guard, Limits, Location
+from flarecli.storage import Guard, Limits, Location, with_reach
 from flarecli.storage.local import LocalStore
 from flarecli.verbs.source import Source, open_source
 from flarecli.write.failures import Failure
@@ -60,11 +60,11 @@ class Rows:
         allow_missing: bool,
         allow_private: bool,
         allow_local: bool,
+        allow_host: str | Sequence[str] = (),
     ) -> None:
         self._limits = Limits(jobs=jobs, retries=retries)
-        self._guard = Guard(
-            limits=self._limits, allow_private=allow_private, allow_local=allow_local
-        )
+        guard = Guard(limits=self._limits, allow_private=allow_private, allow_local=allow_local)
+        self._guard = with_reach(guard, allow_host, [src])
         self._args: tuple[Any, ...] = (_first(src, indexes), [key], allow_missing)
         source = self._opened()
         self._links_at, self._files, self._allow_missing = source.at, source.files, allow_missing

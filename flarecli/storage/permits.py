@@ -1,0 +1,264 @@
+"""Which private addresses a request may reach, and the check of each address that is connected to.
+
+A host name proves nothing: the check sees the numeric address when the socket is opened. Public addresses are always
+allowed. Others need a permit: an origin that the user typed, `--allow-host` or `--allow-private`.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import os
+import re
+import socket
+import threading
+from collections.abc import Iterable
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from flarecli.errors import FlareError, UsageError
+from flarecli.storage.addresses import DEFAULT_PORTS, parse, reserved, unwrapped
+
+__all__ = [
+    "PUBLIC",
+    "AllowedHost",
+    "Permit",
+    "check_address",
+    "check_hosts",
+    "host_option",
+    "parse_host",
+    "permit_for",
+    "permits_host",
+    "redirect_permit",
+    "typed_origins",
+]
+
+# Cloud metadata services: they give credentials to whoever asks, so a network or a switch never covers them.
+METADATA = (ipaddress.ip_network("169.254.0.0/16"), ipaddress.ip_network("fd00:ec2::254/128"))
+_HINT = "Write it like data.example.com:8080, [::1]:8080 or 10.1.0.0/16."
+_ENTRY = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+)(?::(\d{1,5}))?", re.ASCII)
+_TYPED = re.compile(r"(?i)(?:[^/:?=]+=)?(https?://.+)", re.DOTALL)  # also NAME=SOURCE
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class AllowedHost(NamedTuple):
+    """One value of `--allow-host`: a host or a network.
+
+    host     as in an address: lower case, IPv6 in brackets; empty for a network
+    network  a network such as 10.1.0.0/16, else None
+    port     the only port; None: for a host the default ports 80 and 443, for a network any port
+    """
+
+    host: str
+    network: Network | None
+    port: int | None
+
+    def matches(self, host: str, port: int) -> bool:
+        """Return whether this names a host at a port."""
+        ports = DEFAULT_PORTS.values() if self.port is None else (self.port,)
+        return self.host == host and port in ports
+
+
+class Permit(NamedTuple):
+    """Private addresses that connections to one origin may reach.
+
+    any_private  every private address, whatever the name: `--allow-private`
+    by_name      the user named the host: it may be private, unless its first address was public
+    metadata     the user named this very address, so it may be that of a metadata service
+    networks     networks that the user named, those for this port
+    """
+
+    any_private: bool = False
+    by_name: bool = False
+    metadata: bool = False
+    networks: tuple[Network, ...] = ()
+
+
+PUBLIC = Permit()
+ANY_PRIVATE = Permit(any_private=True)
+
+
+@functools.lru_cache(maxsize=1024)
+def parse_host(text: str) -> AllowedHost:
+    """Parse one value of `--allow-host`. Raises UsageError if it is neither a host nor a network."""
+    entry, port = text.strip(), None
+    match = _ENTRY.fullmatch(entry)
+    if match is not None:
+        entry, port = match[1], None if match[2] is None else int(match[2])
+    bare = entry[1:-1] if entry.startswith("[") and entry.endswith("]") else entry
+    if port is not None and not 0 < port < 65536:
+        raise UsageError(f"--allow-host: port {port} is not between 1 and 65535", hint=_HINT)
+    try:
+        if "/" in bare:
+            return AllowedHost("", ipaddress.ip_network(bare), port)
+        if ":" in bare:
+            bare = f"[{ipaddress.IPv6Address(bare)}]"
+        if "@" in bare:
+            raise ValueError
+        origin = parse(f"http://{bare}/").origin
+    except (ValueError, FlareError):
+        raise UsageError(
+            f"--allow-host: expected HOST, HOST:PORT or a network, got {text!r:.80}", hint=_HINT
+        ) from None
+    return AllowedHost(_host_of(origin)[0], None, port)
+
+
+def check_hosts(hosts: Iterable[str]) -> tuple[str, ...]:
+    """Return values of `--allow-host` without repeats. Raises UsageError for an invalid one."""
+    given = (hosts,) if isinstance(hosts, str) else tuple(hosts)
+    for one in given:
+        parse_host(one)
+    return tuple(dict.fromkeys(given))
+
+
+def typed_origins(sources: Iterable[str]) -> frozenset[str]:
+    """Return the origins of the http(s) addresses among sources that the user typed."""
+    found = set()
+    for source in sources:
+        match = _TYPED.fullmatch(source)
+        if match is not None:
+            try:
+                found.add(parse(match[1]).origin)
+            except FlareError:  # reported when the source is opened
+                continue
+    return frozenset(found)
+
+
+def _host_of(origin: str) -> tuple[str, int]:
+    """Return host and port of an origin, which always has a port."""
+    host, _, port = origin.partition("://")[2].rpartition(":")
+    return host, int(port)
+
+
+def permit_for(origin: str, named: frozenset[str], private: bool, hosts: tuple[str, ...]) -> Permit:
+    """Return what connections to an origin may reach.
+
+    named    origins that the user typed
+    private  whether `--allow-private` was given
+    hosts    values of `--allow-host`
+    """
+    if not private and not hosts and origin not in named:
+        return PUBLIC
+    return _permit(origin, origin in named, private, hosts)
+
+
+@functools.lru_cache(maxsize=4096)
+def _permit(origin: str, is_typed: bool, private: bool, hosts: tuple[str, ...]) -> Permit:
+    host, port = _host_of(origin)
+    entries = [parse_host(one) for one in hosts]
+    by_name = is_typed or any(one.matches(host, port) for one in entries)
+    if _is_metadata(_literal(host)):
+        return Permit(by_name=by_name, metadata=by_name and _is_exact(host))
+    networks = tuple(one.network for one in entries if one.network and one.port in (None, port))
+    return Permit(private, by_name, False, networks)
+
+
+def redirect_permit(origin: str, private: bool) -> Permit:
+    """Return what a redirect to another origin than the requested one may reach.
+
+    Neither the index nor the user chose the target, so nothing but `--allow-private` applies to it.
+    """
+    return _permit(origin, False, True, ()) if private else PUBLIC
+
+
+def _literal(host: str) -> str:
+    """Return the numeric address that a host is written as, in any form that libcurl reads; else an empty text."""
+    if host.startswith("["):
+        return host[1:-1]
+    try:
+        return socket.inet_ntoa(socket.inet_aton(host)) if host[:1].isdigit() else ""
+    except OSError:
+        return ""
+
+
+def _is_exact(host: str) -> bool:
+    return host.strip("[]") == _literal(host)
+
+
+def _is_metadata(ip: str) -> bool:
+    address = unwrapped(ip) if ip else None
+    return address is not None and any(
+        address.version == network.version and address in network for network in METADATA
+    )
+
+
+class _FirstAddresses:
+    """Hosts that the user named whose first address was public: then no later one may be private.
+
+    Otherwise the owner of the name could point it at this machine or its network (DNS rebinding).
+    """
+
+    def __init__(self) -> None:
+        self._is_public: dict[str, bool] = {}
+        self._lock = threading.Lock()
+
+    def was_public(self, host: str, is_public: bool) -> bool:
+        """Note the kind of a host's address if it is the first one; return whether the first was public."""
+        with self._lock:
+            return self._is_public.setdefault(host, is_public)
+
+    def renew_lock(self) -> None:
+        """Replace the lock, which a fork may have copied while it was held."""
+        self._lock = threading.Lock()
+
+
+_first_addresses = _FirstAddresses()
+os.register_at_fork(after_in_child=_first_addresses.renew_lock)
+
+
+def check_address(origin: str, permit: Permit, ip: str) -> tuple[str, str]:
+    """Check the address that a connection to an origin is about to be opened to.
+
+    return  why it is refused and a hint; both empty if it is allowed
+    """
+    word = reserved(ip)
+    host, port = _host_of(origin)
+    if not word:
+        if permit.by_name:
+            _first_addresses.was_public(host, True)
+        return "", ""
+    message = f"leads to {ip}, {'an' if word[0] in 'aeiou' else 'a'} {word} address"
+    if _is_metadata(ip):
+        if permit.metadata:
+            return "", ""
+        return message, f"Metadata addresses must be named exactly: give {host_option(ip, port)}."
+    if permit.any_private:
+        return "", ""
+    if permit.by_name:
+        if not _first_addresses.was_public(host, False):
+            return "", ""
+        return f"{message}; its first address was public", (
+            "The name has public and private addresses; use the numeric address if you trust it."
+        )
+    address = unwrapped(ip)
+    if address is not None and any(
+        address.version == network.version and address in network for network in permit.networks
+    ):
+        return "", ""
+    return message, f"Give {host_option(host, port)} if you trust what names it."
+
+
+def host_option(host: str, port: int) -> str:
+    """Return the narrowest option that allows a host: `--allow-host HOST`, with a port unless it is a default one."""
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    return f"--allow-host {host}" + ("" if port in DEFAULT_PORTS.values() else f":{port}")
+
+
+def permits_host(url: str, private: bool, hosts: Iterable[str]) -> bool:
+    """Return whether the user allowed the host of an address of another scheme, such as ftp://.
+
+    Its library opens the connections, where no address can be checked, so the host must be named.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return False
+    if ":" in host:
+        host = f"[{host}]"
+    if _is_metadata(_literal(host)):
+        private = False
+    entries = map(parse_host, hosts)
+    return private or any(one.host == host and one.port == port for one in entries)
