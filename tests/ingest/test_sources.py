@@ -300,7 +300,8 @@ def test_a_list_names_indexes_in_its_own_order(tmp_path, web):
             "lists/sub/y.parquet": pa.table({"n": [3]}),
         },
     )
-    found = open_index(str(tmp_path / "lists/split_file_paths.txt"))
+    guard = Guard(allow_hosts=(f"127.0.0.1:{web.port}",))
+    found = open_index(str(tmp_path / "lists/split_file_paths.txt"), guard=guard)
     assert [row["n"] for row in rows_of(found)] == [1, 2, 3, 9, 4]
 
 
@@ -423,7 +424,8 @@ def test_addresses_are_rows_of_a_name_and_what_lies_there(tmp_path, monkeypatch,
     outside.write_text("three")
     far = web.file("/z.flac?sig=secret", b"four").replace("http://", "http://me:pass@")
     web.file("/z.flac", b"four")
-    found = open_index("-", stdin=Pipe(f"./a/x.flac\ny.flac\r\n\n{outside}\n{far}".encode()))
+    guard, text = Guard(allow_private=True), f"./a/x.flac\ny.flac\r\n\n{outside}\n{far}"
+    found = open_index("-", guard=guard, stdin=Pipe(text.encode()))
     assert (found.links, found.key, found.rows) == (("data",), "name", None)
     assert [row["name"] for row in rows_of(found)] == [
         "./a/x.flac",

@@ -181,7 +181,7 @@ def test_rows_of_a_local_list_of_links_are_not_looked_for_ahead(served, packed, 
         .splitlines(keepends=True)
     )
     (tmp_path / "links.yaml").write_text("".join(lines[:-1]))  # but the last, which is its sum
-    data = flare.open(str(tmp_path / "links.yaml"))
+    data = flare.open(str(tmp_path / "links.yaml"), allow_host=f"127.0.0.1:{served.port}")
     edges = data._table.edges
     rows = {seed: data.order(seed, 0, "shuffle", 1).at(np.arange(16)) for seed in range(50)}
     seed = next(
