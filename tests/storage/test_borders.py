@@ -78,10 +78,10 @@ def test_an_object_may_be_as_large_as_the_limit_and_no_byte_larger(web, engine, 
     found = arrived.get(timeout=5)
     assert (found.fault and found.fault.kind, len(found.data)) == (fault, 0 if fault else 1000)
     for _ in range(500):
-        if not any(pool.busy for pool in one._both):
+        if not any(pool.busy for pool in one._pools.values()):
             break
         one.release(0, 0)
-    assert not any(pool.busy for pool in one._both)
+    assert not any(pool.busy for pool in one._pools.values())
 
 
 def test_what_a_server_that_ignores_ranges_sends_encoded_is_bounded(web, monkeypatch):

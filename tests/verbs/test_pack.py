@@ -83,7 +83,12 @@ def files(folder):
     }
 
 
-LINK = {"fetch": ["data_url:image"], "key": "data_id", "shard_bytes": 30_000}
+LINK = {
+    "fetch": ["data_url:image"],
+    "key": "data_id",
+    "shard_bytes": 30_000,
+    "allow_host": "127.0.0.0/8",
+}
 
 
 def test_links_are_packed_in_the_order_of_the_index(tmp_path, server):
@@ -239,6 +244,7 @@ def test_killed_anywhere_and_run_again(tmp_path, server):
         "skip",
         "--resume",
         "-q",
+        "--allow-private",
     ]
     assert (
         subprocess.run(
@@ -369,6 +375,7 @@ def test_secrets_in_links_reach_no_output(tmp_path, server, capfd):
                 "--on-error",
                 "skip",
                 "-v",
+                "--allow-private",
             ]
         )
         == 1
@@ -434,6 +441,7 @@ def test_the_column_of_links_may_be_the_key(tmp_path, server):
         "encode": {"score": "int8"},
         "on_error": "skip",
         "limit": 9,
+        "allow_host": "127.0.0.0/8",
     }
     packed = verbs.pack(source, f"{tmp_path}/out", **options)
     assert (packed.rows, packed.failed) == (2, 7)  # 0/7 and 7/7 are whole numbers

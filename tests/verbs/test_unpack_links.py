@@ -151,6 +151,7 @@ def test_the_command_line_downloads_names_by_key_and_resumes(web, tmp_path, capf
         "data_id",
         "--jobs",
         "10",
+        "--allow-private",
     ]
     assert main([*line, "--retries", "0"]) == 3
     told = capfd.readouterr()
@@ -191,6 +192,7 @@ def test_killed_halfway_and_resumed_it_fetches_what_is_left(web, tmp_path):
         "data_id",
         "--resume",
         "-q",
+        "--allow-private",
     ]
     process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while process.poll() is None and not (
