@@ -52,6 +52,7 @@ PARTS = {  # what higher floors may take from inside a room; anything else goes 
     # writing a journal needs the local disk, a check a file in memory or in passing, links the engine below the store
     "storage": {
         "addresses",
+        "flock",
         "local",
         "memory",
         "object_sums",

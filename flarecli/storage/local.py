@@ -61,6 +61,14 @@ _BLOCK = 1 << 18  # bytes read at once of a whole file
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_LINKS = (
+    errno.EPERM,
+    errno.EACCES,
+    errno.EOPNOTSUPP,
+    errno.ENOTSUP,
+    errno.ENOSYS,
+    errno.EMLINK,
+)  # what file systems without hard links answer
 _SCHEME_HINT = "Give --allow-local to follow it, if you trust this dataset."
 _LINK_HINT = "Give --allow-local to follow links, if you trust this dataset."
 
@@ -428,9 +436,8 @@ class LocalStore:
             if replace:
                 os.rename(part, name, src_dir_fd=scratch, dst_dir_fd=folder)
             else:
-                os.link(part, name, src_dir_fd=scratch, dst_dir_fd=folder, follow_symlinks=False)
-                os.unlink(part, dir_fd=scratch)
-            self._sync(folder)
+                _name_new(part, name, scratch, folder)
+            self._sync_names(folder)
         except BaseException as error:
             with contextlib.suppress(OSError):
                 os.unlink(part, dir_fd=scratch)
@@ -474,6 +481,10 @@ class LocalStore:
         if self.durable:
             os.fsync(fd)
 
+    def _sync_names(self, folder: int) -> None:
+        if self.durable:
+            _sync_folder(folder)
+
     def _scratch(self, folder: int, name: str) -> tuple[int, str]:
         """Open where the temporary file goes: the pack's own scratch folder, or beside with a name no reader takes."""
         name = os.fsdecode(
@@ -493,7 +504,7 @@ class LocalStore:
             try:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(part, dir_fd=fd)
-                    self._sync(fd)
+                    self._sync_names(fd)
             except OSError as error:
                 _close(fd)
                 raise self.error(error, path) from None
@@ -507,13 +518,34 @@ class LocalStore:
             return
         try:
             os.unlink(os.path.basename(path), dir_fd=folder)
-            os.fsync(folder)
+            _sync_folder(folder)
         except FileNotFoundError:
             pass
         except OSError as error:
             raise self.error(error, path) from None
         finally:
             _close(folder)
+
+
+def _name_new(part: str, name: str, scratch: int, folder: int) -> None:
+    """Give a file of the open folder `scratch` a name in another open folder. Raises FileExistsError if the name is taken.
+
+    A file system without hard links (FAT, exFAT, SMB) gets an empty file of that name, created exclusively, which the rename replaces.
+    """
+    try:
+        os.link(part, name, src_dir_fd=scratch, dst_dir_fd=folder, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+    else:
+        os.unlink(part, dir_fd=scratch)
+        return
+    os.close(os.open(name, _CREATE, 0o666, dir_fd=folder))
+    try:
+        os.rename(part, name, src_dir_fd=scratch, dst_dir_fd=folder)
+    except BaseException:
+        os.unlink(name, dir_fd=folder)
+        raise
 
 
 def _close(fd: int) -> None:
@@ -526,9 +558,18 @@ def sync_folder(path: str) -> None:
     """Make the names in a folder safe against power loss."""
     fd = os.open(path, _FOLDER & ~os.O_NOFOLLOW)
     try:
-        os.fsync(fd)
+        _sync_folder(fd)
     finally:
         _close(fd)
+
+
+def _sync_folder(fd: int) -> None:
+    """Sync an open folder, where its file system can: some network and FUSE file systems sync files alone."""
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF):
+            raise
 
 
 def made_folder(path: str, store: LocalStore) -> None:

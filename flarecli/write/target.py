@@ -26,6 +26,7 @@ from flarecli.given import Address, address_text
 from flarecli.names import is_url, local_path, redact, scheme_of, whole_path
 from flarecli.playlists import PLAYLIST
 from flarecli.storage import Guard, Location, locate
+from flarecli.storage.flock import flock
 from flarecli.storage.local import SCRATCH, LocalStore, made_folder, sync_folder
 from flarecli.write.contents import DATASET, HINT, refuse_others
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Target", "bucket_of", "claim", "sweep"]
 
+_NO_LOCKS_HINT = "Write to a local disk or a bucket, then copy the result there."
 _claimed: set[str] = set()  # scratch folders of this process
 
 
@@ -144,13 +146,14 @@ class Target:
 
     def _claim(self, store: LocalStore, resume: bool, overwrite: bool) -> None:
         """Try once to lock the folder; nothing is claimed when it was finished or removed meanwhile."""
-        scratch = os.path.join(self.folder, SCRATCH)
+        scratch, new = os.path.join(self.folder, SCRATCH), list[str]()
         if not os.path.isdir(scratch):
             if os.path.isdir(self.folder) and os.listdir(self.folder):
                 if resume and self._holds_dataset(self.folder):
                     self.is_done = True
                     return
                 raise UsageError("the folder is not empty", where=self.shown, hint=self.hint)
+            new = _missing(scratch)
             made_folder(scratch, store)
         try:
             fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -160,13 +163,18 @@ class Target:
             raise ReachError(os.strerror(error.errno or 0), where=scratch) from None
         try:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, self.shown, _NO_LOCKS_HINT)
             except BlockingIOError:
                 raise BusyError(
                     f"another {self.what} is at work there ({self._owner(scratch)})",
                     where=self.shown,
                     hint="Wait until it ends.",
                 ) from None
+            except ReachError:
+                for folder in new:  # an `rmdir` removes what is empty alone
+                    with contextlib.suppress(OSError):
+                        os.rmdir(folder)
+                raise
             if not _is_same(fd, scratch):
                 return
             journal = os.path.join(scratch, "journal")
@@ -301,6 +309,15 @@ def sweep() -> None:
     """Remove what is half written, for a process that ends at once: a thread in the middle of a shard cannot be asked to stop."""
     for scratch in list(_claimed):
         _drop_parts(scratch)
+
+
+def _missing(path: str) -> list[str]:
+    """Return a folder and those above it that do not exist yet, deepest first."""
+    out = list[str]()
+    while not os.path.lexists(path):
+        out.append(path)
+        path = os.path.dirname(path)
+    return out
 
 
 def _drop_parts(scratch: str) -> None:

@@ -11,6 +11,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from flarecli.storage.flock import flock
+
 __all__ = ["Clock"]
 
 
@@ -31,7 +33,8 @@ class Clock:
 
     def _change(self, change: Callable[[dict[str, Any]], Any]) -> Any:
         with open(self._path, "r+", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            hint = "Set TMPDIR to a folder on a local disk."
+            flock(file.fileno(), fcntl.LOCK_EX, self._path, hint)
             state = json.load(file)
             out = change(state)
             file.seek(0)

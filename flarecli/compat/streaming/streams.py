@@ -17,6 +17,7 @@ from flarecli.errors import IntegrityError, UnsafeError, UsageError
 from flarecli.formats import INDEX
 from flarecli.hashes import digest
 from flarecli.storage import Guard, Limits, Location, locate
+from flarecli.storage.flock import flock
 
 __all__ = ["Stream"]
 
@@ -182,7 +183,8 @@ class Stream:
         """Wait for the processes that bring shards into the same folder, and keep them waiting."""
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            hint = "Give a `local` on a local disk."
+            flock(fd, fcntl.LOCK_EX, self.folder, hint)
             yield
         finally:
             os.close(fd)
