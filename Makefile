@@ -9,7 +9,7 @@ demo: .venv/installed  ## pack 500 photographs over HTTP, look at them in every 
 	@$(BIN)/python docs/demo.py demo
 test: .venv/dev  ## unit tests: nothing but this machine is asked
 	$(BIN)/pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
-interop: .venv/dev  ## the tests beside the original libraries, which are installed for it (1.5 GB)
+interop: .venv/interop  ## the tests beside the original libraries and those that train, which are installed for it (2 GB)
 	@mkdir -p .venv/peers
 	$(BIN)/python tests/interop/environments.py .venv/peers > .venv/peers/names
 	env $$(cat .venv/peers/names) $(BIN)/pytest tests/interop
@@ -29,6 +29,9 @@ bench: .venv/installed  ## start-up, speed and memory; PEER_PYTHON=… and other
 	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 .venv/installed: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+.venv/interop: .venv/dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[interop]' 'torch==2.13.*'
 	@touch $@
 .venv/dev: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
@@ -10,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import numpy.random  # torch uses it in each worker: one that is forked has it then, and does not load it
-import torch
 from torch.utils import data as torch_data
 
-from flarecli.errors import UsageError
+from flarecli.errors import FlareError, UsageError
 from flarecli.given import checked
 from flarecli.model import Cursor
 from flarecli.read import (
@@ -29,12 +29,13 @@ from flarecli.read import (
     parts_of,
 )
 from flarecli.records import replace
+from flarecli.torch.ranks import Inherited, Share, inherited_share, share_of
 from flarecli.torch.sending import Named, called, is_from_elsewhere, tensors
 
 __all__ = ["IterableDataset", "MapDataset"]
 
 _BLOCK = 1 << 14  # steps mapped to rows at once, about
-_MOST = 1 << 31  # rows of a batch, and ranks
+_MOST = 1 << 31  # rows of a batch, and threads
 _KEYS = {"seed", "epoch", "order", "window", "rows", "batch", "ranks", "workers", "step", "given"}
 _KEYS |= {"checksum"}
 
@@ -58,7 +59,8 @@ class MapDataset(torch_data.Dataset):  # type: ignore[misc]
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        samples = self.data.__getitems__(indices)
+        with _hint_shown():
+            samples = self.data.__getitems__(indices)
         return samples if self.transform is None else [self.transform(sample) for sample in samples]
 
 
@@ -70,7 +72,8 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
     data        a Dataset or a Mix
     batch       rows of a batch; a transform that makes several samples of a row, or none, makes larger and smaller ones
     collated    False: give samples one by one, for `DataLoader(stream, batch_size=batch)`
-    rank, ranks those of torch.distributed, or of RANK and WORLD_SIZE, unless given
+    rank, ranks those of torch.distributed, or of RANK and WORLD_SIZE, unless given; in a DataLoader that
+                accelerate prepared, all rows, since accelerate divides them
     threads     work ahead inside each worker
     transform, collate, decode, order, window, drop_last   as in `flare.Loader`; arrays become tensors unless `collate` is given
     raises      UsageError for what makes no sense
@@ -96,16 +99,14 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         threads: int = 0,
     ) -> None:
         check_rows(data)
-        its, of = _ranks() if rank is None or ranks is None else (rank, ranks)
-        self._rank, self.ranks = its if rank is None else rank, of if ranks is None else ranks
-        if batch < 1 or threads < 0 or not 0 <= self._rank < self.ranks:
+        if not 1 <= batch < _MOST or not 0 <= threads < _MOST:
             raise UsageError(
-                f"batch is {batch}, threads {threads}, rank {self._rank} of {self.ranks}: that makes no stream"
+                f"batch is {batch}, threads {threads}: expected at least 1 and 0, and less than 2^31"
             )
-        if max(batch, threads, self.ranks) >= _MOST:
-            raise UsageError(
-                f"batch is {batch}, threads {threads}, ranks {self.ranks}: fewer than 2^31 are wanted"
-            )
+        self._given_rank, self._given_ranks = rank, ranks
+        self._inherited: Inherited | None = None  # of a process that was spawned
+        if rank is not None and ranks is not None:
+            share_of(self, rank, ranks)  # a rank outside the ranks is reported here
         _check_epoch(epoch)
         self.data = data.decoded(decode) if decode else data
         self.data.load()
@@ -127,15 +128,35 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         self._name, self.is_expected = called(self), False
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | (
-            {} if get_spawning_popen() else {"_epoch": tuple(self._epoch)}
-        )  # what is no worker gets an epoch of its own
+        if not get_spawning_popen():  # a copy has an epoch of its own
+            return self.__dict__ | {"_epoch": tuple(self._epoch), "_inherited": None}
+        found: Share | UsageError
+        try:
+            found = self._share(is_iterated=True)
+        except UsageError as error:  # only a DataLoader worker raises it
+            found = error
+        return self.__dict__ | {"_inherited": Inherited(os.getpid(), found)}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
         if isinstance(self._epoch, tuple):
             self._epoch = _shared(*self._epoch)
         self._name = called(self, self._name)
+
+    def _share(self, is_iterated: bool = False) -> Share:
+        return inherited_share(self._inherited) or share_of(
+            self, self._given_rank, self._given_ranks, is_iterated
+        )
+
+    @property
+    def rank(self) -> int:
+        """The rank whose rows this process gives."""
+        return self._share().rank
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks that share the rows."""
+        return self._share().ranks
 
     @checked
     def set_epoch(self, epoch: int, step: int = 0) -> None:
@@ -146,21 +167,14 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
 
     def __len__(self) -> int:
         """Batches of an epoch on this rank; samples, where they are given one by one and each row is one."""
-        whole = self._batch * self.ranks
-        batches = (
-            self._rows // whole if self._drop_last else -(-max(0, self._rows - self._rank) // whole)
-        )
-        return (
-            batches
-            if self._collated
-            else len(
-                range(
-                    self._rank,
-                    self._rows // whole * whole if self._drop_last else self._rows,
-                    self.ranks,
-                )
-            )
-        )
+        rank, ranks = self._share()
+        whole = self._batch * ranks
+        if not self._collated:
+            stop = self._rows // whole * whole if self._drop_last else self._rows
+            return len(range(rank, stop, ranks))
+        if self._drop_last:
+            return self._rows // whole
+        return -(-max(0, self._rows - rank) // whole)
 
     def state_dict(self) -> dict[str, Any]:
         """Tell the place of this process's loop."""
@@ -211,7 +225,19 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         )
 
     def __iter__(self) -> Iterator[Any]:
+        # Of accelerate's processes only the first may take batches: rows that are divided twice are
+        # reported here, in all of them, not at the first batch.
+        if self._given_ranks is not None:
+            self._share(is_iterated=True)
+        return self._reported()
+
+    def _reported(self) -> Iterator[Any]:
+        with _hint_shown():
+            yield from self._loop()
+
+    def _loop(self) -> Iterator[Any]:
         worker, workers = _worker()
+        rank, ranks = share = self._share(is_iterated=True)
         epoch, step, given, saved = self._resume or (*self._epoch, 0, workers)
         self._resume = None
         if saved != workers:
@@ -219,20 +245,22 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
             raise UsageError(f"saved by {saved} workers, here are {workers}", hint=hint)
         order = self.data.order(self._seed, epoch, self._order, self._window)
         self._at = Cursor(self._seed, epoch, step, self._order), given
-        if given and step + worker * self._batch * self.ranks + self._rank >= order.rows:
+        if given and step + worker * self._batch * ranks + rank >= order.rows:
             raise _changed(given, 0)
-        fetching = begun(self.data, order, self._at[0], self.ranks)
+        fetching = begun(self.data, order, self._at[0], ranks)
         work = Work(
             self.data, self._transforms, self._collate, self._seed, epoch, fetching is not None
         )
         flow: Iterator[Made] = iter(())
         try:
-            flow = self._flow(work, self._parts(order, step, worker, workers), fetching is None)
+            parts = self._parts(order, step, share, worker, workers)
+            flow = self._flow(work, parts, fetching is None)
             for made in flow:
                 if fetching:
                     fetching.reached(step)
-                yield from self._given(work, made, given)
-                step, given = min(self._rows, step + workers * self._batch * self.ranks), 0
+                behind = min(self._rows, step + workers * self._batch * ranks)
+                yield from self._given(work, made, given, behind)
+                step, given = behind, 0
         finally:
             if fetching:
                 fetching.close()
@@ -240,15 +268,10 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
                 flow.close()
             work.end()
 
-    def _given(self, work: Work, made: Made, given: int) -> Iterator[Any]:
-        """Give what came of a part; the place is behind it before it is taken."""
-        place, (_, workers) = self._at[0], _worker()
-        behind = Cursor(
-            place.seed,
-            place.epoch,
-            min(self._rows, place.step + workers * self._batch * self.ranks),
-            place.order,
-        )
+    def _given(self, work: Work, made: Made, given: int, step: int) -> Iterator[Any]:
+        """Yield what was made of a part; the place is behind it, at `step`, before it is taken."""
+        place = self._at[0]
+        behind = Cursor(place.seed, place.epoch, step, place.order)
         if not self._collated:
             samples = [one for row in made.samples or () for one in row]
             if given and given >= len(samples):
@@ -268,8 +291,11 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
             batch = made.batch
         yield tensors(batch) if self._collate is None else batch
 
-    def _parts(self, order: Any, start: int, worker: int, workers: int) -> Iterator[Part]:
-        whole = self._batch * self.ranks
+    def _parts(
+        self, order: Any, start: int, share: Share, worker: int, workers: int
+    ) -> Iterator[Part]:
+        rank, ranks = share
+        whole = self._batch * ranks
         stop = order.rows
         if self._drop_last:
             stop = start + (stop - start) // whole * whole
@@ -279,7 +305,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
             max(1, _BLOCK // self._batch) * workers * whole,
         )
         inside = np.arange(
-            self._rank, whole, self.ranks, dtype=np.int64
+            rank, whole, ranks, dtype=np.int64
         )  # steps of a batch, from its first of all ranks on
         while begin < stop:  # the first batch waits for itself alone
             firsts = np.arange(begin, min(begin + block, stop), workers * whole, dtype=np.int64)
@@ -308,6 +334,17 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         return Named(self._name, self.data, part.rows)
 
 
+@contextlib.contextmanager
+def _hint_shown() -> Iterator[None]:
+    """Add the hint of an error to what is shown of it: torch carries only that out of a worker."""
+    try:
+        yield
+    except FlareError as error:
+        if error.hint and torch_data.get_worker_info() is not None:
+            error.add_note(f"hint: {error.hint}")
+        raise
+
+
 def _changed(given: int, samples: int) -> UsageError:
     return UsageError(
         f"saved after {given} samples of a batch, which has {samples} now",
@@ -329,14 +366,3 @@ def _worker() -> tuple[int, int]:
     """Which worker this is, of how many; 0 of 1 where there are none."""
     info = torch_data.get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)
-
-
-def _ranks() -> tuple[int, int]:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    given = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    if not all(one.isdecimal() for one in given):
-        raise UsageError(
-            f"RANK is {given[0]!r:.60} and WORLD_SIZE {given[1]!r:.60}: numbers are wanted"
-        )
-    return int(given[0]), int(given[1])

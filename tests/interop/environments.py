@@ -1,10 +1,12 @@
-"""The original libraries, each in an environment of its own: what the tests beside this file compare flare with.
+"""The original libraries, each in an environment of its own, for the tests beside this file.
 
     environments.py FOLDER     makes FOLDER/NAME for each that is not there yet, and prints NAME_PYTHON=… lines for the shell
 
-None of them is a dependency of flare, and two generations of one library cannot share an environment.
+None of them is a dependency of flare, and two generations of one library cannot share an environment. The libraries that train (the extra
+`interop`) read flare's own datasets, so they are in the environment that runs this file: TRAINING_PYTHON names it, if they are.
 """
 
+import importlib.util
 import subprocess
 import sys
 import venv
@@ -22,6 +24,7 @@ STUBS = {  # what mosaicml-streaming imports when it is loaded, and never calls 
     "torchvision/transforms/__init__.py": "",
     "torchvision/transforms/functional.py": "def to_tensor(x): raise NotImplementedError\n",
 }
+TRAINERS = ("accelerate", "lightning", "torch", "transformers")
 PEERS = {  # variable: (folder, calls of pip, modules that must import, stubs)
     "PEER_PYTHON": (
         "streaming",
@@ -97,6 +100,8 @@ def main(root):
     """Make all of them below a folder."""
     for variable, (name, *how) in PEERS.items():
         print(f"{variable}={make(Path(root).resolve() / name, *how)}", flush=True)
+    if all(importlib.util.find_spec(name) for name in TRAINERS):
+        print(f"TRAINING_PYTHON={sys.executable}", flush=True)
 
 
 if __name__ == "__main__":

@@ -210,7 +210,20 @@ ANY = st.one_of(
 @settings(deadline=None, max_examples=150)
 @given(
     st.dictionaries(
-        st.sampled_from("seed epoch step order window rows ranks skip checksum more".split()),
+        st.sampled_from(
+            [
+                "seed",
+                "epoch",
+                "step",
+                "order",
+                "window",
+                "rows",
+                "ranks",
+                "skip",
+                "checksum",
+                "more",
+            ]
+        ),
         ANY,
         max_size=3,
     )

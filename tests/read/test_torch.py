@@ -159,7 +159,7 @@ def test_places_of_another_stream_are_refused(data):
     with pytest.raises(UsageError, match="^saved by 2 workers, here are 1$"):
         next(iter(stream))
     with pytest.raises(
-        UsageError, match="^batch is 0, threads 0, rank 0 of 1: that makes no stream$"
+        UsageError, match="^batch is 0, threads 0: expected at least 1 and 0, and less than 2\\^31$"
     ):
         IterableDataset(data, 0)
 
@@ -186,8 +186,8 @@ def test_what_makes_no_stream_is_refused(data):
     )
     told(lambda: IterableDataset(data, collated="no"), "collated is 'no': True or False is wanted")
     told(
-        lambda: IterableDataset(data, ranks=1 << 40),
-        f"batch is 64, threads 0, ranks {1 << 40}: fewer than 2^31 are wanted",
+        lambda: IterableDataset(data, rank=0, ranks=1 << 40),
+        f"rank 0 of {1 << 40}: expected a rank below the number of ranks, and that below 2^31",
     )
     told(
         lambda: IterableDataset(data, epoch=1 << 63),
@@ -271,8 +271,15 @@ def test_a_rank_or_their_number_alone_is_taken_too(data, monkeypatch):
             IterableDataset(data, 8, **same)
         )
     monkeypatch.setenv("RANK", "one")
-    with pytest.raises(UsageError, match="^RANK is 'one' and WORLD_SIZE '3': numbers are wanted$"):
-        IterableDataset(data)
+    wrong = "^RANK is 'one' and WORLD_SIZE is '3': expected two numbers$"
+    with pytest.raises(UsageError, match=wrong):
+        len(IterableDataset(data))
+    monkeypatch.delenv("RANK")  # as Lightning starts its processes, before torch.distributed knows
+    stream = IterableDataset(data)
+    with pytest.raises(
+        UsageError, match="^RANK is '' and WORLD_SIZE is '3': expected two numbers$"
+    ):
+        next(iter(stream))
 
 
 def test_what_torch_has_no_type_for_stays_an_array():
