@@ -13,6 +13,7 @@ from flarecli.errors import MissingError, UnsafeError
 
 __all__ = [
     "DEVICE",
+    "address_key",
     "bare",
     "check_name",
     "collision_key",
@@ -44,6 +45,19 @@ _CONTROL = "[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]"  # and halves of cha
 _UNPRINTABLE = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 _BROKEN = "(?i)https?:/?[^/]"  # a scheme without its slashes: who knows where the password is
 _SECRET = "(?i)sig|token|secret|passw|pwd|auth|cred|key|session|policy|expires|x-amz|x-goog|^(?:s[aeikprv]|st)$"
+_SECRET_PART = "(?i)[a-z-]*(?:sig|token|secret|passw|jwt|hmac|hdn|auth|cred)[a-z-]*="  # a part of a path, as some CDNs sign
+_OPAQUE = (
+    "abfs",
+    "az",
+    "file",
+    "gcs",
+    "gs",
+    "hf",
+    "memory",
+    "oci",
+    "oss",
+    "s3",
+)  # schemes whose paths are taken literally
 # what Windows keeps for devices, whatever follows behind a dot or a colon; its code pages make digits of the three raised ones
 _DEVICE_END = " *[.:]"
 _RESERVED = {
@@ -190,7 +204,29 @@ def without_user(url: str) -> str:
 
 
 def redact(address: str) -> str:
-    """Give an address fit to print and to store: no user info, no signed or secret query, no fragment."""
+    """Return an address without secrets, to print and to store: no user info, query, fragment or path parameters.
+
+    Nobody can list the names that a token may have, so nothing of a query is kept. Keys of buckets are opaque: of those only a
+    query with a secret's name goes.
+    """
+    shown = address_key(address)
+    if shown.partition(":")[0].lower() in _OPAQUE or "://" not in shown:
+        return shown
+    scheme, _, rest = shown.partition("://")
+    host, slash, path = re.split("[?#]", rest, maxsplit=1)[0].partition("/")
+    if ";" in path or "=" in path:
+        path = "/".join(
+            "…" if re.match(_SECRET_PART, part) else part.partition(";")[0]
+            for part in path.split("/")
+        )
+    return f"{scheme}://{host}{slash}{path}"
+
+
+def address_key(address: str) -> str:
+    """Return what tells one address from another, however it is signed: no user info, no fragment, no query that holds a secret.
+
+    It may hold secrets under names that are not known, so it is compared and never shown.
+    """
     if re.match(_BROKEN, address):
         return address.partition(":")[0] + "://…"
     if not _SCHEME.match(address):

@@ -107,15 +107,20 @@ def test_escaping_shows_the_code():
 @pytest.mark.parametrize(
     ("address", "shown"),
     [
-        ("http://user:pass@host/a?b=1", "http://host/a?b=1"),
-        ("https://h/a?X-Amz-Signature=abc&x=1", "https://h/a?redacted"),
-        ("https://h/a?sig=abc", "https://h/a?redacted"),
-        ("https://h/a?x=1&access_token=abc#frag", "https://h/a?redacted"),
-        ("https://h/a?sv=2020&se=2021&sp=r", "https://h/a?redacted"),
-        ("https://h/a?x=1;Api-Key=abc", "https://h/a?redacted"),
-        ("https://h/a?%73ig=abc", "https://h/a?redacted"),
-        ("https://h/a?page=3&size=10", "https://h/a?page=3&size=10"),
-        ("https://h/a?q=sig&sig&stop=1", "https://h/a?q=sig&sig&stop=1"),
+        ("http://user:pass@host/a?b=1", "http://host/a"),
+        ("https://h/a?X-Amz-Signature=abc&x=1", "https://h/a"),
+        ("https://h/a?sig=abc", "https://h/a"),
+        ("https://h/a?x=1&access_token=abc#frag", "https://h/a"),
+        ("https://h/a?sv=2020&se=2021&sp=r", "https://h/a"),
+        ("https://h/a?x=1;Api-Key=abc", "https://h/a"),
+        ("https://h/a?%73ig=abc", "https://h/a"),
+        ("https://h/a?page=3&size=10", "https://h/a"),
+        ("https://h/a?q=sig&sig&stop=1", "https://h/a"),
+        ("https://h/a;v=1/b;jwt=abc/c", "https://h/a/b/c"),
+        ("https://h/hdnea=exp~hmac=abc/c.jpg", "https://h/…/c.jpg"),
+        ("https://h/date=2024-01-01/c.jpg", "https://h/date=2024-01-01/c.jpg"),
+        ("s3://b/a?b;c#d", "s3://b/a?b;c"),
+        ("s3://b/a?sig=abc", "s3://b/a?redacted"),
         ("plain/path?sig=1", "plain/path?sig=1"),
         ("http://[bad/x?sig=1", "http://…"),
         ("https://bob:s3/cret@host/", "https://…"),
@@ -127,15 +132,12 @@ def test_addresses_are_shown_without_secrets(address, shown):
 
 
 def test_secrets_inside_a_message_go_too():
-    assert (
-        redact_text("cannot get 'http://u:p@h/x?token=1': no")
-        == "cannot get 'http://h/x?redacted': no"
-    )
+    assert redact_text("cannot get 'http://u:p@h/x?token=1': no") == "cannot get 'http://h/x': no"
 
 
 def test_long_addresses_and_texts_are_looked_through_once():  # hours, if each letter began a search to the end
     address = "http://h/x?" + "sig" * 300_000
-    assert redact(address) == address
+    assert redact(address) == "http://h/x"
     assert redact_text("a" * 1_000_000) == "a" * 1_000_000
 
 

@@ -62,5 +62,5 @@ def places_of(stream: Stream) -> Iterator[str]:
 def place_of(at: Location) -> str:
     """Say where a file lies, however the user came to it: a local one by its whole path."""
     return (
-        os.path.join(at.store.root, at.path) if isinstance(at.store, LocalStore) else str(at)
+        os.path.join(at.store.root, at.path) if isinstance(at.store, LocalStore) else at.key
     ).rstrip("/")

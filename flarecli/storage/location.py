@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from flarecli.errors import FlareError, FormatError, MissingError, UnsafeError, UsageError
-from flarecli.names import check_name, is_url, local_path, redact, scheme_of
+from flarecli.names import address_key, check_name, is_url, local_path, redact, scheme_of
 from flarecli.records import dataclass, field, replace
 from flarecli.storage.limits import Limits
 from flarecli.storage.threads import in_order
@@ -130,6 +130,12 @@ class Location:
     def name(self) -> str:
         """The last part of the path, without a web address's query."""
         return _without_query(self.path).rstrip("/").rpartition("/")[2]
+
+    @property
+    def key(self) -> str:
+        """What tells this file from others, for comparisons only: it may hold secrets."""
+        shown = str(self)
+        return address_key(self.path) if scheme_of(shown) in ("http", "https") else shown
 
     @property
     def folder(self) -> Location:

@@ -121,7 +121,7 @@ def planned(
         return Plan(address, findings=(finding(error, address),))
     chosen = [part for parts in select_streams([found], names) for part in parts]
     is_folder = found.at is None and any(
-        str(stream.at) == str(locate(address, guard)) for stream in found.streams
+        stream.at.key == locate(address, guard).key for stream in found.streams
     )
     return Plan(
         address,
@@ -272,7 +272,7 @@ def _check_apart(
 
 
 def _key(at: Location, claims: Sequence[Claim]) -> str:
-    return digest(repr((str(at), list(claims))).encode())
+    return digest(repr((at.key, list(claims))).encode())
 
 
 def sizes_below(stream: Stream) -> tuple[Mapping[str, int] | None, str]:

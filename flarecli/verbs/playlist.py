@@ -26,7 +26,15 @@ from flarecli.given import (
     shown,
 )
 from flarecli.model import Chunk, File, Finding, Playlist, Stream
-from flarecli.names import is_url, local_path, redact, scheme_of, whole_path, without_user
+from flarecli.names import (
+    address_key,
+    is_url,
+    local_path,
+    redact,
+    scheme_of,
+    whole_path,
+    without_user,
+)
 from flarecli.playlists import faults, parse, places, stored, text
 from flarecli.read import refuse_repeats, resolve, select_streams
 from flarecli.storage import Guard, Limits, Location, locate
@@ -183,15 +191,18 @@ class _Place:
             if self._is_far and here == self._path:
                 return None
             names = [here]
+        is_typed = False
         for old, new in self._rebase:
             if fit := next((name for name in names if name.startswith(old)), None):
                 here = new + fit[len(old) :]
+                is_typed = not {"?", ";"} & {*fit[len(old) :]}
                 break
         if self._base is not None and here.startswith(self._base):
             here = here[len(self._base) :]
-        if scheme_of(here) in ("http", "https") and redact(here) != here.partition("#")[0]:
+        is_clean = (address_key if is_typed else redact)(here) == here
+        if scheme_of(here) in ("http", "https") and not is_clean:
             raise UsageError(
-                "its address carries a secret, which a playlist would keep",
+                "its address has a query or path parameters, which may be secret; a playlist would keep them",
                 where=at,
                 hint="Give --rebase OLD=NEW, or an address without.",
             )

@@ -14,7 +14,7 @@ from typing import Any
 from flarecli.errors import FlareError, FormatError, ReachError, UnsafeError, ValueFitError
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import File
-from flarecli.names import redact_text
+from flarecli.names import is_url, redact, redact_text
 from flarecli.storage import Location
 from flarecli.write.growing import growing
 
@@ -51,7 +51,7 @@ class Failure:
         told = {
             "file": self.file,
             "row": row,
-            "key": redact_text(self.key),
+            "key": redact(self.key) if is_url(self.key) else redact_text(self.key),
             "column": self.column,
             "kind": self.kind,
             "reason": redact_text(self.reason),

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from flarecli.model import IntArray
-from flarecli.names import redact_text
+from flarecli.names import is_url, redact, redact_text
 
 __all__ = ["Keys", "is_unnamed", "key_text"]
 
@@ -45,8 +45,9 @@ def key_text(key: pa.Scalar) -> str:
     if not key.is_valid:
         return ""
     if pa.types.is_string(key.type) or pa.types.is_large_string(key.type):
-        return redact_text(key.as_buffer().to_pybytes().decode("utf-8", "backslashreplace"))
-    return str(key.as_py())
+        text = key.as_buffer().to_pybytes().decode("utf-8", "backslashreplace")
+        return redact(text) if is_url(text) else redact_text(text)
+    return redact_text(str(key.as_py()))
 
 
 def is_unnamed(keys: pa.Array) -> npt.NDArray[np.bool_]:

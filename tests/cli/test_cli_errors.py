@@ -267,7 +267,7 @@ def test_nothing_from_data_acts_on_the_terminal_and_no_secret_is_printed(flare):
     )
     assert (
         ran.err
-        == "error: http://host/a\\x1b]0;x\\x07?redacted: says \\x9b2J\\u202e\\r\\n[red]x\nhint: See http://h/.\n"
+        == "error: http://host/a\\x1b]0: says \\x9b2J\\u202e\\r\\n[red]x\nhint: See http://h/.\n"
     )
 
 

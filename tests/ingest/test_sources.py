@@ -431,7 +431,7 @@ def test_addresses_are_rows_of_a_name_and_what_lies_there(tmp_path, monkeypatch,
         "./a/x.flac",
         "y.flac",
         str(outside),
-        far.replace("me:pass@", "").replace("sig=secret", "redacted"),
+        far.replace("me:pass@", "").replace("?sig=secret", ""),
     ]
     ((batch, flaws),) = found.contents()
     assert (batch.column("data").to_pylist(), flaws) == ([b"one", b"two", b"three", b"four"], [])

@@ -339,7 +339,7 @@ def test_a_difference_tells_no_secrets(tmp_path):
     found = verbs.diff_playlists(f"{tmp_path}/a.yaml", f"{tmp_path}/b.yaml")
     assert (found.added, found.removed, found.changed) == (
         ("http://…", "http://127.0.0.1:9/b"),
-        ("http://127.0.0.1:9/a?redacted",),
+        ("http://127.0.0.1:9/a",),
         (),
     )
     (tmp_path / "b.yaml").write_text(
