@@ -179,6 +179,8 @@ def test_a_state_brings_its_seed(a):
         "initial_physical_nodes": 1,
     }
     other = StreamingDataset(local=a, shuffle=True, shuffle_seed=2)
+    other.load_state_dict({**state, "epoch": 4})
+    assert other.state_dict(0, False) == {**state, "epoch": 4}  # before anything is read
     other.load_state_dict(state)
     running = iter(other)
     assert [next(running)["i"] for _ in range(3)] == whole[7:10]

@@ -13,8 +13,9 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from types import GeneratorType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,12 +28,18 @@ from flarecli.model import Sample
 from flarecli.read.windows import Epoch
 from flarecli.storage.workers import Workers
 
-__all__ = ["StreamingDataset"]
+__all__ = ["IndexMetaData", "StreamingDataset", "ranks"]
 
 KEY, KIND, USAGE = "__sample_key__", "__data_type__", "__worker_disk_usage__"
 _KINDS = ("image", "video", "audio", "text")
 _TYPES = (*_KINDS, *(f"{kind}_latent" for kind in _KINDS))
 _log = logging.getLogger("flarecli.sds")
+
+
+class IndexMetaData(NamedTuple):
+    """Facts about an index: how many samples it has."""
+
+    num_samples: int
 
 
 class StreamingDataset:
@@ -108,7 +115,8 @@ class StreamingDataset:
             name or os.path.basename(src.rstrip("/")).partition(".")[0] or "data",
         )
         self.dst = os.path.join(dst, self.name)
-        self._rows = Rows(
+        self._open_rows = partial(
+            Rows,
             src,
             self.dst,
             columns_to_download or columns_to_load,
@@ -124,6 +132,7 @@ class StreamingDataset:
             allow_local=allow_local,
             allow_host=allow_host,
         )
+        self.build_index()
         self.shuffle_seed = _drawn() if shuffle_seed == -1 else shuffle_seed
         if self.shuffle_seed is not None and self.shuffle_seed < 0:
             raise UsageError(
@@ -144,8 +153,13 @@ class StreamingDataset:
         self._first_error: FlareError | None = None  # of this epoch, in this process
         self._clock = Clock()
 
+    def build_index(self) -> None:
+        """Read the index, as the constructor does; also when its files have changed."""
+        self._rows = self._open_rows()
+        self.index_meta = IndexMetaData(len(self._rows))
+
     def __len__(self) -> int:
-        return len(self._rows)
+        return self.index_meta.num_samples
 
     @property
     def epoch_size(self) -> int:
@@ -207,6 +221,7 @@ class StreamingDataset:
         return self._holds[row] or self._holds.pop(row)
 
     def __iter__(self) -> Iterator[Any]:
+        self._given = 0
         return self._epochs(*self._clock.begin())
 
     def _epochs(self, epoch: int, step: int, worker: int, workers: int) -> Iterator[Any]:
@@ -229,7 +244,7 @@ class StreamingDataset:
 
     def _shares(self, step: int, workers: int) -> int:
         """Return how many workers of this rank have at least one row of an epoch from a step on."""
-        return min(workers, -(-(len(self) - step) // _ranks()[1]))
+        return min(workers, -(-(len(self) - step) // ranks()[1]))
 
     def _all_failed(self, epoch: int, first: FlareError) -> FlareError:
         """Return the error of an epoch in which every row failed, made from that of its first row."""
@@ -244,9 +259,9 @@ class StreamingDataset:
 
     def _rows_of(self, epoch: int, step: int, worker: int, workers: int) -> Iterator[list[int]]:
         """Give the rows of a worker, a block after the other."""
-        (rank, ranks), total, seed = _ranks(), len(self), self.shuffle_seed or 0
+        (rank, world), total, seed = ranks(), len(self), self.shuffle_seed or 0
         if self.unaligned_worker_index:
-            seed, rank, ranks, worker, workers = seed + rank * workers + worker, 0, 1, 0, 1
+            seed, rank, world, worker, workers = seed + rank * workers + worker, 0, 1, 0, 1
         order = Epoch(
             np.array([0, total]),
             seed,
@@ -254,10 +269,10 @@ class StreamingDataset:
             "sequential" if self.shuffle_seed is None else "shuffle",
             1,
         )
-        count = max(0, -(-(total - step) // ranks))
+        count = max(0, -(-(total - step) // world))
         for start in range(worker, count, workers * self._block):
             turns = np.arange(start, min(count, start + workers * self._block), workers)
-            yield order.at((step + rank + turns * ranks) % total).tolist()
+            yield order.at((step + rank + turns * world) % total).tolist()
 
     def _epoch(self, blocks: Iterator[list[int]], sharers: int) -> Iterator[Any]:
         """Give samples in order while the files of the next ones are fetched."""
@@ -295,9 +310,27 @@ class StreamingDataset:
         return pool.submit(self._rows.bring, rows)
 
     def state_dict(self) -> dict[str, int]:
-        """Say where the epoch is, by what this process has given; a DataLoader with workers says so by `set_progress`."""
+        """Return the place in the epoch, by what this process has given; with workers of a DataLoader, use `set_progress`."""
         epoch, step = self._clock.last()
-        return {"epoch": epoch, "sample_in_epoch": step + self._given * _ranks()[1]}
+        return {"epoch": epoch, "sample_in_epoch": step + self._given * ranks()[1]}
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that runs, ran last, or was set; setting it keeps `sample_in_epoch`."""
+        return self.state_dict()["epoch"]
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.set_progress(epoch, self.sample_in_epoch)
+
+    @property
+    def sample_in_epoch(self) -> int:
+        """Samples of that epoch that all ranks have given; setting it keeps `epoch`."""
+        return self.state_dict()["sample_in_epoch"]
+
+    @sample_in_epoch.setter
+    def sample_in_epoch(self, sample: int) -> None:
+        self.set_progress(self.epoch, sample)
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Go on from there with the next iteration, on any number of ranks and workers."""
@@ -306,21 +339,23 @@ class StreamingDataset:
     def set_progress(self, epoch: int, sample_in_epoch: int | None = None) -> None:
         """Say that the next iteration is that epoch, behind so many samples of all ranks. Raises UsageError outside the epoch."""
         step = sample_in_epoch or 0
-        if epoch < 0 or not 0 <= step <= len(self) + _ranks()[1]:
+        if epoch < 0 or not 0 <= step <= len(self) + ranks()[1]:
             raise UsageError(
                 f"sample {step} of epoch {epoch} is outside the data, which has {len(self)}"
             )
+        self._given = 0
         self._clock.resume(epoch, step)
 
 
-def _ranks() -> tuple[int, int]:
+def ranks() -> tuple[int, int]:
+    """Return the rank of this process, and how many ranks there are."""
     return int(os.environ.get("RANK", 0)), max(1, int(os.environ.get("WORLD_SIZE", 1)))
 
 
 def _drawn() -> int:
     """Draw a seed, the same on all ranks. Raises UsageError where they cannot tell each other."""
     seed = [secrets.randbelow(1 << 31)]
-    if _ranks()[1] > 1:
+    if ranks()[1] > 1:
         together = getattr(sys.modules.get("torch"), "distributed", None)
         if together is None or not together.is_initialized():
             raise UsageError(

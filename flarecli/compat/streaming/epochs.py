@@ -102,11 +102,13 @@ class Clock:
         return int(self._change(lambda state: state["next"]))
 
     def last(self) -> tuple[int, int]:
-        """Give the epoch begun last, and the step that it began at."""
+        """Return the epoch begun last, or resumed since, and the step that it began at."""
 
         def look(state: dict[str, Any]) -> tuple[int, int]:
             epoch, resume = max(0, state["next"] - 1), state["resume"]
-            return epoch, resume[1] if resume and resume[0] == epoch else 0
+            if resume and resume[0] in (epoch, state["next"]):
+                return resume[0], resume[1]
+            return epoch, 0
 
         found: tuple[int, int] = self._change(look)
         return found

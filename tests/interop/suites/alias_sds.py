@@ -18,3 +18,5 @@ def install(counted):
         parent, _, last = found.name.rpartition(".")
         setattr(sys.modules[parent], last, module)
         count_classes(module, counted)
+    schedule = sys.modules["sds.dataloader"].ScheduleType
+    schedule.sample_iter_idx = staticmethod(counted(schedule.sample_iter_idx))

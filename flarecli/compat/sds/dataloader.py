@@ -1,0 +1,412 @@
+"""sds's MultiStreamDataLoader: batches of several datasets, one stream at a time, in the order of a schedule. Loads torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch.utils.data
+
+from flarecli.compat.sds.dataset import ranks
+from flarecli.errors import FormatError, UsageError
+
+__all__ = ["Batch", "MultiStreamDataLoader", "ScheduleType", "Stream", "StreamOptions"]
+
+_SEED_STEP, _RANK_STEP, _SEEDS = 1007, 1_000_003, 1 << 32  # the original's, so orders are the same
+_MAX_ROUND = 100_000  # batches of one round of a schedule
+_STRATEGIES = ("no_mixing", "mix_all", "custom")
+
+
+class ScheduleType(Enum):
+    """Order in which mixing groups take turns; with counts a: 2, b: 3 one round is
+
+    consecutive aabbb, consecutive_interleaved ababb, random_order a new permutation of these for each round,
+    fixed_random_order the same permutation for each; random draws a group for each batch by its ratio.
+    """
+
+    RANDOM = "random"
+    CONSECUTIVE = "consecutive"
+    CONSECUTIVE_INTERLEAVED = "consecutive_interleaved"
+    RANDOM_ORDER = "random_order"
+    FIXED_RANDOM_ORDER = "fixed_random_order"
+
+    @staticmethod
+    def sample_iter_idx(
+        schedule: ScheduleType,
+        num_batches_yielded: int,
+        counts: Mapping[int, int],
+        ratios: Mapping[int, float],
+        shuffle_seed: int | None,
+    ) -> int:
+        """Return the mixing group of the next batch.
+
+        counts  group -> batches in one round
+        ratios  group -> share, for RANDOM
+        """
+        seed = shuffle_seed or 0
+        if schedule is ScheduleType.RANDOM:
+            return _drawn(num_batches_yielded + _SEED_STEP * seed, list(ratios), [*ratios.values()])
+        number, place = divmod(num_batches_yielded, sum(counts.values()))
+        if schedule is ScheduleType.RANDOM_ORDER:
+            seed = number + _SEED_STEP * seed
+        return _round(schedule, tuple(counts.items()), seed)[place]
+
+
+@lru_cache(maxsize=16)
+def _round(
+    schedule: ScheduleType, counts: tuple[tuple[int, int], ...], seed: int
+) -> tuple[int, ...]:
+    """Return the groups of one round of a schedule, in order."""
+    if schedule is ScheduleType.CONSECUTIVE_INTERLEAVED:
+        turns = range(max(count for _, count in counts))
+        return tuple(group for turn in turns for group, count in counts if turn < count)
+    groups = [group for group, count in counts for _ in range(count)]
+    if schedule is not ScheduleType.CONSECUTIVE:
+        np.random.RandomState(seed % _SEEDS).shuffle(groups)
+    return tuple(groups)
+
+
+def _drawn(seed: int, values: Sequence[int], weights: Sequence[float]) -> int:
+    shares = np.array(weights, float)
+    place = np.random.RandomState(seed % _SEEDS).choice(len(values), p=shares / shares.sum())
+    return values[int(place)]
+
+
+class Batch(dict[str, Any]):
+    """A collated batch, and where it comes from.
+
+    num_accum_rounds_left  batches of the same stream that follow, for gradient accumulation
+    """
+
+    def __init__(
+        self,
+        raw_batch: Mapping[str, Any],
+        stream_name: str | None = None,
+        num_accum_rounds_left: int = 0,
+        data_type: Any = None,
+    ) -> None:
+        if not isinstance(raw_batch, Mapping):
+            raise FormatError(
+                f"expected a dict as batch, got {type(raw_batch).__name__}",
+                where="" if stream_name is None else f"stream {stream_name!r:.60}",
+                hint="Give a collate_fn that makes a dict.",
+            )
+        super().__init__(raw_batch)
+        self.stream_name, self.data_type = stream_name, data_type
+        self.num_accum_rounds_left = num_accum_rounds_left
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """How one dataset takes part in a mix.
+
+    ratio             its share of the batches; 0: it is left out
+    mixing_group_id   all ranks take their batches from the same group, each from a stream of it
+    dataloader_kwargs  more arguments of torch's DataLoader
+    is_main           the loader's `main_stream`
+    batch_size, batch_gpu  samples of a batch on all ranks, and on each; None for both: samples are not batched
+    num_accum_rounds  batches in a row, for gradient accumulation
+    """
+
+    name: str
+    ratio: float
+    mixing_group_id: int
+    dataloader_kwargs: dict[str, Any] = field(default_factory=dict)
+    is_main: bool = False
+    batch_size: int | None = None
+    batch_gpu: int | None = None
+    num_accum_rounds: int = 1
+
+    @staticmethod
+    def infer_batch_info(
+        batch_size: int | None = None,
+        batch_gpu: int | None = None,
+        num_accum_rounds: int | None = None,
+    ) -> tuple[int, int, int]:
+        """Return batch_size, batch_gpu and num_accum_rounds from those that are given.
+
+        raises  UsageError for neither size, or for sizes that do not divide
+        """
+        world = ranks()[1]
+        if batch_size is None:
+            if batch_gpu is None:
+                raise UsageError("neither batch_size nor batch_gpu is given")
+            rounds = 1 if num_accum_rounds is None else num_accum_rounds
+            return batch_gpu * world * rounds, batch_gpu, rounds
+        each, rest = divmod(batch_size, world)
+        if rest or (batch_gpu is not None and (batch_gpu < 1 or each % batch_gpu)):
+            raise UsageError(
+                f"batch_size {batch_size} cannot be divided into batches of "
+                f"{'equal size' if batch_gpu is None else batch_gpu} on {world} ranks"
+            )
+        gpu = each if batch_gpu is None else batch_gpu
+        return batch_size, gpu, each // gpu if gpu else 0
+
+    @staticmethod
+    def init_group(
+        raw_stream_configs: Sequence[Mapping[str, Any]],
+        drop_unused: bool = False,
+        mixing_strategy: str = "no_mixing",
+    ) -> list[StreamOptions]:
+        """Make the options of streams that are mixed, with ratios whose sum is 1.
+
+        drop_unused      leave out streams of ratio 0
+        mixing_strategy  no_mixing: a group for each stream; mix_all: one group; custom: each says its mixing_group_id
+        raises           UsageError for ratios or groups that only some have, and for names that two have
+        """
+        if mixing_strategy not in _STRATEGIES:
+            raise UsageError(
+                f"mixing_strategy: expected one of {', '.join(_STRATEGIES)}, got {mixing_strategy!r:.60}"
+            )
+        groups = [one.get("mixing_group_id") for one in raw_stream_configs]
+        _check_groups(groups, mixing_strategy)
+        shares = _normalized([one.get("ratio") for one in raw_stream_configs])
+        used = [i for i, share in enumerate(shares) if share > 0 or not drop_unused]
+        made: list[StreamOptions] = []
+        for number, i in enumerate(used):
+            config = raw_stream_configs[i]
+            name = str(config.get("name", f"stream_{number:03d}"))
+            if any(name == one.name for one in made):
+                raise UsageError(f"two streams have the name {name!r:.60}")
+            size, gpu, rounds = StreamOptions.infer_batch_info(
+                config.get("batch_size"), config.get("batch_gpu"), config.get("num_accum_rounds")
+            )
+            group = {"custom": groups[i], "no_mixing": number, "mix_all": 0}[mixing_strategy]
+            made.append(
+                StreamOptions(
+                    name=name,
+                    ratio=shares[i],
+                    mixing_group_id=0 if group is None else group,
+                    dataloader_kwargs=dict(config.get("dataloader_kwargs", {})),
+                    is_main=bool(config.get("is_main", False)),
+                    batch_size=size,
+                    batch_gpu=gpu,
+                    num_accum_rounds=rounds,
+                )
+            )
+        return made
+
+
+def _check_groups(groups: Sequence[int | None], strategy: str) -> None:
+    """Raise UsageError for mixing groups that contradict the strategy."""
+    given = [one for one in groups if one is not None]
+    if strategy == "custom":
+        wrong = len(given) < len(groups)
+        wanted = "a mixing_group_id for each stream"
+    elif strategy == "mix_all":
+        wrong = bool(given) and (len(given) < len(groups) or len(set(given)) > 1)
+        wanted = "no mixing_group_id, or the same for all streams"
+    else:
+        wrong = bool(given) and len(set(groups)) < len(groups)
+        wanted = "no mixing_group_id, or another for each stream"
+    if wrong:
+        raise UsageError(f"mixing_strategy {strategy!r}: expected {wanted}, got {list(groups)}")
+
+
+def _normalized(ratios: Sequence[float | None]) -> list[float]:
+    """Return ratios whose sum is 1, all the same if none is given."""
+    given = [float(one) for one in ratios if one is not None]
+    if not given:
+        return [1.0 / len(ratios)] * len(ratios) if ratios else []
+    if len(given) < len(ratios):
+        raise UsageError("ratio is given for some streams only", hint="Give it for all, or none.")
+    if not all(one >= 0 for one in given) or not 0 < sum(given) < math.inf:
+        raise UsageError(f"ratios: expected numbers from 0 on and one above 0, got {given}")
+    return [one / sum(given) for one in given]
+
+
+@dataclass
+class Stream:
+    """A dataset of the mix, its loader, and an endless iterator over that."""
+
+    dataset: Any
+    opts: StreamOptions
+    iterator: Iterator[Any]
+    dataloader: torch.utils.data.DataLoader[Any]
+
+
+class MultiStreamDataLoader:
+    """Iterate over batches of several datasets without end: `Batch`es, one stream at a time.
+
+    datasets          StreamingDatasets
+    stream_opts       the options of each; a stream of ratio 0 is left out
+    num_workers       processes in all, divided by ratio; or a list, of each stream
+    schedule          see `ScheduleType`
+    counts_precision  decimals of ratios that count for the length of a round
+    reweight_workers  False: as many workers for each stream
+    raises            UsageError for options that contradict each other
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[Any],
+        stream_opts: Sequence[StreamOptions],
+        num_workers: int | Sequence[int] = 0,
+        shuffle_seed: int | None = 42,
+        schedule: str = "fixed_random_order",
+        counts_precision: int = 6,
+        reweight_workers: bool = True,
+        persistent_workers: bool = True,
+        **common_dataloader_kwargs: Any,
+    ) -> None:
+        if len(datasets) != len(stream_opts):
+            raise UsageError(f"{len(datasets)} datasets, and options of {len(stream_opts)} streams")
+        if schedule not in [one.value for one in ScheduleType]:
+            names = ", ".join(one.value for one in ScheduleType)
+            raise UsageError(f"schedule: expected one of {names}, got {schedule!r:.60}")
+        used = [i for i, opts in enumerate(stream_opts) if opts.ratio > 0]
+        if not used:
+            raise UsageError("no stream has a ratio above 0")
+        counts = (
+            _workers_of(num_workers, [stream_opts[i].ratio for i in used], reweight_workers)
+            if isinstance(num_workers, int)
+            else _workers_listed(num_workers, len(stream_opts), used, reweight_workers)
+        )
+        self.schedule, self.shuffle_seed = ScheduleType(schedule), shuffle_seed
+        self.streams: list[Stream] = []
+        for i, workers in zip(used, counts, strict=True):
+            opts = stream_opts[i]
+            how = {**common_dataloader_kwargs, **opts.dataloader_kwargs}
+            how |= {"batch_size": _batch_size(opts), "num_workers": workers}
+            how.setdefault("persistent_workers", persistent_workers and workers > 0)
+            loader: Any = torch.utils.data.DataLoader(datasets[i], **how)
+            self.streams.append(Stream(datasets[i], opts, _endless(loader, opts.name), loader))
+        self._groups: dict[int, list[int]] = {}
+        for i, stream in enumerate(self.streams):
+            self._groups.setdefault(stream.opts.mixing_group_id, []).append(i)
+        self._ratios = {
+            group: sum(self.streams[i].opts.ratio for i in members)
+            for group, members in self._groups.items()
+        }
+        lengths = _counts(list(self._ratios.values()), counts_precision)
+        self._counts = dict(zip(self._ratios, lengths, strict=True))
+        self.meta_iteration_size = sum(lengths)
+        if self.schedule is not ScheduleType.RANDOM and self.meta_iteration_size > _MAX_ROUND:
+            raise UsageError(
+                f"a round of these ratios has {self.meta_iteration_size} batches, {_MAX_ROUND} is the limit",
+                hint="Lower counts_precision, or give schedule='random'.",
+            )
+        self._yielded = 0
+
+    @staticmethod
+    def split_across_consumers(ratios: Sequence[float], total: int) -> list[int]:
+        """Divide a number of workers by ratios whose sum is 1: at least one for each ratio above 0, where there are enough."""
+        portions = [math.ceil(total * ratio) for ratio in ratios]
+        if sum(portions) < total:
+            raise UsageError(f"the ratios {list(ratios)} do not add up to 1")
+        while sum(portions) > total:
+            portions[portions.index(max(portions))] -= 1
+        return portions
+
+    @property
+    def main_stream(self) -> Stream:
+        """The stream with `is_main`, else the first one with the largest ratio."""
+        return max(self.streams, key=lambda one: (one.opts.is_main, one.opts.ratio))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each stream's dataset, and the place in the schedule."""
+        states = [stream.dataset.state_dict() for stream in self.streams]
+        return {"stream_states": states, "num_batches_yielded": self._yielded}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Resume from a state, also one of the original's. Raises UsageError for one of other streams."""
+        states = state_dict.get("stream_states")
+        if not isinstance(states, Sequence) or len(states) != len(self.streams):
+            raise UsageError(
+                f"stream_states: expected those of {len(self.streams)} streams, "
+                f"got {len(states) if isinstance(states, Sequence) else None}"
+            )
+        for stream, state in zip(self.streams, states, strict=True):
+            stream.dataset.load_state_dict(state)
+            stream.iterator = _endless(stream.dataloader, stream.opts.name)
+        self._yielded = int(state_dict.get("num_batches_yielded", 0))
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            group = ScheduleType.sample_iter_idx(
+                self.schedule, self._yielded, self._counts, self._ratios, self.shuffle_seed
+            )
+            seed = self._yielded + _SEED_STEP * (self.shuffle_seed or 0) + _RANK_STEP * ranks()[0]
+            members = self._groups[group]
+            stream = self.streams[
+                _drawn(seed, members, [self.streams[i].opts.ratio for i in members])
+            ]
+            for left in reversed(range(stream.opts.num_accum_rounds)):
+                raw = next(stream.iterator)
+                self._yielded += (
+                    left == 0
+                )  # before the batch is given: a state saved then counts it
+                yield Batch(raw, stream.opts.name, left, stream.dataset.data_type)
+
+
+def _endless(loader: Iterable[Any], name: str) -> Iterator[Any]:
+    """Iterate over one epoch after the other. Raises FormatError for an epoch without a batch."""
+    while True:
+        is_empty = True
+        for batch in loader:
+            is_empty = False
+            yield batch
+        if is_empty:
+            raise FormatError(
+                "an epoch has no batch",
+                where=f"stream {name!r:.60}",
+                hint="Check batch_size and drop_last.",
+            )
+
+
+def _batch_size(opts: StreamOptions) -> int | None:
+    """Return a stream's samples per batch on each rank."""
+    size = opts.batch_gpu
+    if size is None and opts.batch_size is not None:
+        _, size, _ = StreamOptions.infer_batch_info(opts.batch_size)
+    where = f"stream {opts.name!r:.60}"
+    if size == 0 or opts.num_accum_rounds < 1:
+        raise UsageError(
+            f"batches of {size} samples, {opts.num_accum_rounds} in a row",
+            where=where,
+            hint="Give ratio=0 to leave the stream out.",
+        )
+    asked = opts.dataloader_kwargs.get("batch_size", size)
+    if asked != size:
+        raise UsageError(f"dataloader_kwargs: expected batch_size {size}, got {asked}", where=where)
+    return size
+
+
+def _workers_of(total: int, ratios: Sequence[float], reweight: bool) -> list[int]:
+    """Divide workers among streams, by ratio or evenly."""
+    if total == 0:
+        return [0] * len(ratios)
+    if total < len(ratios):
+        raise UsageError(f"num_workers: expected 0 or at least {len(ratios)}, got {total}")
+    return MultiStreamDataLoader.split_across_consumers(
+        _normalized(ratios if reweight else [1.0] * len(ratios)), total
+    )
+
+
+def _workers_listed(
+    workers: Sequence[int], streams: int, used: Sequence[int], reweight: bool
+) -> list[int]:
+    """Return the workers of the streams that are used."""
+    if reweight:
+        raise UsageError("num_workers is a list", hint="Give reweight_workers=False.")
+    if len(workers) != streams or min(workers) < 0:
+        raise UsageError(
+            f"num_workers: expected {streams} numbers from 0 on, got {list(workers)!r:.80}"
+        )
+    return [workers[i] for i in used]
+
+
+def _counts(ratios: Sequence[float], precision: int) -> list[int]:
+    """Return how many batches each group has in a round: its ratio over the smallest one, rounded, at least 1."""
+    shares = np.round(np.array(ratios), precision)
+    if not (shares > 0).all():
+        raise UsageError(
+            f"ratios of {list(ratios)} vanish with {precision} decimals",
+            hint="Raise counts_precision.",
+        )
+    return [max(1, round(float(one))) for one in shares / shares.min()]
