@@ -9,6 +9,18 @@ from __future__ import annotations
 
 from flarecli.cache.folder import CacheWarning
 from flarecli.cache.listing import Kept, kept
+from flarecli.cache.named import BATCH_SHARE, MANY, NamedFiles, coldest_first
 from flarecli.cache.store import BLOCK, Cache, CachedStore
 
-__all__ = ["BLOCK", "Cache", "CacheWarning", "CachedStore", "Kept", "kept"]
+__all__ = [
+    "BATCH_SHARE",
+    "BLOCK",
+    "MANY",
+    "Cache",
+    "CacheWarning",
+    "CachedStore",
+    "Kept",
+    "NamedFiles",
+    "coldest_first",
+    "kept",
+]

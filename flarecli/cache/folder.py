@@ -32,6 +32,9 @@ from flarecli.cache import entries
 from flarecli.cache.entries import NAME, Entry
 from flarecli.cache.left import host, is_left
 from flarecli.cache.locks import Turns, held, locked_within
+from flarecli.cache.named import BATCH_SHARE as _BATCH_SHARE
+from flarecli.cache.named import MANY as _MANY
+from flarecli.cache.named import coldest_first
 from flarecli.cache.places import Places, listing
 from flarecli.cache.present import Present
 from flarecli.cache.views import Views
@@ -44,10 +47,8 @@ _TWICE, _MANY_WRONG = (
     2,
     1 << 12,
 )  # a copy that was wrong so often is made no more; names remembered for that
-_MANY = 512  # copies from which on looking at all of them is worth saving
 _ROOM = 64 << 20  # room taken at once, at most, and
 _ROOM_SHARE = 64  # this part of the limit at most
-_BATCH_SHARE = 32  # where there are many copies, so much of the limit leaves at once
 _LOCK_S, _OTHERS_S = 2.0, 30.0  # how long the lock, and another's fetch, are waited for
 _AGAIN_S = 30.0  # a folder that could not be written is left alone so long
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -311,11 +312,9 @@ class Folder:
             return 0
 
     def _let_go(self, copies: list[tuple[float, str, int]], wanted: int, gone: list[str]) -> int:
-        """Remove the coldest copies until so many bytes are free; a time of use that lies ahead is of a clock that was wrong."""
-        now, freed = time.time(), 0
-        for _, name, size in sorted(
-            (used if used <= now + 1 else 0.0, name, size) for used, name, size in copies
-        ):
+        """Remove the coldest copies until so many bytes are free; return the bytes freed."""
+        freed = 0
+        for _, name, size in coldest_first(copies):
             if freed >= wanted:
                 break
             with contextlib.suppress(FileNotFoundError):

@@ -62,6 +62,7 @@ class Writer:
     head       what else a resumed pack must have in common with the first one; `running` sums what it is packed from, see `Journal`
     guard      of what is written to over the network: limits of its requests
     jobs       shards that are compressed and written at once, in threads behind the rows; what goes wrong there is raised by a later call
+    playlist   write `playlist.yaml`; without it the format's own index is the commit, as in a dataset by the original library
     raises     UsageError, UnfinishedError, BusyError: see `Target`; UsageError for an unknown name
     """
 
@@ -79,6 +80,7 @@ class Writer:
         overwrite: bool = False,
         guard: Guard | None = None,
         jobs: int = 1,
+        playlist: bool = True,
     ) -> None:
         if jobs < 1:
             raise UsageError(f"jobs is {jobs}: at least 1 is wanted")
@@ -103,6 +105,7 @@ class Writer:
             jobs if self.settings.compression else 1
         )  # bytes alone are quicker written than handed over
         self._ended = self.target.is_done
+        self._writes_playlist = playlist
         self._is_abandoned = False
         self._is_torn = False  # while rows are on their way from one hand to the next: an interrupt would lose them, or write them twice
         self.rows = self.next = self.taken = (
@@ -432,10 +435,11 @@ class Writer:
         )
         failed = self.failed.files()
         self.target.check()
-        playlists.write(
-            self.target.at / playlists.PLAYLIST,
-            Playlist((self._stream({**files, **failed}, source),)),
-        )
+        if self._writes_playlist:
+            playlists.write(
+                self.target.at / playlists.PLAYLIST,
+                Playlist((self._stream({**files, **failed}, source),)),
+            )
         self.failed.close()
         self._journal.close()
         self._ended = True

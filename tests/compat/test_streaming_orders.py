@@ -159,12 +159,13 @@ def test_batches_by_stream_go_on_from_a_state(folders, method):
 
 
 def test_batches_by_stream_need_their_size_and_large_enough_streams(folders):
-    with pytest.raises(UsageError, match="batching_method 'per_stream' needs the size of a batch"):
+    with pytest.raises(UsageError, match="Please pass `batch_size` to StreamingDataset: batching"):
         StreamingDataset(streams=both(folders), batching_method="per_stream")
-    with pytest.raises(UsageError, match="stream 1 has no sample in a batch of 4"):
-        StreamingDataset(
-            streams=both(folders, choose=(40, 1)), batching_method="stratified", batch_size=4
-        )
+    data = StreamingDataset(
+        streams=both(folders, choose=(40, 1)), batching_method="stratified", batch_size=4
+    )
+    with pytest.raises(UsageError, match="Number of samples for stream 1 is 0 in a batch of 4"):
+        next(iter(data))
 
 
 def test_a_state_brings_its_seed(a):
@@ -173,6 +174,7 @@ def test_a_state_brings_its_seed(a):
     state = data.state_dict(7, True)
     assert state == {
         "epoch": 0,
+        "order": "flare-1",
         "sample_in_epoch": 7,
         "num_canonical_nodes": 1,
         "shuffle_seed": 1,

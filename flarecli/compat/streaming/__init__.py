@@ -32,6 +32,7 @@ _FILES = {
     "StreamingDataset": "dataset",
     "TSVWriter": "writers",
     "XSVWriter": "writers",
+    "base": "base",
     "reader_from_json": "reader",
 }
 

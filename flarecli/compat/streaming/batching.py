@@ -21,20 +21,15 @@ class Batching:
     method  stratified: each such batch has of each stream as large a part as the epoch has
             per_stream: each such batch is of one stream; device_per_stream: each rank's part of it is
     counts  samples of each stream in an epoch; those that make no whole batch are left out
-    raises  UsageError for another method, no size of a batch, or a stream too small to be in every batch
+    raises  UsageError for another method, or a stream too small to be in every batch
     """
 
     def __init__(
-        self, method: str, counts: Sequence[int], batch: int | None, ranks: int, seed: int
+        self, method: str, counts: Sequence[int], batch: int, ranks: int, seed: int
     ) -> None:
         if method not in METHODS[1:]:
             raise UsageError(
                 f"batching_method is {method!r:.60}", hint=f"Choose one of {', '.join(METHODS)}."
-            )
-        if not batch:
-            raise UsageError(
-                f"batching_method {method!r} needs the size of a batch",
-                hint="Give batch_size as the DataLoader has it.",
             )
         self._method, self._batch, self._ranks, self._seed = method, batch, ranks, seed
         self.whole = batch * ranks
@@ -70,15 +65,15 @@ class Batching:
 
 
 def _shares(counts: Sequence[int], whole: int) -> IntArray:
-    """Cut a batch into parts as large as the counts, the largest remainders rounded up."""
+    """Divide a batch in proportion to the counts: the largest remainders are rounded up, and of equal ones the last, as in the original."""
     exact = np.array(counts, np.float64) * whole / max(1, sum(counts))
     shares: IntArray = np.floor(exact).astype(np.int64)
-    for k in np.argsort(shares - exact, kind="stable")[: whole - int(shares.sum())]:
+    for k in np.argsort(exact - shares, kind="stable")[::-1][: whole - int(shares.sum())]:
         shares[k] += 1
     if not shares.all():
         k = int(np.flatnonzero(shares == 0)[0])
         raise UsageError(
-            f"stream {k} has no sample in a batch of {whole}: its part is too small",
-            hint="Give it more, or a larger batch_size.",
+            f"Number of samples for stream {k} is 0 in a batch of {whole}: its part is too small",
+            hint="Raise its proportion, or batch_size.",
         )
     return shares

@@ -25,7 +25,8 @@ def chosen(streams: Sequence[Stream], sizes: Sequence[int], epoch_size: int | No
     raises  UsageError where shares and numbers of samples are mixed, or an epoch's size is given with numbers
     """
     total = epoch_size if epoch_size is not None else sum(sizes)
-    shares = [one.proportion for one in streams]
+    given = [one.given for one in streams]
+    shares = [one.proportion for one in given]
     if any(share is not None for share in shares):
         if any(share is None for share in shares) or not sum(share or 0 for share in shares):
             raise UsageError(
@@ -34,7 +35,7 @@ def chosen(streams: Sequence[Stream], sizes: Sequence[int], epoch_size: int | No
             )
         return _parts([share or 0 for share in shares], total)
     if epoch_size is not None and any(
-        one.repeat is not None or one.choose is not None for one in streams
+        one.repeat is not None or one.choose is not None for one in given
     ):
         raise UsageError(
             "epoch_size goes with proportions, or with whole streams",
@@ -46,7 +47,7 @@ def chosen(streams: Sequence[Stream], sizes: Sequence[int], epoch_size: int | No
         else int(size * one.repeat)
         if one.repeat is not None
         else size
-        for one, size in zip(streams, sizes, strict=True)
+        for one, size in zip(given, sizes, strict=True)
     ]
     return counts if epoch_size is None else _parts(counts, total)
 
@@ -90,7 +91,7 @@ class Choice:
     ) -> None:
         if method not in METHODS:
             raise UsageError(
-                f"sampling_method is {method!r:.60}", hint=f"Choose one of {', '.join(METHODS)}."
+                f"Invalid sampling method: {method!r:.60}. Must be one of `balanced` or `fixed`."
             )
         if granularity < 1:
             raise UsageError(f"sampling_granularity is {granularity}, at least 1 is wanted")

@@ -6,8 +6,9 @@ torch takes it for one of its IterableDatasets as soon as torch is loaded, and i
 from __future__ import annotations
 
 import os
+import warnings
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import accumulate
@@ -22,6 +23,8 @@ from flarecli.compat.streaming.choice import Choice, chosen, count_of
 from flarecli.compat.streaming.epochs import Clock
 from flarecli.compat.streaming.local import Shards
 from flarecli.compat.streaming.reader import items
+from flarecli.compat.streaming.registry import streams_registry
+from flarecli.compat.streaming.spanner import Spanner
 from flarecli.compat.streaming.streams import Stream
 from flarecli.errors import MissingError, UsageError
 from flarecli.formats import mds_config
@@ -33,6 +36,7 @@ __all__ = ["StreamingDataset"]
 _SHUFFLED = 1 << 18  # samples that are mixed, about
 _FETCHERS = 4
 _BLOCK = 1 << 16  # steps whose samples are worked out at a time
+_ORDER = "flare-1"  # in a state: which order of samples `sample_in_epoch` counts in
 _PARTITIONS, _ALGORITHMS = ("orig", "relaxed"), ("naive", "py1b", "py1br", "py1e", "py1s", "py2s")
 
 
@@ -43,7 +47,7 @@ class StreamingDataset:
     download_retry, download_timeout, validate_hash, keep_zip  of each stream that does not say so itself
     epoch_size    samples of an epoch, a number or `10k`: of streams with proportions, or of whole streams in proportion to their size
     predownload   samples ahead of which shards are fetched
-    cache_limit   bytes that the local folders may take; the shard that was used longest ago goes first
+    cache_limit   bytes that the local folders may take, indexes included, at least four times the largest shard; the coldest shard leaves first
     sampling_method, sampling_granularity  how a part of a stream is chosen: anew for each epoch or not; so many in a row
     batch_size    samples that a worker gives in a row, so that a DataLoader's batches are those of the order
     shuffle       mix the samples; `shuffle_algo="naive"` all of them, any other those of some shards at a time
@@ -51,7 +55,9 @@ class StreamingDataset:
     batching_method  whether batches are of all streams at random, or in the same parts, or of one stream each
     replication   ranks in a row that get the same samples
     stream_config more arguments of the one Stream, where remote or local is given
-    partition_algo, num_canonical_nodes  taken: the order needs none of them
+    num_canonical_nodes  an epoch is filled up to a multiple of it with some of its samples; the order does not depend on it
+    partition_algo  accepted; it has no effect
+    stream_name   name of a class in `streams_registry`, for remote, local and stream_config
     raises        UsageError, MissingError, FormatError, UnsafeError (pickles, unless allow_unsafe_types)
     """
 
@@ -89,11 +95,10 @@ class StreamingDataset:
         stream_config: Mapping[str, Any] | None = None,
     ) -> None:
         if bool(streams) == bool(remote or local):
-            raise UsageError("give either streams, or remote or local")
+            raise UsageError("You must provide either `streams` or `remote`/`local`, but not both.")
         _one_of("partition_algo", partition_algo, _PARTITIONS)
         _one_of("shuffle_algo", shuffle_algo, _ALGORITHMS)
         _one_of("batching_method", batching_method, METHODS)
-        _one_of("stream_name", stream_name, ("stream",))
         if (
             shuffle_seed < 0
             or (batch_size is not None and batch_size < 1)
@@ -108,11 +113,21 @@ class StreamingDataset:
             "validate_hash": validate_hash,
             "keep_zip": keep_zip,
         }
+        if num_canonical_nodes is not None and num_canonical_nodes < 1:
+            raise UsageError(f"num_canonical_nodes must be at least 1, got {num_canonical_nodes}")
+        if predownload is not None and batch_size is not None and predownload < batch_size:
+            warnings.warn(
+                f"predownload < batch_size ({predownload} < {batch_size}). This may result in slower "
+                "batch time. Recommendation is to set predownload to at least batch_size.",
+                stacklevel=2,
+            )
+        where = {"remote": remote, "local": local, "split": split}
         self.streams = list(streams or ()) or [
-            Stream(remote=remote, local=local, **(stream_config or {}))
+            streams_registry.get(stream_name)(**{**(stream_config or {}), **how, **where})
         ]
         for one in self.streams:
             one.apply_default({**how, "split": split})
+        self._check_locals()
         self.batch_size, self.predownload = (
             batch_size,
             predownload if predownload is not None else 8 * batch_size if batch_size else 64,
@@ -142,14 +157,26 @@ class StreamingDataset:
         self._first_shards = [0, *accumulate(self.shards_per_stream.tolist())]
         self.num_shards = self._first_shards[-1]
         self.shards = Cached(self.streams, self._parts, self._first_shards, self.cache_limit)
+        self.spanner = Spanner(self.samples_per_shard)
+        sizes = self.samples_per_stream.tolist()
         self._counts = chosen(
-            self.streams,
-            self.samples_per_stream.tolist(),
-            None if epoch_size is None else count_of(epoch_size),
+            self.streams, sizes, None if epoch_size is None else count_of(epoch_size)
         )
         self.epoch_size = sum(self._counts)
+        for one, size, count in zip(self.streams, sizes, self._counts, strict=True):
+            one.derive(size, count, self.epoch_size)
         self._clock = Clock()
         self._ordered(shuffle_seed)
+
+    def _check_locals(self) -> None:
+        """Refuse two streams with one local folder: the shards of one would be read as those of the other."""
+        counts = Counter(os.path.realpath(one.folder) for one in self.streams)
+        reused = [folder for folder, count in counts.items() if count > 1]
+        if reused:
+            raise UsageError(
+                f"Reused local directory: {', '.join(reused)}. Provide a different one.",
+                hint="Give each stream its own `local` or `split`.",
+            )
 
     def _ordered(self, seed: int) -> None:
         """Lay out the epochs of a seed."""
@@ -161,11 +188,36 @@ class StreamingDataset:
             self.sampling_method,
             self.sampling_granularity,
         )
-        self._batching = None
-        if self.batching_method != "random":
-            self._batching = Batching(
-                self.batching_method, self._counts, self.batch_size, self._ranks()[1], seed
+        self._made_batching: Batching | None = None
+        if self.batching_method != "random" and not self.batch_size:
+            raise UsageError(
+                f"Please pass `batch_size` to StreamingDataset: batching_method {self.batching_method!r} needs it",
+                hint="Give batch_size as the DataLoader has it.",
             )
+
+    @property
+    def _batching(self) -> Batching | None:
+        """Batches by stream; None for random ones. Raises UsageError if a stream is too small to be in every batch."""
+        if self.batching_method != "random" and self._made_batching is None:
+            self._made_batching = Batching(
+                self.batching_method,
+                [self._filled(count) for count in self._counts],
+                self.batch_size or 1,
+                self._ranks()[1],
+                self.shuffle_seed,
+            )
+        return self._made_batching
+
+    def _filled(self, count: int) -> int:
+        """Round up to a multiple of the canonical nodes: as in the original, some samples come again to fill up an epoch."""
+        nodes = self.num_canonical_nodes or 1
+        return -(-count // nodes) * nodes
+
+    def _unfilled(self, steps: IntArray) -> IntArray:
+        """Replace the steps that fill up an epoch by steps of the epoch itself, evenly spaced, so that streams keep their shares."""
+        extra = self._filled(self.epoch_size) - self.epoch_size
+        again: IntArray = (steps - self.epoch_size) * self.epoch_size // max(1, extra)
+        return np.where(steps < self.epoch_size, steps, again)
 
     # -- by position
 
@@ -175,8 +227,9 @@ class StreamingDataset:
         return self.num_samples
 
     def __len__(self) -> int:
-        """How many samples an epoch has on this rank: as many as on each other."""
-        return -(-self._steps() // self._ranks()[1])
+        """Return how many samples an epoch has on each rank, without those that fill it up to a multiple of the canonical nodes."""
+        steps = self.epoch_size if self._batching is None else self._batching.steps
+        return -(-steps // self._ranks()[1])
 
     def __getitem__(self, at: Any) -> Any:
         return items(at, self.size, self.get_item)
@@ -227,7 +280,7 @@ class StreamingDataset:
         return rank // same, max(1, ranks // same)
 
     def _steps(self) -> int:
-        return len(self._choice) if self._batching is None else self._batching.steps
+        return self._filled(self.epoch_size) if self._batching is None else self._batching.steps
 
     def _window(self) -> int:
         shards = max(1, len(self._choice.edges) - 1)
@@ -251,13 +304,31 @@ class StreamingDataset:
             turns = np.arange(start, min(count, start + _BLOCK))
             steps = (step + rank + turns[turns // each % workers == worker] * ranks) % max(1, total)
             if self._batching is None:
-                yield self._choice.samples(steps, epoch, order, window)
+                yield self._choice.samples(self._unfilled(steps), epoch, order, window)
             else:
-                yield self._choice.parted(
-                    *self._batching.at(steps, epoch, self.shuffle), epoch, order, window
-                )
+                streams, places = self._batching.at(steps, epoch, self.shuffle)
+                places = places % np.array(self._counts)[streams]
+                yield self._choice.parted(streams, places, epoch, order, window)
+
+    def _check_order(self) -> None:
+        """Raise for an epoch smaller than its canonical nodes; warn if samples are mixed within single shards only."""
+        if 0 < self.epoch_size < (self.num_canonical_nodes or 1):
+            raise UsageError(
+                "The number of samples assigned to a canonical node is 0: the epoch has "
+                f"{self.epoch_size}, num_canonical_nodes is {self.num_canonical_nodes}",
+                hint="Give a smaller num_canonical_nodes, or none.",
+            )
+        largest = int(self.samples_per_shard.max())
+        if self.shuffle and self.shuffle_algo != "naive" and self.shuffle_block_size < largest:
+            warnings.warn(
+                "Shuffle block size was smaller than shard size for some shards "
+                f"({self.shuffle_block_size} < {largest}): samples are mixed within single shards only. "
+                "Recommendation is to set shuffle_block_size to some multiple of the shard size.",
+                stacklevel=3,
+            )
 
     def __iter__(self) -> Iterator[Any]:
+        self._check_order()
         return self._samples(self._ids(*self._clock.begin()))
 
     def _samples(self, blocks: Iterator[IntArray]) -> Iterator[Any]:
@@ -303,8 +374,9 @@ class StreamingDataset:
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
         """Say where the epoch is; `num_samples` were given by all ranks, since its beginning or since it was resumed."""
         epoch, step = self._clock.last()
-        state = {
+        state: dict[str, Any] = {
             "epoch": epoch,
+            "order": _ORDER,
             "sample_in_epoch": num_samples + (0 if from_beginning else step),
             "shuffle_seed": self.shuffle_seed,
         }
@@ -319,7 +391,8 @@ class StreamingDataset:
     def load_state_dict(self, obj: dict[str, Any]) -> None:
         """Go on from there with the next iteration, on any number of ranks and workers, in the order of the state's seed.
 
-        raises  UsageError for a place that is none; for batches by stream, if those of all ranks have another size than the state's
+        raises  UsageError for a place outside the epoch; for a state of mosaicml-streaming from within an epoch, whose order of samples is
+                another; for batches by stream, if those of all ranks have another size than the state's
         """
         seed, step, epoch = (
             int(obj.get(name, default))
@@ -329,7 +402,14 @@ class StreamingDataset:
                 ("epoch", 0),
             )
         )
-        if seed < 0 or epoch < 0 or not 0 <= step <= len(self) * self._ranks()[1]:
+        ranks = self._ranks()[1]
+        if 0 < step < self.epoch_size and obj.get("order") != _ORDER:
+            raise UsageError(
+                f"the state was saved by mosaicml-streaming at sample {step} of epoch {epoch}; "
+                "its order of samples is not the order here",
+                hint="Finish that epoch with mosaicml-streaming, or set sample_in_epoch to 0 to begin it anew.",
+            )
+        if seed < 0 or epoch < 0 or not 0 <= step <= -(-self._steps() // ranks) * ranks:
             raise UsageError(
                 f"sample {step} of epoch {epoch} is outside the epoch, which has {self._steps()}"
             )

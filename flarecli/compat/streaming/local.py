@@ -10,6 +10,8 @@ from itertools import accumulate
 from typing import Any
 
 from flarecli.compat.streaming.reader import Reader, items, reader_from_json
+from flarecli.compat.streaming.refusals import CorruptIndexError
+from flarecli.errors import FormatError
 from flarecli.formats import INDEX
 from flarecli.formats.mds_index import read_shards
 from flarecli.model import Sample
@@ -60,6 +62,12 @@ class Shards(Sequence[Reader]):
                 self._made.popitem(last=False)
         return found
 
+    def files(self, i: int) -> list[tuple[str, int]]:
+        """Return name and bytes of each file of a shard as listed, compressed ones included; no Reader is made."""
+        entry = self._entries[i]
+        listed = (entry.get(key) for key in ("raw_data", "raw_meta", "zip_data", "zip_meta"))
+        return [(one["basename"], int(one["bytes"])) for one in listed if one]
+
     def find(self, sample: int) -> tuple[int, int]:
         """Give the shard that holds a sample, and its place there."""
         i = bisect_right(self.starts, sample) - 1
@@ -67,8 +75,16 @@ class Shards(Sequence[Reader]):
 
 
 def listed(local: str, split: str | None) -> list[dict[str, Any]]:
-    """Read what the folder's index lists, each checked. Raises MissingError, FormatError."""
-    shards, _ = read_shards(locate(f"{os.path.join(local, split or '').rstrip('/')}/") / INDEX)
+    """Read what the folder's index lists, and check each entry. Raises MissingError, CorruptIndexError, FormatError."""
+    at = locate(f"{os.path.join(local, split or '').rstrip('/')}/") / INDEX
+    try:
+        shards, _ = read_shards(at)
+    except FormatError as error:
+        raise CorruptIndexError(
+            f"Index file at {at.name} is empty or corrupted: {error.message}",
+            where=error.where,
+            hint=error.hint,
+        ) from None
     for one in shards:
         reader_from_json(local, split, one)
     return shards

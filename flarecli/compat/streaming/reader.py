@@ -107,7 +107,7 @@ class Reader:
         for one in self.columns:
             if one.encoding == "pkl" and not allow_unsafe_types:
                 raise PicklesError(
-                    f"column {one.name!r} holds pickles",
+                    f"column {one.name!r} contains an unsafe type: pickles",
                     where=self._where,
                     hint="Give allow_unsafe_types=True if you trust them.",
                 )

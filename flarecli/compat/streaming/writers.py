@@ -1,7 +1,6 @@
-"""The writers of mosaicml-streaming: samples in, shards and `index.json` out, the same bytes.
+"""The writers of mosaicml-streaming: samples in, shards and `index.json` out, the same files with the same bytes.
 
-Beside the index lies flare's playlist, which the original does not look at. The one thing on purpose: when the block is left by an
-exception, no index is written, since one would say that the dataset is whole.
+One difference is on purpose: if the block ends with an exception, no index is written, because an index marks the dataset as complete.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any
 
 from flarecli.compat.streaming.refusals import LacksColumnError, OccupiedError
 from flarecli.errors import UsageError
+from flarecli.formats import INDEX, mds_config
 from flarecli.formats.mds_config import size_limit as parse_size_limit
 from flarecli.model import Settings
 from flarecli.names import is_url
@@ -27,15 +27,15 @@ _JSON = {"str": "json_str", "int": "json_int", "float": "json_float"}
 
 
 class _Writer:
-    """What the five have in common.
+    """What the five writers have in common.
 
-    columns     name -> encoding; samples may have more keys, which are left out
-    out         a folder or an address; or (folder, address): written here, and copied there at the end
-    keep_local  of (folder, address): keep the folder
-    size_limit  bytes of a shard, as a number or as `67mb`; None: no limit
-    exist_ok    replace a dataset that lies in `out`
-    progress_bar, max_workers, retry  taken, and of no use here
-    raises      UsageError (a ValueError) for settings that make no sense; OccupiedError (a FileExistsError) for a folder that is not empty
+    columns     name -> encoding; other keys of a sample are ignored
+    out         a folder or an address; or (folder, address): written to the folder and copied to the address at the end
+    keep_local  with (folder, address): keep the folder
+    size_limit  bytes per shard, as a number below 2**32 or as text such as `67mb`; None: no limit
+    exist_ok    replace the dataset in `out`
+    progress_bar, max_workers, retry  accepted; they have no effect
+    raises      UsageError (a ValueError) for invalid settings; OccupiedError (a FileExistsError) for a folder that is not empty
     """
 
     format = ""
@@ -56,12 +56,13 @@ class _Writer:
         retry: int = 2,
         newline: str = "\n",
         separator: str = ",",
+        **unknown: Any,
     ) -> None:
+        if unknown:
+            raise UsageError(f"Invalid Writer argument(s): {', '.join(sorted(unknown))}")
         wanted = list(hashes or ())
         if wanted != sorted(set(wanted)):
-            raise UsageError(
-                f"hashes are {', '.join(wanted)}", hint="Name each once, in sorted order."
-            )
+            raise UsageError(f"Hashes must be unique and in sorted order, got {', '.join(wanted)}")
         self.columns = {name: self._named(name, encoding) for name, encoding in columns.items()}
         local = out[0] if isinstance(out, tuple) else os.fspath(out)
         self.remote = out[1] if isinstance(out, tuple) else None
@@ -71,18 +72,29 @@ class _Writer:
             wanted,
             parse_size_limit(size_limit, "size_limit"),
         )
+        if self.size_limit is not None and self.size_limit >= 1 << 32:
+            raise UsageError(
+                f"`size_limit` must be less than 2**32 bytes, got {self.size_limit}",
+                hint="Shards store the offsets of samples as uint32.",
+            )
         settings = Settings(
             self.compression, tuple(wanted), self.size_limit, newline=newline, separator=separator
         )
         is_full = not is_url(local) and os.path.isdir(local) and bool(os.listdir(local))
         if is_full and not exist_ok:
             raise OccupiedError(
-                "the folder is not empty",
+                "Directory is not empty",
                 where=local,
                 hint="Choose another, or give exist_ok=True to replace the dataset in it.",
             )
+        self._settings = settings
         self._writer = Writer(
-            local, format=self.format, columns=self.columns, settings=settings, overwrite=is_full
+            local,
+            format=self.format,
+            columns=self.columns,
+            settings=settings,
+            overwrite=is_full,
+            playlist=False,
         )
         self._pickled = [name for name, encoding in self.columns.items() if encoding == "pkl"]
 
@@ -94,6 +106,10 @@ class _Writer:
                 f"column {name!r}: {encoding!r:.60} is none of {', '.join(self._encodings)}"
             )
         return self._encodings[encoding]
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what `index.json` says of every shard: format, columns, compression, hashes and size limit."""
+        return mds_config.config(self.format, self._writer.columns or (), self._settings)
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Write one sample.
@@ -110,7 +126,7 @@ class _Writer:
         self._writer.write(row)
 
     def finish(self) -> None:
-        """Write what is left, the index, and, where that is wanted, all of it to the other address."""
+        """Write the last shard and the index, then copy all files to the other address if there is one."""
         self._writer.close()
         if self.remote is not None:
             _copy(locate(f"{self.local}/"), locate(f"{self.remote.rstrip('/')}/"), self.keep_local)
@@ -135,11 +151,8 @@ class _Writer:
 
 
 def _copy(here: Location, there: Location, keep: bool) -> None:
-    """Copy a folder's files, the index and the playlist last, and then let go of them here."""
-    names = sorted(
-        (entry.name for entry in here.list()),
-        key=lambda name: (name == "index.json", name == "playlist.yaml", name),
-    )
+    """Copy a folder's files, the index last, then remove them from the folder unless `keep`."""
+    names = sorted((entry.name for entry in here.list()), key=lambda name: (name == INDEX, name))
     for name in names:
         (there / name).write((here / name).blocks())
     if not keep:

@@ -1,7 +1,7 @@
 """Replace mosaicml-streaming: its classes by flare's, wherever a module of the original names them.
 
-The original's modules come from the checkout. Its internals (shared memory, partitions, clouds) stay as they are: tests of these do not
-use flare, and are not counted.
+The original's modules come from the checkout. Its internals (shared memory, partitions, clouds, classes of encodings) stay as they are:
+tests of these do not use flare, and are not counted.
 """
 
 import importlib
@@ -16,7 +16,7 @@ def install(counted):
     pairs = [(OURS, THEIRS)]
     package = importlib.import_module(f"{OURS}")
     for module in pkgutil.walk_packages(package.__path__, f"{OURS}."):
-        if module.name.startswith(f"{OURS}.base"):
+        if module.name.startswith(f"{OURS}.base") and not module.name.endswith(".encodings"):
             pairs.append((module.name, THEIRS + module.name.removeprefix(OURS)))
     for name in ("dataset", "stream", "local", "dataloader", "format", "util", "world"):
         importlib.import_module(f"{THEIRS}.base.{name}")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import resource
 import sys
 
 sys.path[:] = [
@@ -16,6 +17,10 @@ missing = [
 if missing:
     print(f"{sys.executable} has no {', '.join(missing)}", file=sys.stderr)
     sys.exit(5)
+
+# mosaicml-streaming keeps shared memory open, in one process for all of its tests.
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 import pytest  # noqa: E402
 

@@ -49,7 +49,7 @@ def _counted(one):
         return wrapper
 
     if isinstance(one, type):
-        if not hasattr(one.__init__, "__wrapped__"):
+        if one.__init__ is not object.__init__ and not hasattr(one.__init__, "__wrapped__"):
             one.__init__ = noted(one.__init__)
         return one
     return noted(one)
@@ -67,7 +67,9 @@ def _too_long(signum, frame):
     raise TimeoutError(f"longer than {os.environ['SUITE_TEST_SECONDS']} s")
 
 
-def pytest_configure(config):
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config):
+    """Replace the original before any conftest imports it."""
     signal.signal(signal.SIGALRM, _too_long)
     sys.addaudithook(_refuse_network)
     if os.environ["SUITE_WHICH"] == "flare":

@@ -1,0 +1,7 @@
+"""The import path `streaming.base.dataloader`; it loads torch."""
+
+from flarecli.compat.streaming.torch import StreamingDataLoader
+
+__all__ = [
+    "StreamingDataLoader",
+]

@@ -1,0 +1,7 @@
+"""The import path `streaming.base.dataset`."""
+
+from flarecli.compat.streaming.dataset import StreamingDataset
+
+__all__ = [
+    "StreamingDataset",
+]

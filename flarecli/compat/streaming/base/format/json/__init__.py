@@ -1,0 +1,7 @@
+"""The import path `streaming.base.format.json`."""
+
+from flarecli.compat.streaming.writers import JSONWriter
+
+__all__ = [
+    "JSONWriter",
+]

@@ -1,0 +1,7 @@
+"""The import path `streaming.base.format.mds`."""
+
+from flarecli.compat.streaming.writers import MDSWriter
+
+__all__ = [
+    "MDSWriter",
+]

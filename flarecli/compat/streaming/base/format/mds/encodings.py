@@ -1,0 +1,135 @@
+"""The import path `streaming.base.format.mds.encodings`: encodings of one's own in columns of MDS.
+
+class Complex128(Encoding):
+    def encode(self, obj): return np.complex128(obj).tobytes()
+    def decode(self, data): return np.frombuffer(data, np.complex128)[0]
+
+_encodings["complex128"] = Complex128
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from flarecli import encodings
+from flarecli.errors import UsageError
+
+__all__ = [
+    "Encoding",
+    "_encodings",
+    "get_mds_encodings",
+    "is_mds_encoding",
+    "is_mds_encoding_safe",
+    "mds_decode",
+    "mds_encode",
+]
+
+_NAMES = [
+    "bytes",
+    "int",
+    "jpeg",
+    "jpeg_array",
+    "jpegarray",
+    "json",
+    "ndarray",
+    "pil",
+    "pkl",
+    "png",
+    "str",
+    "str_decimal",
+    "str_float",
+    "str_int",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "list[jpeg]",
+    "list[pil]",
+    "list[png]",
+]
+_UNSAFE = ("pkl",)
+
+
+class Encoding(ABC):
+    """Makes bytes of a value, and a value of bytes."""
+
+    size: int | None = None
+
+    @abstractmethod
+    def encode(self, obj: Any) -> bytes:
+        """Return the bytes of a value."""
+
+    @abstractmethod
+    def decode(self, data: bytes) -> Any:
+        """Return the value of such bytes."""
+
+
+class _Named(Encoding):
+    """An encoding that flare has."""
+
+    name = ""
+
+    def encode(self, obj: Any) -> bytes:
+        return mds_encode(self.name, obj)
+
+    def decode(self, data: bytes) -> Any:
+        return mds_decode(self.name, data)
+
+
+class _Encodings(dict[str, type[Encoding]]):
+    """Name -> class; a class that is put in is known to every reader and writer of this process."""
+
+    def __setitem__(self, name: str, one: type[Encoding]) -> None:
+        if one.size is not None:
+            raise UsageError(
+                f"encoding {name!r:.60} has a fixed size of {one.size} bytes",
+                hint="Leave out `size`: the length of each value is then stored with it.",
+            )
+        coder = one()
+        encodings.encoding(name, coder.encode, coder.decode)
+        super().__setitem__(name, one)
+
+
+_encodings: dict[str, type[Encoding]] = _Encodings(
+    {name: type(name, (_Named,), {"name": name}) for name in _NAMES}
+)
+
+
+def get_mds_encodings() -> set[str]:
+    """Return the names of all encodings, without the forms that take a dtype or a shape."""
+    return set(_encodings)
+
+
+def is_mds_encoding(encoding: str) -> bool:
+    """Return whether a column may have this encoding, such as `int` or `ndarray:uint8:3,4`."""
+    if encoding.partition(":")[0] not in _encodings:
+        return False
+    try:
+        encodings.lookup(encoding)
+    except UsageError:
+        return False
+    return True
+
+
+def is_mds_encoding_safe(encoding: str) -> bool:
+    """Return whether decoding runs no code that the data brings."""
+    return encoding not in _UNSAFE
+
+
+def mds_encode(encoding: str, obj: Any) -> bytes:
+    """Return the bytes of a value. Raises ValueFitError for a value that the encoding cannot hold."""
+    data = encodings.encode(encodings.lookup(encoding), obj)
+    return data if isinstance(data, bytes) else b"".join(data)
+
+
+def mds_decode(encoding: str, data: bytes) -> Any:
+    """Return the value of such bytes. Raises UnsafeError for pickles."""
+    return encodings.decode(encodings.lookup(encoding), data)

@@ -1,0 +1,9 @@
+"""The import path `streaming.base.format.xsv`."""
+
+from flarecli.compat.streaming.writers import CSVWriter, TSVWriter, XSVWriter
+
+__all__ = [
+    "CSVWriter",
+    "TSVWriter",
+    "XSVWriter",
+]

@@ -1,0 +1,7 @@
+"""The import path `streaming.base.local`."""
+
+from flarecli.compat.streaming.local import LocalDataset
+
+__all__ = [
+    "LocalDataset",
+]

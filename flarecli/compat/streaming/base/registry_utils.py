@@ -1,0 +1,7 @@
+"""The import path `streaming.base.registry_utils`."""
+
+from flarecli.compat.streaming.registry import construct_from_registry
+
+__all__ = [
+    "construct_from_registry",
+]

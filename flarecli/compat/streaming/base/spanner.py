@@ -1,0 +1,7 @@
+"""The import path `streaming.base.spanner`."""
+
+from flarecli.compat.streaming.spanner import Spanner
+
+__all__ = [
+    "Spanner",
+]

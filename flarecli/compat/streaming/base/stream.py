@@ -1,0 +1,6 @@
+"""The import path `streaming.base.stream`."""
+
+from flarecli.compat.streaming.registry import streams_registry
+from flarecli.compat.streaming.streams import Stream
+
+__all__ = ["Stream", "streams_registry"]

@@ -1,0 +1,41 @@
+"""The import path `streaming.base.util`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from flarecli import verbs
+from flarecli.errors import UsageError
+
+__all__ = ["clean_stale_shared_memory", "merge_index"]
+
+
+def clean_stale_shared_memory() -> None:
+    """Do nothing: no shared memory is used, so none can be stale."""
+
+
+def merge_index(
+    *args: str | os.PathLike[str] | Sequence[str],
+    keep_local: bool = True,
+    download_timeout: int = 60,
+    out: str | os.PathLike[str] | None = None,
+    index_file_urls: Sequence[str] | None = None,
+) -> None:
+    """Write one `index.json` over datasets below a folder: `merge_index(out)`, or `merge_index(index_file_urls, out)`.
+
+    index_file_urls  the `index.json` of each dataset, in the order of the samples; without it, all below `out`
+    keep_local, download_timeout  accepted; they have no effect, since indexes are read where they are
+    raises           UsageError for a remote `out`; UnsafeError, MissingError, FormatError: see `flarecli.merge_index`
+    """
+    given = list(args)
+    if given and isinstance(given[0], list):
+        index_file_urls = given.pop(0)  # type: ignore[assignment]
+    if given and out is None:
+        out = given.pop(0)  # type: ignore[assignment]
+    if len(given) > 2 or not isinstance(out, str | os.PathLike):
+        raise UsageError(
+            "Invalid arguments to merge_index",
+            hint="Give a local folder, or a list of index files and the folder.",
+        )
+    verbs.merge_index(out, index_file_urls)

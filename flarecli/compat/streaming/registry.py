@@ -1,0 +1,78 @@
+"""Classes of streams by name, for `StreamingDataset(stream_name=…)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from flarecli.compat.streaming.streams import Stream
+from flarecli.errors import UsageError
+
+__all__ = ["Registry", "construct_from_registry", "streams_registry"]
+
+
+class Registry:
+    """Classes or functions by name: `registry.register("name", func=MyStream)`, or as a decorator."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, Callable[..., Any]] = {}
+
+    def register(self, name: str, *, func: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Register a class or a function under a name; without `func`, return a decorator that does."""
+
+        def add(one: Callable[..., Any]) -> Callable[..., Any]:
+            self._functions[name] = one
+            return one
+
+        return add if func is None else add(func)
+
+    def get(self, name: str) -> Callable[..., Any]:
+        """Return what is registered under a name. Raises UsageError (a ValueError) if nothing is."""
+        if name not in self._functions:
+            raise UsageError(
+                f"no stream is registered as {name!r:.60}",
+                hint=f"Registered are: {', '.join(sorted(self._functions))}.",
+            )
+        return self._functions[name]
+
+    def get_all(self) -> dict[str, Callable[..., Any]]:
+        """Return everything that is registered, by name."""
+        return dict(self._functions)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._functions
+
+
+def construct_from_registry(
+    name: str,
+    registry: Registry,
+    partial_function: bool = True,
+    pre_validation_function: Callable[[Any], None] | type | None = None,
+    post_validation_function: Callable[[Any], None] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Any:
+    """Call what is registered under a name.
+
+    partial_function          return a function with the arguments bound, if a function is registered
+    pre_validation_function   called with the class or function before; or a class that it must be derived from
+    post_validation_function  called with the result
+    """
+    found = registry.get(name)
+    if isinstance(pre_validation_function, type):
+        if not (isinstance(found, type) and issubclass(found, pre_validation_function)):
+            raise UsageError(
+                f"Expected {name:.60} to be of type {pre_validation_function.__name__}"
+            )
+    elif pre_validation_function is not None:
+        pre_validation_function(found)
+    bound = dict(kwargs or {})
+    is_call = isinstance(found, type) or not partial_function
+    result = found(**bound) if is_call else partial(found, **bound)
+    if post_validation_function is not None:
+        post_validation_function(result)
+    return result
+
+
+streams_registry = Registry()
+streams_registry.register("stream", func=Stream)
