@@ -4,8 +4,17 @@ import os
 import pickle
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from flarecli.errors import FormatError, MissingError, ReachError, UnsafeError, UsageError
+from flarecli.errors import (
+    FlareError,
+    FormatError,
+    MissingError,
+    ReachError,
+    UnsafeError,
+    UsageError,
+)
 from flarecli.storage import Guard, Location, locate
 from flarecli.storage.local import LocalStore
 
@@ -317,3 +326,40 @@ def test_a_file_url_that_names_another_machine_is_no_path_here(tmp_path):
 def test_absolute_paths_are_checked_like_names(root, tmp_path, name):
     with pytest.raises(UnsafeError):
         root.join(f"{tmp_path}/data/{name}")
+
+
+PARTS = [
+    "..",
+    ".",
+    "",
+    "data",
+    "sub",
+    "x",
+    "data.bin",
+    "%2e%2e",
+    "~",
+    "file:",
+    "localhost",
+    "\\",
+    "\0",
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(["", "sub"]),
+    st.sampled_from(["", "/", "//", "/t/data/", "/t/", "file://", "file:///t/data/", "FILE:///"]),
+    st.lists(st.sampled_from(PARTS), max_size=7),
+)
+def test_no_address_names_anything_outside_its_folder(path, prefix, parts):
+    here = Location(LocalStore("/t/data", "shown"), path)
+    try:
+        found = here.join(prefix + "/".join(parts))
+    except FlareError:
+        return
+    assert found.store == here.store
+    whole = os.path.join("/t/data", found.path)
+    assert f"{os.path.normpath(whole)}/".startswith(
+        f"{os.path.join('/t/data', path)}/".replace("//", "/")
+    )
+    assert not {"..", "."} & set(found.path.split("/"))
