@@ -13,6 +13,8 @@ interop: .venv/interop  ## the tests beside the original libraries and those tha
 	@mkdir -p .venv/peers
 	$(BIN)/python tests/interop/environments.py .venv/peers > .venv/peers/names
 	env $$(cat .venv/peers/names) $(BIN)/pytest tests/interop
+originals: .venv/dev  ## the originals' own test suites against flarecli.compat: ORIGINAL_TESTS=FOLDER names their checkouts
+	env $$(cat .venv/peers/names 2>/dev/null) $(BIN)/python tests/interop/original_suites.py
 check: lint types test  ## all that a change must pass
 lint: .venv/dev  ## ruff, no changes made
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -37,4 +39,4 @@ bench: .venv/installed  ## start-up, speed and memory; PEER_PYTHON=… and other
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-.PHONY: help demo test interop check lint types bench
+.PHONY: help demo test interop originals check lint types bench

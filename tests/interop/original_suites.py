@@ -40,6 +40,7 @@ class Suite:
     needs  modules that the tests import beside flare and the original
     args   more arguments of pytest
     test_seconds  a test that takes longer fails
+    pytest_below  the first major version of pytest that the tests cannot run with
     """
 
     name: str
@@ -48,6 +49,7 @@ class Suite:
     needs: tuple[str, ...] = ("pytest",)
     args: tuple[str, ...] = ()
     test_seconds: int = TEST_SECONDS
+    pytest_below: int = 99
 
 
 SUITES = {
@@ -78,6 +80,7 @@ SUITES = {
             "PEER_PYTHON",
             ("pytest", "torch", "catalogue", "brotli", "snappy", "zstd", "boto3", "moto"),
             ("-m", "not daily and not remote"),
+            pytest_below=9,  # marks on fixtures
         ),
         Suite("granular", ("tests",), "GRANULAR_PYTHON", ("pytest", "msgpack", "cloudpickle")),
         # Its tests of large records write files of 4 and 8 GB; DISABLE_TEST_LARGE_SAMPLE=1 skips them.
@@ -132,6 +135,20 @@ def read_list(text: str, suite: str) -> Listed:
                     raise ValueError(f"{suite}: {test} has no reason, or is listed twice")
                 tests[test] = reason
     return Listed(**kinds)
+
+
+def list_commit(text: str, suite: str) -> str:
+    """Return the commit of the checkout that the list was made with; empty if it names none."""
+    return str(tomllib.loads(text).get(suite, {}).get("checkout", ""))
+
+
+def checkout_commit(checkout: Path) -> str:
+    """Return the commit of a checkout; empty if it is not a repository."""
+    if not (checkout / ".git").exists():
+        return ""
+    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    return ran.stdout.strip()
 
 
 def _match(test: str, names: Mapping[str, str]) -> str | None:
@@ -195,6 +212,7 @@ def run(
             "SUITE_WHICH": "original" if original else "flare",
             "SUITE_TEST_SECONDS": str(suite.test_seconds),
             "SUITE_NEEDS": ",".join(suite.needs),
+            "SUITE_PYTEST_BELOW": str(suite.pytest_below),
             # The original's packages are found first, flare's own and those that it needs after them.
             "SUITE_PATHS": os.pathsep.join(
                 [str(HERE.parents[1]), *(one for one in sys.path[1:] if one.endswith("-packages"))]
@@ -277,6 +295,9 @@ def main(argv: Sequence[str]) -> int:
             f"{name}: {found.passed} of {found.applicable} applicable tests pass ({share:.1f} %), "
             f"{found.not_applicable} are not applicable, {found.skipped} skip themselves"
         )
+        listed, at = list_commit(LIST.read_text(), name), checkout_commit(checkout)
+        if listed and at and not at.startswith(listed):
+            print(f"  the list is of commit {listed}, the checkout is at {at[: len(listed)]}")
         for problem in found.problems if not args.select else ():
             print(f"  {problem}")
             code = code or 1

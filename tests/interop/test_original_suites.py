@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -138,6 +139,27 @@ def test_command_prints_figures_and_fails_for_unlisted_failures(checkout, monkey
         "tests stay on this machine; asked for 192.0.2.1",
         f"sds: not run, there is no {checkout.parent / 'sds'}",
     ]
+
+
+def test_a_checkout_of_another_commit_is_pointed_out(checkout, monkeypatch, capsys):
+    monkeypatch.setenv("ORIGINAL_TESTS", str(checkout.parent))
+    monkeypatch.setitem(suites.SUITES, "granular", Suite("granular", ("tests/test_none.py",)))
+    monkeypatch.setattr(suites, "LIST", checkout / "list.toml")
+    (checkout / "tests" / "test_none.py").write_text("def test_none(): pass\n")
+    suites.LIST.write_text('[granular]\ncheckout = "0000000"\n')
+    git = ["git", "-C", str(checkout), "-c", "user.name=x", "-c", "user.email=x@example.com"]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run([*git, *command], check=True)
+    assert suites.main(["granular"]) == 0
+    commit = suites.checkout_commit(checkout)
+    assert len(commit) == 40 and capsys.readouterr().out.splitlines()[1:] == [
+        f"  the list is of commit 0000000, the checkout is at {commit[:7]}"
+    ]
+
+
+def test_a_pytest_that_is_too_new_is_named(checkout):
+    with pytest.raises(RuntimeError, match=rf"has pytest {pytest.__version__}, .* need pytest<3$"):
+        suites.run(Suite("granular", ("tests",), pytest_below=3), checkout)
 
 
 def test_packages_that_are_missing_are_named(checkout, tmp_path):

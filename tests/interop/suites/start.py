@@ -24,5 +24,13 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 import pytest  # noqa: E402
 
+below = int(os.environ["SUITE_PYTEST_BELOW"])
+if int(pytest.__version__.partition(".")[0]) >= below:
+    print(
+        f"{sys.executable} has pytest {pytest.__version__}, these tests need pytest<{below}",
+        file=sys.stderr,
+    )
+    sys.exit(5)
+
 if __name__ == "__main__":
     sys.exit(pytest.main(["-p", "suite_plugin", *sys.argv[1:]]))
