@@ -90,10 +90,10 @@ class _Server(ThreadingHTTPServer):
 class Web:
     """`pages` is path -> function(handler, how often the path was asked for); `asked` counts, `requests` keeps headers."""
 
-    def __init__(self):
+    def __init__(self, port=0):
         self.pages, self.asked, self.requests, self.lock = {}, Counter(), [], threading.Lock()
         self.over = threading.Event()
-        self.server = _Server(("127.0.0.1", 0), _Handler)
+        self.server = _Server(("127.0.0.1", port), _Handler)
         self.server.web = self
         self.port = self.server.server_address[1]
         self.thread = threading.Thread(

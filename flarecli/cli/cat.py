@@ -65,7 +65,7 @@ def command(
             autocompletion=completes(*output.BYTES),
         ),
     ] = "sha256",
-    retries: params.Retries = 4,
+    retries: params.Retries = 8,
     timeout: params.Timeout = 30.0,
     deadline: params.Deadline = 600.0,
     cache: params.CacheFolder = None,

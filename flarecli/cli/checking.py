@@ -33,7 +33,7 @@ def check(
     max_findings: int = 100,
     engine: str = "local",
     jobs: int | None = None,
-    retries: int = 4,
+    retries: int = 8,
     timeout: float = 30.0,
     deadline: float = 600.0,
     allow_private: bool = False,

@@ -60,7 +60,7 @@ def command(
             help="Write one page with plots and a gallery of rows, - to stdout; --sample says how many.",
         ),
     ] = None,
-    retries: params.Retries = 4,
+    retries: params.Retries = 8,
     timeout: params.Timeout = 30.0,
     deadline: params.Deadline = 600.0,
     cache: params.CacheFolder = None,

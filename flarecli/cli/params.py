@@ -130,7 +130,8 @@ Engine: TypeAlias = Annotated[
     ),
 ]
 Retries: TypeAlias = Annotated[
-    int, option("--retries", metavar="N", min=0, help="Tries after a passing fault.")
+    int,
+    option("--retries", metavar="N", min=0, help="Retries of transient errors, for each object."),
 ]
 Timeout: TypeAlias = Annotated[
     float, option("--timeout", **_default("Give up when no byte came for so long.", "30s"), **_TIME)

@@ -66,7 +66,7 @@ def command(
     cache: params.CacheFolder = None,
     cache_limit: params.CacheLimit = 10 * 10**9,
     jobs: params.Jobs = None,
-    retries: params.Retries = 4,
+    retries: params.Retries = 8,
     timeout: params.Timeout = 30.0,
     deadline: params.Deadline = 600.0,
     allow_private: params.AllowPrivate = False,

@@ -71,7 +71,7 @@ def command(
     ] = 100,
     engine: params.Engine = "local",
     jobs: params.Jobs = None,
-    retries: params.Retries = 4,
+    retries: params.Retries = 8,
     timeout: params.Timeout = 30.0,
     deadline: params.Deadline = 600.0,
     allow_private: params.AllowPrivate = False,

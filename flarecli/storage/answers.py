@@ -25,6 +25,7 @@ from flarecli.errors import (
 __all__ = [
     "REDIRECTS",
     "SETTLED_S",
+    "UNREACHABLE",
     "Answer",
     "Fault",
     "broken",
@@ -36,6 +37,7 @@ __all__ = [
     "settled",
 ]
 
+UNREACHABLE = frozenset({"connect", "dns", "timeout"})  # kinds of faults: no connection
 INFLATION = 100  # a body may inflate to so many times what was sent, and
 INFLATION_FLOOR = 16 << 20  # to this size in any case
 _STEP, _INFLATED = 1 << 14, 1 << 20  # bytes inflated at a time, and what comes of them

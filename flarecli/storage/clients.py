@@ -9,14 +9,25 @@ from __future__ import annotations
 import hashlib
 import os
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from flarecli.errors import ReachError
 from flarecli.storage import native
 from flarecli.storage.credentials import Way, ways
 from flarecli.storage.limits import Limits
+from flarecli.storage.tries import FIRST_CONTACT_S, OUTAGE_S
 
 __all__ = ["Clients"]
+
+
+class Retry(NamedTuple):
+    """How the library retries by itself: at least so many times, for so many seconds."""
+
+    attempts: int
+    seconds: float
+
+
+_HASTY, _PATIENT = Retry(0, FIRST_CONTACT_S), Retry(60, OUTAGE_S)
 
 _KINDS = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
 _CONNECT_S = 10
@@ -81,28 +92,36 @@ class Clients:
         """The ways tried so far; the last one is in use."""
         return [way for way, _ in self._open[1]]
 
+    def patient(self, library: Any) -> Any:
+        """Return a client like the current one that rides out an outage by itself, for calls that cannot be repeated."""
+        with native.opening:
+            return self._client_for(library, self.tried[-1], _PATIENT)
+
     def _opened(self, library: Any, i: int) -> tuple[Way, Any]:
         way = self.way(i)
-        known = repr(
-            (self._home, sorted(way.config.items()), self._limits, sorted(os.environ.items()))
-        )  # the library looks there itself
+        return way, self._client_for(library, way, _HASTY)
+
+    def _client_for(self, library: Any, way: Way, retry: Retry) -> Any:
+        settings = self._home, sorted(way.config.items()), self._limits, retry
+        known = repr((*settings, sorted(os.environ.items())))  # the library looks there itself
         key = native.pid(), hashlib.sha256(known.encode()).digest()
         if key not in _shared:
-            made = _client(library, self._home, way, self._limits)
+            made = _client(library, self._home, way, self._limits, retry)
             own = [
                 one for one in _shared if one[0] == native.pid()
             ]  # ending a parent's client could wait for threads that are not here
             for one in own[: len(own) + 1 - _MOST]:
                 del _shared[one]
             _shared[key] = made
-        return way, _shared[key]
+        return _shared[key]
 
 
-def _client(library: Any, home: str, way: Way, limits: Limits) -> Any:
+def _client(library: Any, home: str, way: Way, limits: Limits, retry: Retry) -> Any:
     """Open a bucket.
 
     library  obstore's compiled module, as this process has it
     home     `s3://bucket/`
+    retry    how the library itself retries
     raises   ReachError if the library does not take what is set; its own words may hold what it could not read
     """
     scheme, _, bucket = home.rstrip("/").partition("://")
@@ -116,7 +135,15 @@ def _client(library: Any, home: str, way: Way, limits: Limits) -> Any:
         "user_agent": "flare",
         "pool_max_idle_per_host": str(2 * limits.jobs),
     }
-    retries = {"max_retries": limits.retries, "retry_timeout": timedelta(seconds=limits.deadline_s)}
+    retries = {
+        "max_retries": max(limits.retries, retry.attempts) if limits.retries else 0,
+        "retry_timeout": timedelta(seconds=min(limits.deadline_s, retry.seconds)),
+        "backoff": {
+            "init_backoff": timedelta(seconds=0.1),
+            "max_backoff": timedelta(seconds=2),
+            "base": 2,
+        },
+    }
     config = {name: value for name, value in way.config.items() if value != ""}
     try:
         return getattr(library._store, _KINDS[scheme])(

@@ -74,6 +74,7 @@ def transfer(request: Request, engine: Engine) -> bool:
     if len(free) < _KEPT:
         free.append(slot)
     if fault is None:
+        engine.hosts.answered(request.origin)
         request.done = True
         request.deliver(request)
     else:

@@ -17,6 +17,7 @@ _FIRST_S, _LONGEST_S, _EASES = (
     5.0,
     0.9,
 )  # between two requests to a crowded host: at first, at most, and what a success makes of it
+_REMEMBERED = 1 << 16  # hosts of which it is known whether they answer
 _WAVE_S = 1.0  # refusals within so long are one sign of crowding, not many
 
 _Turn: TypeAlias = tuple[
@@ -39,6 +40,8 @@ class Hosts:
 
     def __init__(self) -> None:
         self._hosts: dict[str, _Host] = {}
+        self._reached: dict[str, None] = {}  # origins that answered, the latest ones
+        self._down: dict[str, float] = {}  # origins that cannot be reached, and since when
         self._ready: dict[str, _Host] = {}  # those with requests that wait
 
     def put(self, request: Request, again: bool = False) -> None:
@@ -124,27 +127,59 @@ class Hosts:
         """Count a transfer that began (1) or ended (-1)."""
         host = self._hosts.get(origin) or self._host(origin)
         host.active += change
-        if not host.active and not host.waiting and not host.pace:
+        if not (host.active or host.waiting or host.pace or origin in self._down):
             del self._hosts[origin]  # nothing to remember: a run may meet a million hosts
 
-    def hold_back(self, origin: str, now: float, wait: float) -> None:
-        """A host is crowded: nothing more to it for `wait` seconds, and then at half the pace."""
+    def hold_back(self, origin: str, now: float, wait: float) -> float:
+        """Pause an overloaded host for `wait` seconds, then halve its pace; return when the pause is over.
+
+        Answers to requests that were under way together count once: they say the same.
+        """
         host = self._host(origin)
-        host.next_at = max(host.next_at, now + wait)
         if now >= host.wave_until:
+            host.next_at = max(host.next_at, now + wait)
             host.pace = min(_LONGEST_S, max(_FIRST_S, 2 * host.pace))
-            host.wave_until = now + max(_WAVE_S, wait)
+            host.wave_until = now + wait + _WAVE_S
+        return host.next_at
+
+    def pause(self, origin: str, until: float) -> None:
+        """Start no request to a host before a time."""
+        host = self._host(origin)
+        host.next_at = max(host.next_at, until)
+
+    def answered(self, origin: str) -> None:
+        """Note that a host answered; from any thread."""
+        if origin not in self._reached:
+            if len(self._reached) >= _REMEMBERED:
+                self._reached.clear()
+            self._reached[origin] = None
+        if self._down.pop(origin, None) is not None:
+            host = self._hosts.get(origin)
+            if host is not None and not host.pace:
+                host.next_at = 0.0
+
+    def was_reached(self, origin: str) -> bool:
+        """Return whether a host has answered before."""
+        return origin in self._reached
+
+    def unreachable(self, origin: str, now: float) -> float:
+        """Note that a host could not be reached; return since when."""
+        if len(self._down) >= _REMEMBERED:
+            self._down.clear()
+        return self._down.setdefault(origin, now)
 
     def went_well(self, origin: str) -> None:
         """An object came from a host: a crowded one is asked a little faster again."""
         host = self._hosts.get(origin)
         if host is not None and host.pace:
             host.pace = host.pace * _EASES if host.pace > _FIRST_S / 4 else 0.0
+            if not host.pace:
+                host.next_at = 0.0
 
     def is_crowded(self, origin: str) -> bool:
         """Say whether a host has asked for fewer requests, and not yet shown that it can do with more; from any thread."""
         host = self._hosts.get(origin)
-        return host is not None and host.pace > 0
+        return (host is not None and host.pace > 0) or origin in self._down
 
     def _host(self, origin: str) -> _Host:
         host = self._hosts.get(origin)

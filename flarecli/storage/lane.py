@@ -35,6 +35,7 @@ class Lane:
         if alone is None or window.paused or window.is_full(active) or active > self._limits.jobs:
             return whole
         origin, waiting = alone
+        self._hosts.answered(origin)
         slots, add, remove, deadline = (
             pool.slots,
             pool.add,

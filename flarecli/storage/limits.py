@@ -12,7 +12,7 @@ class Limits:
     """Limits of transfers; each has its option on the command line.
 
     jobs         transfers at a time
-    retries      how often a passing fault is tried again
+    retries      how often a transient error of one object is retried
     timeout_s    a transfer that brings less than 1 kB/s over so long has failed
     deadline_s   the whole object, with redirects, retries and the waits between them
     max_bytes    an object larger than this fails
@@ -20,7 +20,7 @@ class Limits:
     """
 
     jobs: int = 32
-    retries: int = 4
+    retries: int = 8
     timeout_s: float = 30.0
     deadline_s: float = 600.0
     max_bytes: int = 10**9

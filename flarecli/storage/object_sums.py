@@ -14,13 +14,15 @@ import binascii
 import hashlib
 import hmac
 import os
+import random
 import threading
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from flarecli.storage.answers import Answer
+from flarecli.storage.answers import Answer, refused
 from flarecli.storage.location import Location
 from flarecli.storage.objects import ObjectStore
 from flarecli.storage.slots import certificates
@@ -30,6 +32,7 @@ __all__ = ["Kept", "kept_sums", "signed"]
 _PREFIX, _MODE = "x-amz-checksum-", {"x-amz-checksum-mode": "ENABLED"}
 _SIZES = {"crc32": 4, "crc32c": 4, "crc64nvme": 8, "sha1": 20, "sha256": 32}  # bytes of each sum
 _CONNECT_S = 10
+_RETRIES, _WAIT_S = 4, 0.25  # of a transient refusal; the delays are random below _WAIT_S * 2**n
 _HEAD_BYTES = 1 << 16  # of an answer's head
 _OWN = threading.local()
 _inherited: list[Any] = []
@@ -56,7 +59,13 @@ def kept_sums(at: Location) -> Kept:
         if config.get("skip_signature")
         else signed("HEAD", url, _MODE, config, datetime.now(UTC))
     )
-    answer = _asked(url, headers, store.guard.limits.timeout_s)
+    limits = store.guard.limits
+    for attempt in range(min(limits.retries, _RETRIES) + 1):
+        if attempt:
+            time.sleep(random.random() * _WAIT_S * 2**attempt)
+        answer = _asked(url, headers, limits.timeout_s)
+        if answer is not None and not refused(answer, b"").passing:
+            break
     if answer is None or answer.status != 200:
         return Kept(
             why_not="it does not answer" if answer is None else f"it answers {answer.status}"

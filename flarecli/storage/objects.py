@@ -8,6 +8,7 @@ answer shorter than what was asked for is an error. A store that refuses credent
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -19,6 +20,7 @@ from flarecli.storage import keys, plan, refusals
 from flarecli.storage.answers import changed
 from flarecli.storage.clients import Clients
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, short_read
+from flarecli.storage.outages import Outage
 from flarecli.storage.threads import ahead, alone, in_order, side_by_side
 from flarecli.storage.uploads import AHEAD, upload
 
@@ -68,6 +70,7 @@ class ObjectStore:
         self.scheme, self.bucket, self.guard = scheme, bucket, guard
         self._known: dict[str, _Known] = {}
         self._clients = Clients(self.home, guard.limits, guard.anonymous)
+        self._outage = Outage(guard.limits)
         self._creates = True  # until the store says that it cannot write on condition
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -124,18 +127,37 @@ class ObjectStore:
         self._clients.current()
         return self._clients.tried[-1].config
 
-    def _do(self, path: str, call: Callable[[Any, Any], T]) -> T:
-        """Call the library with a client; give its errors the store's own words."""
+    def _do(self, path: str, call: Callable[[Any, Any], T], once: bool = False) -> T:
+        """Call the library with a client; give its errors the store's own words.
+
+        once  the call cannot be repeated, since it uses up an iterator: the library rides out an outage
+        """
+        began = time.monotonic()
         while True:
             library, client = self._clients.current()
+            is_patient = once and self._outage.was_reached
+            used = self._clients.patient(library) if is_patient else client
             try:
-                return call(library, client)
+                done = call(library, used)
+                self._outage.answered()
+                return done
             except BaseException as error:
-                self._go_on(error, client, path)
+                self._go_on(error, client, path, None if once else began)
 
-    def _go_on(self, error: BaseException, client: Any, path: str) -> None:
-        """Return if there is another way to be let in; otherwise raise an error of the library in the store's own words."""
+    def _go_on(self, error: BaseException, client: Any, path: str, began: float | None) -> None:
+        """Return if the call should be repeated; otherwise raise an error of the library in the store's own words.
+
+        It is repeated with other credentials, if there are any, and through an outage.
+
+        began  when the call was made first; None if it cannot be repeated
+        """
         if isinstance(error, Exception):
+            is_overload = refusals.is_overload(error)
+            if is_overload or refusals.is_unreachable(error):
+                if began is not None and self._outage.wait(began, is_overload):
+                    return
+            elif refusals.answered(error):
+                self._outage.answered()
             if refusals.is_denied(error) and self._clients.otherwise(client):
                 return
             raise self.told(error, path) from None
@@ -191,6 +213,7 @@ class ObjectStore:
         start, stop = wanted
         is_whole = not start and stop is None
         options = None if is_whole and known is None else _options(known, start, stop)
+        began = time.monotonic()
         while True:
             library, client = self._clients.current()
             try:
@@ -199,9 +222,10 @@ class ObjectStore:
                 break
             except BaseException as error:
                 if not isinstance(error, Exception) or not refusals.past_the_end(error):
-                    self._go_on(error, client, path)
+                    self._go_on(error, client, path, began)
                     continue
             return self._nothing(path, known, start, stop)
+        self._outage.answered()
         meta = result.meta
         size = meta["size"]
         known = self._learn(path, meta["e_tag"], size, known)
@@ -373,10 +397,10 @@ class ObjectStore:
             stream = library.list(client, path or None, chunk_size=_PAGE)
             return stream, next(stream, None)
 
-        stream, page = alone(lambda: self._do(path, first))
+        stream, page = alone(lambda: self._do(path, first, once=True))
         while page is not None:
             yield from page
-            page = alone(lambda: self._do(path, lambda library, client: next(stream, None)))
+            page = alone(lambda: self._do(path, lambda *_: next(stream, None), once=True))
 
     # -- writing
 
@@ -433,6 +457,7 @@ class ObjectStore:
                 chunk_size=plan.PIECE,
                 max_concurrency=AHEAD,
             ),
+            once=True,
         )
 
     def _refuse_what_is_there(self, path: str) -> None:

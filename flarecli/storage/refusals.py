@@ -17,9 +17,12 @@ from flarecli.storage.answers import changed
 
 __all__ = [
     "ANONYMOUS",
+    "answered",
     "denied",
     "is_denied",
+    "is_overload",
     "is_refusal",
+    "is_unreachable",
     "outrun",
     "past_the_end",
     "told",
@@ -52,6 +55,7 @@ _HINTS = {
 }
 _ACCESS = "Check the credentials, and that they may do this; some stores also answer so for what is not there."
 ANONYMOUS = "Data from the network reads other buckets without credentials; save it to a local file if you trust it."
+_NO_CONNECTION = ("ConnectionRefused", "dns error", "failed to lookup", "kind: Connect")
 _REGION = "Set AWS_REGION to the bucket's region."
 _CUT = "The file was cut short; fetch or pack it again."
 
@@ -81,6 +85,23 @@ def past_the_end(error: Exception) -> bool:
     return (
         status == 416 or code == "InvalidRange" or "StartTooLarge" in text
     )  # Azure gives the last byte where nothing is left
+
+
+def is_unreachable(error: Exception) -> bool:
+    """Whether no connection could be opened."""
+    status, _, text = _read(error)
+    return not status and any(sign in text for sign in _NO_CONNECTION)
+
+
+def answered(error: Exception) -> bool:
+    """Whether the store answered at all."""
+    return isinstance(error, FileNotFoundError) or bool(_read(error)[0])
+
+
+def is_overload(error: Exception) -> bool:
+    """Whether the store asks for fewer requests."""
+    status, code, _ = _read(error)
+    return status in (429, 503) or code in ("SlowDown", "Throttling", "ThrottlingException")
 
 
 def outrun(error: Exception) -> bool:

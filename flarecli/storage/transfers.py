@@ -329,6 +329,7 @@ class Engine:
         answer = request.answer
         if answer is not None and answer.length is None:
             self.unproven += not answer.proven
+        self.hosts.answered(request.origin)
         self._deliver(request, None)
         following = None  # a crowded host has none
         if not (
@@ -352,6 +353,8 @@ class Engine:
     def _outcome(self, request: Request, fault: Fault, now: float) -> None:
         """Find out what a transfer came to that gave no object: another address, another try, or a failure."""
         answer = request.answer
+        if answer is not None and answer.status:
+            self.hosts.answered(request.origin)
         if answer is not None and answer.status in answers.REDIRECTS and answer.get("location"):
             self._redirect(request, answer.get("location"), now)
         else:

@@ -104,7 +104,7 @@ def test_pack_without_options_leaves_every_default_to_the_verb(flare):
     assert limits is pack.options["guard"].limits
     assert (limits.jobs, limits.retries, limits.timeout_s, limits.deadline_s, limits.max_bytes) == (
         32,
-        4,
+        8,
         30.0,
         600.0,
         10**9,

@@ -423,7 +423,7 @@ def test_retries_have_a_budget(web, at):
         [index([web.url("/a")] * 300)], at, limits=Limits(retries=4, timeout_s=5, deadline_s=60)
     )
     assert len(failures) == 300
-    assert web.asked["/a"] <= 300 + 100
+    assert web.asked["/a"] <= 300 + 150
 
 
 def test_an_object_that_is_too_large_fails(web, at, tmp_path):
