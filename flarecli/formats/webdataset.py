@@ -203,15 +203,9 @@ def read_batch(
     by_name = {one.name: one for one in shard.columns}
     names = list(by_name) if columns is None else list(columns)
     order = [name for name in by_name if name != KEY]
-    members = dict(
-        zip(
-            names,
-            _members(
-                shard, [order.index(name) if name != KEY else -1 for name in names], start, stop
-            ),
-            strict=True,
-        )
-    )
+    wanted = [name for name in names if name != KEY]
+    found = _members(shard, [order.index(name) for name in wanted], start, stop)
+    members = dict(zip(wanted, found, strict=True))
     arrays = []
     for name in names:
         if name == KEY:
@@ -237,9 +231,7 @@ def _members(
     shard: Shard, places: Sequence[int], start: int, stop: int
 ) -> list[tuple[IntArray, IntArray, IntArray]]:
     """Give the bytes in which members lie, and start and size of each row's there: uint8, int64 [rows] (-1: lacking), int64 [rows]."""
-    starts, sizes = (
-        shard.layout[name][[max(0, i) for i in places], start:stop] for name in ("starts", "sizes")
-    )
+    starts, sizes = (shard.layout[name][places, start:stop] for name in ("starts", "sizes"))
     view = spans.whole(shard.chunk)
     there = starts >= 0
     if view is not None or not there.any():
