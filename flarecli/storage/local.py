@@ -97,6 +97,7 @@ class LocalStore:
         self._maps: OrderedDict[str, memoryview] = OrderedDict()
         self._lock = threading.Lock()
         self._root_names: list[str] | None = None  # see `_roots`
+        self._pinned: os.stat_result | None = None  # the one folder that `root` may name
 
     def __reduce__(self) -> tuple[object, ...]:
         return LocalStore, (self.root, self.shown, self.guard, self.maps, self.durable)
@@ -124,6 +125,38 @@ class LocalStore:
         return Location(
             cls(folder, os.path.dirname(path) if os.path.basename(path) == name else folder, guard),
             name,
+        )
+
+    def pin(self) -> None:
+        """Use the folder that `root` names now and no other: later calls raise ReachError if it was moved or deleted."""
+        self._pinned = None
+        fd = self._open_root()
+        try:
+            self._pinned = os.fstat(fd)
+        finally:
+            os.close(fd)
+
+    def check_root(self) -> None:
+        """Raise ReachError if the pinned folder was moved or deleted."""
+        os.close(self._folder(""))
+
+    def _open_root(self) -> int:
+        try:
+            fd = os.open(self.root, _FOLDER & ~os.O_NOFOLLOW)
+        except FileNotFoundError:
+            if self._pinned is None:
+                raise
+            raise self._moved() from None
+        if self._pinned is not None and not os.path.samestat(os.fstat(fd), self._pinned):
+            os.close(fd)
+            raise self._moved()
+        return fd
+
+    def _moved(self) -> ReachError:
+        return ReachError(
+            "the folder was moved or deleted while it was written",
+            where=self.show(""),
+            hint="Move it back and run the same command with --resume, or name another folder.",
         )
 
     def show(self, path: str) -> str:
@@ -324,7 +357,10 @@ class LocalStore:
             if not name:
                 raise FormatError("a folder where a file is needed", where=self.show(path))
             fd = os.open(
-                name, flags & ~(os.O_NOFOLLOW if self.guard.allow_local else 0), dir_fd=folder
+                name,
+                flags & ~(os.O_NOFOLLOW if self.guard.allow_local else 0),
+                0o666,
+                dir_fd=folder,
             )
         except OSError as error:
             if isinstance(error, FlareError):
@@ -356,8 +392,10 @@ class LocalStore:
     def _folder(self, path: str, wanted: str = "") -> int:
         """Open a folder below the root, part by part, so that no link leads out of it; `wanted` is what errors name."""
         try:
-            fd = os.open(self.root, _FOLDER & ~os.O_NOFOLLOW)
+            fd = self._open_root()
         except OSError as error:
+            if isinstance(error, FlareError):
+                raise
             raise self.error(error, wanted) from None
         for part in path.split("/") if path else ():
             fd = self._enter(fd, part, wanted or path)
@@ -491,14 +529,18 @@ class LocalStore:
             os.fsencode(name)[:200]
         )  # a name may take all of the 255 bytes there are
         name = f"{name}.{os.getpid()}.{next(_number)}.part"  # nobody else's: `0/x` and `1/x` may be written at a time
+        root = self._folder("")
         try:
-            return os.open(os.path.join(self.root, SCRATCH), _FOLDER), name
+            return os.open(SCRATCH, _FOLDER, dir_fd=root), name
         except OSError:
             return os.dup(folder), f".{name}"
+        finally:
+            os.close(root)
 
     def _made_folder(self, path: str) -> int:
         """Open a folder below the root, making what is missing; each new name reaches the disk."""
-        made_folder(self.root, self)
+        if self._pinned is None:
+            made_folder(self.root, self)
         fd = self._folder("")
         for part in path.split("/") if path else ():
             try:
@@ -510,6 +552,16 @@ class LocalStore:
                 raise self.error(error, path) from None
             fd = self._enter(fd, part, path)
         return fd
+
+    def sync_names(self, path: str) -> None:
+        """Make the names in a folder safe against power loss."""
+        folder = self._folder(path)
+        try:
+            self._sync(folder)
+        except OSError as error:
+            raise self.error(error, path) from None
+        finally:
+            os.close(folder)
 
     def delete(self, path: str) -> None:
         try:

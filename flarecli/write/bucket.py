@@ -20,7 +20,7 @@ from flarecli.playlists import PLAYLIST
 from flarecli.storage import Entry, Location, side_by_side
 from flarecli.storage.local import SCRATCH
 from flarecli.storage.threads import start
-from flarecli.write.contents import DATASET, HINT, refuse_others
+from flarecli.write.contents import DATASET, HINT, check_dataset, refuse_others
 from flarecli.write.lease import Lease
 
 __all__ = ["BucketTarget"]
@@ -92,7 +92,7 @@ class BucketTarget:
                 raise self._unfinished()
             if self._done.exists():
                 self._clear()
-            elif (self._new / PLAYLIST).exists():
+            elif (self._new / PLAYLIST).exists() and self._is_new_complete():
                 if (
                     self._out / PLAYLIST
                 ).exists():  # the old one's, which goes first: nothing was swapped yet
@@ -117,6 +117,18 @@ class BucketTarget:
         else:
             self._clear()
         self._refuse_what_is_there(resume, overwrite)
+
+    def _is_new_complete(self) -> bool:
+        """Return whether the dataset that is to replace the old one still has all its files.
+
+        If not, its playlist is deleted: it counts as unfinished again.
+        """
+        try:
+            check_dataset(self._new)
+        except FlareError:
+            (self._new / PLAYLIST).delete()
+            return False
+        return True
 
     def _unfinished(self) -> UnfinishedError:
         return UnfinishedError(
@@ -150,9 +162,12 @@ class BucketTarget:
             (self._out / name).write((self._new / name).blocks())
         self._done.write([b"done\n"])
 
-    def check(self) -> None:
-        """Make sure that nobody has taken over, before a step counts on it. Raises BusyError, or ReachError if it can't be known."""
-        self._lease.check()
+    def check(self, now: bool = False) -> None:
+        """Raise BusyError if the lock was taken over or deleted, ReachError if that cannot be known.
+
+        now  ask the bucket; otherwise the answer may be some seconds old
+        """
+        self._lease.check(now)
 
     def finish(self) -> None:
         """Take the scratch objects away. Call it when everything else is in the bucket."""

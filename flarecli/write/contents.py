@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 
 from flarecli import playlists
-from flarecli.errors import FlareError, MissingError, UsageError
+from flarecli.errors import FlareError, IntegrityError, MissingError, UsageError
 from flarecli.formats import INDEX, SPECS, find
 from flarecli.model import Stream
-from flarecli.names import bare
+from flarecli.names import bare, is_url
 from flarecli.playlists import PLAYLIST
 from flarecli.storage import Location
 from flarecli.storage.local import SCRATCH
 from flarecli.write.failures import FAILED
 
-__all__ = ["DATASET", "HINT", "refuse_others"]
+__all__ = ["DATASET", "HINT", "check_dataset", "check_files", "check_streams", "refuse_others"]
 
 DATASET = (PLAYLIST, INDEX, *SPECS)  # what --overwrite must find before it replaces a folder
 _OWN = re.compile(
@@ -54,6 +55,60 @@ def refuse_others(at: Location, names: Iterable[str], shown: str, is_begun: bool
                     where=shown,
                     hint="Move that elsewhere first.",
                 )
+
+
+def check_dataset(at: Location) -> None:
+    """Check that every file that a playlist in a folder lists is there with its size.
+
+    Nothing is checked where no playlist can be read.
+
+    raises  what `check_files` raises
+    """
+    try:
+        found = playlists.read(at / PLAYLIST)
+    except FlareError:
+        return
+    check_streams(at, found.streams, "Give --overwrite to pack it again.")
+
+
+def check_streams(at: Location, streams: Iterable[Stream], hint: str) -> None:
+    """Check that all files that streams list are in a folder. Raises what `check_files` raises."""
+    check_files(at, (pair for one in streams for pair in _sizes(one)), hint)
+
+
+def check_files(at: Location, files: Iterable[tuple[str, int | None]], hint: str) -> None:
+    """Check that files are in a folder, each with its size; None: any size.
+
+    raises  MissingError for the first that is missing; IntegrityError for the first of another size
+    """
+    there: dict[str, int] = {}
+    with contextlib.suppress(MissingError):
+        there = {entry.name: entry.size for entry in at.list()}
+    for name, size in files:
+        found = there.get(name)
+        if found is None:
+            listed = "" if size is None else f", expected {size} bytes"
+            raise MissingError(f"the file is missing{listed}", where=at / name, hint=hint)
+        if found < 0:
+            raise IntegrityError("not a regular file", where=at / name, hint=hint)
+        if size not in (None, found):
+            raise IntegrityError(
+                f"the file is {found} bytes, expected {size}", where=at / name, hint=hint
+            )
+
+
+def _sizes(stream: Stream) -> Iterator[tuple[str, int | None]]:
+    """Yield the name and the size of each file that a stream lists below its own folder."""
+    sizes = itertools.repeat(-1) if stream.sizes is None else stream.sizes.tolist()
+    listed = itertools.chain(
+        zip(stream.urls, sizes, strict=False),
+        ((file.name, file.size) for part in stream.parts for file in part),
+        ((file.name, file.size) for file in stream.files.values()),
+    )
+    for name, size in listed:
+        own = bare(name)
+        if not (is_url(own) or own.startswith("/") or ".." in own.split("/")):
+            yield own, None if size is None or size < 0 else size
 
 
 def _is_part(at: Location, name: str, shown: str) -> bool:

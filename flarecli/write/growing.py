@@ -16,11 +16,12 @@ from typing import Protocol
 
 from flarecli.errors import BusyError, FormatError, MissingError, UsageError
 from flarecli.storage import Location, read_each
-from flarecli.storage.local import SCRATCH, LocalStore, sync_folder
+from flarecli.storage.local import SCRATCH, LocalStore
 
 __all__ = ["Growing", "growing"]
 
 _PIECE = re.compile(r"(\d{1,9})\.json", re.ASCII)
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _SIDE_BY_SIDE = 32  # requests for small objects at a time
 
 
@@ -50,7 +51,7 @@ def growing(at: Location) -> Growing:
 
 class _OnDisk:
     def __init__(self, at: Location, store: LocalStore) -> None:
-        self._at, self._store, self._path = at, store, os.path.join(store.root, at.path)
+        self._at, self._store = at, store
         self._fd = -1
 
     @property
@@ -62,15 +63,9 @@ class _OnDisk:
             yield from self._at.blocks()
 
     def _open(self) -> None:
-        try:
-            self._fd = os.open(
-                self._path,
-                os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC,
-                0o666,
-            )
-            sync_folder(os.path.dirname(self._path))
-        except OSError as error:
-            raise self._store.error(error, self._at.path) from None
+        with self._store.opened(self._at.path, _APPEND) as fd:
+            self._fd = os.dup(fd)
+        self._store.sync_names(os.path.dirname(self._at.path))
 
     def append(self, data: bytes) -> None:
         if self._fd < 0:
@@ -85,8 +80,7 @@ class _OnDisk:
     def cut(self, size: int) -> None:
         if not size:
             self.close()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)
+            self._at.delete()
             return
         if self._fd < 0:
             self._open()

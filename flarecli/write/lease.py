@@ -24,6 +24,7 @@ from flarecli.storage.threads import start
 
 __all__ = ["DEAD_S", "Lease"]
 
+_DELETED = "the lock of this pack was deleted"
 BEAT_S = 5.0  # how often the lock is written
 _TRIES = 9  # to get a lock that is free: five seconds in all
 DEAD_S = 60.0  # how long a lock must not change before it is taken over
@@ -120,20 +121,22 @@ class Lease:
             try:
                 self._held = swap(self._at, self._next(), self._held)
             except BusyError:
-                self._lost = "another pack has taken over"
+                self._lost = _DELETED if held(self._at) is None else "another pack has taken over"
                 return
             self._last = _now()
 
-    def check(self) -> None:
-        """Make sure that the lock is still ours, before something counts on it. Raises BusyError if not, ReachError if it can't be known."""
-        if _now() - self._last > BEAT_S * 1.5:
+    def check(self, now: bool = False) -> None:
+        """Raise BusyError if the lock is no longer ours, ReachError if that cannot be known.
+
+        now  write the lock first; otherwise the answer may be as old as the last time that it was written
+        """
+        if now or _now() - self._last > BEAT_S * 1.5:
             self._beat()
         if self._lost:
-            raise BusyError(
-                self._lost,
-                where=self._where,
-                hint="Stop one of the two, then run this one again with --resume.",
-            )
+            hint = "Stop one of the two, then run this one again with --resume."
+            if self._lost == _DELETED:
+                hint = "Run the same command with --resume."
+            raise BusyError(self._lost, where=self._where, hint=hint)
 
     def leave(self) -> None:
         """Write the lock no more, with no request: whoever wants it finds that its owner is dead."""

@@ -20,6 +20,7 @@ from flarecli.formats import FAMILY, mds_merge
 from flarecli.hashes import DEFAULT, digest
 from flarecli.model import File, Playlist, Stream
 from flarecli.storage import Location
+from flarecli.write.contents import check_streams
 from flarecli.write.failures import FAILED
 
 __all__ = ["join", "part_name", "span"]
@@ -185,6 +186,7 @@ def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stre
         where = at / f"{name}/{playlists.PLAYLIST}"
         data = where.read(0, where.size())
         part = playlists.parse(data, where).streams[0]
+        check_streams(at / name, [part], "Run the same command with --resume to pack it again.")
         shards.add(name, part)
         for file in (
             *part.files.values(),

@@ -28,7 +28,7 @@ from flarecli.playlists import PLAYLIST
 from flarecli.storage import Guard, Location, locate
 from flarecli.storage.flock import flock
 from flarecli.storage.local import SCRATCH, LocalStore, made_folder, sync_folder
-from flarecli.write.contents import DATASET, HINT, refuse_others
+from flarecli.write.contents import DATASET, HINT, check_dataset, refuse_others
 
 if TYPE_CHECKING:
     from flarecli.write.bucket import BucketTarget
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Target", "bucket_of", "claim", "sweep"]
 
 _NO_LOCKS_HINT = "Write to a local disk or a bucket, then copy the result there."
-_claimed: set[str] = set()  # scratch folders of this process
+_claimed: set[int] = set()  # scratch folders that this process holds open
 
 
 def claim(
@@ -44,15 +44,21 @@ def claim(
 ) -> Target | BucketTarget:
     """Claim a folder, on a disk or in a bucket, for a pack.
 
-    raises  UsageError for a place that cannot be written to, else what `Target` raises
+    raises  UsageError for a place that cannot be written to; what `Target` raises; of a finished
+            dataset what `check_files` raises
     """
     out = address_text(out)
     at = bucket_of(out, guard)
+    target: Target | BucketTarget
     if at is None:
-        return Target(out, resume=resume, overwrite=overwrite)
-    from flarecli.write.bucket import BucketTarget  # with it comes the client of buckets
+        target = Target(out, resume=resume, overwrite=overwrite)
+    else:
+        from flarecli.write.bucket import BucketTarget  # with it comes the client of buckets
 
-    return BucketTarget(at, resume=resume, overwrite=overwrite)
+        target = BucketTarget(at, resume=resume, overwrite=overwrite)
+    if target.is_done:
+        check_dataset(target.at)
+    return target
 
 
 def bucket_of(out: str, guard: Guard | None = None) -> Location | None:
@@ -175,7 +181,9 @@ class Target:
                     with contextlib.suppress(OSError):
                         os.rmdir(folder)
                 raise
-            if not _is_same(fd, scratch):
+            with contextlib.suppress(FileNotFoundError):
+                store.pin()
+            if not _is_same(fd, scratch):  # asked after pinning: both are of one folder then
                 return
             journal = os.path.join(scratch, "journal")
             if os.path.exists(journal) and not resume and not overwrite:
@@ -189,14 +197,14 @@ class Target:
                 if not (resume and self._holds_dataset(self.folder)):
                     raise UsageError("the folder is not empty", where=self.shown, hint=self.hint)
                 self.is_done = True
-                self._clear(scratch)
+                self._clear(fd, self.folder)
                 return
             if overwrite and not resume:
                 self._empty()
-            _drop_parts(scratch)  # of a pack that was killed
+            _drop_parts(fd)  # of a pack that was killed
             self._sign(scratch, store)
             self._fd, fd = fd, -1
-            _claimed.add(scratch)
+            _claimed.add(self._fd)
         finally:
             if fd >= 0:
                 os.close(fd)
@@ -244,18 +252,29 @@ class Target:
             time.sleep(0.05)
         return "it has not said who it is"
 
-    def check(self) -> None:
-        """The lock is ours as long as this process lives."""
+    def check(self, now: bool = False) -> None:
+        """Raise ReachError unless the folder is still the one that was locked, by device and inode.
+
+        now  ignored: a disk is always asked
+        """
+        self._store.check_root()
+        if not _is_same(self._fd, os.path.join(self.folder, SCRATCH)):
+            raise ReachError(
+                "the scratch folder was moved or deleted while it was in use",
+                where=os.path.join(self.shown, SCRATCH),
+                hint="Name another folder, or empty this one first.",
+            )
 
     def finish(self) -> None:
         """Take the scratch folder away: from here on, OUT is a dataset. Call it when everything else is on the disk."""
         try:
+            self.check()
             if self._swaps:
                 self._refuse_others()  # what came to lie there meanwhile is nobody's to remove
                 self._swap()
             elif self._is_swapped:
                 shutil.rmtree(self._beside("old"), ignore_errors=True)
-            self._clear(os.path.join(self.final, SCRATCH))
+            self._clear(self._fd, self.final)
         except OSError as error:
             if isinstance(error, FlareError):
                 raise
@@ -274,17 +293,18 @@ class Target:
         sync_folder(os.path.dirname(self.final))
         shutil.rmtree(old, ignore_errors=True)
 
-    def _clear(self, scratch: str) -> None:
+    def _clear(self, scratch: int, folder: str) -> None:
         """Remove the scratch folder, its journal last: while that is there, the pack counts as unfinished."""
         for name in sorted(os.listdir(scratch), key=lambda name: (name == "journal", name)):
-            os.unlink(os.path.join(scratch, name))
-        os.rmdir(scratch)
-        sync_folder(os.path.dirname(scratch))
+            os.unlink(name, dir_fd=scratch)
+        os.rmdir(os.path.join(folder, SCRATCH))
+        sync_folder(folder)
 
     def abandon(self, keep: bool) -> None:
         """Let go after a failure: with `keep`, what is done stays for --resume; else nothing of it stays, unless something else came to lie there."""
         with contextlib.suppress(OSError, UsageError):
             if not keep:
+                self.check()  # what lies in the place of a moved folder is somebody else's
                 if not self._swaps:
                     self._refuse_others()
                 self._empty()
@@ -300,7 +320,7 @@ class Target:
     def release(self) -> None:
         """Let go of the lock."""
         if self._fd >= 0:
-            _claimed.discard(os.path.join(self.folder, SCRATCH))
+            _claimed.discard(self._fd)
             os.close(self._fd)
             self._fd = -1
 
@@ -320,11 +340,11 @@ def _missing(path: str) -> list[str]:
     return out
 
 
-def _drop_parts(scratch: str) -> None:
+def _drop_parts(scratch: int) -> None:
     with contextlib.suppress(OSError):
         for name in os.listdir(scratch):
             if name.endswith(".part"):
-                os.unlink(os.path.join(scratch, name))
+                os.unlink(name, dir_fd=scratch)
 
 
 def _is_same(fd: int, path: str) -> bool:

@@ -31,6 +31,7 @@ from flarecli.write.columns import (
     fitted,
     record_batches,
 )
+from flarecli.write.contents import check_files
 from flarecli.write.failures import Failed, Failure
 from flarecli.write.journal import Journal
 from flarecli.write.samples import Samples
@@ -434,7 +435,13 @@ class Writer:
             self.target.at, self._chunks, self.columns or (), self.settings
         )
         failed = self.failed.files()
-        self.target.check()
+        written = (file for chunk in self._chunks for file in chunk.files)
+        check_files(
+            self.target.at,
+            ((one.name, one.size) for one in (*written, *files.values(), *failed.values())),
+            "Run the same command with --resume to write it again.",
+        )
+        self.target.check(now=True)
         if self._writes_playlist:
             playlists.write(
                 self.target.at / playlists.PLAYLIST,
