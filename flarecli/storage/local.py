@@ -448,7 +448,11 @@ class LocalStore:
     ) -> Written:
         sums = Sums(hashes)
         folder, name = self._made_folder(os.path.dirname(path)), os.path.basename(path)
-        scratch, part = self._scratch(folder, name)
+        try:
+            scratch, part = self._scratch(folder, name)
+        except BaseException:
+            os.close(folder)
+            raise
         try:
             if is_special(name, folder):
                 raise UsageError(

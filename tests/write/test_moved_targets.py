@@ -244,9 +244,11 @@ def slow():
 @pytest.mark.parametrize("how", ["move", "unlink"])
 def test_the_command_exits_3_and_commits_nothing(tmp_path, slow, how):
     out, index = tmp_path / "out", tmp_path / "index.csv"
-    rows = "".join(f"http://127.0.0.1:{slow.server_port}/{row}\n" for row in range(4))
+    host = f"127.0.0.1:{slow.server_port}"
+    rows = "".join(f"http://{host}/{row}\n" for row in range(4))
     index.write_text(f"url\n{rows}")
     argv = ["pack", str(index), str(out), "--fetch", "url:data", "--shard-rows", "1", "-q"]
+    argv += ["--allow-host", host]
     with subprocess.Popen(
         [sys.executable, "-m", "flarecli", *argv], stderr=subprocess.PIPE
     ) as packing:
