@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from flarecli.names import shell_quoted
+
 __all__ = ["choose", "nearest"]
 
 SHOWN = 60  # names of a hint; of the thousand columns of a table nobody reads more
@@ -49,8 +51,8 @@ def choose(
     names = list(known)
     known_as = meant.get(given.strip().casefold())
     guess = known_as if known_as in names else nearest(given, names)
-    shown = ", ".join(names[:SHOWN]) + (
+    shown = ", ".join(map(shell_quoted, names[:SHOWN])) + (
         f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
     )
     asked = f"{ask} {shown}{more}." if names else ""
-    return f"Did you mean {guess}? {asked}".strip() if guess else asked
+    return f"Did you mean {shell_quoted(guess)}? {asked}".strip() if guess else asked

@@ -23,6 +23,7 @@ __all__ = [
     "redact",
     "redact_text",
     "scheme_of",
+    "shell_quoted",
     "whole_path",
     "without_user",
 ]
@@ -144,6 +145,24 @@ def collision_key(name: str) -> str:
 def escape(text: str) -> str:
     r"""Make text from data fit to print: control, C1 and bidi characters become `\x1b` and the like."""
     return text if text.isascii() and text.isprintable() else re.sub(_UNPRINTABLE, _escaped, text)
+
+
+def shell_quoted(text: str) -> str:
+    r"""Return text as one word of a shell, on one line: as `shlex.quote` does, but `$'a\nb'` where a terminal would act on a character."""
+    import shlex
+
+    if escape(text) == text:
+        return shlex.quote(text)
+    plain = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{re.sub(_UNPRINTABLE, _bytes_of, plain)}'"
+
+
+def _bytes_of(match: re.Match[str]) -> str:
+    char = match[0]
+    if char in "\t\n\r":
+        return _escaped(match)
+    errors = "surrogateescape" if "\udc80" <= char <= "\udcff" else "surrogatepass"
+    return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", errors))
 
 
 def _escaped(match: re.Match[str]) -> str:

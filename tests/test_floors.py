@@ -12,8 +12,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "flarecli"
 FLOORS = [
-    {"errors", "guesses", "arrow", "records"},
-    {"counts", "later", "units", "names", "given", "wildcards", "hashes", "compress", "progress"},
+    {"errors", "arrow", "records"},
+    {"names"},
+    {"guesses"},
+    {"counts", "later", "units", "given", "wildcards", "hashes", "compress", "progress"},
     {"storage", "media"},
     {"model"},
     {"cache", "encodings", "where"},
@@ -240,8 +242,8 @@ def test_an_import_upward_sideways_or_around_would_be_seen():
         "flarecli.formats.mds", "if True:\n    from flarecli.formats import find", known
     )
     assert misplaced(up + beside + around) == [
-        "flarecli.formats.mds: line 2: read is on floor 7, formats on floor 5",
-        "flarecli.where: line 1: encodings is on floor 4, where on floor 4",
+        "flarecli.formats.mds: line 2: read is on floor 9, formats on floor 7",
+        "flarecli.where: line 1: encodings is on floor 6, where on floor 6",
     ]
     assert circles(around) == [["flarecli.formats", "flarecli.formats.mds"]]
 

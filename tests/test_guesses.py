@@ -45,8 +45,8 @@ def test_names_that_others_use_are_told_where_there_is_such_a_thing():
 def test_of_thousands_of_columns_some_are_named():
     names = [f"column {i}" for i in range(3000)]
     hint = choose("colum 2500", names, "Choose from")
-    assert hint.startswith("Did you mean column 2500? Choose from column 0, column 1, ")
-    assert hint.endswith(", column 59 and 2,940 more.")
+    assert hint.startswith("Did you mean 'column 2500'? Choose from 'column 0', 'column 1', ")
+    assert hint.endswith(", 'column 59' and 2,940 more.")
 
 
 def test_long_names_out_of_data_cost_nothing():

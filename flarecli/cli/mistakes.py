@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from flarecli.guesses import nearest
-from flarecli.names import bare, is_url, local_path
+from flarecli.names import bare, is_url, local_path, shell_quoted
 
 __all__ = ["hint_for"]
 
@@ -30,11 +30,13 @@ def hint_for(where: str, args: Sequence[str]) -> str:
     ):
         return ""
     if match := _ONE_SLASH.match(typed):
-        return f"Write it with two slashes: {match[1]}://{typed[match.end() :]}"
+        return f"Write it with two slashes: {shell_quoted(f'{match[1]}://{typed[match.end() :]}')}"
     if typed.startswith("file:") and not is_url(typed):
-        return f"Leave `file:` out, or write file://{os.path.abspath(typed[5:])}."
+        url = f"file://{os.path.abspath(typed[5:])}"
+        return f"Leave `file:` out, or write {shell_quoted(url)}."
     if _is_turned_round(typed, args):
-        return f"Name the source first and OUT last: `flare {args[0]} {args[-1]} {typed}`."
+        places = f"{shell_quoted(args[-1])} {shell_quoted(typed)}"
+        return f"Name the source first and OUT last: `flare {args[0]} {places}`."
     if typed.isdecimal() and args[0] in ("cat", "inspect"):
         return f"Rows are named by an option: `flare cat SOURCE -r {typed}`."
     return _beside(local_path(typed))
@@ -58,20 +60,22 @@ def _beside(path: str) -> str:
     """Say what is there instead: a file taken for a folder, a name much like it, or how far the path is right."""
     plain = path.rstrip("/")
     if os.path.isfile(plain):
-        return f"{plain} is a file: leave the slash out."
+        return f"{shell_quoted(plain)} is a file: leave the slash out."
     folder, name = os.path.split(plain)
     while folder and not os.path.isdir(folder) and not _SIGNS.search(folder):
         if os.path.isfile(folder):
-            return f"{folder} is a file: nothing lies below it."
+            return f"{shell_quoted(folder)} is a file: nothing lies below it."
         folder, name = os.path.split(folder)
     names = _names(folder)
     if found := nearest(name, names):
         more = plain[len(os.path.join(folder, name)) :]
-        return f"Did you mean {os.path.join(folder, found)}{more}?"
-    place = folder or "the folder that you are in"
+        return f"Did you mean {shell_quoted(os.path.join(folder, found) + more)}?"
+    place = shell_quoted(folder) if folder else "the folder that you are in"
     if _SIGNS.search(plain) and names:
-        return f"{place} holds names such as {', '.join(sorted(names)[:_SHOWN])}."
-    return f"{place} is there, and no {name} in it." if folder else ""
+        return (
+            f"{place} holds names such as {', '.join(map(shell_quoted, sorted(names)[:_SHOWN]))}."
+        )
+    return f"{place} is there, and no {shell_quoted(name)} in it." if folder else ""
 
 
 def _names(folder: str) -> list[str]:

@@ -30,7 +30,7 @@ from flarecli.cli.show import (
 from flarecli.errors import FlareError, UsageError, ValueFitError
 from flarecli.guesses import choose
 from flarecli.model import ENCODING
-from flarecli.names import escape
+from flarecli.names import escape, shell_quoted
 from flarecli.units import format_size
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _write_raw(batches: Iterable[pa.RecordBatch], name: str) -> None:
         if name not in batch.schema.names:
             raise UsageError(
                 f"there is no column {name!r}",
-                hint=f"The columns are {', '.join(batch.schema.names)}.",
+                hint=choose(name, batch.schema.names, "The columns are"),
             )
         array, encoding = (
             batch.column(name).drop_null(),
@@ -348,7 +348,7 @@ def _unpacked(data: bytes, name: str, encoding: str, look: Look) -> Any:
     try:
         return told(encodings.decode(encodings.lookup(encoding), data))
     except ValueFitError as error:
-        hint = f"Give --raw {name} to see its bytes, or -c without it."
+        hint = f"Give --raw {shell_quoted(name)} to see its bytes, or -c without it."
         raise ValueFitError(f"a value of column {name!r}: {error.message}", hint=hint) from None
 
 
@@ -367,7 +367,7 @@ def _parsed(text: str, name: str) -> Any:
         )
         raise ValueFitError(
             f"a value of column {name!r} {what}",
-            hint=f"Give --raw {name} to see its bytes, or -c without it.",
+            hint=f"Give --raw {shell_quoted(name)} to see its bytes, or -c without it.",
         ) from None
 
 
@@ -379,7 +379,7 @@ def _told(text: str, name: str, read: Callable[[str], Any]) -> Any:
         shown = text if len(text) <= 40 else text[:40] + "…"
         raise ValueFitError(
             f"a value of column {name!r} is no number: {shown!r}",
-            hint=f"Give --raw {name} to see its bytes, or -c without it.",
+            hint=f"Give --raw {shell_quoted(name)} to see its bytes, or -c without it.",
         ) from None
 
 

@@ -18,7 +18,7 @@ from flarecli.formats import FAMILY, INDEX, mds_config
 from flarecli.formats.mds_files import raw_name
 from flarecli.hashes import DEFAULT
 from flarecli.model import Chunk, Columns, File, Settings, Stream
-from flarecli.names import check_name
+from flarecli.names import check_name, shell_quoted
 from flarecli.records import dataclass, field
 from flarecli.storage import Location
 
@@ -57,7 +57,7 @@ def open_dataset(at: Location) -> Stream:
 def _lost(where: Location) -> str:
     """Say what to do about an index that was cut short: the shards say what it said."""
     return (
-        f"Fetch it again, or delete it and run `flare playlist {where.folder} --reindex`."
+        f"Fetch it again, or delete it and run `flare playlist {shell_quoted(str(where.folder))} --reindex`."
         if where.is_local
         else "Fetch it again."
     )

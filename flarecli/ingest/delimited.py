@@ -19,6 +19,7 @@ from flarecli.errors import FormatError
 from flarecli.ingest.source import check_columns
 from flarecli.ingest.streams import Blocks
 from flarecli.ingest.text import BOM, Piece, pieces, records
+from flarecli.names import shell_quoted
 
 __all__ = ["Delimited"]
 
@@ -161,7 +162,9 @@ class Delimited:
         at = next(i for i in range(len(array)) if _as_type(array.slice(i, 1), field.type) is None)
         message = f"line {_line(piece, row + at)}: column {field.name!r} holds {_short(array[at].as_py())}, the column is {_KINDS[field.type]}"
         raise FormatError(
-            message, where=self.at, hint=f"Give --encode {field.name}=str to read it as text."
+            message,
+            where=self.at,
+            hint=f"Give --encode {shell_quoted(f'{field.name}=str')} to read it as text.",
         )
 
 

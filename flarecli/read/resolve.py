@@ -17,7 +17,7 @@ from flarecli.formats import INDEX, SPECS
 from flarecli.given import Addresses, address_texts, name_list
 from flarecli.guesses import choose
 from flarecli.model import Playlist, Stream
-from flarecli.names import is_url, local_path, redact, scheme_of
+from flarecli.names import is_url, local_path, redact, scheme_of, shell_quoted
 from flarecli.read.repeats import refuse_repeats
 from flarecli.records import replace
 from flarecli.storage import Guard, Location, globbed, locate
@@ -239,13 +239,14 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
             }
         )
         hint = (
-            f"Name one of the datasets in it: {', '.join(below[:5])}."
+            f"Name one of the datasets in it: {', '.join(map(shell_quoted, below[:5]))}."
             if below
             else "Name the shards, or pack again: the index is written last."
         )
         missing = INDEX if formats.sniffed(shards[0]) in formats.FAMILY else "spec.json"
         if missing == INDEX and at.is_local and not below:
-            hint = f"Run `flare playlist {at} --reindex` to make it from the shards, if none of them is missing."
+            command = f"flare playlist {shell_quoted(str(at))} --reindex"
+            hint = f"Run `{command}` to make it from the shards, if none of them is missing."
         what = (
             f"1 shard, and no {missing} beside it"
             if len(shards) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flarecli.formats import INDEX
 from flarecli.model import Finding
+from flarecli.names import shell_quoted
 from flarecli.playlists import PLAYLIST
 from flarecli.records import replace
 
@@ -34,8 +35,6 @@ def with_command(found: Finding) -> Finding:
 
 def again(folder: str, name: str) -> str:
     """Say how a lost or damaged list of shards is written again out of the shards."""
-    import shlex
-
-    out = "" if name == INDEX else f" -o {shlex.quote(f'{folder}/{name}')}"
-    command = f"flare playlist {shlex.quote(folder)}{out}{' --reindex' * (name == INDEX)}"
+    out = "" if name == INDEX else f" -o {shell_quoted(f'{folder}/{name}')}"
+    command = f"flare playlist {shell_quoted(folder)}{out}{' --reindex' * (name == INDEX)}"
     return f"Fetch it again, or write it again with `{command}`, once it is removed."

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from flarecli.errors import UnfinishedError, UsageError
 from flarecli.formats import INDEX, mds_merge, mds_reindex
 from flarecli.given import Address, address_text, address_texts, checked
-from flarecli.names import is_url, local_path, redact
+from flarecli.names import is_url, local_path, redact, shell_quoted
 from flarecli.storage import Guard, Location, locate
 
 __all__ = ["merge_index", "reindex"]
@@ -60,6 +60,6 @@ def _writable(given: Address, guard: Guard | None) -> Location:
         raise UsageError(
             "a file is there, a folder of shards is wanted",
             where=folder,
-            hint=f"Name the folder: {os.path.dirname(folder) or '.'}.",
+            hint=f"Name the folder: {shell_quoted(os.path.dirname(folder) or '.')}.",
         )
     return locate(folder, guard)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from flarecli import encodings
 from flarecli.formats import find
 from flarecli.model import Columns, Settings
+from flarecli.names import shell_quoted
 from flarecli.progress import Progress
 from flarecli.verbs.selection import Plan, fetched, selected
 from flarecli.write import Failure
@@ -85,7 +86,7 @@ def note_addresses(names: Sequence[str], progress: Progress) -> None:
     """Tell of columns to pack that hold addresses, which nobody asked to fetch."""
     for name in names:
         progress.note(
-            f"column {name!r} holds addresses; give --fetch {name} to pack what they point at"
+            f"column {name!r} holds addresses; give --fetch {shell_quoted(name)} to pack what they point at"
         )
 
 

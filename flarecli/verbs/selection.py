@@ -13,6 +13,7 @@ import pyarrow as pa
 from flarecli import encodings
 from flarecli import where as sql
 from flarecli.errors import FormatError, UnsafeError, UsageError
+from flarecli.names import shell_quoted
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
 from flarecli.verbs.intake import Intake, Medium, info_names, media_of, taken_in
@@ -143,7 +144,8 @@ def checked(plan: Plan) -> list[str]:
     check_names(known, wanted, "--columns")
     for name, encoding in plan.encode.items():
         if encodings.lookup(encoding).name == "pkl":
-            hint = f"Use --encode {name}=json or {name}=bytes."
+            as_json, as_bytes = shell_quoted(f"{name}=json"), shell_quoted(f"{name}=bytes")
+            hint = f"Use --encode {as_json} or --encode {as_bytes}."
             raise UnsafeError(f"{name} is packed as pkl, and reading a pickle runs code", hint=hint)
     return [*wanted, *(name for name in infos if name not in wanted)]
 
