@@ -376,6 +376,11 @@ def test_what_is_registered_is_built_and_checked():
     )
     with pytest.raises(ValueError, match="Expected class to be of type Counter"):
         build("class", registry, pre_validation_function=type("Counter", (), {}))
+    with pytest.raises(ValueError, match="to be a callable or a type, but got int"):
+        build("class", registry, pre_validation_function=5)
+    registry.register("text", func="nothing")
+    with pytest.raises(ValueError, match="Expected text to be a class or function, but got str"):
+        build("text", registry)
 
 
 def test_the_spanner_says_where_each_sample_lies(folders):

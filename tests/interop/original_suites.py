@@ -23,7 +23,7 @@ import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -247,9 +247,14 @@ def run(
             one = json.loads(line)
             test = one.pop("test")
             results[test] = Result(**one)
-        if ran.returncode not in (0, 1):
+        if ran.returncode not in (0, 1, 5):  # 5: `select` left nothing of it
             raise RuntimeError((ran.stdout + ran.stderr).strip()[-2000:])
         return results
+
+
+def parts(suite: Suite) -> list[Suite]:
+    """Return a suite for each of its files: mosaicml-streaming runs out of file handles in one process for all."""
+    return [replace(suite, tests=(one,)) for one in suite.tests]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -276,7 +281,9 @@ def main(argv: Sequence[str]) -> int:
             code = code or 2 * bool(args.suites)
             continue
         try:
-            results = run(SUITES[name], checkout, original=args.original, select=args.select)
+            results = {}
+            for part in parts(SUITES[name]) if args.original else [SUITES[name]]:
+                results |= run(part, checkout, original=args.original, select=args.select)
         except RuntimeError as error:
             print(f"{name}: not run: {error}")
             code = code or 2

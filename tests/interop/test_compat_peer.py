@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flarecli.compat import streaming
+from flarecli.errors import UsageError
 
 PEER = os.environ.get("PEER_PYTHON")
 SCRIPT = Path(__file__).with_name("peer.py")
@@ -49,6 +50,7 @@ def test_the_same_calls_give_the_same_files_and_values(tmp_path, kind, how):
         for sample in samples():
             writer.write(sample)
     peer("write", tmp_path / "theirs", kind, json.dumps(how))
+    assert sorted(os.listdir(tmp_path / "ours")) == sorted(os.listdir(tmp_path / "theirs"))
     for path in (tmp_path / "theirs").iterdir():
         assert (tmp_path / "ours" / path.name).read_bytes() == path.read_bytes(), path.name
     read = [
@@ -111,3 +113,7 @@ def test_an_epoch_has_the_same_and_its_state_the_same_shape(tmp_path, settings):
         )
         == theirs
     )
+    with pytest.raises(UsageError, match="was saved by mosaicml-streaming at sample 7 of epoch 0"):
+        streaming.StreamingDataset(local=str(tmp_path / "d"), **settings).load_state_dict(
+            theirs["state"]
+        )

@@ -57,6 +57,7 @@ def construct_from_registry(
     partial_function          return a function with the arguments bound, if a function is registered
     pre_validation_function   called with the class or function before; or a class that it must be derived from
     post_validation_function  called with the result
+    raises                    UsageError for anything else; what these functions raise
     """
     found = registry.get(name)
     if isinstance(pre_validation_function, type):
@@ -64,8 +65,17 @@ def construct_from_registry(
             raise UsageError(
                 f"Expected {name:.60} to be of type {pre_validation_function.__name__}"
             )
-    elif pre_validation_function is not None:
+    elif callable(pre_validation_function):
         pre_validation_function(found)
+    elif pre_validation_function is not None:
+        raise UsageError(
+            "Expected pre_validation_function to be a callable or a type, "
+            f"but got {type(pre_validation_function).__name__}"
+        )
+    if not callable(found):
+        raise UsageError(
+            f"Expected {name:.60} to be a class or function, but got {type(found).__name__}"
+        )
     bound = dict(kwargs or {})
     is_call = isinstance(found, type) or not partial_function
     result = found(**bound) if is_call else partial(found, **bound)

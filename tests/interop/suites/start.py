@@ -16,7 +16,7 @@ missing = [
 ]
 if missing:
     print(f"{sys.executable} has no {', '.join(missing)}", file=sys.stderr)
-    sys.exit(5)
+    sys.exit(70)
 
 # mosaicml-streaming keeps shared memory open, in one process for all of its tests.
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -30,7 +30,7 @@ if int(pytest.__version__.partition(".")[0]) >= below:
         f"{sys.executable} has pytest {pytest.__version__}, these tests need pytest<{below}",
         file=sys.stderr,
     )
-    sys.exit(5)
+    sys.exit(70)
 
 if __name__ == "__main__":
     sys.exit(pytest.main(["-p", "suite_plugin", *sys.argv[1:]]))
