@@ -20,6 +20,8 @@ import pyarrow.parquet as pq
 import resize
 from PIL import Image
 
+from flarecli.cpus import cpu_count
+
 SIDES = (400, 300)
 FREE = 1.7  # times as fast as one thread that the control is on two free cores
 QUALITY = 90
@@ -70,7 +72,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def main() -> None:
     rows, pairs = (int(one) for one in [*sys.argv[1:], *("5000", "5")[len(sys.argv) - 1 :]])
-    cores, noise = len(os.sched_getaffinity(0)), os.urandom(1 << 20)
+    cores, noise = cpu_count(), os.urandom(1 << 20)
     if cores < 2:
         sys.exit("there is one core only")
     ratios, free, used = [], [], []

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+from flarecli.cpus import cpu_count
 from flarecli.media import Resize, resize
 
 SIDE, SIZE, QUALITY = (1024, 768), 256, 90
@@ -57,7 +58,7 @@ def control(data: bytes, jobs: int) -> float:
 
 def main() -> None:
     count, pairs = (int(one) for one in [*sys.argv[1:], *("40", "20")[len(sys.argv) - 1 :]])
-    cores = len(os.sched_getaffinity(0))
+    cores = cpu_count()
     pictures, noise = (
         pa.array([photograph(i) for i in range(8)] * (count // 8), pa.large_binary()),
         os.urandom(1 << 20),

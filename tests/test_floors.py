@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "flarecli"
 FLOORS = [
-    {"errors", "arrow", "records"},
+    {"errors", "arrow", "records", "cpus"},
     {"names"},
     {"guesses"},
     {"counts", "later", "units", "given", "wildcards", "hashes", "compress", "progress"},

@@ -1,9 +1,8 @@
-"""Locks on files, which save work and never decide what is right.
+"""Advisory locks that save work; correctness never depends on them.
 
-FOLDER/turns/KIND   its bytes are locked, one for each key of that kind that somebody fetches; it holds none, and stays.
+FOLDER/turns/KIND.NNN   locked while a process fetches a key of that kind; the key's last hex digits choose the file
 
-A lock of a byte belongs to an open file, not to a process, so that threads exclude each other too. Where a system has no such locks, a few
-files stand for the keys: `turns/KIND.NN`. To make one takes as long as fetching 0.5 MB, and those that were removed lately take longest.
+The files are empty and stay: creating one costs as much as fetching 0.5 MB. Two keys that share a file wait for each other.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,19 +17,15 @@ from collections.abc import Callable, Iterator
 __all__ = ["Turns", "held", "locked_within"]
 
 _PAUSE_S = 0.004  # between two looks, at most
-_TURNS, _DIGITS, _FEW = "turns", 12, 2  # hex digits of a key that choose its byte, or its file
-_OF_BYTES: int | None = (
-    getattr(fcntl, "F_OFD_SETLK", None) if struct.calcsize("l") == struct.calcsize("q") else None
-)
-_BYTE = struct.Struct("hhqqi4x")  # the system's own `flock`: kind, whence, start, length, process
+_TURNS, _DIGITS = "turns", 3
 
 
-def locked_within(fd: int, seconds: float, byte: int | None = None) -> bool:
-    """Lock an open file, or one byte of it, for which so long is waited; False if it is not locked."""
+def locked_within(fd: int, seconds: float) -> bool:
+    """Lock an open file, waiting up to `seconds`; return False if it is not locked."""
     deadline, pause = time.monotonic() + seconds, 0.0005
     while True:
         try:
-            _set(fd, byte, True)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
             if time.monotonic() >= deadline:
@@ -40,17 +34,6 @@ def locked_within(fd: int, seconds: float, byte: int | None = None) -> bool:
             pause = min(2 * pause, _PAUSE_S)
         except OSError:
             return False
-
-
-def _set(fd: int, byte: int | None, lock: bool) -> None:
-    if byte is None or _OF_BYTES is None:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB if lock else fcntl.LOCK_UN)
-    else:
-        fcntl.fcntl(
-            fd,
-            _OF_BYTES,
-            _BYTE.pack(fcntl.F_WRLCK if lock else fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0),
-        )
 
 
 class Turns:
@@ -82,14 +65,11 @@ class Turns:
             if folder < 0:
                 yield
                 return
-            byte = int(key[-_DIGITS:], 16)
-            with _opened(
-                folder, kind if _OF_BYTES is not None else f"{kind}.{byte % 16**_FEW:02x}", byte
-            ) as fd:
-                if fd >= 0 and (meanwhile is None or not locked_within(fd, 0.0, byte)):
+            with _opened(folder, f"{kind}.{key[-_DIGITS:]}") as fd:
+                if fd >= 0 and (meanwhile is None or not locked_within(fd, 0.0)):
                     if meanwhile is not None:
                         meanwhile()
-                    locked_within(fd, seconds, byte)
+                    locked_within(fd, seconds)
                 yield
 
     @contextlib.contextmanager
@@ -113,18 +93,18 @@ class Turns:
 
 
 @contextlib.contextmanager
-def held(fd: int, byte: int | None = None) -> Iterator[None]:
-    """Give up the lock of a file or a byte at the end of the block, and close the file: a child that was forked meanwhile has it open still."""
+def held(fd: int) -> Iterator[None]:
+    """Unlock and close a file at the end of the block; closing alone is not enough if a forked child has it open too."""
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            _set(fd, byte, False)
+            fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 
 @contextlib.contextmanager
-def _opened(folder: int, name: str, byte: int) -> Iterator[int]:
+def _opened(folder: int, name: str) -> Iterator[int]:
     for _ in range(2):
         try:
             fd = os.open(
@@ -139,7 +119,7 @@ def _opened(folder: int, name: str, byte: int) -> Iterator[int]:
         except OSError:
             break
         else:
-            with held(fd, byte):
+            with held(fd):
                 yield fd
             return
     yield -1

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from flarecli.cpus import cpu_count
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.media.measuring import measure
 
@@ -123,7 +124,7 @@ def resize(
             return error.message
 
     values = (scalar.as_py() for scalar in pictures)
-    with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(jobs or cpu_count()) as pool:
         found = list(pool.map(one, values))
     failures = [(row, value) for row, value in enumerate(found) if isinstance(value, str)]
     return pa.array(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -10,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from flarecli import formats
+from flarecli.cpus import cpu_count
 from flarecli.errors import IntegrityError, UsageError
 from flarecli.hashes import Sums, known
 from flarecli.model import Columns, File, Stream
@@ -26,7 +26,7 @@ B = TypeVar("B")
 
 def _each(work: Callable[[A], B], items: Iterable[A], local: bool) -> Iterator[B]:
     """Do the work on all items in parallel; results come in order, and the first error ends it."""
-    pool = Workers((os.cpu_count() or 1) if local else _REMOTE_JOBS, "fill")
+    pool = Workers(cpu_count() if local else _REMOTE_JOBS, "fill")
     try:
         yield from pool.map(work, items)
     finally:

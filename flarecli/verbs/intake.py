@@ -8,7 +8,6 @@ of threads. Pillow leaves the interpreter to others while it decodes: threads us
 
 from __future__ import annotations
 
-import os
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from flarecli.cpus import cpu_count
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.media import (
     INFO,
@@ -254,9 +254,7 @@ def taken_in(
     """
     contradictions = _Contradictions()
     is_work = asked.info or not asked.resize.is_nothing
-    pool = (
-        Workers(min(jobs, len(os.sched_getaffinity(0))), "media") if is_work and jobs > 1 else None
-    )
+    pool = Workers(min(jobs, cpu_count()), "media") if is_work and jobs > 1 else None
     ahead, held = deque[tuple[Fetched, list[list[Future[_Run]]]]](), 0
     try:
         while (part := next(parts, None)) is not None or ahead:

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import playlists
+from flarecli.cpus import cpu_count
 from flarecli.errors import FlareError, NoRowsError, UsageError, ValueFitError
 from flarecli.formats import HOLDS_NULL, KEY_COLUMN
 from flarecli.hashes import DEFAULT
@@ -248,7 +249,7 @@ def packed(request: Request, progress: Progress) -> Packed:
         )
     about = partial(request.about, source, options, running)
     head = {"source": request.known if running is None else running.told, "options": options}
-    jobs = min(request.limits.jobs, len(os.sched_getaffinity(0)))
+    jobs = min(request.limits.jobs, cpu_count())
     writer = Writer(
         request.out,
         format=format,

@@ -5,12 +5,12 @@ sources -> what is listed, and by whom -> each file in parallel: size, sums, str
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flarecli import formats
+from flarecli.cpus import cpu_count
 from flarecli.errors import FlareError, UsageError
 from flarecli.given import Address, Addresses, address_text, address_texts, checked
 from flarecli.model import Finding, Playlist, Stream
@@ -403,7 +403,7 @@ def verify(
         if state is None
         else _remembered(state, {**asked, "streams": list(streams), "format": format})
     )
-    cores = os.cpu_count() or 1
+    cores = cpu_count()
     local = all(stream.at.is_local for plan in plans for stream in plan.streams)
     most = jobs or (cores if local else max(_REMOTE_JOBS, cores))
     depth = Depth(quick, _decoders() if decode and not quick else None, duplicates)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import flarecli as flare
-from flarecli.cache import Cache, folder, locks, present
+from flarecli.cache import Cache, folder, present
 from flarecli.cache.locks import Turns
 from flarecli.model import Settings
 from flarecli.storage import Guard, locate
@@ -176,10 +176,7 @@ def test_listings_at_once_all_see_what_is_there(tmp_path, monkeypatch):
     assert seen == [True] * 4000
 
 
-@pytest.mark.parametrize("has_locks_of_bytes", [True, False])
-def test_who_waits_for_a_turn_does_something_meanwhile(tmp_path, monkeypatch, has_locks_of_bytes):
-    if not has_locks_of_bytes:
-        monkeypatch.setattr(locks, "_OF_BYTES", None)
+def test_who_waits_for_a_turn_does_something_meanwhile(tmp_path):
     here, other, done = os.open(tmp_path, os.O_RDONLY), Turns(), []
     with (
         Turns().turn(here, "ab", "w", 5),
@@ -193,9 +190,7 @@ def test_who_waits_for_a_turn_does_something_meanwhile(tmp_path, monkeypatch, ha
         pass
     os.close(here)
     assert done == ["asked"]
-    assert sorted(path.stat().st_size for path in (tmp_path / "turns").iterdir()) == [0] * (
-        1 if has_locks_of_bytes else 2
-    )
+    assert [path.stat().st_size for path in (tmp_path / "turns").iterdir()] == [0, 0]
 
 
 def test_a_child_keeps_no_turn_of_its_parent(tmp_path):

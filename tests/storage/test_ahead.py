@@ -9,6 +9,12 @@ from flarecli.storage import locate
 from flarecli.storage.ahead import ahead_of_file, is_cold, read_ahead
 
 
+def drop_pages(fd):
+    """Put a file out of memory, where the system can."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 @pytest.fixture
 def cold(tmp_path):
     """A file of 4 MiB, put out of memory where the file system does that."""
@@ -16,7 +22,7 @@ def cold(tmp_path):
     path.write_bytes(bytes(range(256)) * (1 << 14))
     fd = os.open(path, os.O_RDWR)
     os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    drop_pages(fd)
     yield path, fd
     os.close(fd)
 
@@ -53,7 +59,7 @@ def test_a_cold_map_is_asked_for_and_reads_the_same(cold):
 def test_a_cold_file_reads_the_same(cold):
     path, fd = cold
     data = path.read_bytes()
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    drop_pages(fd)
     ranges = [(3, 10), (1 << 20, 2 << 20), (len(data) - 1, len(data)), (7, 7)]
     assert locate(str(path)).unmapped().read_many(ranges) == [
         data[start:stop] for start, stop in ranges

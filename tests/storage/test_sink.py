@@ -16,6 +16,11 @@ from flarecli.storage import locate, sink
 BUFFER = 16384
 
 
+needs_direct_writes = pytest.mark.skipif(
+    not hasattr(os, "O_DIRECT"), reason="this system has no direct writes"
+)
+
+
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Write little at once, so that small files meet every turn; no buffer of a test is left for another."""
@@ -76,6 +81,7 @@ def test_pieces_of_any_size_make_one_file(tmp_path_factory, pieces, seed):
     assert (folder / "x").read_bytes() == b"".join(parts)
 
 
+@needs_direct_writes
 def test_whole_blocks_go_past_the_page_cache_and_the_rest_does_not(tmp_path, writes):
     if not direct_is_there(tmp_path):
         pytest.skip("this file system names no alignment of direct writes")
@@ -83,6 +89,7 @@ def test_whole_blocks_go_past_the_page_cache_and_the_rest_does_not(tmp_path, wri
     assert writes == [(BUFFER, True), (BUFFER, True), (8192, True), (5, False)]
 
 
+@needs_direct_writes
 def test_a_file_of_one_buffer_stays_in_the_page_cache(tmp_path, writes):
     (locate(str(tmp_path)) / "x").write([bytes(BUFFER - 1), b"x"])
     assert {direct for _, direct in writes} == {False}
@@ -96,6 +103,7 @@ def test_a_buffer_is_used_again(tmp_path):
         assert len(sink._idle) == 1
 
 
+@needs_direct_writes
 def test_a_file_system_that_names_no_alignment_is_written_to_through_the_page_cache(
     tmp_path, monkeypatch, writes
 ):
@@ -106,6 +114,7 @@ def test_a_file_system_that_names_no_alignment_is_written_to_through_the_page_ca
     assert not any(direct for _, direct in writes)
 
 
+@needs_direct_writes
 @pytest.mark.parametrize("taken", [0, 4096])
 def test_one_that_does_not_keep_to_what_it_names_gets_the_rest_through_the_page_cache(
     tmp_path, monkeypatch, taken
@@ -129,6 +138,7 @@ def test_one_that_does_not_keep_to_what_it_names_gets_the_rest_through_the_page_
     assert refused == ([0, BUFFER - taken] if taken else [BUFFER])
 
 
+@needs_direct_writes
 def test_a_full_disk_is_one_there_too(tmp_path, monkeypatch):
     write = os.write
 

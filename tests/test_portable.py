@@ -1,0 +1,43 @@
+"""Without the names that only Linux has, commands work; `make portable` runs all tests this way, `make test` some."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PYTHONPATH = f"{ROOT / 'tests/portable'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+
+
+def run(*argv: str) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
+    command = [sys.executable, *argv]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+
+
+def test_names_that_only_linux_has_are_removed():
+    names = "os.sched_getaffinity os.memfd_create os.posix_fadvise os.O_DIRECT os.MFD_CLOEXEC fcntl.F_OFD_SETLK mmap.MADV_HUGEPAGE mmap.MAP_POPULATE select.epoll"
+    program = f"import os, fcntl, mmap, select\nprint([one for one in {names.split()} if hasattr(globals()[one.partition('.')[0]], one.partition('.')[2])])"
+    assert run("-c", program).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_pack_verify_and_cat_work_without_them(tmp_path, jobs):
+    from PIL import Image
+
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for n in range(3):
+        Image.new("RGB", (40 + n, 30)).save(folder / f"{n}.jpg")
+    out = str(tmp_path / "out")
+    for argv in (
+        ["pack", str(folder), out, "--resize", "16", "--media-info", "-z", "zstd", "-j", jobs],
+        ["verify", out, "--decode"],
+        ["cat", out],
+        ["unpack", out, str(tmp_path / "files")],
+    ):
+        ran = run("-m", "flarecli", *argv)
+        assert ran.returncode == 0, ran.stderr
+    assert len(list((tmp_path / "files").glob("*.jpg"))) == 3
