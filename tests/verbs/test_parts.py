@@ -419,12 +419,12 @@ def test_what_a_pack_notes_is_noted_of_parts_too(tmp_path: Path) -> None:
     folder.mkdir()
     for i in range(6):
         (folder / f"{i}.jpg").write_bytes(b"\x89PNG\r\n\x1a\n" if i > 3 else b"\xff\xd8\xff\xe0")
-    (folder / "odd").write_bytes(b"")
+    (folder / ".hidden").write_bytes(b"")
     one, many = Notes(), Notes()
     flarecli.pack(str(folder), str(tmp_path / "one"), progress=one)
     flarecli.pack(str(folder), str(tmp_path / "many"), part_rows=3, progress=many)
     assert one.lines == [
-        "left out 1 file with no extension: odd",
+        "skipped 1 hidden file: .hidden",
         "column 'jpg': 2 values are png, not jpeg: 4.jpg, 5.jpg",
     ]
     assert many.lines == [one.lines[0], f"part 00001: {one.lines[1]}"]
