@@ -34,6 +34,10 @@ class Counts(array):  # type: ignore[type-arg]
     def __getitem__(self, at: Any) -> Any:
         return super().__getitem__(at) if isinstance(at, int) else self.__array__()[at]
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Below protocol 3 an array passes its type code too, which __new__ does not take.
+        return super().__reduce_ex__(protocol) if protocol > 2 else (Counts, (self.tolist(),))
+
     def __deepcopy__(self, memo: Any = None) -> Counts:
         return Counts(self)
 

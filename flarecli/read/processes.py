@@ -65,9 +65,13 @@ class Process:
             kind, value, told = _received(self._pipe)
         except (EOFError, OSError):
             self._process.join(_END_S)
+            code = self._process.exitcode
+            is_killed = code is None or code < 0
             raise TransformError(
-                f"a worker process ended (exit code {self._process.exitcode})",
-                hint="It may have run out of memory.",
+                f"a worker process ended (exit code {code})",
+                hint="It may have run out of memory."
+                if is_killed
+                else "Read its traceback on stderr; modules that a transform needs must be importable there.",
             ) from None
         if kind == "value":
             return value

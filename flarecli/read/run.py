@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -173,6 +173,12 @@ class Run:
     def __repr__(self) -> str:
         at = self.cursor
         return f"<Run: {len(self)} samples left, seed {at.seed}, epoch {at.epoch}, step {at.step} of {self._epoch.rows}, {at.order}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a Run cannot be sent to another process",
+            hint="Send the dataset and `cursor`: data.run(cursor=cursor).",
+        )
 
     def __iter__(self) -> Run:
         return self

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -495,6 +495,12 @@ class Writer:
         with contextlib.suppress(Exception):  # what ended the pack is told already
             self._behind.close(self._note)
         _let_go(self.target, self.failed, self._journal)
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a Writer cannot be sent to another process",
+            hint="Open a Writer in each process, on a folder of its own.",
+        )
 
     def __enter__(self) -> Writer:
         return self
