@@ -65,6 +65,10 @@ def command(
             autocompletion=completes(*output.BYTES),
         ),
     ] = "sha256",
+    csv_safe: Annotated[
+        bool,
+        option("--csv-safe", help="In CSV and TSV, put ' before text that begins as a formula."),
+    ] = False,
     retries: params.Retries = 8,
     timeout: params.Timeout = 30.0,
     deadline: params.Deadline = 600.0,
@@ -82,9 +86,9 @@ def command(
 ) -> None:
     """Print rows.
 
-    JSON lines unless --to says otherwise: bytes as {"bytes": n, "sha256": …}, numbers that are none (NaN, infinity) as null,
-    pickles not decoded unless --allow-pickle is given. What a terminal would act on is escaped, except by --raw, which like
-    Arrow and Parquet refuses a terminal. - is a tar at standard input.
+    JSON lines unless --to says otherwise: bytes as {"bytes": n, "sha256": …}, NaN and infinity as null, pickles not decoded
+    unless --allow-pickle is given. CSV and TSV hold each value as it is; a terminal gets them escaped. --raw, Arrow and Parquet
+    refuse a terminal. - is a tar at standard input.
 
     Example: flare cat out/ --where "score > 0.5" -c id,score --head 10
     """
@@ -101,7 +105,7 @@ def command(
         deadline,
         keeper=params.keeper(printer, cache, cache_limit),
     )
-    output.check(to, raw, bytes_as)
+    output.check(to, raw, bytes_as, csv_safe)
     if raw is not None and (columns is not None or to != "jsonl"):
         raise UsageError(
             "--raw prints the bytes of one column alone", hint="Leave --columns and --to out."
@@ -126,5 +130,6 @@ def command(
         limits=guard.limits,
         progress=Bar(printer),
     )
-    output.write(batches, printer, to, raw, output.Look(bytes_as == "base64", allow_pickle))
+    look = output.Look(bytes_as == "base64", allow_pickle, csv_safe)
+    output.write(batches, printer, to, raw, look)
     raise typer.Exit

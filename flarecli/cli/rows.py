@@ -1,16 +1,16 @@
 """Batches of rows on stdout: JSON lines, CSV, TSV, a table, an Arrow stream, Parquet, or one column's own bytes.
 
-A field's metadata names its encoding, which says how a value looks as text. JSON is strict: what is no number (NaN, infinity)
-is null, bytes are `{"bytes": n, "sha256": …}`, a pickle says that it is one. Cells of CSV, TSV and tables hold the same,
-text without its quotes. Whatever form: control, C1 and bidi characters of data are escaped.
+A field's metadata names its encoding, which says how a value looks as text. JSON is strict: NaN and infinity are null, bytes are
+`{"bytes": n, "sha256": …}`, and a pickle is not decoded. Cells of CSV, TSV and tables hold the same, but text without quotes, and
+`nan`, `inf` and `-inf`. JSON and tables escape control, C1 and bidi characters; CSV and TSV do so on a terminal alone, so that
+programs read each value back as it was.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-import sys
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -21,6 +21,7 @@ from flarecli.cli.show import (
     binary,
     compact,
     finish,
+    is_terminal,
     json_text,
     plain,
     refuse_terminal,
@@ -41,6 +42,9 @@ __all__ = ["BYTES", "FORMS", "Look", "cell", "check", "write"]
 FORMS = ("jsonl", "csv", "tsv", "table", "arrow", "parquet")
 BYTES = ("sha256", "base64")
 _BINARY = ("arrow", "parquet")
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
+_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # full-width forms too
+
 _GROUP_BYTES = 64 << 20  # of a row group of Parquet, before compression
 _SCREEN, _CELL = 500, 200  # rows of one table on a terminal, characters of one cell
 _DIGITS = 4300  # what Python itself reads as an int; longer ones stay text, so that every reader can read the line
@@ -52,18 +56,21 @@ class Look:
 
     whole    bytes as base64, else as their size and SHA-256
     pickles  decoded, which runs code that the data brings
+    safe     text in CSV and TSV that a spreadsheet takes for a formula begins with an apostrophe
     """
 
     whole: bool = False
     pickles: bool = False
+    safe: bool = False
 
 
-def check(form: str, raw: str | None, bytes_as: str) -> None:
+def check(form: str, raw: str | None, bytes_as: str, csv_safe: bool = False) -> None:
     """Refuse what cannot be printed, before anything is read.
 
     form      one of FORMS
     raw       a column whose stored bytes are wanted and nothing else
     bytes_as  one of BYTES
+    csv_safe  whether cells are to be safe for spreadsheets
     raises    UsageError for an unknown form, or bytes onto a terminal
     """
     if form not in FORMS:
@@ -73,6 +80,8 @@ def check(form: str, raw: str | None, bytes_as: str) -> None:
         )
     if bytes_as not in BYTES:
         raise UsageError(f"unknown form of bytes {bytes_as!r}", hint=choose(bytes_as, BYTES))
+    if csv_safe and form not in _DELIMITERS:
+        raise UsageError(f"--csv-safe is for {' and '.join(_DELIMITERS)}", hint="Give --to csv.")
     if raw is not None:
         refuse_terminal(f"--raw {raw}")
     elif form in _BINARY:
@@ -99,10 +108,12 @@ def write(
         _write_arrow(batches)
     elif form == "parquet":
         _write_parquet(batches)
-    elif form == "table" and sys.stdout is not None and sys.stdout.isatty():
+    elif form in _DELIMITERS:
+        _write_separated(batches, _DELIMITERS[form], look)
+    elif is_terminal():
         _write_table(batches, printer, look)
     else:
-        _write_cells(batches, form, look)
+        _write_plain(batches, look)
 
 
 def _write_json(batches: Iterable[pa.RecordBatch], look: Look) -> None:
@@ -112,27 +123,55 @@ def _write_json(batches: Iterable[pa.RecordBatch], look: Look) -> None:
         write_text("".join(line + "\n" for line in lines))
 
 
-def _write_cells(batches: Iterable[pa.RecordBatch], form: str, look: Look) -> None:
-    """CSV as RFC 4180 has it, but lines end with a newline alone; else tabs, which no cell holds once it is escaped."""
-    out = csv.writer(_Text(), lineterminator="\n") if form == "csv" else None
+def _write_separated(batches: Iterable[pa.RecordBatch], delimiter: str, look: Look) -> None:
+    r"""Write CSV (RFC 4180) or TSV of the same rules; a line ends with `\n`.
+
+    Quoted are the cells that Python's csv or pandas would otherwise read as something else: those that hold a delimiter, a quote or a
+    line end, begin or end with white space, begin with a byte order mark, or make an empty line.
+    """
+    fit = escape if is_terminal() else str
+    quoted = re.compile(f'[{delimiter}"\r\n]|\\A[\\s\ufeff]|\\s\\Z')
+
+    def line(cells: Iterable[str]) -> str:
+        words = [
+            f'"{text.replace(chr(34), chr(34) * 2)}"' if quoted.search(text) else text
+            for text in cells
+        ]
+        return (delimiter.join(words) if words != [""] else '""') + "\n"
+
     header = False
     for batch in batches:
-        rows = [[cell(value) for value in row] for row in _rows(batch, look)]
+        lines = []
+        if not header:
+            header = True
+            lines.append(
+                line(fit(_safe(name) if look.safe else name) for name in batch.schema.names)
+            )
+        for row in _rows(batch, look, numbers=True):
+            lines.append(line(fit(_cell_text(value, look.safe)) for value in row))
+        write_text("".join(lines))
+
+
+def _cell_text(value: Any, safe: bool) -> str:
+    """Return the text of a cell; with `safe`, only a number may begin as a formula does."""
+    text = _text(value)
+    return _safe(text) if safe and not isinstance(value, (int, float)) else text
+
+
+def _safe(text: str) -> str:
+    """Return text that no spreadsheet takes for a formula (OWASP, CSV injection)."""
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _write_plain(batches: Iterable[pa.RecordBatch], look: Look) -> None:
+    """Write a table for a pipe: cells between tabs, which no cell holds once it is escaped."""
+    header = False
+    for batch in batches:
+        rows = [[cell(value) for value in row] for row in _rows(batch, look, numbers=True)]
         if not header:
             rows.insert(0, [escape(name) for name in batch.schema.names])
             header = True
-        if out:
-            out.writerows(rows)
-        else:
-            write_text("".join("\t".join(row) + "\n" for row in rows))
-
-
-class _Text:
-    """stdout as the file that csv wants."""
-
-    def write(self, text: str) -> int:
-        write_text(text)
-        return len(text)
+        write_text("".join("\t".join(row) + "\n" for row in rows))
 
 
 def _write_table(batches: Iterable[pa.RecordBatch], printer: Printer, look: Look) -> None:
@@ -143,7 +182,7 @@ def _write_table(batches: Iterable[pa.RecordBatch], printer: Printer, look: Look
         for batch in batches:
             header = batch.schema.names
             drawn = _pictures(batch) if shows_pictures() and not look.whole else {}
-            for i, row in enumerate(_rows(batch, look)):
+            for i, row in enumerate(_rows(batch, look, numbers=True)):
                 texts = [
                     text if len(text) <= _CELL else text[: _CELL - 1] + "…"
                     for text in map(cell, row)
@@ -236,17 +275,18 @@ def _write_raw(batches: Iterable[pa.RecordBatch], name: str) -> None:
         finish()
 
 
-def _rows(batch: pa.RecordBatch, look: Look) -> Iterator[tuple[Any, ...]]:
-    """Give the rows of a batch as tuples of what JSON can say."""
+def _rows(batch: pa.RecordBatch, look: Look, numbers: bool = False) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a batch as tuples of JSON values.
+
+    numbers  keep NaN and infinity, which JSON has no word for
+    """
     if not batch.num_columns:
         return iter([()] * batch.num_rows)
-    return zip(
-        *(_values(batch.column(i), batch.schema.field(i), look) for i in range(batch.num_columns)),
-        strict=True,
-    )
+    columns = zip(batch.columns, batch.schema, strict=True)
+    return zip(*(_values(array, field, look, numbers) for array, field in columns), strict=True)
 
 
-def _values(array: pa.Array, field: pa.Field, look: Look) -> list[Any]:
+def _values(array: pa.Array, field: pa.Field, look: Look, numbers: bool = False) -> list[Any]:
     import pyarrow as pa
 
     encoding, kind = (field.metadata or {}).get(ENCODING, b"").decode(), array.type
@@ -262,9 +302,8 @@ def _values(array: pa.Array, field: pa.Field, look: Look) -> list[Any]:
     if _is_binary(kind):
         return [None if data is None else _bytes(data, encoding, look) for data in values]
     if encoding in _NUMBERS:
-        return [
-            None if text is None else _told(text, field.name, _NUMBERS[encoding]) for text in values
-        ]
+        read = float if numbers and encoding == "str_float" else _NUMBERS[encoding]
+        return [None if text is None else _told(text, field.name, read) for text in values]
     if encoding in ("json", "json_str", "json_int", "json_float"):
         return [None if text is None else _parsed(text, field.name) for text in values]
     if encoding == "json_json":  # JSON in a text of JSON
@@ -272,10 +311,11 @@ def _values(array: pa.Array, field: pa.Field, look: Look) -> list[Any]:
             None if text is None else _parsed(str(_parsed(text, field.name)), field.name)
             for text in values
         ]
-    if pa.types.is_floating(kind):
+    if pa.types.is_floating(kind) and not numbers:
         return [value if value is None or math.isfinite(value) else None for value in values]
     if (
         pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
         or pa.types.is_boolean(kind)
         or pa.types.is_string(kind)
         or pa.types.is_large_string(kind)
@@ -396,9 +436,14 @@ _NUMBERS = {"str_int": _integer, "str_float": _number}
 
 
 def cell(value: Any) -> str:
-    """Give the text of a value in a table: what JSON says, text without its quotes, nothing for null, and `inf` where JSON has no word."""
+    """Return the text of a value in a table, fit for a terminal."""
+    return escape(_text(value))
+
+
+def _text(value: Any) -> str:
+    """Return the text of a value: JSON, but text without its quotes, nothing for null, and `nan`, `inf` or `-inf`."""
     if value is None:
         return ""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return escape(value) if isinstance(value, str) else json_text(value)
+    return value if isinstance(value, str) else json_text(value)

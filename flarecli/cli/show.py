@@ -27,6 +27,7 @@ __all__ = [
     "compact",
     "error",
     "finish",
+    "is_terminal",
     "json_text",
     "line",
     "plain",
@@ -107,9 +108,14 @@ def binary() -> IO[bytes]:
     return cast(IO[bytes], _Binary())
 
 
+def is_terminal() -> bool:
+    """Return whether stdout is a terminal."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
 def refuse_terminal(what: str) -> None:
     """Refuse bytes onto a terminal. Raises UsageError."""
-    if sys.stdout is not None and sys.stdout.isatty():
+    if is_terminal():
         raise UsageError(f"{what} is not for a terminal", hint="Send it to a file or into a pipe.")
 
 
@@ -235,7 +241,7 @@ class Printer:
             [escape(cell) for cell in header],
             ([_cell(cell) for cell in row] for row in rows),
         )
-        if sys.stdout is None or not sys.stdout.isatty():
+        if not is_terminal():
             for part in ([header], clean):
                 for cells in part:
                     write_text("\t".join(cells) + "\n")

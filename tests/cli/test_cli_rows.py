@@ -12,10 +12,11 @@ import pickle
 import re
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from flarecli import encodings
@@ -39,6 +40,7 @@ def cat(*batches):
     return lambda *args, **options: iter(batches)
 
 
+SEPARATED = [("csv", ","), ("tsv", "\t")]
 TEXT, BINARY = pa.large_string(), pa.large_binary()
 SAMPLE = batch(
     id=(["a", "b"], TEXT, "str"),
@@ -172,12 +174,16 @@ def test_printed_json_is_one_line_that_parses_to_the_same_value_and_acts_on_noth
     assert escape(text) == text
 
 
+HOSTILE = "x\x1b]0;t\x07\x9b\u202e\r\n\ty,\"'[red]"
+
+
 def test_what_a_terminal_acts_on_is_escaped_in_every_form(flare):
-    rows = batch(**{"a\x1b[2J": (["x\x1b]0;t\x07\x9b\u202e\r\n\ty,\"'[red]"], TEXT, "str")})
+    rows = batch(**{"a\x1b[2J": ([HOSTILE], TEXT, "str")})
     lines = flare("cat", "x", cat=cat(rows)).out
-    assert json.loads(lines) == {"a\x1b[2J": "x\x1b]0;t\x07\x9b\u202e\r\n\ty,\"'[red]"}
+    assert json.loads(lines) == {"a\x1b[2J": HOSTILE}
     outputs = [
-        flare("cat", "x", "--to", form, cat=cat(rows)).out for form in ("csv", "tsv", "table")
+        flare("cat", "x", "--to", form, terminal=form != "table", cat=cat(rows)).out
+        for form in ("csv", "tsv", "table")
     ]
     outputs.append(
         re.sub(
@@ -190,9 +196,99 @@ def test_what_a_terminal_acts_on_is_escaped_in_every_form(flare):
         assert not any(
             (ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 or c == "\u202e" for c in text
         )
-    assert outputs[0] == 'a\\x1b[2J\n"x\\x1b]0;t\\x07\\x9b\\u202e\\r\\n\\ty,""\'[red]"\n'
-    assert outputs[1] == outputs[2] == "a\\x1b[2J\nx\\x1b]0;t\\x07\\x9b\\u202e\\r\\n\\ty,\"'[red]\n"
+    quoted = 'a\\x1b[2J\n"x\\x1b]0;t\\x07\\x9b\\u202e\\r\\n\\ty,""\'[red]"\n'
+    assert outputs[0] == outputs[1] == quoted
+    assert outputs[2] == "a\\x1b[2J\nx\\x1b]0;t\\x07\\x9b\\u202e\\r\\n\\ty,\"'[red]\n"
     assert "[red]" in outputs[3]
+
+
+def test_a_program_that_reads_csv_gets_what_a_terminal_would_act_on(flare):
+    rows = batch(**{"a\x1b[2J": ([HOSTILE], TEXT, "str")})
+    for form, delimiter in SEPARATED:
+        text = flare("cat", "x", "--to", form, cat=cat(rows)).out
+        assert list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)) == [
+            ["a\x1b[2J"],
+            [HOSTILE],
+        ]
+
+
+VALUES = st.one_of(
+    st.text(st.sampled_from("ab \t\r\n\\n\"',;|=+-@\x00\x1b\x85\u2028\ufeff\u202e#é"), max_size=6),
+    st.text(max_size=5),
+    st.sampled_from(
+        ["", " ", "\t", "\n", "\\n", "\r", "\r\n", "NA", "null", "nan", "\ufeff", "1e5", "007"]
+    ),
+)
+
+
+@pytest.mark.parametrize(("form", "delimiter"), SEPARATED)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    rows=st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=5),
+    columns=st.sampled_from([1, 2]),
+)
+@example(rows=[("\n", "a"), ("\\n", "b")], columns=2)
+@example(rows=[("", ""), (" ", "\t")], columns=1)
+def test_csv_and_tsv_are_read_back_as_the_values_were(flare, form, delimiter, rows, columns):
+    names = ["first", "second"][:columns]
+    wanted = [list(row[:columns]) for row in rows]
+    values = zip(*wanted, strict=True)
+    made = batch(
+        **{name: (list(column), TEXT, "str") for name, column in zip(names, values, strict=True)}
+    )
+    data = flare("cat", "x", "--to", form, cat=cat(made.slice(0, 1), made.slice(1))).data
+    text = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", newline="")
+    assert list(csv.reader(text, delimiter=delimiter)) == [names, *wanted]
+    frame = pandas.read_csv(io.BytesIO(data), sep=delimiter, dtype=str, keep_default_na=False)
+    assert (list(frame.columns), frame.values.tolist()) == (names, wanted)
+
+
+def test_numbers_that_json_has_no_word_for_are_numbers_in_csv(flare):
+    values = [float("nan"), float("inf"), float("-inf"), None, -0.0, 1e22]
+    rows = batch(
+        a=(values, pa.float64(), "float64"),
+        b=(["NaN", "1e999", "-1e999", None, "-0.0", "1e22"], TEXT, "str_float"),
+    )
+    text = flare("cat", "x", "--to", "csv", cat=cat(rows)).out
+    assert text.splitlines()[1:] == [
+        "nan,nan",
+        "inf,inf",
+        "-inf,-inf",
+        ",",
+        "-0.0,-0.0",
+        "1e+22,1e+22",
+    ]
+
+
+@pytest.mark.parametrize(("form", "delimiter"), SEPARATED)
+def test_text_that_begins_as_a_formula_is_prefixed_if_asked(flare, form, delimiter):
+    texts = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1", "a=1", "", " =1", "'=1"]
+    rows = batch(
+        **{
+            "=name": (texts, TEXT, "str"),
+            "number": (list(range(-6, 6)), pa.int64(), "int"),
+            "json": (['"=1"'] * 12, TEXT, "json"),
+        }
+    )
+    text = flare("cat", "x", "--to", form, "--csv-safe", cat=cat(rows)).out
+    found = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+    assert found[0] == ["'=name", "number", "json"]
+    assert [row[0] for row in found[1:]] == [
+        *("'" + one for one in texts[:8]),
+        *texts[8:],
+    ]
+    assert [row[1] for row in found[1:]] == [str(i) for i in range(-6, 6)]
+    assert {row[2] for row in found[1:]} == {"'=1"}
+    plain = flare("cat", "x", "--to", form, cat=cat(rows)).out
+    found = list(csv.reader(io.StringIO(plain, newline=""), delimiter=delimiter))
+    assert [row[0] for row in found] == ["=name", *texts]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "table", "arrow", "parquet"])
+def test_cells_are_made_safe_in_csv_and_tsv_alone(flare, form):
+    ran = flare("cat", "x", "--to", form, "--csv-safe", cat=cat(SAMPLE))
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "error: --csv-safe is for csv and tsv\nhint: Give --to csv.\n"
 
 
 def test_cells_of_csv_are_what_json_says(flare):
@@ -207,7 +303,7 @@ def test_cells_of_csv_are_what_json_says(flare):
         "12345678901234567890",
     ]
     assert len(rest) == 3
-    assert rest[0][2] == ""
+    assert rest[0][2] == "nan"
 
 
 def read(form, data):
