@@ -99,6 +99,7 @@ VULNERABLE = {  # the last version before the fix of an advisory that concerns t
     "duckdb": ["1.0.0"],  # CVE-2024-41672
     "pyyaml": ["5.3.1"],  # CVE-2020-14343
     "torch": ["2.5.1", "2.9.1", "2.10.0"],  # CVE-2025-32434, CVE-2026-24747, CVE-2026-4538
+    "transformers": ["4.57.0", "5.2.0"],  # CVE-2026-1839, CVE-2026-4372, CVE-2026-5241
     "ray": ["2.51.1", "2.53.0", "2.54.0", "2.55.1"],  # CVE-2025-62593, 2026-27482, -41486, -57516
     "av": ["17.1.0"],  # FFmpeg with CVE-2026-8461
     "setuptools": ["69.5.1", "78.1.0", "82.0.1"],  # CVE-2024-6345, CVE-2025-47273, CVE-2026-59890

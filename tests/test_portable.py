@@ -41,3 +41,14 @@ def test_pack_verify_and_cat_work_without_them(tmp_path, jobs):
         ran = run("-m", "flarecli", *argv)
         assert ran.returncode == 0, ran.stderr
     assert len(list((tmp_path / "files").glob("*.jpg"))) == 3
+
+
+def test_a_module_that_only_unix_has_is_no_library_to_install(tmp_path):
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    program = "import sys\nsys.modules['fcntl'] = None\nfrom flarecli.__main__ import main\nsys.exit(main(sys.argv[1:]))"
+    ran = run("-c", program, "pack", str(tmp_path / "a.csv"), str(tmp_path / "out"))
+    assert (ran.returncode, ran.stderr) == (
+        6,
+        "error: this system has no fcntl, which the command needs\n"
+        "hint: Run flare on Linux or macOS; on Windows, use WSL.\n",
+    )

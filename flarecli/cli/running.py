@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +77,11 @@ def _told(error: BaseException, args: list[str]) -> FlareError:
         and error.name
         and not error.name.startswith("flarecli")
     ):
+        if error.name in sys.stdlib_module_names:  # fcntl and resource, on Windows
+            return MissingLibraryError(
+                f"this system has no {error.name}, which the command needs",
+                hint="Run flare on Linux or macOS; on Windows, use WSL.",
+            )
         return MissingLibraryError(
             f"the library {error.name} is missing",
             hint=f"Run `pip install {error.name.partition('.')[0]}`.",
