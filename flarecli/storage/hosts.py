@@ -28,11 +28,12 @@ _Turn: TypeAlias = tuple[
 class _Host:
     """Requests to one origin: those that wait, how many are under way, and when the next one may start."""
 
-    __slots__ = ("active", "next_at", "pace", "waiting", "wave_until")
+    __slots__ = ("active", "next_at", "pace", "refused", "served", "waiting", "wave_until")
 
     def __init__(self) -> None:
         self.waiting: deque[_Turn] = deque()
         self.active, self.next_at, self.pace, self.wave_until = 0, 0.0, 0.0, 0.0
+        self.refused = self.served = 0  # answers since the last pause began
 
 
 class Hosts:
@@ -131,14 +132,18 @@ class Hosts:
             del self._hosts[origin]  # nothing to remember: a run may meet a million hosts
 
     def hold_back(self, origin: str, now: float, wait: float) -> float:
-        """Pause an overloaded host for `wait` seconds, then halve its pace; return when the pause is over.
+        """Pause an overloaded host for `wait` seconds; return when the pause is over.
 
-        Answers to requests that were under way together count once: they say the same.
+        Answers to requests that were under way together count once: they say the same. Afterwards the host gets requests at
+        half the pace if it refused most of them since the last pause; one that refuses some at random is not slowed down further.
         """
         host = self._host(origin)
+        host.refused += 1
         if now >= host.wave_until:
             host.next_at = max(host.next_at, now + wait)
-            host.pace = min(_LONGEST_S, max(_FIRST_S, 2 * host.pace))
+            is_most = host.refused > host.served
+            host.pace = min(_LONGEST_S, max(_FIRST_S, 2 * host.pace if is_most else 0.0))
+            host.refused = host.served = 0
             host.wave_until = now + wait + _WAVE_S
         return host.next_at
 
@@ -172,6 +177,7 @@ class Hosts:
         """An object came from a host: a crowded one is asked a little faster again."""
         host = self._hosts.get(origin)
         if host is not None and host.pace:
+            host.served += 1
             host.pace = host.pace * _EASES if host.pace > _FIRST_S / 4 else 0.0
             if not host.pace:
                 host.next_at = 0.0

@@ -19,6 +19,7 @@ __all__ = ["FIRST_CONTACT_S", "OUTAGE_S", "Tries", "outage_delay"]
 
 BUDGET, BUDGET_SHARE = 100, 0.5  # retries per run: the larger of the two
 WAIT_S, LONGEST_S = 0.5, 20.0  # delay before retry n: random in [0, WAIT_S * 2**n]
+OVERLOAD_SHARE = 0.1  # of WAIT_S after SlowDown and the like: the pace of the host is lowered, too
 RETRY_AFTER_S = 60.0  # upper bound on a server's Retry-After
 OUTAGE_S = 90.0  # a host that was reached before is retried for so long
 FIRST_CONTACT_S = 8.0  # one that was not, for so long
@@ -71,7 +72,8 @@ class Tries:
 
     def _refused(self, request: Request, fault: Fault, now: float) -> float | None:
         """Return the delay after an answer that is no object, or None if the request has no attempts left."""
-        delay = random.random() * min(LONGEST_S, WAIT_S * 2**request.attempts)
+        base = WAIT_S * OVERLOAD_SHARE if fault.crowded else WAIT_S
+        delay = random.random() * min(LONGEST_S, base * 2**request.attempts)
         answer = request.answer
         asked = None if answer is None else answer.retry_after(time.time())
         if asked is not None:

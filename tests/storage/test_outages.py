@@ -234,3 +234,30 @@ def test_a_bucket_that_was_never_reached_fails(no_cloud, monkeypatch):
     with pytest.raises(ReachError) as caught:
         locate("s3://b/a", Guard(limits=Limits(retries=1))).read()
     assert "the connection is refused" in caught.value.message
+
+
+def test_a_host_that_refuses_some_requests_at_random_is_not_slowed_down_without_end():
+    """Few transfers at a time: four successes between two refusals, a pause after each."""
+    hosts, now = Hosts(), 0.0
+    for order in range(3000):
+        hosts.put(Request(parse("http://a.example/"), print, order=order))
+    for number in range(1, 3001):
+        while hosts.pick(now) is None:
+            now = hosts.next_due(now)
+        now += 0.05
+        if number % 5:
+            hosts.went_well(ORIGIN)
+        else:
+            hosts.hold_back(ORIGIN, now, 0.5)
+    assert now < 3000 * 0.05 + 600 * 0.5
+
+
+def test_a_host_that_refuses_nearly_all_requests_is_slowed_down():
+    hosts, now = Hosts(), 0.0
+    for order in range(1000):
+        hosts.put(Request(parse("http://a.example/"), print, order=order))
+    for _ in range(1000):
+        while hosts.pick(now) is None:
+            now = hosts.next_due(now)
+        hosts.hold_back(ORIGIN, now, 0.0)
+    assert now > 1000
