@@ -229,7 +229,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         # reported here, in all of them, not at the first batch.
         if self._given_ranks is not None:
             self._share(is_iterated=True)
-        return self._reported()
+        return self._loop() if torch_data.get_worker_info() is None else self._reported()
 
     def _reported(self) -> Iterator[Any]:
         with _hint_shown():
