@@ -27,6 +27,7 @@ from flarecli.verbs.naming import ROW
 from flarecli.verbs.places import shard_of
 from flarecli.verbs.reach import described
 from flarecli.verbs.rows import first_rows, needed, no_index, ordered, read_rows, weight
+from flarecli.verbs.source_names import UNNAMED, SourceName, source_name
 
 __all__ = ["At", "Origin", "open_origin"]
 
@@ -39,6 +40,7 @@ class Origin:
     """Rows to unpack. `batches(columns, skip)` gives them with a column of their numbers, `rereads` without much cost.
 
     place  gives the file of an index or a shard, and the row in it, of a row by its number; None where a query makes the rows
+    named  what outputs say of the source, whatever was typed
     """
 
     address: str
@@ -50,6 +52,7 @@ class Origin:
     sum: Callable[[], str]
     batches: Callable[[Sequence[str], int], Iterator[pa.RecordBatch]]
     place: Callable[[int], tuple[str, int]] | None = None
+    named: SourceName = UNNAMED
 
 
 class At(NamedTuple):
@@ -87,6 +90,7 @@ def open_origin(
     addresses = [one for source in address_texts(sources) for one in read.expand(source, guard)]
     if format is not None and streamed.is_stdin(addresses):
         return _of_stdin(format, rows, where, limit, guard)
+    named = source_name(address_texts(sources), addresses)
     is_made = where is not None and sql.is_statement(where)
     shown = " ".join(redact(one) for one in address_texts(sources))
     if format is None and addresses and all(ingest.is_index(one) for one in addresses):
@@ -106,7 +110,7 @@ def open_origin(
             where,
             limit,
         )
-        return origin if is_made else replace(origin, place=table.place)
+        return replace(origin, named=named, place=None if is_made else table.place)
     found = read.resolve(addresses, format=format, guard=guard, maps=False, expanded=True)
     described(found, progress or Progress())
     parts = read.select_streams(found, streams)
@@ -128,7 +132,7 @@ def open_origin(
         return sums.hex()[DEFAULT]
 
     if files is not None:  # the records of a packed folder are files, each under its own name
-        return _selected(
+        origin = _selected(
             shown,
             at,
             "files",
@@ -140,10 +144,12 @@ def open_origin(
             where,
             limit,
         )
+        return replace(origin, named=named)
     origin = _selected(
         shown, at, kind, data.schema, len(order), at.is_local, listing, batches, where, limit
     )
-    return origin if is_made else replace(origin, place=partial(shard_of, data, parts[0]))
+    place = None if is_made else partial(shard_of, data, parts[0])
+    return replace(origin, named=named, place=place)
 
 
 def _of_stdin(

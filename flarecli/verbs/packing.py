@@ -189,7 +189,7 @@ class Request:
         how = json.dumps([self.format, self.settings, options], sort_keys=True, default=asdict)
         sum = self.known or (source.sum() if running is None else running.whole())
         return {
-            "address": source.address,
+            "address": source.named.text,
             DEFAULT: sum,
             "options": hashlib.sha256(how.encode()).hexdigest()[:32],
         }
@@ -324,7 +324,7 @@ def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
             for failure in failures[: 1 if plan.on_error == "fail" else None]:
                 if plan.on_error == "skip":
                     plan.progress.failed(failure.key or failure.where, failure.reason)
-                    writer.fail(failure)
+                    writer.fail(plan.source.named.listed(failure))
                 elif batch is not None:  # what stands before it is kept for a resume
                     kept = int(np.searchsorted(rows, failure.row))
                     batch, rows = batch.slice(0, kept), rows[:kept]

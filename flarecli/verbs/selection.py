@@ -368,16 +368,9 @@ def _contents(
         keys = batch.column(plan.named_by) if plan.named_by is not None else None
         failures: dict[int, Failure] = {}
         for row, column, error in flaws:
-            failures.setdefault(
-                row,
-                Failure(
-                    first + row,
-                    "" if keys is None else key_text(keys[row]),
-                    column,
-                    error.kind,
-                    str(error),
-                ),
-            )
+            name = "" if keys is None else key_text(keys[row])
+            reason = f"{batch.column(_OF + column)[row]}: {error.message}"
+            failures.setdefault(row, Failure(first + row, name, column, error.kind, reason))
         of = [_OF + name for name in files]
         for row, (column, kind, reason) in _lacking(plan, batch, [*of, *early]).items():
             name = "" if keys is None else key_text(keys[row])

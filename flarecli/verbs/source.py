@@ -19,6 +19,7 @@ from flarecli.names import redact
 from flarecli.storage import Guard, Location, locate
 from flarecli.verbs.places import shard_of
 from flarecli.verbs.rows import no_index, ordered, read_rows, weight
+from flarecli.verbs.source_names import UNNAMED, SourceName, source_name
 from flarecli.wildcards import SIGNS
 
 __all__ = ["Source", "open_source"]
@@ -28,7 +29,8 @@ __all__ = ["Source", "open_source"]
 class Source:
     """Rows to pack.
 
-    address  as the user typed it, without secrets
+    address  as the user typed it, without secrets: for messages
+    named    what outputs say of it, whatever was typed
     at       where relative links in it start
     rows     how many there are, if that is known without reading
     batches  gives the rows start..stop, only the columns named; with a condition, rows that it surely leaves out need not come;
@@ -71,6 +73,7 @@ class Source:
     flaw: Callable[[str, bool], tuple[str, str]] | None = None
     is_run: bool = True
     running: Callable[[], ingest.Running | None] = lambda: None
+    named: SourceName = UNNAMED
 
 
 def open_source(
@@ -97,6 +100,36 @@ def open_source(
     """
     addresses = address_texts(sources)
     expanded, skipped = _expanded(addresses, guard)
+    opened = _opened(
+        addresses,
+        expanded,
+        skipped,
+        text=text,
+        guard=guard,
+        columns=columns,
+        allow_missing=allow_missing,
+        null_separated=null_separated,
+        exact=exact,
+        streams=streams,
+        rows=rows,
+    )
+    return replace(opened, named=source_name(addresses, expanded))
+
+
+def _opened(
+    addresses: Sequence[str],
+    expanded: list[str],
+    skipped: list[str],
+    *,
+    text: Collection[str],
+    guard: Guard,
+    columns: Sequence[str] | None,
+    allow_missing: bool,
+    null_separated: bool,
+    exact: bool,
+    streams: Sequence[str],
+    rows: str | None,
+) -> Source:
     shown = " ".join(redact(address) for address in addresses)
     if expanded and all(ingest.is_index(address) for address in expanded):
         no_index(shown, streams, rows)

@@ -142,7 +142,7 @@ def unpack(
     head = {
         "verb": "unpack",
         "flare": __version__,
-        "source": {"address": source.address, DEFAULT: source.sum()},
+        "source": {"address": source.named.text, DEFAULT: source.sum()},
         "options": options,
     }
     folder = Folder(out, head, resume=resume, overwrite=overwrite, is_bare=index == "none")
@@ -355,7 +355,7 @@ class _Work:
             if self.on_error == "fail":
                 raise error_of(failure, self.source.address, _SKIP)
             self.progress.failed(failure.key or failure.where, failure.reason)
-            outlet.fail(failure)
+            outlet.fail(self.source.named.listed(failure))
         names = self.naming.names(batch, self.where) if batch.num_rows else []
         if batch.num_rows and not self.source.rereads and not self.naming.is_unique:
             self.taken.add(batch, self.where)

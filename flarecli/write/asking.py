@@ -15,7 +15,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from flarecli.errors import FlareError, UnsafeError
-from flarecli.names import is_url, redact_text
+from flarecli.names import is_url, redact, redact_text
 from flarecli.storage import Guard, Limits, Location, bucket_in
 from flarecli.storage.addresses import Address, parse, usual
 from flarecli.storage.transfers import Engine, Fault, Page, Wanted
@@ -151,7 +151,11 @@ class Asker:
         except FlareError as error:  # the folder of the index is not what is wrong
             return Flaw(
                 error.kind,
-                redact_text(error.message if error.where == str(self._at) else str(error)),
+                redact_text(
+                    error.message
+                    if error.where in ("", str(self._at))
+                    else f"{redact(text)}: {error.message}"
+                ),
                 error.hint,
             )
 

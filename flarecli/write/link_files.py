@@ -48,7 +48,7 @@ class LinkedFiles:
     def _whole(self, at: Location, size: int | None = None) -> bytes | Flaw:
         size = _size(at) if size is None else size
         if size > self._limits.max_bytes:
-            return Flaw("large", f"{at}: larger than the limit of {self._limits.max_bytes} bytes")
+            return Flaw("large", f"larger than the limit of {self._limits.max_bytes} bytes")
         return at.read(0, size)
 
     def close(self) -> None:

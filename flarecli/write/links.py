@@ -12,7 +12,7 @@ import functools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -283,9 +283,10 @@ class _Fetcher:
             except CredentialsError:  # no fault of the row's: so would end all that follow
                 raise
             except FlareError as error:
-                return Flaw(error.kind, redact_text(str(error)), error.hint)
+                told = redact_text(f"{redact(text)}: {error.message}")
+                return Flaw(error.kind, told, error.hint)
             if isinstance(read, Flaw):
-                return read
+                return replace(read, reason=f"{redact(text)}: {read.reason}")
             body = read
         self._got, self._bytes = self._got + 1, self._bytes + len(body)
         reason = self._unwanted(body, isinstance(want, Page), text, is_text)

@@ -110,7 +110,7 @@ def test_links_are_packed_in_the_order_of_the_index(tmp_path, server):
         assert row["image"] == body(i)
         assert (row["data_id"], row["caption"]) == (f"k{i:04d}".encode(), f"é {i}".encode())
     (stream,) = data.playlists[0].streams
-    assert stream.headers["source"]["address"] == f"{tmp_path}/index.parquet"
+    assert stream.headers["source"]["address"] == "index.parquet"
     assert set(stream.headers["source"]) == {"address", "xxh3_128", "options"}
 
 

@@ -61,7 +61,7 @@ def test_a_link_that_fails_ends_it_or_is_listed(index, tmp_path):
     to = tmp_path / "f"
     with pytest.raises(ReachError) as caught:
         verbs.unpack(str(index), str(to), fetch=["url"], limits=LIMITS)
-    assert str(caught.value) == f"{index}[1]: b: {index.parent}/two.txt: no such file or folder"
+    assert str(caught.value) == f"{index}[1]: b: two.txt: no such file or folder"
     assert (
         caught.value.hint
         == "Give --on-error skip to leave such rows out and list them in failed.jsonl."
