@@ -353,7 +353,8 @@ class Engine:
     def _outcome(self, request: Request, fault: Fault, now: float) -> None:
         """Find out what a transfer came to that gave no object: another address, another try, or a failure."""
         answer = request.answer
-        if answer is not None and answer.status:
+        # A proxy that refuses to connect answers, too.
+        if answer is not None and answer.status and fault.kind not in answers.UNREACHABLE:
             self.hosts.answered(request.origin)
         if answer is not None and answer.status in answers.REDIRECTS and answer.get("location"):
             self._redirect(request, answer.get("location"), now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import SimpleQueue
 
 import pytest
@@ -187,6 +188,34 @@ def test_a_bucket_that_is_closed_for_a_while_is_waited_for(no_cloud, monkeypatch
         if outage.again is None:
             outage.end()
         outage.again.close()
+
+
+def test_a_proxy_that_refuses_to_connect_is_no_outage_of_the_host(engine, monkeypatch):
+    """Its answer is not the host's: as many retries as were asked for, and no more."""
+    asked = []
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_CONNECT(self):
+            asked.append(self.path)
+            self.send_error(403)
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{server.server_address[1]}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    arrived = SimpleQueue()
+    wanted = Request(parse("https://127.0.0.1:1/a"), arrived.put, private=True)
+    try:
+        engine(retries=2, deadline_s=20.0).submit([wanted])
+        fault = arrived.get(timeout=20).fault
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert fault is not None and len(asked) == 3
 
 
 def test_slow_down_in_a_fifth_of_the_answers_fails_no_object(web, engine):
