@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -396,6 +397,23 @@ def test_the_same_bytes_whatever_the_seed_of_hashes_and_the_number_of_jobs(links
         )
         assert (done.returncode, done.stdout) == (0, f"{name}/playlist.yaml\n")
     assert tree(links / "a") == tree(links / "b") == tree(links / "c")
+
+
+@pytest.mark.parametrize("form", ["mds", "webdataset"])
+def test_the_same_bytes_whatever_the_locale_the_time_zone_and_the_umask(links, form):
+    for name, mask, env in (
+        ("a", 0o022, {"LC_ALL": "C.UTF-8", "TZ": "UTC"}),
+        ("b", 0o077, {"LC_ALL": "POSIX", "TZ": "Asia/Tokyo", "PYTHONIOENCODING": "latin-1"}),
+    ):
+        done = run(
+            ["pack", "index.parquet", name, "--fetch", "url:data", "--key", "id", "-f", form],
+            links,
+            env,
+            before=lambda mask=mask: os.umask(mask),
+        )
+        assert (done.returncode, done.stdout) == (0, f"{name}/playlist.yaml\n")
+    assert tree(links / "a") == tree(links / "b")
+    assert stat.S_IMODE((links / "b" / "playlist.yaml").stat().st_mode) == 0o600
 
 
 def test_a_file_that_may_not_grow_ends_a_pack_with_one_line_and_it_can_go_on(links):
