@@ -1,6 +1,6 @@
 """The `flare` command as a process: signals, streams and the exit code. `--version` is answered before anything heavy loads.
 
-SIGINT and SIGTERM end a run with one line and the exit code 130 or 143, wherever they land. They arrive as one
+SIGINT, SIGTERM and SIGHUP end a run with one line and the exit code 130, 143 or 129, wherever they land. They arrive as one
 KeyboardInterrupt, so that `finally` and `with` put things right. Inside an import it would be lost or leave half a
 module, so there it waits until the import is done; what takes longer than GRACE_S is ended without asking. Only what comes while
 Python itself starts, or while the installed script imports this file (a millisecond, and what the script imports before it),
@@ -25,10 +25,12 @@ if TYPE_CHECKING:  # typing takes as long to load as all the rest here
 GRACE_S = 4.0  # five seconds are promised
 _RETRY_S = 0.02
 _NAMES: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+if sys.platform != "win32":
+    _NAMES[signal.SIGHUP] = "hung up"  # `nohup` has it ignored, and so it stays
 
 
 class _Signals:
-    """What to do on SIGINT and SIGTERM. `number` is the first one that came, 0 as long as none did."""
+    """What to do on SIGINT, SIGTERM and SIGHUP. `number` is the first one that came, 0 as long as none did."""
 
     def __init__(self, args: Sequence[str]) -> None:
         self.number, self.armed, self.over, self._args = 0, True, False, args
@@ -36,7 +38,7 @@ class _Signals:
         self._hook = sys.unraisablehook
 
     def install(self) -> None:
-        """Take over both signals, unless whoever started the process had them ignored or this is not the main thread."""
+        """Take over the signals, unless whoever started the process had them ignored or this is not the main thread."""
         for number in _NAMES:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._take(number, self._caught)
@@ -86,8 +88,10 @@ class _Signals:
         if not self.over:  # stuck, or the interrupt was swallowed
             if target := sys.modules.get("flarecli.write.target"):
                 target.sweep()
-            os.write(2, self._line().encode())
-            os._exit(128 + self.number)
+            try:
+                os.write(2, self._line().encode())
+            finally:  # the terminal may be gone
+                os._exit(128 + self.number)
 
     def say(self) -> None:
         """Say in one line why it stopped."""

@@ -53,7 +53,7 @@ The options of a command: flare COMMAND --help.
 An option's default can be set in the environment: --shard-size as FLARE_SHARD_SIZE, and so on.
 
 Exit codes: 0 done, 1 done and the answer is no, 2 the command line is wrong, 3 cannot reach or write, 4 the bytes are not what
-the format says, 5 refused for safety, 6 a library is missing, 130 interrupted, 143 terminated."""
+the format says, 5 refused for safety, 6 a library is missing, 130 interrupted, 143 terminated, 129 hung up."""
 _WRONG_LINE: Any = typer.BadParameter.__mro__[
     2
 ]  # Click's ClickException, wherever this Typer keeps its copy of Click

@@ -36,7 +36,11 @@ class BucketTarget:
         self._new, self._done = out / f"{SCRATCH}/new", out / f"{SCRATCH}/done"
         self.is_done = False
         if not _has(out / SCRATCH):
-            self._refuse_what_is_there(resume, overwrite)
+            try:
+                self._refuse_what_is_there(resume, overwrite)
+            except UsageError:
+                if not _has(out / SCRATCH):  # else another pack has begun since: the lock names it
+                    raise
             if self.is_done:
                 return
         self._lease = Lease(out / f"{SCRATCH}/lock", self.shown, resume or overwrite)

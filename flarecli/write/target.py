@@ -154,7 +154,7 @@ class Target:
         """Try once to lock the folder; nothing is claimed when it was finished or removed meanwhile."""
         scratch, new = os.path.join(self.folder, SCRATCH), list[str]()
         if not os.path.isdir(scratch):
-            if os.path.isdir(self.folder) and os.listdir(self.folder):
+            if self._is_filled():
                 if resume and self._holds_dataset(self.folder):
                     self.is_done = True
                     return
@@ -208,6 +208,18 @@ class Target:
         finally:
             if fd >= 0:
                 os.close(fd)
+
+    def _is_filled(self) -> bool:
+        """Return whether files lie in the folder that no pack at work there can have written.
+
+        A pack makes its scratch folder first. If that is there by now, another pack has begun
+        since we looked, and what lies there is its own.
+        """
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            return False
+        return bool(names) and not os.path.isdir(os.path.join(self.folder, SCRATCH))
 
     def _empty(self) -> None:
         """Begin anew in a folder that holds an unfinished pack."""

@@ -284,16 +284,19 @@ def test_colour_is_for_terminals_that_want_it(flare):
         )
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
+
+
 def test_the_command_line_leaves_its_caller_as_it_was(flare):
     before = (
-        [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)],
+        [signal.getsignal(number) for number in SIGNALS],
         sys.unraisablehook,
     )
     for _ in range(3):
         assert flare("cat", "x", cat=raises(errors.UsageError("no"))).code == 2
         assert flare("--version").out == "flare 0.1.0\n"
     assert (
-        [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)],
+        [signal.getsignal(number) for number in SIGNALS],
         sys.unraisablehook,
     ) == before
 

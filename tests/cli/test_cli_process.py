@@ -129,7 +129,11 @@ def signalled(process, number):
 
 @pytest.mark.parametrize(
     ("number", "code", "what"),
-    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "terminated"),
+        (signal.SIGHUP, 129, "hung up"),
+    ],
 )
 def test_a_signal_ends_a_run_with_one_line(flare_process, number, code, what):
     with flare_process(["pack", "index.csv", "out"], SLOW) as process:
@@ -138,6 +142,21 @@ def test_a_signal_ends_a_run_with_one_line(flare_process, number, code, what):
             "",
             f"error: {what}; give --resume to go on from here\n",
         )
+
+
+def test_a_hang_up_that_was_ignored_from_the_start_stays_ignored(tmp_path):
+    """As under `nohup`: the end of the terminal session does not end the run."""
+    index = tmp_path / "index.csv"
+    os.mkfifo(index)
+    with subprocess.Popen(
+        ["nohup", sys.executable, "-m", "flarecli", "pack", str(index), str(tmp_path / "out")],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as process:
+        process.send_signal(signal.SIGHUP)
+        process.communicate()
+    assert process.returncode == 5  # a FIFO is not read: the run came to its own end
 
 
 def test_a_signal_is_told_as_json_where_json_is_wanted(flare_process):
