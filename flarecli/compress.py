@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from flarecli.errors import FlareError, FormatError, IntegrityError, MissingLibraryError, UsageError
+from flarecli.expansion import BOMB_HINT, decompressed_limit
 from flarecli.guesses import choose
 
 __all__ = ["NAMES", "SUFFIXES", "compressed", "decompress", "stream", "suffix_of"]
@@ -55,7 +56,7 @@ _TAKEN = {
     "gz": 1 << 16,
     "zstd": 1 << 11,
 }  # bytes taken at once: 4 of zstd may stand for 128 KiB, and come out together
-_RATIO, _TOTAL = 1000, 1 << 32  # the first bounds what declares no size, the second everything
+_TOTAL = 1 << 32  # bytes that a file held in memory may decompress to, whatever its size
 _SNAPPY_RATIO, _SNAPPY_MOST = 22, (1 << 32) - 1  # three bytes copy at most 64; the size is a uint32
 _CUT_HINT = "It was cut short; fetch or pack it again."
 
@@ -279,23 +280,24 @@ def _snappy(source: _Blocks, limit: int, where: object) -> bytes | memoryview:
         )
     if not size and len(data) > at + 1:
         raise FormatError("not valid snappy: bytes follow its end", where=where)
-    try:
-        return (
-            memoryview(_codec("snappy").decompress(data, decompressed_size=size)) if size else b""
-        )
-    except MemoryError:
-        raise FormatError(
-            f"{size} bytes when decompressed do not fit in memory", where=where
-        ) from None
+    return memoryview(_codec("snappy").decompress(data, decompressed_size=size)) if size else b""
 
 
 def decompress(
-    suffix: str, blocks: Iterable[bytes], raw_size: int | None, where: object
+    suffix: str,
+    blocks: Iterable[bytes],
+    raw_size: int | None,
+    where: object,
+    stored: int | None = None,
 ) -> bytearray:
     """Decompress a whole file, all its streams, never past the declared size.
 
-    raw_size  bytes that must come out; None: not declared, then growth is bounded by ratio and in all
-    raises    IntegrityError if another number of bytes comes out; FormatError if the bytes are not the format, or end too early
+    Whoever made the file may have declared its size too: above `expansion.FREE_BYTES` of output, the ratio is bounded in any case.
+
+    raw_size  bytes that must come out; None: not declared
+    stored    size of the compressed file; None: not known, then the bytes read so far count
+    raises    IntegrityError if another number of bytes comes out, or more than the ratio allows; FormatError if the bytes are not
+              the format, or end too early
     """
     if suffix not in SUFFIXES:
         raise UsageError(
@@ -310,21 +312,22 @@ def decompress(
             f"{raw_size} bytes when decompressed are listed, {_TOTAL} is the most that is read",
             where=where,
         )
+    if stored is not None and raw_size is not None and raw_size > decompressed_limit(stored):
+        raise IntegrityError(
+            f"{raw_size} bytes when decompressed are listed, at most {decompressed_limit(stored)} are read from {stored} bytes",
+            where=where,
+            hint=BOMB_HINT,
+        )
+    most = _TOTAL if raw_size is None else raw_size
     source, out = _Blocks(blocks), bytearray()
     try:
-        for data in _pieces(suffix, source, _TOTAL if raw_size is None else raw_size, where):
-            limit = (
-                raw_size
-                if raw_size is not None
-                else min(_TOTAL, max(64 * _STEP, _RATIO * source.size))
-            )
+        for data in _pieces(suffix, source, most, where):
+            limit = min(most, decompressed_limit(source.size if stored is None else stored))
             if len(out) + len(data) > limit:
                 raise _too_much(limit, where)
             out += data
     except MemoryError:
-        raise FormatError(
-            f"decompresses to more than the {len(out)} bytes that fit in memory", where=where
-        ) from None
+        raise
     except Exception as error:  # each library has errors of its own
         raise _fault(error, suffix, where) from None
     if raw_size is not None and len(out) != raw_size:
@@ -339,10 +342,17 @@ def decompress(
 def stream(suffix: str, blocks: Iterable[bytes], where: object) -> Iterator[bytes | memoryview]:
     """Decompress a file of any size as it comes, a megabyte or so at a time; nothing but the memory of a step is needed.
 
-    raises  FormatError if the bytes are not the format, or end too early
+    raises  FormatError if the bytes are not the format, or end too early; IntegrityError if more comes out than the ratio allows
     """
+    source, size = _Blocks(blocks), 0
     try:
-        yield from _pieces(suffix, _Blocks(blocks), _TOTAL, where)
+        for data in _pieces(suffix, source, _TOTAL, where):
+            size += len(data)
+            if size > (limit := decompressed_limit(source.size)):
+                raise _too_much(limit, where)
+            yield data
+    except MemoryError:
+        raise
     except Exception as error:
         raise _fault(error, suffix, where) from None
 
@@ -372,5 +382,5 @@ def _too_much(limit: int, where: object) -> IntegrityError:
     return IntegrityError(
         f"decompresses to more than {limit} bytes",
         where=where,
-        hint="It may be a decompression bomb; do not trust it.",
+        hint=BOMB_HINT,
     )

@@ -6,8 +6,12 @@ Grouped by what a caller would do about them; the builtin as a second base keeps
 
 from __future__ import annotations
 
+import errno
+import os
+
 __all__ = [
     "BusyError",
+    "ExhaustedError",
     "FlareError",
     "FormatError",
     "IntegrityError",
@@ -20,6 +24,7 @@ __all__ = [
     "UnsafeError",
     "UsageError",
     "ValueFitError",
+    "check_exhausted",
 ]
 
 
@@ -125,6 +130,21 @@ class UnsafeError(FlareError, PermissionError):
 
     def __str__(self) -> str:  # OSError has a __str__ of its own
         return FlareError.__str__(self)
+
+
+class ExhaustedError(MemoryError):
+    """The process may have no more file handles. Like MemoryError, it says nothing about the data.
+
+    No FlareError on purpose: where errors of the data become findings or failed rows, it goes on to the caller.
+    """
+
+
+def check_exhausted(error: OSError) -> None:
+    """Raise MemoryError or ExhaustedError if the system refused memory or a file handle."""
+    if error.errno == errno.ENOMEM:
+        raise MemoryError(os.strerror(errno.ENOMEM)) from error
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        raise ExhaustedError(os.strerror(error.errno)) from error
 
 
 class MissingLibraryError(FlareError, ImportError):

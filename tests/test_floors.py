@@ -14,7 +14,7 @@ PACKAGE = ROOT / "flarecli"
 FLOORS = [
     {"errors", "arrow", "records", "cpus"},
     {"names"},
-    {"guesses"},
+    {"guesses", "expansion"},
     {"counts", "later", "units", "given", "wildcards", "hashes", "compress", "progress"},
     {"storage", "media"},
     {"model"},

@@ -140,7 +140,7 @@ Deadline: TypeAlias = Annotated[
     float, option("--deadline", **_default("Give up when one object took so long.", "10m"), **_TIME)
 ]
 MaxObject: TypeAlias = Annotated[
-    int, option("--max-object", **_default("Links to more bytes fail.", "1GB"), **_SIZE)
+    int, option("--max-object", **_default("Maximum size of one value.", "1GB"), **_SIZE)
 ]
 CacheFolder: TypeAlias = Annotated[
     str | None,

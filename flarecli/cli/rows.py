@@ -29,6 +29,7 @@ from flarecli.cli.show import (
     write_text,
 )
 from flarecli.errors import FlareError, UsageError, ValueFitError
+from flarecli.expansion import MAX_DECODED_VALUE, MAX_TEXT_VALUE
 from flarecli.guesses import choose
 from flarecli.model import ENCODING
 from flarecli.names import escape, shell_quoted
@@ -44,7 +45,8 @@ BYTES = ("sha256", "base64")
 _BINARY = ("arrow", "parquet")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # full-width forms too
-
+_DOCUMENTS = ("json", "json_json", "msgpack", "tree")  # whose values become Python objects
+_TEXT_BYTES = 4 << 20  # of rows that become text together
 _GROUP_BYTES = 64 << 20  # of a row group of Parquet, before compression
 _SCREEN, _CELL = 500, 200  # rows of one table on a terminal, characters of one cell
 _DIGITS = 4300  # what Python itself reads as an int; longer ones stay text, so that every reader can read the line
@@ -102,7 +104,10 @@ def write(
     """
     if raw is not None:
         _write_raw(batches, raw)
-    elif form == "jsonl":
+        return
+    if form not in _BINARY:
+        batches = (part for batch in batches for part in _parts(batch, look))
+    if form == "jsonl":
         _write_json(batches, look)
     elif form == "arrow":
         _write_arrow(batches)
@@ -114,6 +119,40 @@ def write(
         _write_table(batches, printer, look)
     else:
         _write_plain(batches, look)
+
+
+def _parts(batch: pa.RecordBatch, look: Look) -> Iterator[pa.RecordBatch]:
+    """Cut a batch into rows that become text together: as Python objects and as text they take many times their bytes.
+
+    raises  ValueFitError for one value that would take too much
+    """
+    import numpy as np
+
+    from flarecli.encodings import value_sizes
+
+    sizes = np.zeros(batch.num_rows)
+    for field, array in zip(batch.schema, batch.columns, strict=True):
+        lengths = value_sizes(array)
+        if lengths is None:
+            continue
+        encoding = (field.metadata or {}).get(ENCODING, b"").decode()
+        is_document = encoding.removesuffix("[]") in _DOCUMENTS
+        if not is_document and not look.whole and _is_binary(array.type):
+            continue  # of bytes only the checksum is shown
+        most = MAX_DECODED_VALUE if is_document else MAX_TEXT_VALUE
+        if len(lengths) and (largest := int(lengths.max())) > most:
+            shown = f"{largest} bytes; at most {most} are printed as text"
+            raise ValueFitError(
+                f"a value of column {field.name!r}: {shown}",
+                hint=f"Give --raw {shell_quoted(field.name)} to see its bytes, or -c without it.",
+            )
+        sizes += lengths
+    ends, start = np.cumsum(sizes), 0
+    while start < batch.num_rows:
+        before = ends[start - 1] if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + _TEXT_BYTES, "right")))
+        yield batch if stop - start == batch.num_rows else batch.slice(start, stop - start)
+        start = stop
 
 
 def _write_json(batches: Iterable[pa.RecordBatch], look: Look) -> None:
@@ -198,16 +237,19 @@ def _pictures(batch: pa.RecordBatch) -> dict[tuple[int, int], Any]:
     """Draw the pictures of a batch: (row, column) -> a drawing."""
     from flarecli.cli.graphics import graphic, protocol
     from flarecli.cli.pictures import half_blocks
+    from flarecli.encodings import raw_values
     from flarecli.media import is_picture, sniff
 
     draw: Callable[[bytes, str], Any] = half_blocks if protocol() is None else graphic
 
     out: dict[tuple[int, int], Any] = {}
     for k, column in enumerate(batch.columns):
-        for i, scalar in enumerate(column if _is_binary(column.type) else ()):
-            data = scalar.as_py()
+        for i, value in enumerate(raw_values(column) if _is_binary(column.type) else ()):
+            data = bytes(value) if value is not None and len(value) <= MAX_TEXT_VALUE else None
             kind = sniff(data[:512]) if data else None
-            drawing = draw(data, f"{kind}, {format_size(len(data))}") if is_picture(kind) else None
+            if data is None or not is_picture(kind):
+                continue
+            drawing = draw(data, f"{kind}, {format_size(len(data))}")
             if drawing is not None:
                 out[i, k] = drawing
     return out
@@ -229,14 +271,33 @@ def _write_parquet(batches: Iterable[pa.RecordBatch]) -> None:
 
     first, batches = _begun(batches)
     held: list[pa.RecordBatch] = []
-    with pa.PythonFile(binary(), mode="w") as sink, pq.ParquetWriter(sink, first) as writer:
+    plain = [field.name for field in first if not pa.types.is_large_binary(field.type)]
+    with (
+        pa.PythonFile(binary(), mode="w") as sink,
+        # of bytes neither statistics nor a dictionary are of use, and both copy the values
+        pq.ParquetWriter(sink, first, use_dictionary=plain, write_statistics=plain) as writer,
+    ):
         for batch in batches:
+            _check_parquet(batch)
             held.append(batch)
             if sum(one.nbytes for one in held) >= _GROUP_BYTES:
                 writer.write_table(pa.Table.from_batches(held))
                 held.clear()
         if held:
             writer.write_table(pa.Table.from_batches(held))
+
+
+def _check_parquet(batch: pa.RecordBatch) -> None:
+    """Raise ValueFitError for a value that no page of Parquet holds."""
+    from flarecli.encodings import value_sizes
+
+    for name, array in zip(batch.schema.names, batch.columns, strict=True):
+        lengths = value_sizes(array)
+        if lengths is not None and len(lengths) and (largest := int(lengths.max())) >= 1 << 31:
+            raise ValueFitError(
+                f"a value of column {name!r}: {largest} bytes; Parquet takes less than 2 GiB",
+                hint="Use --to arrow, or -c without it.",
+            )
 
 
 def _begun(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -270,8 +331,8 @@ def _write_raw(batches: Iterable[pa.RecordBatch], name: str) -> None:
             array = encodings.stored(array, encodings.lookup(encoding))
         elif not _is_binary(array.type):
             array = array.cast(pa.large_string()).view(pa.large_binary())
-        for data in array:
-            out.write(data.as_buffer())
+        for data in encodings.raw_values(array):
+            out.write(b"" if data is None else data)
         finish()
 
 
@@ -289,12 +350,19 @@ def _rows(batch: pa.RecordBatch, look: Look, numbers: bool = False) -> Iterator[
 def _values(array: pa.Array, field: pa.Field, look: Look, numbers: bool = False) -> list[Any]:
     import pyarrow as pa
 
+    from flarecli.encodings import raw_values
+
     encoding, kind = (field.metadata or {}).get(ENCODING, b"").decode(), array.type
     if pa.types.is_large_list(kind) and encoding.endswith("[]"):
         return _lists(
             array, field.with_metadata({ENCODING: encoding.removesuffix("[]").encode()}), look
         )
-    values: list[Any] = array.to_pylist()
+    if _is_binary(kind) and not look.whole and encoding not in ("msgpack", "tree", "pkl"):
+        return [None if one is None else compact(one) for one in raw_values(array)]
+    if _is_binary(kind):
+        values: list[Any] = [None if one is None else bytes(one) for one in raw_values(array)]
+    else:
+        values = array.to_pylist()
     if encoding in ("msgpack", "tree"):
         return [
             None if data is None else _unpacked(data, field.name, encoding, look) for data in values

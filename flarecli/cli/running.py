@@ -8,10 +8,19 @@ from typing import Any
 
 import flarecli.cli.show as show
 from flarecli.cli.switches import plain_line
-from flarecli.errors import FlareError, FormatError, MissingError, MissingLibraryError, ReachError
+from flarecli.errors import (
+    ExhaustedError,
+    FlareError,
+    FormatError,
+    MissingError,
+    MissingLibraryError,
+    ReachError,
+    check_exhausted,
+)
 
 __all__ = ["run"]
 
+HANDLES = 64  # with so many every command works
 _BUG = "This is a bug in flare, not in your data: please report it with what --debug shows."
 
 
@@ -46,6 +55,18 @@ def run(
     return told.exit_code
 
 
+def _too_few_handles() -> FlareError:
+    hint = f"Run `ulimit -n {HANDLES}` first."
+    try:
+        import resource
+    except ImportError:  # another system, with another limit
+        return ReachError("too few file handles", hint=hint)
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return ReachError(
+        f"too few file handles: {allowed} are allowed, {HANDLES} are needed", hint=hint
+    )
+
+
 def _by_typer(args: list[str]) -> Any:
     from flarecli.cli.app import answer
 
@@ -60,10 +81,16 @@ def _told(error: BaseException, args: list[str]) -> FlareError:
         error.hint = hint_for(error.where, args)
     if isinstance(error, FlareError):
         return error
+    if isinstance(error, OSError):
+        try:
+            check_exhausted(error)
+        except MemoryError as exhausted:
+            error = exhausted
+    if isinstance(error, ExhaustedError):
+        return _too_few_handles()
     if isinstance(error, MemoryError):
         return ReachError(
-            "there is not enough memory",
-            hint="Give it fewer --jobs, smaller shards or more memory.",
+            "not enough memory", hint="Give it more memory, fewer --jobs or smaller shards."
         )
     if isinstance(error, RuntimeError):
         from flarecli.storage.threads import none_left

@@ -134,7 +134,7 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def compact(data: bytes) -> dict[str, Any]:
+def compact(data: bytes | memoryview) -> dict[str, Any]:
     """Give what stands for bytes in text: how many, and their SHA-256."""
     import hashlib
 

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 from flarecli.later import named
 
 if TYPE_CHECKING:
-    from flarecli.encodings.columns import encoding_of, field, stored, typed
+    from flarecli.encodings.columns import (
+        encoding_of,
+        field,
+        raw_values,
+        stored,
+        typed,
+        value_sizes,
+    )
     from flarecli.encodings.holds import held, held_as
     from flarecli.encodings.inferring import infer
     from flarecli.encodings.names import BINARY, TEXT, Encoding, column, lookup
@@ -44,8 +51,10 @@ __all__ = [
     "pictures_of",
     "plain",
     "source_of",
+    "raw_values",
     "stored",
     "typed",
+    "value_sizes",
 ]
 
 _FILES = {
@@ -69,8 +78,10 @@ _FILES = {
     "pictures_of": "pictures:split",
     "plain": "natural",
     "source_of": "recode",
+    "raw_values": "columns",
     "stored": "columns",
     "typed": "columns",
+    "value_sizes": "columns",
 }
 
 

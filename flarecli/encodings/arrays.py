@@ -10,8 +10,10 @@ little-endian in C order. Granular names a dtype as numpy does (`<i2`), of any b
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from flarecli.encodings.names import NDARRAY_CODES, NDARRAY_CODES_SIZE, Encoding
@@ -25,6 +27,7 @@ _DTYPE = re.compile(
     r"[<>|=]?[biufcSUV][0-9]{1,9}", re.ASCII
 )  # numbers and text of fixed size: no objects, which would be pointers, and no times
 _DIMENSIONS = 32  # what every numpy takes
+_EMPTY_LISTS = 1024  # in an array of no bytes
 
 
 def encode(encoding: Encoding, value: Any) -> bytes:
@@ -91,7 +94,15 @@ def decode(encoding: Encoding, data: bytes) -> Any:
         at += 1 + ndim * width
     if not dtype or not shape or math.prod(shape) * NDARRAY_CODES_SIZE[dtype] != len(data) - at:
         raise ValueFitError(f"{format_size(len(data))} are not {encoding.name}")
+    _check_empty(shape)
     return np.frombuffer(data, np.dtype(dtype).newbyteorder("<"), offset=at).reshape(shape)
+
+
+def _check_empty(shape: Sequence[int]) -> None:
+    """Raise ValueFitError for an array of no bytes that is many lists: a shape of (2^31, 0) takes none, its lists 100 GB."""
+    lists = math.prod(itertools.takewhile(bool, shape))
+    if 0 in shape and lists > _EMPTY_LISTS:
+        raise ValueFitError(f"an array of shape {tuple(shape)} has no values and {lists} rows")
 
 
 def describe(array: Any) -> tuple[str, list[int], bytes]:
@@ -127,6 +138,7 @@ def build(dtype: Any, shape: Any, data: Any) -> Any:
         kind = np.dtype(dtype)
         if math.prod(shape) * kind.itemsize != len(data) or kind.itemsize == 0:
             raise ValueFitError(f"{len(data)} bytes are no array of {dtype} {tuple(shape)}")
+        _check_empty(shape)
         return np.frombuffer(data, kind).reshape(shape)
     except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, ValueFitError):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pyarrow as pa
 from flarecli.encodings import packed_floats, varints
 from flarecli.encodings.names import BINARY, TEXT, Encoding, lookup
 from flarecli.errors import ValueFitError
-from flarecli.model import ENCODING, Column
+from flarecli.model import ENCODING, Column, IntArray
 
 _NUMBERS = {"varint": varints, "msgpack_float": packed_floats}  # of no fixed size
 
@@ -19,7 +20,51 @@ _LARGE, _HEAD = (
     1 << 12,
 )  # bytes that are worth a look at whether all of them are ASCII, and of them the first
 
-__all__ = ["check_text", "each_item", "encoding_of", "field", "is_utf8", "stored", "typed"]
+__all__ = [
+    "check_text",
+    "each_item",
+    "encoding_of",
+    "field",
+    "is_utf8",
+    "raw_values",
+    "stored",
+    "typed",
+    "value_sizes",
+]
+
+
+def raw_values(array: pa.Array) -> Iterator[memoryview | None]:
+    """Give the bytes of each value of a column of bytes or text, without a copy.
+
+    Not by its scalars: Arrow copies the bytes into each, and ends the process where there is no memory for that.
+    """
+    kind = array.type
+    if not (pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)):
+        array = array.cast(BINARY)
+    valid = array.is_valid().to_pylist() if array.null_count else None
+    _, ends, data = array.buffers()
+    bounds = np.frombuffer(ends, np.int64)[array.offset :][: len(array) + 1].tolist()
+    view = memoryview(data) if data is not None else memoryview(b"")
+    for row, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        yield view[start:stop] if valid is None or valid[row] else None
+
+
+def value_sizes(array: pa.Array) -> IntArray | None:
+    """Return the bytes of each value of a column of bytes or text, or of lists of them: int64 [rows]; None for other columns."""
+    kind = array.type
+    if pa.types.is_large_list(kind):
+        inner = value_sizes(array.values)
+        if inner is None:
+            return None
+        ends = np.concatenate([[0], np.cumsum(inner, dtype=np.int64)])
+        return np.diff(ends[array.offsets.to_numpy()])
+    wide = pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
+    if not wide and not (pa.types.is_binary(kind) or pa.types.is_string(kind)):
+        return None
+    if not len(array):
+        return np.zeros(0, np.int64)
+    ends = np.frombuffer(array.buffers()[1], np.int64 if wide else np.int32)
+    return np.diff(ends[array.offset : array.offset + len(array) + 1])
 
 
 def field(column: Column) -> pa.Field:

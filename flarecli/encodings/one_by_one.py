@@ -24,6 +24,7 @@ __all__ = ["recoded"]
 
 Failures = list[tuple[int, str]]
 _ERRORS = (FlareError, ValueError, TypeError, OverflowError, RecursionError)
+_MAX_VALUES = 1 << 22  # of one row that become Python objects
 _ARRAYS = ("ndarray", "array", "tree")
 _DOCUMENTS = ("msgpack", "array", "tree")
 _AS_TEXT = (date, datetime, time, timedelta, Decimal, UUID)
@@ -42,6 +43,9 @@ def recoded(
     for row, value in enumerate(_values(array, encoding)):
         out.append(None)
         if value is None:
+            continue
+        if isinstance(value, TooMany):
+            failures.append((row, value.reason))
             continue
         try:
             given = read(value)
@@ -85,7 +89,38 @@ def _values(array: pa.Array, encoding: Encoding) -> Iterator[Any]:
         and encoding.dtype in ("", np.dtype(array.type.value_type.to_pandas_dtype()).name)
     ):
         return _number_arrays(large_list(array))
-    return iter(array.to_pylist())
+    return _objects(array)
+
+
+def _objects(array: pa.Array) -> Iterator[Any]:
+    """Give the Python value of each row; of nested ones of very many values a row at a time, and TooMany for a row that holds them."""
+    if not pa.types.is_nested(array.type) or _values_in(array) <= _MAX_VALUES:
+        yield from array.to_pylist()
+        return
+    for row in range(len(array)):
+        one = array.slice(row, 1)
+        count = _values_in(one)
+        yield TooMany(count) if count > _MAX_VALUES else one[0].as_py()
+
+
+class TooMany:
+    """Stands for a value of more parts than are made Python objects: each takes about 64 bytes."""
+
+    def __init__(self, count: int) -> None:
+        self.reason = f"holds {count} values; at most {_MAX_VALUES} are converted"
+
+
+def _values_in(array: pa.Array) -> int:
+    """Count the values of a nested column, those inside other values too."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return sum(_values_in(one) for one in array.flatten())
+    if pa.types.is_map(kind):
+        start, stop = (array.offsets[at].as_py() for at in (0, len(array)))
+        return sum(_values_in(one.slice(start, stop - start)) for one in (array.keys, array.items))
+    if pa.types.is_nested(kind) and not pa.types.is_union(kind):
+        return len(array) + _values_in(array.flatten())
+    return len(array)
 
 
 def _number_arrays(lists: pa.LargeListArray) -> Iterator[Any]:

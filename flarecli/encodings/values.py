@@ -46,7 +46,7 @@ _PICTURES = (
     "list[jpeg]",
     "list[png]",
 )
-_NOT_ONE = (struct.error, ValueError, InvalidOperation, RecursionError, OverflowError, MemoryError)
+_NOT_ONE = (struct.error, ValueError, InvalidOperation, RecursionError, OverflowError)
 
 
 def encode(encoding: Encoding, value: Any) -> Any:
@@ -105,6 +105,8 @@ def _by_own(name: str, value: Any) -> bytes:
     """Call the user's own encoder; what it raises is told with the value that it was given."""
     try:
         data = OWN[name].encode(value)
+    except MemoryError:
+        raise
     except Exception as error:
         raise ValueFitError(
             f"{_seen(value)} does not fit {name}: {type(error).__name__}: {error}"
@@ -117,6 +119,8 @@ def _by_own(name: str, value: Any) -> bytes:
 def _of_own(name: str, data: bytes) -> Any:
     try:
         return OWN[name].decode(data)
+    except MemoryError:
+        raise
     except Exception as error:
         raise ValueFitError(
             f"{format_size(len(data))} are not {name}: {type(error).__name__}: {error}"

@@ -103,12 +103,7 @@ def open_shard(chunk: Chunk, columns: Columns | None = None, check: bool = True)
         raise FormatError(
             f"{size - end} bytes follow its table of no records", where=at, hint=_DAMAGED
         )
-    try:
-        sums, offsets = np.empty(rows, np.uint32), np.full(rows + 1, size, np.int64)
-    except MemoryError:
-        raise FormatError(
-            f"a table of {rows} records is more than memory holds", where=at
-        ) from None
+    sums, offsets = np.empty(rows, np.uint32), np.full(rows + 1, size, np.int64)
     _fill(at, head, [(HEAD.size, sums), (HEAD.size + 4 * rows, offsets[:rows])])
     shard = Shard(
         chunk,

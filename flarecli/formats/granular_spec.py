@@ -14,6 +14,7 @@ from typing import Any
 
 from flarecli.encodings import column, held
 from flarecli.errors import FlareError, FormatError, IntegrityError, UnsafeError, UsageError
+from flarecli.expansion import check_columns
 from flarecli.model import Column, Columns
 from flarecli.names import check_name
 
@@ -60,6 +61,7 @@ def parse(data: bytes, where: object) -> dict[str, str]:
         raise FormatError("not an object of column names and types", where=where)
     if not value:
         raise FormatError("names no columns", where=where)
+    check_columns(len(value), where)
     for key in value:
         _check_key(key, where)
     return value

@@ -23,6 +23,7 @@ from flarecli.arrow import np, pa, pc
 from flarecli.counts import first_fall, words
 from flarecli.encodings import lookup
 from flarecli.errors import FormatError, UsageError, ValueFitError
+from flarecli.expansion import check_rows
 from flarecli.formats import mds_config, spans
 from flarecli.formats.mds_files import name_of, present, raw_name, store
 from flarecli.formats.wrong import wrong_rows
@@ -89,7 +90,10 @@ def opened(
         raise FormatError(f"holds {rows} samples, {chunk.rows} are listed", where=meta.at)
     if len(data) - end > _CONFIG_LIMIT:
         raise FormatError(f"its config takes {len(data) - end} bytes", where=meta.at)
+    stored = spans.stored_size(chunk) + spans.stored_size(meta)
+    check_rows(rows, 1, stored, meta.at)
     config, own = mds_config.parse_config(bytes(data[end:]), form, meta.at)
+    check_rows(rows, len(own), stored, meta.at)
     own = mds_config.agreed(own, columns, form, meta.at)
     layout = dict(head(own, config, meta.at))
     starts = words(data, 4, rows + 1)

@@ -25,6 +25,7 @@ from flarecli.arrow import np, pa
 from flarecli.counts import first_fall, words
 from flarecli.encodings import held, lookup
 from flarecli.errors import FormatError, ValueFitError
+from flarecli.expansion import check_rows
 from flarecli.formats import lines, mds_config, spans
 from flarecli.formats.mds_files import name_of, present, store
 from flarecli.formats.mds_index import open_dataset, write_index
@@ -94,6 +95,8 @@ def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
         raise FormatError(f"{size} bytes cannot hold a table of {rows} samples", where=at)
     if chunk.rows is not None and rows != chunk.rows:
         raise FormatError(f"holds {rows} samples, {chunk.rows} are listed", where=at)
+    if spans.suffix(chunk):
+        check_rows(rows, 1, spans.stored_size(chunk), at)
     if len(head) < end:
         head = memoryview(bytes(head) + at.read(len(head), end))
     starts = words(head, 4, rows + 1)
@@ -111,6 +114,8 @@ def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
     own = mds_config.agreed(
         mds_config.own_columns(bytes(head[end:first]), NAME, at), columns, NAME, at
     )
+    if spans.suffix(chunk):
+        check_rows(rows, len(own), spans.stored_size(chunk), at)
     return Shard(
         chunk,
         own,

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from flarecli.encodings import column
 from flarecli.errors import FormatError, IntegrityError, UsageError
+from flarecli.expansion import check_columns
 from flarecli.model import Columns, Settings
 
 __all__ = [
@@ -160,6 +161,7 @@ def columns_of(value: Mapping[str, Any], form: str, what: str) -> Columns:
             raise FormatError(f"{keys} are not lists of one length", where=what)
         names, encodings = lists[0], lists[1]  # type: ignore[assignment]
         sizes = lists[2] if form == "mds" else None
+    check_columns(len(names), what)
     if not all(isinstance(text, str) for text in (*names, *encodings)):
         raise FormatError("a column's name or encoding is not text", where=what)
     if len(set(names)) != len(names):

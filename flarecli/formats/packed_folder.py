@@ -62,10 +62,7 @@ def directory(shard: Shard) -> Folder:
             f"its list of names takes {size} bytes, {_LIST_LIMIT} are read at most", where=where
         )
     (data,) = read_views(shard, [shard.rows - 1])
-    try:
-        return parse(bytes(data), shard.rows - 1, where)
-    except MemoryError:
-        raise FormatError("its list of names is more than memory holds", where=where) from None
+    return parse(bytes(data), shard.rows - 1, where)
 
 
 def parse(data: bytes, rows: int, where: object = "") -> Folder:

@@ -132,7 +132,7 @@ def whole(chunk: Chunk) -> memoryview | None:
             return memoryview(_held[key][1]).toreadonly()
     size = stored_size(chunk)
     data = compress.decompress(
-        kind, chunk.at.blocks(size), file.raw_size if file else None, chunk.at
+        kind, chunk.at.blocks(size), file.raw_size if file else None, chunk.at, size
     )
     with _lock:
         _held[key] = chunk.at, data

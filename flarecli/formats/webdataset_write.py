@@ -296,7 +296,5 @@ def _joined(pieces: list[pa.Array]) -> memoryview:
 
 def _one_by_one(pieces: list[pa.Array]) -> Iterator[memoryview]:
     """Give large members as they lie in memory: joining them would cost more than a loop over few rows."""
-    for row in range(len(pieces[0])):
-        for piece in pieces:
-            if piece[row].is_valid:
-                yield memoryview(piece[row].as_buffer())
+    for values in zip(*map(encodings.raw_values, pieces), strict=True):
+        yield from (value for value in values if value is not None)

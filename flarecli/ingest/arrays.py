@@ -17,7 +17,7 @@ from flarecli.ingest.streams import Blocks
 from flarecli.ingest.text import Piece
 from flarecli.units import format_size
 
-__all__ = ["elements", "too_deep"]
+__all__ = ["elements", "member_names", "too_deep"]
 
 _RECORD = 64 << 20  # bytes; a row is no larger than this
 _AT_ONCE = (
@@ -132,6 +132,18 @@ class _Brackets:
         end = int(ends[0]) if len(ends) else -1
         commas = marks[(signs == 2) & (depth == 0)]
         return (commas[commas < end] if end >= 0 else commas), end
+
+
+def member_names(data: bytes) -> set[bytes]:
+    """Return the strings that a colon or a blank follows: the names of all members, and a few values."""
+    raw = np.frombuffer(data, np.uint8)
+    quotes = _quotes(raw)
+    ends = quotes[1::2]
+    begins = quotes[::2][: len(ends)]
+    after = raw[np.minimum(ends + 1, len(raw) - 1)]
+    is_name = np.isin(after, np.frombuffer(b": \t\r", np.uint8))
+    pairs = zip(begins[is_name].tolist(), ends[is_name].tolist(), strict=True)
+    return {data[begin + 1 : end] for begin, end in pairs}
 
 
 def too_deep(data: bytes, most: int) -> int:

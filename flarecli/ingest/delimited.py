@@ -8,6 +8,7 @@ user encodes as text are text whatever they look like. An empty field is null am
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from flarecli.errors import FormatError
+from flarecli.expansion import MAX_COLUMNS
+from flarecli.expansion import check_columns as check_columns_count
 from flarecli.ingest.source import check_columns
 from flarecli.ingest.streams import Blocks
 from flarecli.ingest.text import BOM, Piece, pieces, records
@@ -24,6 +27,7 @@ from flarecli.names import shell_quoted
 __all__ = ["Delimited"]
 
 _ROWS = 8192
+_QUOTED = re.compile(rb'"[^"]*"')
 _KINDS = {pa.int64(): "integers", pa.float64(): "numbers", pa.bool_(): "true or false"}
 _READABLE = {*_KINDS, pa.string()}
 # what Arrow would read as such a value, and lose something of: leading zeros, digits beyond a double, 1 for true
@@ -44,8 +48,8 @@ class Delimited:
         first = next(self._tables(self._names), None)
         self.rows = 0 if first is None else None
         kinds = [
-            pa.string() if first is None or name in text else _told(first[1].column(name))
-            for name in self._names
+            pa.string() if first is None or name in text else _told(first[1].column(i))
+            for i, name in enumerate(self._names)
         ]
         self.schema = pa.schema(
             [pa.field(name, kind) for name, kind in zip(self._names, kinds, strict=True)]
@@ -79,7 +83,10 @@ class Delimited:
             for start in range(0, table.num_rows, _ROWS):
                 part = table.slice(start, _ROWS)
                 yield pa.RecordBatch.from_arrays(
-                    [self._typed(part.column(field.name), field, piece, start) for field in schema],
+                    [
+                        self._typed(part.column(i), field, piece, start)
+                        for i, field in enumerate(schema)
+                    ],
                     schema=schema,
                 )
 
@@ -89,6 +96,9 @@ class Delimited:
             raise FormatError("no header that names the columns", where=self.at)
         self._head = piece.data[: _first_record(piece)]
         header = self._head.strip(b"\r\n") + b"\n"
+        if header.count(self._delimiter.encode()) >= MAX_COLUMNS:  # the parser takes 9 KB for each
+            unquoted = _QUOTED.sub(b"", header)
+            check_columns_count(unquoted.count(self._delimiter.encode()) + 1, self.at)
         try:
             read = csv.ReadOptions(use_threads=False, block_size=len(header) + 1)
             return list(csv.open_csv(pa.BufferReader(header), read, self._parse()).schema.names)

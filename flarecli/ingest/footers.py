@@ -13,13 +13,13 @@ in the schema, the bytes of the smallest and largest value, the counts of levels
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
 from flarecli.storage import Location
 
-__all__ = ["sound_leaves"]
+__all__ = ["ColumnChunk", "column_chunks", "read_struct", "sound_leaves"]
 
 _MOST = 32 << 20  # bytes of a footer that is looked at: to do so takes about 50 µs for each chunk
 _DEEP, _VALUES = (
@@ -74,6 +74,52 @@ def sound_leaves(at: Location, metadata: pq.FileMetaData) -> frozenset[int]:
         return frozenset()
 
 
+class ColumnChunk(NamedTuple):
+    """Where the pages of one column of one row group lie, as the footer says; `column` is the top of its path."""
+
+    column: str
+    is_bytes: bool
+    values: int
+    start: int
+    stored: int
+
+
+def column_chunks(at: Location) -> list[list[ColumnChunk]]:
+    """Return the column chunks of each row group, read without Arrow; nothing for a footer that cannot be read so.
+
+    raises  what reading raises
+    """
+    size = at.size()
+    length = int.from_bytes(at.read(size - 8, size - 4), "little")
+    if length > min(_MOST, size - 8):
+        return []
+    try:
+        footer = _Reader(at.read(size - 8 - length, size - 8)).struct()
+        return [
+            [_chunk(chunk[3]) for chunk in group[1] if not {8, 9} & chunk.keys()]  # not encrypted
+            for group in footer[4]
+        ]
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError):
+        return []
+
+
+def _chunk(said: dict[int, Any]) -> ColumnChunk:
+    start = int(said[9])
+    if 0 < (dictionary := int(said.get(11, 0))) < start:
+        start = dictionary
+    column = said[3][0].decode("utf-8", "replace")
+    return ColumnChunk(column, said[1] == _BYTES, int(said[5]), start, int(said[7]))
+
+
+def read_struct(data: bytes) -> tuple[dict[int, Any], int]:
+    """Read one struct and return its fields by number, and how many bytes it takes.
+
+    raises  IndexError or ValueError for bytes that end too early, or are no struct
+    """
+    reader = _Reader(data)
+    return reader.struct(), reader.at
+
+
 def _is_sound(
     chunk: tuple[Any, dict[int, Any]], element: dict[int, Any], column: pq.ColumnSchema
 ) -> bool:
@@ -98,6 +144,11 @@ class _Reader:
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at, self._left = data, 0, _VALUES
+
+    @property
+    def at(self) -> int:
+        """How many bytes were read."""
+        return self._at
 
     def struct(self, deep: int = 0) -> dict[int, Any]:
         """Give the fields of a struct by number."""

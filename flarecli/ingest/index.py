@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from flarecli import where as sql
 from flarecli.errors import FlareError, FormatError, UsageError
+from flarecli.expansion import FREE_BYTES, FREE_ROWS, check_decoded, check_rows
 from flarecli.guesses import choose
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest.ahead import Placed, in_turn
@@ -247,13 +248,26 @@ def _placed(
         if isinstance(part, Parquet) and (bounds or start > 0 or stop < part.rows)
         else None
     )
+    stored: int | None = None
+    size = rows = 0
     for first, groups in [(0, None)] if runs is None else runs:
         found = (
             part.batches(names, groups, heard) if isinstance(part, Parquet) else part.batches(names)
         )
         for batch in found:
+            size, rows = size + batch.nbytes, rows + batch.num_rows
+            if size > FREE_BYTES or rows * len(names) > FREE_ROWS:
+                stored = _stored(part) if stored is None else stored
+                check_decoded(size, stored, part.at)
+                check_rows(rows, len(names), stored, part.at)
             yield first, batch
             first += batch.num_rows
+
+
+def _stored(part: Part) -> int:
+    """Return the size of a part's file; what comes through a pipe has none that could be exceeded."""
+    at = getattr(part.at, "at", part.at)
+    return at.size() if isinstance(at, Location) else sys.maxsize
 
 
 def open_index(

@@ -20,7 +20,8 @@ import pyarrow.json
 import pyarrow.types as kinds
 
 from flarecli.errors import FormatError
-from flarecli.ingest.arrays import elements, too_deep
+from flarecli.expansion import MAX_COLUMNS
+from flarecli.ingest.arrays import elements, member_names, too_deep
 from flarecli.ingest.source import check_columns
 from flarecli.ingest.streams import Blocks
 from flarecli.ingest.text import Piece, pieces
@@ -28,6 +29,7 @@ from flarecli.ingest.text import Piece, pieces
 __all__ = ["Json"]
 
 _ROWS = 8192
+_CELLS = 1 << 25  # of the columns that are built at once: rows times columns
 _DEEP = 64  # brackets in brackets: Arrow takes stack for each
 _DIGITS = re.compile(rb"[:\[,]\s*-?\d{16,}\s*[,}\]]")  # an integer that a double may not hold
 _OTHER = re.compile(
@@ -82,9 +84,11 @@ class Json:
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         """Give the rows in order. Raises FormatError naming the row for what is no object, or no value of its column."""
         names = self.schema.names if columns is None else list(columns)
+        rows = max(1, _CELLS // max(1, sum(map(_leaves, self.schema.types))))
         for piece in self._pieces():
-            table = self._parsed(piece, self.schema)
-            yield from table.select(names).combine_chunks().to_batches(_ROWS)
+            for run in _runs(piece, rows):
+                table = self._parsed(run, self.schema)
+                yield from table.select(names).combine_chunks().to_batches(_ROWS)
 
     def _pieces(self) -> Iterator[Piece]:
         """Give pieces of one object a line; of an array, `line` counts its rows."""
@@ -108,6 +112,37 @@ class Json:
                     schema = schema if _read(piece.data, wider)[0] is None else wider
         self._parsed(piece, schema)
         return schema
+
+    def _check_members(self, piece: Piece) -> None:
+        """Raise FormatError if the first rows have too many different members: Arrow builds a column of each, as long as the rows.
+
+        Members are counted by their names first, which finds each path unless objects lie in each other; then by parsing.
+        """
+        names = member_names(piece.data)
+        rows = piece.data.count(b"\n") + 1
+        is_nested = piece.data.count(b"{") > rows
+        if len(names) * rows <= _CELLS and (
+            len(names) <= MAX_COLUMNS and not (is_nested and len(names) ** 2 * rows > _CELLS)
+        ):
+            return
+        paths: set[tuple[str, ...]] = set()
+        for seen, (number, line) in enumerate(_records(piece)):
+            try:
+                paths.update(_paths(json.loads(line, parse_int=float)))
+            except ValueError:  # the parser says so
+                return
+            if len(paths) > MAX_COLUMNS:
+                raise self._refusal(
+                    number,
+                    f"more than {MAX_COLUMNS} different members in the rows up to here",
+                    "Store them as a list of names and values, or as JSON in one text.",
+                )
+            if len(paths) * seen > _CELLS:
+                raise self._refusal(
+                    number,
+                    f"{len(paths)} different members in {seen + 1} rows, which have few of them",
+                    "Store them as a list of names and values, or as JSON in one text.",
+                )
 
     def _parsed(self, piece: Piece, schema: pa.Schema) -> pa.Table:
         """Parse a piece as columns of these types, every value as it was written."""
@@ -134,6 +169,8 @@ class Json:
         deep = too_deep(piece.data, _DEEP)
         if deep >= 0:
             raise self._refusal(piece.line + deep, f"nested more than {_DEEP} deep")
+        if schema is None:
+            self._check_members(piece)
         table, _ = _read(piece.data, schema)
         if table is not None and not _OTHER.search(piece.data):
             lines = piece.data.count(b"\n") + (not piece.data.endswith(b"\n"))
@@ -167,6 +204,39 @@ class Json:
         return FormatError(f"line {number}: {message}", where=self.at, hint=hint)
 
 
+def _paths(value: Any) -> Iterator[tuple[str, ...]]:
+    """Give the path of each member of an object, and of each below it; a list adds nothing to a path."""
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), value)]
+    while waiting:
+        path, one = waiting.pop()
+        if isinstance(one, dict):
+            for name, member in one.items():
+                yield (*path, name)
+                if isinstance(member, (dict, list)):
+                    waiting.append(((*path, name), member))
+        elif isinstance(one, list):
+            waiting += [(path, item) for item in one if isinstance(item, (dict, list))]
+
+
+def _leaves(kind: pa.DataType) -> int:
+    """Count the columns that Arrow builds of a type."""
+    if not kinds.is_nested(kind):
+        return 1
+    return 1 + sum(_leaves(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _runs(piece: Piece, rows: int) -> Iterator[Piece]:
+    """Cut a piece into runs of at most `rows` lines."""
+    if piece.data.count(b"\n") <= rows:
+        yield piece
+        return
+    lines = piece.data.split(b"\n")
+    for start in range(0, len(lines), rows):
+        data = b"\n".join(lines[start : start + rows])
+        if data.strip():
+            yield Piece(piece.line + start, data)
+
+
 def _read(data: bytes, schema: pa.Schema | None) -> tuple[pa.Table | None, str]:
     """Give rows as Arrow reads them, or what it says of rows that it does not read."""
     parse = pa.json.ParseOptions(
@@ -175,6 +245,8 @@ def _read(data: bytes, schema: pa.Schema | None) -> tuple[pa.Table | None, str]:
     read = pa.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
     try:
         return pa.json.read_json(pa.BufferReader(data), read, parse), ""
+    except MemoryError:
+        raise
     except (pa.ArrowException, ValueError) as error:
         return None, str(error) or type(error).__name__
 

@@ -9,11 +9,16 @@ import base64
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flarecli.errors import FormatError
+from flarecli.expansion import check_decoded, check_rows
+from flarecli.ingest.footers import ColumnChunk, column_chunks
+from flarecli.ingest.pages import pages
 from flarecli.ingest.source import (
     Heard,
     HeardFile,
@@ -41,6 +46,8 @@ _FAR, _NEAR = (
     1 << 20,
     1 << 16,
 )  # bytes read at once, at least: far away each read is a request, here what is larger is copied once less
+_WORST_BYTES = 64 << 20  # of a batch whose every row has the longest value of a dictionary
+_WALKED_BYTES = 8 << 20  # of a file far away whose page headers are read
 _PROBE = 64  # rows; what a dictionary holds once may stand in every row, and only decoding tells
 
 
@@ -155,12 +162,8 @@ class Parquet:
                 if len(groups) == opened.metadata.num_row_groups
                 else sum(opened.metadata.row_group(i).num_rows for i in groups)
             )
-            batches = opened.iter_batches(
-                _rows_at_once(opened, names, groups),
-                row_groups=list(groups),
-                columns=names,
-                use_threads=False,
-            )
+            check_rows(wanted, len(names), file.size, self.at)
+            batches = self._read(opened, names, groups)
         row = 0
         while True:
             with _parquet_errors(self.at, file):
@@ -176,6 +179,70 @@ class Parquet:
             yield batch
         if row != wanted:
             raise FormatError(f"holds {row} rows, its footer says {wanted}", where=self.at)
+
+    def _read(
+        self, opened: pq.ParquetFile, names: Sequence[str], groups: range
+    ) -> Iterator[pa.RecordBatch]:
+        """Read row groups, in batches of as many rows as surely fit; row groups that take as many are read together."""
+        runs: list[tuple[int, list[int]]] = []
+        fit = [(number, self._rows_that_fit(opened, names, number)) for number in groups]
+        most = _rows_at_once(opened, names, groups, min((rows for _, rows in fit), default=_ROWS))
+        for number, rows in fit:
+            rows = min(most, rows)
+            if runs and runs[-1][0] == rows:
+                runs[-1][1].append(number)
+            else:
+                runs.append((rows, [number]))
+        for rows, run in runs:
+            yield from opened.iter_batches(rows, row_groups=run, columns=names, use_threads=False)
+
+    def _rows_that_fit(self, opened: pq.ParquetFile, names: Sequence[str], number: int) -> int:
+        """Return how many rows of a row group surely decode to a bounded size, whatever its first rows are.
+
+        Its page headers say what they decode to, but one value of a dictionary may stand in every row, and with DELTA_BYTE_ARRAY
+        one page may repeat its first value. Of a large file far away the footer is believed: it would be a request for each page.
+
+        raises  IntegrityError if the pages decode to more than the file may
+        """
+        size, rows, wanted = 0, _ROWS, set(names)
+        stored = self.at.size()
+        chunks = self._chunks if self.is_near or stored <= _WALKED_BYTES else []
+        if number >= len(chunks):
+            check_decoded(opened.metadata.row_group(number).total_byte_size, stored, self.at)
+            return rows
+        for chunk in chunks[number]:
+            if chunk.column not in wanted:
+                continue
+            dictionary = 0
+            for page in pages(self.at, stored, chunk):
+                size += page.size
+                check_decoded(size, stored, self.at)
+                if page.is_dictionary:
+                    dictionary = max(dictionary, page.size)
+                elif page.is_delta and page.size * min(rows, page.values) > _WORST_BYTES:
+                    rows = max(1, _WORST_BYTES // page.size)
+            if chunk.is_bytes and dictionary * rows > _WORST_BYTES:
+                longest = self._longest_entry(number, chunk.column)
+                rows = max(1, min(rows, _WORST_BYTES // max(1, longest)))
+        return rows
+
+    @cached_property
+    def _chunks(self) -> list[list[ColumnChunk]]:
+        return column_chunks(self.at)
+
+    def _longest_entry(self, number: int, name: str) -> int:
+        """Return the size of the longest value that may stand in every row of a column, read from its dictionary."""
+        if pa.types.is_nested(self._footer.field(name).type):
+            return _WORST_BYTES  # not told apart: one row at a time
+        opened = _open(LocationFile(self.at), [name])
+        first = next(
+            opened.iter_batches(1, row_groups=[number], columns=[name], use_threads=False), None
+        )
+        column = None if first is None else first.column(0)
+        if column is None or not pa.types.is_dictionary(column.type):
+            return 0
+        lengths = pc.max(pc.binary_length(column.dictionary.cast(pa.large_binary()))).as_py()
+        return int(lengths or 0)
 
 
 def _checked_head(at: Location, size: int) -> bytes:
@@ -211,25 +278,26 @@ def _parquet_errors(at: Location, file: LocationFile) -> Iterator[None]:
         raise
 
 
-def _open(file: LocationFile) -> pq.ParquetFile:
+def _open(file: LocationFile, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
     source = native(file)
     buffer = _NEAR if isinstance(source, pa.OSFile) or isinstance(file, HeardFile) else _FAR
     return pq.ParquetFile(
         source,
         pre_buffer=False,
+        read_dictionary=list(dictionaries),
         buffer_size=buffer,
         page_checksum_verification=True,
         coerce_int96_timestamp_unit="us",
     )
 
 
-def _rows_at_once(opened: pq.ParquetFile, names: Sequence[str], numbers: range) -> int:
+def _rows_at_once(opened: pq.ParquetFile, names: Sequence[str], numbers: range, fit: int) -> int:
     """Give how many rows make a batch: 8,192, or fewer that fill 1.9 MB."""
     groups = [opened.metadata.row_group(i) for i in numbers]
     widest = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
     first = next(
         opened.iter_batches(
-            _PROBE, row_groups=list(numbers), columns=list(names), use_threads=False
+            min(_PROBE, fit), row_groups=list(numbers), columns=list(names), use_threads=False
         ),
         None,
     )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
 
-from flarecli.errors import FlareError, FormatError, ReachError
+from flarecli import expansion
+from flarecli.errors import FlareError, FormatError, ReachError, check_exhausted
 from flarecli.names import redact_text
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
@@ -22,6 +24,7 @@ Heard = Callable[
 ]  # takes where bytes began that were read, and the bytes; they are others when it is called again
 _PIECE = 1 << 18  # bytes that are still in the nearest cache when they are heard
 _MEMORY = 2 << 20  # bytes that most pages fit
+_WANTED = re.compile(r"of size (\d+) failed")  # how Arrow says what it could not allocate
 _idle: list[bytearray] = []  # memory that was touched before is the cheaper one
 
 
@@ -158,10 +161,18 @@ def arrow_errors(at: Location, file: LocationFile, what: str) -> Iterator[None]:
         yield
     except FlareError:
         raise
+    except MemoryError as error:
+        wanted = _WANTED.search(str(error))
+        if wanted is None or int(wanted[1]) <= expansion.decompressed_limit(file.size):
+            raise
+        raise FormatError(
+            f"not valid {what}: {str(error).splitlines()[0]}", where=at
+        ) from None  # what the file says, and not what it holds
     except (pa.ArrowException, OSError, ValueError, RuntimeError) as error:
         if file.error is not None:
             raise file.error from None
         if isinstance(error, OSError) and error.errno:  # of the disk, not of what lies on it
+            check_exhausted(error)
             raise ReachError(os.strerror(error.errno).lower(), where=at) from None
         left = file.left()
         if left < file.size:
@@ -181,6 +192,7 @@ def check_columns(names: Sequence[str], at: object) -> None:
     """Raise FormatError if two columns have one name, or if there is no column."""
     if not names:
         raise FormatError("the index has no columns", where=at)
+    expansion.check_columns(len(names), at)
     seen: set[str] = set()
     for name in names:
         if name in seen:

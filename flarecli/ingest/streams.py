@@ -1,7 +1,7 @@
 """The bytes of a text index in order: as they lie there, or decompressed on the way, a block at a time and never much more.
 
 A compressed file is told by its name: `.gz`, `.zst` or `.zstd` behind the extension. Its sums are checked, a cut one
-is an error, and one that grows more than a thousandfold is taken for a bomb.
+is an error, and so is one that grows by more than `expansion` allows.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from flarecli.errors import FlareError, FormatError
+from flarecli.expansion import check_decoded
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
 
 __all__ = ["Blocks", "Text", "bare"]
 
 BLOCK = 4 << 20  # bytes given at once
-_RATIO, _FREE = 1000, 64 << 20  # a block of zeros may grow more than that; a file of rows does not
 _SUFFIXES = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
@@ -51,7 +51,7 @@ class Text:
     def blocks(self) -> Iterator[bytes]:
         """Read it in order, up to 4 MB at a time; a file on a disk is one file from its first byte to its last.
 
-        raises  FormatError for what is not whole gzip or zstd, fails its sum, or grows more than a thousandfold
+        raises  FormatError for what is not whole gzip or zstd, fails its sum, or grows more than `expansion` allows
         """
         if self.compression:
             yield from self._decompressed()
@@ -84,13 +84,7 @@ class Text:
                 if not data:
                     return
                 size += len(data)
-                if size > max(_FREE, _RATIO * source.size):
-                    message = f"decompresses to more than {_RATIO} times its size"
-                    raise FormatError(
-                        message,
-                        where=self.at,
-                        hint="It may be a decompression bomb; do not trust it.",
-                    )
+                check_decoded(size, source.size, self.at)
                 yield data
 
     def _refusal(self, reason: str) -> FormatError:

@@ -16,16 +16,21 @@ import sys
 import threading
 import time
 
-from flarecli.errors import ReachError
+from flarecli.errors import ReachError, check_exhausted
 from flarecli.media import pixels
+from flarecli.media.pixels import NO_MEMORY
 
 __all__ = ["Decoders"]
 
 MEMORY = 1 << 30  # bytes of address space that a child may have, Python and Pillow included
 PIXELS = 1 << 27  # of a frame that is decoded: 17 kB can hold 400 MB
 SECONDS = 30.0  # for one picture
+CPU_S, CPU_S_PER_BYTE = (
+    8,
+    8e-6,
+)  # of all pictures together: so many seconds, and so many more for each byte of them
 _ANSWER = 1 << 12  # bytes; a longer one is no answer
-_LENGTH = struct.Struct("<I")
+_HEAD = struct.Struct("<II")
 
 
 class _Late(Exception):
@@ -46,6 +51,7 @@ class _Child:
                 bufsize=0,
             )
         except OSError as error:
+            check_exhausted(error)
             raise ReachError(f"no process to decode pictures: {error.strerror or error}") from error
         self._pipes = [
             pipe for pipe in (self._process.stdin, self._process.stdout) if pipe is not None
@@ -54,15 +60,15 @@ class _Child:
         for number in (self._stdin, self._stdout):
             os.set_blocking(number, False)
 
-    def ask(self, data: bytes, seconds: float) -> str:
-        """Give the answer for a picture. Raises _Late, EOFError when the child is gone."""
+    def ask(self, data: bytes, seconds: float, cpu: int) -> tuple[str, float]:
+        """Give the answer for a picture, and the seconds of CPU that it took. Raises _Late, EOFError when the child is gone."""
         end = time.monotonic() + seconds
-        self._send(memoryview(_LENGTH.pack(len(data))), end)
+        self._send(memoryview(_HEAD.pack(len(data), cpu)), end)
         self._send(memoryview(data), end)
-        (size,) = _LENGTH.unpack(self._receive(_LENGTH.size, end))
+        took, size = _HEAD.unpack(self._receive(_HEAD.size, end))
         if size > _ANSWER:
             raise EOFError
-        return self._receive(size, end).decode("utf-8", "replace")
+        return self._receive(size, end).decode("utf-8", "replace"), took / 1e6
 
     def _send(self, data: memoryview, end: float) -> None:
         while data:
@@ -114,6 +120,16 @@ def _died(code: int) -> str:
         return f"signal {-code}"
 
 
+def _is_confined(memory: int) -> bool:
+    """Tell whether this process, and so its children, may have less memory than decoding may take: then a failure is not the picture's."""
+    try:
+        import resource
+    except ImportError:
+        return False
+    limits = (resource.getrlimit(one)[0] for one in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    return any(one != resource.RLIM_INFINITY and one < memory for one in limits)
+
+
 class Decoders:
     """Children that decode pictures, as many as there are threads that ask at once; each is started when it is needed.
 
@@ -125,6 +141,7 @@ class Decoders:
     def __init__(self, memory: int = MEMORY, most: int = PIXELS, seconds: float = SECONDS) -> None:
         self.memory, self.most, self.seconds = memory, most, seconds
         self.started = 0
+        self._cpu, self._bytes = 0.0, 0  # that all pictures took so far
         self._free: list[_Child] = []
         self._lock = threading.Lock()
 
@@ -140,21 +157,38 @@ class Decoders:
             return f"takes {len(data)} bytes, decoding may have {self.memory}"
         with self._lock:
             child = self._free.pop() if self._free else None
+            self._bytes += len(data)
+            left = CPU_S + CPU_S_PER_BYTE * self._bytes - self._cpu
+        if left < 1:
+            if child is not None:
+                with self._lock:
+                    self._free.append(child)
+            return f"not decoded: the pictures before it took {self._cpu:.0f} s of CPU for {self._bytes} bytes"
         if child is None:
             child, self.started = _Child(self.memory, self.most), self.started + 1
         try:
-            answer = child.ask(data, self.seconds)
+            answer, took = child.ask(data, self.seconds, int(left))
+            with self._lock:
+                self._cpu += took
         except _Late:
             child.end()
             return f"takes more than {self.seconds:g} s to decode"
         except EOFError:
             how = child.end()
+            if how == "SIGXCPU":
+                with self._lock:
+                    self._cpu += left
+                return f"takes more than {left:.0f} s of CPU to decode"
+            if _is_confined(self.memory):
+                raise MemoryError("the process that decodes pictures ended") from None
             return f"its decoder died of it ({how})" if how else "its decoder gave no answer"
         except BaseException:
             child.end()
             raise
         with self._lock:
             self._free.append(child)
+        if answer.endswith(NO_MEMORY) and _is_confined(self.memory):
+            raise MemoryError(answer)
         return answer
 
     def close(self) -> None:

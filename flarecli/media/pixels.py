@@ -1,7 +1,8 @@
 """The program of a child that decodes pictures: whatever a file does to the decoder, it does it here.
 
 It imports nothing of the package, so that it starts as fast as Pillow does. On stdin come pictures, each behind its
-length (uint32, little-endian); on stdout goes for each the length of an answer (uint32) and the answer in UTF-8: empty
+length (uint32, little-endian) and the seconds of CPU that it may take (uint32), after which the kernel ends this process; on
+stdout goes for each the CPU microseconds that it took (uint32), the length of an answer (uint32) and the answer in UTF-8: empty
 when every pixel of every frame could be decoded, else what was wrong.
 
     python pixels.py MEMORY_BYTES MOST_PIXELS
@@ -14,9 +15,11 @@ import os
 import signal
 import struct
 import sys
+import time
 from typing import Any, BinaryIO
 
-_LENGTH = struct.Struct("<I")
+_HEAD = struct.Struct("<II")
+NO_MEMORY = "takes more memory than decoding may have"  # how such an answer ends
 _SHOWN = 120  # characters of a decoder's own words
 # what Pillow decodes by itself: some others run programs
 FORMATS = (
@@ -62,7 +65,7 @@ def reason(data: bytes, most: int) -> str:
     except UnidentifiedImageError:
         return "no picture"
     except MemoryError:
-        return f"a picture of {size[0]} x {size[1]} pixels takes more memory than decoding may have"
+        return f"a picture of {size[0]} x {size[1]} pixels {NO_MEMORY}"
     except Exception as error:  # a decoder's own word on damaged pixels, whatever its class
         return f"{str(error)[:_SHOWN] or type(error).__name__}"
 
@@ -80,14 +83,28 @@ def _goes_on(picture: Any, frame: int) -> bool:
 
 def serve(source: BinaryIO, sink: BinaryIO, most: int) -> None:
     """Answer for each picture until there are no more."""
-    while len(head := source.read(_LENGTH.size)) == _LENGTH.size:
-        (size,) = _LENGTH.unpack(head)
+    while len(head := source.read(_HEAD.size)) == _HEAD.size:
+        size, seconds = _HEAD.unpack(head)
         data = source.read(size)
         if len(data) < size:
             return
+        began = time.process_time()
+        _limit_cpu(began + seconds)
         answer = reason(data, most).encode("utf-8", "replace")
-        sink.write(_LENGTH.pack(len(answer)) + answer)
+        took = min(int(1e6 * (time.process_time() - began)), (1 << 32) - 1)
+        sink.write(_HEAD.pack(took, len(answer)) + answer)
         sink.flush()
+
+
+def _limit_cpu(seconds: float) -> None:
+    """Have the kernel end this process when it has used so many seconds of CPU."""
+    try:
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, hard))
+    except (ImportError, OSError, ValueError):
+        return  # the bound on time is there all the same
 
 
 def _limit(memory: int) -> None:

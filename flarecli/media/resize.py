@@ -200,6 +200,8 @@ def _made(data: bytes, kind: str, asked: Resize, keeps: bool) -> bytes:
             return _saved(_scaled(upright, asked), kind, asked, profile)
     except ValueFitError:
         raise
+    except MemoryError:
+        raise
     except Exception as error:  # Pillow's readers raise whatever damage makes them trip over
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueFitError(f"is a {kind} that cannot be decoded: {text[:100]}") from None

@@ -51,5 +51,7 @@ def thumbnail(data: bytes, width: int, height: int, max_pixels: int = _PIXELS) -
             return small
     except ValueFitError:
         raise
+    except MemoryError:
+        raise
     except Exception as error:  # Pillow's readers raise whatever damage makes them trip over
         raise ValueFitError(f"is damaged: {error}" if str(error) else "is damaged") from None

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from flarecli.encodings import column
 from flarecli.errors import UsageError
+from flarecli.expansion import MAX_COLUMNS
 from flarecli.hashes import known
 
 __all__ = [
@@ -148,6 +149,9 @@ def _wrong_columns(headers: Map) -> Iterator[Wrong]:
         return
     if not isinstance(columns, Map):
         yield ("columns",), "columns is not a mapping of name to encoding"
+        return
+    if len(columns) > MAX_COLUMNS:
+        yield ("columns",), f"{len(columns)} columns; at most {MAX_COLUMNS} are read"
         return
     for name, encoding in columns.items():
         try:

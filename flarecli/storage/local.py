@@ -26,6 +26,7 @@ from flarecli.errors import (
     ReachError,
     UnsafeError,
     UsageError,
+    check_exhausted,
 )
 from flarecli.hashes import Sums
 from flarecli.names import bare, check_name, is_url, local_path, redact, scheme_of, whole_path
@@ -281,10 +282,6 @@ class LocalStore:
                 data += more
         except OSError as error:
             raise self.error(error, path, start) from None
-        except MemoryError:
-            raise FormatError(
-                f"{stop - start} bytes at once are more than memory holds", where=self.show(path)
-            ) from None
         return data
 
     def map(self, path: str) -> memoryview | None:
@@ -416,6 +413,7 @@ class LocalStore:
 
     def error(self, error: OSError, path: str, start: int | None = None) -> FlareError:
         """Give what an error of the system means, naming the address; `start` is the byte from which it was read."""
+        check_exhausted(error)
         where = self.show(path)
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return MissingError("no such file or folder", where=where)

@@ -431,7 +431,7 @@ def _decompressed(
 
     blocks = hashed()
     try:
-        return compress.decompress(kind, blocks, raw_size, chunk.at)
+        return compress.decompress(kind, blocks, raw_size, chunk.at, size)
     finally:
         for _ in blocks:  # what the decompressor left unread belongs to the sums too
             pass

@@ -8,6 +8,7 @@ from functools import cache
 from flarecli import encodings, formats
 from flarecli.encodings import Encoding
 from flarecli.errors import FlareError
+from flarecli.expansion import MAX_DECODED_VALUE
 from flarecli.media import Decoders, headers, is_medium, is_picture, kind_of, sniff
 from flarecli.model import Finding, Row, Shard
 from flarecli.units import format_size
@@ -16,6 +17,7 @@ __all__ = ["HINT", "decoded"]
 
 _ROWS = 64  # read at once
 _PICKLES = ("pkl", "pkl[]")
+_DOCUMENTS = ("json", "json_json", "msgpack", "tree")  # whose values become Python objects
 _PICTURES = ("jpeg", "png")
 _SEVERAL = ("jpeg_array", "jpegarray", "list[jpeg]", "list[png]")
 _MOVING = {"mp4": ("mp4", "mov", "m4a"), "webm": ("webm", "mkv")}
@@ -100,9 +102,13 @@ def _why_not(encoding: Encoding, data: bytes, promised: str | None, pictures: De
             )
         if name == "bytes":
             return _medium(data, promised, pictures)
+        if name in _DOCUMENTS and len(data) > MAX_DECODED_VALUE:
+            return f"{len(data)} bytes of {name}; at most {MAX_DECODED_VALUE} are decoded"
         encodings.decode(encoding, data)
     except FlareError as error:
         return error.message
+    except MemoryError:
+        raise
     except Exception as error:  # an encoding of the user's own may raise what it likes
         return f"not {name}: {str(error)[:80]}"
     return ""

@@ -125,11 +125,7 @@ def _of_large(
 
 def _measured(array: pa.Array) -> list[tuple[int, int]]:
     """Give width and height of each picture in a column, by its header."""
-    found = (
-        measure(memory.to_pybytes())
-        for memory in (value.as_buffer() for value in array)
-        if memory is not None
-    )
+    found = (measure(bytes(value)) for value in encodings.raw_values(array) if value is not None)
     return [
         (one.width, one.height)
         for one in found

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli.cpus import cpu_count
+from flarecli.encodings import raw_values
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.media import (
     INFO,
@@ -122,9 +123,10 @@ def media_of(
     encode  encodings that were asked for: text and numbers are no files
     """
     found = []
+    types = dict(zip(schema.names, schema.types, strict=True))
     for name in names:
         given, said = encode.get(name), kind_of(f".{name}")
-        is_bytes = name in schema.names and _is_bytes(schema.field(name).type)
+        is_bytes = name in types and _is_bytes(types[name])
         if name not in named and not is_bytes:
             continue
         is_file = given is None or given in _PLAIN
@@ -317,9 +319,8 @@ def _looked_at(
     column: pa.Array, names: Sequence[str] | None, medium: Medium, asked: Intake
 ) -> _Run:
     found: _Run = []
-    for row, value in enumerate(column):
-        memory = value.as_buffer()
-        head = b"" if memory is None else memory.slice(0, min(_HEAD, memory.size)).to_pybytes()
+    for row, memory in enumerate(raw_values(column)):
+        head = b"" if memory is None else bytes(memory[:_HEAD])
         wrong = (
             None if memory is None else _contradiction(head, names[row] if names else "", medium)
         )
@@ -330,8 +331,8 @@ def _looked_at(
 
 def _take_run(column: pa.Array, names: Sequence[str] | None, medium: Medium, asked: Intake) -> _Run:
     found: _Run = []
-    for row, value in enumerate(column):
-        data = value.as_py()
+    for row, value in enumerate(raw_values(column)):
+        data = None if value is None else bytes(value)
         taken = None if data is None else _take(data, names[row] if names else "", medium, asked)
         found.append(
             taken._replace(data=None) if taken is not None and taken.data is data else taken

@@ -21,7 +21,7 @@ from flarecli.verbs.places import PLACE, Places
 from flarecli.verbs.rows import first_rows
 from flarecli.verbs.shuffled import shuffled
 from flarecli.verbs.source import Source
-from flarecli.write import Failure, Keys, is_unnamed, key_text, links
+from flarecli.write import Failure, Keys, is_unnamed, key_text, limited, links
 from flarecli.write.columns import check_names
 
 __all__ = ["Plan", "checked", "fetched", "parse_link", "selected"]
@@ -129,8 +129,9 @@ def checked(plan: Plan) -> list[str]:
     check_names(schema, [plan.key] if plan.key else [], "--key")
     renamed = {link.source: link.name for link in plan.links}
     after = [plan.named(renamed.get(name, name)) for name in schema.names]
+    counts = Counter(after)
     for name in after:
-        if after.count(name) > 1:
+        if counts[name] > 1:
             raise UsageError(
                 f"two columns would be named {name!r}",
                 hint="Give the fetched one another name: --fetch COLUMN:NAME.",
@@ -159,10 +160,11 @@ def _media(plan: Plan, names: Sequence[str]) -> tuple[list[Medium], dict[str, di
         *(link.name for link in plan.links),
         *(name for name in plan.source.files if name in names),
     ]
+    replaced = {link.source for link in plan.links}
     taken = [
         name
         for name in (*schema.names, *(link.name for link in plan.links))
-        if name not in {link.source for link in plan.links}
+        if name not in replaced
     ]
     found = media_of(schema, names, named, plan.encode)
     if plan.intake.option is not None and not any(one.is_medium for one in found):
@@ -335,6 +337,7 @@ def fetched(
             first_row=skip,
             progress=plan.progress,
         )
+    parts = limited(parts, plan.named_by, plan.limits.max_bytes)
     found, infos = _media(plan, names)
     if plan.intake.is_nothing:
         found = [one for one in found if one.has_names]

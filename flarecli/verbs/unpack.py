@@ -31,7 +31,7 @@ from flarecli.verbs.reach import bounded
 from flarecli.verbs.rows import check_names
 from flarecli.verbs.selection import parse_link
 from flarecli.verbs.tables import KINDS, plain
-from flarecli.write import FAILED, Failure, links
+from flarecli.write import FAILED, Failure, links, within_limit
 from flarecli.write.failures import error_of
 
 __all__ = ["Unpacked", "unpack"]
@@ -277,7 +277,7 @@ class _Work:
         try:
             with closing(self._parts(outlet.next)) as parts:
                 for part in parts:
-                    self._write(part, outlet)
+                    self._write(self._limited(part), outlet)
             if not outlet.next:
                 raise FormatError("no rows to unpack", where=self.source.address)
             failed = dict(outlet.reasons)
@@ -290,6 +290,11 @@ class _Work:
         return Unpacked(
             outlet.files, outlet.bytes, outlet.rows, sum(failed.values()), failed, path, resumed
         )
+
+    def _limited(self, part: _Part) -> _Part:
+        most = (self.limits or Limits()).max_bytes
+        batch, places, large = within_limit(part.batch, part.places, self.key, most)
+        return _Part(batch, places, [*part.failures, *large], part.until) if large else part
 
     def _parts(self, skip: int) -> Generator[_Part, None, None]:
         batches = self.places.passed(self.source.batches(self.read, skip), skip, keep=True)

@@ -6,6 +6,7 @@ from flarecli.write.failures import FAILED, Failure, error_of
 from flarecli.write.journal import Journal
 from flarecli.write.keys import Keys, is_unnamed, key_text
 from flarecli.write.target import Target, claim
+from flarecli.write.value_limit import limited, within_limit
 from flarecli.write.writer import Writer
 
 __all__ = [
@@ -19,4 +20,6 @@ __all__ = [
     "error_of",
     "is_unnamed",
     "key_text",
+    "limited",
+    "within_limit",
 ]

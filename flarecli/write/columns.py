@@ -177,8 +177,9 @@ def looks_like_addresses(batch: pa.RecordBatch) -> list[str]:
 
 def check_names(schema: pa.Schema, wanted: Sequence[str], what: str) -> None:
     """Raise UsageError for the first name that is no column."""
+    there = set(schema.names)
     for name in wanted:
-        if name not in schema.names:
+        if name not in there:
             raise UsageError(
                 f"no column {name!r}, which {what} names",
                 hint=choose(name, schema.names, "Choose from"),

@@ -223,7 +223,7 @@ def test_json_and_debug_can_be_set_in_the_environment(flare):
         (
             MemoryError(),
             3,
-            "error: there is not enough memory\nhint: Give it fewer --jobs, smaller shards or more memory.\n",
+            "error: not enough memory\nhint: Give it more memory, fewer --jobs or smaller shards.\n",
         ),
         (RecursionError("deep"), 4, "error: the data is nested too deeply\n"),
         (

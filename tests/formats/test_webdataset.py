@@ -942,11 +942,15 @@ for chunk in webdataset.open_dataset(at if sys.argv[2] == "maps" else at.unmappe
         print(chunk.at.name, shard.rows)
     except FlareError as error:
         print(chunk.at.name, error.message)
+    except MemoryError:  # as large a file as its headers say: no fault of the data
+        print(chunk.at.name, "not enough memory")
     try:
         rows = sum(batch.num_rows for batch in webdataset.scan(chunk.at.blocks()))
         print(chunk.at.name, rows)
     except FlareError as error:
         print(chunk.at.name, error.message)
+    except MemoryError:  # as large a file as its headers say: no fault of the data
+        print(chunk.at.name, "not enough memory")
 """
 
 

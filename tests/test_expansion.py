@@ -1,0 +1,469 @@
+"""Small inputs that would expand to much: refused with one line, in bounded memory.
+
+Memory is bounded by RLIMIT_DATA of a child, so that what takes more ends there and not on the machine.
+"""
+
+import gzip
+import json
+import os
+import resource
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from flarecli import encodings, verbs
+from flarecli.errors import FormatError, ValueFitError
+from flarecli.ingest import open_index
+from flarecli.media import Decoders, bounded
+from flarecli.storage import Limits
+
+MB = 1_000_000
+BOMB = "It may be a decompression bomb; do not trust it."
+
+
+def flare(*args, data=1000 * MB, handles=None, cpu=None):
+    """Run the command as a child of bounded memory; give its exit code and what it said."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_DATA, (data, data))
+        if handles is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (handles, handles))
+        if cpu is not None:
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
+
+    argv = [sys.executable, "-m", "flarecli", *map(str, args)]
+    done = subprocess.run(argv, capture_output=True, text=True, preexec_fn=limit, check=False)
+    return done.returncode, done.stderr, done.stdout
+
+
+def refusal(code, path, message, hint=BOMB):
+    return code, f"error: {path}: {message}\nhint: {hint}\n"
+
+
+def mds(folder, kind, rows, packed=True):
+    """Write an MDS shard of one column out of rows that are lists of parts; give the folder."""
+    folder.mkdir()
+    names = {"column_names": ["a"], "column_encodings": [kind], "column_sizes": [None]}
+    if kind.startswith("ndarray:"):
+        names["column_sizes"] = [0]
+    head = json.dumps(
+        {**names, "compression": None, "format": "mds", "hashes": [], "size_limit": None},
+        sort_keys=True,
+    ).encode()
+    sizes = [sum(map(len, row)) for row in rows]
+    first = 4 + 4 * (len(rows) + 1) + len(head)
+    ends = first + np.cumsum([0, *sizes])
+    parts = [struct.pack("<I", len(rows)), ends.astype("<u4").tobytes(), head]
+    parts += [part for row in rows for part in row]
+    data = b"".join(parts)
+    if packed:
+        packer = zstandard.ZstdCompressor(level=1).compressobj()
+        data = b"".join([*map(packer.compress, parts), packer.flush()])
+    name = "shard.00000.mds"
+    (folder / (f"{name}.zstd" if packed else name)).write_bytes(data)
+    raw = {"basename": name, "bytes": int(ends[-1]), "hashes": {}}
+    zipped = {"basename": f"{name}.zstd", "bytes": len(data), "hashes": {}} if packed else None
+    shard = {"samples": len(rows), "compression": "zstd" if packed else None, "format": "mds"}
+    shard |= {"hashes": [], "size_limit": None, "version": 2, "raw_data": raw, "zip_data": zipped}
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [{**names, **shard}]}))
+    return folder
+
+
+def value(part, count):
+    return [struct.pack("<I", len(part) * count), *[part] * count]
+
+
+# -- columns
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.tsv", "x.jsonl", "x.parquet", "x.arrow"])
+def test_more_than_10000_columns_are_refused(tmp_path, name):
+    path, names = tmp_path / name, [f"c{i}" for i in range(10_001)]
+    sign = {"x.csv": ",", "x.tsv": "\t"}.get(name)
+    if sign:
+        path.write_text(sign.join(names) + "\n" + sign.join("1" * len(names)) + "\n")
+    elif name == "x.jsonl":
+        path.write_text(json.dumps(dict.fromkeys(names, 1)) + "\n")
+    else:
+        table = pa.table({one: pa.nulls(1, pa.int8()) for one in names})
+        if name == "x.parquet":
+            pq.write_table(table, path, write_statistics=False)
+        else:
+            with pa.ipc.new_file(path, table.schema) as writer:
+                writer.write_table(table)
+    with pytest.raises(FormatError) as caught:
+        open_index(str(path))
+    assert str(caught.value) == (
+        f"{path}: line 1: more than 10000 different members in the rows up to here"
+        if name == "x.jsonl"
+        else f"{path}: 10001 columns; at most 10000 are read"
+    )
+
+
+def test_a_shard_and_a_spec_of_more_than_10000_columns_are_refused(tmp_path):
+    names = [f"c{i}" for i in range(10_001)]
+    columns = {"column_names": names, "column_encodings": ["uint8"] * len(names)}
+    columns["column_sizes"] = [1] * len(names)
+    raw = {"basename": "shard.00000.mds", "bytes": 1, "hashes": {}}
+    shard = {"samples": 1, "compression": None, "format": "mds", "hashes": [], "version": 2}
+    shard |= {"size_limit": None, "raw_data": raw, "zip_data": None, **columns}
+    (tmp_path / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g" / "spec.json").write_text(json.dumps(dict.fromkeys(names, "bytes")))
+    for source in (tmp_path, tmp_path / "g"):
+        with pytest.raises(FormatError, match="10001 columns; at most 10000 are read"):
+            verbs.inspect(str(source))
+
+
+def test_columns_cost_time_in_proportion_to_their_number(tmp_path):
+    """10,000 columns took 24 s of CPU while each was looked for in a list of all; now it is 2 s."""
+    path = tmp_path / "x.csv"
+    names = ",".join(f"c{i}" for i in range(10_000))
+    path.write_text(names + "\n" + ",".join("1" * 10_000) + "\n")
+    code, said, out = flare("pack", path, tmp_path / "out", "-q", cpu=12)
+    assert (code, said, out) == (0, "", f"{tmp_path}/out/playlist.yaml\n")
+
+
+@pytest.mark.parametrize(
+    "line", ['{"k%d": 1}\n', '{"a": {"k%d": 1}}\n', '{"a": [{"k%d": [1]}]}\n', '{"k%d" : 1}\n']
+)
+def test_json_lines_with_ever_new_members_are_refused(tmp_path, line):
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(line % i for i in range(20_000)))
+    code, said, _ = flare("pack", path, tmp_path / "out", data=600 * MB)
+    assert code == 4
+    assert " different members in " in said
+    assert "rows, which have few of them\nhint: Store them as a list of names and values" in said
+
+
+def test_json_lines_of_many_members_that_all_rows_have_are_read(tmp_path):
+    path = tmp_path / "x.jsonl"
+    row = {f"k{i}": i for i in range(2000)}
+    path.write_text((json.dumps(row) + "\n") * 20)
+    assert sum(batch.num_rows for batch in open_index(str(path)).batches()) == 20
+
+
+def test_escaped_quotes_are_gone_through_once(tmp_path):
+    """The names of members are looked for in time proportional to the bytes."""
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"a": '"' * 400_000}) + "\n")
+    (batch,) = open_index(str(path)).batches()
+    assert batch.column("a")[0].as_py() == '"' * 400_000
+
+
+# -- bytes and rows of tables
+
+
+def _parquet(path, table, **options):
+    pq.write_table(
+        table,
+        path,
+        compression="zstd",
+        write_statistics=False,
+        **{"use_dictionary": False} | options,
+    )
+    return path
+
+
+def _written(path, batches):
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(path, batches[0].schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return path
+
+
+def _large():
+    return pa.table({"a": pa.array([bytes(MB)] * 150, pa.binary())})
+
+
+def _repeated(rows, lead=0):
+    """A column of one value of 100 kB, by number; the first rows are empty."""
+    indices = np.ones(rows, np.int8)
+    indices[:lead] = 0
+    text = np.random.default_rng(1).integers(0, 256, 100_000, np.uint8).tobytes()
+    return pa.DictionaryArray.from_arrays(indices, pa.array([b"", text], pa.binary()))
+
+
+TABLES = {
+    "pages.parquet": lambda path: _parquet(path, _large()),
+    "late.parquet": lambda path: _parquet(
+        path, pa.table({"a": _repeated(100_000, 4096)}), use_dictionary=True
+    ),
+    "prefix.parquet": lambda path: _parquet(
+        path,
+        pa.table({"a": pa.array([bytes(200_000)] * 700, pa.binary())}),
+        column_encoding={"a": "DELTA_BYTE_ARRAY"},
+    ),
+    "value.arrow": lambda path: _written(path, _large().combine_chunks().to_batches()),
+    "dictionary.arrow": lambda path: _written(path, [pa.record_batch({"a": _repeated(50_000)})]),
+    "runs.arrow": lambda path: _written(
+        path,
+        [
+            pa.record_batch(
+                {
+                    "a": pa.RunEndEncodedArray.from_arrays(
+                        pa.array([50_000], pa.int32()), pa.array([os.urandom(100_000)], pa.binary())
+                    )
+                }
+            )
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_that_decodes_to_much_is_refused(tmp_path, name):
+    path = TABLES[name](tmp_path / name)
+    code, said, _ = flare("pack", path, tmp_path / "out", data=700 * MB)
+    size = path.stat().st_size
+    assert (code, said) == refusal(4, path, f"{size} bytes decode to more than 128000000 bytes")
+
+
+ROWS = {
+    "dictionary.parquet": lambda path: _parquet(
+        path,
+        pa.table({"a": pa.DictionaryArray.from_arrays(np.zeros(20_000_000, np.int8), ["x" * 100])}),
+        use_dictionary=True,
+    ),
+    "nulls.parquet": lambda path: _parquet(path, pa.table({"a": pa.nulls(20_000_000, pa.int8())})),
+    "nulls.arrow": lambda path: _written(path, [pa.record_batch({"a": pa.nulls(20_000_000)})]),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_table_of_many_rows_in_few_bytes_is_refused(tmp_path, name):
+    path = ROWS[name](tmp_path / name)
+    code, said, _ = flare("pack", path, tmp_path / "out", data=700 * MB)
+    size = path.stat().st_size
+    assert (code, said) == refusal(
+        4, path, f"20000000 rows in {size} bytes; at most 4194304 are read"
+    )
+
+
+def test_dictionaries_and_views_of_a_sound_table_are_read(tmp_path):
+    path = _written(
+        tmp_path / "x.arrow",
+        [
+            pa.record_batch(
+                {
+                    "d": pa.array(["a", "b", None, "a"]).dictionary_encode(),
+                    "v": pa.array(["x" * 20, None, "", "y" * 13], pa.string_view()),
+                    "r": pa.RunEndEncodedArray.from_arrays([1, 4], ["p", "q"]),
+                }
+            )
+        ]
+        * 3,
+    )
+    rows = [row for batch in open_index(str(path)).batches() for row in batch.to_pylist()]
+    assert rows == 3 * [
+        {"d": "a", "v": "x" * 20, "r": "p"},
+        {"d": "b", "v": None, "r": "q"},
+        {"d": None, "v": "", "r": "q"},
+        {"d": "a", "v": "y" * 13, "r": "q"},
+    ]
+
+
+def test_a_row_of_very_many_values_is_a_failed_row(tmp_path):
+    lists = pa.LargeListArray.from_arrays([0, 5_000_000, 5_000_001], np.zeros(5_000_001, np.int8))
+    path = _parquet(tmp_path / "x.parquet", pa.table({"a": lists}))
+    code, said, _ = flare("pack", path, tmp_path / "out")
+    assert code == 4
+    assert said.startswith(
+        f"error: {path}[0]: a holds 5000001 values; at most 4194304 are converted\n"
+    )
+
+
+@pytest.mark.parametrize("source", ["parquet", "mds", "tar"])
+def test_max_object_holds_for_values_of_every_source(tmp_path, source):
+    rows = [b"x" * 10, b"y" * 1001, b"z" * 1000]
+    if source == "parquet":
+        path = tmp_path / "x.parquet"
+        pq.write_table(pa.table({"a": pa.array(rows, pa.binary())}), path)
+    elif source == "mds":
+        path = mds(tmp_path / "m", "bytes", [value(row, 1) for row in rows], packed=False)
+    else:
+        mds(tmp_path / "m", "bytes", [value(row, 1) for row in rows], packed=False)
+        verbs.pack(str(tmp_path / "m"), str(tmp_path / "t"), format="webdataset")
+        path = tmp_path / "t"
+    limits = Limits(max_bytes=1000)
+    packed = verbs.pack(str(path), str(tmp_path / "o"), limits=limits, on_error="skip")
+    assert (packed.rows, packed.failed, packed.reasons) == (2, 1, {"large": 1})
+    (failed,) = (tmp_path / "o" / "failed.jsonl").read_text().splitlines()
+    assert json.loads(failed)["reason"] == (
+        "a value of 1001 bytes, larger than the limit of 1000 bytes"
+    )
+    if source == "mds":
+        found = verbs.unpack(str(path), str(tmp_path / "u"), limits=limits, on_error="skip")
+        assert (found.rows, found.failed, found.reasons) == (2, 1, {"large": 1})
+
+
+# -- shards
+
+
+@pytest.fixture(scope="module")
+def zeros(tmp_path_factory):
+    """A shard that declares 150 MB of zeros, in 5 kB."""
+    return mds(tmp_path_factory.mktemp("zeros") / "d", "bytes", [value(bytes(MB), 150)])
+
+
+@pytest.mark.parametrize("command", ["cat", "verify", "pack", "unpack"])
+def test_a_declared_size_does_not_lift_the_ratio(zeros, tmp_path, command):
+    out = [str(tmp_path / "out")] if command in ("pack", "unpack") else []
+    code, said, printed = flare(command, zeros, *out, data=500 * MB)
+    stored = (zeros / "shard.00000.mds.zstd").stat().st_size
+    message = f"when decompressed are listed, at most 128000000 are read from {stored} bytes"
+    assert code == (1 if command == "verify" else 4)
+    assert message in (printed if command == "verify" else said)
+
+
+def test_a_large_document_is_not_made_objects(tmp_path):
+    count = 6_000_000
+    text = [struct.pack("<I", 3 + 3 * count), b"[", *[b"[]," * MB] * 6, b"1]"]
+    folder = mds(tmp_path / "d", "json", [text])
+    message = f"{3 + 3 * count} bytes of json; at most 16777216 are decoded"
+    code, said, _ = flare("cat", folder, data=400 * MB)
+    assert (code, said) == (
+        4,
+        f"error: a value of column 'a': {3 + 3 * count} bytes; at most 16777216 are printed as text\n"
+        "hint: Give --raw a to see its bytes, or -c without it.\n",
+    )
+    code, _, printed = flare("verify", "--decode", folder, data=400 * MB)
+    assert code == 1
+    assert f"column 'a': {message}" in printed
+
+
+def test_an_array_without_values_is_not_many_lists():
+    kind = encodings.lookup("array")
+    many = msgpack.packb(["|u1", [2_000_000_000, 0], b""])
+    with pytest.raises(ValueFitError) as caught:
+        encodings.decode(kind, many)
+    assert str(caught.value) == (
+        "an array of shape (2000000000, 0) has no values and 2000000000 rows"
+    )
+    few = encodings.decode(kind, msgpack.packb(["|u1", [3, 0], b""]))
+    assert few.shape == (3, 0)
+
+
+def test_samples_without_bytes_are_not_millions(tmp_path):
+    folder = mds(tmp_path / "d", "bytes", [[struct.pack("<I", 0)]])
+    path = folder / "shard.00000.mds.zstd"
+    raw = zstandard.ZstdDecompressor().decompressobj().decompress(path.read_bytes())
+    head = raw[12:-4].replace(b'"a"', b"").replace(b'"bytes"', b"").replace(b"null]", b"]")
+    rows = 5_000_000
+    start = 8 + 4 * rows + len(head)
+    data = struct.pack("<I", rows) + np.full(rows + 1, start, "<u4").tobytes() + head
+    path.write_bytes(zstandard.compress(data))
+    code, said, _ = flare("cat", path, data=400 * MB)
+    size = path.stat().st_size
+    assert (code, said) == refusal(
+        4, path, f"{rows} rows in {size} bytes; at most 4194304 are read"
+    )
+
+
+def test_text_that_decompresses_to_much_is_refused_as_it_comes(tmp_path):
+    path = tmp_path / "x.csv.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(b"a\n")
+        for _ in range(130):
+            file.write(b"x" * 999_999 + b"\n")
+    with pytest.raises(FormatError, match=r"bytes decode to more than 128000000 bytes"):
+        for _ in open_index(str(path)).batches():
+            pass
+
+
+# -- pictures
+
+
+def test_pictures_that_take_too_much_cpu_are_told(tmp_path, monkeypatch):
+    program = tmp_path / "busy.py"
+    program.write_text(
+        "import runpy, sys\n"
+        f"pixels = runpy.run_path({bounded.pixels.__file__!r})\n"
+        "def reason(data, most):\n"
+        "    while True: pass\n"
+        "pixels['serve'].__globals__['reason'] = reason\n"
+        "pixels['serve'](sys.stdin.buffer, sys.stdout.buffer, 1)\n"
+    )
+
+    class Program:
+        __file__ = str(program)
+
+    monkeypatch.setattr(bounded, "pixels", Program)
+    monkeypatch.setattr(bounded, "CPU_S", 1)
+    decoders = Decoders()
+    assert decoders.reason(b"one") == "takes more than 1 s of CPU to decode"
+    assert decoders.reason(b"two") == (
+        "not decoded: the pictures before it took 1 s of CPU for 6 bytes"
+    )
+    decoders.close()
+
+
+# -- too little memory, too few handles
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A sound shard whose first row has 700 MB, most of them a hole in the file."""
+    folder = mds(
+        tmp_path_factory.mktemp("large") / "d", "bytes", [value(b"", 0), value(b"x", 1)], False
+    )
+    path, size = folder / "shard.00000.mds", 700 * MB
+    data = bytearray(path.read_bytes())
+    first = struct.unpack_from("<I", data, 4)[0]
+    struct.pack_into("<II", data, 8, first + 4 + size, first + 9 + size)
+    with path.open("wb") as file:
+        file.write(data[:first] + struct.pack("<I", size))
+        file.seek(first + 4 + size)
+        file.write(struct.pack("<I", 1) + b"x")
+    index = json.loads((folder / "index.json").read_text())
+    index["shards"][0]["raw_data"]["bytes"] = first + 9 + size
+    (folder / "index.json").write_text(json.dumps(index))
+    return folder
+
+
+NO_MEMORY = "error: not enough memory\nhint: Give it more memory, fewer --jobs or smaller shards.\n"
+
+
+@pytest.mark.parametrize(
+    "command", ["verify", "verify --decode", "pack", "pack -f webdataset", "unpack", "cat --to csv"]
+)
+def test_too_little_memory_is_one_message(large, tmp_path, command):
+    out = [str(tmp_path / "out")] if command.startswith(("pack", "unpack")) else []
+    code, said, printed = flare(*command.split(), "-q", large, *out, data=300 * MB)
+    assert (code, said, printed) == (3, NO_MEMORY, "")
+
+
+@pytest.mark.parametrize("command", ["cat", "pack"])
+@pytest.mark.parametrize("handles", [8, 10])
+def test_too_few_handles_are_named(tmp_path, command, handles):
+    folder = tmp_path / "d"
+    table = tmp_path / "x.csv"
+    table.write_text("a\n" + "".join(f"{i}\n" for i in range(60)))
+    verbs.pack(str(table), str(folder), shard_rows=5)
+    out = [str(tmp_path / "out")] if command == "pack" else []
+    code, said, _ = flare(
+        command, "-q", table if command == "pack" else folder, *out, handles=handles
+    )
+    assert (code, said) == (
+        3,
+        f"error: too few file handles: {handles} are allowed, 64 are needed\n"
+        "hint: Run `ulimit -n 64` first.\n",
+    )
+
+
+def test_no_input_of_the_benchmark_is_larger_than_it_says():
+    """The table of hostile inputs is measured by a script; here it is only loaded."""
+    path = Path(__file__).parents[1] / "benchmarks" / "hostile.py"
+    done = subprocess.run(
+        [sys.executable, str(path), "--only", "no such input"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "0 runs, 0 failed\n")
