@@ -31,7 +31,7 @@ from contextlib import AbstractContextManager
 from flarecli.cache import entries
 from flarecli.cache.entries import NAME, Entry
 from flarecli.cache.left import host, is_left
-from flarecli.cache.locks import Turns, held, locked_within
+from flarecli.cache.locks import Turns, held, holder, locked_within
 from flarecli.cache.named import BATCH_SHARE as _BATCH_SHARE
 from flarecli.cache.named import MANY as _MANY
 from flarecli.cache.named import coldest_first
@@ -360,7 +360,16 @@ class Folder:
 
         own  what is fetched is for this process alone, so that others are not asked
         """
-        return self._turns.turn(-1 if own else self.fd, key, kind, _OTHERS_S, meanwhile)
+        return self._turns.turn(
+            -1 if own else self.fd, key, kind, _OTHERS_S, meanwhile, self._note_holder
+        )
+
+    def _note_holder(self, fd: int) -> None:
+        warnings.warn(
+            f"the cache in {self._given}: waiting for {holder(fd)}, which fetches the same file",
+            CacheWarning,
+            stacklevel=2,
+        )
 
 
 class Part:

@@ -14,26 +14,49 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-__all__ = ["Turns", "held", "locked_within"]
+__all__ = ["Turns", "held", "holder", "locked_within"]
 
 _PAUSE_S = 0.004  # between two looks, at most
 _TURNS, _DIGITS = "turns", 3
+NOTICE_AFTER_S = 10.0  # a longer wait is reported
 
 
-def locked_within(fd: int, seconds: float) -> bool:
-    """Lock an open file, waiting up to `seconds`; return False if it is not locked."""
-    deadline, pause = time.monotonic() + seconds, 0.0005
+def locked_within(fd: int, seconds: float, notice: Callable[[int], object] | None = None) -> bool:
+    """Lock an open file, waiting up to `seconds`; return False if it is not locked.
+
+    notice  called once with `fd` if the wait takes longer than NOTICE_AFTER_S
+    """
+    begun, pause = time.monotonic(), 0.0005
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            if time.monotonic() >= deadline:
+            waited = time.monotonic() - begun
+            if waited >= seconds:
                 return False
+            if notice is not None and waited >= NOTICE_AFTER_S:
+                notice(fd)
+                notice = None
             time.sleep(pause)
             pause = min(2 * pause, _PAUSE_S)
         except OSError:
             return False
+
+
+def holder(fd: int) -> str:
+    """Name the process that has locked an open file, as far as the system tells (proc(5): /proc/locks)."""
+    own = os.fstat(fd)
+    place = f"{os.major(own.st_dev):02x}:{os.minor(own.st_dev):02x}:{own.st_ino}"
+    try:
+        with open("/proc/locks", encoding="ascii") as lines:
+            for line in lines:
+                fields = line.split()
+                if fields[1] == "FLOCK" and fields[5] == place and int(fields[4]) > 0:
+                    return f"process {fields[4]}"
+    except (OSError, ValueError, IndexError):
+        pass
+    return "another process"
 
 
 class Turns:
@@ -53,6 +76,7 @@ class Turns:
         kind: str,
         seconds: float,
         meanwhile: Callable[[], object] | None = None,
+        notice: Callable[[int], object] | None = None,
     ) -> Iterator[None]:
         """Wait so long for those that asked before, then go on in any case.
 
@@ -60,6 +84,7 @@ class Turns:
         key        ends in hex digits
         kind       one letter; whoever takes a turn inside another one needs another
         meanwhile  called once if another process has the turn
+        notice     called once with the locked file if another process has it for long
         """
         with self._of_threads(kind + key, seconds):
             if folder < 0:
@@ -69,7 +94,7 @@ class Turns:
                 if fd >= 0 and (meanwhile is None or not locked_within(fd, 0.0)):
                     if meanwhile is not None:
                         meanwhile()
-                    locked_within(fd, seconds)
+                    locked_within(fd, seconds, notice)
                 yield
 
     @contextlib.contextmanager

@@ -11,11 +11,12 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 import flarecli as flare
-from flarecli.cache import Cache, folder, present
+from flarecli.cache import Cache, CacheWarning, folder, locks, present
 from flarecli.cache.locks import Turns
 from flarecli.model import Settings
 from flarecli.storage import Guard, locate
@@ -191,6 +192,34 @@ def test_who_waits_for_a_turn_does_something_meanwhile(tmp_path):
     os.close(here)
     assert done == ["asked"]
     assert [path.stat().st_size for path in (tmp_path / "turns").iterdir()] == [0, 0]
+
+
+HOLDER = """
+    import os, sys
+    from flarecli.cache.locks import Turns
+
+    here = os.open(sys.argv[1], os.O_RDONLY)
+    with Turns().turn(here, "ab", "b", 5):
+        print(flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_a_long_wait_for_another_process_names_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "NOTICE_AFTER_S", 0.02)
+    monkeypatch.setattr(folder, "_OTHERS_S", 0.2)
+    one = folder.Folder(str(tmp_path), 10**6)
+    assert one.fd >= 0
+    script = [sys.executable, "-c", textwrap.dedent(HOLDER), one.path]
+    with subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        with pytest.warns(CacheWarning) as told, one.turn("ab"):
+            pass
+        child.communicate(b"\n")
+    who = f"process {child.pid}" if Path("/proc/locks").exists() else "another process"
+    assert [str(one.message) for one in told] == [
+        f"the cache in {tmp_path}: waiting for {who}, which fetches the same file"
+    ]
 
 
 def test_a_child_keeps_no_turn_of_its_parent(tmp_path):
