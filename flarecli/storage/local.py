@@ -559,11 +559,11 @@ class LocalStore:
         """Make the names in a folder safe against power loss."""
         folder = self._folder(path)
         try:
-            self._sync(folder)
+            self._sync_names(folder)
         except OSError as error:
             raise self.error(error, path) from None
         finally:
-            os.close(folder)
+            _close(folder)
 
     def delete(self, path: str) -> None:
         try:
