@@ -5,7 +5,7 @@ So it is for nearly all that an index names on one server, and each object's sha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pycurl
 
@@ -24,7 +24,7 @@ class Lane:
         self._limits, self._window, self._hosts = limits, window, hosts
 
     def follow(
-        self, pool: Pool, whole: Iterable[pycurl.Curl], active: int, now: float
+        self, pool: Pool, whole: Sequence[pycurl.Curl], active: int, now: float
     ) -> Iterable[pycurl.Curl]:
         """Let the handles go on to whose objects others follow at once. Give those that are left: nothing was done about them.
 
@@ -35,7 +35,8 @@ class Lane:
         if alone is None or window.paused or window.is_full(active) or active > self._limits.jobs:
             return whole
         origin, waiting = alone
-        self._hosts.answered(origin)
+        if whole:
+            self._hosts.answered(origin)
         slots, add, remove, deadline = (
             pool.slots,
             pool.add,

@@ -17,6 +17,7 @@ from flarecli.storage.hosts import Hosts
 from flarecli.storage.object_sums import kept_sums
 from flarecli.storage.transfers import Request
 from flarecli.storage.tries import Tries
+from flarecli.storage.wanted import Wanted
 from tests.conftest import Web
 
 ORIGIN = "http://a.example:80"
@@ -188,6 +189,22 @@ def test_a_bucket_that_is_closed_for_a_while_is_waited_for(no_cloud, monkeypatch
         if outage.again is None:
             outage.end()
         outage.again.close()
+
+
+def test_many_objects_of_a_server_that_was_never_reached_fail_soon(engine):
+    web = Web()
+    web.close()
+    url, rang = web.url("/a"), threading.Event()
+    address = parse(url)
+    found = [None] * 100
+    many = Wanted(
+        [url] * 100, [address.origin] * 100, {}, found, rang.set, named=frozenset([address.origin])
+    )
+    one = engine(retries=1, deadline_s=60.0)
+    many.awaited = 99
+    one.want(many)
+    assert rang.wait(20)
+    assert {fault.kind for fault in found if fault is not None} == {"connect"}
 
 
 def test_a_proxy_that_refuses_to_connect_is_no_outage_of_the_host(engine, monkeypatch):
