@@ -20,7 +20,7 @@ from flarecli.storage import keys, plan, refusals
 from flarecli.storage.answers import changed
 from flarecli.storage.clients import Clients
 from flarecli.storage.location import Entry, Guard, Location, Part, Written, short_read
-from flarecli.storage.outages import Outage
+from flarecli.storage.outages import Outage, outage_of
 from flarecli.storage.threads import ahead, alone, in_order, side_by_side
 from flarecli.storage.uploads import AHEAD, upload
 
@@ -70,7 +70,7 @@ class ObjectStore:
         self.scheme, self.bucket, self.guard = scheme, bucket, guard
         self._known: dict[str, _Known] = {}
         self._clients = Clients(self.home, guard.limits, guard.anonymous)
-        self._outage = Outage(guard.limits)
+        self._known_outage: Outage | None = None
         self._creates = True  # until the store says that it cannot write on condition
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -107,6 +107,12 @@ class ObjectStore:
             else ""
         )
         return str(config.get("endpoint") or config.get("base_url") or account)
+
+    @property
+    def _outage(self) -> Outage:
+        if self._known_outage is None:
+            self._known_outage = outage_of(f"{self.origin} {self.home}", self.guard.limits)
+        return self._known_outage
 
     def show(self, path: str) -> str:
         return self.home + path

@@ -10,7 +10,10 @@ import time
 from flarecli.storage.limits import Limits
 from flarecli.storage.tries import OUTAGE_S, outage_delay
 
-__all__ = ["Outage"]
+__all__ = ["Outage", "outage_of"]
+
+_REMEMBERED = 1024  # stores
+_shared: dict[tuple[str, Limits], Outage] = {}
 
 
 class Outage:
@@ -42,3 +45,16 @@ class Outage:
             return False
         time.sleep(delay)
         return True
+
+
+def outage_of(service: str, limits: Limits) -> Outage:
+    """Return what this process knows of a service's availability: rows that name one bucket each open a store of their own.
+
+    service  endpoint and bucket
+    """
+    found = _shared.get((service, limits))
+    if found is None:
+        if len(_shared) >= _REMEMBERED:
+            _shared.clear()
+        found = _shared.setdefault((service, limits), Outage(limits))
+    return found
