@@ -281,7 +281,7 @@ def test_the_help_fits_a_narrow_terminal(told, monkeypatch, capfd):
         lines = capfd.readouterr().out.splitlines()
         assert max(map(len, lines)) <= 40
         assert "  --retries N" in lines
-        assert "        Retries of transient errors, for" in lines
+        assert "        Retries of transient errors," in lines
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["pack", "--help"]) == 0
     lines = capfd.readouterr().out.splitlines()
