@@ -244,10 +244,10 @@ def test_what_is_no_file_is_named_and_nobody_waits_for_it(tmp_path, capfd, monke
         assert main(["pack", "d", "out", "--on-error", "skip", "-q"]) == 1
         rows = [json.loads(line) for line in Path("out/failed.jsonl").read_text().splitlines()]
         assert [(row["key"], row["kind"], row["reason"]) for row in rows] == [
-            ("f", "unsafe", "d/f.bin: not a regular file"),
-            ("l", "unsafe", f"d/l.bin: {link}"),
+            ("f", "unsafe", "f.bin: not a regular file"),
+            ("l", "unsafe", f"l.bin: {link}"),
             ("loop", "column", "no column for this file (columns: bin)"),
-            ("s", "unsafe", "d/s.bin: not a regular file"),
+            ("s", "unsafe", "s.bin: not a regular file"),
         ]
         capfd.readouterr()
         assert main(["cat", "out"]) == 0
