@@ -149,10 +149,11 @@ class Json:
         table = self._table(piece, schema)
         if _DIGITS.search(piece.data) and any(_has_doubles(kind) for kind in schema.types):
             for number, line in _records(piece):
-                if _DIGITS.search(line):
-                    self._check_exact(
-                        json.loads(line, parse_int=Decimal), schema, number
-                    )  # of any length
+                if not _DIGITS.search(line):
+                    continue
+                if reason := _no_object(line):  # Arrow reads rows that are not one to a line
+                    raise self._refusal(number, reason)
+                self._check_exact(json.loads(line, parse_int=Decimal), schema, number)
         return table
 
     def _check_exact(self, row: dict[str, Any], schema: pa.Schema, number: int) -> None:
