@@ -102,7 +102,7 @@ class _Signals:
         resumable = self._args[:1] in (["pack"], ["unpack"])
         if _flag(self._args, "json"):
             hint = "Give --resume to go on from here." if resumable else ""
-            return f'{{"error": {{"kind": "interrupted", "message": "{what}", "where": "", "hint": "{hint}", "exit_code": {code}}}}}\n'
+            return f'{{"error": {{"kind": "interrupted", "message": "{what}", "where": "", "row": null, "column": null, "hint": "{hint}", "exit_code": {code}}}}}\n'
         return f"error: {what}" + ("; give --resume to go on from here\n" if resumable else "\n")
 
 

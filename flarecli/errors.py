@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import Any, Self, SupportsInt, TypeAlias, TypeVar
 
 __all__ = [
     "BusyError",
@@ -17,6 +18,7 @@ __all__ = [
     "IntegrityError",
     "MissingError",
     "MissingLibraryError",
+    "Place",
     "ReachError",
     "RowsError",
     "TransformError",
@@ -25,31 +27,134 @@ __all__ = [
     "UsageError",
     "ValueFitError",
     "check_exhausted",
+    "format_place",
 ]
+
+_Error = TypeVar("_Error", bound="FlareError")
+Facts: TypeAlias = tuple[str, int | None, int | None, int | None, str]  # of a Place, in its order
+
+
+class Place:
+    """A row of a file, a line of a text or an item of a JSON file, as `where` of an error.
+
+    address    the file or address; may be empty
+    row        the row of the file, or of the data where no address is known
+    line       the line of a text, from 1
+    character  the character of that line, from 1
+    item       the item of a JSON file, such as `shards[3].zip_data`; may be empty
+    """
+
+    def __init__(
+        self,
+        address: object = "",
+        row: SupportsInt | None = None,
+        line: int | None = None,
+        character: int | None = None,
+        item: str = "",
+    ) -> None:
+        self._facts = str(address), None if row is None else int(row), line, character, item
+
+    def facts(self) -> Facts:
+        """Return address, row, line, character and item."""
+        return self._facts
+
+    def __str__(self) -> str:
+        return format_place(*self.facts())
 
 
 class FlareError(Exception):
-    """A failure a user can act on: what happened, where, and the way out.
+    """A failure that a user can act on.
 
-    `where` is an address such as `out/shard.00000.mds[17]`; `hint` is one imperative sentence, or empty.
-    `kind` never changes: scripts match on it.
+    `kind` never changes: scripts compare it.
+
+    message    what happened
+    address    the file or address that it happened at; may be empty
+    hint       what to do about it, one sentence; may be empty
+    row        the row of the file, or of the batch where no address is known
+    column     the column, if it is about one
+    line       the line of a text, from 1
+    character  the character of that line, from 1
+    item       the item of a JSON file, such as `shards[3].zip_data`; may be empty
     """
 
     kind, exit_code = "error", 1
 
-    def __init__(self, message: str, *, where: object = "", hint: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        where: object = "",
+        hint: str = "",
+        row: SupportsInt | None = None,
+        column: str | None = None,
+    ) -> None:
         super().__init__(message)
-        self.message, self.where, self.hint = message, str(where), hint
+        self._set(message, where, hint, row, column)
+
+    def _set(
+        self,
+        message: str,
+        where: object,
+        hint: str,
+        row: SupportsInt | None = None,
+        column: str | None = None,
+    ) -> None:
+        place = where if isinstance(where, Place) else Place(where, row)
+        self.message, self.hint, self.column = message, hint, column
+        self.address, self.row, self.line, self.character, self.item = place.facts()
+
+    @property
+    def place(self) -> Place:
+        """The address with the row, the line or the item, as `where` of another error."""
+        return Place(self.address, self.row, self.line, self.character, self.item)
+
+    @property
+    def where(self) -> str:
+        """The text of the place, such as `out/shard.00000.mds[17]`; only for people."""
+        return str(self.place)
+
+    def at(self, where: object, first_row: int = 0) -> Self:
+        """Return the same error at an address; `first_row` is the row at which the batch begins."""
+        row = None if self.row is None else first_row + self.row
+        return self.changed(address=str(where), row=row)
+
+    def of_column(self, name: str) -> Self:
+        """Return the same error about a column, which the message then names."""
+        return self.changed(message=f"column {name!r}: {self.message}", column=name)
+
+    def changed(self, **facts: Any) -> Self:
+        """Return a copy with other facts, given by their names."""
+        if facts.get("row") is not None:
+            facts["row"] = int(facts["row"])  # of numpy's, which JSON cannot write
+        return _rebuild(type(self), {**self.__dict__, **facts})
 
     def __str__(self) -> str:
         return f"{self.where}: {self.message}" if self.where else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.message, self.where, self.hint)
+        return _rebuild, (type(self), self.__dict__)
 
 
-def _rebuild(kind: type[FlareError], message: str, where: str, hint: str) -> FlareError:
-    return kind(message, where=where, hint=hint)
+def _rebuild(kind: type[_Error], facts: dict[str, Any]) -> _Error:
+    error = kind(facts["message"])
+    error.__dict__.update(facts)
+    error.args = (error.message,)
+    return error
+
+
+def format_place(
+    address: str,
+    row: int | None = None,
+    line: int | None = None,
+    character: int | None = None,
+    item: str = "",
+) -> str:
+    """Return an address with what is known of the place in it."""
+    if row is not None:
+        return f"{address}[{row}]" if address else f"row {row}"
+    if line is not None:
+        return f"{address}:{line}:{character}" if character is not None else f"{address}:{line}"
+    return f"{address}: {item}" if item else address
 
 
 class UsageError(FlareError, ValueError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from flarecli.errors import FlareError, format_place
 from flarecli.names import is_url
 from flarecli.records import dataclass, field
 from flarecli.storage import Location
@@ -29,6 +30,7 @@ __all__ = [
     "Settings",
     "Shard",
     "Stream",
+    "finding_of",
 ]
 
 Row: TypeAlias = dict[
@@ -239,13 +241,48 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that verify found: where (file and row), a kind scripts match on, what, the way out, and the bytes.
+    """A problem that verify found.
 
-    span  start and stop in the file, or in what it decompresses to; None: not known
+    address      the file or address that it is about
+    kind         never changes: scripts compare it
+    message      what is wrong
+    hint         what to do about it, one sentence; may be empty
+    row          the row of the file, if it is about one
+    column       the column, if it is about one
+    start, stop  its bytes in the file, or in what the file decompresses to, if they are known
+    line         the line of a text, from 1
+    character    the character of that line, from 1
+    item         the item of a JSON file, such as `shards[3].zip_data`; may be empty
     """
 
-    where: str
+    address: str
     kind: str
     message: str
     hint: str = ""
-    span: tuple[int, int] | None = None
+    row: int | None = None
+    column: str | None = None
+    start: int | None = None
+    stop: int | None = None
+    line: int | None = None
+    character: int | None = None
+    item: str = ""
+
+    @property
+    def where(self) -> str:
+        """The text of the place, such as `out/shard.00000.mds[17]`; only for people."""
+        return format_place(self.address, self.row, self.line, self.character, self.item)
+
+
+def finding_of(error: FlareError, address: object = "") -> Finding:
+    """Return an error as a finding; `address` is where it happened if the error does not know."""
+    return Finding(
+        error.address or str(address),
+        error.kind,
+        error.message,
+        error.hint,
+        row=error.row,
+        column=error.column,
+        line=error.line,
+        character=error.character,
+        item=error.item,
+    )

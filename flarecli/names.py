@@ -16,6 +16,7 @@ __all__ = [
     "address_key",
     "bare",
     "check_name",
+    "name_fault",
     "collision_key",
     "escape",
     "is_url",
@@ -78,7 +79,7 @@ def check_name(name: str, where: object = "") -> str:
     raises  UnsafeError for `..`, a root, a drive in any part, a backslash, `~`, an empty part or one of dots and spaces, a control
             character, or a length that no file system takes
     """
-    reason = _why_not(name)
+    reason = name_fault(name)
     if reason:
         raise UnsafeError(
             f"the name {_short(name)} {reason}",
@@ -88,7 +89,8 @@ def check_name(name: str, where: object = "") -> str:
     return name
 
 
-def _why_not(name: str) -> str:
+def name_fault(name: str) -> str:
+    """Return why a name is not one plain relative path; empty if it is."""
     if not name:
         return "is empty"
     if len(name) < NAME_BYTES // 4 and _PLAIN.fullmatch(name):

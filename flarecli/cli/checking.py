@@ -83,15 +83,18 @@ def check(
             if as_json:
                 told = {
                     "where": finding.where,
+                    "row": finding.row,
+                    "column": finding.column,
                     "kind": finding.kind,
                     "message": finding.message,
                     "hint": finding.hint,
                 }
-                printer.json({**told, "bytes": finding.span})
+                span = None if finding.start is None else [finding.start, finding.stop]
+                printer.json({**told, "bytes": span})
             elif not quiet:
                 hint = f" ({finding.hint})" if verbose and finding.hint else ""
                 printer.line(
-                    f"{finding.where}: {finding.message}{f' ({bytes_of(finding)})' if finding.span else ''}{hint}"
+                    f"{finding.where}: {finding.message}{f' ({place})' if (place := bytes_of(finding)) else ''}{hint}"
                 )
                 if (
                     not (verbose or github)

@@ -322,6 +322,7 @@ def _write_raw(batches: Iterable[pa.RecordBatch], name: str) -> None:
             raise UsageError(
                 f"there is no column {name!r}",
                 hint=choose(name, batch.schema.names, "The columns are"),
+                column=name,
             )
         array, encoding = (
             batch.column(name).drop_null(),
@@ -457,7 +458,9 @@ def _unpacked(data: bytes, name: str, encoding: str, look: Look) -> Any:
         return told(encodings.decode(encodings.lookup(encoding), data))
     except ValueFitError as error:
         hint = f"Give --raw {shell_quoted(name)} to see its bytes, or -c without it."
-        raise ValueFitError(f"a value of column {name!r}: {error.message}", hint=hint) from None
+        raise ValueFitError(
+            f"a value of column {name!r}: {error.message}", hint=hint, column=name
+        ) from None
 
 
 def _parsed(text: str, name: str) -> Any:
@@ -476,6 +479,7 @@ def _parsed(text: str, name: str) -> Any:
         raise ValueFitError(
             f"a value of column {name!r} {what}",
             hint=f"Give --raw {shell_quoted(name)} to see its bytes, or -c without it.",
+            column=name,
         ) from None
 
 
@@ -488,6 +492,7 @@ def _told(text: str, name: str, read: Callable[[str], Any]) -> Any:
         raise ValueFitError(
             f"a value of column {name!r} is no number: {shown!r}",
             hint=f"Give --raw {shell_quoted(name)} to see its bytes, or -c without it.",
+            column=name,
         ) from None
 
 

@@ -78,7 +78,7 @@ def _told(error: BaseException, args: list[str]) -> FlareError:
     if isinstance(error, MissingError) and not error.hint:
         from flarecli.cli.mistakes import hint_for
 
-        error.hint = hint_for(error.where, args)
+        error.hint = hint_for(error.address, args)
     if isinstance(error, FlareError):
         return error
     if isinstance(error, OSError):

@@ -183,6 +183,8 @@ def error(told: FlareError, as_json: bool = False, shown: BaseException | None =
             "kind": told.kind,
             "message": message,
             "where": where,
+            "row": told.row,
+            "column": None if told.column is None else _clean(told.column),
             "hint": hint,
             "exit_code": told.exit_code,
         }

@@ -113,7 +113,7 @@ def typed(array: pa.Array, encoding: Encoding) -> pa.Array:
             row = next(
                 i for i, data in enumerate(array) if data.is_valid and not is_utf8(data.as_py())
             )
-            raise ValueFitError(f"{encoding.name} is not UTF-8", where=f"[{row}]") from None
+            raise ValueFitError(f"{encoding.name} is not UTF-8", row=row) from None
         return text
     if encoding.name in _NUMBERS:
         return _NUMBERS[encoding.name].parse(array)
@@ -135,7 +135,7 @@ def _fixed(array: pa.Array, encoding: Encoding) -> pa.Array:
         )
         raise ValueFitError(
             f"{len(data.as_buffer())} bytes are not {encoding.name}, which takes {encoding.size}",
-            where=f"[{row}]",
+            row=row,
         ) from None
 
 
@@ -149,12 +149,8 @@ def each_item(array: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Ar
     try:
         items = convert(values)
     except ValueFitError as error:
-        item = int(error.where[1:-1] or 0)
-        raise ValueFitError(
-            error.message,
-            where=f"[{np.searchsorted(offsets - offsets[0], item, 'right') - 1}]",
-            hint=error.hint,
-        ) from None
+        row = int(np.searchsorted(offsets - offsets[0], error.row or 0, "right")) - 1
+        raise error.changed(row=row) from None
     out = pa.LargeListArray.from_arrays(pa.array(offsets - offsets[0]), items)
     return (
         out

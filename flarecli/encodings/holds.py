@@ -121,5 +121,5 @@ def held(one: Column, format: str) -> Column:
     try:
         instead = held_as(one.encoding, format)
     except UsageError as error:
-        raise UsageError(f"column {one.name!r}: {error.message}", hint=error.hint) from None
+        raise error.of_column(one.name) from None
     return one if instead == one.encoding else column(one.name, instead)

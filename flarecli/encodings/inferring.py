@@ -56,6 +56,7 @@ def infer(field: pa.Field, first: bytes | None = None, extension: str = "") -> s
         raise UsageError(
             f"column {field.name!r} holds nothing but nulls",
             hint="Name the columns to pack with -c, without it.",
+            column=field.name,
         )
     return _by_content(first or b"", extension, field.name)
 

@@ -39,7 +39,7 @@ def plain(array: pa.Array, encoding: Encoding) -> tuple[pa.Array, Encoding]:
     if failed:
         raise ValueFitError(
             f"a value of {encoding.name} is no {wanted.name}, or too large for one",
-            where=f"[{failed[0]}]",
+            row=failed[0],
         )
     return out, wanted
 

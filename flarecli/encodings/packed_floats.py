@@ -47,7 +47,7 @@ def parse(raw: pa.Array) -> pa.Array:
                 raise ValueFitError("not a number of MessagePack")
             values.append(None if value is None else float(value))
         except ValueFitError as error:
-            raise ValueFitError(error.message, where=f"[{row}]") from None
+            raise error.changed(row=row) from None
     return pa.array(values, pa.float64())
 
 

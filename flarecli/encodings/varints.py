@@ -71,7 +71,7 @@ def parse(raw: pa.Array) -> pa.Array:
             if sizes[row] > LONGEST
             else "an integer does not fit int64"
         )
-        raise ValueFitError(seen, where=f"[{row}]")
+        raise ValueFitError(seen, row=row)
     return pa.array(
         values, mask=raw.is_null().to_numpy(zero_copy_only=False) if raw.null_count else None
     )

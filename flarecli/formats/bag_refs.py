@@ -121,7 +121,8 @@ def numbers(
     if bad.any():
         raise FormatError(
             "its record numbers are not what the columns need",
-            where=f"{where}[{row + int(np.argmax(bad))}]",
+            where=where,
+            row=row + int(np.argmax(bad)),
         )
     return out
 

@@ -33,7 +33,7 @@ from flarecli.formats import packed_folder, spans
 from flarecli.formats.ffrecord_rows import (
     CHANGED,
     crcs,
-    finding,
+    failure,
     read_copies,
     read_rows,
     read_views,
@@ -42,7 +42,18 @@ from flarecli.formats.ffrecord_rows import (
 )
 from flarecli.formats.ffrecord_table import COLUMNS, HEAD, NAME, open_shard, packed_table, table_sum
 from flarecli.hashes import DEFAULT
-from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Settings, Shard, Stream
+from flarecli.model import (
+    Chunk,
+    Column,
+    Columns,
+    File,
+    Finding,
+    IntArray,
+    Settings,
+    Shard,
+    Stream,
+    finding_of,
+)
 from flarecli.storage import Location
 
 __all__ = [
@@ -130,7 +141,8 @@ def read_batch(
         row = start + int(wrong[0])
         raise FormatError(
             f"{bounds[wrong[0] + 1] - bounds[wrong[0]]} bytes are no {one.encoding}, which has {one.size}",
-            where=f"{shard.chunk.at}[{row}]",
+            where=shard.chunk.at,
+            row=row,
         )
     buffer = pa.py_buffer(
         bytes(data) if is_number or not views else data
@@ -142,10 +154,7 @@ def read_batch(
     try:
         array = encodings.typed(raw, encoding)
     except ValueFitError as error:
-        row = start + int(error.where[1:-1])
-        raise ValueFitError(
-            f"column {one.name!r}: {error.message}", where=f"{shard.chunk.at}[{row}]"
-        ) from None
+        raise error.at(shard.chunk.at, start).of_column(one.name) from None
     return pa.RecordBatch.from_arrays([array], schema=pa.schema([encodings.field(one)]))
 
 
@@ -275,7 +284,7 @@ def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
             ),
         )
         wrong = np.flatnonzero(_sums(shard, start, stop) != shard.layout["sums"][start:stop])
-        yield from (finding(shard, start + int(i)) for i in wrong)
+        yield from (finding_of(failure(shard, start + int(i))) for i in wrong)
         if values and not wrong.size:
             yield from _failure(lambda: read_batch(shard, start, stop, check=False))  # noqa: B023
     yield from _failure(lambda: packed_folder.is_packed(shard) and packed_folder.directory(shard))
@@ -299,4 +308,4 @@ def _failure(check: Callable[[], object]) -> Iterator[Finding]:
     try:
         check()
     except FlareError as error:
-        yield Finding(error.where, error.kind, error.message, error.hint)
+        yield finding_of(error)

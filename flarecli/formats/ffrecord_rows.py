@@ -11,13 +11,13 @@ from isal.isal_zlib import crc32
 from flarecli.errors import IntegrityError
 from flarecli.formats import spans
 from flarecli.formats.ffrecord_table import Layout
-from flarecli.model import Finding, IntArray, Row, Shard
+from flarecli.model import IntArray, Row, Shard
 from flarecli.storage import is_cold, read_ahead
 
 __all__ = [
     "CHANGED",
     "crcs",
-    "finding",
+    "failure",
     "read_copies",
     "read_rows",
     "read_views",
@@ -120,17 +120,16 @@ def _ask_ahead(layout: Layout, rows: Sequence[int]) -> None:
 
 def refuse(shard: Shard, row: int) -> NoReturn:
     """Raise IntegrityError for a row that fails its sum."""
-    found = finding(shard, row)
-    raise IntegrityError(found.message, where=found.where, hint=found.hint)
+    raise failure(shard, row)
 
 
-def finding(shard: Shard, row: int) -> Finding:
-    """Say that a row fails its sum."""
+def failure(shard: Shard, row: int) -> IntegrityError:
+    """Return the error of a row that fails its checksum."""
     table = shard.layout["offsets"]
     message = f"its {int(table[row + 1]) - int(table[row])} bytes fail their CRC-32"
     if row == shard.rows - 1:  # its end is no part of the table
         message += ", or the file was cut or lengthened"
-    return Finding(f"{shard.chunk.at}[{row}]", IntegrityError.kind, message, CHANGED)
+    return IntegrityError(message, where=shard.chunk.at, row=row, hint=CHANGED)
 
 
 def crcs(data: memoryview, bounds: IntArray) -> IntArray:

@@ -27,7 +27,18 @@ from flarecli.formats.granular_folder import (
     open_dataset,
 )
 from flarecli.formats.wrong import wrong_rows
-from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Row, Settings, Shard
+from flarecli.model import (
+    Chunk,
+    Column,
+    Columns,
+    File,
+    Finding,
+    IntArray,
+    Row,
+    Settings,
+    Shard,
+    finding_of,
+)
 from flarecli.storage import Location
 
 __all__ = [
@@ -123,6 +134,7 @@ def _of_folder(chunk: Chunk, columns: Columns | None) -> Shard:
                 f"holds no rows, column {full!r} has {len(layout[full]) - 1} records",
                 where=found[REFS].at,
                 hint=bags.DAMAGED,
+                column=full,
             )
         return Shard(chunk, columns, len(layout[REFS_TABLE]) - 1, layout)
     layout = {name: bags.pair(found[f"{name}.bag"], found[f"{name}.idx"]) for name in spec}
@@ -225,7 +237,7 @@ def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
                 if count.any()
             }
         except FlareError as error:
-            yield Finding(error.where, error.kind, error.message, error.hint)
+            yield finding_of(error)
             continue
         if values:
             yield from wrong_rows(

@@ -62,7 +62,9 @@ class Appender:
         )
         if self.columns != tuple(sorted(columns, key=lambda one: one.name)):
             changed = next(one.name for one in columns if one not in self.columns)
-            raise UsageError(f"column {changed!r} is of an encoding that granular does not hold")
+            raise UsageError(
+                f"column {changed!r} is of an encoding that granular does not hold", column=changed
+            )
         if (self._at / _PLAYLIST).exists():
             raise UsageError(
                 f"{_PLAYLIST} has the sums of what is there now",

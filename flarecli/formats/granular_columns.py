@@ -101,11 +101,14 @@ def _check_ranges(shard: Shard, ranges: Mapping[str, tuple[int, int]]) -> None:
     lists = {one.name for one in shard.columns if one.encoding.endswith("[]")}
     for name, (start, stop) in ranges.items():
         if name not in lists:
-            raise UsageError(f"column {name!r} is no list, so no range of it can be read")
+            raise UsageError(
+                f"column {name!r} is no list, so no range of it can be read", column=name
+            )
         if not 0 <= start <= stop:
             raise UsageError(
                 f"{start}:{stop} is no range of column {name!r}",
                 hint="Give a start and a stop that is not before it.",
+                column=name,
             )
 
 
@@ -121,7 +124,7 @@ def _rows_by_refs(
             places.append(bag_refs.numbers_of_row(data, lists))
         except ValueError:
             raise FormatError(
-                "its record numbers are not what the columns need", where=f"{shard.chunk.at}[{row}]"
+                "its record numbers are not what the columns need", where=shard.chunk.at, row=row
             ) from None
     out: list[Row] = [{} for _ in wanted]
     for i, one in enumerate(shard.columns):
@@ -133,7 +136,10 @@ def _rows_by_refs(
             first, count = place[i]
             if first + count > there:
                 raise FormatError(
-                    _beyond(one.name, first, count, there), where=f"{shard.chunk.at}[{row}]"
+                    _beyond(one.name, first, count, there),
+                    where=shard.chunk.at,
+                    row=row,
+                    column=one.name,
                 )
             runs.append(
                 (first, first + count)
@@ -165,7 +171,9 @@ def _refuse_taken_twice(
         if taken > bag.table[len(bag)] or records > len(bag):
             raise FormatError(
                 f"column {name!r} takes records that a row before it took",
-                where=f"{shard.chunk.at}[{row}]",
+                where=shard.chunk.at,
+                row=row,
+                column=name,
             )
 
 
@@ -201,7 +209,9 @@ def taken(
             row = int(np.argmax(beyond))
             raise FormatError(
                 _beyond(one.name, int(first[row]), int(count[row]), there),
-                where=f"{shard.chunk.at}[{start + row}]",
+                where=shard.chunk.at,
+                row=start + row,
+                column=one.name,
             )
         full = np.flatnonzero(count)
         again = (
@@ -212,7 +222,9 @@ def taken(
             row = int(full[int(np.argmax(again))])
             raise FormatError(
                 f"column {one.name!r} takes records that a row before it took",
-                where=f"{shard.chunk.at}[{start + row}]",
+                where=shard.chunk.at,
+                row=start + row,
+                column=one.name,
             )
     return out
 
@@ -281,10 +293,8 @@ def _column(shard: Shard, one: Column, places: Taken | None, start: int, stop: i
     try:
         values = _typed(raw, inner)
     except ValueFitError as error:
-        row = start + int(np.searchsorted(offsets, int(error.where[1:-1]), "right")) - 1
-        raise ValueFitError(
-            f"column {one.name!r}: {error.message}", where=f"{shard.chunk.at}[{row}]"
-        ) from None
+        row = start + int(np.searchsorted(offsets, error.row or 0, "right")) - 1
+        raise error.changed(address=str(shard.chunk.at), row=row).of_column(one.name) from None
     if not one.encoding.endswith("[]"):
         return values
     return pa.LargeListArray.from_arrays(pa.array(offsets), values).cast(lookup(one.encoding).arrow)
@@ -303,9 +313,7 @@ def _typed(raw: pa.Array, encoding: Encoding) -> pa.Array:
     wrong = lengths != encoding.size
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise ValueFitError(
-            f"{lengths[row]} bytes, {encoding.name} has {encoding.size}", where=f"[{row}]"
-        )
+        raise ValueFitError(f"{lengths[row]} bytes, {encoding.name} has {encoding.size}", row=row)
     if encoding.arrow.equals(encodings.BINARY):
         return raw
     data = (

@@ -83,6 +83,7 @@ def _check_key(key: str, where: object = "") -> None:
             f"the column {key!r:.60} cannot name a file here",
             where=where,
             hint="Rename it; nothing was read or written there.",
+            column=key,
         )
 
 
@@ -154,11 +155,13 @@ def arranged(columns: Iterable[Column], format: str, reserved: str = "") -> Colu
             _check_key(one.name)
         except FlareError as error:
             raise UsageError(
-                f"column {one.name!r}: {error.message}, and granular keeps each column in a file of its name"
+                f"column {one.name!r}: {error.message}, and granular keeps each column in a file of its name",
+                column=one.name,
             ) from None
         if one.name == reserved:
             raise UsageError(
                 f"column {one.name!r} has the name of the format's own file",
                 hint="Choose -f granular, or rename the column.",
+                column=one.name,
             )
     return out

@@ -49,7 +49,7 @@ def _refuse_nulls(one: Column, array: pa.Array, rows: IntArray) -> None:
     if array.null_count:
         row = int(rows[pc.index(array.is_null(), True).as_py()])
         raise ValueFitError(
-            f"column {one.name!r} is null, which no record can say", where=f"[{row}]"
+            f"column {one.name!r} is null, which no record can say", row=row, column=one.name
         )
 
 
@@ -85,8 +85,9 @@ def check_lengths(one: Column, lengths: IntArray, counts: IntArray | None, forma
         hint = "Choose -f granular, which holds it."
         raise ValueFitError(
             f"column {one.name!r} has a record of no bytes, which {format} cannot hold",
-            where=f"[{row}]",
+            row=row,
             hint=hint,
+            column=one.name,
         )
 
 

@@ -92,13 +92,15 @@ def _values(
     try:
         values = json_lines.parsed(line)
     except ValueError as error:
-        raise FormatError(str(error), where=f"{shard.chunk.at}[{row}]") from None
+        raise FormatError(str(error), where=shard.chunk.at, row=row) from None
     wanted = set(plan.names)
     if values.keys() != wanted:
         name = min(values.keys() ^ wanted)
         raise FormatError(
             f"column {name!r:.60} is {'missing' if name in wanted else 'unknown'}",
-            where=f"{shard.chunk.at}[{row}]",
+            where=shard.chunk.at,
+            row=row,
+            column=name,
         )
     return values
 
@@ -216,7 +218,7 @@ def _refuse(fields: Mapping[str, pa.Array], plan: Plan) -> None:
                 is_one = False
             if not is_one or data[:1] in b"{[":
                 raise ValueFitError(
-                    f"column {name!r}: {data[:60]!r} is no JSON of its kind", where=f"[{row}]"
+                    f"column {name!r}: {data[:60]!r} is no JSON of its kind", row=row, column=name
                 )
 
 
@@ -242,5 +244,8 @@ def _check(shard: Shard, start: int, stop: int, values: bool) -> None:
         if pc.any(wrong, min_count=0).as_py():
             row = start + int(pc.index(wrong, True).as_py())
             raise ValueFitError(
-                f"column {one.name!r:.60}: not {one.encoding}", where=f"{shard.chunk.at}[{row}]"
+                f"column {one.name!r:.60}: not {one.encoding}",
+                where=shard.chunk.at,
+                row=row,
+                column=one.name,
             )

@@ -221,9 +221,8 @@ def assembled(
                 else encodings.typed(array, encoding)
             )
         except ValueFitError as error:
-            row = start + int(error.where[1:-1])
-            raise ValueFitError(
-                f"column {name!r:.60}: {error.message}", where=f"{shard.chunk.at}[{row}]"
+            raise error.at(shard.chunk.at, start).changed(
+                message=f"column {name!r:.60}: {error.message}", column=name
             ) from None
         fields.append(encodings.field(by_name[name]).with_type(arrays[-1].type))
     if not arrays:
@@ -281,7 +280,7 @@ def weights(columns: Columns, batch: pa.RecordBatch, fixed: int, base: int, form
         row = int(np.argmax(sizes > LIMIT - base))
         name = max(weighed, key=lambda one: int(lengths(batch.column(one).slice(row, 1))[0]))
         message = f"column {name!r}: a row of {sizes[row]} bytes does not fit one {form} shard, which ends at 4 GiB"
-        raise ValueFitError(message, where=f"[{row}]")
+        raise ValueFitError(message, row=row, column=name)
     return sizes
 
 
@@ -317,16 +316,14 @@ def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def bodies(
     batches: Iterable[pa.RecordBatch], body: Callable[[pa.RecordBatch], memoryview]
 ) -> Iterator[memoryview]:
-    """Give the lines of batches, joined by `body` piece by piece. Its ValueFitError, of row `[i]` of a piece, names the row of all of them."""
+    """Give the lines of batches, joined by `body` piece by piece. The row of its ValueFitError, one of the piece, becomes that of the batches."""
     first = 0
     for batch in batches:
         for piece in pieces(batch):
             try:
                 yield body(piece)
             except ValueFitError as error:
-                raise ValueFitError(
-                    error.message, where=f"[{first + int(error.where[1:-1])}]", hint=error.hint
-                ) from None
+                raise error.at("", first) from None
             first += piece.num_rows
 
 
@@ -338,7 +335,7 @@ def stored_columns(columns: Columns, batch: pa.RecordBatch) -> dict[str, pa.Arra
     for name, array in out.items():
         if array.null_count:  # Arrow would drop the whole line without a word
             row = pc.index(array.is_null(), True).as_py()
-            raise ValueFitError(f"column {name!r}: a null reached the shard", where=f"[{row}]")
+            raise ValueFitError(f"column {name!r}: a null reached the shard", row=row, column=name)
     return out
 
 

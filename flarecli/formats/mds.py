@@ -196,7 +196,7 @@ def _refuse(shard: Shard, start: int, wrong: IntArray, what: str) -> None:
         row = start + int(np.flatnonzero(wrong)[0])
         starts = shard.layout["starts"]
         raise FormatError(
-            f"{int(starts[row + 1]) - int(starts[row])} {what}", where=f"{shard.chunk.at}[{row}]"
+            f"{int(starts[row + 1]) - int(starts[row])} {what}", where=shard.chunk.at, row=row
         )
 
 

@@ -60,7 +60,9 @@ def _pieces(columns: Columns, batch: pa.RecordBatch) -> list[pa.Array]:
     for column in columns:
         array = batch.column(column.name)
         if array.null_count:  # Arrow would drop the whole row without a word
-            raise ValueFitError(f"column {column.name!r}: a null reached the shard")
+            raise ValueFitError(
+                f"column {column.name!r}: a null reached the shard", column=column.name
+            )
         fields.append(
             encodings.stored(array, lookup(column.encoding))
             if column.size is None
@@ -86,7 +88,7 @@ def _fixed(array: pa.Array, column: Column) -> _Bytes:
         raw = encodings.stored(array, encoding)
         ends, data = lines.ends(raw), raw.buffers()[2]
         if (np.diff(ends) != size).any():
-            raise ValueFitError(f"column {column.name!r}: not {size} bytes")
+            raise ValueFitError(f"column {column.name!r}: not {size} bytes", column=column.name)
         first = int(ends[0])
     else:
         data, first = array.buffers()[1], array.offset * size

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from flarecli.encodings import column
-from flarecli.errors import FormatError, IntegrityError, UsageError
+from flarecli.errors import FormatError, IntegrityError, Place, UsageError
 from flarecli.expansion import check_columns
 from flarecli.model import Columns, Settings
 
@@ -114,14 +114,14 @@ def _not_json(word: str) -> NoReturn:
 
 def parse_config(data: bytes, form: str, where: object) -> tuple[dict[str, Any], Columns]:
     """Read a shard's own config and its columns. Raises FormatError if it is none, or that of another format."""
-    value = parse(data, f"{where}: its config")
+    value = parse(data, Place(where, item="its config"))
     if not isinstance(value, dict):
         raise FormatError("its config is not an object", where=where)
     if form != "mds" and value.get("format") != form:
         raise FormatError(
             f"its config is of format {value.get('format')!r:.60}, not {form}", where=where
         )
-    return value, columns_of(value, form, f"{where}: its config")
+    return value, columns_of(value, form, Place(where, item="its config"))
 
 
 def own_columns(data: bytes, form: str, where: object) -> Columns:
@@ -136,7 +136,7 @@ def own_columns(data: bytes, form: str, where: object) -> Columns:
     return columns
 
 
-def columns_of(value: Mapping[str, Any], form: str, what: str) -> Columns:
+def columns_of(value: Mapping[str, Any], form: str, what: object) -> Columns:
     """Read the columns out of a config. Raises FormatError."""
     if form == "json":
         pairs = value.get("columns")
@@ -174,21 +174,27 @@ def columns_of(value: Mapping[str, Any], form: str, what: str) -> Columns:
     )
 
 
-def _column(form: str, name: str, encoding: str, size: Any, what: str) -> Any:
+def _column(form: str, name: str, encoding: str, size: Any, what: object) -> Any:
     meant = encoding
     if form != "mds":
         meant = _MEANT[form].get(encoding, "")
         if not meant:
             raise FormatError(
-                f"column {name!r:.60}: {encoding!r:.60} is none of str, int, float", where=what
+                f"column {name!r:.60}: {encoding!r:.60} is none of str, int, float",
+                where=what,
+                column=name,
             )
     try:
         one = column(name, meant)
     except UsageError as error:
-        raise FormatError(f"column {name!r:.60}: {error.message}", where=what) from None
+        raise FormatError(
+            f"column {name!r:.60}: {error.message}", where=what, column=name
+        ) from None
     if form == "mds" and (size != one.size or isinstance(size, bool)):
         raise FormatError(
-            f"column {name!r:.60}: size {size!r:.60}, {encoding} has {one.size}", where=what
+            f"column {name!r:.60}: size {size!r:.60}, {encoding} has {one.size}",
+            where=what,
+            column=name,
         )
     return one
 

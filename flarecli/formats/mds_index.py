@@ -13,7 +13,7 @@ from typing import Any
 
 from flarecli.compress import suffix_of
 from flarecli.counts import Counts
-from flarecli.errors import FormatError, UsageError
+from flarecli.errors import FlareError, FormatError, Place, UsageError
 from flarecli.formats import FAMILY, INDEX, mds_config
 from flarecli.formats.mds_files import raw_name
 from flarecli.hashes import DEFAULT
@@ -50,7 +50,10 @@ def open_dataset(at: Location) -> Stream:
     there = _cached(at, shards)
     listed, shown = Listed(), str(where)
     for i, shard in enumerate(shards):
-        listed.add(shard, f"{shown}: shards[{i}]", there)
+        try:
+            listed.add(shard, f"shards[{i}]", there)
+        except FlareError as error:
+            raise error.changed(address=shown, item=error.address) from None
     return listed.stream(at, File(INDEX, size))
 
 
@@ -71,7 +74,7 @@ def read_shards(where: Location) -> tuple[list[dict[str, Any]], int]:
     try:
         index = mds_config.parse(where.read(0, size), where) if size else None
     except FormatError as error:
-        raise FormatError(error.message, where=error.where, hint=_lost(where)) from None
+        raise FormatError(error.message, where=error.place, hint=_lost(where)) from None
     if not size:
         raise FormatError("an empty file", where=where, hint=_lost(where))
     if isinstance(index, dict):
@@ -83,7 +86,7 @@ def read_shards(where: Location) -> tuple[list[dict[str, Any]], int]:
         raise FormatError(f"version {version!r:.60}, 2 is wanted", where=where)
     for i, shard in enumerate(index["shards"]):
         if not isinstance(shard, dict):
-            raise FormatError("not an object", where=f"{where}: shards[{i}]")
+            raise FormatError("not an object", where=Place(where, item=f"shards[{i}]"))
     return index["shards"], size
 
 

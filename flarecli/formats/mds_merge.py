@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flarecli.errors import FormatError, MissingError, UnsafeError
+from flarecli.errors import FlareError, FormatError, MissingError, Place, UnsafeError
 from flarecli.formats import INDEX
 from flarecli.formats.mds_index import Listed, read_shards, write_entries
 from flarecli.model import File
@@ -37,12 +37,16 @@ def merge(root: Location, parts: Sequence[Location] | None = None) -> dict[str, 
     ):
         where = root / f"{folder}/{INDEX}"
         for i, shard in enumerate(read_shards(where)[0]):
-            here = f"{where}: shards[{i}]"
-            moved = {
-                key: _moved(value, folder, f"{here}.{key}") if key in _FILES else value
-                for key, value in shard.items()
-            }
-            listed.add(moved, here, frozenset())
+            item = f"shards[{i}]"
+            here = Place(where, item=item)
+            try:
+                moved = {
+                    key: _moved(value, folder, f"{item}.{key}") if key in _FILES else value
+                    for key, value in shard.items()
+                }
+                listed.add(moved, item, frozenset())
+            except FlareError as error:
+                raise error.changed(address=str(where), item=error.address) from None
             name = moved["raw_data"]["basename"]
             if name in seen:
                 if seen[name][0] != moved:
@@ -98,7 +102,7 @@ def _moved(file: Any, folder: str, where: str) -> Any:
     return {**file, "basename": f"{folder}/{check_name(file['basename'], where=where)}"}
 
 
-def _check_there(root: Location, shard: Mapping[str, Any], here: str) -> None:
+def _check_there(root: Location, shard: Mapping[str, Any], here: Place) -> None:
     """Look for the files of a shard where looking costs nothing; the original's caches hold one of the two."""
     if not root.is_local:
         return

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, cast
 
-from flarecli.errors import FormatError
+from flarecli.errors import FormatError, Place
 from flarecli.formats import spans
 from flarecli.model import Row, Shard
 from flarecli.storage import is_cold, read_ahead
@@ -169,7 +169,7 @@ def _split(data: bytes | memoryview, ready: Ready, shard: Shard, row: int) -> Ro
 
 
 def _refuse(data: bytes | memoryview, shard: Shard, row: int) -> NoReturn:
-    where = f"{shard.chunk.at}[{row}]"
+    where = Place(shard.chunk.at, row)
     lengths = struct.Struct(f"<{sum(column.size is None for column in shard.columns)}I")
     if len(data) < lengths.size:
         raise FormatError(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from isal.isal_zlib import crc32
 
-from flarecli.errors import FormatError, IntegrityError, UnsafeError, UsageError
+from flarecli.errors import FormatError, IntegrityError, Place, UnsafeError, UsageError
 from flarecli.formats import spans
 from flarecli.formats.ffrecord_rows import read_views
 from flarecli.formats.ffrecord_table import NAME, packed_table
@@ -49,7 +49,7 @@ def directory(shard: Shard) -> Folder:
     raises  UnsafeError for a pickle of anything but names and numbers, and for a name that is no plain one;
             FormatError for a list that is broken, too large, or names a record that is not there, or one twice
     """
-    where = f"{shard.chunk.at}[{shard.rows - 1}]"
+    where = Place(shard.chunk.at, shard.rows - 1)
     if not is_packed(shard):
         raise FormatError(
             "its last record is no list of names",

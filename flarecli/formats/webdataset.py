@@ -115,6 +115,7 @@ def _chosen(table: Table, columns: Columns, at: Location) -> Table:
             raise FormatError(
                 f"column {one.name!r} is listed as {one.encoding}, which no member of a tar is",
                 where=at,
+                column=one.name,
             )
     wanted = extensions_of(columns, table.extensions)
     if extra := [one for one in table.extensions if one not in wanted]:
@@ -214,10 +215,7 @@ def read_batch(
         try:
             arrays.append(_array(*members[name], lookup(by_name[name].encoding), views))
         except ValueFitError as error:
-            row = start + int(error.where[1:-1])
-            raise ValueFitError(
-                f"column {name!r}: {error.message}", where=f"{shard.chunk.at}[{row}]"
-            ) from None
+            raise error.at(shard.chunk.at, start).of_column(name) from None
     if not arrays:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
     fields = [

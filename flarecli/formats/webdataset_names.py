@@ -95,7 +95,8 @@ def arrange(columns: Iterable[Column]) -> Columns:
         extension = KEY if one.name == KEY else extension_of(one)
         if len(extension.encode()) > _LIMIT:
             raise UsageError(
-                f"column {one.name!r}: its members would end in {len(extension.encode())} bytes, {_LIMIT} is the most"
+                f"column {one.name!r}: its members would end in {len(extension.encode())} bytes, {_LIMIT} is the most",
+                column=one.name,
             )
         if extension in seen:
             raise UsageError(

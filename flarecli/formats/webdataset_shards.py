@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from flarecli.counts import Counts
-from flarecli.errors import FormatError
+from flarecli.errors import FormatError, Place
 from flarecli.formats.mds_config import parse
 from flarecli.formats.webdataset_names import NAME
 from flarecli.guesses import nearest
@@ -35,7 +35,7 @@ def read_shards(at: Location) -> Stream:
     try:
         return _stream(at, parse(at.read(0, size), at))
     except FormatError as error:
-        raise FormatError(error.message, where=error.where, hint=error.hint or _AGAIN) from None
+        raise FormatError(error.message, where=error.place, hint=error.hint or _AGAIN) from None
 
 
 def _stream(at: Location, index: Any) -> Stream:
@@ -48,7 +48,7 @@ def _stream(at: Location, index: Any) -> Stream:
         raise FormatError(f"kind {index.get('__kind__')!r:.60}, {KIND!r} is wanted", where=at)
     urls, rows, sizes, sums = [], [], [], []
     for i, shard in enumerate(index["shardlist"]):
-        here = f"{at}: shardlist[{i}]"
+        here = Place(at, item=f"shardlist[{i}]")
         if not isinstance(shard, dict) or not isinstance(shard.get("url"), str) or not shard["url"]:
             raise FormatError("no url in it", where=here)
         for key in ("filesize", "md5sum"):
@@ -61,8 +61,9 @@ def _stream(at: Location, index: Any) -> Stream:
         if not isinstance(md5 := shard.get("md5sum", ""), str):
             raise FormatError("its md5sum is not a text", where=here)
         urls.append(shard["url"])
-        rows.append(_count(shard.get("nsamples"), f"{here}.nsamples"))
-        sizes.append(_count(shard["filesize"], f"{here}.filesize") if "filesize" in shard else -1)
+        rows.append(_count(shard.get("nsamples"), at, f"shardlist[{i}].nsamples"))
+        has_size = "filesize" in shard
+        sizes.append(_count(shard["filesize"], at, f"shardlist[{i}].filesize") if has_size else -1)
         sums.append(md5.lower())
     hashes = {"md5": sums} if any(sums) else {}
     return Stream(
@@ -70,7 +71,7 @@ def _stream(at: Location, index: Any) -> Stream:
     )
 
 
-def _count(value: Any, where: str) -> int:
+def _count(value: Any, at: Location, item: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MOST:
-        raise FormatError(f"{value!r:.60} is not a count", where=where)
+        raise FormatError(f"{value!r:.60} is not a count", where=Place(at, item=item))
     return value

@@ -74,7 +74,7 @@ def _samples(source: tar.Blocks, where: object) -> Iterator[dict[str, bytes]]:
             sample[KEY] = key
             sample[extension] = bytes(data[:size])
     except FlareError as error:
-        raise type(error)(error.message, where=f"{where}[{row}]", hint=error.hint) from None
+        raise error.changed(address=str(where), row=row) from None
     if sample:
         yield sample
 
@@ -103,7 +103,8 @@ def _batch(
             hint = "Name its columns, or read it as a file, which is looked through first."
             raise FormatError(
                 f"the first member that ends in .{name}, and no such column is known",
-                where=f"{where}[{first + row}]",
+                where=where,
+                row=first + row,
                 hint=hint,
             )
     for one, name in zip(columns, names, strict=True):
@@ -111,10 +112,7 @@ def _batch(
         try:
             arrays.append(encodings.typed(raw, lookup(one.encoding)))
         except ValueFitError as error:
-            raise ValueFitError(
-                f"column {one.name!r}: {error.message}",
-                where=f"{where}[{first + int(error.where[1:-1])}]",
-            ) from None
+            raise error.at(where, first).of_column(one.name) from None
     return pa.RecordBatch.from_arrays(
         arrays, schema=pa.schema([encodings.field(one) for one in columns])
     )

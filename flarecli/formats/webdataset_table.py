@@ -240,11 +240,8 @@ def read_table(source: tar.Source, where: object, seen: tar.Seen | None = None) 
     try:
         found.add(tar.members(source, where, seen, found.take if seen is None else None))
     except FlareError as error:
-        raise type(error)(
-            error.message,
-            where=f"{where}[{found.row}]" if found.row >= 0 else where,
-            hint=error.hint,
-        ) from None
+        row = found.row if found.row >= 0 else None
+        raise error.changed(address=str(where), row=row) from None
     if len(found.columns) * len(found.ends) > _CELLS * found.count + (1 << 20):
         raise FormatError(
             f"{len(found.columns)} extensions in {len(found.ends)} samples, which have few of them",
@@ -286,7 +283,7 @@ def _check_keys(table: Table, where: object) -> None:
         keys.validate(full=True)
     except pa.ArrowInvalid:
         row = _first(keys.view(encodings.BINARY), _is_not_utf8)
-        raise UnsafeError("its key is not UTF-8", where=f"{where}[{row}]") from None
+        raise UnsafeError("its key is not UTF-8", where=where, row=row) from None
     if pc.count_distinct(keys).as_py() != len(keys):
         seen: dict[str, int] = {}
         row = _first(keys, lambda key: seen.setdefault(key, len(seen)) != len(seen) - 1)
@@ -294,7 +291,8 @@ def _check_keys(table: Table, where: object) -> None:
         hint = "Its members are not side by side; make the tar again with sorted names."
         raise FormatError(
             f"the key {escape(key)!r:.80} came before, in row {seen[key]}",
-            where=f"{where}[{row}]",
+            where=where,
+            row=row,
             hint=hint,
         )
 

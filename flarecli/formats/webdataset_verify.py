@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from flarecli.arrow import pc
-from flarecli.errors import FlareError, MissingError, UnsafeError
+from flarecli.errors import FlareError, MissingError, Place, UnsafeError
 from flarecli.formats import find, spans, tar, webdataset_index
 from flarecli.formats.webdataset_names import NAME
 from flarecli.formats.webdataset_table import Table, key_text, read_table
 from flarecli.formats.wrong import wrong_rows
-from flarecli.model import Finding, IntArray, Shard
+from flarecli.model import Finding, IntArray, Shard, finding_of
 from flarecli.names import check_name
 
 __all__ = ["verify_shard"]
@@ -32,7 +32,7 @@ def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
         size = len(view) if view is not None else spans.stored_size(shard.chunk)
         table = read_table(tar.Mapped(view) if view is not None else tar.Ranges(at, size), at, seen)
     except FlareError as error:
-        yield Finding(error.where, error.kind, error.message, error.hint)
+        yield finding_of(error)
         return
     for byte in (seen.padding or [])[:_SHOWN]:
         yield Finding(str(at), "format", f"what fills the block up from byte {byte} is not zeros")
@@ -61,9 +61,9 @@ def _names(table: Table, at: object) -> Iterator[Finding]:
     keys = key_text(table.keys, table.ends)
     for row in pc.indices_nonzero(pc.match_substring_regex(keys, _SUSPECT))[:_SHOWN].to_pylist():
         try:
-            check_name(keys[row].as_py().removeprefix("./"), where=f"{at}[{row}]")
+            check_name(keys[row].as_py().removeprefix("./"), where=Place(at, row))
         except UnsafeError as error:
-            yield Finding(error.where, error.kind, error.message, error.hint)
+            yield finding_of(error)
 
 
 def _index(shard: Shard, table: Table, size: int) -> Iterator[Finding]:
@@ -74,7 +74,7 @@ def _index(shard: Shard, table: Table, size: int) -> Iterator[Finding]:
     except MissingError:
         return
     except FlareError as error:
-        yield Finding(error.where, error.kind, error.message, error.hint)
+        yield finding_of(error)
         return
     index = webdataset_index.read(shard.chunk, size)
     if index is None:

@@ -12,7 +12,7 @@ import numpy as np
 from flarecli import compress, encodings
 from flarecli.arrow import pa, pc
 from flarecli.encodings import lookup
-from flarecli.errors import ValueFitError
+from flarecli.errors import Place, ValueFitError
 from flarecli.formats import tar, webdataset_index
 from flarecli.formats.webdataset_names import KEY, NAME, extensions_of
 from flarecli.formats.webdataset_shards import KIND, SHARDS, VERSION
@@ -130,10 +130,10 @@ def _check_each(keys: pa.Array | pa.ChunkedArray, to: object) -> None:
         pc.match_substring_regex(keys, _UNFIT), pc.greater(pc.binary_length(keys), 255)
     ).fill_null(True)
     for row in pc.indices_nonzero(wrong).to_pylist():
-        _check_key(keys[row].as_py(), f"{to}[{row}]")
+        _check_key(keys[row].as_py(), Place(to, row))
 
 
-def _check_key(key: str | None, where: str) -> None:
+def _check_key(key: str | None, where: Place) -> None:
     """Refuse a key that would not come back as it is, or that is no plain relative path; `./` may stand before it."""
     hint = "Change the keys, or leave the column out: then each row gets a key of its own."
     if key is None:
@@ -174,7 +174,7 @@ def _weights(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> tuple[I
 def _check_sizes(sizes: IntArray, to: object, first: int = 0) -> None:
     """Refuse a member that no header can say the size of: written as it is, the others would be lost behind it."""
     for row in np.flatnonzero((sizes > tar.LARGEST).any(0))[:1].tolist():
-        tar.check_size(int(sizes[:, row].max()), f"{to}[{first + row}]")
+        tar.check_size(int(sizes[:, row].max()), Place(to, first + row))
 
 
 def _names(keys: pa.Array, extension: str) -> pa.Array:
@@ -204,7 +204,7 @@ def _table(
         if (lone := (sizes < 0).all(0)).any():
             row = sum(part.shape[1] for part in all_sizes) + int(np.flatnonzero(lone)[0])
             raise ValueFitError(
-                "every column is null, and a sample without members is none", where=f"{to}[{row}]"
+                "every column is null, and a sample without members is none", where=to, row=row
             )
         steps = (heads + np.where(sizes < 0, 0, tar.padded(sizes))).T.reshape(
             -1

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from flarecli.errors import FlareError, FormatError
-from flarecli.model import Finding
+from flarecli.model import Finding, finding_of
 
 __all__ = ["NAMED", "wrong_rows"]
 
 NAMED = 1000  # rows of a shard: where all are wrong, to name each takes a hundred times as long as to say so
-_ROW = r"\[\d+\]$"
 
 
 def wrong_rows(
@@ -21,7 +19,7 @@ def wrong_rows(
     """Check runs of rows; each row that is wrong is a finding, in order. Once NAMED are found, the first of each run that is left.
 
     runs   from, to
-    check  raises a FlareError for rows from..to; one of data, whose `where` ends in `[row]`, is about a single row
+    check  raises a FlareError for rows from..to; a FormatError with a `row` is about that row alone
     """
     named = 0
     for run in runs:
@@ -35,10 +33,10 @@ def wrong_rows(
                     stop - start > 1
                     and named < NAMED
                     and isinstance(error, FormatError)
-                    and re.search(_ROW, error.where)
+                    and error.row is not None
                 ):
                     middle = (start + stop) // 2
                     waiting += [(middle, stop), (start, middle)]
                     continue
                 named += 1
-                yield Finding(error.where, error.kind, error.message, error.hint)
+                yield finding_of(error)

@@ -136,7 +136,9 @@ class Xsv:
             for one in columns:
                 if text in one.name:
                     raise UsageError(
-                        f"column {one.name!r}: its name holds the {what} {text!r}", hint=_HINT
+                        f"column {one.name!r}: its name holds the {what} {text!r}",
+                        hint=_HINT,
+                        column=one.name,
                     )
         header = separator.join(one.name for one in columns)
         if header.split(separator) != [one.name for one in columns] or (header + newline).find(
@@ -197,7 +199,7 @@ def _split(shard: Shard, row: int, line: bytes) -> list[bytes]:
     newline = shard.layout["newline"]
     if not line.endswith(newline):
         raise FormatError(
-            f"its line does not end with {newline.decode()!r:.60}", where=f"{shard.chunk.at}[{row}]"
+            f"its line does not end with {newline.decode()!r:.60}", where=shard.chunk.at, row=row
         )
     separator = shard.layout["separator"]
     parts = line[: -len(newline)].split(
@@ -207,7 +209,8 @@ def _split(shard: Shard, row: int, line: bytes) -> list[bytes]:
         count = line[: -len(newline)].count(separator) + 1
         raise FormatError(
             f"{count} values in its line, {len(shard.columns)} are wanted",
-            where=f"{shard.chunk.at}[{row}]",
+            where=shard.chunk.at,
+            row=row,
         )
     return parts
 
@@ -310,17 +313,18 @@ def _refuse(
             if text in value:
                 raise ValueFitError(
                     f"column {one.name!r}: holds the {what} {text.decode()!r}",
-                    where=f"[{row}]",
+                    row=row,
                     hint=_HINT,
+                    column=one.name,
                 )
     for one, value in zip(columns, values, strict=True):
         for what, text in (("separator", separator), ("newline", newline)):
             if (value + text).find(text) != len(value):
                 message = f"column {one.name!r}: with the {what} {text.decode()!r} behind it, it would be cut before its end"
-                raise ValueFitError(message, where=f"[{row}]", hint=_HINT)
+                raise ValueFitError(message, row=row, hint=_HINT, column=one.name)
     raise ValueFitError(
         f"its values between {separator.decode()!r} hold the newline {newline.decode()!r}",
-        where=f"[{row}]",
+        row=row,
         hint=_HINT,
     )
 

@@ -53,7 +53,7 @@ def elements(source: Blocks) -> Iterator[Piece]:
             held, size = [*held, block], size + len(block)
             if size > _RECORD:
                 raise FormatError(
-                    f"a row is longer than {format_size(_RECORD)}", where=f"{source}[{row}]"
+                    f"a row is longer than {format_size(_RECORD)}", where=source, row=row
                 )
             continue
         cut = end if end >= 0 else int(commas[-1])
@@ -86,23 +86,25 @@ def _lines(source: Blocks, row: int, data: bytes, commas: Any, is_last: bool) ->
     if missing:
         raise FormatError(
             "nothing stands between two commas",
-            where=f"{source}[{row + text.count(_NEWLINE, 0, missing.end(1))}]",
+            where=source,
+            row=row + text.count(_NEWLINE, 0, missing.end(1)),
         )
     nul = text.find(b"\0")
     if nul >= 0:
         raise FormatError(
             "a NUL",
-            where=f"{source}[{row + text.count(_NEWLINE, 0, nul)}]",
+            where=source,
+            row=row + text.count(_NEWLINE, 0, nul),
             hint="Save it as UTF-8 text.",
         )
     try:
         if not text.isascii():
             text.decode()
     except UnicodeDecodeError as error:
-        where = f"{source}[{row + text.count(_NEWLINE, 0, error.start)}]"
         raise FormatError(
             f"byte 0x{text[error.start]:02x} is not UTF-8",
-            where=where,
+            where=source,
+            row=row + text.count(_NEWLINE, 0, error.start),
             hint="Save it as UTF-8 text.",
         ) from None
     return Piece(row, text)

@@ -174,6 +174,7 @@ class Delimited:
         raise FormatError(
             message,
             where=self.at,
+            column=field.name,
             hint=f"Give --encode {shell_quoted(f'{field.name}=str')} to read it as text.",
         )
 

@@ -98,6 +98,7 @@ class Index:
                     f"no column {name!r}",
                     where=self.address,
                     hint=choose(name, self.schema.names, "Choose from"),
+                    column=name,
                 )
         names = self.schema.names if columns is None else list(columns)
         schema = pa.schema([self.schema.field(name) for name in names])

@@ -72,7 +72,8 @@ class Ipc:
                 except pa.ArrowInvalid as error:
                     raise FormatError(
                         f"a batch that cannot be: {str(error).splitlines()[0][:200]}",
-                        where=f"{self.at}[{row}]",
+                        where=self.at,
+                        row=row,
                     ) from None
             for start, stop in _cuts(batch):
                 part = batch.slice(start, stop - start)

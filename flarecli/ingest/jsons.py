@@ -164,6 +164,7 @@ class Json:
                     number,
                     f"column {field.name!r} holds {_cut(str(wrong))}, which a float64 would change",
                     "Write it as text, in quotes.",
+                    field.name,
                 )
 
     def _table(self, piece: Piece, schema: pa.Schema | None) -> pa.Table:
@@ -199,10 +200,12 @@ class Json:
         _, error = _read(b"\n".join(line for _, line in rows[: low + 1]), schema)
         return self._refusal(number, *_reason(error, json.loads(line, parse_int=_whole), schema))
 
-    def _refusal(self, number: int, message: str, hint: str = "") -> FormatError:
+    def _refusal(
+        self, number: int, message: str, hint: str = "", column: str | None = None
+    ) -> FormatError:
         if self._is_array:
-            return FormatError(message, where=f"{self.at}[{number}]", hint=hint)
-        return FormatError(f"line {number}: {message}", where=self.at, hint=hint)
+            return FormatError(message, where=self.at, row=number, hint=hint, column=column)
+        return FormatError(f"line {number}: {message}", where=self.at, hint=hint, column=column)
 
 
 def _paths(value: Any) -> Iterator[tuple[str, ...]]:
@@ -271,21 +274,24 @@ def _no_object(line: bytes) -> str:
     return "" if isinstance(value, dict) else f"{_word(value)}, not an object"
 
 
-def _reason(error: str, row: dict[str, Any], schema: pa.Schema | None) -> tuple[str, str]:
-    """Say in one's own words why a row does not fit behind those before it."""
+def _reason(
+    error: str, row: dict[str, Any], schema: pa.Schema | None
+) -> tuple[str, str, str | None]:
+    """Return why a row does not fit those before it, a hint, and the column."""
     if twice := _TWICE.search(error):
-        return f"member {_path(twice[1])!r} stands twice", ""
+        return f"member {_path(twice[1])!r} stands twice", "", None
     if changed := _CHANGED.search(error):
         before, now = (_WORDS.get(word, word) for word in changed.groups()[1:])
         return (
             f"column {_path(changed[1])!r} holds {now}, {'nothing but null' if before == 'null' else before} in the rows before",
             "",
+            _path(changed[1]),
         )
     if schema is not None:
         for name, value in row.items():
             if name not in schema.names:
                 hint = "Put a row that has every column near the beginning."
-                return f"column {name!r} is new, the rows before do not have it", hint
+                return f"column {name!r} is new, the rows before do not have it", hint, name
             if (
                 _read(json.dumps({name: value}).encode(), pa.schema([schema.field(name)]))[0]
                 is None
@@ -293,12 +299,14 @@ def _reason(error: str, row: dict[str, Any], schema: pa.Schema | None) -> tuple[
                 return (
                     f"column {name!r} holds {_short(value)}, the column is {schema.field(name).type}",
                     "",
+                    name,
                 )
     return (
         f"cannot be read: {_ROW.sub('', error.splitlines()[0]).removeprefix('JSON parse error: ').lower()}"[
             :200
         ],
         "",
+        None,
     )
 
 

@@ -36,11 +36,7 @@ class Named(NamedTuple):
         """Give an error of this file with the list that named it."""
         if self.by is None:
             return error
-        return type(error)(
-            error.message,
-            where=error.where,
-            hint=f"Line {self.line} of {self.by} names it. {error.hint}".rstrip(),
-        )
+        return error.changed(hint=f"Line {self.line} of {self.by} names it. {error.hint}".rstrip())
 
 
 def listed(named: Named, above: tuple[Location, ...] = ()) -> Iterator[Named]:
@@ -89,8 +85,8 @@ def _named(at: Location) -> Iterator[Named]:
             try:
                 yield from (Named(place, at, number) for place in _places(folder, address))
             except FlareError as error:
-                raise type(error)(
-                    f"line {number}: {error.message}", where=at, hint=error.hint
+                raise error.changed(
+                    message=f"line {number}: {error.message}", address=str(at), row=None
                 ) from None
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flarecli.errors import FormatError
+from flarecli.errors import FlareError, FormatError
 from flarecli.expansion import check_decoded, check_rows
 from flarecli.ingest.footers import ColumnChunk, column_chunks
 from flarecli.ingest.pages import pages
@@ -269,13 +269,14 @@ def _encrypted(at: Location) -> FormatError:
 @contextmanager
 def _parquet_errors(at: Location, file: LocationFile) -> Iterator[None]:
     """Turn what Arrow says of bad bytes into a FormatError of one line; where only some columns are encrypted, that shows here."""
-    try:
-        with arrow_errors(at, file, "parquet"):
+    with arrow_errors(at, file, "parquet"):
+        try:
             yield
-    except FormatError as error:
-        if "decrypt" in error.message.lower():
-            raise _encrypted(at) from None
-        raise
+        except (pa.ArrowException, OSError, ValueError, RuntimeError) as error:
+            is_arrows = not isinstance(error, FlareError) and file.error is None
+            if is_arrows and "decrypt" in str(error).lower():
+                raise _encrypted(at) from None
+            raise
 
 
 def _open(file: LocationFile, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:

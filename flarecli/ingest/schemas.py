@@ -86,7 +86,11 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema, part: Part, row: int) -> pa
             at = next(i for i in range(len(column)) if not _fits(column.slice(i, 1), field.type))
             message = f"column {field.name!r} holds {str(column[at].as_py())[:60]}, which {field.type} cannot hold"
             raise FormatError(
-                message, where=f"{part.at}[{row + at}]", hint=_TEXT.format(field.name)
+                message,
+                where=part.at,
+                row=row + at,
+                column=field.name,
+                hint=_TEXT.format(field.name),
             ) from None
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

@@ -197,6 +197,9 @@ def check_columns(names: Sequence[str], at: object) -> None:
     for name in names:
         if name in seen:
             raise FormatError(
-                f"duplicate column {name!r}", where=at, hint="Rename one of them in the index."
+                f"duplicate column {name!r}",
+                where=at,
+                hint="Rename one of them in the index.",
+                column=name,
             )
         seen.add(name)

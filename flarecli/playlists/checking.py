@@ -49,8 +49,7 @@ def faults(data: bytes, at: Location) -> list[FormatError]:
 
 
 def _order(error: FormatError) -> tuple[int, int]:
-    line, _, column = error.where.rpartition(":")
-    return int(line.rpartition(":")[2]), int(column)
+    return error.line or 0, error.character or 0
 
 
 def _wrong(name: str, value: Any) -> list[tuple[Steps, str]]:

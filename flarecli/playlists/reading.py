@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from flarecli.counts import Counts
 from flarecli.encodings import column
-from flarecli.errors import FormatError
+from flarecli.errors import FormatError, Place
 from flarecli.hashes import digest, known
 from flarecli.model import Columns, File, IntArray, Playlist, Stream
 from flarecli.names import bare
@@ -98,9 +98,14 @@ def parse(data: bytes, at: Location) -> Playlist:
     )
 
 
+def place_at(at: Location, mark: int) -> Place:
+    """Return the line and the character of a mark in a playlist."""
+    return Place(at, line=mark >> 32, character=mark & 0xFFFFFFFF)
+
+
 def fault(at: Location, mark: int, message: str) -> FormatError:
     """Say what is wrong at a place."""
-    return FormatError(message, where=f"{at}:{mark >> 32}:{mark & 0xFFFFFFFF}")
+    return FormatError(message, where=place_at(at, mark))
 
 
 def _document(decoded: str, at: Location) -> Any:
@@ -140,8 +145,10 @@ def read_yaml(
         return value
     except yaml.MarkedYAMLError as error:
         mark: Any = error.problem_mark
-        where = f"{at}:{mark.line + 1}:{mark.column + 1}" if mark is not None else f"{at}:1:1"
-        raise FormatError(f"not valid YAML: {error.problem}", where=where) from None
+        line, character = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
+        raise FormatError(
+            f"not valid YAML: {error.problem}", where=Place(at, line=line, character=character)
+        ) from None
     except yaml.YAMLError as error:
         position = getattr(error, "position", 0)
         if loader is not yaml.SafeLoader:  # libyaml counts bytes

@@ -152,7 +152,7 @@ class Work:
                 if isinstance(error, FlareError)
                 else f"{type(error).__name__}: {error}"
             )
-            raise TransformError(f"the transform failed: {message}", where=f"row {row}") from error
+            raise TransformError(f"the transform failed: {message}", row=row) from error
         return out
 
     def collated(self, samples: list[Any]) -> Any:

@@ -213,11 +213,14 @@ class Dataset:
         self._names(list(ranges))
         for name, one in ranges.items():
             if self._encodings[name].item is None:
-                raise UsageError(f"column {name!r} is no list, so no range of it can be read")
+                raise UsageError(
+                    f"column {name!r} is no list, so no range of it can be read", column=name
+                )
             if not 0 <= one.start <= one.stop or one.step < 1:
                 raise UsageError(
                     f"{one.start}:{one.stop}:{one.step} is no range of column {name!r}",
                     hint="Give positions that go up.",
+                    column=name,
                 )
         return ranges
 
@@ -240,6 +243,7 @@ class Dataset:
                 raise UsageError(
                     f"no column {name!r}",
                     hint=choose(name, [column.name for column in self.columns], "Choose from"),
+                    column=name,
                 )
         return names
 
@@ -314,10 +318,8 @@ class Dataset:
             try:
                 array, field = _plain(array, field, self._encodings[field.name])
             except ValueFitError as error:
-                raise ValueFitError(
-                    f"column {field.name!r}: {error.message}",
-                    where=f"row {rows[int(error.where[1:-1])]}",
-                ) from None
+                row = int(rows[error.row or 0])
+                raise error.changed(address="", row=row).of_column(field.name) from None
             arrays.append(array)
             fields.append(field)
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else batch
@@ -401,7 +403,8 @@ class Dataset:
         for name, one in how.items():
             if not callable(one) and one is not True and one is not False:
                 raise UsageError(
-                    f"column {name!r} is decoded by {shown(one)}: a function, True or False is wanted"
+                    f"column {name!r} is decoded by {shown(one)}: a function, True or False is wanted",
+                    column=name,
                 )
         out = copy.copy(self)
         out._decoders = {

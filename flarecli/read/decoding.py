@@ -27,9 +27,7 @@ class NotDecoded(Exception):
 
     def named(self, column: str, row: int) -> FlareError:
         """Say it of a column of a row."""
-        return type(self.error)(
-            f"column {column!r}: {self.error.message}", where=f"row {row}", hint=self.error.hint
-        )
+        return self.error.changed(address="", row=row).of_column(column)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +143,7 @@ def collated(
         raise UsageError(
             f"column {min(other, key=str)!r} is in one sample and not in another",
             hint="Give collate=, or the same columns in each.",
+            column=min(other, key=str),
         )
     return {name: stacked([one[name] for one in samples], dtypes.get(name)) for name in first}
 

@@ -80,6 +80,7 @@ class Joined:
                 raise UsageError(
                     f"streams {self._owner[column.name].name!r} and {one.name!r} both have a column {column.name!r}",
                     hint=hint,
+                    column=column.name,
                 )
             self._owner[column.name] = one
 

@@ -76,6 +76,7 @@ class Mix:
                 raise UsageError(
                     f"column {min(other)!r} is in one dataset and not in another",
                     hint="Select the same columns of each.",
+                    column=min(other),
                 )
         self.parts, self._names = tuple(parts), names
         self._firsts = np.cumsum([0, *(len(part) for part in parts)])

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 
+from flarecli.errors import format_place
 from flarecli.model import Finding
 from flarecli.names import is_url
-from flarecli.report.result import bytes_of, place, shown
+from flarecli.report.result import bytes_of, shown
 
 __all__ = ["annotation"]
 
@@ -20,14 +21,16 @@ _PARTS = {":": "%3A", ",": "%2C"}
 
 def annotation(finding: Finding) -> str:
     """Write a finding as one annotation; a file below the current folder is named from there, as GitHub names it."""
-    file, row, line = place(finding.where)
+    file, row, line = finding.address, finding.row, finding.line
     marks = [
         f"file={_part(_relative(file))}",
         *([f"line={line}"] if line is not None else []),
         f"title={_part(f'flare verify, {finding.kind}')}",
     ]
-    text = f"{finding.where if is_url(file) else os.path.basename(file)}{'' if row is None or is_url(file) else f'[{row}]'}: {finding.message}"
-    text += f" ({bytes_of(finding)})" if finding.span else ""
+    name = os.path.basename(file)
+    place = finding.where if is_url(file) else format_place(name, row, item=finding.item)
+    text = f"{place}: {finding.message}"
+    text += f" ({told})" if (told := bytes_of(finding)) else ""
     return (
         f"::error {','.join(marks)}::{_text(text + (f' ({finding.hint})' if finding.hint else ''))}"
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from xml.sax.saxutils import escape, quoteattr
 
 from flarecli.model import Finding
-from flarecli.report.result import Result, bytes_of, place, shown
+from flarecli.report.result import Result, bytes_of, shown
 
 __all__ = ["junit"]
 
@@ -24,7 +24,7 @@ def junit(result: Result) -> str:
 def _lines(result: Result) -> Iterator[str]:
     files: dict[str, list[Finding]] = {}
     for one in result.findings:
-        files.setdefault(place(one.where)[0], []).append(one)
+        files.setdefault(one.address, []).append(one)
     whole = max(0, result.counts["files"] - len(files))
     counts = f'tests="{len(files) + 1}" failures="{len(files)}" errors="0"'
     yield '<?xml version="1.0" encoding="UTF-8"?>'
@@ -57,7 +57,7 @@ def _failure(findings: list[Finding]) -> str:
 
 
 def _bytes(one: Finding) -> str:
-    return f" ({bytes_of(one)})" if one.span else ""
+    return f" ({told})" if (told := bytes_of(one)) else ""
 
 
 def _attribute(text: str) -> str:

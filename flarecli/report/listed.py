@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from flarecli.model import Finding
-from flarecli.report.result import Result, place, shown
+from flarecli.report.result import Result, shown
 
 __all__ = ["listed"]
 
@@ -25,16 +25,16 @@ def listed(result: Result) -> str:
 
 
 def _finding(one: Finding) -> dict[str, Any]:
-    file, row, line = place(one.where)
     told = {
         "where": one.where,
-        "file": file,
-        "row": row,
-        "line": line,
+        "file": one.address,
+        "row": one.row,
+        "column": one.column,
+        "line": one.line,
         "kind": one.kind,
         "message": one.message,
         "hint": one.hint,
     }
     return {
         name: shown(value) if isinstance(value, str) else value for name, value in told.items()
-    } | {"bytes": one.span and [*one.span]}
+    } | {"bytes": None if one.start is None else [one.start, one.stop]}

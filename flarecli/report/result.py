@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from flarecli.model import Finding
 from flarecli.names import escape, redact_text
 
-__all__ = ["Result", "bytes_of", "place", "shown"]
+__all__ = ["Result", "bytes_of", "shown"]
 
-_PLACE = re.compile(r"(.+?)(?:\[(\d+)\]|:(\d+):\d+)", re.DOTALL)
 _NO_TEXT = re.compile("[\ufffe\uffff]")  # what XML cannot hold, beside what no terminal should see
 
 
@@ -33,20 +32,12 @@ class Result:
     extra: Sequence[str] = ()
 
 
-def place(where: str) -> tuple[str, int | None, int | None]:
-    """Split where a finding is: the file, the row of a shard, the line of a text."""
-    found = _PLACE.fullmatch(where)
-    if not found:
-        return where, None, None
-    return found[1], int(found[2]) if found[2] else None, int(found[3]) if found[3] else None
-
-
 def bytes_of(one: Finding) -> str:
     """Say which bytes a finding is about, the last one included; empty where that is not known."""
-    if one.span is None:
+    if one.start is None or one.stop is None:
         return ""
-    start, stop = one.span
-    return f"bytes {start}-{stop - 1}" if stop - start > 1 else f"byte {start}"
+    is_one = one.stop - one.start <= 1
+    return f"byte {one.start}" if is_one else f"bytes {one.start}-{one.stop - 1}"
 
 
 def shown(text: str) -> str:

@@ -36,9 +36,7 @@ def globbed(address: str, guard: Guard | None = None) -> list[str]:
             raise
         raise MissingError("nothing matches", where=redact(address), hint=error.hint) from None
     except UsageError as error:
-        raise UsageError(
-            error.message, where=error.where or redact(address), hint=error.hint
-        ) from None
+        raise error.changed(address=error.address or redact(address)) from None
     if not found:
         raise MissingError("nothing matches", where=redact(address))
     return sorted(found, key=os.fsencode)

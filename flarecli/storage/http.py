@@ -93,7 +93,7 @@ class HttpStore:
         try:
             found = parse(address)
         except FormatError as error:
-            raise UsageError(error.message, where=error.where) from None
+            raise UsageError(error.message, where=error.place) from None
         return Location(cls(replace(guard, named=guard.named | {found.origin})), _written(found))
 
     @classmethod

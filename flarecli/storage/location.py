@@ -349,7 +349,7 @@ def other_bucket(url: str, guard: Guard) -> Location:
     try:
         return locate(url, replace(guard, anonymous=True))
     except UsageError as error:
-        raise FormatError(error.message, where=error.where) from None
+        raise FormatError(error.message, where=error.place) from None
 
 
 def read_each(places: Sequence[Location]) -> Iterator[Part]:

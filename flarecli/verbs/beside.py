@@ -19,13 +19,13 @@ from flarecli.formats import INDEX, webdataset_shards
 from flarecli.formats.mds_config import agreed
 from flarecli.formats.mds_index import open_dataset, read_shards
 from flarecli.formats.webdataset_shards import SHARDS
-from flarecli.model import Chunk, Finding, Playlist, Stream
+from flarecli.model import Chunk, Finding, Playlist, Stream, finding_of
 from flarecli.names import bare, is_url
 from flarecli.playlists import PLAYLIST
 from flarecli.read import place_of, places_of
 from flarecli.records import dataclass, field
 from flarecli.storage import Location
-from flarecli.verbs.checks import Checked, Claim, Depth, check_file, finding
+from flarecli.verbs.checks import Checked, Claim, Depth, check_file
 from flarecli.verbs.checks_repairs import AGAIN
 
 __all__ = ["CHANGED", "Beside", "Listing", "held_against", "is_index", "look_beside", "own_sum"]
@@ -117,7 +117,7 @@ def own_sum(found: Playlist) -> tuple[int, list[Finding], bool]:
         if has_line
         else "it carries sums, but no last line with its own"
     )
-    return size, [Finding(str(found.at), "checksum", what, _UNTRUSTED, (0, size))], True
+    return size, [Finding(str(found.at), "checksum", what, _UNTRUSTED, start=0, stop=size)], True
 
 
 class Beside:
@@ -152,7 +152,7 @@ class Beside:
             try:
                 self._entries = _entries(found.at, stream)
             except FlareError as error:
-                self.findings.append(finding(error, found.at))
+                self.findings.append(finding_of(error, found.at))
         self._is_listed = found.at is not None
         self._bare: dict[
             bool, list[Location]
@@ -202,7 +202,7 @@ class Beside:
         except MissingError:
             return
         except FlareError as error:
-            self.findings.append(finding(error, at))
+            self.findings.append(finding_of(error, at))
 
     def _streams(self, at: Location, is_named: bool) -> Sequence[Stream]:
         if at.name in (INDEX, SHARDS):

@@ -16,7 +16,7 @@ from flarecli import compress, formats
 from flarecli.errors import FlareError, MissingError, MissingLibraryError, ReachError
 from flarecli.formats import spans
 from flarecli.hashes import Sums, known
-from flarecli.model import Chunk, Columns, File, Finding, Shard
+from flarecli.model import Chunk, Columns, File, Finding, Shard, finding_of
 from flarecli.records import dataclass, field, replace
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
@@ -29,7 +29,7 @@ from flarecli.verbs.checks_streams import keys
 if TYPE_CHECKING:
     from flarecli.media import Decoders
 
-__all__ = ["HELD", "Checked", "Claim", "Depth", "check_chunk", "check_file", "finding", "unread"]
+__all__ = ["HELD", "Checked", "Claim", "Depth", "check_chunk", "check_file", "unread"]
 
 _STORE = "the object store"
 HELD = 256 << 20  # bytes of a shard that are held in memory at once
@@ -98,11 +98,6 @@ class Checked:
     contents: bytes = b""
     keys: Any = None
     is_kept: bool = False
-
-
-def finding(error: FlareError, where: object = "") -> Finding:
-    """Turn an error into a finding."""
-    return Finding(error.where or str(where), error.kind, error.message, error.hint)
 
 
 def unread(error: OSError, at: Location) -> Finding:
@@ -270,15 +265,15 @@ def _structure(
             for one in decoded(form, shard, pictures, not found)
         )
         found += islice((one for one in values if one.where not in known), _MANY)
-        found.sort(key=lambda one: one.span[0] if one.span is not None else -1)
+        found.sort(key=lambda one: -1 if one.start is None else one.start)
     return found
 
 
 def _named(error: FlareError, at: Location, claims: Sequence[Claim]) -> Finding:
-    if error.kind == "missing" and error.where in ("", str(at)):  # not of a file beside it
+    if error.kind == "missing" and error.address in ("", str(at)):  # not of a file beside it
         listed = f", {claims[0].by} lists it" if claims else ""
         return Finding(str(at), "missing", f"no such file{listed}", "It is gone; " + AGAIN)
-    return finding(error, at)
+    return finding_of(error, at)
 
 
 def _fits(at: Location, size: int, claims: Sequence[Claim], out: Checked) -> bool:
@@ -290,14 +285,14 @@ def _fits(at: Location, size: int, claims: Sequence[Claim], out: Checked) -> boo
                 if size < claim.file.size
                 else f"It is not the file that was listed; {AGAIN}"
             )
-            span = (min(size, claim.file.size), max(size, claim.file.size))
             out.findings.append(
                 Finding(
                     str(at),
                     "size",
                     f"is {size} bytes, {claim.by} lists {claim.file.size}",
                     hint,
-                    span,
+                    start=min(size, claim.file.size),
+                    stop=max(size, claim.file.size),
                 )
             )
             return False
@@ -360,7 +355,7 @@ def _compare(
         name, claim = failed[0]
         seen = f"{name} is {sums.hex()[name]}, {_hashes(claim, raw)[name]:.128} is listed"
         out.findings.append(
-            Finding(str(at), "checksum", f"{what}: {seen}", _CHANGED, (0, sums.size))
+            Finding(str(at), "checksum", f"{what}: {seen}", _CHANGED, start=0, stop=sums.size)
         )
     return not failed
 

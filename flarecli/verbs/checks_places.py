@@ -6,37 +6,35 @@ from flarecli.errors import FlareError
 from flarecli.model import Finding, Shard
 from flarecli.records import replace
 
-__all__ = ["Span", "placed"]
+__all__ = ["placed"]
 
-Span = tuple[int, int]
+Span = tuple[int, int] | tuple[None, None]
+_UNKNOWN: Span = None, None
 
 
 def placed(found: Finding, shard: Shard) -> Finding:
     """Add the bytes of its row to a finding that names one; where each column is a file, name that of the column."""
-    head, bracket, row = found.where.removesuffix("]").rpartition("[")
+    row, column = found.row, found.column
     if (
-        found.span is not None
-        or not bracket
-        or head != str(shard.chunk.at)
-        or not row.isdecimal()
-        or not int(row) < shard.rows
+        found.start is not None
+        or row is None
+        or found.address != str(shard.chunk.at)
+        or not row < shard.rows
     ):
         return found
     if shard.chunk.format not in ("granular", "granular-refs"):
-        return replace(found, span=_span(shard, int(row)))
-    column = next(
-        (one.name for one in shard.columns if found.message.startswith(f"column {one.name!r}")),
-        None,
-    )
+        start, stop = _bytes_of(shard, row)
+        return replace(found, start=start, stop=stop)
     bag = next(
         (at for at in (shard.chunk.at, *shard.chunk.beside) if at.name == f"{column}.bag"), None
     )
-    if column is None or bag is None:
+    if bag is None or column not in [one.name for one in shard.columns]:
         return found
-    return replace(found, where=f"{bag}[{row}]", span=_record(shard, int(row), column))
+    start, stop = _record(shard, row, column or "")
+    return replace(found, address=str(bag), start=start, stop=stop)
 
 
-def _span(shard: Shard, row: int) -> Span | None:
+def _bytes_of(shard: Shard, row: int) -> Span:
     """Give the bytes of a row: one run, or all from the first member of a sample to the end of its last."""
     layout = shard.layout
     if "offsets" in layout:
@@ -44,13 +42,13 @@ def _span(shard: Shard, row: int) -> Span | None:
     if "sizes" in layout:
         held = layout["sizes"][:, row] >= 0
         starts, sizes = layout["starts"][held, row], layout["sizes"][held, row]
-        return (int(starts.min()), int((starts + sizes).max())) if len(starts) else None
-    return (
-        (int(layout["starts"][row]), int(layout["starts"][row + 1])) if "starts" in layout else None
-    )
+        return (int(starts.min()), int((starts + sizes).max())) if len(starts) else _UNKNOWN
+    if "starts" in layout:
+        return int(layout["starts"][row]), int(layout["starts"][row + 1])
+    return _UNKNOWN
 
 
-def _record(shard: Shard, row: int, column: str) -> Span | None:
+def _record(shard: Shard, row: int, column: str) -> Span:
     """Give the bytes of what a row takes of a column's bag."""
     from flarecli.formats import granular_columns  # of no use to other formats
 
@@ -58,6 +56,6 @@ def _record(shard: Shard, row: int, column: str) -> Span | None:
     try:
         places = granular_columns.taken(shard, row, row + 1)
     except FlareError:
-        return None  # which records it takes is what is wrong
+        return _UNKNOWN  # which records it takes is what is wrong
     first, count = places[[one.name for one in shard.columns].index(column)]
     return int(starts[first[0]]), int(starts[first[0] + count[0]])

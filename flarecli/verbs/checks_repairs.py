@@ -22,14 +22,16 @@ _OTHERS = (
 
 def with_command(found: Finding) -> Finding:
     """Name the command in the hint of a finding: for a list of shards what writes it again, else what makes the file again."""
-    for name in (INDEX, PLAYLIST):
-        folder, is_it, place = found.where.partition(f"/{name}")
-        if (
-            is_it
-            and (not place or (place.startswith(":") and not found.hint))
-            and found.kind not in _OTHERS
-        ):
-            return replace(found, hint=again(folder, name))
+    folder, slash, name = found.address.rpartition("/")
+    is_part = found.line is not None or bool(found.item)
+    if (
+        slash
+        and name in (INDEX, PLAYLIST)
+        and found.row is None
+        and found.kind not in _OTHERS
+        and not (is_part and found.hint)
+    ):
+        return replace(found, hint=again(folder, name))
     return replace(found, hint=found.hint.replace(AGAIN, _COMMAND))
 
 

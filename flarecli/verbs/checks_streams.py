@@ -58,6 +58,7 @@ def keys(form: formats.Format, shard: Shard, name: str) -> pa.Array:
         raise UsageError(
             f"column {name!r} holds no keys: only texts, numbers and bytes can be compared",
             where=shard.chunk.at,
+            column=name,
         ) from None
 
 
@@ -116,16 +117,17 @@ def _other_keys(first: Side, other: Side) -> Iterator[Finding]:
     name, mine, wanted = first.stream.name, _text(its[row].as_py()), _text(one[row].as_py())
     more = f", and so do {len(differ) - 1} rows behind it" if len(differ) > 1 else ""
     message = f"its key is {mine}, row {row} of stream {name!r} has {wanted}: they differ{more}"
-    yield Finding(_place(other, row), "streams", message, _HINT)
+    address, row = _place(other, row)
+    yield Finding(address, "streams", message, _HINT, row=row)
 
 
 def _text(key: bytes) -> str:
     return repr(key.decode("utf-8", "backslashreplace")[:_SHOWN])
 
 
-def _place(side: Side, row: int) -> str:
+def _place(side: Side, row: int) -> tuple[str, int | None]:
     for at, part in side.keys:
         if row < len(part):
-            return f"{at}[{row}]"
+            return str(at), row
         row -= len(part)
-    return str(side.stream.at)
+    return str(side.stream.at), None

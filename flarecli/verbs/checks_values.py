@@ -10,7 +10,7 @@ from flarecli.encodings import Encoding
 from flarecli.errors import FlareError
 from flarecli.expansion import MAX_DECODED_VALUE
 from flarecli.media import Decoders, headers, is_medium, is_picture, kind_of, sniff
-from flarecli.model import Finding, Row, Shard
+from flarecli.model import Finding, Row, Shard, finding_of
 from flarecli.units import format_size
 
 __all__ = ["HINT", "decoded"]
@@ -40,9 +40,7 @@ def decoded(
     for start in range(0, shard.rows if kinds else 0, _ROWS):
         for i, row in _rows(form, shard, range(start, min(start + _ROWS, shard.rows)), list(kinds)):
             if isinstance(row, FlareError):
-                yield Finding(
-                    row.where or f"{shard.chunk.at}[{i}]", row.kind, row.message, row.hint
-                )
+                yield finding_of(row if row.where else row.changed(row=i), shard.chunk.at)
                 continue
             for name, data in row.items():
                 parts = (
@@ -51,8 +49,9 @@ def decoded(
                 promised = kind_of(f"a.{name}") if form.NAME in formats.KEY_COLUMN else None
                 for part in parts:
                     if said := _why_not(kinds[name].item or kinds[name], part, promised, pictures):
+                        message = f"column {name!r}: {said}"
                         yield Finding(
-                            f"{shard.chunk.at}[{i}]", "value", f"column {name!r}: {said}", HINT
+                            str(shard.chunk.at), "value", message, HINT, row=i, column=name
                         )
 
 

@@ -9,6 +9,7 @@ import xxhash
 
 from flarecli import formats
 from flarecli.arrow import np
+from flarecli.errors import format_place
 from flarecli.model import Finding, Row, Shard
 
 __all__ = ["contents", "duplicates"]
@@ -49,14 +50,11 @@ def duplicates(shards: Sequence[tuple[str, bytes]]) -> Iterator[Finding]:
     firsts = order[np.maximum.accumulate(np.where(is_same, 0, np.arange(len(order))))]
     again, first = order[is_same], firsts[is_same]
     for i in np.argsort(again):
-        yield Finding(
-            _named(shards, ends, int(again[i])),
-            "duplicate",
-            f"holds the same as {_named(shards, ends, int(first[i]))}",
-            _HINT,
-        )
+        address, row = _place(shards, ends, int(again[i]))
+        message = f"holds the same as {format_place(*_place(shards, ends, int(first[i])))}"
+        yield Finding(address, "duplicate", message, _HINT, row=row)
 
 
-def _named(shards: Sequence[tuple[str, bytes]], ends: np.ndarray, row: int) -> str:
+def _place(shards: Sequence[tuple[str, bytes]], ends: np.ndarray, row: int) -> tuple[str, int]:
     k = int(np.searchsorted(ends, row, "right"))
-    return f"{shards[k][0]}[{row - (int(ends[k - 1]) if k else 0)}]"
+    return shards[k][0], row - (int(ends[k - 1]) if k else 0)

@@ -14,14 +14,13 @@ from flarecli import formats
 from flarecli.errors import FlareError, MissingError
 from flarecli.formats import INDEX, webdataset_shards
 from flarecli.formats.webdataset_shards import SHARDS
-from flarecli.model import Finding, Playlist, Stream
+from flarecli.model import Finding, Playlist, Stream, finding_of
 from flarecli.names import is_url
 from flarecli.playlists import PLAYLIST
 from flarecli.read import place_of, places_of, read_list, select_streams
 from flarecli.records import dataclass, replace
 from flarecli.storage import Guard, Location, locate
 from flarecli.verbs.beside import is_index
-from flarecli.verbs.checks import finding
 from flarecli.verbs.listings import UNLISTED_HINT, Only, Plan, place_named
 
 __all__ = ["with_lists"]
@@ -88,7 +87,7 @@ def _is_of_files(plan: Plan) -> bool:
 def _list_places(plan: Plan) -> tuple[str, ...]:
     """Return the place of the list of a plan; if nothing could be read, that of the address and of what is wrong with it."""
     if plan.found is None:
-        return place_named(plan.address), place_named(plan.findings[0].where)
+        return place_named(plan.address), place_named(plan.findings[0].address)
     return (place_of(plan.found.at),) if plan.found.at is not None else ()
 
 
@@ -113,12 +112,12 @@ def _placed(
     ]
     if any(place_of(one.at) in whole for one in own):
         own = []
-    findings = [finding(one.error, one.at) for one in own if one.error is not None]
+    findings = [finding_of(one.error, one.at) for one in own if one.error is not None]
     used = dict[str, tuple[Playlist, _List, list[str]]]()
     rest, named = list[str](), dict[str, Location]()
     for url, place in zip(stream.urls, places_of(stream), strict=True):
         naming = [one for one in near if one.names(place)]
-        findings += [finding(one.error, one.at) for one in naming if one.error is not None]
+        findings += [finding_of(one.error, one.at) for one in naming if one.error is not None]
         named |= {place_of(one.at): one.at for one in naming if one.error is None}
         read = [(one.found, one) for one in naming if one.found is not None]
         if read:  # a playlist has checksums; otherwise the nearest list is used
@@ -148,7 +147,7 @@ def _placed(
         out.append(
             replace(plan, found=Playlist((bare,)), streams=(bare,), named=tuple(named.values()))
         )
-    new = (one for one in findings if place_named(one.where) not in whole)
+    new = (one for one in findings if place_named(one.address) not in whole)
     return [replace(out[0], findings=(*plan.findings, *new)), *out[1:]]
 
 

@@ -12,14 +12,14 @@ from flarecli.errors import FlareError, MissingError, MissingLibraryError, Reach
 from flarecli.formats import INDEX
 from flarecli.formats.webdataset_shards import SHARDS
 from flarecli.hashes import digest
-from flarecli.model import Chunk, Columns, File, Finding, Playlist, Stream
+from flarecli.model import Chunk, Columns, File, Finding, Playlist, Stream, finding_of
 from flarecli.names import is_url
 from flarecli.playlists import PLAYLIST
 from flarecli.read import place_of, places_of, resolve, select_streams
 from flarecli.records import dataclass, field
 from flarecli.storage import Guard, Location, locate
 from flarecli.verbs.beside import Beside, is_index
-from flarecli.verbs.checks import HELD, Checked, Claim, Depth, check_chunk, check_file, finding
+from flarecli.verbs.checks import HELD, Checked, Claim, Depth, check_chunk, check_file
 from flarecli.verbs.checks_repairs import AGAIN
 
 __all__ = [
@@ -102,23 +102,21 @@ def planned(
         if is_one or is_url(address) or not os.path.lexists(address):
             raise
         is_link = (
-            os.path.islink(address) and error.where != address
+            os.path.islink(address) and error.address != address
         )  # of a folder it is a file in it that is gone
-        where, leads = (address, f"leads to {error.where}, ") if is_link else (error.where, "")
+        at, leads = (address, f"leads to {error.where}, ") if is_link else (error.address, "")
         return Plan(
             address,
-            findings=(
-                Finding(where, error.kind, f"{leads}{error.message}", f"It is gone; {AGAIN}"),
-            ),
+            findings=(Finding(at, error.kind, f"{leads}{error.message}", f"It is gone; {AGAIN}"),),
         )
     except ReachError as error:
         if is_one:
             raise
-        return Plan(address, findings=(finding(error, address),), error=error)
+        return Plan(address, findings=(finding_of(error, address),), error=error)
     except (UsageError, MissingLibraryError):
         raise
     except FlareError as error:
-        return Plan(address, findings=(finding(error, address),))
+        return Plan(address, findings=(finding_of(error, address),))
     chosen = [part for parts in select_streams([found], names) for part in parts]
     is_folder = found.at is None and any(
         stream.at.key == locate(address, guard).key for stream in found.streams
@@ -152,7 +150,7 @@ def told_once(plans: Sequence[Plan]) -> tuple[list[Plan], dict[str, Finding]]:
             above.add(name)
     out, held, seen = list[Plan](), dict[str, Finding](), set[str]()
     for plan in plans:
-        place = place_named(plan.findings[0].where) if plan.found is None else ""
+        place = place_named(plan.findings[0].address) if plan.found is None else ""
         if not place:
             out.append(plan)
         elif (
@@ -166,10 +164,10 @@ def told_once(plans: Sequence[Plan]) -> tuple[list[Plan], dict[str, Finding]]:
     return out, held
 
 
-def place_named(where: str) -> str:
+def place_named(address: str) -> str:
     """Give the place of a file that a finding names: the folder by its whole path, and a link in it as itself."""
-    folder, name = os.path.split(where)
-    return where if is_url(where) else os.path.join(os.path.realpath(folder), name)
+    folder, name = os.path.split(address)
+    return address if is_url(address) else os.path.join(os.path.realpath(folder), name)
 
 
 def file_tasks(
@@ -188,7 +186,7 @@ def file_tasks(
         try:
             at = stream.at.join(name)
         except FlareError as error:
-            return Checked([finding(error, found.at or "")])
+            return Checked([finding_of(error, found.at or "")])
         done = check_file(at, [Claim(str(found.at), file)], depth)
         claimed[name] = at, done
         return done
@@ -220,7 +218,7 @@ def chunk_tasks(
         try:
             chunk = stream.chunk(i)
         except FlareError as error:
-            yield Task(partial(Checked, [finding(error, found.at or stream.at)]), 0, True)
+            yield Task(partial(Checked, [finding_of(error, found.at or stream.at)]), 0, True)
             continue
         claims = [Claim(str(found.at), chunk.files[0])] if found.at is not None else []
         others, problems = beside.claims(i, place, chunk)
@@ -317,7 +315,7 @@ def unlisted(found: Playlist, known: Collection[str]) -> Iterator[tuple[str, Fin
             if entry.size < 0 and (wrong := _unlistable(top, entry.name)) is not None:
                 yield entry.name, wrong
     except FlareError as error:
-        yield "", finding(error, top)
+        yield "", finding_of(error, top)
     own = tuple(_other_datasets(str(top), names, listed))
     yield from ((name, None) for name in own)
     for name in names:
@@ -351,7 +349,7 @@ def _unlistable(top: Location, name: str) -> Finding | None:
         for _ in at.list():
             break
     except FlareError as error:
-        return finding(error, at)
+        return finding_of(error, at)
     return None
 
 

@@ -19,7 +19,7 @@ from flarecli.errors import FlareError, FormatError, UnsafeError, UsageError, Va
 from flarecli.guesses import choose
 from flarecli.media import extension_of, kind_of, sniff
 from flarecli.model import IntArray
-from flarecli.names import DEVICE, check_name, collision_key
+from flarecli.names import DEVICE, check_name, collision_key, name_fault
 from flarecli.write import Keys
 
 __all__ = ["ADDRESS", "ROW", "Naming", "Taken", "Where", "guessed_key", "pieces"]
@@ -75,14 +75,11 @@ def pieces(array: pa.Array) -> list[memoryview | None]:
 
 def _check_pattern(pattern: str, filled: str) -> None:
     """Refuse a pattern that by itself leads out of the folder, whatever the rows are. Raises UsageError."""
-    try:
-        check_name(filled)
-    except UnsafeError as error:
-        reason = error.message.removeprefix(f"the name {filled!r} ")
+    if reason := name_fault(filled):
         raise UsageError(
             f"--name {pattern!r}: it {reason}",
             hint="Write it like '{key}.{ext}' or 'a/{key}.{ext}'.",
-        ) from None
+        )
 
 
 class Naming:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from flarecli import encodings, formats, ingest, read
 from flarecli import where as sql
-from flarecli.errors import UsageError
+from flarecli.errors import Facts, Place, UsageError
 from flarecli.formats import packed_folder
 from flarecli.formats.files import COLUMNS
 from flarecli.given import Addresses, address_texts
@@ -55,19 +54,17 @@ class Origin:
     named: SourceName = UNNAMED
 
 
-class At(NamedTuple):
-    """The address of a row, in the file that holds it where that is known."""
+class At(Place):
+    """The address of a row, in the file that holds it where that is known; looked up once it is used."""
 
-    origin: Origin
-    row: int
+    def __init__(self, origin: Origin, row: int) -> None:
+        self._origin, self._row = origin, row
 
-    def __str__(self) -> str:
-        file, row = (
-            (self.origin.address, self.row)
-            if self.origin.place is None
-            else self.origin.place(self.row)
-        )
-        return f"{file}[{row}]"
+    def facts(self) -> Facts:
+        """Return the file and the row in it."""
+        place = self._origin.place
+        file, row = (self._origin.address, self._row) if place is None else place(self._row)
+        return file, row, None, None, ""
 
 
 def open_origin(

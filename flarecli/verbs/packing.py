@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -346,10 +345,9 @@ def _put(plan: Plan, writer: Writer, batch: pa.RecordBatch, rows: IntArray) -> N
     try:
         writer.write_typed(batch, rows)
     except ValueFitError as error:
-        row = re.fullmatch(r"\[(\d+)\]", error.where)
-        if row is None:
+        if error.row is None or error.address:
             raise
-        failure = Failure(int(row[1]), "", "", error.kind, error.message)
+        failure = Failure(error.row, "", error.column or "", error.kind, error.message)
         raise error_of(plan.places.placed(failure), plan.source.address, error.hint) from None
 
 

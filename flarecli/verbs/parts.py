@@ -277,9 +277,10 @@ def _run(
     if errors:
         i = min(errors)
         error = errors[i]
-        raise type(error)(
-            error.message, where=f"part {parts.part_name(i)}: {error.where}", hint=error.hint
-        )
+        part = f"part {parts.part_name(i)}: "
+        if error.address:
+            raise error.changed(address=part + error.address)
+        raise error.changed(address=part + error.where, row=None)
     return done
 
 

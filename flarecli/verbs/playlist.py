@@ -25,7 +25,7 @@ from flarecli.given import (
     name_list,
     shown,
 )
-from flarecli.model import Chunk, File, Finding, Playlist, Stream
+from flarecli.model import Chunk, File, Finding, Playlist, Stream, finding_of
 from flarecli.names import (
     address_key,
     is_url,
@@ -300,21 +300,28 @@ def check_playlist(
     """
     at = locate(path, bounded(guard, None, allow_host, [path]))
     data = stored(at)
-    out = [
-        Finding(error.where, error.kind, error.message, error.hint) for error in faults(data, at)
-    ]
+    out = [finding_of(error) for error in faults(data, at)]
     if out:
         return out
     found = parse(data, at)
     wrong = [(path, error) for stream in found.streams for path, error in _not_read(stream)]
     for mark, (_, error) in zip(places(data, [path for path, _ in wrong]), wrong, strict=True):
         out.append(
-            Finding(f"{at}:{mark >> 32}:{mark & 0xFFFFFFFF}", error.kind, error.message, error.hint)
+            replace(
+                finding_of(error), address=str(at), line=mark >> 32, character=mark & 0xFFFFFFFF
+            )
         )
     _, own, _ = own_sum(found)
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
     return out + [
-        replace(one, where=f"{at}:{lines}:1", hint="Write it again with `flare playlist`.")
+        replace(
+            one,
+            address=str(at),
+            row=None,
+            line=lines,
+            character=1,
+            hint="Write it again with `flare playlist`.",
+        )
         for one in own
     ]
 

@@ -1,7 +1,7 @@
 """The state file of an interrupted `verify`: one JSON line for the whole check, then one for each file that was checked.
 
-    {"flare": "verify", "options": {…}}
-    {"key": "9f…", "rows": 10, "size": 6041, "findings": [["a.mds[3]", "value", "…", "…", [8, 72]]], "unprotected": []}
+    {"flare": "verify", "format": 2, "options": {…}}
+    {"key": "9f…", "rows": 10, "size": 6041, "findings": [{"address": "a.mds", "kind": "value", "row": 3, …}], "unprotected": []}
 
 A key is the checksum of the file's address and of all that lists say of it: where a list changed, the file is checked again. A check
 that came to its end removes the file.
@@ -21,16 +21,18 @@ from flarecli.verbs.checks import Checked
 
 __all__ = ["Remembered"]
 
-_MARK = b'{"flare": "verify", "options": '  # what each state file begins with
+_MARK = b'{"flare": "verify", "format": 2, '  # what each state file begins with
+_EARLIER = b'{"flare": "verify", "options": '  # format 1, whose findings have no fields
+_TEXTS = ("address", "kind", "message", "hint", "item")
+_NUMBERS = ("row", "start", "stop", "line", "character")
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO would block
 
 
 def _finding(told: Any) -> Finding:
-    *texts, span = told
-    where, kind, message, hint = (str(text) for text in texts)
-    return Finding(
-        where, kind, message, hint, None if span is None else (int(span[0]), int(span[1]))
-    )
+    facts: dict[str, Any] = {name: str(told[name]) for name in _TEXTS}
+    for name in _NUMBERS:
+        facts[name] = None if told[name] is None else int(told[name])
+    return Finding(**facts, column=None if told["column"] is None else str(told["column"]))
 
 
 class Remembered:
@@ -44,7 +46,7 @@ class Remembered:
 
     def __init__(self, path: str, options: Mapping[str, Any]) -> None:
         self._path, self._known = path, dict[str, Checked]()
-        head = json.dumps({"flare": "verify", "options": options}, sort_keys=True)
+        head = json.dumps({"flare": "verify", "format": 2, "options": options}, sort_keys=True)
         try:
             self._file = _opened(path)
             try:
@@ -69,6 +71,12 @@ class Remembered:
         first = file.read(len(head) + 1)
         if not first or (head.startswith(first) and first.startswith(_MARK)):
             return 0  # empty, or the header itself is incomplete
+        if first.startswith(_EARLIER):
+            raise UsageError(
+                "state of a check by an earlier version of flare",
+                where=self._path,
+                hint="Remove the file, or name another.",
+            )
         if not first.startswith(_MARK):
             raise UsageError(
                 "not a state file of `flare verify`; nothing was written to it",
@@ -113,7 +121,8 @@ class Remembered:
 
     def keep(self, key: str, done: Checked) -> None:
         """Write the result of a file."""
-        findings = [[one.where, one.kind, one.message, one.hint, one.span] for one in done.findings]
+        names = (*_TEXTS, *_NUMBERS, "column")
+        findings = [{name: getattr(one, name) for name in names} for one in done.findings]
         self._write(
             json.dumps(
                 {

@@ -203,7 +203,9 @@ def check_names(names: Sequence[str], columns: Sequence[str]) -> None:
     """Refuse a column that is not there. Raises UsageError."""
     for name in columns:
         if name not in names:
-            raise UsageError(f"no column {name!r}", hint=choose(name, names, "Choose from"))
+            raise UsageError(
+                f"no column {name!r}", hint=choose(name, names, "Choose from"), column=name
+            )
 
 
 def no_index(address: str, streams: Sequence[str], rows: str | None) -> None:

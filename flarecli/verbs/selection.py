@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from flarecli import encodings
 from flarecli import where as sql
-from flarecli.errors import FormatError, UnsafeError, UsageError
+from flarecli.errors import FormatError, UnsafeError, UsageError, format_place
 from flarecli.names import shell_quoted
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
@@ -291,7 +291,7 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
                 for one in (int(rows[first]), int(used[first]))
             )
             hint = "Give --on-duplicate first to keep the first of them, or keep to keep all."
-            told = f"row {before}" if earlier == file else f"{earlier}[{before}]"
+            told = format_place("" if earlier == file else earlier, before)
             if (
                 earlier == file and int(rows[first] - used[first]) != at - before
             ):  # rows of one file follow one another
@@ -301,7 +301,8 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
                 )
             raise FormatError(
                 f"key {key_text(column[first])!r} was used in {told}",
-                where=f"{file}[{at}]",
+                where=file,
+                row=at,
                 hint=hint,
             )
         plan.duplicates["first"] += len(again)

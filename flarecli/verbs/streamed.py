@@ -72,10 +72,7 @@ def _plain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                     array, encodings.lookup(encodings.encoding_of(field) or "bytes")
                 )
             except ValueFitError as error:
-                raise ValueFitError(
-                    f"column {field.name!r}: {error.message}",
-                    where=f"{STDIN}[{first + int(error.where[1:-1])}]",
-                ) from None
+                raise error.at(STDIN, first).of_column(field.name) from None
             arrays.append(array)
             fields.append(encodings.field(encodings.column(field.name, encoding.name)))
         first += batch.num_rows

@@ -205,6 +205,7 @@ class _Work:
             raise UsageError(
                 f"column {key!r} holds addresses, which --fetch takes: they name no files",
                 hint="Give --key another column.",
+                column=key,
             )
         after = [renamed.get(name, name) for name in schema.names]
         check_names(after, columns or ())

@@ -13,14 +13,14 @@ from flarecli import formats
 from flarecli.cpus import cpu_count
 from flarecli.errors import FlareError, UsageError
 from flarecli.given import Address, Addresses, address_text, address_texts, checked
-from flarecli.model import Finding, Playlist, Stream
+from flarecli.model import Finding, Playlist, Stream, finding_of
 from flarecli.progress import Progress
 from flarecli.read import expand, resolve
 from flarecli.records import dataclass, replace
 from flarecli.storage import Guard, Limits, Location
 from flarecli.storage.threads import none_left
 from flarecli.verbs.beside import CHANGED, held_against, is_index, look_beside, own_sum
-from flarecli.verbs.checks import Checked, Depth, finding
+from flarecli.verbs.checks import Checked, Depth
 from flarecli.verbs.checks_repairs import with_command
 from flarecli.verbs.checks_streams import Side, key_of, keyed, uneven
 from flarecli.verbs.choice import Choice
@@ -150,7 +150,7 @@ class Verification:
         try:
             size, findings, has_sums = own_sum(found)
         except FlareError as error:
-            yield finding(error, found.at)
+            yield finding_of(error, found.at)
             return
         self.bytes += size
         yield from findings
@@ -424,7 +424,7 @@ def _each_once(found: Iterator[Finding], held: dict[str, Finding]) -> Iterator[F
     """
     try:
         for one in found:
-            other = held.pop(place_named(one.where), None) if held else None
+            other = held.pop(place_named(one.address), None) if held else None
             yield other if other is not None and one.kind == "unsafe" else one
     except RuntimeError as error:
         raise none_left(error) or error from None

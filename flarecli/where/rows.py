@@ -291,7 +291,7 @@ def _refusal(error: Exception, names: Sequence[str], expression: str) -> UsageEr
         hint = choose(missing[1], names, "Choose from")
         if f'"{missing[1]}"' in expression:  # SQL's names of columns
             hint = f"{hint} Text stands between single quotes: '{missing[1]}'."
-        return UsageError(f"--where: no column {missing[1]!r}", hint=hint)
+        return UsageError(f"--where: no column {missing[1]!r}", hint=hint, column=missing[1])
     if (
         line == 'syntax error at or near ")"' and ")" not in expression
     ):  # the one that stands behind a condition

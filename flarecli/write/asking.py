@@ -153,7 +153,7 @@ class Asker:
                 error.kind,
                 redact_text(
                     error.message
-                    if error.where in ("", str(self._at))
+                    if error.address in ("", str(self._at))
                     else f"{redact(text)}: {error.message}"
                 ),
                 error.hint,

@@ -76,17 +76,7 @@ class Typed:
         rows    int64 [rows of the batch]: the place of each row in the selection
         return  typed columns of the rows that fit, their places, and the rows that do not, in order
         """
-        arrays, reasons = [], self._unnamed(batch)
-        for column, encoding, had in zip(
-            self._columns, self._encodings, self._encodings_of(batch.schema), strict=True
-        ):
-            array, failures = encodings.coerce(batch.column(column.name), encoding, had)
-            arrays.append(array)
-            for at, reason in (
-                one for one in failures if not (self._nulls and one[1] == "is null")
-            ):
-                reasons.setdefault(at, (column.name, reason))
-        typed = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        typed, reasons = self.cast(batch)
         if not reasons:
             return typed, rows, []
         keys = batch.column(self._key) if self._key is not None else None
@@ -98,6 +88,20 @@ class Typed:
         keep = np.ones(len(rows), bool)
         keep[list(reasons)] = False
         return typed.filter(pa.array(keep)), rows[keep], out
+
+    def cast(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, tuple[str, str]]]:
+        """Return all rows as typed columns, and those that do not fit: position -> column and reason."""
+        arrays, reasons = [], self._unnamed(batch)
+        for column, encoding, had in zip(
+            self._columns, self._encodings, self._encodings_of(batch.schema), strict=True
+        ):
+            array, failures = encodings.coerce(batch.column(column.name), encoding, had)
+            arrays.append(array)
+            for at, reason in (
+                one for one in failures if not (self._nulls and one[1] == "is null")
+            ):
+                reasons.setdefault(at, (column.name, reason))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema), reasons
 
     def _encodings_of(self, schema: pa.Schema) -> list[encodings.Encoding | None]:
         """Give the encodings that columns of a batch have already."""
@@ -144,12 +148,12 @@ def fitted(typed: Typed, batch: pa.RecordBatch, rows: IntArray) -> pa.RecordBatc
 
     raises  ValueFitError for the first row that does not fit: it names row, column and Arrow type
     """
-    out, _, failures = typed.convert(batch, rows)
-    if failures:
-        first = failures[0]
-        kind = batch.schema.field(first.column).type
-        reason = first.reason.removeprefix(f"{first.column} ")
-        raise ValueFitError(f"column {first.column!r} ({kind}): {reason}", where=f"row {first.row}")
+    out, reasons = typed.cast(batch)
+    if reasons:
+        at = min(reasons)
+        name, reason = reasons[at]
+        kind = batch.schema.field(name).type
+        raise ValueFitError(f"column {name!r} ({kind}): {reason}", row=rows[at], column=name)
     return out
 
 
@@ -157,10 +161,12 @@ def check_columns(found: Sequence[str], wanted: Sequence[str]) -> None:
     """Raise UsageError unless a batch has each column once and no others."""
     for name in found:
         if found.count(name) > 1:
-            raise UsageError(f"column {name!r} occurs {found.count(name)} times in the batch")
+            raise UsageError(
+                f"column {name!r} occurs {found.count(name)} times in the batch", column=name
+            )
     for name in sorted(set(found) ^ set(wanted)):
         what = "unknown" if name in found else "missing"
-        raise UsageError(f"column {name!r} is {what} in the batch")
+        raise UsageError(f"column {name!r} is {what} in the batch", column=name)
 
 
 def looks_like_addresses(batch: pa.RecordBatch) -> list[str]:
@@ -183,4 +189,5 @@ def check_names(schema: pa.Schema, wanted: Sequence[str], what: str) -> None:
             raise UsageError(
                 f"no column {name!r}, which {what} names",
                 hint=choose(name, schema.names, "Choose from"),
+                column=name,
             )

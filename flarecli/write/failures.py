@@ -76,8 +76,10 @@ def error_of(failure: Failure, address: object, hint: str) -> FlareError:
         hint = f"{failure.hint.rstrip('.')}, or --on-error skip to leave such rows out."
     elif failure.kind in ("column", "incomplete"):
         hint = _COLUMNS
-    where = f"{address}[{failure.row}]" if failure.file is None else failure.where
-    return _ERRORS.get(failure.kind, ReachError)(f"{named}{failure.reason}", where=where, hint=hint)
+    at, row = (address, failure.row) if failure.file is None else (failure.file, failure.file_row)
+    return _ERRORS.get(failure.kind, ReachError)(
+        f"{named}{failure.reason}", where=at, row=row, column=failure.column or None, hint=hint
+    )
 
 
 class Failed:

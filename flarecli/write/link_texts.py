@@ -32,6 +32,7 @@ def texts_of(batch: pa.RecordBatch, source: str) -> list[str | None]:
         raise UsageError(
             f"column {source!r} holds {column.type}, not addresses",
             hint="Name a column of text with --fetch.",
+            column=source,
         )
     try:
         texts: list[str | None] = column.to_pylist()

@@ -43,7 +43,8 @@ class Samples:
         if sample.keys() != {column.name for column in columns}:
             names = sorted(set(sample) ^ {column.name for column in columns})
             raise UsageError(
-                f"column {names[0]!r} is {'unknown' if names[0] in sample else 'missing'} in the sample"
+                f"column {names[0]!r} is {'unknown' if names[0] in sample else 'missing'} in the sample",
+                column=names[0],
             )
         row = {}
         for column in columns:
@@ -52,17 +53,15 @@ class Samples:
                     encodings.lookup(column.encoding), sample[column.name]
                 )
             except FlareError as error:
-                where = f"row {first + len(self._held)}"
-                raise type(error)(
-                    f"column {column.name!r}: {error.message}", where=where, hint=error.hint
-                ) from None
+                at = first + len(self._held)
+                raise error.changed(address="", row=at).of_column(column.name) from None
         self._held.append(row)
         self._size += _weight(row)
 
     def batch(self, columns: Columns, first: int) -> pa.RecordBatch:
         """Give all that wait as typed columns; `first` is the row of the first.
 
-        raises  ValueFitError naming the row, `[row]`, of bytes that are no text
+        raises  ValueFitError naming the row of bytes that are not UTF-8
         """
         arrays = []
         for column in columns:
@@ -75,10 +74,7 @@ class Samples:
                     )
                 )
             except ValueFitError as error:
-                raise ValueFitError(
-                    f"column {column.name!r}: {error.message}",
-                    where=f"[{first + int(error.where[1:-1])}]",
-                ) from None
+                raise error.at("", first).of_column(column.name) from None
         return pa.RecordBatch.from_arrays(
             arrays, schema=pa.schema([encodings.field(column) for column in columns])
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Writer"]
 
-_PLACE = re.compile(r"\[(\d+)\]")
 _APART = "Make the keys differ, or leave that column out: then each row gets a key of its own."
 
 
@@ -245,11 +243,9 @@ class Writer:
                 np.arange(first, first + len(self._samples)),
             )
         except (ValueFitError, UnsafeError) as error:
-            at = _PLACE.fullmatch(error.where)
-            if at is None:
-                raise
-            refused = int(at[1]) - first
-            raise _at_row(error) from None
+            if error.row is not None and not error.address:
+                refused = error.row - first
+            raise
         finally:
             self._samples.passed(self.rows + self._held_rows - first, refused)
 
@@ -260,10 +256,9 @@ class Writer:
         try:
             self._base, sizes = self._format.row_sizes(self.columns or (), batch, self.settings)
         except (ValueFitError, UnsafeError) as error:
-            at = _PLACE.fullmatch(error.where)
-            if at is None:
+            if error.row is None or error.address:
                 raise
-            return int(at[1]), error
+            return error.row, error
         self._weighed = batch, sizes
         return None
 
@@ -302,13 +297,10 @@ class Writer:
             its = places[start : start + one.num_rows]
             ready.append((fitted(typed, one, its), its))
             start += one.num_rows
-        try:
-            for one, its in ready if len(ready) > 1 else ():
-                self._check_held(one, its)
-            for one, its in ready:
-                self.write_typed(one, its)
-        except (ValueFitError, UnsafeError) as error:
-            raise _at_row(error) from None
+        for one, its in ready if len(ready) > 1 else ():
+            self._check_held(one, its)
+        for one, its in ready:
+            self.write_typed(one, its)
 
     def write_typed(self, batch: pa.RecordBatch, rows: IntArray) -> None:
         """Write columns that have their encodings' own types already, as `Typed.convert` returns them.
@@ -316,7 +308,7 @@ class Writer:
         The values are not checked again, the types are.
 
         rows    int64 [rows of the batch]: the place of each in the selection; the journal notes where a shard begins
-        raises  ValueFitError for a row that the format cannot hold, `where` is its `[place]`; nothing of the batch is written then.
+        raises  ValueFitError for a row that the format cannot hold, `row` is its place; nothing of the batch is written then.
                 And for one whose name came before in its shard, in a format that tells rows apart by names; the shards before it are
         """
         self._check_open()
@@ -325,7 +317,8 @@ class Writer:
             if not field.equals(wanted):
                 raise UsageError(
                     f"column {field.name!r} has the type {field.type}; "
-                    f"{column.encoding} is stored as {wanted.type}"
+                    f"{column.encoding} is stored as {wanted.type}",
+                    column=field.name,
                 )
         self._check_held(batch, rows)
         sizes, self._weighed = self._weighed[1], (None, None)
@@ -355,7 +348,7 @@ class Writer:
     def _check_held(self, batch: pa.RecordBatch, rows: IntArray) -> None:
         """Raise the error of the first row that the format cannot hold."""
         if found := self.unheld(batch):
-            raise type(found[1])(found[1].message, where=f"[{rows[found[0]]}]", hint=found[1].hint)
+            raise found[1].changed(row=int(rows[found[0]]))
 
     def _tell_apart(self, batch: pa.RecordBatch, rows: IntArray) -> None:
         """Refuse a name that came before in the shard that these rows go to."""
@@ -372,7 +365,7 @@ class Writer:
                 shown = escape(name.decode("utf-8", "backslashreplace"))
                 raise ValueFitError(
                     f"the key {shown!r:.80} came before, and is to lie in the same shard",
-                    where=f"[{row}]",
+                    row=row,
                     hint=_APART,
                 )
             fresh.add(name)
@@ -531,14 +524,6 @@ def _places(rows: IntArray | Sequence[int], count: int) -> IntArray:
     if (places[1:] <= places[:-1]).any():
         raise UsageError(f"rows: expected ascending numbers, got {shown(rows)}")
     return places
-
-
-def _at_row(error: FlareError) -> FlareError:
-    """Return an error about `[17]` as one about `row 17`."""
-    at = _PLACE.fullmatch(error.where)
-    return (
-        error if at is None else type(error)(error.message, where=f"row {at[1]}", hint=error.hint)
-    )
 
 
 def _let_go(target: Target | BucketTarget, failed: Failed, journal: Journal) -> None:

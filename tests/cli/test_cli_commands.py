@@ -288,8 +288,10 @@ def test_verify_says_whole_in_one_line(flare):
 
 
 def test_verify_prints_findings_as_they_come_and_exits_1(flare):
-    place = "out/a.mds[3]", "checksum", "fails its \x1bsum", "Fetch it.", (120, 640)
-    findings = Finding(*place), Finding("out/b.mds", "missing", "is not there")
+    damaged = Finding(
+        "out/a.mds", "checksum", "fails its \x1bsum", "Fetch it.", row=3, start=120, stop=640
+    )
+    findings = damaged, Finding("out/b.mds", "missing", "is not there")
     ran = flare("verify", "out", verify=Recorder(Verification(*findings)))
     summary = "2 findings: 3 files, 2 shards, 500 rows, 12.3 MB\n"
     assert (ran.code, ran.err) == (1, "hint: Fetch it.\n")
@@ -306,6 +308,8 @@ def test_verify_prints_findings_as_they_come_and_exits_1(flare):
     ]
     told = {
         "where": "out/a.mds[3]",
+        "row": 3,
+        "column": None,
         "kind": "checksum",
         "message": "fails its \x1bsum",
         "hint": "Fetch it.",
@@ -401,7 +405,7 @@ def test_verify_refuses_parts_samples_and_reports_that_are_none(flare):
 
 def test_verify_writes_reports_and_annotations(flare, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    finding = Finding("out/a.mds[3]", "checksum", "fails its \x1bsum", "Fetch it.")
+    finding = Finding("out/a.mds", "checksum", "fails its \x1bsum", "Fetch it.", row=3)
     ran = flare(
         "verify",
         "out",
@@ -534,7 +538,7 @@ def test_playlist_prints_yaml_or_the_file_it_wrote(flare):
 
 
 def test_playlist_checks_and_compares(flare):
-    findings = Recorder([Finding("set.yaml:3", "duplicate", "images is named twice")])
+    findings = Recorder([Finding("set.yaml", "duplicate", "images is named twice", line=3)])
     ran = flare("playlist", "--check", "set.yaml", check_playlist=findings)
     assert (ran.code, ran.out) == (1, "set.yaml:3: images is named twice\n")
     assert flare("playlist", "--check", "set.yaml", check_playlist=Recorder([])).code == 0

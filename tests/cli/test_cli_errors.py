@@ -47,11 +47,21 @@ def test_an_error_is_one_line_with_a_hint_and_its_exit_code(flare, error, code, 
         "kind": kind,
         "message": "ends at byte 7, 9 are needed",
         "where": "out/a.mds",
+        "row": None,
+        "column": None,
         "hint": "Fetch it again.",
         "exit_code": code,
     }
     assert (ran.code, ran.out, json.loads(ran.err)) == (code, "", {"error": fields})
     assert ran.err.count("\n") == 1
+
+
+def test_the_row_and_the_column_of_an_error_are_keys_of_its_json(flare):
+    error = errors.ValueFitError("is null", where="out/a.mds", row=3).of_column("n\x1b")
+    ran = flare("cat", "out", "--json", cat=raises(error))
+    told = json.loads(ran.err)["error"]
+    assert list(told) == ["kind", "message", "where", "row", "column", "hint", "exit_code"]
+    assert (told["where"], told["row"], told["column"]) == ("out/a.mds[3]", 3, "n\\x1b")
 
 
 def test_an_error_without_place_or_hint_is_one_line(flare):
@@ -178,7 +188,15 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(flare, args, message, hint)
     ran = flare(*args)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err == f"error: {message}\n" + (f"hint: {hint}\n" if hint else "")
-    fields = {"kind": "usage", "message": message, "where": "", "hint": hint, "exit_code": 2}
+    fields = {
+        "kind": "usage",
+        "message": message,
+        "where": "",
+        "row": None,
+        "column": None,
+        "hint": hint,
+        "exit_code": 2,
+    }
     with_json = (
         [*args[:1], "--json", *args[1:]]
         if args[0] in ("pack", "inspect", "cat", "playlist")

@@ -165,6 +165,8 @@ def test_a_signal_is_told_as_json_where_json_is_wanted(flare_process):
             "kind": "interrupted",
             "message": "interrupted",
             "where": "",
+            "row": None,
+            "column": None,
             "hint": "Give --resume to go on from here.",
             "exit_code": 130,
         }

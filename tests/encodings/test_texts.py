@@ -172,15 +172,19 @@ def test_text_of_numbers_becomes_numbers(encoding, values, name, wanted):
 @pytest.mark.parametrize(
     ("encoding", "values", "message"),
     [
-        ("str_int", ["1", str(2**63)], "[1]: a value of str_int is no int, or too large for one"),
-        ("json_int", ["1", '"2"'], "[1]: a value of json_int is no int, or too large for one"),
-        ("json_int", ["1.5"], "[0]: a value of json_int is no int, or too large for one"),
-        ("json_float", ["null"], "[0]: a value of json_float is no float64, or too large for one"),
-        ("json_str", ['"a"', "[]"], "[1]: a value of json_str is no str, or too large for one"),
+        ("str_int", ["1", str(2**63)], "row 1: a value of str_int is no int, or too large for one"),
+        ("json_int", ["1", '"2"'], "row 1: a value of json_int is no int, or too large for one"),
+        ("json_int", ["1.5"], "row 0: a value of json_int is no int, or too large for one"),
+        (
+            "json_float",
+            ["null"],
+            "row 0: a value of json_float is no float64, or too large for one",
+        ),
+        ("json_str", ['"a"', "[]"], "row 1: a value of json_str is no str, or too large for one"),
         (
             "json_int[]",
             [["1"], ["2", "x"]],
-            "[1]: a value of json_int is no int, or too large for one",
+            "row 1: a value of json_int is no int, or too large for one",
         ),
     ],
 )
@@ -199,10 +203,10 @@ def test_views_become_natural_too():
 @pytest.mark.parametrize(
     ("encoding", "values", "message"),
     [
-        ("str", [b"ok", None, b"\xff"], "[2]: str is not UTF-8"),
-        ("int", [b"12345678", b"1234"], "[1]: 4 bytes are not int, which takes 8"),
-        ("str[]", [[b"ok"], [], [b"a", b"\xff"]], "[2]: str is not UTF-8"),
-        ("float32[]", [[b"1234"], [b"123"]], "[1]: 3 bytes are not float32, which takes 4"),
+        ("str", [b"ok", None, b"\xff"], "row 2: str is not UTF-8"),
+        ("int", [b"12345678", b"1234"], "row 1: 4 bytes are not int, which takes 8"),
+        ("str[]", [[b"ok"], [], [b"a", b"\xff"]], "row 2: str is not UTF-8"),
+        ("float32[]", [[b"1234"], [b"123"]], "row 1: 3 bytes are not float32, which takes 4"),
     ],
 )
 def test_stored_bytes_that_are_others_are_named(encoding, values, message):
@@ -231,7 +235,7 @@ def test_large_columns_of_text_are_checked_to_their_last_byte(end, is_text, at):
     if is_text:
         assert typed(raw, lookup("str")).view(pa.large_binary()).equals(raw)
         return
-    with pytest.raises(ValueFitError, match=rf"^\[{at}\]: str is not UTF-8$"):
+    with pytest.raises(ValueFitError, match=rf"^row {at}: str is not UTF-8$"):
         typed(raw, lookup("str"))
     assert coerce(raw.view(pa.large_string()), lookup("str"))[1] == [(at, "is not UTF-8")]
     assert typed(raw[at + 1 :], lookup("str")).equals(raw[at + 1 :].view(pa.large_string()))

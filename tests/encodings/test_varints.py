@@ -89,11 +89,14 @@ def test_no_bytes_are_nought_and_a_null_stays():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ((2**63).to_bytes(9, "little"), "[1]: an integer does not fit int64"),
-        ((-(2**63) - 1).to_bytes(16, "little", signed=True), "[1]: an integer does not fit int64"),
-        ((2**100).to_bytes(16, "little"), "[1]: an integer does not fit int64"),
-        (bytes(17), "[1]: an integer of 17 bytes is longer than 16"),
-        (bytes(10**6), "[1]: an integer of 1000000 bytes is longer than 16"),
+        ((2**63).to_bytes(9, "little"), "row 1: an integer does not fit int64"),
+        (
+            (-(2**63) - 1).to_bytes(16, "little", signed=True),
+            "row 1: an integer does not fit int64",
+        ),
+        ((2**100).to_bytes(16, "little"), "row 1: an integer does not fit int64"),
+        (bytes(17), "row 1: an integer of 17 bytes is longer than 16"),
+        (bytes(10**6), "row 1: an integer of 1000000 bytes is longer than 16"),
     ],
 )
 def test_what_int64_cannot_hold_is_named(data, message):
@@ -113,7 +116,7 @@ def test_longer_ones_than_sixteen_bytes_are_refused_one_by_one_too():
 
 def test_a_list_of_them_names_the_row_and_plain_is_int64():
     lists = pa.array([[b"\1"], [], [b"\2", bytes(17)]], pa.large_list(pa.large_binary()))
-    with pytest.raises(ValueFitError, match=r"^\[2\]: an integer of 17 bytes is longer than 16$"):
+    with pytest.raises(ValueFitError, match=r"^row 2: an integer of 17 bytes is longer than 16$"):
         typed(lists, lookup("varint[]"))
     array = typed(lists[:2], lookup("varint[]"))
     assert stored(array, lookup("varint[]")).to_pylist() == [[b"\1"], []]
@@ -155,7 +158,7 @@ def test_any_number_of_messagepack_is_a_float_and_nothing_else_is():
     ):
         with pytest.raises(ValueFitError) as caught:
             typed(raw(b"\1", wrong), FLOATS)
-        assert str(caught.value) == f"[1]: {message}"
+        assert str(caught.value) == f"row 1: {message}"
     with pytest.raises(ValueFitError, match="^1 B are not msgpack_float$"):
         decode(FLOATS, b"\xc3")
     assert encode(FLOATS, 1) == encode(FLOATS, 1.0)

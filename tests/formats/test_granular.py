@@ -280,14 +280,14 @@ def test_a_record_of_no_bytes_is_refused_where_it_cannot_be_held():
         granular_refs.write_shard(to, 0, COLUMNS, batches, Settings())
     assert (
         str(caught.value)
-        == "[4]: column 't' has a record of no bytes, which granular-refs cannot hold"
+        == "row 4: column 't' has a record of no bytes, which granular-refs cannot hold"
     )
     assert to.store.files == {}
     with pytest.raises(ValueFitError) as caught:
         granular_refs.row_sizes(COLUMNS, batches[1], Settings())
     assert (
         str(caught.value)
-        == "[1]: column 't' has a record of no bytes, which granular-refs cannot hold"
+        == "row 1: column 't' has a record of no bytes, which granular-refs cannot hold"
     )
     words = pa.record_batch(
         {"w": pa.array([["a"], [], ["b", ""]], pa.large_list(pa.large_string()))}
@@ -296,7 +296,7 @@ def test_a_record_of_no_bytes_is_refused_where_it_cannot_be_held():
         granular_refs.write_shard(to, 0, (column("w", "str[]"),), [words], Settings())
     assert (
         str(caught.value)
-        == "[2]: column 'w' has a record of no bytes, which granular-refs cannot hold"
+        == "row 2: column 'w' has a record of no bytes, which granular-refs cannot hold"
     )
     shard = granular.open_shard(granular.write_shard(to, 0, COLUMNS, batches, Settings()))
     assert granular.read_rows(shard, [4])[0]["t"] == b""
@@ -309,7 +309,7 @@ def test_a_null_is_refused():
     for form in (granular, granular_refs):
         with pytest.raises(ValueFitError) as caught:
             form.write_shard(Location(MemoryStore()), 0, COLUMNS, [some(), batch], Settings())
-        assert str(caught.value) == "[4]: column 'n' is null, which no record can say"
+        assert str(caught.value) == "row 4: column 'n' is null, which no record can say"
 
 
 def test_lists_are_kept_with_refs_and_weighed():

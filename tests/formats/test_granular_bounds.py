@@ -171,13 +171,13 @@ def test_a_record_of_no_bytes_in_a_list_names_the_row_that_it_is_of():
             )
         assert (
             str(caught.value)
-            == f"[{row}]: column 'w' has a record of no bytes, which granular-refs cannot hold"
+            == f"row {row}: column 'w' has a record of no bytes, which granular-refs cannot hold"
         )
     with pytest.raises(ValueFitError) as caught:
         granular_write.check_lengths(
             column("w", "str[]"), np.array([1, 0, 1]), np.array([1, 0, 2]), "granular-refs"
         )
-    assert caught.value.where == "[2]"
+    assert caught.value.row == 2
 
 
 # -- tables

@@ -283,7 +283,7 @@ def test_bytes_that_are_no_json_are_not_written(name, data):
         json_shards.row_sizes(columns, batch, Settings())
     with pytest.raises(ValueFitError) as caught:
         json_shards.write_shard(Location(store, ""), 0, columns, [batch], Settings())
-    assert str(caught.value) == f"[1]: column {name!r}: {data!r} is no JSON of its kind"
+    assert str(caught.value) == f"row 1: column {name!r}: {data!r} is no JSON of its kind"
     assert store.files == {}
 
 

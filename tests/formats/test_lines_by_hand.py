@@ -217,7 +217,7 @@ def test_a_long_separator_is_not_looked_for_at_every_place(monkeypatch):
     for how in (Settings(separator=long), Settings(separator=";", newline=long)):
         assert xsv.XSV.row_sizes(columns, batch, how)[1].tolist() == [1002, 4011]
     bad = batch.set_column(0, "p", pa.array(["x", "y" + long + "y"], pa.large_string()))
-    wanted = f"[1]: column 'p': holds the separator {long!r}"
+    wanted = f"row 1: column 'p': holds the separator {long!r}"
     assert refusal(lambda: xsv.XSV.row_sizes(columns, bad, Settings(separator=long))) == wanted
     assert refusal(
         lambda: xsv.XSV.row_sizes(columns, bad, Settings(newline=long))
@@ -336,10 +336,10 @@ def test_a_value_that_cannot_be_written_names_its_row_among_all(form):
                 [batch_of(*one) for one in batches],
                 Settings(),
             )
-        assert caught.value.where == f"[{row}]"
+        assert caught.value.row == row
     with pytest.raises(ValueFitError) as caught:
         find(form).row_sizes(columns, batch_of(*good, bad).slice(1), Settings())
-    assert caught.value.where == "[8999]"
+    assert caught.value.row == 8999
 
 
 @pytest.mark.parametrize("form", ["json", "csv", "mds"])
@@ -351,7 +351,7 @@ def test_a_null_never_takes_its_line_with_it(form):
         find(form).write_shard(Location(MemoryStore(), ""), 0, columns, [batch], Settings())
     assert (
         str(caught.value)
-        == ("" if form == "mds" else "[2]: ") + "column 'a': a null reached the shard"
+        == ("" if form == "mds" else "row 2: ") + "column 'a': a null reached the shard"
     )
 
 
@@ -361,7 +361,7 @@ def test_the_first_row_that_no_shard_holds_is_named_not_the_largest(form, monkey
     batch = batch_of('""', f'"{"x" * 500}"', f'"{"x" * 900}"')
     base, sizes = find(form).row_sizes(columns, batch, Settings())
     monkeypatch.setattr(lines, "LIMIT", base + int(sizes[1]) - 1)
-    wanted = f"[1]: column 'a': a row of {sizes[1]} bytes does not fit one {form} shard, which ends at 4 GiB"
+    wanted = f"row 1: column 'a': a row of {sizes[1]} bytes does not fit one {form} shard, which ends at 4 GiB"
     assert refusal(lambda: find(form).row_sizes(columns, batch, Settings())) == wanted
 
 

@@ -140,7 +140,7 @@ def test_a_member_of_eight_gigabytes_is_refused_and_one_byte_less_is_not(tmp_pat
     message = f"a member of {size} bytes, {size - 1} is the most that a tar header says"
     with pytest.raises(ValueFitError) as caught:
         webdataset.row_sizes(columns, batch(1, size), Settings())
-    assert str(caught.value) == f"[1]: {message}"
+    assert str(caught.value) == f"row 1: {message}"
     store = MemoryStore()
     with pytest.raises(ValueFitError) as caught:
         webdataset.write_shard(
@@ -389,7 +389,7 @@ def test_a_key_of_more_bytes_than_a_name_has_is_refused():
     ].tolist() == [2048]
     with pytest.raises(UnsafeError) as caught:
         webdataset.row_sizes(columns, batch_of(columns, [("a", "x"), ("k" * 256, "x")]), Settings())
-    assert str(caught.value) == f"[1]: the name '{'k' * 77}…' is longer than 255 bytes a part"
+    assert str(caught.value) == f"row 1: the name '{'k' * 77}…' is longer than 255 bytes a part"
 
 
 def test_rows_without_keys_are_numbered_over_batches():

@@ -21,7 +21,7 @@ def check_of(wrong):
     def check(start, stop):
         rows = [row for row in range(start, stop) if row in wrong]
         if rows:  # one that looks at columns one after another need not meet the first row first
-            raise FormatError("bad", where=f"x[{rows[-1]}]")
+            raise FormatError("bad", where="x", row=rows[-1])
 
     return check
 
@@ -39,10 +39,10 @@ def test_where_all_are_wrong_the_first_thousand_are_named_and_of_each_run_behind
 
     def check(start, stop):
         asked.append((start, stop))
-        raise FormatError("bad", where=f"x[{start}]")
+        raise FormatError("bad", where="x", row=start)
 
     runs = [(start, start + 8192) for start in range(0, 1 << 20, 8192)]
-    found = [int(one.where[2:-1]) for one in wrong_rows(runs, check)]
+    found = [one.row for one in wrong_rows(runs, check)]
     assert found[:NAMED] == list(range(NAMED))
     assert found[-127:] == [start for start, _ in runs[1:]]
     assert found[NAMED:-127] == [
@@ -69,7 +69,7 @@ def test_a_row_that_cannot_be_reached_is_no_row_that_is_wrong():
 
     def check(start, stop):
         asked.append((start, stop))
-        raise ReachError("no answer", where="x.json[7]")
+        raise ReachError("no answer", where="x.json", row=7)
 
     assert [one.where for one in wrong_rows([(0, 10)], check)] == ["x.json[7]"]
     assert asked == [(0, 10)]  # and is not asked for again

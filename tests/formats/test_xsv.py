@@ -115,7 +115,7 @@ def test_what_is_written_is_what_a_split_says_or_is_refused(rows, ends):
     try:
         base, sizes = xsv.XSV.row_sizes(columns, batch, how)
     except ValueFitError as error:
-        row = int(error.where[1:-1])
+        row = error.row
         assert error.message.startswith(("column '", "its values between"))
         assert all(whole[:row])
         assert not whole[row]
@@ -233,26 +233,31 @@ def test_text_that_is_not_utf8_names_its_row():
 @pytest.mark.parametrize(
     ("form", "how", "values", "message"),
     [
-        (xsv.CSV, Settings(), ("x,y", "z"), "[1]: column 'a': holds the separator ','"),
-        (xsv.CSV, Settings(separator="|"), ("x", "y,"), "[1]: column 'b': holds the separator ','"),
-        (xsv.TSV, Settings(), ("x\ty", "z"), "[1]: column 'a': holds the separator '\\t'"),
+        (xsv.CSV, Settings(), ("x,y", "z"), "row 1: column 'a': holds the separator ','"),
+        (
+            xsv.CSV,
+            Settings(separator="|"),
+            ("x", "y,"),
+            "row 1: column 'b': holds the separator ','",
+        ),
+        (xsv.TSV, Settings(), ("x\ty", "z"), "row 1: column 'a': holds the separator '\\t'"),
         (
             xsv.CSV,
             Settings(newline="\r\n"),
             ("x\ny", "z\r\n"),
-            "[1]: column 'b': holds the newline '\\r\\n'",
+            "row 1: column 'b': holds the newline '\\r\\n'",
         ),
         (
             xsv.XSV,
             Settings(separator="||"),
             ("x|", "y"),
-            "[1]: column 'a': with the separator '||' behind it, it would be cut before its end",
+            "row 1: column 'a': with the separator '||' behind it, it would be cut before its end",
         ),
         (
             xsv.XSV,
             Settings(separator=";", newline="x;b"),
             ("yx", "by"),
-            "[1]: its values between ';' hold the newline 'x;b'",
+            "row 1: its values between ';' hold the newline 'x;b'",
         ),
     ],
 )
@@ -432,7 +437,7 @@ def test_a_shard_ends_where_its_table_does(form, monkeypatch):
     monkeypatch.setattr(line_shards, "LIMIT", base + int(sizes[0]) - 1)
     with pytest.raises(
         ValueFitError,
-        match=rf"^\[0\]: column 'a': a row of {sizes[0]} bytes does not fit one {form} shard, which ends at 4 GiB$",
+        match=rf"^row 0: column 'a': a row of {sizes[0]} bytes does not fit one {form} shard, which ends at 4 GiB$",
     ):
         find(form).row_sizes(columns, batch, Settings())
 
@@ -468,7 +473,7 @@ def test_a_row_larger_than_any_shard_is_named_before_it_is_joined():
             find(form).row_sizes(columns, batch, Settings(shard_bytes=None))
         assert (
             str(caught.value)
-            == f"[1]: column 'big': a row of {size} bytes does not fit one {form} shard, which ends at 4 GiB"
+            == f"row 1: column 'big': a row of {size} bytes does not fit one {form} shard, which ends at 4 GiB"
         )
 
 

@@ -496,13 +496,27 @@ def journal_seeds() -> Iterable[bytes]:
 
 
 def state_seeds() -> Iterable[bytes]:
-    head = json.dumps({"flare": "verify", "options": {}}, sort_keys=True)
+    head = json.dumps({"flare": "verify", "format": 2, "options": {}}, sort_keys=True)
     line = json.dumps(
         {
             "key": "k",
             "rows": 1,
             "size": 2,
-            "findings": [["a", "b", "c", "", [1, 2]]],
+            "findings": [
+                {
+                    "address": "a",
+                    "kind": "b",
+                    "message": "c",
+                    "hint": "",
+                    "item": "",
+                    "row": 1,
+                    "column": None,
+                    "start": 1,
+                    "stop": 2,
+                    "line": None,
+                    "character": None,
+                }
+            ],
             "unprotected": ["x"],
         }
     )

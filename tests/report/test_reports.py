@@ -17,10 +17,17 @@ RESULT = Result(
     ["out", "more"],
     [
         Finding(
-            "out/shard.00000.mds[3]", "value", f"column 'image': {HOSTILE}", "Look.", (120, 640)
+            "out/shard.00000.mds",
+            "value",
+            f"column 'image': {HOSTILE}",
+            "Look.",
+            row=3,
+            column="image",
+            start=120,
+            stop=640,
         ),
         Finding("out/shard.00000.mds", "checksum", "fails", ""),
-        Finding("out/playlist.yaml:2:1", "format", "no YAML", "Pack again."),
+        Finding("out/playlist.yaml", "format", "no YAML", "Pack again.", line=2, character=1),
     ],
     {"files": 7, "shards": 4, "rows": 35, "bytes": 20_000, "findings": 3},
     ["out/<b>.ffr: carries no sum"],
@@ -92,6 +99,7 @@ def test_the_json_file_tells_file_row_and_line(tmp_path):
         "where": "out/shard.00000.mds[3]",
         "file": "out/shard.00000.mds",
         "row": 3,
+        "column": "image",
         "line": None,
         "kind": "value",
         "message": f"column 'image': {SHOWN}",
@@ -142,17 +150,22 @@ def test_a_name_that_says_no_kind_is_refused(tmp_path):
 
 def test_annotations_are_one_line_each_and_cannot_become_other_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    one = Finding(f"{tmp_path}/a,b:c.mds[3]", "value", "100% bad\n::set-env name=x::y", "Look.")
+    one = Finding(f"{tmp_path}/a,b:c.mds", "value", "100% bad\n::set-env name=x::y", "Look.", row=3)
     assert (
         annotation(one)
         == "::error file=a%2Cb%3Ac.mds,title=flare verify%2C value::a,b:c.mds[3]: 100%25 bad\\n::set-env name=x::y (Look.)"
     )
-    line = Finding("/else/where/playlist.yaml:7:2", "format", "no YAML")
+    line = Finding("/else/where/playlist.yaml", "format", "no YAML", line=7, character=2)
     assert (
         annotation(line)
         == "::error file=/else/where/playlist.yaml,line=7,title=flare verify%2C format::playlist.yaml: no YAML"
     )
-    far = Finding("https://h/x.mds[1]", "value", "bad")
+    entry = Finding("out/index.json", "format", "is not a count", item="shards[3]")
+    assert (
+        annotation(entry)
+        == "::error file=out/index.json,title=flare verify%2C format::index.json: shards[3]: is not a count"
+    )
+    far = Finding("https://h/x.mds", "value", "bad", row=1)
     assert (
         annotation(far)
         == "::error file=https%3A//h/x.mds,title=flare verify%2C value::https://h/x.mds[1]: bad"

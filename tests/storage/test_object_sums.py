@@ -134,7 +134,7 @@ def test_verify_holds_an_object_against_the_sum_that_the_store_keeps(
     )
     hint = "It was changed after it was packed; fetch it again, or pack it again with `flare pack … --overwrite`."
     assert list(verbs.verify(f"{s3}/a.mds")) == [
-        Finding(f"{s3}/a.mds", "checksum", message, hint, (0, len(data)))
+        Finding(f"{s3}/a.mds", "checksum", message, hint, start=0, stop=len(data))
     ]
     assert list(verbs.verify(f"{s3}/a.mds", quick=True)) == []
 

@@ -84,7 +84,8 @@ def test_a_flipped_bit_is_told_with_the_rows_and_the_sums_that_fail(out):
             "checksum",
             message,
             f"It was changed after it was packed; {AGAIN}",
-            (0, len(data)),
+            start=0,
+            stop=len(data),
         )
     ]
 
@@ -111,7 +112,8 @@ def test_a_shard_cut_short_is_one_finding(out):
         "size",
         f"is {size - 9} bytes, {out}/playlist.yaml lists {size}",
         CUT,
-        (size - 9, size),
+        start=size - 9,
+        stop=size,
     )
     assert found(out) == found(out, quick=True) == [wanted]
 
@@ -127,7 +129,8 @@ def test_bytes_after_the_end_are_damage(out):
             "size",
             f"is {size + 1} bytes, {out}/playlist.yaml lists {size}",
             hint,
-            (size, size + 1),
+            start=size,
+            stop=size + 1,
         )
     ]
 
@@ -291,7 +294,14 @@ def test_decode_finds_values_that_are_not_what_their_encoding_says(out):
     first, second = formats.find("mds").open_shard(chunk).layout["starts"][:2].tolist()
     message, hint = "column 'image': is a damaged jpeg: its header says no size", checks_values.HINT
     assert findings[0] == Finding(
-        f"{out}/shard.00000.mds[0]", "value", message, hint, (first, second)
+        f"{out}/shard.00000.mds",
+        "value",
+        message,
+        hint,
+        row=0,
+        column="image",
+        start=first,
+        stop=second,
     )
 
 

@@ -74,10 +74,8 @@ def test_a_damaged_picture_is_named_with_its_row_and_bytes_and_the_rows_behind_i
         f"column 'image': not jpeg: {pillow_says(BROKEN)}",
         "column 'image': 12 B are html, not jpeg",
     ]
-    places = [
-        (f"{shard}[{row}]", "value", HINT, (starts[row], starts[row + 1])) for row in (1, 3, 4)
-    ]
-    assert [(one.where, one.kind, one.hint, one.span) for one in findings] == places
+    places = [(f"{shard}[{row}]", "value", HINT, starts[row], starts[row + 1]) for row in (1, 3, 4)]
+    assert [(one.where, one.kind, one.hint, one.start, one.stop) for one in findings] == places
 
 
 def test_what_ends_its_decoder_is_one_finding_and_no_end(tmp_path, monkeypatch):
@@ -147,14 +145,16 @@ def test_a_member_of_a_tar_is_what_its_name_promises(tmp_path):
     ]
     with tarfile.open(path) as tar:
         first, last = tar.getmember("a.jpg"), tar.getmember("a.mp3")
-        assert findings[0].span == (first.offset_data, last.offset_data + last.size)
+        assert findings[0].start == first.offset_data
+        assert findings[0].stop == last.offset_data + last.size
 
 
 def test_a_value_of_a_granular_shard_is_named_in_the_bag_it_lies_in(tmp_path):
     out = packed(tmp_path / "out", [JPEG, JPEG[:-40], JPEG], format="granular")
     (one,) = found(out)
     (bag,) = out.rglob("image.bag")
-    assert (one.where, one.span) == (f"{bag}[1]", (len(JPEG), 2 * len(JPEG) - 40))
+    assert (one.where, one.start, one.stop) == (f"{bag}[1]", len(JPEG), 2 * len(JPEG) - 40)
+    assert (one.address, one.row, one.column) == (str(bag), 1, "image")
     assert one.message.startswith("column 'image': not jpeg: image file is truncated (")
 
 
@@ -179,7 +179,14 @@ def test_values_of_every_encoding_that_cannot_be_are_found(tmp_path):
     assert (sums.kind, value) == (
         "checksum",
         Finding(
-            f"{path}[0]", "value", "column 'j': 8 B are not json", sums.hint, (starts[0], starts[1])
+            str(path),
+            "value",
+            "column 'j': 8 B are not json",
+            sums.hint,
+            row=0,
+            column="j",
+            start=starts[0],
+            stop=starts[1],
         ),
     )
 

@@ -68,7 +68,12 @@ def test_the_same_playlist_elsewhere_agrees_and_a_changed_one_does_not(out, tmp_
     size = listed_size(truth)
     hint = "It was cut short; fetch it again, or pack it again with `flare pack … --overwrite`."
     assert found[0] == Finding(
-        f"{out}/shard.00003.mds", "size", f"is 5 bytes, {truth} lists {size}", hint, (5, size)
+        f"{out}/shard.00003.mds",
+        "size",
+        f"is 5 bytes, {truth} lists {size}",
+        hint,
+        start=5,
+        stop=size,
     )
     rest = f"lists shard.00000.mds and 2 others, {out}/shard.00003.mds does not"
     assert found[1:] == [Finding(str(truth), "listing", rest, beside.CHANGED)]
@@ -150,10 +155,11 @@ def test_rows_that_hold_the_same_are_named_with_the_first_of_them(plain, tmp_pat
     hint = "Pack again without one of the two."
     assert found == [
         Finding(
-            f"{out}/shard.00001.mds[{i}]",
+            f"{out}/shard.00001.mds",
             "duplicate",
             f"holds the same as {out}/shard.00000.mds[0]",
             hint,
+            row=i,
         )
         for i in (0, 2)
     ]

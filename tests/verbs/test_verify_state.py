@@ -24,8 +24,8 @@ OTHER = "state of a check with other sources or options"
         b"\0",
         b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40,
         b'{"flare": "pack"}\n',
-        b'\xef\xbb\xbf{"flare": "verify", "options": {}}\n',
-        b'\n{"flare": "verify", "options": {}}\n',
+        b'\xef\xbb\xbf{"flare": "verify", "format": 2, "options": {}}\n',
+        b'\n{"flare": "verify", "format": 2, "options": {}}\n',
     ],
     ids=[
         "text",
@@ -49,6 +49,19 @@ def test_a_state_file_of_something_else_is_refused_and_kept(plain, tmp_path, dat
         list(verbs.verify(str(plain), state=str(state), quick=quick))
     assert str(caught.value) == f"{state}: {NOT_OURS}"
     assert caught.value.hint == "Name a file that does not exist yet."
+    assert state.read_bytes() == data
+
+
+def test_a_state_file_of_an_earlier_version_is_refused_by_name_and_kept(out, tmp_path):
+    (out / "shard.00000.mds").write_bytes(b"cut")
+    state = tmp_path / "state"
+    data = begun(out, state).replace(b'"format": 2, ', b"", 1)
+    assert data.startswith(b'{"flare": "verify", "options": ')
+    state.write_bytes(data)
+    with pytest.raises(UsageError) as caught:
+        verbs.verify(str(out), state=str(state))
+    assert str(caught.value) == f"{state}: state of a check by an earlier version of flare"
+    assert caught.value.hint == "Remove the file, or name another."
     assert state.read_bytes() == data
 
 

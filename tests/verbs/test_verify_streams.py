@@ -56,12 +56,12 @@ KEYS = [f"k{i}" for i in range(10)]
         (KEYS, None, None),
         (
             [*KEYS[:6], "other", *KEYS[7:]],
-            "00001.tar[2]",
+            ("00001.tar", 2),
             "its key is 'other', row 6 of stream 'images' has 'k6': they differ",
         ),
         (
             [*KEYS[:3], *KEYS[4:], "k3"],
-            "00000.tar[3]",
+            ("00000.tar", 3),
             "its key is 'k4', row 3 of stream 'images' has 'k3': they differ, and so do 6 rows behind it",
         ),
         (
@@ -75,8 +75,10 @@ def test_tars_side_by_side_have_the_same_keys_in_the_same_order(tmp_path, other,
     packed(tmp_path / "images", KEYS, "txt")
     packed(tmp_path / "labels", other, "cls")
     path = listed(tmp_path, IMAGES, LABELS)
-    where = str(path) if place is None else f"{tmp_path}/labels/{place}"
-    assert said(path) == ([] if message is None else [Finding(where, "streams", message, HINT)])
+    name, row = place or (None, None)
+    at = str(path) if name is None else f"{tmp_path}/labels/{name}"
+    findings = [] if message is None else [Finding(at, "streams", message, HINT, row=row)]
+    assert said(path) == findings
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,9 @@ def test_the_header_key_names_the_column_in_other_formats_whatever_its_encodings
     packed(tmp_path / "b2", [value(i + 5, second) for i in range(9)], "y", "mds", "id", second)
     path = listed(tmp_path, streams[0], ("b2", streams[1][1]), format="mds", key="id")
     message = "its key is '5', row 0 of stream 'a' has '0': they differ, and so do 8 rows behind it"
-    assert said(path) == [Finding(f"{tmp_path}/b2/shard.00000.mds[0]", "streams", message, HINT)]
+    assert said(path) == [
+        Finding(f"{tmp_path}/b2/shard.00000.mds", "streams", message, HINT, row=0)
+    ]
 
 
 def test_streams_of_the_same_columns_are_apart_and_parts_of_a_check_compare_nothing(tmp_path):

@@ -56,7 +56,7 @@ class FileWriter:
             view = view.cast("B") if view.contiguous else memoryview(view.tobytes())
         except TypeError:
             raise UsageError(
-                f"{type(data).__name__} is not bytes", where=f"{self.fname}[{self._count}]"
+                f"{type(data).__name__} is not bytes", where=self.fname, row=self._count
             ) from None
         self._file.write(view)
         self._sums[self._count], self._sizes[self._count] = crc32(view), len(view)

@@ -154,9 +154,8 @@ class _Writer:
             try:
                 self._appender.append(pa.RecordBatch.from_arrays(arrays, names=list(self._spec)))
             except IntegrityError as error:
-                raise IntegrityError(
-                    f"Record mismatch: {error.message}",  # programs look for these two words
-                    where=error.where,
+                raise error.changed(
+                    message=f"Record mismatch: {error.message}",  # programs look for these two words
                     hint="Append the datapoints that were being written.",
                 ) from None
 

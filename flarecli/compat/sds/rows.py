@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from flarecli import where
 from flarecli.compat.sds.spooled import Spooled
-from flarecli.errors import FlareError, ReachError, UnsafeError, UsageError, ValueFitError
+from flarecli.errors import FlareError, Place, ReachError, UnsafeError, UsageError, ValueFitError
 from flarecli.names import check_name, scheme_of
 from flarecli.progress import Progress
 from flarecli.read import expand
@@ -85,10 +85,17 @@ class Rows:
         for name in wanted:
             if name not in schema.names:
                 raise UsageError(
-                    f"no column {name!r}", where=src, hint=f"Choose from {', '.join(names)}."
+                    f"no column {name!r}",
+                    where=src,
+                    hint=f"Choose from {', '.join(names)}.",
+                    column=name,
                 )
         if self.key in self.columns:
-            raise UsageError(f"column {self.key!r} cannot be the key and be downloaded", where=src)
+            raise UsageError(
+                f"column {self.key!r} cannot be the key and be downloaded",
+                where=src,
+                column=self.key,
+            )
         os.makedirs(dst, exist_ok=True)
         self.dst = dst
         self.table = Spooled(
@@ -145,16 +152,17 @@ class Rows:
                 if not self._allow_missing:
                     raise ValueFitError(
                         f"column {column!r} has no address",
-                        where=f"row {row}",
+                        row=row,
                         hint="Give allow_missing_columns=True.",
+                        column=column,
                     )
                 continue
             path = str(address).partition("?")[0].rpartition("/")[2]
             extension = os.path.splitext(path)[1].lower()[:_EXTENSION_LIMIT]
             name = f"{key}-{column}{extension}"
             if "/" in name:
-                raise UnsafeError(f"the name {name!r:.80} is a path", where=f"row {row}")
-            names[column] = check_name(name, where=f"row {row}")
+                raise UnsafeError(f"the name {name!r:.80} is a path", row=row)
+            names[column] = check_name(name, where=Place(row=row))
         return names
 
     def _fetch(self, batch: pa.Table, missing: list[int], found: list[Brought]) -> None:
@@ -213,12 +221,15 @@ class Rows:
 
 def _error_of(failure: Failure, column: str, address: str, row: int) -> FlareError:
     """Return the error of a row whose file in `column` was not fetched."""
-    message, where = f"column {column!r}: {failure.reason}", f"row {row}"
+    message = f"column {column!r}: {failure.reason}"
     if failure.kind != "unsafe":
-        return ReachError(message, where=where)
+        return ReachError(message, row=row, column=column)
     switch = "allow_private" if scheme_of(address) in ("http", "https") else "allow_local"
     return UnsafeError(
-        message, where=where, hint=f"Give {switch}=True if you trust what this index names."
+        message,
+        row=row,
+        column=column,
+        hint=f"Give {switch}=True if you trust what this index names.",
     )
 
 

@@ -82,7 +82,7 @@ def listed(local: str, split: str | None) -> list[dict[str, Any]]:
     except FormatError as error:
         raise CorruptIndexError(
             f"Index file at {at.name} is empty or corrupted: {error.message}",
-            where=error.where,
+            where=error.place,
             hint=error.hint,
         ) from None
     for one in shards:

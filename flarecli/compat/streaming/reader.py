@@ -110,6 +110,7 @@ class Reader:
                     f"column {one.name!r} contains an unsafe type: pickles",
                     where=self._where,
                     hint="Give allow_unsafe_types=True if you trust them.",
+                    column=one.name,
                 )
 
     # -- samples
@@ -167,9 +168,7 @@ class Reader:
             try:
                 value = encodings.decode(encoding, row[name], self.allow_unsafe_types)
             except FlareError as error:
-                raise type(error)(
-                    f"column {name!r}: {error.message}", where=self._where, hint=error.hint
-                ) from None
+                raise error.changed(address=str(self._where), row=None).of_column(name) from None
             out[name] = value if scalar is None else scalar(value)
         return out
 

@@ -41,4 +41,4 @@ class CorruptIndexError(FormatError, JSONDecodeError):
 
     def __init__(self, message: str, *, where: object = "", hint: str = "") -> None:
         JSONDecodeError.__init__(self, message, "", 0)
-        self.message, self.where, self.hint = message, str(where), hint
+        self._set(message, where, hint)

@@ -188,7 +188,7 @@ class Stream:
             if is_kept:
                 return
             if isinstance(error, MissingError):
-                raise MissingError("No such file or directory", where=error.where) from None
+                raise MissingError("No such file or directory", where=error.place) from None
             raise
         if not is_kept:
             self._here(INDEX).write([data])

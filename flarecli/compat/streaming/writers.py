@@ -103,7 +103,8 @@ class _Writer:
             return encoding
         if encoding not in self._encodings:
             raise UsageError(
-                f"column {name!r}: {encoding!r:.60} is none of {', '.join(self._encodings)}"
+                f"column {name!r}: {encoding!r:.60} is none of {', '.join(self._encodings)}",
+                column=name,
             )
         return self._encodings[encoding]
 
