@@ -211,7 +211,7 @@ def test_every_kind_of_error_is_told_with_its_exit_code():
     kinds = {
         (one.kind, one.exit_code)
         for one in vars(errors).values()
-        if isinstance(one, type) and issubclass(one, Exception)
+        if isinstance(one, type) and issubclass(one, errors.FlareError)
     }
     shown = re.search(r"\| exit \| kinds \|\n\|[-|]+\|\n((?:\|.*\n)+)", PAGE)[1]
     told = {
