@@ -51,6 +51,10 @@ def pages(at: Location, size: int, chunk: ColumnChunk) -> Iterator[Page]:
             raise FormatError(f"page at byte {start}: invalid header", where=at) from error
         if stored < 0 or page.size < 0 or page.values < 0:
             raise FormatError(f"page at byte {start}: negative size in its header", where=at)
+        if stored > size - start - length:  # Arrow would allocate as much before it reads
+            raise FormatError(
+                f"page at byte {start}: {stored} bytes, the file ends at byte {size}", where=at
+            )
         yield page
         if not page.is_dictionary:
             left -= page.values

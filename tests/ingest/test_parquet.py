@@ -4,6 +4,7 @@ import base64
 import datetime
 import decimal
 import random
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -370,3 +371,14 @@ def test_a_disk_that_fails_is_no_damaged_file(tmp_path):
     with pytest.raises(ReachError) as caught, arrow_errors(at, LocationFile(at), "parquet"):
         raise OSError(5, "Error reading bytes from file")
     assert str(caught.value) == f"{path}: input/output error"
+
+
+def test_a_page_larger_than_its_file_is_refused_before_memory_is_allocated():
+    path = Path(__file__).parents[1] / "fuzz" / "found" / "parquet" / "page_larger_than_its_file"
+    at = Location(MemoryStore({"a.parquet": path.read_bytes()}), "a.parquet")
+    before = pa.default_memory_pool().max_memory()
+    with pytest.raises(FormatError) as told:
+        list(Parquet(at).batches(None))
+    message = "a.parquet: page at byte 57: 1533678143 bytes, the file ends at byte 1013"
+    assert str(told.value) == message
+    assert pa.default_memory_pool().max_memory() - before < 1 << 24
