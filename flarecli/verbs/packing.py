@@ -5,6 +5,7 @@ index -> where, limit, shuffle -> keys -> links fetched ahead, in order -> typed
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -32,6 +33,7 @@ from flarecli.verbs.selection import Plan, checked, fetched, parse_link
 from flarecli.verbs.source import Source, open_source
 from flarecli.write import Failure, Target, Writer, error_of, key_text, links
 from flarecli.write.columns import Typed, chosen_encodings, looks_like_addresses
+from flarecli.write.spool import Spool
 from flarecli.write.target import bucket_of
 
 if TYPE_CHECKING:
@@ -267,7 +269,14 @@ def packed(request: Request, progress: Progress) -> Packed:
         with writer:
             if request.typed is not None:
                 writer.name_columns(request.typed)
-            _write(plan, writer, names)
+            spool = Spool(writer) if plan.links else None
+            try:
+                _write(plan, writer, names, spool)
+            except KeyboardInterrupt:  # SIGINT, SIGTERM and SIGHUP come as one
+                if spool is not None:
+                    with contextlib.suppress(FlareError):  # the interrupt is what is reported
+                        spool.save(now=True)
+                raise
             if writer.is_empty and not writer.failed.count:
                 is_chosen = (
                     plan.where is not None or plan.limit is not None or request.spec is not None
@@ -299,16 +308,21 @@ def _is_number(encoding: str) -> bool:
     return encoding.startswith(("int", "uint", "float"))
 
 
-def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
+def _write(plan: Plan, writer: Writer, names: list[str], spool: Spool | None) -> None:
     rows = plan.known_rows if plan.where is None else None
     plan.progress.start(
         "pack", rows if rows is None or plan.limit is None else min(rows, plan.limit)
     )
     if writer.rows:
         plan.progress.note(f"going on after {writer.rows} rows in {writer.shards} shards")
+    first = writer.next
+    if spool is not None:
+        if kept := spool.restore():
+            plan.progress.note(f"{kept} more rows were fetched by an earlier run")
+        first = spool.until
     nulls = writer.format in HOLDS_NULL
     typed = Typed(writer.columns, plan.named_by, nulls) if writer.columns else None
-    stream, taken = fetched(plan, names, writer.next), writer.taken
+    stream, taken = fetched(plan, names, first, spool=spool), writer.taken
     try:
         for part in stream:
             if typed is None and part.batch.num_rows:
@@ -332,6 +346,9 @@ def _write(plan: Plan, writer: Writer, names: list[str]) -> None:
             if failures and plan.on_error == "fail":
                 raise error_of(failures[0], plan.source.address, SKIP)
             plan.places.forget(part.until)
+            if spool is not None:
+                spool.until = part.until
+                spool.save()
             plan.progress.advance(part.batch.num_rows + len(part.failures), writer.taken - taken)
             taken = writer.taken
     finally:

@@ -23,6 +23,7 @@ from flarecli.verbs.shuffled import shuffled
 from flarecli.verbs.source import Source
 from flarecli.write import Failure, Keys, is_unnamed, key_text, limited, links
 from flarecli.write.columns import check_names
+from flarecli.write.spool import Spool
 
 __all__ = ["Plan", "checked", "fetched", "parse_link", "selected"]
 
@@ -310,11 +311,16 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
 
 
 def fetched(
-    plan: Plan, names: Sequence[str], skip: int = 0, most: int | None = None
+    plan: Plan,
+    names: Sequence[str],
+    skip: int = 0,
+    most: int | None = None,
+    spool: Spool | None = None,
 ) -> Iterator[links.Fetched]:
     """Give the selection from row `skip` on, `most` rows at most, with what its links point at, and its media as asked for.
 
     names  of the columns to pack
+    spool  keeps what was fetched
     """
     rows = plan.places.passed(selected(plan, skip), skip)
     if most is not None:
@@ -337,6 +343,7 @@ def fetched(
             allow_empty=plan.allow_empty,
             first_row=skip,
             progress=plan.progress,
+            spool=spool,
         )
     parts = limited(parts, plan.named_by, plan.limits.max_bytes)
     found, infos = _media(plan, names)

@@ -7,7 +7,7 @@ folder and buckets, which are read with the user's credentials.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -20,6 +20,7 @@ from flarecli.storage import Guard, Limits, Location, bucket_in
 from flarecli.storage.addresses import Address, parse, usual
 from flarecli.storage.transfers import Engine, Fault, Page, Wanted
 from flarecli.write.link_texts import texts_of
+from flarecli.write.spool import FetchedLink, address_digest
 
 __all__ = ["Asker", "Flaw", "Found", "Link", "Slice"]
 
@@ -45,7 +46,9 @@ class Flaw:
     hint: str = ""
 
 
-Found: TypeAlias = "bytes | Page | Fault | Flaw | Location | Future[bytes | Flaw | None] | None"
+Found: TypeAlias = (
+    "bytes | FetchedLink | Page | Fault | Flaw | Location | Future[bytes | Flaw | None] | None"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,9 @@ class Asker:
         guard: Guard,
         limits: Limits,
         arrived: Callable[[], object],
+        kept: dict[tuple[int, int], FetchedLink] | None = None,
     ) -> None:
+        self._kept = kept or {}
         self._links, self._at, self._guard, self._limits, self._arrived = (
             links,
             at,
@@ -119,6 +124,10 @@ class Asker:
                 urls[place], origins[place], user = target
                 if user:
                     users[place] = user
+        if self._kept:
+            urls, origins = list(urls), list(origins)
+            for place in self._place_kept(flat, found, first):
+                urls[place] = origins[place] = ""
         wanted = Wanted(
             urls,
             origins,
@@ -138,6 +147,19 @@ class Asker:
             self.engine.want(wanted)
             self.asked += asked
         return Slice(batch, first, texts, found, wanted, has_objects)
+
+    def _place_kept(
+        self, texts: Sequence[str | None], found: list[Found], first: int
+    ) -> Iterator[int]:
+        """Put what an earlier run fetched in its places, and yield those."""
+        for place, text in enumerate(texts):
+            row, link = divmod(place, len(self._links))
+            kept = self._kept.pop((first + row, link), None)
+            if kept is None or isinstance(found[place], Flaw) or not text:
+                continue
+            if kept.address == address_digest(text):
+                found[place] = kept
+                yield place
 
     def _target(self, text: str | None, link: Link) -> Address | Location | Flaw:
         if not text:

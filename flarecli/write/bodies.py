@@ -42,6 +42,18 @@ class Bodies:
             ends.append(at)
         self._at = at
 
+    def peek(self, row: int) -> bytes | memoryview:
+        """Return the bytes of a row of the column under way, by its position."""
+        in_room = len(self._ends) - 1 - len(self._rest)
+        if row >= in_room:
+            return self._rest[row - in_room]
+        return self._room[self._ends[row] : self._ends[row + 1]]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the column under way."""
+        return len(self._ends) - 1
+
     def _roomy(self) -> memoryview:
         self._room = memoryview(pa.allocate_buffer(self._most)).cast("B")
         return self._room

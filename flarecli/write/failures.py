@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flarecli.errors import FlareError, FormatError, ReachError, UnsafeError, ValueFitError
@@ -45,16 +45,21 @@ class Failure:
         """Its place, for messages: in the index if that is known."""
         return f"row {self.row}" if self.file is None else f"{self.file}[{self.file_row}]"
 
+    def redacted(self) -> Failure:
+        """Return the failure as it may be stored, without secrets of addresses."""
+        key = redact(self.key) if is_url(self.key) else redact_text(self.key)
+        return replace(self, key=key, reason=redact_text(self.reason))
+
     def line(self) -> bytes:
         """Give its line in the list of failed rows."""
-        row = self.row if self.file_row is None else self.file_row
+        stored = self.redacted()
         told = {
             "file": self.file,
-            "row": row,
-            "key": redact(self.key) if is_url(self.key) else redact_text(self.key),
+            "row": self.row if self.file_row is None else self.file_row,
+            "key": stored.key,
             "column": self.column,
             "kind": self.kind,
-            "reason": redact_text(self.reason),
+            "reason": stored.reason,
         }
         return (json.dumps(told) + "\n").encode()
 
@@ -118,6 +123,11 @@ class Failed:
         """Take note of a row; rows come in order."""
         self._waiting.append(failure)
         self.counts[failure.kind] += 1
+
+    @property
+    def waiting(self) -> Sequence[Failure]:
+        """Failures that no shard counts on yet, in order."""
+        return self._waiting
 
     def settle(self, until: int) -> dict[str, Any]:
         """Write the failures of rows before `until` to the disk; give what the journal notes of the list."""

@@ -46,6 +46,7 @@ class Journal:
         self._log = growing(at / f"{SCRATCH}/journal")
         self.columns: list[tuple[str, str]] | None = None
         self.shards: list[dict[str, Any]] = []
+        self.is_kept = False  # whether more than shards is there to resume from
         try:
             self._load(dict(head))
         except BaseException:
@@ -98,6 +99,14 @@ class Journal:
             where=self._at,
             hint="Give --overwrite to begin anew.",
         )
+
+    def source_noted(self) -> list[Any] | None:
+        """Return how many bytes of the source were read so far, and their sum; None if it was summed beforehand."""
+        return None if self._running is None else self._running.noted()
+
+    def agrees(self, noted: Any) -> bool:
+        """Return whether the source begins with what was noted."""
+        return noted is None if self._running is None else self._running.agrees(noted)
 
     def note_columns(self, columns: list[tuple[str, str]]) -> None:
         """Note what the columns are."""

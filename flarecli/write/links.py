@@ -28,12 +28,13 @@ from flarecli.storage import Guard, Limits, Location, bucket_note
 from flarecli.storage.threads import wait_for
 from flarecli.storage.transfers import Fault, Page
 from flarecli.units import format_count, format_size
-from flarecli.write.asking import Asker, Flaw, Link, Slice
+from flarecli.write.asking import Asker, Flaw, Found, Link, Slice
 from flarecli.write.bodies import Bodies
 from flarecli.write.failures import Failure
 from flarecli.write.keys import key_text
 from flarecli.write.link_files import LinkedFiles
 from flarecli.write.link_texts import extension_in
+from flarecli.write.spool import FetchedLink, Spool, address_digest
 
 __all__ = ["Fetched", "Link", "fetch"]
 
@@ -45,6 +46,7 @@ _BATCH_BYTES = (
     4 << 20
 )  # fetched bytes of one output batch, about: each is there twice while it is made, and a shard keeps the last one whole
 _LUMP_BYTES = 1 << 20  # room is given back to the engine in lumps: each time rings a bell
+_LOOK_S = 1.0  # how often a long wait is interrupted to see whether the spool is due
 _NAP_S = 0.003  # to be woken by one answer after another would cost too much: at first a later one is waited for, at most so long
 _TEXTUAL = frozenset({"html", "xml", "json", "str"})  # kinds of which a page is no surprise
 _MARKUP = frozenset(
@@ -85,11 +87,13 @@ def fetch(
     allow_empty: bool = False,
     first_row: int = 0,
     progress: Progress,
+    spool: Spool | None = None,
 ) -> Iterator[Fetched]:
     """Fetch what links point at; each source column is replaced by the bytes, the others pass.
 
     at         folder of the index, where relative links start
     first_row  place of the first row in the selection
+    spool      has what an earlier run fetched, and keeps what this one fetches
     return     batches in the order of the rows, whatever the order of arrival; closing it ends all transfers
     raises     UsageError for a column that holds no text
     """
@@ -104,18 +108,19 @@ def fetch(
             )
             first_row += batch.num_rows
         return
-    fetcher = _Fetcher(links, key, at, guard, limits, allow_empty)
+    fetcher = _Fetcher(links, key, at, guard, limits, allow_empty, spool)
     try:
-        slices, ahead, rows = _slices(batches, first_row), deque[Slice](), 0
+        slices, ahead, rows = _slices(batches, first_row), fetcher.ahead, 0
         for batch, first in slices:
             ahead.append(fetcher.begin(batch, first))
+            fetcher.note_remote()
             fetcher.note_buckets(progress)
             rows += batch.num_rows
             while rows > _AHEAD_ROWS:
                 rows -= ahead[0].batch.num_rows
-                yield from fetcher.finish(ahead.popleft())
+                yield from fetcher.finish()
         while ahead:
-            yield from fetcher.finish(ahead.popleft())
+            yield from fetcher.finish()
         for note in fetcher.notes():
             progress.note(note)
         progress.note(fetcher.told(), verbose=True)
@@ -142,14 +147,23 @@ class _Fetcher:
         guard: Guard,
         limits: Limits,
         allow_empty: bool,
+        spool: Spool | None,
     ) -> None:
+        self._spool = spool
+        self.ahead = deque[Slice]()
+        self._rows: list[int] = []  # of the first slice, taken for the batch under way
+        self._given = deque[Fetched]()  # to whoever packs them, and not packed yet
+        if spool is not None:
+            spool.arrived = self._arrived_links
         self._links, self._key, self._allow_empty = links, key, allow_empty
         self._textual = [
             (link.encoding or "").partition(":")[0] in ("str", "json") for link in links
         ]
         self._bodies = [Bodies(_BATCH_BYTES + _LUMP_BYTES) for _ in links]
         self._arrived = SimpleQueue[None]()
-        self._asker = Asker(links, at, guard, limits, functools.partial(self._arrived.put, None))
+        arrived = functools.partial(self._arrived.put, None)
+        kept = None if spool is None else spool.kept
+        self._asker = Asker(links, at, guard, limits, arrived, kept)
         self._files = LinkedFiles(at, limits)
         self._hints: dict[str, None] = {}  # of rows that name what they may not, a few
         self.begin = self._asker.begin
@@ -166,6 +180,11 @@ class _Fetcher:
         if new:
             progress.note(bucket_note("the index", new))
             buckets.update(dict.fromkeys(new, True))
+
+    def note_remote(self) -> None:
+        """Tell the spool whether links lead over the network."""
+        if self._spool is not None and (self._asker.asked or self.ahead[-1].has_objects):
+            self._spool.is_remote = True
 
     def notes(self) -> Iterator[str]:
         """Yield notes on the transfers as a whole."""
@@ -188,10 +207,11 @@ class _Fetcher:
             self._asker.engine.close()
         self._files.close()
 
-    def finish(self, part: Slice) -> Iterator[Fetched]:
-        """Wait for the rows of a slice, one after another."""
+    def finish(self) -> Iterator[Fetched]:
+        """Wait for the rows of the first slice, one after another."""
+        part = self.ahead[0]
         keys = part.batch.column(self._key) if self._key is not None else None
-        kept: list[int] = []
+        kept = self._rows = []
         failures: list[Failure] = []
         row, before = 0, self._bytes
         while row < part.batch.num_rows:
@@ -207,10 +227,47 @@ class _Fetcher:
                     failures.append(_failure(part.first + row, name, *flaw))
                 row += 1
             if self._bytes - before >= _BATCH_BYTES:
-                yield self._fetched(part, kept, failures, row)
-                kept, failures, before = [], [], self._bytes
-        if kept or failures:
-            yield self._fetched(part, kept, failures, part.batch.num_rows)
+                yield from self._give(self._fetched(part, kept, failures, row))
+                kept, failures, before = self._rows, [], self._bytes
+        last = self._fetched(part, kept, failures, row) if kept or failures else None
+        self.ahead.popleft()
+        if last is not None:
+            yield from self._give(last)
+
+    def _give(self, fetched: Fetched) -> Iterator[Fetched]:
+        """Yield a batch, and remember it for the spool until its rows were handed on."""
+        if self._spool is None:
+            self._rows = []
+            yield fetched
+            return
+        self._given.append(fetched)
+        self._rows = []
+        yield fetched
+        while self._given and self._given[0].until <= self._spool.until:
+            self._given.popleft()
+
+    def _arrived_links(self) -> Iterator[FetchedLink]:
+        """Yield what was fetched and is in no shard: given away, in the batch under way, or waiting for its row."""
+        for given in self._given:
+            for i, link in enumerate(self._links):
+                column, names = given.batch.column(link.name), given.names[link.name]
+                for at, row in enumerate(given.rows.tolist()):
+                    address = address_digest(names[at])
+                    yield FetchedLink(row, i, address, memoryview(column[at].as_buffer()))
+        if not self.ahead:
+            return
+        part = self.ahead[0]
+        for i, bodies in enumerate(self._bodies):
+            for at, row in enumerate(self._rows[: bodies.rows]):
+                address = address_digest(part.texts[i][row] or "")
+                yield FetchedLink(part.first + row, i, address, bodies.peek(at))
+        for part in self.ahead:
+            for place, found in enumerate(part.found):
+                row, i = divmod(place, len(self._links))
+                data, is_page = _data_of(found)
+                if data is not None:
+                    address = address_digest(part.texts[i][row] or "")
+                    yield FetchedLink(part.first + row, i, address, data, is_page)
 
     def _take_plain(self, part: Slice, row: int, most: int) -> int:
         """Take the next rows, as far as all that they name has come and shows no need of a look, about `most` bytes; say how many."""
@@ -274,7 +331,9 @@ class _Fetcher:
                 self._hints[want.hint] = None
             shown = redact(part.wanted.urls[place])
             return Flaw(want.kind, redact_text(f"{shown}: {want.message}"), want.hint)
-        if isinstance(want, bytes | Page):
+        if isinstance(want, FetchedLink):
+            body = bytes(want.data)
+        elif isinstance(want, bytes | Page):
             body = want.data if isinstance(want, Page) else want
             self._freed += len(body)
         else:
@@ -289,12 +348,13 @@ class _Fetcher:
                 return replace(read, reason=f"{redact(text)}: {read.reason}")
             body = read
         self._got, self._bytes = self._got + 1, self._bytes + len(body)
-        reason = self._unwanted(body, isinstance(want, Page), text, is_text)
+        is_page = isinstance(want, Page) or (isinstance(want, FetchedLink) and want.is_page)
+        reason = self._unwanted(body, is_page, text, is_text)
         return body if reason is None else Flaw(reason[0], f"{redact(text)}: {reason[1]}")
 
     def _awaited(
         self, part: Slice, place: int
-    ) -> bytes | Page | Fault | Flaw | Location | Future[bytes | Flaw | None]:
+    ) -> bytes | FetchedLink | Page | Fault | Flaw | Location | Future[bytes | Flaw | None]:
         """Wait for what is needed now."""
         self._release(part, place)
         wanted, found = part.wanted, part.found[place]
@@ -304,7 +364,12 @@ class _Fetcher:
                 self._arrived.get(timeout=_NAP_S)
             wanted.awaited = place  # set before what is found is looked at: the engine does it the other way round
             while (found := part.found[place]) is None:
-                wait_for(self._arrived)
+                if self._spool is None:
+                    wait_for(self._arrived)
+                else:
+                    with contextlib.suppress(Empty):
+                        self._arrived.get(timeout=_LOOK_S)
+                    self._spool.save()
             wanted.awaited = -1
         return found
 
@@ -362,6 +427,17 @@ class _Fetcher:
             first,
             names,
         )
+
+
+def _data_of(found: Found) -> tuple[bytes | None, bool]:
+    """Return the bytes that were fetched for a link, and whether its server calls them a web page; None if there are none."""
+    if isinstance(found, FetchedLink):
+        return found.data, found.is_page
+    if isinstance(found, Page):
+        return found.data, True
+    if isinstance(found, Future) and found.done() and not found.cancelled():
+        found = None if found.exception() is not None else found.result()
+    return (found if isinstance(found, bytes) else None), False
 
 
 def _failure(row: int, key: str, column: str, flaw: Flaw) -> Failure:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -62,6 +63,7 @@ class Writer:
     guard      of what is written to over the network: limits of its requests
     jobs       shards that are compressed and written at once, in threads behind the rows; what goes wrong there is raised by a later call
     playlist   write `playlist.yaml`; without it the format's own index is the commit, as in a dataset by the original library
+    unnoted    typed rows that no shard in the journal has, in order, each batch with its places in the selection
     raises     UsageError, UnfinishedError, BusyError: see `Target`; UsageError for an unknown name
     """
 
@@ -96,6 +98,7 @@ class Writer:
             None,
             None,
         )  # a batch and what its rows weigh, once that is known
+        self.unnoted = deque[tuple[pa.RecordBatch, IntArray]]()
         self._samples = Samples()
         self._names: set[bytes] = (
             set()
@@ -337,7 +340,9 @@ class Writer:
             if stop > start:
                 self._tell_apart(batch.slice(start, stop - start), rows[start:])
                 self._is_torn = True
-                self._held.append(batch.slice(start, stop - start))
+                part = batch.slice(start, stop - start)
+                self.unnoted.append((part, rows[start:stop]))
+                self._held.append(part)
                 self._held_rows += stop - start
                 self._held_size += int(ends[stop - 1]) - before
                 self._is_torn = False
@@ -387,6 +392,8 @@ class Writer:
         self.target.check()
         self._journal.note_shard(chunk.rows or 0, next, chunk.files, self.failed.settle(next))
         self.next = next
+        while self.unnoted and self.unnoted[0][1][-1] < next:
+            self.unnoted.popleft()
 
     def _write_shard(self, number: int, held: list[pa.RecordBatch]) -> Chunk:
         at = self.target.at
@@ -403,6 +410,18 @@ class Writer:
             chunk,
             files=tuple(replace(file, name=f"{self._inside}/{file.name}") for file in chunk.files),
         )
+
+    def keep(self) -> None:
+        """Keep what lies in the scratch folder for a resume, even if no shard is finished."""
+        self._journal.is_kept = True
+
+    def source_noted(self) -> list[Any] | None:
+        """Return how many bytes of the source were read so far, and their sum; None if it was summed beforehand."""
+        return self._journal.source_noted()
+
+    def agrees(self, noted: Any) -> bool:
+        """Return whether the source begins with what `source_noted` returned."""
+        return self._journal.agrees(noted)
 
     def fail(self, failure: Failure) -> None:
         """List a row that is left out; rows come in order, before any row behind them is written."""
@@ -529,7 +548,7 @@ def _places(rows: IntArray | Sequence[int], count: int) -> IntArray:
 def _let_go(target: Target | BucketTarget, failed: Failed, journal: Journal) -> None:
     failed.close()
     journal.close()
-    target.abandon(keep=bool(journal.shards))
+    target.abandon(keep=bool(journal.shards) or journal.is_kept)
 
 
 def _drop(pid: int, target: Target | BucketTarget, *held: Any) -> None:

@@ -1,0 +1,254 @@
+"""What was fetched from links and is not in a finished shard yet, kept so that a resume does not fetch it again.
+
+    OUT/.flare/fetched.00000 …
+
+Each file is a line of JSON, the bytes whose sizes it lists, and the xxh3_128 of all of that in hex:
+
+    {"kind": "rows", "first": …, "next": …, "source": …, "failures": […], "batches": [[[row, …], size], …]}
+        rows `first` to `next` of the selection as typed columns, an Arrow IPC message for each batch
+    {"kind": "links", "links": [[row, column, digest of the address, is a page, size], …]}
+        objects of later rows
+
+Only what no earlier file has is written. A file is deleted once the journal notes a shard behind its rows. A file that
+is damaged, or that does not continue what came before, is ignored: its rows are fetched again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli import encodings
+from flarecli.errors import FlareError, MissingError
+from flarecli.formats import HOLDS_NULL
+from flarecli.hashes import DEFAULT, Sums, digest
+from flarecli.storage import Location
+from flarecli.storage.local import SCRATCH
+from flarecli.write.failures import Failure
+
+if TYPE_CHECKING:
+    from flarecli.model import IntArray
+    from flarecli.write.writer import Writer
+
+__all__ = ["FetchedLink", "Spool", "address_digest"]
+
+SAVE_S = 30.0  # how often the spool is brought up to date
+_NAME = re.compile(r"fetched\.(\d{5,9})", re.ASCII)
+_HEX = 32  # characters of the checksum
+
+
+def address_digest(address: str) -> str:
+    """Return what identifies an address in a spool file: addresses may hold secrets."""
+    return digest(address.encode("utf-8", "surrogatepass"))
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedLink:
+    """The object behind a link: the row in the selection, the position of the link in it, and the bytes."""
+
+    row: int
+    link: int
+    address: str  # its digest
+    data: Any  # bytes, or a buffer
+    is_page: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """A spool file: every row in it is before `until`."""
+
+    number: int
+    until: int
+
+
+class Spool:
+    """The spool of one Writer.
+
+    kept     (row, link) -> what an earlier run fetched for it; taken out by whoever uses it
+    arrived  returns what was fetched for rows that the Writer does not have yet
+    until    every row before this one was handed to the Writer, or failed
+    is_remote  whether any link leads over the network: what is read from a disk is not kept
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._at = writer.target.at
+        self._files: list[_Saved] = []
+        self._number = 0
+        self._next = self.until = writer.next  # rows before `_next` are in shards or in files
+        self._links: set[tuple[int, int]] = set()  # that are in files
+        self.kept: dict[tuple[int, int], FetchedLink] = {}
+        self.arrived: Callable[[], Iterable[FetchedLink]] = tuple
+        self.is_remote = False
+        self._due = time.monotonic() + SAVE_S
+
+    def _file(self, number: int) -> Location:
+        return self._at / f"{SCRATCH}/fetched.{number:05d}"
+
+    # -- reading
+
+    def restore(self) -> int:
+        """Hand rows of an earlier run to the Writer, and keep its links; return how many rows.
+
+        The next row to fetch is `until`.
+        """
+        names: list[str] = []
+        with contextlib.suppress(MissingError):
+            names = [entry.name for entry in (self._at / SCRATCH).list()]
+        numbers = sorted(int(found[1]) for name in names if (found := _NAME.fullmatch(name)))
+        rows = 0
+        for number in numbers:
+            self._number = number + 1
+            rows += self._restore_file(number)
+        if numbers:
+            self._writer.keep()
+        self._next = self.until
+        self._drop(numbers)
+        return rows
+
+    def _restore_file(self, number: int) -> int:
+        try:
+            head, body = _parsed(memoryview(self._file(number).read()))
+            if head["kind"] == "links":
+                self._keep_links(number, list(_links(head["links"], body)))
+                return 0
+            first, stop = int(head["first"]), int(head["next"])
+            batches = list(_batches(self._writer, head["batches"], body, first, stop))
+            failures = [Failure(**one) for one in head["failures"]]
+        except (FlareError, pa.ArrowException, ValueError, KeyError, TypeError, IndexError):
+            return 0  # damaged, or by another version: its rows are fetched again
+        if not (first <= self.until < stop and self._writer.agrees(head["source"])):
+            return 0
+        rows = 0
+        for failure in failures:
+            if failure.row >= self.until:
+                self._writer.fail(failure)
+        for batch, places in batches:
+            start = int(np.searchsorted(places, self.until))
+            if start < len(places):
+                self._writer.write_typed(batch.slice(start), places[start:])
+                rows += len(places) - start
+        self.until = stop
+        self._files.append(_Saved(number, self.until))
+        return rows
+
+    def _keep_links(self, number: int, found: Sequence[FetchedLink]) -> None:
+        self.kept.update({(one.row, one.link): one for one in found})
+        self._links.update((one.row, one.link) for one in found)
+        self._files.append(_Saved(number, max(one.row for one in found) + 1))
+
+    def _drop(self, numbers: Iterable[int]) -> None:
+        """Delete files of which nothing is needed any more."""
+        needed = {one.number for one in self._files}
+        for number in numbers:
+            if number not in needed:
+                self._file(number).delete()
+
+    # -- writing
+
+    def save(self, now: bool = False) -> None:
+        """Write what is in no file and in no shard yet, at most every SAVE_S seconds unless `now`."""
+        if not self.is_remote or (not now and time.monotonic() < self._due):
+            return
+        self._next = max(self._next, self._writer.next)
+        rows = [one for one in self._writer.unnoted if one[1][0] >= self._next]
+        if rows:
+            self._save_rows(rows)
+        links = [
+            one
+            for one in self.arrived()
+            if one.row >= self._next and (one.row, one.link) not in self._links
+        ]
+        if links:
+            self._save_links(links)
+        done = [one.number for one in self._files if one.until <= self._writer.next]
+        self._files = [one for one in self._files if one.until > self._writer.next]
+        self._drop(done)
+        self._due = time.monotonic() + SAVE_S
+
+    def _save_rows(self, rows: Sequence[tuple[pa.RecordBatch, IntArray]]) -> None:
+        first, stop = self._next, int(rows[-1][1][-1]) + 1
+        buffers = [batch.serialize() for batch, _ in rows]
+        failures = [one for one in self._writer.failed.waiting if first <= one.row < stop]
+        head = {
+            "kind": "rows",
+            "first": first,
+            "next": stop,
+            "source": self._writer.source_noted(),
+            "failures": [asdict(one.redacted()) for one in failures],
+            "batches": [
+                [its.tolist(), data.size] for (_, its), data in zip(rows, buffers, strict=True)
+            ],
+        }
+        self._write(head, buffers, stop)
+        self._next = stop
+
+    def _save_links(self, links: Sequence[FetchedLink]) -> None:
+        entries = [[one.row, one.link, one.address, one.is_page, len(one.data)] for one in links]
+        head = {"kind": "links", "links": entries}
+        self._write(head, [one.data for one in links], max(one.row for one in links) + 1)
+        self._links.update((one.row, one.link) for one in links)
+
+    def _write(self, head: dict[str, Any], parts: Iterable[Any], until: int) -> None:
+        self._writer.keep()
+        self._file(self._number).write(_summed(head, parts))
+        self._files.append(_Saved(self._number, until))
+        self._number += 1
+
+
+def _summed(head: dict[str, Any], parts: Iterable[Any]) -> Iterator[bytes | memoryview]:
+    sums = Sums([DEFAULT])
+    line = (json.dumps(head) + "\n").encode()
+    for one in itertools.chain([line], parts):
+        part: memoryview[int] = memoryview(one)
+        sums.update(part)
+        yield part
+    yield sums.hex()[DEFAULT].encode()
+
+
+def _parsed(data: memoryview) -> tuple[Any, memoryview]:
+    """Return the first line of a spool file and what follows it. Raises ValueError if the checksum differs."""
+    body, sum = data[:-_HEX], bytes(data[-_HEX:])
+    if len(data) < _HEX or digest(body).encode() != sum:
+        raise ValueError("the checksum differs")
+    end = bytes(body[: 1 << 26]).find(b"\n") + 1
+    return json.loads(bytes(body[:end])), body[end:]
+
+
+def _cut(entries: Iterable[Any], body: memoryview) -> Iterator[tuple[Any, bytes]]:
+    at = 0
+    for entry in entries:
+        yield entry, bytes(body[at : at + entry[-1]])
+        at += entry[-1]
+
+
+def _links(entries: Iterable[Any], body: memoryview) -> Iterator[FetchedLink]:
+    for (row, link, address, is_page, _), data in _cut(entries, body):
+        yield FetchedLink(int(row), int(link), str(address), data, bool(is_page))
+
+
+def _batches(
+    writer: Writer, entries: Iterable[Any], body: memoryview, first: int, stop: int
+) -> Iterator[tuple[pa.RecordBatch, IntArray]]:
+    schema = pa.schema([encodings.field(column) for column in writer.columns or ()])
+    for (places, _), data in _cut(entries, body):
+        batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema)
+        batch.validate(full=True)
+        rows = np.array(places, np.int64)
+        if len(rows) != batch.num_rows or not ((first <= rows) & (rows < stop)).all():
+            raise ValueError("the rows are not those of the batch")
+        if (rows[1:] <= rows[:-1]).any():
+            raise ValueError("the rows do not ascend")
+        if writer.format not in HOLDS_NULL and any(one.null_count for one in batch.columns):
+            raise ValueError("a column holds nulls")
+        first = int(rows[-1]) + 1 if len(rows) else first
+        yield batch, rows

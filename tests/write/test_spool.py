@@ -1,0 +1,247 @@
+"""What was fetched before a pack was stopped is not fetched again, and the bytes are those of an unbroken run."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+ROWS, STUCK = 60, 40  # the object of row STUCK does not come until it is allowed to
+OPTIONS = ["--fetch", "url:data", "--key", "id", "--on-error", "skip", "-q", "--retries", "0"]
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+
+
+def files(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
+
+
+class _Objects(BaseHTTPRequestHandler):
+    """Pictures of 150 kB; every ninth one is missing, and the server calls some web pages."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        row = int(self.path[1:].partition("?")[0])
+        self.server.asked.append(row)
+        if row == STUCK:
+            self.server.may_end.wait(60)
+        data = b"\xff\xd8\xff\xe0" + random.Random(row).randbytes(150_000)
+        self.send_response(404 if row % 9 == 8 else 200)
+        if row % 7:
+            self.send_header("Content-Type", "text/html" if row % 5 == 1 else "image/jpeg")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(data)
+            self.server.sent.append(row)
+
+    def log_message(self, *_):
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, *_):
+        """A client that was killed is no error."""
+
+
+@pytest.fixture
+def server():
+    with _Server(("127.0.0.1", 0), _Objects) as server:
+        server.may_end, server.asked, server.sent = threading.Event(), [], []
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.may_end.set()
+        server.shutdown()
+
+
+@pytest.fixture
+def index(tmp_path, server):
+    path = tmp_path / "index.csv"
+    rows = [f"k{row},http://127.0.0.1:{server.server_port}/{row}\n" for row in range(ROWS)]
+    path.write_text("id,url\n" + "".join(rows))
+    return path
+
+
+def argv(index, out, server, *more):
+    host = f"127.0.0.1:{server.server_port}"
+    return ["pack", str(index), str(out), *OPTIONS, "--allow-host", host, *more]
+
+
+def run(arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "flarecli", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+SOON = """
+import sys
+from flarecli.write import spool
+spool.SAVE_S = 0.0
+from flarecli.__main__ import entry
+entry()
+"""
+
+
+def stopped(arguments, server, number, saves_soon=False):
+    """Start a pack, wait until all has come but the object that is stuck, and send it a signal."""
+    program = ["-c", SOON] if saves_soon else ["-m", "flarecli"]
+    with subprocess.Popen(
+        [sys.executable, *program, *arguments], stderr=subprocess.PIPE, text=True
+    ) as packing:
+        for _ in range(2000):
+            if len(server.sent) >= ROWS - 1 or packing.poll() is not None:
+                break
+            time.sleep(0.01)
+        time.sleep(1.5 if saves_soon else 0.3)  # it takes in what was sent
+        packing.send_signal(number)
+        _, told = packing.communicate()
+    return packing.returncode, told
+
+
+def fetched_again(server):
+    """The rows that were asked for a second time, but for those that failed and the one that was stuck."""
+    counts = {row: server.asked.count(row) for row in set(server.asked)}
+    return [row for row, count in counts.items() if count > 1 and row % 9 != 8 and row != STUCK]
+
+
+CUTS = [["--shard-size", "1MB"], ["--shard-rows", "1000"], ["--shard-size", "1MB", "-z", "zstd"]]
+
+
+@pytest.fixture
+def whole(index, tmp_path, server):
+    """Pack in one go, with the same options."""
+
+    def packed(*more):
+        server.may_end.set()
+        assert run(argv(index, tmp_path / "whole", server, *more)).returncode == 1
+        return files(tmp_path / "whole")
+
+    return packed
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_stopped_pack_is_resumed_without_fetching_anything_twice(
+    tmp_path, index, server, whole, number, code, cut
+):
+    found = stopped(argv(index, tmp_path / "out", server, *cut), server, number)
+    assert found[0] == code
+    kinds = {path.read_bytes()[:16] for path in (tmp_path / "out" / ".flare").glob("fetched.*")}
+    assert kinds == {b'{"kind": "rows",', b'{"kind": "links"'}
+    assert not [one for one in files(tmp_path / "out") if one.endswith(".part")]
+    server.may_end.set()
+    assert run(argv(index, tmp_path / "out", server, "--resume", *cut)).returncode == 1
+    assert fetched_again(server) == []
+    assert files(tmp_path / "out") == whole(*cut)
+
+
+@pytest.mark.parametrize("cut", CUTS[:2])
+@pytest.mark.parametrize("form", ["mds", "webdataset"])
+def test_a_killed_pack_fetches_nothing_again_that_was_saved(
+    tmp_path, index, server, whole, cut, form
+):
+    """With nobody asked: the spool is written every so often, also while one object is waited for."""
+    more = [*cut, "-f", form]
+    arguments = argv(index, tmp_path / "out", server, *more)
+    assert stopped(arguments, server, signal.SIGKILL, saves_soon=True)[0] == -signal.SIGKILL
+    server.may_end.set()
+    assert run([*arguments, "--resume"]).returncode == 1
+    assert fetched_again(server) == []
+    assert files(tmp_path / "out") == whole(*more)
+
+
+def test_it_may_be_stopped_again_and_again(tmp_path, index, server, whole):
+    arguments = argv(index, tmp_path / "out", server, "--shard-size", "1MB")
+    for number, code in SIGNALS:
+        assert stopped([*arguments, "--resume"], server, number)[0] == code
+    server.may_end.set()
+    assert run([*arguments, "--resume"]).returncode == 1
+    assert fetched_again(server) == []
+    assert files(tmp_path / "out") == whole("--shard-size", "1MB")
+
+
+def flipped(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut_short(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def emptied(path):
+    os.truncate(path, 0)
+
+
+def replaced(path):
+    path.write_bytes(b'{"kind": "rows"}\n')
+
+
+@pytest.mark.parametrize("damage", [flipped, cut_short, emptied, replaced, Path.unlink])
+def test_a_damaged_file_of_the_spool_is_fetched_again(tmp_path, index, server, whole, damage):
+    arguments = argv(index, tmp_path / "out", server, "--shard-rows", "1000")
+    stopped(arguments, server, signal.SIGINT)
+    spooled = sorted((tmp_path / "out" / ".flare").glob("fetched.*"))
+    assert spooled
+    for path in spooled:
+        damage(path)
+    server.may_end.set()
+    assert run([*arguments, "--resume"]).returncode == 1
+    assert len(fetched_again(server)) > 40
+    assert files(tmp_path / "out") == whole("--shard-rows", "1000")
+
+
+def test_addresses_of_fetched_links_are_not_stored(tmp_path, index, server):
+    text = index.read_text()
+    for row in (8, ROWS - 1):  # one that fails, and one that waits for its turn
+        text = text.replace(f"/{row}\n", f"/{row}?token=secret\n")
+    index.write_text(text)
+    stopped(argv(index, tmp_path / "out", server), server, signal.SIGINT)
+    kept = files(tmp_path / "out" / ".flare")
+    assert any(name.startswith("fetched.") for name in kept)
+    assert not [name for name, data in kept.items() if b"secret" in data]
+
+
+def test_an_index_that_changed_is_refused_though_no_shard_is_finished(tmp_path, index, server):
+    arguments = argv(index, tmp_path / "out", server, "--shard-rows", "1000")
+    stopped(arguments, server, signal.SIGINT)
+    text = index.read_text()
+    index.write_text(text.replace(f"/{ROWS - 1}\n", "/03\n"))
+    server.may_end.set()
+    again = run([*arguments, "--resume"])
+    assert (again.returncode, again.stderr.splitlines()[0]) == (
+        2,
+        f"error: {tmp_path}/out: the unfinished pack there was begun with another source, or with "
+        "this one before it was changed",
+    )
+
+
+def test_a_finished_pack_leaves_no_spool_and_local_links_are_not_kept(tmp_path, index, server):
+    server.may_end.set()
+    out = tmp_path / "out"
+    arguments = argv(index, out, server)
+    subprocess.run([sys.executable, "-c", SOON, *arguments], check=False)
+    assert not (out / ".flare").exists()
+    (tmp_path / "a.bin").write_bytes(b"abc")
+    (tmp_path / "local.csv").write_text("id,url\n" + "k,a.bin\n" * 2)
+    subprocess.run(
+        [sys.executable, "-c", SOON, *argv(tmp_path / "local.csv", tmp_path / "two", server)],
+        check=False,
+    )
+    assert not (tmp_path / "two").exists()
