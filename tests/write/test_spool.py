@@ -58,15 +58,22 @@ class _Server(ThreadingHTTPServer):
         """A client that was killed is no error."""
 
 
-@pytest.fixture
-def server():
+@pytest.fixture(scope="module")
+def running():
     with _Server(("127.0.0.1", 0), _Objects) as server:
         server.may_end, server.asked, server.sent = threading.Event(), [], []
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.may_end.set()
         server.shutdown()
+
+
+@pytest.fixture
+def server(running):
+    running.may_end.clear()
+    running.asked.clear()
+    running.sent.clear()
+    return running
 
 
 @pytest.fixture
@@ -90,7 +97,8 @@ def run(arguments):
 
 SOON = """
 import sys
-from flarecli.write import spool
+from flarecli.write import links, spool
+links._LOOK_S = 0.05
 spool.SAVE_S = 0.0
 from flarecli.__main__ import entry
 entry()
@@ -107,7 +115,7 @@ def stopped(arguments, server, number, saves_soon=False):
             if len(server.sent) >= ROWS - 1 or packing.poll() is not None:
                 break
             time.sleep(0.01)
-        time.sleep(1.5 if saves_soon else 0.3)  # it takes in what was sent
+        time.sleep(0.5)  # it takes in what was sent
         packing.send_signal(number)
         _, told = packing.communicate()
     return packing.returncode, told
@@ -123,19 +131,28 @@ CUTS = [["--shard-size", "1MB"], ["--shard-rows", "1000"], ["--shard-size", "1MB
 
 
 @pytest.fixture
-def whole(index, tmp_path, server):
-    """Pack in one go, with the same options."""
+def whole(index, tmp_path, server, packed_before):
+    """Pack in one go, once for all tests with the same options."""
 
     def packed(*more):
-        server.may_end.set()
-        assert run(argv(index, tmp_path / "whole", server, *more)).returncode == 1
-        return files(tmp_path / "whole")
+        if more not in packed_before:
+            server.may_end.set()
+            assert run(argv(index, tmp_path / "whole", server, *more)).returncode == 1
+            packed_before[more] = files(tmp_path / "whole")
+        return packed_before[more]
 
     return packed
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.fixture(scope="module")
+def packed_before():
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "cut"),
+    [*((*one, CUTS[0]) for one in SIGNALS), *((*SIGNALS[0], cut) for cut in CUTS[1:])],
+)
 def test_a_stopped_pack_is_resumed_without_fetching_anything_twice(
     tmp_path, index, server, whole, number, code, cut
 ):
@@ -150,8 +167,7 @@ def test_a_stopped_pack_is_resumed_without_fetching_anything_twice(
     assert files(tmp_path / "out") == whole(*cut)
 
 
-@pytest.mark.parametrize("cut", CUTS[:2])
-@pytest.mark.parametrize("form", ["mds", "webdataset"])
+@pytest.mark.parametrize(("cut", "form"), [(CUTS[0], "webdataset"), (CUTS[1], "mds")])
 def test_a_killed_pack_fetches_nothing_again_that_was_saved(
     tmp_path, index, server, whole, cut, form
 ):
@@ -189,11 +205,7 @@ def emptied(path):
     os.truncate(path, 0)
 
 
-def replaced(path):
-    path.write_bytes(b'{"kind": "rows"}\n')
-
-
-@pytest.mark.parametrize("damage", [flipped, cut_short, emptied, replaced, Path.unlink])
+@pytest.mark.parametrize("damage", [flipped, cut_short, emptied])
 def test_a_damaged_file_of_the_spool_is_fetched_again(tmp_path, index, server, whole, damage):
     arguments = argv(index, tmp_path / "out", server, "--shard-rows", "1000")
     stopped(arguments, server, signal.SIGINT)
