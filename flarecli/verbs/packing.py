@@ -31,9 +31,8 @@ from flarecli.verbs.intake import Intake
 from flarecli.verbs.reckon import note_addresses, reckon
 from flarecli.verbs.selection import Plan, checked, fetched, parse_link
 from flarecli.verbs.source import Source, open_source
-from flarecli.write import Failure, Target, Writer, error_of, key_text, links
+from flarecli.write import Failure, Spool, Target, Writer, error_of, key_text, links
 from flarecli.write.columns import Typed, chosen_encodings, looks_like_addresses
-from flarecli.write.spool import Spool
 from flarecli.write.target import bucket_of
 
 if TYPE_CHECKING:

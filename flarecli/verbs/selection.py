@@ -21,9 +21,8 @@ from flarecli.verbs.places import PLACE, Places
 from flarecli.verbs.rows import first_rows
 from flarecli.verbs.shuffled import shuffled
 from flarecli.verbs.source import Source
-from flarecli.write import Failure, Keys, is_unnamed, key_text, limited, links
+from flarecli.write import Failure, Keys, Spool, is_unnamed, key_text, limited, links
 from flarecli.write.columns import check_names
-from flarecli.write.spool import Spool
 
 __all__ = ["Plan", "checked", "fetched", "parse_link", "selected"]
 

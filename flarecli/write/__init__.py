@@ -5,6 +5,7 @@ from __future__ import annotations
 from flarecli.write.failures import FAILED, Failure, error_of
 from flarecli.write.journal import Journal
 from flarecli.write.keys import Keys, is_unnamed, key_text
+from flarecli.write.spool import Spool
 from flarecli.write.target import Target, claim
 from flarecli.write.value_limit import limited, within_limit
 from flarecli.write.writer import Writer
@@ -14,6 +15,7 @@ __all__ = [
     "Failure",
     "Journal",
     "Keys",
+    "Spool",
     "Target",
     "Writer",
     "claim",

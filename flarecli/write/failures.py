@@ -6,8 +6,8 @@ The file is part of the output, so it holds nothing that changes from run to run
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,6 +99,7 @@ class Failed:
         self._list = growing(self._at)
         self.counts: Counter[str] = Counter((state or {}).get("kinds", {}))
         self._waiting: list[Failure] = []
+        self.unnoted = deque[Failure]()  # that no shard in the journal counts on, in order
         self._sums = Sums([DEFAULT])
         self._begin(int((state or {}).get("bytes", 0)))
 
@@ -122,12 +123,13 @@ class Failed:
     def add(self, failure: Failure) -> None:
         """Take note of a row; rows come in order."""
         self._waiting.append(failure)
+        self.unnoted.append(failure)
         self.counts[failure.kind] += 1
 
-    @property
-    def waiting(self) -> Sequence[Failure]:
-        """Failures that no shard counts on yet, in order."""
-        return self._waiting
+    def noted(self, until: int) -> None:
+        """Forget failures of rows before `until`: the journal counts on them now."""
+        while self.unnoted and self.unnoted[0].row < until:
+            self.unnoted.popleft()
 
     def settle(self, until: int) -> dict[str, Any]:
         """Write the failures of rows before `until` to the disk; give what the journal notes of the list."""

@@ -178,7 +178,7 @@ class Spool:
     def _save_rows(self, rows: Sequence[tuple[pa.RecordBatch, IntArray]]) -> None:
         first, stop = self._next, int(rows[-1][1][-1]) + 1
         buffers = [batch.serialize() for batch, _ in rows]
-        failures = [one for one in self._writer.failed.waiting if first <= one.row < stop]
+        failures = [one for one in self._writer.failed.unnoted if first <= one.row < stop]
         head = {
             "kind": "rows",
             "first": first,

@@ -392,6 +392,7 @@ class Writer:
         self.target.check()
         self._journal.note_shard(chunk.rows or 0, next, chunk.files, self.failed.settle(next))
         self.next = next
+        self.failed.noted(next)
         while self.unnoted and self.unnoted[0][1][-1] < next:
             self.unnoted.popleft()
 
