@@ -610,8 +610,8 @@ def mds_json_lists(folder: Path) -> Path:
     return _mds(
         folder,
         [("a", "json", None)],
-        [4 + 3 + 3 * 80_000_000],
-        [struct.pack("<I", 3 + 3 * 80_000_000), b"[", *[part * 1_000_000] * 80, b"1]"],
+        [4 + 3 + 3 * 40_000_000],
+        [struct.pack("<I", 3 + 3 * 40_000_000), b"[", *[part * 1_000_000] * 40, b"1]"],
     )
 
 
@@ -647,9 +647,8 @@ def mds_ndarray_of_nothing(folder: Path) -> Path:
 
 @made
 def mds_samples(folder: Path) -> Path:
-    """30 million samples of one byte."""
-    count = 30_000_000
-    return _mds(folder, [("a", "uint8", 1)], np.ones(count, np.int64), [bytes(MB)] * 30)
+    """60,000 samples of one byte, in bzip2."""
+    return _mds(folder, [("a", "uint8", 1)], np.ones(60_000, np.int64), [bytes(60_000)], "bz2")
 
 
 @made
@@ -660,20 +659,20 @@ def mds_samples_of_nothing(folder: Path) -> Path:
 
 @made
 def mds_uneven(folder: Path) -> Path:
-    """One sample of 200 MB and 40,000 small ones."""
+    """One sample of 240 MB and 40,000 small ones."""
     small = struct.pack("<I", 1) + b"x"
     return _mds(
         folder,
         [("a", "str", None)],
-        [5] * 40_000 + [4 + 200 * MB],
-        [small * 40_000, *_values(b"x" * MB, 200)],
+        [5] * 40_000 + [4 + 240 * MB],
+        [small * 40_000, *_values(b"x" * MB, 240)],
     )
 
 
 @made
 def mds_many_shards(folder: Path) -> Path:
-    """Shards of 240 MB, 30 kB each."""
-    return _one_value(folder, "bytes", bytes(MB), 240, copies=25)
+    """Shards of 120 MB, 4 kB each."""
+    return _one_value(folder, "bytes", bytes(MB), 120, copies=50)
 
 
 @made
@@ -727,30 +726,20 @@ def mds_long_integer(folder: Path) -> Path:
 
 @made
 def json_shard(folder: Path) -> Path:
-    """A JSON shard of 250 MB: one line."""
-    line = b'{"a": "' + b"x" * 249 * MB + b'"}\n'
+    """A JSON shard of 120 MB: one line."""
+    line = b'{"a": "' + b"x" * 120 * MB + b'"}\n'
     return _lines(folder, "json", [("a", "str", None)], line, 1)
 
 
 @made
 def json_shard_nested(folder: Path) -> Path:
-    line = b'{"a": "x", "b": [' + b"[]," * 60_000_000 + b"1]}\n"
+    line = b'{"a": "x", "b": [' + b"[]," * 40_000_000 + b"1]}\n"
     return _lines(folder, "json", [("a", "str", None)], line, 1)
 
 
 @made
-def json_shard_rows(folder: Path) -> Path:
-    return _lines(folder, "json", [("a", "int", None)], b'{"a": 1}\n' * 20_000_000, 20_000_000)
-
-
-@made
-def csv_shard_rows(folder: Path) -> Path:
-    return _lines(folder, "csv", [("a", "str", None)], b"\n" * 60_000_000, 60_000_000)
-
-
-@made
 def csv_shard_value(folder: Path) -> Path:
-    return _lines(folder, "csv", [("a", "str", None)], b"x" * 250 * MB + b"\n", 1)
+    return _lines(folder, "csv", [("a", "str", None)], b"x" * 120 * MB + b"\n", 1)
 
 
 def _lines(
@@ -802,10 +791,10 @@ def _tar(members: list[tuple[str, bytes]]) -> bytes:
 
 @made
 def tar_gz_members(folder: Path) -> Path:
-    """500,000 empty members of one sample each: the same header again."""
+    """240,000 empty members of one sample each: the same header again."""
     path = folder / "x.tar.zst"
     part = b"".join(_tar([(f"{i:04}.txt", b"")])[:512] for i in range(1000))
-    path.write_bytes(repeated(part, 480) + zstd(bytes(1024)))
+    path.write_bytes(repeated(part, 240) + zstd(bytes(1024)))
     return path
 
 
@@ -822,8 +811,8 @@ def tar_zst_value(folder: Path) -> Path:
 def tar_gz_value(folder: Path) -> Path:
     path = folder / "x.tar.gz"
     info = tarfile.TarInfo("a.bin")
-    info.size = 240 * MB
-    path.write_bytes(gzip.compress(info.tobuf() + bytes(240 * MB + 1024), 9))
+    info.size = 120 * MB
+    path.write_bytes(gzip.compress(info.tobuf() + bytes(120 * MB + 1024), 9))
     return path
 
 
@@ -855,7 +844,7 @@ def tar_extensions_of_one(folder: Path) -> Path:
 @made
 def tar_json_value(folder: Path) -> Path:
     path = folder / "x.tar.gz"
-    data = b"[" + b"[]," * 40_000_000 + b"1]"
+    data = b"[" + b"[]," * 30_000_000 + b"1]"
     path.write_bytes(gzip.compress(_tar([("a.json", data)]), 9))
     return path
 
@@ -1120,7 +1109,9 @@ def jpeg_scans(folder: Path) -> Path:
     data = out.getvalue()
     last = data.rindex(b"\xff\xda")
     scan = data[last:-2]
-    return _media(folder, data[:-2] + scan * (800_000 // len(scan)) + b"\xff\xd9", kind="jpeg")
+    return _media(
+        folder, data[:-2] + scan * ((900_000 - len(data)) // len(scan)) + b"\xff\xd9", kind="jpeg"
+    )
 
 
 @made

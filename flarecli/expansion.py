@@ -14,6 +14,7 @@ __all__ = [
     "FREE_ROWS",
     "MAX_COLUMNS",
     "MAX_DECODED_VALUE",
+    "MAX_PARQUET_VALUE",
     "MAX_TEXT_VALUE",
     "check_columns",
     "check_decoded",
@@ -22,13 +23,12 @@ __all__ = [
 ]
 
 MAX_COLUMNS = 10_000
-FREE_BYTES, MAX_RATIO = 128_000_000, 128  # bytes of output; above them, per byte of input
+FREE_BYTES, MAX_RATIO = 256_000_000, 256  # bytes of output; above them, per byte of input
 FREE_ROWS, ROWS_PER_BYTE = 1 << 22, 4
 FREE_CELLS, CELLS_PER_BYTE = 1 << 25, 32
 MAX_DECODED_VALUE = 16 << 20  # bytes of one document: its Python objects take up to 25 times that
-MAX_TEXT_VALUE = (
-    32 << 20
-)  # bytes of one value written as text: escaped, it takes up to 6 times that
+MAX_TEXT_VALUE = 32 << 20  # bytes of one value as text: escaped, it is 6 times as long
+MAX_PARQUET_VALUE = 64 << 20  # bytes of one value: Arrow's writer copies it several times
 BOMB_HINT = "It may be a decompression bomb; do not trust it."
 
 

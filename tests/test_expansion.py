@@ -182,7 +182,7 @@ def _written(path, batches):
 
 
 def _large():
-    return pa.table({"a": pa.array([bytes(MB)] * 150, pa.binary())})
+    return pa.table({"a": pa.array([bytes(MB)] * 260, pa.binary())})
 
 
 def _repeated(rows, lead=0):
@@ -200,7 +200,7 @@ TABLES = {
     ),
     "prefix.parquet": lambda path: _parquet(
         path,
-        pa.table({"a": pa.array([bytes(200_000)] * 700, pa.binary())}),
+        pa.table({"a": pa.array([bytes(200_000)] * 1300, pa.binary())}),
         column_encoding={"a": "DELTA_BYTE_ARRAY"},
     ),
     "value.arrow": lambda path: _written(path, _large().combine_chunks().to_batches()),
@@ -225,7 +225,7 @@ def test_a_table_that_decodes_to_much_is_refused(tmp_path, name):
     path = TABLES[name](tmp_path / name)
     code, said, _ = flare("pack", path, tmp_path / "out", data=700 * MB)
     size = path.stat().st_size
-    assert (code, said) == refusal(4, path, f"{size} bytes decode to more than 128000000 bytes")
+    assert (code, said) == refusal(4, path, f"{size} bytes decode to more than 256000000 bytes")
 
 
 ROWS = {
@@ -311,8 +311,8 @@ def test_max_object_holds_for_values_of_every_source(tmp_path, source):
 
 @pytest.fixture(scope="module")
 def zeros(tmp_path_factory):
-    """A shard that declares 150 MB of zeros, in 5 kB."""
-    return mds(tmp_path_factory.mktemp("zeros") / "d", "bytes", [value(bytes(MB), 150)])
+    """A shard that declares 260 MB of zeros, in 9 kB."""
+    return mds(tmp_path_factory.mktemp("zeros") / "d", "bytes", [value(bytes(MB), 260)])
 
 
 @pytest.mark.parametrize("command", ["cat", "verify", "pack", "unpack"])
@@ -320,7 +320,7 @@ def test_a_declared_size_does_not_lift_the_ratio(zeros, tmp_path, command):
     out = [str(tmp_path / "out")] if command in ("pack", "unpack") else []
     code, said, printed = flare(command, zeros, *out, data=500 * MB)
     stored = (zeros / "shard.00000.mds.zstd").stat().st_size
-    message = f"when decompressed are listed, at most 128000000 are read from {stored} bytes"
+    message = f"when decompressed are listed, at most 256000000 are read from {stored} bytes"
     assert code == (1 if command == "verify" else 4)
     assert message in (printed if command == "verify" else said)
 
@@ -373,9 +373,9 @@ def test_text_that_decompresses_to_much_is_refused_as_it_comes(tmp_path):
     path = tmp_path / "x.csv.gz"
     with gzip.open(path, "wb") as file:
         file.write(b"a\n")
-        for _ in range(130):
+        for _ in range(258):
             file.write(b"x" * 999_999 + b"\n")
-    with pytest.raises(FormatError, match=r"bytes decode to more than 128000000 bytes"):
+    with pytest.raises(FormatError, match=r"bytes decode to more than 256000000 bytes"):
         for _ in open_index(str(path)).batches():
             pass
 
@@ -456,6 +456,18 @@ def test_too_few_handles_are_named(tmp_path, command, handles):
     assert (code, said) == (
         3,
         f"error: too few file handles: {handles} are allowed, 64 are needed\n"
+        "hint: Run `ulimit -n 64` first.\n",
+    )
+
+
+def test_too_few_handles_for_transfers_are_named(tmp_path):
+    table = tmp_path / "x.csv"
+    table.write_text("key,url\n0,http://127.0.0.1:9/0\n")
+    argv = ["pack", "-q", table, tmp_path / "out", "--fetch", "url:data", "--allow-private"]
+    code, said, _ = flare(*argv, handles=10)
+    assert (code, said) == (
+        3,
+        "error: too few file handles: 10 are allowed, 64 are needed\n"
         "hint: Run `ulimit -n 64` first.\n",
     )
 

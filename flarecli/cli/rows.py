@@ -29,7 +29,7 @@ from flarecli.cli.show import (
     write_text,
 )
 from flarecli.errors import FlareError, UsageError, ValueFitError
-from flarecli.expansion import MAX_DECODED_VALUE, MAX_TEXT_VALUE
+from flarecli.expansion import MAX_DECODED_VALUE, MAX_PARQUET_VALUE, MAX_TEXT_VALUE
 from flarecli.guesses import choose
 from flarecli.model import ENCODING
 from flarecli.names import escape, shell_quoted
@@ -288,14 +288,17 @@ def _write_parquet(batches: Iterable[pa.RecordBatch]) -> None:
 
 
 def _check_parquet(batch: pa.RecordBatch) -> None:
-    """Raise ValueFitError for a value that no page of Parquet holds."""
+    """Raise ValueFitError for a value that takes the writer of Parquet many times its size."""
+    import pyarrow as pa
+
     from flarecli.encodings import value_sizes
 
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
-        lengths = value_sizes(array)
-        if lengths is not None and len(lengths) and (largest := int(lengths.max())) >= 1 << 31:
+        sizes = value_sizes(array)
+        most = MAX_PARQUET_VALUE if pa.types.is_large_binary(array.type) else MAX_TEXT_VALUE
+        if sizes is not None and len(sizes) and (largest := int(sizes.max())) > most:
             raise ValueFitError(
-                f"a value of column {name!r}: {largest} bytes; Parquet takes less than 2 GiB",
+                f"a value of column {name!r}: {largest} bytes; at most {most} are written to Parquet",
                 hint="Use --to arrow, or -c without it.",
             )
 

@@ -55,6 +55,15 @@ def run(
     return told.exit_code
 
 
+def _are_handles_few() -> bool:
+    """Tell whether the process may have fewer handles than it needs; libcurl does not say why it cannot start."""
+    try:
+        import resource
+    except ImportError:
+        return False
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] < HANDLES
+
+
 def _too_few_handles() -> FlareError:
     hint = f"Run `ulimit -n {HANDLES}` first."
     try:
@@ -97,6 +106,8 @@ def _told(error: BaseException, args: list[str]) -> FlareError:
 
         if no_thread := none_left(error):
             return no_thread
+    if isinstance(error, RuntimeError) and "curl" in str(error) and _are_handles_few():
+        return _too_few_handles()
     if isinstance(error, RecursionError):
         return FormatError("the data is nested too deeply")
     if (

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from flarecli.encodings import value_sizes
 from flarecli.errors import ValueFitError
+from flarecli.expansion import MAX_TEXT_VALUE
 from flarecli.media import is_picture, sniff, thumbnail
 from flarecli.report.facts import facts_table
 from flarecli.report.page_look import POLICY, SCRIPT, STYLE
@@ -187,8 +189,19 @@ def _gallery(found: Inspection, left: int) -> Iterator[str]:
 
 def _rows(batches: Sequence[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
     for batch in batches:
+        shown = [(name, batch.column(i)) for i, name in enumerate(batch.schema.names[:_CELLS])]
+        sizes = {name: value_sizes(column) for name, column in shown}
         for i in range(batch.num_rows):  # a few rows to look at: one by one
-            yield {name: batch.column(name)[i].as_py() for name in batch.schema.names[:_CELLS]}
+            row: dict[str, Any] = {}
+            for name, column in shown:
+                own = sizes[name]
+                size = 0 if own is None else int(own[i])
+                row[name] = (
+                    column[i].as_py()
+                    if size <= MAX_TEXT_VALUE
+                    else f"{format_size(size)}: left out, it does not fit on the page"
+                )
+            yield row
 
 
 def _card(number: int, row: dict[str, Any], left: int) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from flarecli.encodings import value_sizes
+from flarecli.expansion import MAX_TEXT_VALUE
 from flarecli.report.result import shown
 from flarecli.units import format_count, format_size
 
@@ -41,7 +43,11 @@ def _column(name: str, array: pa.Array) -> str:
     kind = array.type
     if isinstance(array, pa.ChunkedArray):  # what Arrow cannot put into one array
         return ""
-    if pa.types.is_boolean(kind) or pa.types.is_large_string(kind) or pa.types.is_string(kind):
+    own = value_sizes(array)
+    is_small = own is None or own.max(initial=0) <= MAX_TEXT_VALUE
+    if is_small and (
+        pa.types.is_boolean(kind) or pa.types.is_large_string(kind) or pa.types.is_string(kind)
+    ):
         words = pc.value_counts(array.drop_null())
         if 0 < len(words) <= _WORDS and len(words) < max(3, len(array)):
             return _words(name, words)

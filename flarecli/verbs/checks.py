@@ -13,7 +13,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from flarecli import compress, formats
-from flarecli.errors import FlareError, MissingError, MissingLibraryError, ReachError
+from flarecli.errors import (
+    FlareError,
+    MissingError,
+    MissingLibraryError,
+    ReachError,
+    check_exhausted,
+)
 from flarecli.formats import spans
 from flarecli.hashes import Sums, known
 from flarecli.model import Chunk, Columns, File, Finding, Shard, finding_of
@@ -102,6 +108,7 @@ class Checked:
 
 def unread(error: OSError, at: Location) -> Finding:
     """Return the finding for an error of the system about a file or folder that no store has named."""
+    check_exhausted(error)
     what = os.strerror(error.errno).lower() if error.errno else str(error)
     return Finding(str(at), ReachError.kind, what)
 

@@ -93,6 +93,11 @@ def _count(seen: dict[str, Any], distinct: dict[str, pa.Array], name: str, array
     """Count different values, and hold no more than a few of them: beyond that, say that there are more."""
     if "distinct_over" in seen:
         return
+    sizes = encodings.value_sizes(array)
+    if sizes is not None and sizes.max(initial=0) > _DISTINCT_BYTES:  # to hash it would copy it
+        seen.pop("distinct", None)
+        seen["distinct_over"] = max(0, len(distinct.pop(name, ())) - 1)
+        return
     found = pc.unique(array.drop_null())
     if name in distinct:
         found = pc.unique(pa.concat_arrays([distinct[name], found]))
