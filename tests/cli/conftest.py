@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 import types
@@ -63,7 +64,11 @@ class Outcome:
 
 @pytest.fixture
 def flare_process():
-    """Start `flare ARGS` as a process of its own; `source` is Python that stands for the verbs."""
+    """Start `flare ARGS` as a process of its own; `source` is Python that stands for the verbs.
+
+    A process that a failed test leaves behind is ended.
+    """
+    started = []
 
     def start(args, source=None, env=None, **more):
         command = (
@@ -77,14 +82,24 @@ def flare_process():
             "stderr": subprocess.PIPE,
             **more,
         }
-        return subprocess.Popen(
-            [sys.executable, *command],
-            env=environment(**(env or {})),
-            start_new_session=True,
-            **streams,
-        )
+        hang_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored below `nohup`
+        try:
+            process = subprocess.Popen(
+                [sys.executable, *command],
+                env=environment(**(env or {})),
+                start_new_session=True,
+                **streams,
+            )
+        finally:
+            signal.signal(signal.SIGHUP, hang_up)
+        started.append(process)
+        return process
 
-    return start
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture

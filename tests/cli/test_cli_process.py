@@ -123,7 +123,11 @@ def signalled(process, number):
     assert process.stderr.readline() == b"begun\n"
     process.send_signal(number)
     start = time.monotonic()
-    out, err = process.communicate(timeout=30)
+    try:
+        out, err = process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.kill()  # or the end of the `with` would wait for it
+        raise
     return process.returncode, out.decode(), err.decode(), time.monotonic() - start
 
 
