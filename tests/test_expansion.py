@@ -272,6 +272,32 @@ def test_dictionaries_and_views_of_a_sound_table_are_read(tmp_path):
     ]
 
 
+def test_list_views_are_read_as_the_lists_they_are(tmp_path):
+    views = pa.ListViewArray.from_arrays(
+        pa.array([0, 0, 1, 3, 0], pa.int32()),
+        pa.array([3, 3, 2, 0, 1], pa.int32()),
+        pa.array([7, 8, 9], pa.int8()),
+    )
+    rows = [[7, 8, 9], [7, 8, 9], [8, 9], [], [7]]
+    deep = pa.StructArray.from_arrays([views], ["v"])
+    batch = pa.record_batch({"a": views, "b": deep})
+    path = _written(tmp_path / "x.arrow", [batch, batch.slice(1, 3)])
+    found = [row for one in open_index(str(path)).batches() for row in one.to_pylist()]
+    assert found == [{"a": row, "b": {"v": row}} for row in [*rows, *rows[1:4]]]
+
+
+def test_a_list_that_every_row_takes_is_decoded_once(tmp_path):
+    count, rows = 2000, 2000
+    record = b"\x91\x92\x00\xcd" + struct.pack(">H", count)
+    for name, records in (("refs", [record] * rows), ("a", [b"x"] * count)):
+        ends = np.cumsum([len(one) for one in records], dtype="<u8")
+        (tmp_path / f"{name}.bag").write_bytes(b"".join(records) + ends.tobytes())
+    (tmp_path / "spec.json").write_text(json.dumps({"a": "bytes[]"}))
+    code, _, printed = flare("verify", "--decode", tmp_path)
+    assert code == 1
+    assert "its rows take more items than it has; the rest is not decoded" in printed
+
+
 def test_a_row_of_very_many_values_is_a_failed_row(tmp_path):
     lists = pa.LargeListArray.from_arrays([0, 5_000_000, 5_000_001], np.zeros(5_000_001, np.int8))
     path = _parquet(tmp_path / "x.parquet", pa.table({"a": lists}))

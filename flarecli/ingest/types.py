@@ -13,7 +13,9 @@ lists, structs, maps     what they hold, by these rules
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 __all__ = ["converted", "met", "plain"]
@@ -59,10 +61,33 @@ def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
         array = pa.compute.run_end_decode(array)
     if array.type == kind:
         return array
+    if _has_list_views(array.type):
+        return _without_list_views(array, kind)
     try:
         return array.cast(kind)
     except pa.ArrowNotImplementedError:  # dictionaries below the top
         return pa.array(array.to_pylist(), kind)
+
+
+def _has_list_views(kind: pa.DataType) -> bool:
+    if kinds.is_list_view(kind) or kinds.is_large_list_view(kind):
+        return True
+    return kinds.is_nested(kind) and any(
+        _has_list_views(kind.field(i).type) for i in range(kind.num_fields)
+    )
+
+
+def _without_list_views(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Give list views as lists. Not by Arrow's cast, which mixes up views that overlap or are out of order, and slices (26.0.1)."""
+    own = array.type
+    is_view = kinds.is_list_view(own) or kinds.is_large_list_view(own)
+    if not is_view or kinds.is_nested(own.value_type):
+        return pa.array(array.to_pylist(), kind)
+    sizes = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+    ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    mask = array.is_null() if array.null_count else None
+    values = array.flatten()
+    return pa.LargeListArray.from_arrays(pa.array(ends), values, mask=mask).cast(kind)
 
 
 def met(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:

@@ -37,6 +37,9 @@ def decoded(
         if column.encoding not in _PICKLES
     }
     kinds = {name: kind for name, kind in kinds.items() if not (is_typed and _is_plain(kind))}
+    chunk = shard.chunk
+    # each item of a list takes some bytes of its own, unless rows take the same ones again and again
+    left = sum(at.size() for at in (chunk.at, *chunk.beside))
     for start in range(0, shard.rows if kinds else 0, _ROWS):
         for i, row in _rows(form, shard, range(start, min(start + _ROWS, shard.rows)), list(kinds)):
             if isinstance(row, FlareError):
@@ -46,6 +49,12 @@ def decoded(
                 parts = (
                     data if isinstance(data, list) else [] if data is None else [data]
                 )  # None: a sample of a tar lacks it
+                if isinstance(data, list):
+                    left -= len(data)
+                if left < 0:
+                    message = "its rows take more items than it has; the rest is not decoded"
+                    yield Finding(f"{chunk.at}[{i}]", "format", message, HINT)
+                    return
                 promised = kind_of(f"a.{name}") if form.NAME in formats.KEY_COLUMN else None
                 for part in parts:
                     if said := _why_not(kinds[name].item or kinds[name], part, promised, pictures):
