@@ -19,6 +19,7 @@ __all__ = [
     "check_columns",
     "check_decoded",
     "check_rows",
+    "check_values",
     "decompressed_limit",
 ]
 
@@ -53,6 +54,17 @@ def check_rows(rows: int, columns: int, stored: int, where: object) -> None:
     if rows * columns > most:
         raise FormatError(
             f"{rows} rows of {columns} columns in {stored} bytes; at most {most} cells are read",
+            where=where,
+            hint=BOMB_HINT,
+        )
+
+
+def check_values(count: int, stored: int, where: object) -> None:
+    """Raise FormatError if `stored` bytes hold more values than they can mean; a row may list any number of them."""
+    most = max(FREE_CELLS, CELLS_PER_BYTE * stored)
+    if count > most:
+        raise FormatError(
+            f"{count} values in {stored} bytes; at most {most} are read",
             where=where,
             hint=BOMB_HINT,
         )

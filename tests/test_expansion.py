@@ -6,6 +6,7 @@ Memory is bounded by RLIMIT_DATA of a child, so that what takes more ends there 
 import gzip
 import json
 import os
+import re
 import resource
 import struct
 import subprocess
@@ -270,6 +271,19 @@ def test_dictionaries_and_views_of_a_sound_table_are_read(tmp_path):
         {"d": None, "v": "", "r": "q"},
         {"d": "a", "v": "y" * 13, "r": "q"},
     ]
+
+
+def test_a_row_of_more_values_than_the_file_can_mean_is_refused(tmp_path):
+    lists = pa.LargeListArray.from_arrays([0, 40_000_000], np.zeros(40_000_000, np.int8))
+    path = _parquet(tmp_path / "x.parquet", pa.table({"a": lists}), use_dictionary=True)
+    code, said, _ = flare("pack", path, tmp_path / "out", data=700 * MB)
+    size = path.stat().st_size
+    found = re.fullmatch(
+        rf"error: {path}: (\d+) values in {size} bytes; at most 33554432 are read\nhint: {BOMB}\n",
+        said,
+    )
+    assert code == 4
+    assert found and int(found[1]) > 33554432
 
 
 def test_list_views_are_read_as_the_lists_they_are(tmp_path):

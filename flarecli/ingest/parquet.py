@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flarecli.errors import FlareError, FormatError
-from flarecli.expansion import check_decoded, check_rows
+from flarecli.expansion import check_decoded, check_rows, check_values
 from flarecli.ingest.footers import ColumnChunk, column_chunks
 from flarecli.ingest.pages import pages
 from flarecli.ingest.source import (
@@ -213,13 +213,16 @@ class Parquet:
         for chunk in chunks[number]:
             if chunk.column not in wanted:
                 continue
-            dictionary = 0
+            dictionary = values = 0
             for page in pages(self.at, stored, chunk):
                 size += page.size
                 check_decoded(size, stored, self.at)
                 if page.is_dictionary:
                     dictionary = max(dictionary, page.size)
-                elif page.is_delta and page.size * min(rows, page.values) > _WORST_BYTES:
+                    continue
+                values += page.values
+                check_values(values, stored, self.at)
+                if page.is_delta and page.size * min(rows, page.values) > _WORST_BYTES:
                     rows = max(1, _WORST_BYTES // page.size)
             if chunk.is_bytes and dictionary * rows > _WORST_BYTES:
                 longest = self._longest_entry(number, chunk.column)
