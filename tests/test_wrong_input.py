@@ -386,7 +386,7 @@ def test_a_pickle_is_not_decoded(here, capfd):
         "pack j.csv out --encode j=pkl",
         5,
         "j is packed as pkl, and reading a pickle runs code",
-        "Use --encode j=json or j=bytes.",
+        "Use --encode j=json or --encode j=bytes.",
     )
 
 

@@ -217,7 +217,7 @@ class Target:
         """
         try:
             names = os.listdir(self.folder)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # `made_folder` reports the file
             return False
         return bool(names) and not os.path.isdir(os.path.join(self.folder, SCRATCH))
 

@@ -152,12 +152,17 @@ def test_a_hang_up_that_was_ignored_from_the_start_stays_ignored(tmp_path):
     """As under `nohup`: the end of the terminal session does not end the run."""
     index = tmp_path / "index.csv"
     os.mkfifo(index)
-    with subprocess.Popen(
-        ["nohup", sys.executable, "-m", "flarecli", "pack", str(index), str(tmp_path / "out")],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    ) as process:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited, as of `nohup`
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flarecli", "pack", str(index), str(tmp_path / "out")],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with process:
         process.send_signal(signal.SIGHUP)
         process.communicate()
     assert process.returncode == 5  # a FIFO is not read: the run came to its own end

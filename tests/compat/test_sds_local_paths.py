@@ -91,7 +91,7 @@ def test_an_epoch_in_which_every_file_is_missing_is_an_error(files):
         list(data)
     assert str(caught.value) == (
         f"{src}: every row of epoch 0 failed; the first: row 0: column 'url': "
-        f"{files}/src/no.bin: no such file or folder"
+        "no.bin: no such file or folder"
     )
     assert not isinstance(caught.value, MissingError) and data.failed == 2
     with pytest.raises(ReachError, match="every row of epoch 1 failed"):
