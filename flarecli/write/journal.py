@@ -66,7 +66,9 @@ class Journal:
             first, *rest = map(json.loads, lines)
             if not all(isinstance(entry, dict) for entry in (first, *rest)):
                 raise ValueError("not an object")
-        except ValueError:
+            if not all(_are_columns(entry["columns"]) for entry in rest if "columns" in entry):
+                raise ValueError("not columns")
+        except (ValueError, RecursionError):
             raise FormatError(
                 "its journal cannot be read", where=self._at, hint="Give --overwrite to begin anew."
             ) from None
@@ -145,6 +147,14 @@ class Journal:
     def close(self) -> None:
         """Close the file; it stays until the target is finished."""
         self._log.close()
+
+
+def _are_columns(value: Any) -> bool:
+    """Return whether a value is a list of pairs of texts: names and encodings."""
+    return isinstance(value, list) and all(
+        isinstance(one, list) and len(one) == 2 and all(isinstance(text, str) for text in one)
+        for one in value
+    )
 
 
 def _is_there(entry: dict[str, Any], there: Mapping[str, int]) -> bool:
