@@ -253,7 +253,7 @@ def test_a_state_of_the_original_from_within_an_epoch_is_refused(folders, step):
         "its order of samples is not the order here"
     )
     assert caught.value.hint == (
-        "Finish that epoch with mosaicml-streaming, or set sample_in_epoch to 0 to begin it anew."
+        "Finish that epoch with mosaicml-streaming, or set sample_in_epoch to 0 to start it again."
     )
     assert data.next_epoch == 0
 

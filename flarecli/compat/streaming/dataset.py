@@ -407,7 +407,7 @@ class StreamingDataset:
             raise UsageError(
                 f"the state was saved by mosaicml-streaming at sample {step} of epoch {epoch}; "
                 "its order of samples is not the order here",
-                hint="Finish that epoch with mosaicml-streaming, or set sample_in_epoch to 0 to begin it anew.",
+                hint="Finish that epoch with mosaicml-streaming, or set sample_in_epoch to 0 to start it again.",
             )
         if seed < 0 or epoch < 0 or not 0 <= step <= -(-self._steps() // ranks) * ranks:
             raise UsageError(
