@@ -38,7 +38,7 @@ class _Signals:
         self._hook = sys.unraisablehook
 
     def install(self) -> None:
-        """Take over the signals, unless whoever started the process had them ignored or this is not the main thread."""
+        """Install the handlers, except for ignored signals; do nothing outside the main thread."""
         for number in _NAMES:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._take(number, self._caught)
@@ -147,9 +147,7 @@ def _run(args: Sequence[str], signals: _Signals) -> int:
             signals.armed = False  # from here on a signal only changes the exit code
     except KeyboardInterrupt:
         signals.number = signals.number or signal.SIGINT
-    except (
-        Exception
-    ) as error:  # an installation that is not whole; everything else is told by the command line
+    except Exception as error:  # a broken installation; the command line reports all other errors
         code = 6 if isinstance(error, ImportError) else 1
         _tell(f"error: {type(error).__name__}: {error}\nhint: Install flare again.\n")
     if signals.number:

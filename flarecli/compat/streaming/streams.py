@@ -200,7 +200,7 @@ class Stream:
                 f"Reused local directory: its {INDEX} is not that of {redact(str(self.remote))}. "
                 "Provide a different one.",
                 where=self.folder,
-                hint="If the remote dataset was written anew, remove the folder.",
+                hint="If the remote dataset was replaced, remove the folder.",
             )
 
     def _here(self, name: str) -> Location:
