@@ -25,6 +25,8 @@ lint: .venv/dev  ## ruff, no changes made
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 types: .venv/dev  ## mypy --strict on the package
 	$(BIN)/mypy
+prose: .venv/dev  ## draw 100 docstrings, messages and sentences at random, to review the English: SEED=N
+	@$(BIN)/python tests/prose.py $(or $(SEED),1)
 bench: .venv/installed  ## start-up, speed and memory; PEER_PYTHON=… and others name interpreters of the originals: benchmarks/README.md
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/pack_text.py
@@ -44,4 +46,4 @@ bench: .venv/installed  ## start-up, speed and memory; PEER_PYTHON=… and other
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-.PHONY: help demo test portable interop originals check lint types bench
+.PHONY: help demo test portable interop originals check lint types prose bench
