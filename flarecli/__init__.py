@@ -68,6 +68,7 @@ __all__ = [
     "Writer",
     "__version__",
     "cat",
+    "close",
     "encoding",
     "errors",
     "inspect",
@@ -81,6 +82,13 @@ __all__ = [
     "unpack",
     "verify",
 ]
+
+
+def close() -> None:
+    """Close what this process shares: connections, threads, open files. What is used afterwards opens again."""
+    from flarecli.lifetimes import close_all
+
+    close_all()
 
 
 def __getattr__(name: str) -> object:

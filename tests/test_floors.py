@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "flarecli"
 FLOORS = [
-    {"errors", "arrow", "records", "cpus"},
+    {"errors", "arrow", "records", "cpus", "lifetimes"},
     {"names"},
     {"guesses", "expansion"},
     {"counts", "later", "units", "given", "wildcards", "hashes", "compress", "progress"},
