@@ -45,23 +45,21 @@ HEAVY = {
     "zstandard",
 }
 DOORS = {  # `locate` opens the store that an address asks for, and data may lead from one store into another: the one ring there is
-    ("flarecli.storage.location", "flarecli.storage.local"),
-    ("flarecli.storage.location", "flarecli.storage.http"),
-    ("flarecli.storage.location", "flarecli.storage.objects"),
-    ("flarecli.storage.location", "flarecli.storage.anything"),
+    ("flarecli.storage.base", "flarecli.storage.local"),
+    ("flarecli.storage.base", "flarecli.storage.http.store"),
+    ("flarecli.storage.base", "flarecli.storage.cloud.store"),
+    ("flarecli.storage.base", "flarecli.storage.fsspec_store"),
 }
 PARTS = {  # what higher floors may take from inside a room; anything else goes by the room's own file
     # writing a journal needs the local disk, a check a file in memory or in passing, links the engine below the store
     "storage": {
-        "addresses",
+        "cloud",
         "flock",
+        "http",
         "local",
         "memory",
-        "object_sums",
-        "passing",
-        "swaps",
+        "single_pass",
         "threads",
-        "transfers",
         "workers",
     },
     "formats": {

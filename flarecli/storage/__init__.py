@@ -6,11 +6,7 @@ per scheme, chosen openly: no store ever stands in for another. A short read is 
 
 from __future__ import annotations
 
-from flarecli.storage.ahead import expect, is_cold, large_memory, read_ahead
-from flarecli.storage.globs import globbed
-from flarecli.storage.handles import files_limit
-from flarecli.storage.limits import Limits
-from flarecli.storage.location import (
+from flarecli.storage.base import (
     Entry,
     Guard,
     Keeper,
@@ -24,6 +20,10 @@ from flarecli.storage.location import (
     read_each,
     with_reach,
 )
+from flarecli.storage.glob import globbed
+from flarecli.storage.handles import files_limit
+from flarecli.storage.limits import Limits
+from flarecli.storage.mmap import expect, is_cold, large_memory, read_ahead
 from flarecli.storage.threads import side_by_side
 
 __all__ = [

@@ -30,8 +30,7 @@ from flarecli.errors import (
 )
 from flarecli.hashes import Sums
 from flarecli.names import bare, check_name, is_url, local_path, redact, scheme_of, whole_path
-from flarecli.storage.ahead import ahead_of_file
-from flarecli.storage.location import (
+from flarecli.storage.base import (
     Entry,
     Guard,
     Location,
@@ -40,6 +39,7 @@ from flarecli.storage.location import (
     locate_named,
     short_read,
 )
+from flarecli.storage.mmap import ahead_of_file
 from flarecli.storage.specials import is_special
 from flarecli.storage.symlinks import is_link, leads_back, looked_at
 
@@ -460,7 +460,7 @@ class LocalStore:
                 )
             fd = os.open(part, _CREATE, 0o666, dir_fd=scratch)
             try:
-                from flarecli.storage.sink import Sink  # nobody who reads needs it
+                from flarecli.storage.direct_io import Sink  # nobody who reads needs it
 
                 sink = Sink(fd, self.durable)
                 for data in parts:
@@ -500,7 +500,7 @@ class LocalStore:
                 raise self.error(error, path) from None
 
     def extend(self, path: str, size: int, parts: Iterable[Part]) -> None:
-        from flarecli.storage.sink import write_all
+        from flarecli.storage.direct_io import write_all
 
         with self.opened(path, _READ | os.O_WRONLY) as fd:
             there = os.lseek(fd, 0, os.SEEK_END)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from flarecli.errors import MissingError, UsageError
 from flarecli.hashes import Sums
 from flarecli.names import bare, check_name
-from flarecli.storage.location import Entry, Location, Part, Written, short_read
+from flarecli.storage.base import Entry, Location, Part, Written, short_read
 
 __all__ = ["MemoryStore"]
 

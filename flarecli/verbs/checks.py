@@ -27,7 +27,7 @@ from flarecli.records import dataclass, field, replace
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
 from flarecli.storage.memory import MemoryStore
-from flarecli.storage.passing import in_passing
+from flarecli.storage.single_pass import in_passing
 from flarecli.verbs.checks_places import placed
 from flarecli.verbs.checks_repairs import AGAIN
 from flarecli.verbs.checks_streams import keys
@@ -310,7 +310,7 @@ def _with_kept(at: Location, claims: Sequence[Claim], out: Checked) -> Sequence[
     """Add what the store itself keeps of an object to what is listed of it, as far as it can be computed here."""
     if at.is_local:
         return claims
-    from flarecli.storage.object_sums import kept_sums  # the libraries behind buckets
+    from flarecli.storage.cloud.checksums import kept_sums  # the libraries behind buckets
 
     kept = kept_sums(at)
     strange = sorted(set(kept.hashes) - set(known()))

@@ -17,8 +17,8 @@ import pyarrow as pa
 from flarecli.errors import FlareError, UnsafeError
 from flarecli.names import is_url, redact, redact_text
 from flarecli.storage import Guard, Limits, Location, bucket_in
-from flarecli.storage.addresses import Address, parse, usual
-from flarecli.storage.transfers import Engine, Fault, Page, Wanted
+from flarecli.storage.http.engine import Engine, Fault, Page, Wanted
+from flarecli.storage.http.url import Address, parse, usual
 from flarecli.write.link_texts import texts_of
 from flarecli.write.spool import FetchedLink, address_digest
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from flarecli.errors import BusyError, FlareError
 from flarecli.storage import Location
-from flarecli.storage.swaps import Held, held, swap
+from flarecli.storage.cloud.conditional_put import Held, held, swap
 from flarecli.storage.threads import start
 
 __all__ = ["DEAD_S", "Lease"]

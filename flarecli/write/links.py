@@ -25,8 +25,8 @@ from flarecli.model import IntArray
 from flarecli.names import redact, redact_text
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits, Location, bucket_note
+from flarecli.storage.http.engine import Fault, Page
 from flarecli.storage.threads import wait_for
-from flarecli.storage.transfers import Fault, Page
 from flarecli.units import format_count, format_size
 from flarecli.write.asking import Asker, Flaw, Found, Link, Slice
 from flarecli.write.bodies import Bodies

@@ -20,7 +20,8 @@ import pytest
 from flarecli.cache import BLOCK, Cache, CacheWarning, folder, kept
 from flarecli.cache.entries import entry
 from flarecli.hashes import digest
-from flarecli.storage import Guard, locate, plan
+from flarecli.storage import Guard, locate
+from flarecli.storage import ranges as plan
 
 DATA = random.Random(5).randbytes(5 * BLOCK + 12_345)
 
@@ -501,7 +502,8 @@ def test_only_what_comes_over_the_network_is_kept(tmp_path, web, home):
 FEW_HANDLES = """
     import os, resource, sys
     from flarecli.cache import Cache
-    from flarecli.storage import Guard, http, locate
+    from flarecli.storage import Guard, locate
+    from flarecli.storage.http import store as http
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     guard, views = Guard(keeper=Cache(sys.argv[2])), []

@@ -44,7 +44,8 @@ from flarecli.media import checking, kinds, measuring
 from flarecli.media.resize import Resize, resized
 from flarecli.model import Chunk, File
 from flarecli.playlists.checking import faults
-from flarecli.storage import Location, answers, locate
+from flarecli.storage import Location, locate
+from flarecli.storage.http import response as answers
 from flarecli.storage.memory import MemoryStore
 from flarecli.verbs.remembered import Remembered
 from flarecli.write.journal import Journal

@@ -9,7 +9,8 @@ import flarecli as flare
 from flarecli.formats import mds
 from flarecli.model import Settings
 from flarecli.read import fetching
-from flarecli.storage import ahead, spare
+from flarecli.storage import mmap as ahead
+from flarecli.storage import spare
 
 ROWS = 300
 

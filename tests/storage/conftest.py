@@ -25,7 +25,7 @@ from xml.sax.saxutils import escape
 import pytest
 
 from flarecli.storage import Limits
-from flarecli.storage.transfers import Engine
+from flarecli.storage.http.engine import Engine
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 NO_CLOUD = {  # nothing of this machine's own settings counts, and no metadata service is asked

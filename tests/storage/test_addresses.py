@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flarecli.errors import FlareError, FormatError, UnsafeError
-from flarecli.storage import addresses
-from flarecli.storage.addresses import join, parse, redirected, reserved, usual
+from flarecli.storage.http import url as addresses
+from flarecli.storage.http.url import join, parse, redirected, reserved, usual
 
 
 @pytest.mark.parametrize(

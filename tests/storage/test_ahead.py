@@ -6,7 +6,7 @@ import os
 import pytest
 
 from flarecli.storage import locate
-from flarecli.storage.ahead import ahead_of_file, is_cold, read_ahead
+from flarecli.storage.mmap import ahead_of_file, is_cold, read_ahead
 
 
 def drop_pages(fd):

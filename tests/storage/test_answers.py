@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flarecli.errors import FormatError, IntegrityError, MissingError, ReachError
-from flarecli.storage.answers import Answer, broken, decoded, refused
+from flarecli.storage.http.response import Answer, broken, decoded, refused
 
 TEXT = b"what it is, before anything was done to it; " * 100
 

@@ -7,7 +7,7 @@ import pytest
 import flarecli
 from flarecli.__main__ import main
 from flarecli.storage import Guard, locate
-from flarecli.storage.location import other_bucket
+from flarecli.storage.base import other_bucket
 
 HINT = (
     "hint: Data from the network reads other buckets without credentials; "

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from flarecli.storage import clients as opened
-from flarecli.storage.clients import Clients
+from flarecli.storage.cloud import client_pool as opened
+from flarecli.storage.cloud.client_pool import Clients
 from flarecli.storage.limits import Limits
 
 
@@ -40,7 +40,7 @@ def test_threads_that_begin_together_share_one_client(clients):
 
 
 def test_threads_that_are_refused_together_go_one_way_further(clients, monkeypatch):
-    monkeypatch.setattr("flarecli.storage.credentials.Way.is_open", True)  # nobody is asked
+    monkeypatch.setattr("flarecli.storage.cloud.credentials.Way.is_open", True)  # nobody is asked
     refused = clients.current()[1]
     assert in_threads(lambda: clients.otherwise(refused)) == [True] * 16
     assert [way.words for way in clients.tried] == [
@@ -60,7 +60,7 @@ def test_stores_that_would_open_the_same_client_share_it(clients, monkeypatch):
 
 
 def test_a_client_that_was_refused_is_shared_no_more(clients, monkeypatch):
-    monkeypatch.setattr("flarecli.storage.credentials.Way.is_open", False)
+    monkeypatch.setattr("flarecli.storage.cloud.credentials.Way.is_open", False)
     refused = clients.current()[1]
     assert not clients.otherwise(refused)
     assert Clients("s3://files/", Limits()).current()[1] is not refused

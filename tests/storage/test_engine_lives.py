@@ -9,9 +9,12 @@ from queue import SimpleQueue
 import pytest
 
 from flarecli.errors import IntegrityError
-from flarecli.storage import http, locate, object_sums, objects
-from flarecli.storage.addresses import parse
-from flarecli.storage.transfers import Request
+from flarecli.storage import locate
+from flarecli.storage.cloud import checksums as object_sums
+from flarecli.storage.cloud import store as objects
+from flarecli.storage.http import store as http
+from flarecli.storage.http.engine import Request
+from flarecli.storage.http.url import parse
 
 DATA = bytes(range(256)) * 4096
 

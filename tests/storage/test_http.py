@@ -26,7 +26,9 @@ from flarecli.errors import (
     UnsafeError,
     UsageError,
 )
-from flarecli.storage import Guard, Limits, locate, permits, slots
+from flarecli.storage import Guard, Limits, locate
+from flarecli.storage.http import ip_guard as permits
+from flarecli.storage.http import transfer as slots
 
 DATA = random.Random(1).randbytes(300_000)
 

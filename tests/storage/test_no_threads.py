@@ -10,7 +10,8 @@ from flarecli import read, verbs
 from flarecli.cli import run
 from flarecli.errors import ReachError
 from flarecli.model import Settings
-from flarecli.storage import locate, threads, transfers
+from flarecli.storage import locate, threads
+from flarecli.storage.http import engine as transfers
 from flarecli.storage.limits import Limits
 from flarecli.storage.workers import Workers
 from flarecli.write import Writer

@@ -11,9 +11,10 @@ import pytest
 
 from flarecli import hashes, verbs
 from flarecli.model import Finding
-from flarecli.storage import locate, object_sums
-from flarecli.storage.answers import Answer
-from flarecli.storage.object_sums import Kept, kept_sums, signed
+from flarecli.storage import locate
+from flarecli.storage.cloud import checksums as object_sums
+from flarecli.storage.cloud.checksums import Kept, kept_sums, signed
+from flarecli.storage.http.response import Answer
 from flarecli.write import Writer
 
 PARTS = Kept(why_not="they are sums of the parts of an upload")

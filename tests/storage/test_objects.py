@@ -24,7 +24,7 @@ from flarecli.errors import (
     UsageError,
 )
 from flarecli.storage import Guard, Limits, locate
-from flarecli.storage.credentials import ways
+from flarecli.storage.cloud.credentials import ways
 
 DATA = os.urandom(200_000)
 SECRETS = ("verysecret", "AKIDEXAMPLE", "tokentoken")

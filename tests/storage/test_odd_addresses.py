@@ -8,7 +8,8 @@ import pytest
 
 from flarecli.cache import Cache
 from flarecli.errors import FlareError, FormatError, UsageError
-from flarecli.storage import Guard, addresses, locate
+from flarecli.storage import Guard, locate
+from flarecli.storage.http import url as addresses
 
 DATA = bytes(range(256)) * 40
 

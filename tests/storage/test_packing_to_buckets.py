@@ -17,8 +17,8 @@ from flarecli import verbs
 from flarecli.errors import BusyError, UnfinishedError, UsageError
 from flarecli.formats import names
 from flarecli.storage import Guard, Limits, locate
-from flarecli.storage.anything import AnyStore
-from flarecli.storage.objects import ObjectStore, Unconditional
+from flarecli.storage.cloud.store import ObjectStore, Unconditional
+from flarecli.storage.fsspec_store import AnyStore
 from flarecli.write import Failure, Writer, lease
 
 ROWS = 400

@@ -11,9 +11,9 @@ import pytest
 import flarecli
 from flarecli.__main__ import main
 from flarecli.errors import UnsafeError, UsageError
-from flarecli.storage import Guard, Limits, locate, permits, with_reach
-from flarecli.storage.addresses import parse
-from flarecli.storage.permits import (
+from flarecli.storage import Guard, Limits, locate, with_reach
+from flarecli.storage.http import ip_guard as permits
+from flarecli.storage.http.ip_guard import (
     AllowedHost,
     Permit,
     check_address,
@@ -21,9 +21,10 @@ from flarecli.storage.permits import (
     permit_for,
     redirect_permit,
 )
-from flarecli.storage.request import Request
-from flarecli.storage.slots import Slot
-from flarecli.storage.window import Window
+from flarecli.storage.http.request import Request
+from flarecli.storage.http.transfer import Slot
+from flarecli.storage.http.url import parse
+from flarecli.storage.http.window import Window
 
 
 def index(folder, *urls):

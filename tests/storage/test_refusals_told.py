@@ -104,7 +104,7 @@ def test_a_body_that_decodes_to_more_than_memory_should_hold_is_refused(web, mon
     import gzip
     import os
 
-    from flarecli.storage import slots
+    from flarecli.storage.http import transfer as slots
 
     monkeypatch.setattr(slots, "_DECODED", 1 << 20)
     data = os.urandom(1 << 16) * 17  # not by its ratio: what is sent grows along

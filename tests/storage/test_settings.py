@@ -10,8 +10,10 @@ import fsspec
 import pytest
 
 from flarecli.errors import FlareError, MissingError, ReachError
-from flarecli.storage import Guard, Limits, anything, locate, native
-from flarecli.storage.refusals import told
+from flarecli.storage import Guard, Limits, locate
+from flarecli.storage import fsspec_store as anything
+from flarecli.storage.cloud import fork_safety as native
+from flarecli.storage.cloud.errors import told
 
 ONCE = Guard(limits=Limits(retries=0, timeout_s=0.5))
 SETTINGS = "Check the variables of the environment, and the files that they name."

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli.errors import ReachError
-from flarecli.storage import locate, sink
+from flarecli.storage import direct_io as sink
+from flarecli.storage import locate
 
 BUFFER = 16384
 

@@ -13,11 +13,12 @@ from queue import SimpleQueue
 import pytest
 
 from flarecli.errors import ReachError
-from flarecli.storage import Guard, Limits, locate, tries
-from flarecli.storage.addresses import parse
-from flarecli.storage.hosts import Hosts
-from flarecli.storage.permits import PUBLIC, Permit
-from flarecli.storage.transfers import Engine, Request
+from flarecli.storage import Guard, Limits, locate
+from flarecli.storage.http import retry as tries
+from flarecli.storage.http.engine import Engine, Request
+from flarecli.storage.http.ip_guard import PUBLIC, Permit
+from flarecli.storage.http.scheduler import Hosts
+from flarecli.storage.http.url import parse
 
 BODY = os.urandom(50_000)
 CUT = "the connection ended before the answer was whole"

@@ -8,9 +8,9 @@ from queue import Empty, Full, Queue
 import pytest
 
 from flarecli.hashes import Sums
-from flarecli.storage import uploads
-from flarecli.storage.plan import PIECE
-from flarecli.storage.uploads import upload
+from flarecli.storage.cloud import multipart as uploads
+from flarecli.storage.cloud.multipart import upload
+from flarecli.storage.ranges import PIECE
 
 
 def test_an_upload_that_has_failed_takes_no_more_of_what_is_to_be_written():

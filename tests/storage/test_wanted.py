@@ -4,9 +4,9 @@ import os
 import threading
 import time
 
-from flarecli.storage.addresses import parse
-from flarecli.storage.hosts import Hosts
-from flarecli.storage.transfers import Engine, Fault, Page, Wanted
+from flarecli.storage.http.engine import Engine, Fault, Page, Wanted
+from flarecli.storage.http.scheduler import Hosts
+from flarecli.storage.http.url import parse
 
 BODY = os.urandom(20_000)
 
@@ -68,7 +68,7 @@ def test_a_failure_a_redirect_and_a_page_change_no_other_object(web, engine):
 
 
 def test_one_that_was_tried_again_is_like_the_others(web, engine, monkeypatch):
-    monkeypatch.setattr("flarecli.storage.tries.WAIT_S", 0.001)
+    monkeypatch.setattr("flarecli.storage.http.retry.WAIT_S", 0.001)
 
     def serve(handler, times):
         handler.answer(503 if times == 1 else 200, handler.path.encode())
@@ -83,7 +83,7 @@ def test_a_crowded_host_whose_time_comes_while_the_thread_is_held_up_is_asked_ag
     web, engine, monkeypatch
 ):
     """A busy machine may stop the thread between its look at what may be started and its wait."""
-    monkeypatch.setattr("flarecli.storage.tries.WAIT_S", 0.001)
+    monkeypatch.setattr("flarecli.storage.http.retry.WAIT_S", 0.001)
     reckoned = Engine._timeout
 
     def held_up(self):
@@ -140,7 +140,7 @@ def test_the_next_one_needed_comes_when_there_is_no_room(web, engine):
 
 def test_a_mistake_in_the_thread_is_told_to_all_that_waits(web, engine, monkeypatch):
     web.file("/a", BODY)
-    monkeypatch.setattr("flarecli.storage.slots.Slot.finish", lambda self, code: 1 // 0)
+    monkeypatch.setattr("flarecli.storage.http.transfer.Slot.finish", lambda self, code: 1 // 0)
     found = fetched(engine(), [web.url("/a"), None, web.url("/a")])
     assert [one if isinstance(one, str) else (one.kind, one.message) for one in found] == [
         ("bug", "ZeroDivisionError: integer division or modulo by zero"),

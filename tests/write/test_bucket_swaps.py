@@ -7,7 +7,7 @@ import pytest
 from flarecli.errors import BusyError, UsageError
 from flarecli.model import Settings
 from flarecli.storage import locate
-from flarecli.storage.anything import AnyStore
+from flarecli.storage.fsspec_store import AnyStore
 from flarecli.write import Failure, Writer
 
 

@@ -546,7 +546,7 @@ def test_every_kind_of_text_column_holds_links(at, tmp_path, kind):
 
 def test_a_mistake_in_the_transfer_thread_is_no_failed_row(web, at, monkeypatch):
     web.file("/a.jpg", JPEG)
-    monkeypatch.setattr("flarecli.storage.slots.Slot.finish", lambda self, code: 1 // 0)
+    monkeypatch.setattr("flarecli.storage.http.transfer.Slot.finish", lambda self, code: 1 // 0)
     with pytest.raises(RuntimeError, match=r"^ZeroDivisionError: "):
         collected([index([web.url("/a.jpg")])], at)
 

@@ -17,10 +17,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from flarecli.errors import FormatError, IntegrityError, UnsafeError, UsageError
 from flarecli.names import redact, scheme_of
-from flarecli.storage import direct, plan
-from flarecli.storage.addresses import Address, folder_of, join, parse
-from flarecli.storage.answers import changed, settled
-from flarecli.storage.location import (
+from flarecli.storage import ranges as plan
+from flarecli.storage.base import (
     BUCKET_SCHEMES,
     Entry,
     Guard,
@@ -29,9 +27,12 @@ from flarecli.storage.location import (
     Written,
     other_bucket,
 )
-from flarecli.storage.slots import short
+from flarecli.storage.http import direct
+from flarecli.storage.http.engine import Request
+from flarecli.storage.http.response import changed, settled
+from flarecli.storage.http.transfer import short
+from flarecli.storage.http.url import Address, folder_of, join, parse
 from flarecli.storage.threads import wait_for
-from flarecli.storage.transfers import Request
 
 __all__ = ["HttpStore"]
 

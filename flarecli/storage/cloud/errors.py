@@ -13,7 +13,7 @@ from flarecli.errors import (
     ReachError,
     UsageError,
 )
-from flarecli.storage.answers import changed
+from flarecli.storage.http.response import changed
 
 __all__ = [
     "ANONYMOUS",

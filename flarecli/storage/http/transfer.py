@@ -18,15 +18,15 @@ import pycurl
 
 from flarecli import __version__
 from flarecli.errors import FlareError, FormatError
-from flarecli.storage import answers
-from flarecli.storage.addresses import Address
-from flarecli.storage.answers import Answer, Fault
+from flarecli.storage.http import response as answers
+from flarecli.storage.http.ip_guard import Permit, check_address
+from flarecli.storage.http.request import Request
+from flarecli.storage.http.response import Answer, Fault
+from flarecli.storage.http.url import Address
 from flarecli.storage.limits import Limits
-from flarecli.storage.permits import Permit, check_address
-from flarecli.storage.request import Request
 
 if TYPE_CHECKING:
-    from flarecli.storage.window import Window
+    from flarecli.storage.http.window import Window
 
 __all__ = ["Slot", "certificates", "short"]
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from flarecli.errors import BusyError, MissingError
-from flarecli.storage.location import Location
-from flarecli.storage.objects import ObjectStore, Unconditional
+from flarecli.storage.base import Location
+from flarecli.storage.cloud.store import ObjectStore, Unconditional
 
 __all__ = ["Held", "held", "swap"]
 

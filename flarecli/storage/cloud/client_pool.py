@@ -12,10 +12,10 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from flarecli.errors import ReachError
-from flarecli.storage import native
-from flarecli.storage.credentials import Way, ways
+from flarecli.storage.cloud import fork_safety as native
+from flarecli.storage.cloud.credentials import Way, ways
+from flarecli.storage.http.retry import FIRST_CONTACT_S, OUTAGE_S
 from flarecli.storage.limits import Limits
-from flarecli.storage.tries import FIRST_CONTACT_S, OUTAGE_S
 
 __all__ = ["Clients"]
 

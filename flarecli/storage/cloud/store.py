@@ -16,13 +16,15 @@ from typing import Any, NamedTuple, TypeVar
 from flarecli.errors import BusyError, FormatError, IntegrityError, MissingError, UsageError
 from flarecli.hashes import Sums
 from flarecli.names import redact
-from flarecli.storage import keys, plan, refusals
-from flarecli.storage.answers import changed
-from flarecli.storage.clients import Clients
-from flarecli.storage.location import Entry, Guard, Location, Part, Written, short_read
-from flarecli.storage.outages import Outage, outage_of
+from flarecli.storage import ranges as plan
+from flarecli.storage.base import Entry, Guard, Location, Part, Written, short_read
+from flarecli.storage.cloud import address as keys
+from flarecli.storage.cloud import errors as refusals
+from flarecli.storage.cloud.client_pool import Clients
+from flarecli.storage.cloud.multipart import AHEAD, upload
+from flarecli.storage.cloud.outage import Outage, outage_of
+from flarecli.storage.http.response import changed
 from flarecli.storage.threads import ahead, alone, in_order, side_by_side
-from flarecli.storage.uploads import AHEAD, upload
 
 __all__ = ["ObjectStore", "Unconditional"]
 

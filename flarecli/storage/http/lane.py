@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 
 import pycurl
 
-from flarecli.storage.hosts import Hosts
+from flarecli.storage.http.pools import Pool
+from flarecli.storage.http.scheduler import Hosts
+from flarecli.storage.http.window import Window
 from flarecli.storage.limits import Limits
-from flarecli.storage.pools import Pool
-from flarecli.storage.window import Window
 
 __all__ = ["Lane"]
 

@@ -23,19 +23,20 @@ from weakref import WeakSet
 import pycurl
 
 from flarecli.errors import FlareError
-from flarecli.storage import addresses, answers
-from flarecli.storage.answers import Fault
-from flarecli.storage.hosts import Hosts
-from flarecli.storage.lane import Lane
+from flarecli.storage.http import response as answers
+from flarecli.storage.http import url as addresses
+from flarecli.storage.http.ip_guard import Permit
+from flarecli.storage.http.lane import Lane
+from flarecli.storage.http.pools import Pool, Sockets
+from flarecli.storage.http.request import Request
+from flarecli.storage.http.response import Fault
+from flarecli.storage.http.retry import Tries
+from flarecli.storage.http.scheduler import Hosts
+from flarecli.storage.http.transfer import Slot
+from flarecli.storage.http.wanted import Page, Wanted
+from flarecli.storage.http.window import Window
 from flarecli.storage.limits import Limits
-from flarecli.storage.permits import Permit
-from flarecli.storage.pools import Pool, Sockets
-from flarecli.storage.request import Request
-from flarecli.storage.slots import Slot
 from flarecli.storage.threads import start
-from flarecli.storage.tries import Tries
-from flarecli.storage.wanted import Page, Wanted
-from flarecli.storage.window import Window
 
 __all__ = ["Engine", "Fault", "Page", "Request", "Wanted"]
 

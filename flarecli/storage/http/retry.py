@@ -11,9 +11,9 @@ import itertools
 import random
 import time
 
-from flarecli.storage.answers import UNREACHABLE, Fault
-from flarecli.storage.hosts import Hosts
-from flarecli.storage.request import Request
+from flarecli.storage.http.request import Request
+from flarecli.storage.http.response import UNREACHABLE, Fault
+from flarecli.storage.http.scheduler import Hosts
 
 __all__ = ["FIRST_CONTACT_S", "OUTAGE_S", "Tries", "outage_delay"]
 

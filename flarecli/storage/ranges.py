@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flarecli.storage.location import Part
+from flarecli.storage.base import Part
 
 __all__ = ["PIECE", "cut", "joined", "split"]
 

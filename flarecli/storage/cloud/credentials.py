@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from flarecli.errors import FlareError, ReachError
-from flarecli.storage.addresses import parse
+from flarecli.storage.http.url import parse
 
 __all__ = ["Way", "ways"]
 

@@ -8,8 +8,8 @@ import time
 
 import pycurl
 
-from flarecli.storage.request import Request
-from flarecli.storage.slots import Slot
+from flarecli.storage.http.request import Request
+from flarecli.storage.http.transfer import Slot
 
 __all__ = ["Window"]
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from flarecli.errors import FlareError, UsageError
-from flarecli.storage.addresses import DEFAULT_PORTS, parse, reserved, unwrapped
+from flarecli.storage.http.url import DEFAULT_PORTS, parse, reserved, unwrapped
 
 __all__ = [
     "PUBLIC",

@@ -12,8 +12,8 @@ from itertools import chain
 from queue import Empty, Full, Queue, SimpleQueue
 
 from flarecli.hashes import Sums
-from flarecli.storage.location import Part
-from flarecli.storage.plan import PIECE
+from flarecli.storage.base import Part
+from flarecli.storage.ranges import PIECE
 from flarecli.storage.threads import Outcome, begin, wait_for
 
 __all__ = ["AHEAD", "upload"]

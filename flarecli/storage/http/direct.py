@@ -14,14 +14,14 @@ import time
 
 import pycurl
 
-from flarecli.storage import answers
-from flarecli.storage.answers import Fault
+from flarecli.storage.http import response as answers
+from flarecli.storage.http.engine import SLOW, Engine
+from flarecli.storage.http.ip_guard import Permit
+from flarecli.storage.http.request import Request
+from flarecli.storage.http.response import Fault
+from flarecli.storage.http.transfer import Slot
+from flarecli.storage.http.window import Window
 from flarecli.storage.limits import Limits
-from flarecli.storage.permits import Permit
-from flarecli.storage.request import Request
-from flarecli.storage.slots import Slot
-from flarecli.storage.transfers import SLOW, Engine
-from flarecli.storage.window import Window
 
 __all__ = ["shared", "transfer"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from flarecli.errors import MissingError, ReachError, UsageError
 from flarecli.names import is_url, local_path, redact, scheme_of, whole_path
-from flarecli.storage.location import LISTED, Guard, locate
+from flarecli.storage.base import LISTED, Guard, locate
 from flarecli.wildcards import SIGNS, divided, pattern_of
 
 __all__ = ["globbed"]

@@ -22,10 +22,10 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from flarecli.storage.answers import Answer, refused
-from flarecli.storage.location import Location
-from flarecli.storage.objects import ObjectStore
-from flarecli.storage.slots import certificates
+from flarecli.storage.base import Location
+from flarecli.storage.cloud.store import ObjectStore
+from flarecli.storage.http.response import Answer, refused
+from flarecli.storage.http.transfer import certificates
 
 __all__ = ["Kept", "kept_sums", "signed"]
 

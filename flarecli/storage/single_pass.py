@@ -15,9 +15,9 @@ from typing import Any
 
 from flarecli.errors import FlareError
 from flarecli.hashes import Sums
-from flarecli.storage.ahead import large_memory
+from flarecli.storage.base import Location, short_read
 from flarecli.storage.local import LocalStore
-from flarecli.storage.location import Location, short_read
+from flarecli.storage.mmap import large_memory
 
 __all__ = ["in_passing"]
 

@@ -287,12 +287,12 @@ def with_reach(
     raises  UsageError for a value of `allow_host` that is neither a host nor a network
     """
     if allow_host:
-        from flarecli.storage.permits import check_hosts
+        from flarecli.storage.http.ip_guard import check_hosts
 
         hosts = dict.fromkeys((*guard.allow_hosts, *check_hosts(allow_host)))
         guard = replace(guard, allow_hosts=tuple(hosts))
     if any("://" in source for source in sources):
-        from flarecli.storage.permits import typed_origins
+        from flarecli.storage.http.ip_guard import typed_origins
 
         guard = replace(guard, named=guard.named | typed_origins(sources))
     return guard
@@ -325,12 +325,12 @@ def locate_named(address: str, guard: Guard) -> Location:
     """
     scheme = scheme_of(address)
     if scheme in ("http", "https"):
-        from flarecli.storage.http import HttpStore
+        from flarecli.storage.http.store import HttpStore
 
         at = HttpStore.named_by_data(address, guard)
         return at if guard.keeper is None else replace(at, store=guard.keeper.over(at.store))
     if scheme in HOST_SCHEMES:
-        from flarecli.storage.permits import permits_host
+        from flarecli.storage.http.ip_guard import permits_host
 
         if not permits_host(address, guard.allow_private, guard.allow_hosts):
             raise UnsafeError(
@@ -405,14 +405,14 @@ def locate(
 def _remote(scheme: str, address: str, guard: Guard, unknown: type[FlareError]) -> Location:
     """Open the one store that serves a scheme; another library than obstore serves S3 only where the environment asks for it."""
     if scheme in ("http", "https"):
-        from flarecli.storage.http import HttpStore
+        from flarecli.storage.http.store import HttpStore
 
         return HttpStore.locate(address, guard)
     if scheme in ("gs", "az") or (scheme == "s3" and os.environ.get("FLARE_S3", "") != "s3fs"):
-        from flarecli.storage.objects import ObjectStore
+        from flarecli.storage.cloud.store import ObjectStore
 
         return ObjectStore.locate(address, guard)
-    from flarecli.storage.anything import AnyStore
+    from flarecli.storage.fsspec_store import AnyStore
 
     return AnyStore.locate(address, guard, unknown)
 

@@ -30,11 +30,11 @@ from flarecli.errors import (
 )
 from flarecli.hashes import Sums
 from flarecli.names import redact, redact_text, scheme_of
-from flarecli.storage import keys
-from flarecli.storage.answers import SETTLED_S, changed
-from flarecli.storage.credentials import ways
-from flarecli.storage.location import Entry, Guard, Location, Part, Written, short_read
-from flarecli.storage.refusals import denied, is_refusal
+from flarecli.storage.base import Entry, Guard, Location, Part, Written, short_read
+from flarecli.storage.cloud import address as keys
+from flarecli.storage.cloud.credentials import ways
+from flarecli.storage.cloud.errors import denied, is_refusal
+from flarecli.storage.http.response import SETTLED_S, changed
 from flarecli.storage.threads import alone, side_by_side
 
 __all__ = ["AnyStore"]

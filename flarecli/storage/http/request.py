@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from flarecli.storage.addresses import Address
-from flarecli.storage.answers import Answer, Fault
-from flarecli.storage.permits import Permit, permit_for, redirect_permit
+from flarecli.storage.http.ip_guard import Permit, permit_for, redirect_permit
+from flarecli.storage.http.response import Answer, Fault
+from flarecli.storage.http.url import Address
 
 if TYPE_CHECKING:
-    from flarecli.storage.wanted import Wanted
+    from flarecli.storage.http.wanted import Wanted
 
 __all__ = ["Request"]
 

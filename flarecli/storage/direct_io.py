@@ -18,7 +18,7 @@ import mmap
 import os
 from collections.abc import Callable
 
-from flarecli.storage.ahead import large_memory
+from flarecli.storage.mmap import large_memory
 from flarecli.storage.room import Room
 
 __all__ = ["Sink", "write_all"]

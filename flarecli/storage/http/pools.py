@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import pycurl
 
-from flarecli.storage.permits import Permit
-from flarecli.storage.slots import Slot
+from flarecli.storage.http.ip_guard import Permit
+from flarecli.storage.http.transfer import Slot
 
 __all__ = ["Pool", "Sockets"]
 

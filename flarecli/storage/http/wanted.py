@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from flarecli.storage.addresses import Address
-from flarecli.storage.answers import Fault
-from flarecli.storage.request import Request
+from flarecli.storage.http.request import Request
+from flarecli.storage.http.response import Fault
+from flarecli.storage.http.url import Address
 
 __all__ = ["Page", "Wanted"]
 

@@ -6,9 +6,9 @@ from collections import deque
 from itertools import repeat
 from typing import TypeAlias
 
-from flarecli.storage.permits import Permit, permit_for
-from flarecli.storage.request import Request
-from flarecli.storage.wanted import Wanted
+from flarecli.storage.http.ip_guard import Permit, permit_for
+from flarecli.storage.http.request import Request
+from flarecli.storage.http.wanted import Wanted
 
 __all__ = ["Hosts"]
 

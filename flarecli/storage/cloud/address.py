@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from flarecli.errors import UnsafeError, UsageError
 from flarecli.names import bare, check_name, is_url, local_path, redact, scheme_of
-from flarecli.storage.http import HttpStore
-from flarecli.storage.location import (
+from flarecli.storage.base import (
     BUCKET_SCHEMES,
     Guard,
     Location,
@@ -21,6 +20,7 @@ from flarecli.storage.location import (
     locate_named,
     other_bucket,
 )
+from flarecli.storage.http.store import HttpStore
 
 __all__ = ["Object", "checked", "join", "parse", "user_info"]
 

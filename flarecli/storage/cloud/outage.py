@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 
+from flarecli.storage.http.retry import OUTAGE_S, outage_delay
 from flarecli.storage.limits import Limits
-from flarecli.storage.tries import OUTAGE_S, outage_delay
 
 __all__ = ["Outage", "outage_of"]
 
