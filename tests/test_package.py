@@ -45,7 +45,7 @@ def test_importing_the_package_imports_none_of_its_modules():
         "flarecli.playlists",
         "flarecli.read",
         "flarecli.verbs",
-        "flarecli.verbs.playlist",
+        "flarecli.verbs.playlist_command",
     ],
 )
 def test_playlist_is_the_command_whatever_was_imported_first(first):

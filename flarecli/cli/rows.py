@@ -235,12 +235,9 @@ def _write_table(batches: Iterable[pa.RecordBatch], printer: Printer, look: Look
 
 def _pictures(batch: pa.RecordBatch) -> dict[tuple[int, int], Any]:
     """Draw the pictures of a batch: (row, column) -> a drawing."""
-    from flarecli.cli.graphics import graphic, protocol
     from flarecli.cli.pictures import half_blocks
     from flarecli.encodings import raw_values
     from flarecli.media import is_picture, sniff
-
-    draw: Callable[[bytes, str], Any] = half_blocks if protocol() is None else graphic
 
     out: dict[tuple[int, int], Any] = {}
     for k, column in enumerate(batch.columns):
@@ -249,7 +246,7 @@ def _pictures(batch: pa.RecordBatch) -> dict[tuple[int, int], Any]:
             kind = sniff(data[:512]) if data else None
             if data is None or not is_picture(kind):
                 continue
-            drawing = draw(data, f"{kind}, {format_size(len(data))}")
+            drawing = half_blocks(data, f"{kind}, {format_size(len(data))}")
             if drawing is not None:
                 out[i, k] = drawing
     return out

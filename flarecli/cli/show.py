@@ -13,13 +13,14 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 from flarecli.errors import FlareError, ReachError, UsageError
 from flarecli.names import escape, redact_text
 
 if TYPE_CHECKING:
-    from flarecli.cli.graphics import Graphic
+    from rich.text import Text
 
 __all__ = [
     "Printer",
@@ -234,21 +235,17 @@ class Printer:
         """Print an answer of several lines."""
         write_text("".join(escape(part) + "\n" for part in text.removesuffix("\n").split("\n")))
 
-    def table(self, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Print rows of cells: ruled and folded on a terminal, else one line a row with tabs between.
+    def table(self, header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
+        """Print rows of cells: a ruled table on a terminal, else one line per row, separated by tabs.
 
-        A cell is text; for a terminal that shows pictures it may be a drawing by `half_blocks` or a `graphic` too.
+        A cell is text or, on a terminal that shows pictures, a drawing by `half_blocks`.
         """
-        header, clean = (
-            [escape(cell) for cell in header],
-            ([_cell(cell) for cell in row] for row in rows),
-        )
-        if not is_terminal():
-            for part in ([header], clean):
-                for cells in part:
-                    write_text("\t".join(cells) + "\n")
+        names = [escape(name) for name in header]
+        if is_terminal():
+            _rich_table(names, rows)
             return
-        _rich_table(header, clean)
+        for cells in chain([header], rows):
+            write_text("\t".join(escape(str(cell)) for cell in cells) + "\n")
 
 
 def shows_pictures() -> bool:
@@ -256,27 +253,12 @@ def shows_pictures() -> bool:
     return _colours(sys.stdout)
 
 
-def _cell(cell: Any) -> Any:
-    """Escape a cell, unless it was drawn here: only those have a plain text of their own, or a picture."""
-    if isinstance(cell, str):
-        return escape(cell)
-    from flarecli.cli.graphics import Graphic  # which few tables hold
-
-    return (
-        cell
-        if isinstance(cell, Graphic) or (hasattr(cell, "plain") and hasattr(cell, "spans"))
-        else escape(str(cell))
-    )
-
-
-def _rich_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a ruled table; one of more columns than fit is several, below each other, since rich would leave all cells blank."""
+def _rich_table(header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
+    """Print a ruled table. Columns that do not fit side by side are printed as further tables below."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
-
-    from flarecli.cli.graphics import Graphic
 
     console = Console(
         file=sys.stdout,
@@ -292,28 +274,12 @@ def _rich_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
             _rich_table(header[run], [row[run] for row in rows])
         return
     table = Table(box=box.SIMPLE_HEAD)
-    for cell in header:
-        table.add_column(Text(cell))
-    graphics: list[Graphic] = []
+    for name in header:
+        table.add_column(Text(name))
     for row in rows:
-        first = len(graphics)
-        graphics += (cell for cell in row if isinstance(cell, Graphic))
-        numbers = iter(range(first, len(graphics)))
-        table.add_row(
-            *(
-                cell.text(next(numbers))
-                if isinstance(cell, Graphic)
-                else Text(cell)
-                if isinstance(cell, str)
-                else cell
-                for cell in row
-            )
-        )
+        table.add_row(*(Text(escape(cell)) if isinstance(cell, str) else cell for cell in row))
     with _answering():
-        if graphics:
-            _print_painted(console, table, graphics)
-        else:
-            console.print(table)
+        console.print(table)
 
 
 def _runs(header: Sequence[str], width: int) -> list[slice]:
@@ -328,31 +294,3 @@ def _runs(header: Sequence[str], width: int) -> list[slice]:
     return [
         slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(header)], strict=True)
     ]
-
-
-def _print_painted(console: Any, table: Any, graphics: Sequence[Graphic]) -> None:
-    """Print a table line by line; below the last blank line of a picture it is drawn over its blanks."""
-    from rich.segment import Segment, Segments
-
-    from flarecli.cli.graphics import painted, protocol
-
-    how = protocol() or ""
-    left = [one.lines for one in graphics]
-    for segments in console.render_lines(table, pad=False):
-        console.print(Segments([*segments, Segment.line()]), soft_wrap=True)
-        column = 0
-        for segment in segments:
-            number = segment.style.meta.get("graphic") if segment.style else None
-            if number is not None:
-                left[number] -= 1
-                if not left[number]:
-                    write_text(
-                        painted(
-                            graphics[number],
-                            how,
-                            column,
-                            segment.cell_length,
-                            graphics[number].lines,
-                        )
-                    )
-            column += segment.cell_length

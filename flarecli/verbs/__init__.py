@@ -1,24 +1,22 @@
 """The six commands as plain functions: they return results and print nothing.
 
-A verb's module, and the heavy libraries under it, are loaded when the verb is first asked for.
+A command's module, and the heavy libraries below it, are loaded when the command is first used.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flarecli.verbs.cat import cat
+    from flarecli.verbs.cat_command import cat
     from flarecli.verbs.differences import PlaylistDiff, diff_playlists
     from flarecli.verbs.indexes import merge_index, reindex
-    from flarecli.verbs.inspect import Inspection, StreamInfo, inspect
-    from flarecli.verbs.pack import Packed, pack
-    from flarecli.verbs.playlist import check_playlist, playlist
-    from flarecli.verbs.unpack import Unpacked, unpack
-    from flarecli.verbs.verify import Verification, verify
+    from flarecli.verbs.inspect_command import Inspection, StreamInfo, inspect
+    from flarecli.verbs.pack_command import Packed, pack
+    from flarecli.verbs.playlist_command import check_playlist, playlist
+    from flarecli.verbs.unpack_command import Unpacked, unpack
+    from flarecli.verbs.verify_command import Verification, verify
 
 __all__ = [
     "Inspection",
@@ -39,33 +37,30 @@ __all__ = [
     "verify",
 ]
 
+# No module has the name of a function: importing it would replace the function.
 _MODULES = {
-    "Inspection": "inspect",
-    "Packed": "pack",
+    "Inspection": "inspect_command",
+    "Packed": "pack_command",
     "PlaylistDiff": "differences",
-    "StreamInfo": "inspect",
-    "Unpacked": "unpack",
-    "Verification": "verify",
-    "check_playlist": "playlist",
+    "StreamInfo": "inspect_command",
+    "Unpacked": "unpack_command",
+    "Verification": "verify_command",
+    "cat": "cat_command",
+    "check_playlist": "playlist_command",
     "diff_playlists": "differences",
+    "inspect": "inspect_command",
     "merge_index": "indexes",
+    "pack": "pack_command",
+    "playlist": "playlist_command",
     "reindex": "indexes",
+    "unpack": "unpack_command",
+    "verify": "verify_command",
 }
 
 
-class _Verbs(ModuleType):
-    """A package whose verbs keep their names: importing the module `verify` must not hide the function `verify`."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, name)}"), name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(
-            name,
-            getattr(value, name) if isinstance(value, ModuleType) and name in __all__ else value,
-        )
-
-
-sys.modules[__name__].__class__ = _Verbs
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
