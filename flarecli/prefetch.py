@@ -1,0 +1,360 @@
+"""Prefetch: calls on one process-wide thread pool, with results in order and bounded memory.
+
+The pool's threads are daemons and are reused. It has no size of its own: a queue bounds how many
+threads it uses, so that a call may itself use the pool without a deadlock. If the system allows no
+further thread, queued calls run on the threads that exist, or on the caller's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Generic, Self, TypeVar, cast
+
+from flarecli import lifetimes
+from flarecli.errors import ReachError
+
+__all__ = [
+    "OrderedQueue",
+    "close_idle_threads",
+    "get_interruptibly",
+    "ordered_map",
+    "run_interruptibly",
+    "start_thread",
+    "submit",
+]
+
+A = TypeVar("A")
+T = TypeVar("T")
+_TICK_S = 0.5  # a signal that another thread receives ends a wait only when the wait times out
+
+_tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None ends the thread
+_idle = threading.Semaphore(0)  # counts the threads that wait for a task
+
+
+def start_thread(thread: threading.Thread, option: str = "--jobs") -> None:
+    """Start a thread. Raises ReachError with a hint to lower `option` if the system allows no more."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        hint = f"Lower {option}, or raise the limit on processes (`ulimit -u`)."
+        raise ReachError("cannot start another thread", hint=hint) from error
+
+
+def _run_task(task: Callable[[], None]) -> None:
+    """Run a task on a thread of the pool. Raises ReachError if no thread can be started."""
+    if not _idle.acquire(blocking=False):
+        pool = (_tasks, _idle)
+        start_thread(threading.Thread(target=_work, args=pool, name="flare-pool", daemon=True))
+    _tasks.put(task)
+
+
+def _work(tasks: SimpleQueue[Callable[[], None] | None], idle: threading.Semaphore) -> None:
+    while (task := tasks.get()) is not None:
+        task()
+        del task  # it would keep its result alive until the next task comes
+        idle.release()
+
+
+def close_idle_threads() -> None:
+    """End the pool's threads that have nothing to do."""
+    while _idle.acquire(blocking=False):
+        _tasks.put(None)
+
+
+def _reset_pool() -> None:
+    """Forget the pool's threads: a forked child does not have them."""
+    global _tasks, _idle
+    _tasks, _idle = SimpleQueue(), threading.Semaphore(0)
+
+
+os.register_at_fork(after_in_child=_reset_pool)
+lifetimes.register("prefetch threads", close_idle_threads)
+
+
+def submit(call: Callable[[], T]) -> Future[T]:
+    """Run a call on the pool and return its Future. Raises ReachError if no thread can be started."""
+    future: Future[T] = Future()
+    pending = [future]
+
+    def task() -> None:
+        future = pending.pop()
+        try:
+            if future.set_running_or_notify_cancel():
+                future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+        finally:
+            del future  # the error's frames would keep it alive, and with it the error
+
+    _run_task(task)
+    return future
+
+
+def run_interruptibly(call: Callable[[], T]) -> T:
+    """Run a call and return its result; an interrupt ends the wait even if the call blocks.
+
+    Only the main thread receives interrupts: other threads run the call themselves.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    try:
+        future = submit(call)
+    except ReachError:
+        return call()
+    try:
+        while not future.done():
+            with contextlib.suppress(TimeoutError):
+                future.exception(timeout=_TICK_S)
+        return future.result()
+    finally:
+        del future  # as in `submit`
+
+
+def get_interruptibly(queue: SimpleQueue[T]) -> T:
+    """Return the next item of a queue that other threads fill; an interrupt ends the wait."""
+    while True:
+        with contextlib.suppress(Empty):
+            return queue.get(timeout=_TICK_S)
+
+
+class _Entry(Generic[A, T]):
+    """An item of a queue, then its result or its error."""
+
+    __slots__ = ("error", "is_done", "item", "value", "weight")
+
+    def __init__(self, item: A, weight: int) -> None:
+        self.item: A | None = item
+        self.weight = weight  # bytes
+        self.value: T | None = None
+        self.error: BaseException | None = None
+        self.is_done = False
+
+
+class OrderedQueue(Generic[A, T]):
+    """Calls with items that are put in; results come out in the order of the items.
+
+    One thread puts and takes. An error of a call is raised where its result would have been; it
+    closes the queue. `len()` is the number of items whose results are not taken yet.
+
+    call          the function called with each item
+    workers       threads that call at a time; 0: the thread that puts and takes calls itself
+    max_items     items in the queue before results are waited for; at least 1, by default
+                  2 * workers
+    max_bytes     no further call starts while calls under way and results not taken weigh so much;
+                  one item alone may weigh more
+    weigh         bytes of an item from when it is put until its call returns; 0 by default
+    weigh_result  bytes of a result; by default those of its item
+    """
+
+    def __init__(
+        self,
+        call: Callable[[A], T],
+        *,
+        workers: int,
+        max_items: int | None = None,
+        max_bytes: int | None = None,
+        weigh: Callable[[A], int] | None = None,
+        weigh_result: Callable[[T], int] | None = None,
+    ) -> None:
+        self._call, self._workers, self._max_bytes = call, workers, max_bytes
+        self._max_items = max(1, 2 * workers if max_items is None else max_items)
+        self._weigh, self._weigh_result = weigh, weigh_result
+        self._entries: deque[_Entry[A, T]] = deque()  # all that are not taken
+        self._waiting: deque[_Entry[A, T]] = deque()  # those of them that have not started
+        self._bytes = self._started_bytes = 0  # of all entries; of those that have started
+        self._running = self._starting = 0  # workers; those that have not begun
+        self._calling = 0  # calls under way
+        self._awaited: _Entry[A, T] | None = None  # what the taking thread waits for
+        self._changed = threading.Condition()
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def put(self, item: A) -> Iterator[T]:
+        """Add an item, and return an iterator over the results that are due.
+
+        Results are due if they are ready, and as long as the queue is full: exhaust the iterator
+        to make room for the next item. Raises RuntimeError if the queue is closed.
+        """
+        if self._is_closed:
+            raise RuntimeError("the queue is closed")
+        entry: _Entry[A, T] = _Entry(item, self._weigh(item) if self._weigh is not None else 0)
+        with self._changed:
+            self._entries.append(entry)
+            self._waiting.append(entry)
+            self._bytes += entry.weight
+        self._start()
+        return self._due()
+
+    def _due(self) -> Iterator[T]:
+        while self._entries and (self._entries[0].is_done or self._is_full()):
+            yield self._take()
+
+    def drain(self) -> Iterator[T]:
+        """Wait for the results of all items and yield them."""
+        while self._entries:
+            yield self._take()
+
+    def close(self, wait: bool = False) -> None:
+        """Start no further call and drop all results; with `wait`, return after the last call.
+
+        Without `wait` it takes no lock, because garbage collection may close an abandoned iterator
+        on any thread, also on one that holds the lock.
+        """
+        self._is_closed = True
+        self._waiting.clear()
+        self._entries.clear()
+        if wait:
+            with self._changed:
+                while self._calling:
+                    self._changed.wait(_TICK_S)
+
+    def _is_full(self) -> bool:
+        return len(self._entries) >= self._max_items or (
+            self._max_bytes is not None and self._bytes >= self._max_bytes
+        )
+
+    def _may_start(self) -> bool:
+        """Return whether the first waiting item may start now."""
+        try:
+            weight = self._waiting[0].weight
+        except IndexError:
+            return False
+        if self._max_bytes is None or not self._started_bytes:
+            return True
+        return self._started_bytes + max(1, weight) <= self._max_bytes
+
+    def _start(self) -> None:
+        """Start workers while there is an item for another one."""
+        while True:
+            with self._changed:
+                if len(self._waiting) <= self._starting or not self._may_start():
+                    return
+                if self._running >= max(1, self._workers):
+                    return
+                self._running += 1
+                self._starting += 1
+            if not self._workers:
+                self._run_worker(max_calls=1)
+                continue
+            try:
+                _run_task(self._run_worker)
+            except ReachError:
+                if self._running > 1:  # the other workers will take the item
+                    with self._changed:
+                        self._running -= 1
+                        self._starting -= 1
+                    return
+                self._run_worker(max_calls=1)
+
+    def _run_worker(self, max_calls: int | None = None) -> None:
+        """Call with one waiting item after another."""
+        with self._changed:
+            self._starting -= 1
+        calls = 0
+        while calls != max_calls and (entry := self._next()) is not None:
+            calls += 1
+            self._run(entry)
+            del entry  # an error that it holds would keep the caller's frames alive
+        if calls == max_calls:
+            with self._changed:
+                self._running -= 1
+
+    def _next(self) -> _Entry[A, T] | None:
+        """Remove and return the next item to call with; None ends the worker."""
+        with self._changed:
+            if self._may_start():
+                with contextlib.suppress(IndexError):  # closed meanwhile
+                    entry = self._waiting.popleft()
+                    self._started_bytes += entry.weight
+                    self._calling += 1
+                    return entry
+            self._running -= 1
+            return None
+
+    def _run(self, entry: _Entry[A, T]) -> None:
+        weight = entry.weight
+        try:
+            value = entry.value = self._call(cast(A, entry.item))
+            if self._weigh_result is not None:
+                weight = self._weigh_result(value)
+            del value
+        except BaseException as error:
+            entry.error = error
+            self._waiting.clear()  # results behind an error are never taken
+        entry.item = None
+        with self._changed:
+            self._bytes += weight - entry.weight
+            self._started_bytes += weight - entry.weight
+            entry.weight, entry.is_done = weight, True
+            self._calling -= 1
+            if self._is_closed or self._awaited is entry:
+                self._changed.notify_all()
+
+    def _take(self) -> T:
+        """Wait for the first entry, remove it and return its result."""
+        entry = self._entries[0]
+        with self._changed:
+            self._awaited = entry
+            while not entry.is_done:
+                self._changed.wait(_TICK_S)
+            self._awaited = None
+            self._entries.popleft()
+            self._bytes -= entry.weight
+            self._started_bytes -= entry.weight
+        if entry.error is not None:
+            self.close()
+            try:
+                raise entry.error
+            finally:
+                del entry, self  # the error's frames would keep them alive
+        self._start()
+        return cast(T, entry.value)
+
+
+def ordered_map(
+    call: Callable[[A], T],
+    items: Iterable[A],
+    *,
+    workers: int,
+    max_items: int | None = None,
+    max_bytes: int | None = None,
+    weigh: Callable[[A], int] | None = None,
+    weigh_result: Callable[[T], int] | None = None,
+) -> Iterator[T]:
+    """Yield the result of each call in the order of the items; calls run ahead on the pool.
+
+    The caller's thread takes the items from their iterator. Closing the iterator starts no further
+    call, and does not wait for those under way. For arguments and errors, see `OrderedQueue`.
+    """
+    queue = OrderedQueue(
+        call,
+        workers=workers,
+        max_items=max_items,
+        max_bytes=max_bytes,
+        weigh=weigh,
+        weigh_result=weigh_result,
+    )
+    with queue:
+        for item in items:
+            yield from queue.put(item)
+        yield from queue.drain()
