@@ -23,7 +23,7 @@ import zstandard
 from flarecli import encodings, verbs
 from flarecli.errors import FormatError, ValueFitError
 from flarecli.ingest import open_index
-from flarecli.media import Decoders, bounded
+from flarecli.media import Sandbox, sandbox
 from flarecli.storage import Limits
 
 MB = 1_000_000
@@ -423,28 +423,25 @@ def test_text_that_decompresses_to_much_is_refused_as_it_comes(tmp_path):
 # -- pictures
 
 
-def test_pictures_that_take_too_much_cpu_are_told(tmp_path, monkeypatch):
+def test_images_that_take_too_much_cpu_are_reported(tmp_path, monkeypatch):
     program = tmp_path / "busy.py"
     program.write_text(
         "import runpy, sys\n"
-        f"pixels = runpy.run_path({bounded.pixels.__file__!r})\n"
-        "def reason(data, most):\n"
+        f"worker = runpy.run_path({sandbox.sandbox_worker.__file__!r})\n"
+        "def decode(data, max_pixels):\n"
         "    while True: pass\n"
-        "pixels['serve'].__globals__['reason'] = reason\n"
-        "pixels['serve'](sys.stdin.buffer, sys.stdout.buffer, 1)\n"
+        "worker['serve'].__globals__['decode'] = decode\n"
+        "worker['serve'](sys.stdin.buffer, sys.stdout.buffer, 1)\n"
     )
 
     class Program:
         __file__ = str(program)
 
-    monkeypatch.setattr(bounded, "pixels", Program)
-    monkeypatch.setattr(bounded, "CPU_S", 1)
-    decoders = Decoders()
-    assert decoders.reason(b"one") == "takes more than 1 s of CPU to decode"
-    assert decoders.reason(b"two") == (
-        "not decoded: the pictures before it took 1 s of CPU for 6 bytes"
-    )
-    decoders.close()
+    monkeypatch.setattr(sandbox, "sandbox_worker", Program)
+    monkeypatch.setattr(sandbox, "CPU_S", 1)
+    with Sandbox() as images:
+        assert images.check(b"one") == "decoding takes more than 1 s of CPU"
+        assert images.check(b"two") == "not decoded: 6 bytes of images used 1 s of CPU"
 
 
 # -- too little memory, too few handles

@@ -237,14 +237,14 @@ def _pictures(batch: pa.RecordBatch) -> dict[tuple[int, int], Any]:
     """Draw the pictures of a batch: (row, column) -> a drawing."""
     from flarecli.cli.pictures import half_blocks
     from flarecli.encodings import raw_values
-    from flarecli.media import is_picture, sniff
+    from flarecli.media import is_image, sniff
 
     out: dict[tuple[int, int], Any] = {}
     for k, column in enumerate(batch.columns):
         for i, value in enumerate(raw_values(column) if _is_binary(column.type) else ()):
             data = bytes(value) if value is not None and len(value) <= MAX_TEXT_VALUE else None
             kind = sniff(data[:512]) if data else None
-            if data is None or not is_picture(kind):
+            if data is None or not is_image(kind):
                 continue
             drawing = half_blocks(data, f"{kind}, {format_size(len(data))}")
             if drawing is not None:

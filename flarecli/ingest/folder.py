@@ -26,7 +26,7 @@ import pyarrow as pa
 from flarecli.errors import FormatError, UsageError
 from flarecli.guesses import choose
 from flarecli.hashes import DEFAULT, Sums
-from flarecli.media import is_medium, kind_of
+from flarecli.media import is_media, kind_of
 from flarecli.names import escape
 from flarecli.storage import Entry, Location
 from flarecli.units import format_count
@@ -90,7 +90,7 @@ def data_among(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
     A hidden file is kept: only a wildcard that names the dot matches it.
     """
-    has_media = 2 * sum(is_medium(kind_of(name)) for name in names) >= len(names)
+    has_media = 2 * sum(is_media(kind_of(name)) for name in names) >= len(names)
     left_out, kept = LeftOut(), list[str]()
     for name in names:
         reason = _no_data(name.rpartition("/")[2].lstrip("."), not has_media)
@@ -238,7 +238,7 @@ def _shown(name: str) -> str:
 
 
 def _is_medium(extension: str) -> bool:
-    return is_medium(kind_of(f".{extension}"))
+    return is_media(kind_of(f".{extension}"))
 
 
 class _Heard:

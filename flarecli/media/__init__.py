@@ -1,34 +1,33 @@
-"""Pictures, video and sound: told by their magic numbers, measured by their headers, resized within limits."""
+"""Images, video and audio: detected by magic numbers, probed by headers, checked and resized."""
 
 from __future__ import annotations
 
-from flarecli.media.bounded import Decoders
-from flarecli.media.checking import headers
-from flarecli.media.films import INFO, has_films, measured
-from flarecli.media.kinds import contradiction, extension_of, is_medium, is_picture, kind_of, sniff
-from flarecli.media.measuring import Measures, measure
-from flarecli.media.pixels import FORMATS
-from flarecli.media.resize import MODES, Resize, resize, resized
-from flarecli.media.shrink import thumbnail
+from flarecli.media.ffprobe import INFO_COLUMNS, ffprobe, has_ffmpeg
+from flarecli.media.probe import MediaInfo, check_header, probe
+from flarecli.media.resize import MODES, Resize, resize, resize_image
+from flarecli.media.sandbox import Sandbox
+from flarecli.media.sandbox_worker import FORMATS
+from flarecli.media.sniff import extension_of, is_image, is_media, kind_of, mismatch, sniff
+from flarecli.media.thumbnail import thumbnail
 
 __all__ = [
-    "Decoders",
     "FORMATS",
-    "INFO",
+    "INFO_COLUMNS",
     "MODES",
-    "Measures",
+    "MediaInfo",
     "Resize",
-    "contradiction",
+    "Sandbox",
+    "check_header",
     "extension_of",
-    "has_films",
-    "headers",
-    "is_medium",
-    "is_picture",
+    "ffprobe",
+    "has_ffmpeg",
+    "is_image",
+    "is_media",
     "kind_of",
-    "measure",
-    "measured",
+    "mismatch",
+    "probe",
     "resize",
-    "resized",
+    "resize_image",
     "sniff",
     "thumbnail",
 ]

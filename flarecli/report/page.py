@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from flarecli.encodings import value_sizes
 from flarecli.errors import ValueFitError
 from flarecli.expansion import MAX_TEXT_VALUE
-from flarecli.media import is_picture, sniff, thumbnail
+from flarecli.media import is_image, sniff, thumbnail
 from flarecli.report.facts import facts_table
 from flarecli.report.page_look import POLICY, SCRIPT, STYLE
 from flarecli.report.page_plots import plot, plots
@@ -225,9 +225,9 @@ def _card(number: int, row: dict[str, Any], left: int) -> str:
 def _medium(data: bytes, name: str, left: int) -> tuple[str, str]:
     """Give what shows or plays a value, empty where nothing can, and what is said of it."""
     kind, size = sniff(data[:512]), format_size(len(data))
-    if is_picture(kind) and left < _LEAST:
+    if is_image(kind) and left < _LEAST:
         return "", f"{kind}, {size}: left out, it does not fit on the page"
-    if is_picture(kind):
+    if is_image(kind):
         try:
             small = thumbnail(data, _SIDE, _SIDE)
         except ValueFitError as error:

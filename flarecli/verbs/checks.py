@@ -33,7 +33,7 @@ from flarecli.verbs.checks_repairs import AGAIN
 from flarecli.verbs.checks_streams import keys
 
 if TYPE_CHECKING:
-    from flarecli.media import Decoders
+    from flarecli.media import Sandbox
 
 __all__ = ["HELD", "Checked", "Claim", "Depth", "check_chunk", "check_file", "unread"]
 
@@ -67,7 +67,7 @@ class Depth:
     """
 
     quick: bool = False
-    pictures: Decoders | None = None
+    pictures: Sandbox | None = None
     contents: bool = False
     key: str = ""
     sizes: Mapping[str, int] | None = None
@@ -257,7 +257,7 @@ def _once(
 
 
 def _structure(
-    form: formats.Format, shard: Shard, pictures: Decoders | None, is_changed: bool
+    form: formats.Format, shard: Shard, pictures: Sandbox | None, is_changed: bool
 ) -> list[Finding]:
     """Check the structure of a shard, and its values if asked; what is wrong with a row is said once. `is_changed`: its sums say so."""
     found = [

@@ -9,7 +9,7 @@ from flarecli import encodings, formats
 from flarecli.encodings import Encoding
 from flarecli.errors import FlareError
 from flarecli.expansion import MAX_DECODED_VALUE
-from flarecli.media import Decoders, headers, is_medium, is_picture, kind_of, sniff
+from flarecli.media import Sandbox, check_header, is_image, is_media, kind_of, sniff
 from flarecli.model import Finding, Row, Shard, finding_of
 from flarecli.units import format_size
 
@@ -25,7 +25,7 @@ HINT = "It was so before it was packed: mend it there and pack again, or leave i
 
 
 def decoded(
-    form: formats.Format, shard: Shard, pictures: Decoders, is_typed: bool = False
+    form: formats.Format, shard: Shard, pictures: Sandbox, is_typed: bool = False
 ) -> Iterator[Finding]:
     """Decode every value but pickles; what cannot be read is a finding too, and the rows behind it are decoded all the same.
 
@@ -84,7 +84,7 @@ def _rows(
         yield from _rows(form, shard, [row], names)
 
 
-def _why_not(encoding: Encoding, data: bytes, promised: str | None, pictures: Decoders) -> str:
+def _why_not(encoding: Encoding, data: bytes, promised: str | None, pictures: Sandbox) -> str:
     """Say why a value is not what its column says; empty if it is.
 
     promised  what the extension of its name says that it is
@@ -102,7 +102,7 @@ def _why_not(encoding: Encoding, data: bytes, promised: str | None, pictures: De
                 "",
             )
         if name in _MOVING:
-            found = headers(data).kind
+            found = check_header(data).kind
             return (
                 ""
                 if found in _MOVING[name]
@@ -122,39 +122,33 @@ def _why_not(encoding: Encoding, data: bytes, promised: str | None, pictures: De
     return ""
 
 
-def _picture(name: str, data: bytes, pictures: Decoders) -> str:
+def _picture(name: str, data: bytes, pictures: Sandbox) -> str:
     """Say why the bytes are no whole picture, whatever its container."""
     kind = sniff(data[:512])
-    if kind is not None and not is_picture(kind):
+    if kind is not None and not is_image(kind):
         return f"{format_size(len(data))} are {kind}, not {name}"
     if kind is not None:
-        headers(data)
+        check_header(data)
     if kind in _without_decoder():
         return ""
-    said = pictures.reason(data)
-    return (
-        f"{format_size(len(data))} are not {name}"
-        if said == "no picture"
-        else f"not {name}: {said}"
-        if said
-        else ""
-    )
+    said = pictures.check(data)
+    return f"not {name}: {said}" if said else ""
 
 
-def _medium(data: bytes, promised: str | None, pictures: Decoders) -> str:
+def _medium(data: bytes, promised: str | None, pictures: Sandbox) -> str:
     """Say why bytes that begin as a picture, video or sound are none; other bytes are what they are, unless a name promised more."""
     kind = sniff(data[:512])
-    if not is_medium(kind) or (
+    if not is_media(kind) or (
         kind == "mp3" and promised != "mp3" and not data.startswith(b"ID3")
     ):  # one in thousands begins like a frame of MP3
         return (
             f"{format_size(len(data))} are {kind or 'not'}{', not' * (kind is not None)} {promised}"
-            if is_medium(promised)
+            if is_media(promised)
             else ""
         )
-    if is_picture(kind):
+    if is_image(kind):
         return _picture(str(kind), data, pictures)
-    headers(data)
+    check_header(data)
     return ""
 
 

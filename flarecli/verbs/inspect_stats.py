@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flarecli import encodings
-from flarecli.media import is_picture, measure
+from flarecli.media import is_image, probe
 from flarecli.read import Dataset
 from flarecli.verbs.rows import named, ordered, read_rows
 
@@ -130,11 +130,9 @@ def _of_large(
 
 def _measured(array: pa.Array) -> list[tuple[int, int]]:
     """Give width and height of each picture in a column, by its header."""
-    found = (measure(bytes(value)) for value in encodings.raw_values(array) if value is not None)
+    found = (probe(bytes(value)) for value in encodings.raw_values(array) if value is not None)
     return [
-        (one.width, one.height)
-        for one in found
-        if is_picture(one.kind) and one.width and one.height
+        (one.width, one.height) for one in found if is_image(one.kind) and one.width and one.height
     ]
 
 

@@ -21,15 +21,15 @@ from flarecli.cpus import cpu_count
 from flarecli.encodings import raw_values
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.media import (
-    INFO,
+    INFO_COLUMNS,
     Resize,
-    contradiction,
-    has_films,
-    is_medium,
-    is_picture,
+    ffprobe,
+    has_ffmpeg,
+    is_image,
+    is_media,
     kind_of,
-    measured,
-    resized,
+    mismatch,
+    resize_image,
     sniff,
 )
 from flarecli.model import IntArray
@@ -73,7 +73,7 @@ class Intake:
 
     def __post_init__(self) -> None:
         if self.films is None:  # to look for a library goes through all folders of packages
-            object.__setattr__(self, "films", self.info and has_films())
+            object.__setattr__(self, "films", self.info and has_ffmpeg())
 
     @property
     def is_nothing(self) -> bool:
@@ -130,9 +130,9 @@ def media_of(
         if name not in named and not is_bytes:
             continue
         is_file = given is None or given in _PLAIN
-        promised = given if is_picture(given) else said
+        promised = given if is_image(given) else said
         found.append(
-            Medium(name, promised, name in named, is_file and (said is None or is_medium(said)))
+            Medium(name, promised, name in named, is_file and (said is None or is_media(said)))
         )
     return found
 
@@ -149,8 +149,10 @@ def info_names(media: Sequence[Medium], taken: Sequence[str]) -> dict[str, dict[
     raises  UsageError if the names are taken
     """
     measured = [one.name for one in media if one.is_medium]
-    plain = len(measured) == 1 and not set(INFO) & set(taken)
-    named = {one: {name: name if plain else f"{one}_{name}" for name in INFO} for one in measured}
+    plain = len(measured) == 1 and not set(INFO_COLUMNS) & set(taken)
+    named = {
+        one: {name: name if plain else f"{one}_{name}" for name in INFO_COLUMNS} for one in measured
+    }
     for name in (column for columns in named.values() for column in columns.values()):
         if name in taken:
             raise UsageError(
@@ -182,14 +184,14 @@ def _take(data: bytes, name: str, medium: Medium, asked: Intake) -> _Taken:
         return _Taken(None, f"is {wrong} as its name says", wrong)
     if not medium.is_medium:
         return _Taken(data, None, wrong)
-    if not asked.resize.is_nothing and _is_meant(head, name, medium):
+    if not asked.resize.is_noop and _is_meant(head, name, medium):
         try:
-            data = resized(data, asked.resize)
+            data = resize_image(data, asked.resize)
         except ValueFitError as error:
             return _Taken(None, error.message, wrong)
     if not asked.info:
         return _Taken(data, None, wrong)
-    found = measured(data, bool(asked.films))
+    found = ffprobe(data, bool(asked.films))
     return _Taken(
         data,
         None,
@@ -201,15 +203,15 @@ def _take(data: bytes, name: str, medium: Medium, asked: Intake) -> _Taken:
 def _contradiction(head: bytes, name: str, medium: Medium) -> str | None:
     if not medium.has_names:
         return None
-    return contradiction(name if kind_of(name) else f".{medium.name}", head)
+    return mismatch(name if kind_of(name) else f".{medium.name}", head)
 
 
 def _is_meant(head: bytes, name: str, medium: Medium) -> bool:
     """Say whether a value is, or should be, a picture: by its bytes, else by its name; a file of no known kind and name should."""
     found, promised = sniff(head), kind_of(name) or medium.promised
     return (
-        is_picture(found)
-        or is_picture(promised)
+        is_image(found)
+        or is_image(promised)
         or (medium.has_names and found is None and promised is None)
     )
 
@@ -255,7 +257,7 @@ def taken_in(
     return  the same rows; those of refused files are failures; int64 and float64 columns of measures at the end
     """
     contradictions = _Contradictions()
-    is_work = asked.info or not asked.resize.is_nothing
+    is_work = asked.info or not asked.resize.is_noop
     pool = Workers(min(jobs, cpu_count()), "media") if is_work and jobs > 1 else None
     ahead, held = deque[tuple[Fetched, list[list[Future[_Run]]]]](), 0
     try:

@@ -13,7 +13,7 @@ from flarecli import ingest, playlists, read
 from flarecli.errors import NoRowsError
 from flarecli.given import Addresses, address_texts
 from flarecli.hashes import DEFAULT, Sums
-from flarecli.media import is_medium, kind_of
+from flarecli.media import is_media, kind_of
 from flarecli.model import IntArray, Playlist, Stream
 from flarecli.names import redact
 from flarecli.storage import Guard, Location, locate
@@ -227,7 +227,7 @@ def _expanded(addresses: Sequence[str], guard: Guard) -> tuple[list[str], list[s
 
 def _alone(stream: Stream) -> tuple[str, ...]:
     """Note that a single file, which is no picture or the like, was not taken for a table."""
-    if stream.format != "files" or len(stream) != 1 or is_medium(kind_of(stream.urls[0])):
+    if stream.format != "files" or len(stream) != 1 or is_media(kind_of(stream.urls[0])):
         return ()
     return (
         f"{stream.chunk(0).at}: taken as a file, which makes one row: by its name it is no table that is read",

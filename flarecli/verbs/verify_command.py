@@ -43,7 +43,7 @@ from flarecli.verbs.once import once
 from flarecli.verbs.reach import bounded, described
 
 if TYPE_CHECKING:
-    from flarecli.media import Decoders
+    from flarecli.media import Sandbox
     from flarecli.verbs.remembered import Remembered
 
 __all__ = ["Verification", "verify"]
@@ -445,10 +445,10 @@ def _remembered(state: str, asked: dict[str, Any]) -> Remembered:
     return Remembered(state, asked)
 
 
-def _decoders() -> Decoders:
-    from flarecli.media import Decoders
+def _decoders() -> Sandbox:
+    from flarecli.media import Sandbox
 
-    return Decoders()
+    return Sandbox()
 
 
 def _total(counts: Sequence[Any]) -> int | None:

@@ -40,8 +40,7 @@ from flarecli.formats import (
 )
 from flarecli.ingest import index as ingest_index
 from flarecli.ingest.opening import opened
-from flarecli.media import checking, kinds, measuring
-from flarecli.media.resize import Resize, resized
+from flarecli.media import Resize, check_header, probe, resize_image, sniff
 from flarecli.model import Chunk, File
 from flarecli.playlists.checking import faults
 from flarecli.storage import Location, locate
@@ -282,15 +281,17 @@ def address_list(data: bytes) -> None:
 
 
 def media(data: bytes) -> None:
-    kinds.sniff(data[:65536])
-    measuring.measure(data)
-    checking.headers(data)
+    found = probe(data)
+    if found.kind != sniff(data[:512]):
+        raise Disagreement(f"probe returned {found.kind}, sniff another kind")
+    if check_header(data) != found:
+        raise Disagreement("probe and check_header differ")
 
 
 def picture(data: bytes) -> None:
-    kind = kinds.sniff(data[:65536])
-    if kind in ("jpg", "png", "webp"):
-        resized(data, Resize(32, max_pixels=1 << 20))
+    kind = sniff(data[:65536])
+    if kind in ("jpeg", "png", "webp"):
+        resize_image(data, Resize(32, max_pixels=1 << 20))
 
 
 # --- values ----------------------------------------------------------------------------------

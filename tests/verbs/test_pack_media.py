@@ -159,11 +159,11 @@ def test_refused_pictures_are_failed_rows_with_their_reason(pictures, tmp_path):
     )
     assert (done.rows, done.failed, done.reasons) == (25, 5, {"value": 5})
     reasons = {
-        3: "is 11700×11700 pixels, more than the 67108864 that are decoded",
-        5: "is no picture that can be resized",
-        8: "is 90×20 pixels, its shorter side is below 32",
-        11: "is 300×64 pixels, one side is more than 3 times the other",
-        13: "is a jpeg that cannot be decoded: image file is truncated (0 bytes not processed)",
+        3: "11700×11700 pixels; at most 67108864 are decoded",
+        5: "not an image in a supported format",
+        8: "90×20 pixels; the shorter side must have at least 32",
+        11: "300×64 pixels; the aspect ratio must be at most 3",
+        13: "damaged jpeg: image file is truncated (0 bytes not processed)",
     }
     found = [json.loads(line) for line in (tmp_path / "out/failed.jsonl").read_text().splitlines()]
     kept = [one["reason"] for one in found]

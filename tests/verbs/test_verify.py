@@ -292,7 +292,7 @@ def test_decode_finds_values_that_are_not_what_their_encoding_says(out):
     assert len(findings) == 35
     (chunk, *_) = resolve([str(out)])[0].streams[0]
     first, second = formats.find("mds").open_shard(chunk).layout["starts"][:2].tolist()
-    message, hint = "column 'image': is a damaged jpeg: its header says no size", checks_values.HINT
+    message, hint = "column 'image': damaged jpeg: no image size in the header", checks_values.HINT
     assert findings[0] == Finding(
         f"{out}/shard.00000.mds",
         "value",

@@ -80,17 +80,17 @@ def test_a_damaged_picture_is_named_with_its_row_and_bytes_and_the_rows_behind_i
 
 def test_what_ends_its_decoder_is_one_finding_and_no_end(tmp_path, monkeypatch):
     class Odd:
-        def reason(self, data):
-            return "its decoder died of it (SIGSEGV)" if len(data) == len(JPEG) + 1 else ""
+        def check(self, data):
+            return "the decoder crashed (SIGSEGV)" if len(data) == len(JPEG) + 1 else ""
 
         def close(self):
             closed.append(1)
 
     closed = []
-    monkeypatch.setattr(media, "Decoders", Odd)
+    monkeypatch.setattr(media, "Sandbox", Odd)
     out = packed(tmp_path / "out", [JPEG, JPEG + b"\0", JPEG])
     assert [(one.where, one.message) for one in found(out)] == [
-        (f"{out}/shard.00000.mds[1]", "column 'image': not jpeg: its decoder died of it (SIGSEGV)")
+        (f"{out}/shard.00000.mds[1]", "column 'image': not jpeg: the decoder crashed (SIGSEGV)")
     ]
     assert closed == [1]
 
@@ -109,10 +109,10 @@ def test_several_pictures_in_one_value_are_each_decoded(tmp_path):
 @pytest.mark.parametrize(
     ("name", "cut", "said"),
     [
-        ("whole.mp4", 100, "is a damaged mp4: "),
-        ("whole.flac", 30, "is a damaged flac: "),
-        ("whole.mkv", 40, "is a damaged mkv: "),
-        ("opus.ogg", 50, "is a damaged ogg: "),
+        ("whole.mp4", 100, "damaged mp4: "),
+        ("whole.flac", 30, "damaged flac: "),
+        ("whole.mkv", 40, "damaged mkv: "),
+        ("opus.ogg", 50, "damaged ogg: "),
     ],
 )
 def test_video_and_sound_cut_in_their_headers_are_found_whatever_the_column_says(
@@ -207,5 +207,5 @@ def test_text_that_is_none_is_named_once_for_each_row(tmp_path, format):
 
 
 def test_without_decode_no_child_is_started(tmp_path, monkeypatch):
-    monkeypatch.setattr(checks_values.Decoders, "reason", None)
+    monkeypatch.setattr(checks_values.Sandbox, "check", None)
     assert list(verbs.verify(str(packed(tmp_path / "out", [JPEG[:-40]])))) == []

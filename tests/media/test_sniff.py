@@ -1,4 +1,4 @@
-"""Magic numbers against what Pillow and the standard library write, and against text that only looks like it."""
+"""Magic numbers of files by Pillow and the standard library, and text that only looks like them."""
 
 import gzip
 import io
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from flarecli.media import extension_of, kind_of, sniff
+from flarecli.media import extension_of, kind_of, mismatch, sniff
 
 
 def written(save) -> bytes:
@@ -21,7 +21,7 @@ def written(save) -> bytes:
     return file.getvalue()
 
 
-def picture(kind: str) -> bytes:
+def image(kind: str) -> bytes:
     return written(lambda file: Image.new("RGB", (9, 7), (200, 30, 40)).save(file, kind))
 
 
@@ -32,11 +32,11 @@ def sound(file) -> None:
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png", "gif", "webp", "tiff", "bmp"])
-def test_pictures_as_pillow_writes_them_are_told(kind):
-    assert sniff(picture(kind)[:512]) == kind
+def test_images_written_by_pillow_are_recognized(kind):
+    assert sniff(image(kind)[:512]) == kind
 
 
-def test_files_of_other_libraries_are_told():
+def test_files_by_other_libraries_are_recognized():
     made = {
         "wav": written(sound),
         "npy": written(lambda file: np.save(file, np.arange(3))),
@@ -65,7 +65,7 @@ def test_files_of_other_libraries_are_told():
         (b"mif1", [b"heic"], "heic"),
     ],
 )
-def test_files_of_the_mp4_family_are_told_by_their_brands(brand, others, kind):
+def test_mp4_like_files_are_recognized_by_their_brands(brand, others, kind):
     box = b"ftyp" + brand + bytes(4) + b"".join(others)
     assert sniff((len(box) + 4).to_bytes(4) + box + b"\0\0\0\x08mdat") == kind
 
@@ -84,7 +84,7 @@ def test_files_of_the_mp4_family_are_told_by_their_brands(brand, others, kind):
         (b'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">', "xml"),
     ],
 )
-def test_error_pages_are_told(page, kind):
+def test_html_and_xml_error_pages_are_recognized(page, kind):
     assert sniff(page) == kind
 
 
@@ -103,12 +103,12 @@ def test_error_pages_are_told(page, kind):
         b"\x1f\x8bx",
     ],
 )
-def test_what_only_looks_like_it_is_nothing(text):
+def test_text_that_resembles_a_magic_number_is_not_recognized(text):
     assert sniff(text) is None
 
 
 @given(st.binary(max_size=600))
-def test_any_bytes_are_told_or_not_without_an_error(head):
+def test_sniff_never_raises(head):
     assert sniff(head) is None or extension_of(sniff(head))
 
 
@@ -127,11 +127,26 @@ def test_any_bytes_are_told_or_not_without_an_error(head):
         ("x.unknown", None),
     ],
 )
-def test_a_name_promises_a_kind_by_its_extension(name, kind):
+def test_kind_of_a_name_comes_from_its_extension(name, kind):
     assert kind_of(name) == kind
 
 
-def test_an_extension_gives_its_kind_back():
+def test_extension_and_kind_are_inverse():
     kinds = ["jpeg", "png", "webp", "gif", "tiff", "mp4", "mp3", "npy", "html", "str"]
     assert [kind_of(f"x.{extension_of(kind)}") for kind in kinds] == kinds
     assert (extension_of("jpeg"), extension_of("nothing")) == ("jpg", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("a.jpg", image("png"), "png, not jpeg"),
+        ("a.jpg", b"<html>no</html>", "html, not jpeg"),
+        ("a.jpeg", image("jpeg"), None),
+        ("a.bin", image("jpeg"), None),
+        ("a.jpg", b"unknown", None),
+        ("a.mov", b"\0\0\0\x10ftypisom\0\0\0\0", None),
+    ],
+)
+def test_content_that_contradicts_its_name_is_reported(name, data, expected):
+    assert mismatch(name, data[:512]) == expected

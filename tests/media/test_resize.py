@@ -1,4 +1,4 @@
-"""Resizing against Pillow's own results; what stays as it came; what is refused before a pixel is decoded."""
+"""Resized images compared with Pillow's; unchanged bytes; images rejected before decoding."""
 
 import io
 import os
@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageCms, ImageOps
 
 from flarecli.errors import UsageError, ValueFitError
-from flarecli.media import Resize, measure, resize, resized
+from flarecli.media import Resize, probe, resize, resize_image
 
 
 def picture(size=(90, 60), mode="RGB") -> Image.Image:
@@ -29,13 +29,13 @@ def opened(data: bytes) -> Image.Image:
 
 def refusal(data: bytes, asked: Resize) -> str:
     with pytest.raises(ValueFitError) as caught:
-        resized(data, asked)
+        resize_image(data, asked)
     return str(caught.value)
 
 
 @pytest.mark.parametrize("size", [(90, 60), (60, 90), (50, 50), (333, 7)])
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "LA"])
-def test_pixels_are_those_of_pillow_itself(size, mode):
+def test_pixels_equal_those_of_pillow(size, mode):
     image = picture(size, mode)
     wanted = {
         "fit": ImageOps.contain(image, (32, 32), Image.Resampling.BICUBIC),
@@ -43,7 +43,7 @@ def test_pixels_are_those_of_pillow_itself(size, mode):
         "stretch": image.resize((32, 32), Image.Resampling.BICUBIC),
     }
     for way, result in wanted.items():
-        found = opened(resized(saved(image), Resize(32, way)))
+        found = opened(resize_image(saved(image), Resize(32, way)))
         assert (found.format, found.mode, found.size, found.tobytes()) == (
             "PNG",
             mode,
@@ -54,7 +54,7 @@ def test_pixels_are_those_of_pillow_itself(size, mode):
 
 @pytest.mark.parametrize("size", [(90, 60), (60, 90), (333, 7), (64, 48)])
 @pytest.mark.parametrize("box", [(32, 24), (24, 32), (50, 3)])
-def test_a_box_is_filled_as_pillow_itself_fills_it(size, box):
+def test_boxes_are_filled_like_pillow_does(size, box):
     image = picture(size)
     wanted = {
         "fit": ImageOps.contain(image, box, Image.Resampling.BICUBIC),
@@ -62,23 +62,23 @@ def test_a_box_is_filled_as_pillow_itself_fills_it(size, box):
         "stretch": image.resize(box, Image.Resampling.BICUBIC),
     }
     for way, result in wanted.items():
-        found = opened(resized(saved(image), Resize(box, way)))
+        found = opened(resize_image(saved(image), Resize(box, way)))
         assert (found.size, found.tobytes()) == (result.size, result.tobytes())
 
 
-def test_a_box_is_that_of_a_picture_as_its_exif_turns_it():
+def test_a_box_applies_to_the_upright_image():
     exif = Image.Exif()
     exif[0x0112] = 6
     data = saved(picture((90, 60)), "jpeg", exif=exif)
-    assert resized(data, Resize((60, 90))) is data
-    assert opened(resized(data, Resize((90, 60)))).size == (40, 60)
+    assert resize_image(data, Resize((60, 90))) is data
+    assert opened(resize_image(data, Resize((90, 60)))).size == (40, 60)
 
 
-def test_a_jpeg_is_the_bytes_that_pillow_writes():
+def test_jpeg_bytes_equal_those_of_pillow():
     data = saved(picture(), "jpeg", quality=80)
     wanted = ImageOps.contain(opened(data), (48, 48), Image.Resampling.BICUBIC)
-    assert resized(data, Resize(48)) == saved(wanted, "jpeg", quality=95)
-    assert resized(data, Resize(48, quality=50)) == saved(wanted, "jpeg", quality=50)
+    assert resize_image(data, Resize(48)) == saved(wanted, "jpeg", quality=95)
+    assert resize_image(data, Resize(48, quality=50)) == saved(wanted, "jpeg", quality=50)
 
 
 @pytest.mark.parametrize(
@@ -100,54 +100,56 @@ def test_a_jpeg_is_the_bytes_that_pillow_writes():
         ),
     ],
 )
-def test_bytes_stay_as_they_came_when_nothing_asks_for_a_change(data, asked):
-    assert resized(data, asked) is data
+def test_bytes_stay_the_same_if_no_change_is_needed(data, asked):
+    assert resize_image(data, asked) is data
 
 
-def test_a_jpeg_is_the_same_bytes_where_the_system_has_no_files_in_memory(monkeypatch):
+def test_jpeg_bytes_are_the_same_on_systems_without_memfd(monkeypatch):
     data = saved(picture(), "jpeg", quality=80)
-    wanted = resized(data, Resize(48))
+    wanted = resize_image(data, Resize(48))
     monkeypatch.delattr("os.memfd_create", raising=False)
-    assert resized(data, Resize(48)) == wanted
+    assert resize_image(data, Resize(48)) == wanted
 
 
-def test_no_file_stays_open_behind_a_picture():
+def test_no_file_descriptor_is_leaked():
     data, before = saved(picture(), "jpeg"), len(os.listdir("/proc/self/fd"))
     for _ in range(20):
-        resized(data, Resize(48))
+        resize_image(data, Resize(48))
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_quality_alone_encodes_anew():
+def test_a_quality_alone_re_encodes():
     data = saved(picture(), "jpeg", quality=95)
-    assert len(resized(data, Resize(quality=30))) < len(data) / 2
-    assert opened(resized(data, Resize(quality=30))).size == (90, 60)
+    assert len(resize_image(data, Resize(quality=30))) < len(data) / 2
+    assert opened(resize_image(data, Resize(quality=30))).size == (90, 60)
 
 
-def test_small_pictures_fill_a_crop_and_a_stretch_but_not_a_fit():
+def test_small_images_are_enlarged_by_crop_and_stretch_but_not_by_fit():
     data = saved(picture((20, 10)))
-    assert [opened(resized(data, Resize(32, way))).size for way in ("fit", "crop", "stretch")] == [
+    assert [
+        opened(resize_image(data, Resize(32, way))).size for way in ("fit", "crop", "stretch")
+    ] == [
         (20, 10),
         (32, 32),
         (32, 32),
     ]
 
 
-def test_a_picture_stands_as_its_exif_says():
+def test_an_image_is_turned_upright_by_its_exif():
     image = Image.new("RGB", (80, 40), "red")
     image.paste("blue", (40, 0, 80, 40))
     exif = Image.Exif()
     exif[0x0112] = 6  # its top is at the right
-    found = opened(resized(saved(image, "jpeg", exif=exif, quality=95), Resize(40)))
+    found = opened(resize_image(saved(image, "jpeg", exif=exif, quality=95), Resize(40)))
     assert found.size == (20, 40)
     assert found.getpixel((10, 5))[0] > 200 and found.getpixel((10, 35))[2] > 200
     assert found.getexif().get(0x0112) is None
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "tiff"])
-def test_the_colour_profile_is_kept(kind):
+def test_the_color_profile_is_kept(kind):
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
-    found = opened(resized(saved(picture(), kind, icc_profile=profile), Resize(40)))
+    found = opened(resize_image(saved(picture(), kind, icc_profile=profile), Resize(40)))
     assert (found.format, found.info["icc_profile"]) == (kind.upper(), profile)
 
 
@@ -162,13 +164,14 @@ def test_the_colour_profile_is_kept(kind):
         (saved(picture(), "avif"), "RGB"),
     ],
 )
-def test_other_modes_and_kinds_are_resized(data, mode):
-    found = opened(resized(data, Resize(30)))
-    assert (found.size, found.mode, measure(data).kind) == ((30, 20), mode, found.format.lower())
+def test_other_modes_and_formats_are_resized(data, mode):
+    found = opened(resize_image(data, Resize(30)))
+    assert (found.size, found.mode, probe(data).kind) == ((30, 20), mode, found.format.lower())
 
 
-# what img2dataset 1.47 made of pictures of these sizes, asked for 32 pixels and min_image_size=3: the size, or that it refused;
-# keep_ratio_largest with resize_only_if_bigger and max_aspect_ratio=20, then center_crop with max_aspect_ratio=3
+# Results of img2dataset 1.47 for these sizes with 32 pixels and min_image_size=3: the new size or
+# the reason of the rejection. First keep_ratio_largest with resize_only_if_bigger and
+# max_aspect_ratio=20, then center_crop with max_aspect_ratio=3.
 ASKED = {
     "fit": Resize(32, "fit", min_size=3, max_aspect=20),
     "crop": Resize(32, "crop", min_size=3, max_aspect=3),
@@ -193,18 +196,19 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("size", "fit", "crop"), OTHERS)
-def test_sizes_and_refusals_are_those_of_img2dataset(size, fit, crop):
+def test_sizes_and_rejections_equal_those_of_img2dataset(size, fit, crop):
     for way, wanted in (("fit", fit), ("crop", crop)):
         if isinstance(wanted, str):
-            assert {"aspect": "one side is more than", "small": "its shorter side is below 3"}[
-                wanted
-            ] in refusal(saved(picture(size)), ASKED[way])
+            assert {
+                "aspect": "the aspect ratio must be at most",
+                "small": "the shorter side must have at least 3",
+            }[wanted] in refusal(saved(picture(size)), ASKED[way])
         else:
-            assert opened(resized(saved(picture(size)), ASKED[way])).size == wanted
+            assert opened(resize_image(saved(picture(size)), ASKED[way])).size == wanted
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A PNG of one bit a pixel, all zero."""
+    """Return a PNG of one bit per pixel, all zero."""
 
     def chunk(name, data):
         return (
@@ -222,27 +226,20 @@ def bomb(width: int, height: int) -> bytes:
     )
 
 
-def test_a_bomb_is_refused_before_it_is_decoded():
+def test_a_decompression_bomb_is_rejected_before_decoding():
     data = bomb(20_000, 20_000)
     assert len(data) < 60_000
-    assert (
-        refusal(data, Resize(256))
-        == "is 20000×20000 pixels, more than the 67108864 that are decoded"
-    )
+    assert refusal(data, Resize(256)) == "20000×20000 pixels; at most 67108864 are decoded"
 
 
-def test_a_header_that_says_two_things_is_held_to_both():
+def test_both_sizes_of_a_contradictory_header_are_checked():
     data = bytearray(saved(picture((16, 16)), "gif"))
     data[6:10] = struct.pack("<HH", 16, 16)
-    at = data.index(
-        b"\x2c", 13 + (3 << (data[10] % 8 + 1))
-    )  # behind the colours, as many as the header says
+    at = data.index(b"\x2c", 13 + (3 << (data[10] % 8 + 1)))  # after the palette
     data[at + 5 : at + 9] = struct.pack(
         "<HH", 60_000, 60_000
     )  # the frame is larger than the screen
-    assert refusal(bytes(data), Resize(8)).startswith(
-        ("is 60000×60000 pixels", "is a gif that cannot be decoded")
-    )
+    assert refusal(bytes(data), Resize(8)).startswith(("60000×60000 pixels", "damaged gif: "))
 
 
 @pytest.mark.parametrize(
@@ -251,28 +248,28 @@ def test_a_header_that_says_two_things_is_held_to_both():
         (
             saved(picture()),
             Resize(256, min_size=64),
-            "is 90×60 pixels, its shorter side is below 64",
+            "90×60 pixels; the shorter side must have at least 64",
         ),
         (
             saved(picture((100, 20))),
             Resize(256, max_aspect=3),
-            "is 100×20 pixels, one side is more than 3 times the other",
+            "100×20 pixels; the aspect ratio must be at most 3",
         ),
-        (b"hello", Resize(256), "is no picture that can be resized"),
-        (b"", Resize(256), "is no picture that can be resized"),
-        (b"\xff\xd8\xff\xd9", Resize(256), "is a jpeg whose size cannot be told"),
+        (b"hello", Resize(256), "not an image in a supported format"),
+        (b"", Resize(256), "not an image in a supported format"),
+        (b"\xff\xd8\xff\xd9", Resize(256), "damaged jpeg: no image size in the header"),
         (
             saved(picture(), "jpeg")[:1500],
             Resize(40),
-            "is a jpeg that cannot be decoded: image file is truncated",
+            "damaged jpeg: image file is truncated",
         ),
     ],
 )
-def test_what_is_refused_says_why(data, asked, message):
+def test_rejections_state_their_reason(data, asked, message):
     assert refusal(data, asked).startswith(message)
 
 
-def test_damaged_exif_is_a_picture_that_fails_whatever_pillow_trips_over():
+def test_damaged_exif_rejects_the_image():
     orientation, title = (
         struct.pack("<HHIHH", 0x0112, 3, 1, 6, 0),
         struct.pack("<HHII", 0x010E, 11, 1, 5),
@@ -280,46 +277,44 @@ def test_damaged_exif_is_a_picture_that_fails_whatever_pillow_trips_over():
     exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + title + orientation + bytes(4)
     out = io.BytesIO()
     picture().save(out, "jpeg", exif=exif)
-    assert refusal(out.getvalue(), Resize(40)).startswith("is a jpeg that cannot be decoded: ")
+    assert refusal(out.getvalue(), Resize(40)).startswith("damaged jpeg: ")
 
 
-def test_an_animation_is_not_resized():
+def test_animations_are_not_resized():
     out = io.BytesIO()
     Image.new("RGB", (80, 40)).save(
         out, "gif", save_all=True, append_images=[Image.new("RGB", (80, 40), "red")]
     )
-    assert (
-        refusal(out.getvalue(), Resize(40))
-        == "is an animation of 2 frames, and those are not resized"
-    )
-    assert resized(out.getvalue(), Resize(80)) == out.getvalue()
+    assert refusal(out.getvalue(), Resize(40)) == "an animation of 2 frames cannot be resized"
+    assert resize_image(out.getvalue(), Resize(80)) == out.getvalue()
 
 
 @pytest.mark.parametrize("jobs", [1, 4])
-def test_a_column_keeps_its_order_and_names_what_fails(jobs):
+def test_a_column_keeps_its_order_and_lists_its_failures(jobs):
     pictures = [saved(picture((40 + n, 30))) for n in range(20)]
     values = [*pictures[:7], None, b"no picture", *pictures[7:]]
     found, failures = resize(pa.array(values, pa.binary()), Resize(16), jobs)
     assert found.type == pa.large_binary()
-    assert failures == [(8, "is no picture that can be resized")]
+    assert failures == [(8, "not an image in a supported format")]
     assert found.to_pylist() == [
-        None if value in (None, b"no picture") else resized(value, Resize(16)) for value in values
+        None if value in (None, b"no picture") else resize_image(value, Resize(16))
+        for value in values
     ]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "pad"}, "--resize-mode is 'pad'"),
-        ({"mode": "crop"}, "--resize-mode crop without a size changes nothing"),
-        ({"size": 0}, "--resize 0 is no size in pixels"),
-        ({"size": (640, 0)}, "--resize 640x0 is no size in pixels"),
-        ({"min_size": -1}, "--min-size is -1"),
-        ({"quality": 101}, "--quality is 101"),
-        ({"max_aspect": 0.5}, "--max-aspect is 0.5"),
+        ({"mode": "pad"}, "--resize-mode: expected fit, crop or stretch, got 'pad'"),
+        ({"mode": "crop"}, "--resize-mode crop needs a size"),
+        ({"size": 0}, "--resize: expected sides from 1 to 65536 pixels, got 0"),
+        ({"size": (640, 0)}, "--resize: expected sides from 1 to 65536 pixels, got 640x0"),
+        ({"min_size": -1}, "--min-size: expected a number of pixels, got -1"),
+        ({"quality": 101}, "--quality: expected a number from 1 to 100, got 101"),
+        ({"max_aspect": 0.5}, "--max-aspect must be at least 1, got 0.5"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options, message):
+def test_invalid_options_are_rejected(options, message):
     with pytest.raises(UsageError) as caught:
         Resize(**options)
     assert str(caught.value) == message

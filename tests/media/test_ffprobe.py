@@ -1,5 +1,6 @@
-"""What FFmpeg tells where headers are silent: files that it wrote itself, damaged ones, and small ones that ask for much."""
+"""Frames and durations by FFmpeg: of its own files, of damaged ones, and of hostile ones."""
 
+import importlib.util
 import io
 import sys
 from fractions import Fraction
@@ -13,15 +14,15 @@ from hypothesis import strategies as st
 
 from flarecli import read, verbs
 from flarecli.errors import MissingLibraryError
-from flarecli.media import Measures, Resize, films, measure, measured
+from flarecli.media import MediaInfo, Resize, ffprobe, probe
 from flarecli.verbs.intake import Intake
 
 FILES = {
     path.name: path.read_bytes()
-    for path in sorted((Path(__file__).parents[1] / "fixtures" / "media").glob("*.*"))
+    for path in sorted((Path(__file__).parents[2] / "fixtures" / "media").glob("*.*"))
     if path.suffix != ".md"
 }
-SILENT = ("fragments.mp4", "whole.mkv", "whole.webm")  # of the number of pictures
+WITHOUT_FRAMES = ("fragments.mp4", "whole.mkv", "whole.webm")  # in their headers
 
 
 @pytest.fixture
@@ -30,10 +31,10 @@ def av():
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_a_header_does_not_say_the_packets_do(av, name):
-    known, found = measure(FILES[name]), measured(FILES[name], True)
-    if name in SILENT:
-        assert found == Measures(known.kind, 48, 32, 6, pytest.approx(0.6))
+def test_packets_are_counted_if_the_header_has_no_count(av, name):
+    known, found = probe(FILES[name]), ffprobe(FILES[name], True)
+    if name in WITHOUT_FRAMES:
+        assert found == MediaInfo(known.kind, 48, 32, 6, pytest.approx(0.6))
     else:
         assert found == known
 
@@ -42,7 +43,7 @@ def test_what_a_header_does_not_say_the_packets_do(av, name):
     ("container", "codec", "kind"),
     [("ogg", "flac", "ogg"), ("webm", "libvpx", "webm"), ("matroska", "mpeg4", "mkv")],
 )
-def test_files_of_other_codecs_are_measured_too(av, container, codec, kind):
+def test_files_of_other_codecs_are_probed_too(av, container, codec, kind):
     out = io.BytesIO()
     is_sound = codec == "flac"
     with av.open(out, "w", format=container) as file:
@@ -67,7 +68,7 @@ def test_files_of_other_codecs_are_measured_too(av, container, codec, kind):
                 frame.pts, frame.time_base = n, Fraction(1, 25)
             file.mux(stream.encode(frame))
         file.mux(stream.encode(None))
-    found = measured(out.getvalue(), True)
+    found = ffprobe(out.getvalue(), True)
     if is_sound:
         assert (found.kind, found.frames, found.duration) == (
             kind,
@@ -75,31 +76,31 @@ def test_files_of_other_codecs_are_measured_too(av, container, codec, kind):
             pytest.approx(10 * frame.samples / 8000, rel=0.01),
         )
     else:
-        assert found == Measures(kind, 64, 48, 10, pytest.approx(0.4, abs=0.05))
+        assert found == MediaInfo(kind, 64, 48, 10, pytest.approx(0.4, abs=0.05))
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    name=st.sampled_from(SILENT),
+    name=st.sampled_from(WITHOUT_FRAMES),
     place=st.floats(0, 1, exclude_max=True),
     byte=st.integers(0, 255),
     cut=st.floats(0.1, 1),
 )
-def test_damage_gives_measures_or_none(name, place, byte, cut):
+def test_damaged_files_never_raise(name, place, byte, cut):
     pytest.importorskip("av")
     data = bytearray(FILES[name])
     data[int(place * len(data))] = byte
-    assert isinstance(measured(bytes(data[: int(cut * len(data))]), True), Measures)
+    assert isinstance(ffprobe(bytes(data[: int(cut * len(data))]), True), MediaInfo)
 
 
-def test_a_few_bytes_that_say_billions_of_samples_are_not_believed(av, monkeypatch):
+def test_small_files_that_claim_billions_of_samples_are_not_opened(av, monkeypatch):
     data = FILES["fragments.mp4"]
     at = data.index(b"trun") + 8
     asked = data[:at] + (1 << 31).to_bytes(4) + data[at + 4 :]
     monkeypatch.setattr(av, "open", None)
-    assert measured(asked, True) == measure(asked)
+    assert ffprobe(asked, True) == probe(asked)
     packed = data.replace(b"mvhd", b"cmov")
-    assert measured(packed, True) == measure(packed)
+    assert ffprobe(packed, True) == probe(packed)
 
 
 def packed(tmp_path, **options):
@@ -114,34 +115,34 @@ def packed(tmp_path, **options):
     }
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_measures_are_columns_of_what_is_packed(tmp_path, monkeypatch, is_there):
-    if is_there:
+@pytest.mark.parametrize("has_av", [True, False])
+def test_media_info_is_packed_as_columns(tmp_path, monkeypatch, has_av):
+    if has_av:
         pytest.importorskip("av")
     else:
-        monkeypatch.setattr(films.importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     found = packed(tmp_path)
-    frames = 6 if is_there else 0  # 0: not known
+    frames = 6 if has_av else 0  # 0: unknown
     assert found["whole.webm"] == found["whole.mkv"] == (48, 32, frames, 0.6)
-    assert found["fragments.mp4"] == (48, 32, frames, 0.6 if is_there else 0)
+    assert found["fragments.mp4"] == (48, 32, frames, 0.6 if has_av else 0)
     assert found["whole.mp4"] == (48, 32, 6, 0.6)
     assert found["vorbis.ogg"] == (0, 0, 0, 0.5)
 
 
-def test_a_pack_goes_on_only_where_it_measures_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(films.importlib.util, "find_spec", lambda name: None)
+def test_a_pack_is_resumed_only_with_the_same_probe(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     without = Intake(info=True).options()
-    monkeypatch.setattr(films.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     assert without != Intake(info=True).options()
     assert (
         Intake(Resize(32), films=False).options() == Intake(Resize(32)).options()
-    )  # nothing is measured
+    )  # nothing is probed
 
 
-def test_what_a_driver_has_and_a_worker_lacks_is_said(monkeypatch):
+def test_a_worker_without_pyav_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(MissingLibraryError) as caught:
-        measured(FILES["whole.webm"], True)
+        ffprobe(FILES["whole.webm"], True)
     assert (str(caught.value), caught.value.hint) == (
         "--media-info needs PyAV here",
         "Run pip install 'flarecli[media]'.",

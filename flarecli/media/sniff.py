@@ -1,12 +1,12 @@
-"""What bytes are, told by their first few hundred; and the kinds that names promise. Nothing is decoded here."""
+"""Detect file kinds by magic numbers and by file extensions. Nothing is decoded."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["contradiction", "extension_of", "is_medium", "is_picture", "kind_of", "sniff"]
+__all__ = ["extension_of", "is_image", "is_media", "kind_of", "mismatch", "sniff"]
 
-# kind: extensions, the first one is what flare writes
+# kind: extensions; flare writes the first one
 _EXTENSIONS = {
     "jpeg": ("jpg", "jpeg", "jpe", "jfif"),
     "png": ("png", "apng"),
@@ -37,9 +37,9 @@ _EXTENSIONS = {
     "str": ("txt", "text"),
 }
 _MEDIA = frozenset(list(_EXTENSIONS)[: list(_EXTENSIONS).index("npy")])
-_PICTURES = frozenset(list(_EXTENSIONS)[: list(_EXTENSIONS).index("mp4")])
+_IMAGES = frozenset(list(_EXTENSIONS)[: list(_EXTENSIONS).index("mp4")])
 _KINDS = {extension: kind for kind, extensions in _EXTENSIONS.items() for extension in extensions}
-# containers that one cannot tell from the other by their first bytes
+# kinds with the same magic numbers
 _SAME = [{"mkv", "webm"}, {"mp4", "mov"}, {"mp4", "m4a"}, {"npz", "zip"}, {"avif", "heic"}]
 _STARTS = (
     (b"\xff\xd8\xff", "jpeg"),
@@ -50,7 +50,7 @@ _STARTS = (
     (b"MM\0*", "tiff"),
     (b"\x1aE\xdf\xa3", "mkv"),
     (b"fLaC", "flac"),
-    *((b"ID3" + bytes([version]), "mp3") for version in (2, 3, 4)),  # and not a text that begins so
+    *((b"ID3" + bytes([version]), "mp3") for version in (2, 3, 4)),
     (b"OggS", "ogg"),
     (b"\x93NUMPY", "npy"),
     (b"PK\x03\x04", "zip"),
@@ -76,9 +76,9 @@ _XML = re.compile(
 
 
 def sniff(head: bytes) -> str | None:
-    """Tell what bytes are by their magic numbers; None if nothing is recognised.
+    """Return the kind of a file by its magic numbers, or None if it is unknown.
 
-    head  the first bytes, 512 are enough
+    head  the first bytes; 512 are enough
     """
     for start, kind in _STARTS:
         if head.startswith(start):
@@ -105,7 +105,7 @@ def sniff(head: bytes) -> str | None:
 
 
 def _container(kind: str, head: bytes) -> str:
-    """Tell a container by what it holds first."""
+    """Refine the kind of a container by its first contents."""
     if kind == "mkv" and b"webm" in head[:64]:
         return "webm"
     if kind == "zip" and head[30 : 30 + int.from_bytes(head[26:28], "little")].endswith(b".npy"):
@@ -126,33 +126,33 @@ def _markup(head: bytes) -> str | None:
 
 
 def kind_of(name: str) -> str | None:
-    """Tell what a name or address promises by its extension; None if that says nothing."""
+    """Return the kind that the extension of a file name or URL stands for, or None."""
     path = name.partition("#")[0].partition("?")[0] if "://" in name else name
     _, dot, extension = path.rpartition("/")[2].rpartition(".")
     return _KINDS.get(extension.lower()) if dot else None
 
 
-def is_medium(kind: str | None) -> bool:
-    """Say whether files of a kind are pictures, video or sound."""
+def is_media(kind: str | None) -> bool:
+    """Return whether a kind is an image, video or audio format."""
     return kind in _MEDIA
 
 
-def is_picture(kind: str | None) -> bool:
-    """Say whether files of a kind are pictures."""
-    return kind in _PICTURES
+def is_image(kind: str | None) -> bool:
+    """Return whether a kind is an image format."""
+    return kind in _IMAGES
 
 
 def extension_of(kind: str) -> str | None:
-    """Give the extension that files of a kind get, such as `jpg` for `jpeg`."""
+    """Return the extension that flare writes for a kind, such as `jpg` for `jpeg`."""
     return _EXTENSIONS[kind][0] if kind in _EXTENSIONS else None
 
 
-def contradiction(name: str, head: bytes) -> str | None:
-    """Say what a file holds against what its name promises, such as `png, not jpeg`; None if they agree or nothing is known.
+def mismatch(name: str, head: bytes) -> str | None:
+    """Return how content and extension of a file disagree, such as `png, not jpeg`, or None.
 
-    head  the first bytes, 512 are enough
+    head  the first bytes; 512 are enough
     """
-    promised, found = kind_of(name), sniff(head)
-    if promised is None or found is None or found == promised or {promised, found} in _SAME:
+    expected, found = kind_of(name), sniff(head)
+    if expected is None or found is None or found == expected or {expected, found} in _SAME:
         return None
-    return f"{found}, not {promised}"
+    return f"{found}, not {expected}"

@@ -1,0 +1,381 @@
+"""Image size, frame count and duration from file headers, and checks of these headers.
+
+Nothing is decoded. Numbers are returned as the file states them, so a caller checks them before
+it allocates. Width and height are those of the stored pixels, before EXIF orientation.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from flarecli.errors import ValueFitError
+from flarecli.media.containers import (
+    DAMAGE,
+    boxes,
+    ebml_elements,
+    find_boxes,
+    flac_blocks,
+    gif_blocks,
+    jpeg_segments,
+    mp3_frames,
+    ogg_pages,
+    png_chunks,
+    riff_chunks,
+    tiff_directories,
+    until_damage,
+)
+from flarecli.media.sniff import is_image, is_media, sniff
+
+__all__ = ["MediaInfo", "check_header", "probe"]
+
+
+class MediaInfo(NamedTuple):
+    """What a header states; None for what it does not state.
+
+    width, height  in pixels
+    frames         number of images: 1 for a still image
+    duration       in seconds
+    """
+
+    kind: str | None = None
+    width: int | None = None
+    height: int | None = None
+    frames: int | None = None
+    duration: float | None = None
+
+
+@dataclass(slots=True)
+class _Header:
+    """The fields of MediaInfo, filled in while a file is read."""
+
+    width: int | None = None
+    height: int | None = None
+    frames: int | None = None
+    duration: float | None = None
+
+
+def probe(data: bytes) -> MediaInfo:
+    """Return what the header of a complete file in memory states. Never raises.
+
+    A field that is missing or damaged is None.
+    """
+    return _read(data, sniff(data[:512]))[0]
+
+
+def check_header(data: bytes) -> MediaInfo:
+    """Return what the header of a complete file in memory states; raise if the file is damaged.
+
+    The parts of the container must be well-formed and lie inside the file.
+
+    raises  ValueFitError, such as
+            `damaged wav: chunk 'data' at byte 36 is 4000 bytes long; only 1044 are left`
+    """
+    kind = sniff(data[:512])
+    if kind is None or not is_media(kind):
+        raise ValueFitError(
+            "not an image, video or audio file" + (f" (found {kind})" if kind else "")
+        )
+    info, damage = _read(data, kind)
+    if damage is None and is_image(kind) and not (info.width and info.height):
+        damage = "no image size in the header"
+    if damage is not None:
+        raise ValueFitError(f"damaged {kind}: {damage}")
+    return info
+
+
+def _read(data: bytes, kind: str | None) -> tuple[MediaInfo, str | None]:
+    """Return what a header states up to the first damage, and a description of the damage."""
+    header, damage = _Header(), None
+    read = _READERS.get(kind or "")
+    if read is not None:
+        try:
+            read(data, header)
+        except ValueFitError as error:
+            damage = error.message
+        except DAMAGE:
+            damage = "the file ends inside its header"
+    duration = header.duration
+    if duration is not None and not (math.isfinite(duration) and duration >= 0):
+        duration = None
+    width, height = _side(header.width), _side(header.height)
+    return MediaInfo(kind, width, height, header.frames, duration), damage
+
+
+def _side(pixels: int | None) -> int | None:
+    """Return None for an impossible side length."""
+    return pixels if pixels is not None and 0 <= pixels < 1 << 31 else None
+
+
+def _jpeg(data: bytes, header: _Header) -> None:
+    for marker, begin in jpeg_segments(data):
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # start of frame
+            header.height, header.width = struct.unpack_from(">HH", data, begin + 1)
+            header.frames = 1
+            return
+
+
+def _png(data: bytes, header: _Header) -> None:
+    duration = 0.0
+    for number, (name, begin, _) in enumerate(png_chunks(data)):
+        if number == 0:
+            header.width, header.height = struct.unpack_from(">II", data, 16)
+            header.frames = 1
+            if name != b"IHDR":
+                raise ValueFitError(f"first chunk is {name.decode('latin-1')!a}, not 'IHDR'")
+        elif number == 1:
+            (crc,) = struct.unpack_from(">I", data, begin - 12)
+            if zlib.crc32(data[12 : begin - 12]) != crc:
+                raise ValueFitError("chunk 'IHDR' does not match its CRC-32")
+        if name == b"acTL":
+            header.frames = struct.unpack_from(">I", data, begin)[0]
+        elif name == b"fcTL":
+            delay, unit = struct.unpack_from(">HH", data, begin + 20)
+            duration += delay / (unit or 100)
+            header.duration = duration or None
+
+
+def _gif(data: bytes, header: _Header) -> None:
+    frames = hundredths = 0
+    for kind, begin in gif_blocks(data):
+        if kind == 0x2C:
+            frames += 1
+        elif kind == 0xF9:  # graphic control extension
+            hundredths += struct.unpack_from("<H", data, begin + 2)[0]
+    header.width, header.height = struct.unpack_from("<HH", data, 6)
+    header.frames, header.duration = frames or None, hundredths / 100 or None
+
+
+def _webp(data: bytes, header: _Header) -> None:
+    first, frames, duration, names = data[12:16], 0, 0, set[bytes]()
+    if first == b"VP8 ":
+        width, height = struct.unpack_from("<HH", data, 26)
+        header.width, header.height = width & 0x3FFF, height & 0x3FFF
+    elif first == b"VP8L":
+        bits = struct.unpack_from("<I", data, 21)[0]
+        header.width, header.height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    elif first == b"VP8X":
+        header.width, header.height = (
+            int.from_bytes(data[at : at + 3], "little") + 1 for at in (24, 27)
+        )
+    if header.width is not None:
+        header.frames = 1
+    for name, begin, _ in riff_chunks(data):
+        names.add(name)
+        if name == b"ANMF" and first == b"VP8X":
+            frames += 1
+            duration += int.from_bytes(data[begin + 12 : begin + 15], "little")
+            header.frames, header.duration = frames, duration / 1000 or None
+    if not names & {b"VP8 ", b"VP8L", b"ANMF"}:
+        raise ValueFitError("no image data")
+
+
+def _bmp(data: bytes, header: _Header) -> None:
+    width, height = struct.unpack_from("<HH" if data[14] == 12 else "<ii", data, 18)
+    header.width, header.height, header.frames = abs(width), abs(height), 1
+
+
+def _tiff(data: bytes, header: _Header) -> None:
+    directories = list(tiff_directories(data))
+    if not directories:
+        raise ValueFitError("no image directory")
+    header.width, header.height = directories[0].get(256), directories[0].get(257)
+    header.frames = len(directories)
+
+
+def _avif(data: bytes, header: _Header) -> None:
+    """Read the largest `ispe`: tiles and thumbnails are smaller than the image."""
+    has_meta, largest = False, -1
+    for name, begin, end in boxes(data, 0, len(data)):
+        if name != b"meta":
+            continue
+        has_meta = True
+        for at, _ in find_boxes(data, (b"iprp", b"ipco", b"ispe"), begin + 4, end):
+            width, height = struct.unpack_from(">II", data, at + 4)
+            if width * height > largest:
+                largest = width * height
+                header.width, header.height, header.frames = width, height, 1
+    if not has_meta:
+        raise ValueFitError("no box 'meta'")
+
+
+def _mp4(data: bytes, header: _Header) -> None:
+    """Read `mvhd` for the duration, and `tkhd` and `stsz` of the first video track."""
+    has_movie = False
+    for name, begin, end in boxes(data, 0, len(data)):
+        if name != b"moov":
+            continue
+        has_movie = True
+        for at, _ in find_boxes(data, (b"mvhd",), begin, end):
+            layout, offset = (">IQ", 20) if data[at] == 1 else (">II", 12)
+            scale, ticks = struct.unpack_from(layout, data, at + offset)
+            header.duration = ticks / scale if ticks and scale else None
+        for track, stop in find_boxes(data, (b"trak",), begin, end):
+            handlers = find_boxes(data, (b"mdia", b"hdlr"), track, stop)
+            if not any(data[at + 8 : at + 12] == b"vide" for at, _ in handlers):
+                continue
+            for _, at in find_boxes(data, (b"tkhd",), track, stop):
+                width, height = struct.unpack_from(">II", data, at - 8)
+                header.width, header.height = width >> 16 or None, height >> 16 or None
+            for at, _ in find_boxes(data, (b"mdia", b"minf", b"stbl", b"stsz"), track, stop):
+                header.frames = struct.unpack_from(">I", data, at + 8)[0] or None
+            break
+        children = {child for child, *_ in boxes(data, begin, end)}
+        for required in (b"mvhd", b"trak"):
+            if required not in children:
+                raise ValueFitError(f"box 'moov' has no '{required.decode()}'")
+    if not has_movie:
+        raise ValueFitError("no box 'moov'")
+
+
+_SEGMENT, _INFO, _TRACKS, _TRACK, _VIDEO = 0x18538067, 0x1549A966, 0x1654AE6B, 0xAE, 0xE0
+_SCALE, _DURATION, _WIDTH, _HEIGHT, _CLUSTER = 0x2AD7B1, 0x4489, 0xB0, 0xBA, 0x1F43B675
+
+
+def _matroska(data: bytes, header: _Header) -> None:
+    """Read Info and the first video track of the first segment."""
+    has_segment = has_tracks = False
+    for name, begin, end in ebml_elements(data, 0, len(data)):
+        if name != _SEGMENT or has_segment:
+            continue
+        has_segment = True
+        for child, start, stop in ebml_elements(data, begin, end):
+            if child == _INFO:
+                _matroska_info(data, start, stop, header)
+            elif child == _TRACKS:
+                has_tracks = True
+                _matroska_tracks(data, start, stop, header)
+            elif child == _CLUSTER and not has_tracks:
+                break
+        if not has_tracks:
+            raise ValueFitError("no tracks before the first cluster")
+        if end < len(data):  # else the walker checks whether the segment is truncated
+            return
+    if not has_segment:
+        raise ValueFitError("no segment")
+
+
+def _matroska_info(data: bytes, start: int, stop: int, header: _Header) -> None:
+    scale, ticks = 1_000_000, 0.0  # nanoseconds per tick
+    for name, begin, end in until_damage(ebml_elements(data, start, stop)):
+        if name == _SCALE:
+            scale = int.from_bytes(data[begin:end])
+        elif name == _DURATION and end - begin in (4, 8):
+            ticks = struct.unpack(">f" if end - begin == 4 else ">d", data[begin:end])[0]
+    with suppress(OverflowError):  # a scale of hundreds of bytes
+        header.duration = ticks * scale / 1e9 or None
+
+
+def _matroska_tracks(data: bytes, start: int, stop: int, header: _Header) -> None:
+    for name, begin, end in until_damage(ebml_elements(data, start, stop)):
+        if name != _TRACK:
+            continue
+        for part, first, last in until_damage(ebml_elements(data, begin, end)):
+            if part == _VIDEO and header.width is None:
+                sides = {
+                    side: int.from_bytes(data[a:b])
+                    for side, a, b in until_damage(ebml_elements(data, first, last))
+                    if side in (_WIDTH, _HEIGHT)
+                }
+                header.width, header.height = sides.get(_WIDTH), sides.get(_HEIGHT)
+
+
+def _wav(data: bytes, header: _Header) -> None:
+    fault, has_data, byte_rate = None, False, None
+    for name, begin, end in riff_chunks(data):
+        if name == b"fmt ":
+            if end - begin < 16:
+                raise ValueFitError(f"chunk 'fmt ' is {end - begin} bytes; expected at least 16")
+            channels, rate, byte_rate, width = struct.unpack_from("<HIIH", data, begin + 2)
+            if not (channels and rate and width):
+                fault = f"{channels} channels, {rate} samples per second, {width} bytes per sample"
+        elif name == b"data":
+            if byte_rate is None:
+                raise ValueFitError("chunk 'data' comes before 'fmt '")
+            has_data = True
+            header.duration = (end - begin) / byte_rate if byte_rate else None
+            if end < len(data):  # else the walker checks whether the chunk is truncated
+                break
+    if fault or not has_data:
+        raise ValueFitError(fault or "no chunk 'data'")
+
+
+def _flac(data: bytes, header: _Header) -> None:
+    packed = int.from_bytes(data[18:26])  # 20 bits: sample rate; the last 36: number of samples
+    rate, samples = packed >> 44, packed & (1 << 36) - 1
+    header.duration = samples / rate if samples and rate else None
+    at = 4
+    for kind, begin, end in flac_blocks(data):
+        if at == 4 and (kind, end - begin) != (0, 34):
+            raise ValueFitError(
+                f"first block has type {kind} and {end - begin} bytes; expected type 0 and 34 bytes"
+            )
+        at = end
+    if not rate:
+        raise ValueFitError("the sample rate is 0")
+    if at < len(data) and (data[at] != 0xFF or data[at + 1] & 0xFC != 0xF8):
+        raise ValueFitError(f"no frame at byte {at}")
+    if at >= len(data) and samples:
+        raise ValueFitError("the file ends before its first frame")
+
+
+_XING = re.compile(b"Xing|Info|VBRI")  # in a first frame that holds no sound
+
+
+def _mp3(data: bytes, header: _Header) -> None:
+    """Add up the frames; a first frame with a Xing or Info tag states their number."""
+    frames, duration, stated = 0, 0.0, None
+    for number, (begin, end, seconds) in enumerate(mp3_frames(data)):
+        tag = None if number else _XING.search(data, begin, min(end, begin + 64))
+        if tag is None:
+            frames, duration = frames + 1, duration + seconds
+        elif tag[0] != b"VBRI" and data[tag.end() + 3] & 1:
+            stated = int.from_bytes(data[tag.end() + 4 : tag.end() + 8])
+    header.duration = duration or None
+    if not frames:
+        raise ValueFitError("no frame where the first one should start")
+    if stated is not None and stated > frames:
+        raise ValueFitError(f"the header states {stated} frames; {frames} are present")
+
+
+def _ogg(data: bytes, header: _Header) -> None:
+    """Read the position of the last page: the number of samples in Vorbis and Opus."""
+    vorbis, opus = data.find(b"\x01vorbis", 0, 512), data.find(b"OpusHead", 0, 512)
+    rate, skipped = 0, 0
+    if vorbis >= 0:
+        rate = int.from_bytes(data[vorbis + 12 : vorbis + 16], "little")
+    elif opus >= 0:
+        rate, skipped = 48_000, int.from_bytes(data[opus + 10 : opus + 12], "little")
+    if rate:
+        position = struct.unpack_from("<q", data, data.rfind(b"OggS") + 6)[0]
+        header.duration = (position - skipped) / rate
+    for number, flags in enumerate(ogg_pages(data)):
+        if number == 0 and not flags & 2:
+            raise ValueFitError("the first page does not begin a stream")
+
+
+_READERS: dict[str, Callable[[bytes, _Header], None]] = {
+    "jpeg": _jpeg,
+    "png": _png,
+    "gif": _gif,
+    "webp": _webp,
+    "bmp": _bmp,
+    "tiff": _tiff,
+    "avif": _avif,
+    "heic": _avif,
+    "mp4": _mp4,
+    "mov": _mp4,
+    "m4a": _mp4,
+    "mkv": _matroska,
+    "webm": _matroska,
+    "wav": _wav,
+    "flac": _flac,
+    "mp3": _mp3,
+    "ogg": _ogg,
+}

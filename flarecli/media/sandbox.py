@@ -1,0 +1,203 @@
+"""Decode images in child processes with limited memory, CPU and time.
+
+A child decodes one image after another. A child that dies or is too slow is ended, and that is
+reported as damage of the image. Its program is `sandbox_worker`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from flarecli.errors import ReachError, check_exhausted
+from flarecli.media import sandbox_worker
+from flarecli.media.sandbox_worker import OUT_OF_MEMORY, REQUEST, RESPONSE
+
+__all__ = ["Sandbox"]
+
+MEMORY_BYTES = 1 << 30  # address space of a child, Python and Pillow included
+MAX_PIXELS = 1 << 27  # per frame: 17 kB can hold 400 MB
+TIMEOUT_S = 30.0  # per image
+CPU_S, CPU_S_PER_BYTE = 8, 8e-6  # budget of all images together
+MAX_MESSAGE_BYTES = 1 << 12
+
+
+class _Timeout(Exception):
+    """The child did not answer in time."""
+
+
+class _Child:
+    """One process. Its pipes are non-blocking, so a child that stops reading is noticed too."""
+
+    def __init__(self, memory: int, max_pixels: int) -> None:
+        argv = [sys.executable, "-P", sandbox_worker.__file__, str(memory), str(max_pixels)]
+        pipe = subprocess.PIPE
+        try:
+            self._process = subprocess.Popen(
+                argv, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0
+            )
+        except OSError as error:
+            check_exhausted(error)
+            raise ReachError(
+                f"cannot start a process to decode images: {error.strerror or error}"
+            ) from error
+        self._pipes = [one for one in (self._process.stdin, self._process.stdout) if one]
+        self._stdin, self._stdout = (one.fileno() for one in self._pipes)
+        for fd in (self._stdin, self._stdout):
+            os.set_blocking(fd, False)
+
+    def decode(self, data: bytes, timeout_s: float, cpu_s: int) -> tuple[int, str, float]:
+        """Return status, message and CPU seconds. Raises _Timeout; EOFError if the child died."""
+        deadline = time.monotonic() + timeout_s
+        self._send(REQUEST.pack(len(data), cpu_s), deadline)
+        self._send(data, deadline)
+        cpu_us, size, status = RESPONSE.unpack(self._receive(RESPONSE.size, deadline))
+        if size > MAX_MESSAGE_BYTES:
+            raise EOFError
+        return status, self._receive(size, deadline).decode("utf-8", "replace"), cpu_us / 1e6
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._stdin, view) :]
+            except BlockingIOError:
+                _wait(self._stdin, selectors.EVENT_WRITE, deadline)
+            except BrokenPipeError:
+                raise EOFError from None
+
+    def _receive(self, size: int, deadline: float) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            try:
+                part = os.read(self._stdout, size - len(parts))
+            except BlockingIOError:
+                _wait(self._stdout, selectors.EVENT_READ, deadline)
+                continue
+            if not part:
+                raise EOFError
+            parts += part
+        return bytes(parts)
+
+    def end(self) -> str:
+        """End the process; return how it failed if it had ended by itself."""
+        for pipe in self._pipes:
+            pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return _exit_reason(self._process.wait(0.2))
+        self._process.kill()
+        self._process.wait()
+        return ""
+
+
+def _wait(fd: int, event: int, deadline: float) -> None:
+    """Wait until a pipe is ready. Raises _Timeout after the deadline."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(fd, event)
+        if not selector.select(max(0.0, deadline - time.monotonic())):
+            raise _Timeout
+
+
+def _exit_reason(code: int) -> str:
+    if code >= 0:
+        return f"exit {code}" if code else ""
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _is_confined(memory: int) -> bool:
+    """Return whether this process has a lower memory limit than a child would get.
+
+    Then running out of memory is not the image's fault.
+    """
+    try:
+        import resource
+    except ImportError:
+        return False
+    limits = (resource.getrlimit(one)[0] for one in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    return any(one != resource.RLIM_INFINITY and one < memory for one in limits)
+
+
+class Sandbox:
+    """A pool of child processes that decode images: one per thread that uses it at once.
+
+    memory      bytes of address space per child
+    max_pixels  pixels per frame
+    timeout_s   seconds per image
+    """
+
+    def __init__(
+        self,
+        memory: int = MEMORY_BYTES,
+        max_pixels: int = MAX_PIXELS,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self.memory, self.max_pixels, self.timeout_s = memory, max_pixels, timeout_s
+        self.started = 0
+        self._cpu_s, self._bytes = 0.0, 0  # of all images so far
+        self._idle: list[_Child] = []
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Sandbox, (self.memory, self.max_pixels, self.timeout_s)
+
+    def check(self, data: bytes) -> str:
+        """Return why an image cannot be decoded completely; empty if it can.
+
+        raises  ReachError if no process can be started; MemoryError if this process has too
+                little memory to decode images
+        """
+        if len(data) > self.memory:
+            return f"{len(data)} bytes; at most {self.memory} are decoded"
+        with self._lock:
+            self._bytes += len(data)
+            cpu_s = CPU_S + CPU_S_PER_BYTE * self._bytes - self._cpu_s
+            if cpu_s < 1:
+                return f"not decoded: {self._bytes} bytes of images used {self._cpu_s:.0f} s of CPU"
+            child = self._idle.pop() if self._idle else None
+        if child is None:
+            child, self.started = _Child(self.memory, self.max_pixels), self.started + 1
+        try:
+            status, message, used_s = child.decode(data, self.timeout_s, int(cpu_s))
+        except _Timeout:
+            child.end()
+            return f"decoding takes more than {self.timeout_s:g} s"
+        except EOFError:
+            reason = child.end()
+            if reason == "SIGXCPU":
+                with self._lock:
+                    self._cpu_s += cpu_s
+                return f"decoding takes more than {cpu_s:.0f} s of CPU"
+            if _is_confined(self.memory):
+                raise MemoryError("the process that decodes images ended") from None
+            return f"the decoder crashed ({reason})" if reason else "the decoder did not answer"
+        except BaseException:
+            child.end()
+            raise
+        with self._lock:
+            self._cpu_s += used_s
+            self._idle.append(child)
+        if status == OUT_OF_MEMORY and _is_confined(self.memory):
+            raise MemoryError(message)
+        return message
+
+    def close(self) -> None:
+        """End the child processes."""
+        with self._lock:
+            children, self._idle = self._idle, []
+        for child in children:
+            child.end()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
