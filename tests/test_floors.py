@@ -88,6 +88,7 @@ PARTS = {  # what higher floors may take from inside a room; anything else goes 
         "webdataset_shards",
         "webdataset_stream",
     },
+    "media": {"ffprobe", "probe", "resize", "sniff", "thumbnail"},  # functions of the same name
     "read": {"resolve", "windows"},
     "verbs": {"source"},
     "write": {"bucket", "columns", "engines", "failures", "links", "parts", "target"},
