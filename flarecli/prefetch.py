@@ -274,7 +274,7 @@ class OrderedQueue(Generic[A, T]):
         while calls != max_calls and (entry := self._next()) is not None:
             calls += 1
             self._run(entry)
-            del entry  # an error that it holds would keep the caller's frames alive
+            del entry  # it would keep its result alive until the next item comes
         if calls == max_calls:
             with self._changed:
                 self._running -= 1
@@ -309,6 +309,7 @@ class OrderedQueue(Generic[A, T]):
             self._calling -= 1
             if self._is_closed or self._awaited is entry:
                 self._changed.notify_all()
+        del entry  # an error that it holds has this frame in its traceback
 
     def _take(self) -> T:
         """Wait for the first entry, remove it and return its result."""
