@@ -20,7 +20,7 @@ from flarecli.cache import pieces
 from flarecli.cache.entries import Entry, Summing, entry, place_of
 from flarecli.errors import FormatError, IntegrityError
 from flarecli.storage import Entry as Listed
-from flarecli.storage import Guard, Location, Part, Store, Written, side_by_side
+from flarecli.storage import Location, Part, Store, Written, side_by_side
 
 __all__ = ["BLOCK", "Cache", "CachedStore"]
 
@@ -52,13 +52,13 @@ class Cache:
         )
 
 
-class CachedStore:
+class CachedStore(Store):
     """A store on the network, read through a cache. Picklable, and right in forked processes."""
 
-    is_local = False
+    keeps_copies = True
 
     def __init__(self, store: Store, cache: Cache, maps: bool = True) -> None:
-        self.store, self.cache, self._maps = store, cache, maps
+        self.store, self.cache, self._maps, self.guard = store, cache, maps, store.guard
         self._folder = folders.shared(cache.folder, cache.limit)
         self._versions: dict[str, tuple[str, int]] = {}
         self._tells = True  # until an object turned out to have no version
@@ -81,12 +81,6 @@ class CachedStore:
         return hash((self.store, self.cache))
 
     # -- what the cache has no part in
-
-    @property
-    def guard(self) -> Guard:
-        """What addresses may reach from here: the store's own, which knows what the user named."""
-        found: Guard = getattr(self.store, "guard", None) or Guard()
-        return found
 
     def show(self, path: str) -> str:
         return self.store.show(path)
@@ -129,10 +123,7 @@ class CachedStore:
         if known is None:
             if len(self._versions) >= _MANY:
                 self._versions.clear()
-            ask = getattr(self.store, "version", None)
-            known = self._versions[path] = (
-                ask(path) if ask is not None else ("", self.store.size(path))
-            )
+            known = self._versions[path] = self.store.version(path)
             self._tells = self._tells and bool(known[0])
         return known
 
@@ -196,7 +187,7 @@ class CachedStore:
     def _entry(self, path: str, part: str, size: int | None = None) -> Entry:
         version, whole = self.version(path)
         address = self._address(path)
-        origin = getattr(self.store, "origin", "")
+        origin = self.store.origin
         return entry(
             address,
             f"{version} {origin}" if origin else version,
@@ -372,15 +363,14 @@ class CachedStore:
 
     def _head(self, path: str, place: str, listed: int | None, passing: bool) -> list[memoryview]:
         """Give the first bytes, up to _AT_ONCE, of an object of which nothing is kept: that answer says its version too. Nothing of others."""
-        views = getattr(self.store, "views", None)
-        if not listed or views is None or path in self._versions or not self._tells:
+        if not listed or path in self._versions or not self._tells:
             return []
         if listed * _SHARE > self.cache.limit and not (passing and self._folder.is_alone()):
             return []
         if self._folder.fd < 0 or self._folder.may_hold(place):
             return []
         with contextlib.suppress(FormatError):  # shorter than listed: whoever reads it says so
-            return list(views(path, 0, min(listed, _AT_ONCE)))
+            return [memoryview(data) for data in self.store.views(path, 0, min(listed, _AT_ONCE))]
         return []
 
     def _pieces(self, path: str, group: Sequence[int]) -> list[bytes | memoryview]:
@@ -389,20 +379,15 @@ class CachedStore:
         missing = [k for k in group if kept[k] is None]
         if not missing:
             return [view for view in kept.values() if view is not None]
-        views = getattr(self.store, "views", None)  # not copied, where the store can
         known = self.version(path)
         start, stop = group[0] * BLOCK, min(known[1], (group[-1] + 1) * BLOCK)
-        pieces = (
-            [self.store.read(path, start, stop)]
-            if views is None
-            else list(views(path, start, stop))
-        )
+        pieces = [memoryview(data) for data in self.store.views(path, start, stop)]
         self._hold(path, known)
-        return pieces
+        return [*pieces]
 
     def _hold(self, path: str, known: tuple[str, int]) -> None:
         """Hold what was read against the version that copies are named by: a store of very many objects may have forgotten that, and read another."""
-        if getattr(self.store, "version", lambda _: known)(path) != known:
+        if self.store.version(path) != known:
             raise IntegrityError(
                 "changed while it was read", where=self.show(path), hint="Run the command again."
             )
@@ -413,7 +398,7 @@ class CachedStore:
         version, found = self.version(path)
         one = self._entry(path, "whole")
         if not version or found != size or self._folder.fd < 0:
-            yield from Location(self.store, path).blocks(size)
+            yield from self.store.blocks(path, size)
             return
         view = self._folder.view(one)
         if view is None and size <= BLOCK:
@@ -424,11 +409,11 @@ class CachedStore:
             return
         part = self._folder.part(one) if size * _SHARE <= self.cache.limit else None
         if part is None:
-            yield from Location(self.store, path).blocks(size)
+            yield from self.store.blocks(path, size)
             return
         sums, goes_on = Summing(one), True
         try:
-            for data in Location(self.store, path).blocks(size):
+            for data in self.store.blocks(path, size):
                 sums.update(data)
                 goes_on = goes_on and part.write(data)
                 yield data

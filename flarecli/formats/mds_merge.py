@@ -88,10 +88,8 @@ def _below(root: Location, part: Location) -> str:
 
 def _address(at: Location) -> tuple[object, str]:
     """Give a store and a path in it; every local path is one in the same store."""
-    root = getattr(at.store, "root", None)
-    return (
-        (at.store, at.path) if root is None else (None, f"{root.rstrip('/')}/{at.path}".rstrip("/"))
-    )
+    root = at.store.root
+    return (at.store, at.path) if not root else (None, f"{root.rstrip('/')}/{at.path}".rstrip("/"))
 
 
 def _moved(file: Any, folder: str, where: str) -> Any:

@@ -163,7 +163,7 @@ class Series:
     @property
     def room(self) -> int:
         """Bytes that a run may have at hand of the cache before its shards, now; 0 without one."""
-        return int(min(getattr(stream.at.store, "room", 0) for stream in self.streams))
+        return min(stream.at.store.room for stream in self.streams)
 
     @property
     def stored(self) -> int:
@@ -211,9 +211,7 @@ class Series:
             if passing:
                 self._passing.add(i)
             for at, file in zip_longest((chunk.at, *chunk.beside), chunk.files):
-                keep = getattr(at.store, "keep", None)
-                if keep is not None:
-                    keep(at.path, file.size if file else None, passing)
+                at.store.keep(at.path, file.size if file else None, passing)
             self._fetched[i] = chunk
             if passing and i not in self._passing:  # a run ended meanwhile
                 self._pass(i, chunk)
@@ -232,9 +230,7 @@ class Series:
     def _pass(self, i: int, chunk: Chunk) -> None:
         self._passing.discard(i)
         for at in (chunk.at, *chunk.beside):
-            passed = getattr(at.store, "passed", None)
-            if passed is not None:
-                passed(at.path)
+            at.store.passed(at.path)
 
     def let_go(self, i: int) -> None:
         """Close the shard at a position, if it is open; it is opened again when it is needed."""

@@ -1,7 +1,7 @@
-"""Bytes at an address. A store has six verbs; a Location is a store and a path in it.
+"""Bytes at an address: stores, and `Location`, a store and a path in it.
 
 Local files are read with `pread` or mapped, HTTP(S) goes through libcurl and nothing else. There is one client
-per scheme, chosen openly: no store ever stands in for another. A short read is an error, always.
+per scheme: no store falls back to another. A short read is always an error.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from flarecli.storage.base import (
     Part,
     Store,
     Written,
-    bucket_in,
-    bucket_note,
-    locate,
     read_each,
-    with_reach,
 )
 from flarecli.storage.glob import globbed
 from flarecli.storage.handles import files_limit
 from flarecli.storage.limits import Limits
+from flarecli.storage.locator import bucket_in, bucket_note, locate, with_reach
 from flarecli.storage.mmap import expect, is_cold, large_memory, read_ahead
 from flarecli.storage.threads import side_by_side
 

@@ -1,15 +1,20 @@
-"""What a store promises, and an address as a value: a store and a path in it."""
+"""Bytes at an address: what every store offers, and `Location`, a store and a path in it.
+
+This module knows no particular store. A store that must open an address of another store calls `Guard.locate`, which
+`storage.locator` sets.
+"""
 
 from __future__ import annotations
 
-import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
-from flarecli.errors import FlareError, FormatError, MissingError, UnsafeError, UsageError
-from flarecli.names import address_key, check_name, is_url, local_path, redact, scheme_of
-from flarecli.records import dataclass, field, replace
+from flarecli.errors import FormatError, MissingError, UnsafeError, UsageError
+from flarecli.names import address_key, bare, check_name, redact, scheme_of
 from flarecli.storage.limits import Limits
+from flarecli.storage.ranges import cut, join_near
 from flarecli.storage.threads import in_order
 from flarecli.wildcards import pattern_of
 
@@ -17,31 +22,25 @@ __all__ = [
     "Entry",
     "Guard",
     "Keeper",
+    "Locate",
     "Location",
     "Part",
     "Store",
     "Written",
-    "locate",
-    "bucket_in",
-    "bucket_note",
-    "locate_named",
-    "other_bucket",
     "read_each",
-    "with_reach",
+    "short_read",
 ]
 
 Part: TypeAlias = "bytes | bytearray | memoryview"
-BUCKET_SCHEMES = ("s3", "gs", "az")
-SHOWN = 20  # buckets that a note names
-HOST_SCHEMES = ("ftp", "hdfs", "sftp", "smb", "webdav", "webhdfs")  # their address names a host
-LISTED = 1 << 20  # files that are looked at for a pattern
-BLOCK = (
+S = TypeVar("S", bound="Store")
+MAX_LISTED = 1 << 20  # files that a pattern is compared with
+_BLOCK_BYTES = (
     1 << 20
-)  # bytes a read of a whole file asks for at once: large enough to stream, small enough to stay in the cache
+)  # bytes per read of a whole file: large enough to stream, small enough for the CPU cache
 
 
 class Entry(NamedTuple):
-    """One file that a listing found: its path below the place listed, with `/`, and its size in bytes."""
+    """One file of a listing: its path below the listed folder, with `/`, and its size in bytes; -1 if it cannot be opened."""
 
     name: str
     size: int
@@ -54,6 +53,19 @@ class Written(NamedTuple):
     hashes: dict[str, str]
 
 
+class Locate(Protocol):
+    """Opens an address that data names.
+
+    is_remote  the data came over the network: it must not use the user's credentials for other buckets
+    """
+
+    def __call__(self, address: str, guard: Guard, is_remote: bool = False) -> Location: ...
+
+
+def _refuse(address: str, guard: Guard, is_remote: bool = False) -> Location:
+    raise UnsafeError("addresses of other stores are not opened here", where=redact(address))
+
+
 @dataclass(frozen=True, slots=True)
 class Guard:
     """What addresses may reach, and the limits of transfers. Options of the user set the switches.
@@ -64,7 +76,8 @@ class Guard:
     allow_hosts    hosts and networks that data may name though they are private, such as `10.0.0.7:8080`
     anonymous      buckets are read without the user's credentials
     limits         of transfers from stores on the network; a file in one may have any size
-    keeper         what keeps copies of what comes from there, or None
+    keeper         puts a cache in front of each remote store that is opened, or None
+    locate         opens addresses that data names; the default opens none
     """
 
     allow_private: bool = False
@@ -74,44 +87,172 @@ class Guard:
     keeper: Keeper | None = None
     allow_hosts: tuple[str, ...] = ()
     anonymous: bool = False
+    locate: Locate = field(default=_refuse, compare=False, repr=False)
 
 
 class Keeper(Protocol):
-    """What keeps copies of what comes over the network: it puts a store of its own before each that is opened. Hashable, picklable."""
+    """A cache: returns a store that keeps copies of what another one reads. Hashable and picklable."""
 
     def over(self, store: Store) -> Store: ...
 
 
-class Store(Protocol):
-    """Six verbs on paths. Every error is a FlareError that names the address.
+class Store(ABC):
+    """Reads, writes and lists files by path. Every error is a FlareError that names the address.
 
-    size    bytes of the file
-    read    bytes start..stop (stop None: to the end), all of them or an error
-    read_many  the same for many ranges of one file, in the order asked
-    write   make a file, whole or not at all; the sums asked for come from the same pass
-    list    files below a folder, in bytewise order of their names
-    delete  remove a file; nothing there is no error
+    A subclass implements the abstract methods; everything else has a default and is overridden where a store can do
+    better. Stores are picklable, and usable after a fork: connections are opened per process.
+
+    is_local      reading costs no network: files can be mapped, and read in any order
+    keeps_copies  `map` and `derived` may return copies that a cache keeps
+    guard         what addresses named by data may reach from here
+    origin        which service this is, if it is not the usual one of its scheme: two may have the same bucket
+    root          local path of the folder of all files; empty if they are not on a local disk
+    room          bytes of files that may be fetched ahead by `keep` and not used yet; 0 without a cache
     """
 
-    is_local: bool
+    is_local: bool = False
+    keeps_copies: bool = False
+    guard: Guard = Guard()
+    root: str = ""
 
-    def size(self, path: str) -> int: ...
-    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes: ...
-    def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]: ...
+    @property
+    def origin(self) -> str:
+        return ""
+
+    @property
+    def room(self) -> int:
+        return 0
+
+    # -- reading
+
+    @abstractmethod
+    def size(self, path: str) -> int:
+        """Return the bytes of a file. Raises MissingError if there is none."""
+
+    @abstractmethod
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Read bytes start..stop, all of them; `stop` None is the end. Raises FormatError if the file ends before."""
+
+    def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Read many ranges of one file, in the order asked; ranges that are near each other are read together."""
+        pieces, piece_of = join_near(ranges)
+        return cut(self.read_pieces(path, pieces), pieces, piece_of, ranges)
+
+    def read_pieces(self, path: str, pieces: Sequence[tuple[int, int]]) -> Sequence[Part]:
+        """Read ranges that are not empty and do not overlap, one request each, all of one version of the file."""
+        return [self.read(path, start, stop) for start, stop in pieces]
+
+    def read_each(self, paths: Sequence[str]) -> Iterator[Part]:
+        """Read many whole files, in the order asked, some ahead of what is used. The first error is raised."""
+        limits = self.guard.limits
+        return in_order(self.read, paths, limits.jobs, limits.ahead_bytes)
+
+    def views(self, path: str, start: int, stop: int) -> Sequence[Part]:
+        """Read a range; return its bytes in parts, in order, without copying them where possible."""
+        return [self.read(path, start, stop)]
+
+    def blocks(self, path: str, size: int) -> Iterator[bytes]:
+        """Read bytes 0..size of a file in order, in parts of any size."""
+        for start in range(0, size, _BLOCK_BYTES):
+            yield self.read(path, start, min(start + _BLOCK_BYTES, size))
+
+    def version(self, path: str) -> tuple[str, int]:
+        """Return a token that changes with the content of a file, or empty if there is none, and the bytes of the file."""
+        return "", self.size(path)
+
+    def map(self, path: str) -> memoryview | None:
+        """Map a file for reading; None if that is not possible. Only for files that nobody truncates."""
+        return None
+
+    def unmapped(self: S) -> S:
+        """Return a store of the same files that never maps them."""
+        return self
+
+    def forget(self, path: str) -> None:
+        """Drop the map of a file and its handle, as soon as it is unused."""
+        return
+
+    # -- copies in a cache
+
+    def keep(self, path: str, listed: int | None = None, passing: bool = False) -> bool:
+        """Fetch a file whole into the cache, so that it can be mapped; False if nothing keeps it.
+
+        listed   its bytes according to a listing
+        passing  the file is used in one place of a run; `passed` is called afterwards
+        """
+        return False
+
+    def passed(self, path: str) -> None:
+        """Release a file that was kept with `passing`."""
+        return
+
+    def derived(
+        self, path: str, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]
+    ) -> memoryview | None:
+        """Map what is made of a file, such as its decompressed bytes, if a cache keeps it; see `Location.derived`."""
+        return None
+
+    # -- writing and listing
+
+    @abstractmethod
     def write(
         self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
-    ) -> Written: ...
-    def list(self, path: str) -> Iterator[Entry]: ...
-    def delete(self, path: str) -> None: ...
-    def child(self, path: str, name: str) -> str: ...
-    def join(self, path: str, url: str) -> Location: ...
-    def show(self, path: str) -> str: ...
-    def map(self, path: str) -> memoryview | None: ...
+    ) -> Written:
+        """Write a file, whole or not at all, and hash it in the same pass."""
+
+    @abstractmethod
+    def list(self, path: str) -> Iterator[Entry]:
+        """List the files below a folder, in bytewise order of their names. Raises MissingError if there are none."""
+
+    @abstractmethod
+    def delete(self, path: str) -> None:
+        """Remove a file; no error if there is none."""
+
+    def cut(self, path: str, size: int) -> None:
+        """Truncate a file to `size` bytes. Raises UsageError where files are written whole or not at all."""
+        raise self._fixed(path)
+
+    def extend(self, path: str, size: int, parts: Iterable[Part]) -> None:
+        """Append to a file that has `size` bytes now. Raises UsageError where files are written whole or not at all."""
+        raise self._fixed(path)
+
+    def _fixed(self, path: str) -> UsageError:
+        return UsageError(
+            "files there cannot be added to",
+            where=self.show(path),
+            hint="Write to a local folder.",
+        )
+
+    # -- addresses
+
+    @abstractmethod
+    def show(self, path: str) -> str:
+        """Return the address of a path for messages, without secrets."""
+
+    def child(self, path: str, name: str) -> str:
+        """Return the path of a checked name below a folder."""
+        return f"{path}/{name}" if path else name
+
+    def join(self, path: str, url: str) -> Location:
+        """Resolve an address that data in the folder `path` names. Raises UnsafeError for what data may not name."""
+        return Location(self, self.child(path, check_name(bare(url), where=self.show(path))))
+
+    # -- lifetime
+
+    def close(self) -> None:
+        """Release maps, handles and buffers of this store. It can be used again; `flare.close()` closes connections."""
+        return
+
+    def __enter__(self: S) -> S:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """An address: picklable, printable without secrets; clients are reopened in each process."""
+    """An address: picklable, printable without secrets; clients are opened per process."""
 
     store: Store
     path: str = ""
@@ -123,7 +264,7 @@ class Location:
         return f"Location({str(self)!r})"  # the path of a web address holds its secrets
 
     def __truediv__(self, name: str) -> Location:
-        """Name something below, relative and plain. Raises UnsafeError for a name that leaves the folder."""
+        """Return the location of a relative, plain name below. Raises UnsafeError for a name that leaves the folder."""
         return Location(self.store, self.store.child(self.path, check_name(name, where=self)))
 
     @property
@@ -133,7 +274,7 @@ class Location:
 
     @property
     def key(self) -> str:
-        """What tells this file from others, for comparisons only: it may hold secrets."""
+        """A text that is different for each file, for comparisons only: it may hold secrets."""
         shown = str(self)
         return address_key(self.path) if scheme_of(shown) in ("http", "https") else shown
 
@@ -143,26 +284,25 @@ class Location:
         return replace(self, path=_without_query(self.path).rpartition("/")[0])
 
     def unmapped(self) -> Location:
-        """Give the same address, never mapped: for files that someone may cut short while they are read."""
-        unmapped = getattr(self.store, "unmapped", None)
-        return self if unmapped is None else replace(self, store=unmapped())
+        """Return the same address, never mapped: for files that may be truncated while they are read."""
+        return replace(self, store=self.store.unmapped())
 
     @property
     def is_local(self) -> bool:
-        """Whether reading costs no network: then maps can serve, and nothing needs planning."""
+        """Whether reading costs no network."""
         return self.store.is_local
 
     @property
     def may_map(self) -> bool:
-        """Whether reading may hold maps, and the handles that they take: of local files, and of copies that a cache keeps."""
-        return self.store.is_local or hasattr(self.store, "derived")
+        """Whether reading may hold maps and their handles: of local files, and of copies in a cache."""
+        return self.store.is_local or self.store.keeps_copies
 
     def join(self, url: str) -> Location:
-        """Resolve a URL that data gave, as RFC 3986 says, from this folder. Raises UnsafeError for what data may not name."""
+        """Resolve a URL that data named (RFC 3986), from this folder. Raises UnsafeError for what data may not name."""
         return self.store.join(self.path, url)
 
     def size(self) -> int:
-        """Give the bytes of the file. Raises MissingError if nothing is there."""
+        """Return the bytes of the file. Raises MissingError if there is none."""
         return self.store.size(self.path)
 
     def read(self, start: int = 0, stop: int | None = None) -> bytes:
@@ -170,86 +310,69 @@ class Location:
         return self.store.read(self.path, start, stop)
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read many ranges, in the order asked; a remote store joins near ones and fetches the rest side by side."""
+        """Read many ranges, in the order asked; a remote store reads near ones together and the rest in parallel."""
         return self.store.read_many(self.path, ranges)
 
     def map(self) -> memoryview | None:
-        """Map a local file for reading; None where the store can't. Only for files that nobody cuts short."""
+        """Map a file for reading; None if that is not possible. Only for files that nobody truncates."""
         return self.store.map(self.path)
 
     def forget(self) -> None:
-        """Let go of the map of a local file, and of its handle, as soon as nobody looks at it."""
-        forget = getattr(self.store, "forget", None)
-        if forget is not None:
-            forget(self.path)
+        """Drop the map of a file and its handle, as soon as it is unused."""
+        self.store.forget(self.path)
 
     def derived(
         self, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]
     ) -> memoryview | None:
-        """Map what is made of this file, such as its decompressed bytes, where a cache keeps it in the file's place.
+        """Map what is made of this file, such as its decompressed bytes, where a cache keeps it beside the file.
 
-        kind  what was made of it, and how: `zstd`
-        size  bytes of that
-        make  makes them in order; called when they are not kept yet
-        return  None where nothing keeps it: then nothing was made, or it had another size
+        kind  what is made, and how: `zstd`
+        size  its bytes
+        make  makes it in order; called if it is not kept yet
+        return  None if nothing keeps it: then nothing was made, or it had another size
         """
-        derived = getattr(self.store, "derived", None)
-        view: memoryview | None = None if derived is None else derived(self.path, kind, size, make)
-        return view
+        return self.store.derived(self.path, kind, size, make)
 
     def blocks(self, size: int | None = None) -> Iterator[bytes]:
-        """Read the whole file in order, BLOCK bytes at a time; `size` saves asking for it."""
-        end = self.size() if size is None else size
-        streamed = getattr(self.store, "blocks", None)
-        if streamed is not None:  # one request for all of it
-            yield from streamed(self.path, end)
-            return
-        for start in range(0, end, BLOCK):
-            yield self.read(start, min(start + BLOCK, end))
+        """Read the whole file in order, in parts; `size` saves a request for it."""
+        return self.store.blocks(self.path, self.size() if size is None else size)
 
     def write(
         self, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
-        """Write the file whole or not at all, safe against power loss, and sum it on the way.
+        """Write the file whole or not at all, safe against power loss, and hash it on the way.
 
-        raises  UsageError if `replace` is False and something is there; ReachError if it can't be written
+        raises  UsageError if `replace` is False and a file is there; ReachError if it cannot be written
         """
         return self.store.write(self.path, parts, hashes, replace)
 
     def cut(self, size: int) -> None:
-        """Cut the file after `size` bytes. Raises UsageError where files are written whole or not at all."""
-        self._changing("cut")(self.path, size)
+        """Truncate the file to `size` bytes. Raises UsageError where files are written whole or not at all."""
+        self.store.cut(self.path, size)
 
     def extend(self, size: int, parts: Iterable[Part]) -> None:
-        """Add bytes to the file, which has `size` of them now, and let them reach the disk: some may be there after a failure.
+        """Append to the file, which has `size` bytes now, and sync it; some bytes may be there after a failure.
 
         raises  BusyError if it has another size; UsageError where files are written whole or not at all
         """
-        self._changing("extend")(self.path, size, parts)
-
-    def _changing(self, verb: str) -> Callable[..., None]:
-        found: Callable[..., None] | None = getattr(self.store, verb, None)
-        if found is None:
-            raise UsageError(
-                "files there cannot be added to", where=self, hint="Write to a local folder."
-            )
-        return found
+        self.store.extend(self.path, size, parts)
 
     def list(self) -> Iterator[Entry]:
         """List the files below, in bytewise order. Raises MissingError if there is no such folder."""
         return self.store.list(self.path)
 
     def matching(self, parts: Sequence[str], folders: bool = False) -> Iterator[str]:
-        """Name the files below that a pattern fits, part by part, in bytewise order.
+        """Yield the names of the files below that match a pattern, part by part, in bytewise order.
 
-        folders  also folders that it fits, before the files in them; but none where it ends in `**`, and nothing else where it ends in a slash
-        raises  UsageError for no pattern, or for more than a million files to look at; MissingError if there is no such folder
+        folders  also yield matching folders, before the files in them; none if the pattern ends in `**`, only folders
+                 if it ends in a slash
+        raises   UsageError for an invalid pattern, or more than MAX_LISTED files; MissingError if there is no such folder
         """
         wanted, before = pattern_of(parts), ""
         for seen, entry in enumerate(self.list()):
-            if seen >= LISTED:
+            if seen >= MAX_LISTED:
                 raise UsageError(
-                    f"more than {LISTED} files lie there",
+                    f"more than {MAX_LISTED} files lie there",
                     where=self,
                     hint="Name a folder further down.",
                 )
@@ -265,11 +388,11 @@ class Location:
                 yield entry.name
 
     def delete(self) -> None:
-        """Remove the file; nothing there is no error."""
+        """Remove the file; no error if there is none."""
         self.store.delete(self.path)
 
     def exists(self) -> bool:
-        """Say whether a file is there. Anything but a clear no is raised."""
+        """Return whether a file is there; any error but MissingError is raised."""
         try:
             self.size()
         except MissingError:
@@ -279,95 +402,31 @@ class Location:
         return True
 
 
-def with_reach(
-    guard: Guard, allow_host: str | Sequence[str] = (), sources: Sequence[str] = ()
-) -> Guard:
-    """Return a guard that also allows some hosts, and the origins of web addresses among what the user typed.
+def read_each(places: Sequence[Location]) -> Iterator[Part]:
+    """Read many whole files, in the order asked, some ahead of what is used; bytes that wait are bounded.
 
-    raises  UsageError for a value of `allow_host` that is neither a host nor a network
+    Raises the first error, as soon as it is met.
     """
-    if allow_host:
-        from flarecli.storage.http.ip_guard import check_hosts
-
-        hosts = dict.fromkeys((*guard.allow_hosts, *check_hosts(allow_host)))
-        guard = replace(guard, allow_hosts=tuple(hosts))
-    if any("://" in source for source in sources):
-        from flarecli.storage.http.ip_guard import typed_origins
-
-        guard = replace(guard, named=guard.named | typed_origins(sources))
-    return guard
+    if not places:
+        return iter(())
+    store = places[0].store
+    if all(place.store is store or place.store == store for place in places):
+        return store.read_each([place.path for place in places])
+    limits = store.guard.limits
+    return in_order(Location.read, places, limits.jobs, limits.ahead_bytes)
 
 
-def bucket_in(url: str) -> str:
-    """Return the bucket of an address, such as `s3://bucket`, or the repository of an `hf://` one; else an empty text."""
-    scheme = scheme_of(url)
-    if scheme in ("", "file", "http", "https"):
-        return ""
-    parts = redact(url).partition("://")[2].split("/")
-    return f"{scheme}://{'/'.join(parts[: 3 if scheme == 'hf' else 1])}"
-
-
-def bucket_note(by: object, homes: Sequence[str]) -> str:
-    """Return the note on buckets that local data names, and that are read with the user's credentials."""
-    more = f" and {len(homes) - SHOWN} more" if len(homes) > SHOWN else ""
-    return (
-        f"{by} names {', '.join(homes[:SHOWN])}{more}: read with your credentials, if you have any"
+def short_read(where: object, start: int, stop: int, got: int) -> FormatError:
+    """Return the error of a file that ends before the bytes that its header or its index promises."""
+    return FormatError(
+        f"ends at byte {start + got}, {stop} are needed",
+        where=where,
+        hint="The file was cut short; fetch or pack it again.",
     )
 
 
-def locate_named(address: str, guard: Guard) -> Location:
-    """Make a Location of an address with a scheme that local data names.
-
-    A web address may be private only if the user allowed it. A bucket is read with the user's credentials.
-
-    raises  UnsafeError for a scheme that no store serves, or a host that the user did not allow; FormatError for an
-            invalid web address
-    """
-    scheme = scheme_of(address)
-    if scheme in ("http", "https"):
-        from flarecli.storage.http.store import HttpStore
-
-        at = HttpStore.named_by_data(address, guard)
-        return at if guard.keeper is None else replace(at, store=guard.keeper.over(at.store))
-    if scheme in HOST_SCHEMES:
-        from flarecli.storage.http.ip_guard import permits_host
-
-        if not permits_host(address, guard.allow_private, guard.allow_hosts):
-            raise UnsafeError(
-                f"flare cannot check which address {scheme}:// connects to",
-                where=redact(address),
-                hint="Give --allow-host with its host and port if you trust what names it.",
-            )
-    return locate(address, guard, UnsafeError)
-
-
-def other_bucket(url: str, guard: Guard) -> Location:
-    """Make a Location of an object in a bucket that data from the network names: read without credentials.
-
-    raises  FormatError for an address that names no bucket
-    """
-    try:
-        return locate(url, replace(guard, anonymous=True))
-    except UsageError as error:
-        raise FormatError(error.message, where=error.place) from None
-
-
-def read_each(places: Sequence[Location]) -> Iterator[Part]:
-    """Read many whole files, side by side, ahead of what is used; what waits to be used is bounded. The first error is raised.
-
-    yield  the bytes of each place, in the order asked, as its store's library has them
-    """
-    stores = [place.store for place in places]
-    at_once = getattr(stores[0], "read_each", None) if stores else None
-    if at_once is not None and all(store is stores[0] or store == stores[0] for store in stores):
-        yield from at_once([place.path for place in places])
-        return
-    guard: Guard = getattr(stores[0], "guard", None) or Guard() if stores else Guard()
-    yield from in_order(Location.read, places, guard.limits.jobs, guard.limits.ahead_bytes)
-
-
 def _entered(name: str, before: str) -> list[str]:
-    """Give the folders that hold a file, without those that hold the one before it in the listing."""
+    """Return the folders of a file that do not hold the previous file of the listing."""
     return [
         name[:i] for i, sign in enumerate(name) if sign == "/" and name[: i + 1] != before[: i + 1]
     ]
@@ -376,51 +435,3 @@ def _entered(name: str, before: str) -> list[str]:
 def _without_query(path: str) -> str:
     """Keys and names of files may hold a question mark; a web address's path is the address."""
     return path.partition("?")[0] if "://" in path else path
-
-
-def locate(
-    address: str, guard: Guard | None = None, unknown: type[FlareError] = UsageError
-) -> Location:
-    """Make a Location of an address that the user typed: a path, `file://`, `http(s)://`, `s3://`, `gs://`, `az://`, `hf://` and the like.
-
-    A user's own address may be a private one or a symbolic link; what data names below it may not.
-
-    unknown  the error for a scheme that no store serves: the user mistyped it; where data names it, it is an UnsafeError
-    raises   UsageError for an address that names nothing, or `unknown`; MissingLibraryError if the library behind it is not installed
-    """
-    if not address:
-        raise UsageError(
-            "an address is empty", hint="Name what to read; `.` is the folder you are in."
-        )
-    guard = guard or Guard()
-    scheme = scheme_of(address)
-    if not is_url(address) or scheme == "file":
-        from flarecli.storage.local import LocalStore
-
-        return LocalStore.locate(local_path(address), guard)
-    at = _remote(scheme, address, guard, unknown)
-    return at if guard.keeper is None else replace(at, store=guard.keeper.over(at.store))
-
-
-def _remote(scheme: str, address: str, guard: Guard, unknown: type[FlareError]) -> Location:
-    """Open the one store that serves a scheme; another library than obstore serves S3 only where the environment asks for it."""
-    if scheme in ("http", "https"):
-        from flarecli.storage.http.store import HttpStore
-
-        return HttpStore.locate(address, guard)
-    if scheme in ("gs", "az") or (scheme == "s3" and os.environ.get("FLARE_S3", "") != "s3fs"):
-        from flarecli.storage.cloud.store import ObjectStore
-
-        return ObjectStore.locate(address, guard)
-    from flarecli.storage.fsspec_store import AnyStore
-
-    return AnyStore.locate(address, guard, unknown)
-
-
-def short_read(where: object, start: int, stop: int, got: int) -> FormatError:
-    """Say that a file ended before the bytes that its header or its index promises."""
-    return FormatError(
-        f"ends at byte {start + got}, {stop} are needed",
-        where=where,
-        hint="The file was cut short; fetch or pack it again.",
-    )

@@ -30,7 +30,7 @@ from flarecli.errors import (
 )
 from flarecli.hashes import Sums
 from flarecli.names import redact, redact_text, scheme_of
-from flarecli.storage.base import Entry, Guard, Location, Part, Written, short_read
+from flarecli.storage.base import Entry, Guard, Location, Part, Store, Written, short_read
 from flarecli.storage.cloud import address as keys
 from flarecli.storage.cloud.credentials import ways
 from flarecli.storage.cloud.errors import denied, is_refusal
@@ -103,15 +103,13 @@ class _Known(NamedTuple):
     is_settled: bool
 
 
-class AnyStore:
+class AnyStore(Store):
     """The files of one file system of fsspec; the path of a Location is fsspec's own path there.
 
     address  what the user typed, with its secrets: it says how to connect, and is never shown
 
     Picklable, and right in forked processes and many threads: each has a file system of its own.
     """
-
-    is_local = False
 
     def __init__(self, address: str, guard: Guard) -> None:
         self.address, self.guard, self.scheme = address, guard, scheme_of(address)
@@ -188,18 +186,12 @@ class AnyStore:
             else f"{self.scheme}://{path}"
         )
 
-    def child(self, path: str, name: str) -> str:
-        return f"{path}/{name}" if path else name
-
     def join(self, path: str, url: str) -> Location:
         """Resolve what data names: see `keys`."""
         if scheme_of(url) == self.scheme and url.startswith(self.home):
             below = self.of_kind()._strip_protocol(url).strip("/")
             return Location(self, keys.checked(below, self.show(path)))
         return keys.join(self, self.home, path, url, self.guard)
-
-    def map(self, path: str) -> memoryview | None:
-        return None
 
     def _path(self, path: str) -> str:
         return f"/{path}" if self.of_kind().root_marker == "/" else path
@@ -290,10 +282,8 @@ class AnyStore:
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         return b"" if start == stop else self._read(path, [(start, stop)])[0]
 
-    def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        wanted = [(start, stop) for start, stop in ranges if start != stop]
-        data = iter(self._read(path, wanted) if wanted else ())
-        return [next(data) if start != stop else b"" for start, stop in ranges]
+    def read_pieces(self, path: str, pieces: Sequence[tuple[int, int]]) -> Sequence[Part]:
+        return self._read(path, pieces) if pieces else []
 
     def _read(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> list[bytes]:
         """Read ranges, all of one version: it is looked at before and after."""

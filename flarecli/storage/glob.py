@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from flarecli.errors import MissingError, ReachError, UsageError
 from flarecli.names import is_url, local_path, redact, scheme_of, whole_path
-from flarecli.storage.base import LISTED, Guard, locate
+from flarecli.storage.base import MAX_LISTED, Guard
+from flarecli.storage.locator import locate
 from flarecli.wildcards import SIGNS, divided, pattern_of
 
 __all__ = ["globbed"]
@@ -84,9 +85,9 @@ class _Look:
             with os.scandir(folder or ".") as entries:
                 for entry in entries:
                     self._seen += 1
-                    if self._seen > LISTED:
+                    if self._seen > MAX_LISTED:
                         raise UsageError(
-                            f"more than {LISTED} files lie there",
+                            f"more than {MAX_LISTED} files lie there",
                             hint="Name a folder further down.",
                         )
                     yield (

@@ -35,8 +35,8 @@ from flarecli.storage.base import (
     Guard,
     Location,
     Part,
+    Store,
     Written,
-    locate_named,
     short_read,
 )
 from flarecli.storage.mmap import ahead_of_file
@@ -74,7 +74,7 @@ _SCHEME_HINT = "Give --allow-local to follow it, if you trust this dataset."
 _LINK_HINT = "Give --allow-local to follow links, if you trust this dataset."
 
 
-class LocalStore:
+class LocalStore(Store):
     """The files below `root`. `shown` is the root as the user typed it, for messages.
 
     maps     whether files are mapped for reading; a map of a file that is cut short kills the process
@@ -164,10 +164,6 @@ class LocalStore:
         """Give the address as the user would type it."""
         return os.path.join(self.shown, path) if path else self.shown or "."
 
-    def child(self, path: str, name: str) -> str:
-        """Give the path of a checked name below a folder."""
-        return f"{path}/{name}" if path else name
-
     def join(self, path: str, url: str) -> Location:
         """Resolve a URL from a local file: a path inside its folder, or an address on the network.
 
@@ -183,7 +179,7 @@ class LocalStore:
                     where=redact(url),
                     hint=_SCHEME_HINT,
                 )
-            return locate_named(url, self.guard)
+            return self.guard.locate(url, self.guard)
         if self.guard.allow_local:
             address = local_path(url)
             if scheme == "file" and not address.startswith("/"):

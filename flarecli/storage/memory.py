@@ -1,4 +1,4 @@
-"""Files in memory: for bytes that were read or decompressed already, and for tests."""
+"""Files in memory: bytes that were read or decompressed already, and tests."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from flarecli.errors import MissingError, UsageError
 from flarecli.hashes import Sums
-from flarecli.names import bare, check_name
-from flarecli.storage.base import Entry, Location, Part, Written, short_read
+from flarecli.storage.base import Entry, Part, Store, Written, short_read
 
 __all__ = ["MemoryStore"]
 
 
-class MemoryStore:
-    """A dict of path -> bytes with the verbs of a store. `shown` stands before each path in messages, and for the empty path."""
+class MemoryStore(Store):
+    """A dict of path -> bytes. `shown` precedes each path in messages, and stands for the empty path."""
 
     is_local = True
 
@@ -25,12 +24,6 @@ class MemoryStore:
 
     def show(self, path: str) -> str:
         return "/".join(part for part in (self.shown, path) if part)
-
-    def child(self, path: str, name: str) -> str:
-        return f"{path}/{name}" if path else name
-
-    def join(self, path: str, url: str) -> Location:
-        return Location(self, self.child(path, check_name(bare(url), where=self.show(path))))
 
     def map(self, path: str) -> memoryview:
         try:

@@ -1,37 +1,35 @@
-"""Ranges of a file, planned: near ones become one piece, since a gap costs less to read than another request; a large one becomes several."""
+"""Plan the requests for byte ranges of a file: near ranges are read together, large ones in several requests."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flarecli.storage.base import Part
+__all__ = ["REQUEST_BYTES", "cut", "join_near", "split"]
 
-__all__ = ["PIECE", "cut", "joined", "split"]
-
-PIECE = 8 << 20  # what one request reads, or one part of an upload holds
-_NEAR = 1 << 16  # bytes of a gap that costs less to read
+REQUEST_BYTES = 8 << 20  # of one request, or of one part of an upload
+_GAP_BYTES = 1 << 16  # a smaller gap costs less to read than another request
 
 
 def split(start: int, stop: int) -> list[tuple[int, int]]:
-    """Cut a large range into pieces that are asked for side by side; what is little more than one of them is not cut."""
+    """Split a range of more than two requests into pieces of REQUEST_BYTES."""
     return (
-        [(at, min(at + PIECE, stop)) for at in range(start, stop, PIECE)]
-        if stop - start > 2 * PIECE
+        [(at, min(at + REQUEST_BYTES, stop)) for at in range(start, stop, REQUEST_BYTES)]
+        if stop - start > 2 * REQUEST_BYTES
         else [(start, stop)]
     )
 
 
-def joined(ranges: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Give the pieces to read, in order, and for each range the piece that it lies in; empty ranges lie in none."""
+def join_near(ranges: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[int]]:
+    """Return the pieces to read, in order, and for each range the index of its piece; 0 for an empty range."""
     starts: list[int] = []
     stops: list[int] = []
     piece_of = [0] * len(ranges)
-    last = -_NEAR - 1
+    last = -_GAP_BYTES - 1
     for i in sorted(range(len(ranges)), key=ranges.__getitem__):
         start, stop = ranges[i]
         if start == stop:
             continue
-        if start > last + _NEAR:
+        if start > last + _GAP_BYTES:
             starts.append(start)
             stops.append(stop)
             last = stop
@@ -42,12 +40,12 @@ def joined(ranges: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], li
 
 
 def cut(
-    data: Sequence[Part],
+    data: Sequence[bytes | bytearray | memoryview],
     pieces: Sequence[tuple[int, int]],
     piece_of: Sequence[int],
     ranges: Sequence[tuple[int, int]],
 ) -> list[bytes]:
-    """Give the ranges out of the pieces that were read, in the order asked."""
+    """Return the bytes of the ranges, in the order asked, out of the pieces that were read."""
     firsts = [start for start, _ in pieces]
     return [
         bytes(data[k][start - firsts[k] : stop - firsts[k]]) if start != stop else b""

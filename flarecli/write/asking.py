@@ -93,8 +93,7 @@ class Asker:
             limits,
             arrived,
         )
-        own: Guard = getattr(at.store, "guard", guard)
-        self._named, self._is_local = own.named | guard.named, at.is_local
+        self._named, self._is_local = at.store.guard.named | guard.named, at.is_local
         self.buckets: dict[str, bool] = {}
         self.engine: Engine | None = None
         self.asked = self._order = 0  # `_order`: of the next row's first link

@@ -20,8 +20,7 @@ import pytest
 from flarecli.cache import BLOCK, Cache, CacheWarning, folder, kept
 from flarecli.cache.entries import entry
 from flarecli.hashes import digest
-from flarecli.storage import Guard, locate
-from flarecli.storage import ranges as plan
+from flarecli.storage import Guard, locate, ranges
 
 DATA = random.Random(5).randbytes(5 * BLOCK + 12_345)
 
@@ -103,7 +102,7 @@ def test_an_object_that_is_fetched_whole_is_asked_for_once(web, home):
 
 
 def test_a_large_object_is_fetched_by_several_requests(web, home, monkeypatch):
-    monkeypatch.setattr(plan, "PIECE", 2 * BLOCK)
+    monkeypatch.setattr(ranges, "REQUEST_BYTES", 2 * BLOCK)
     web.file("/d/a", DATA, '"one"')
     at = opened(web, home) / "a"
     assert at.store.keep(at.path, len(DATA))

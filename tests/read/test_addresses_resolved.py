@@ -33,7 +33,7 @@ def test_files_below_a_folder_are_named_in_bytewise_order(tmp_path, pattern, fou
 
 
 def test_more_files_than_may_be_looked_at_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("flarecli.storage.base.LISTED", 2)
+    monkeypatch.setattr("flarecli.storage.base.MAX_LISTED", 2)
     for name in "abc":
         (tmp_path / f"{name}.csv").write_text("n\n1\n")
     with pytest.raises(UsageError) as caught:

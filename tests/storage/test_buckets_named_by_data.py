@@ -7,7 +7,7 @@ import pytest
 import flarecli
 from flarecli.__main__ import main
 from flarecli.storage import Guard, locate
-from flarecli.storage.base import other_bucket
+from flarecli.storage.locator import locate_named
 
 HINT = (
     "hint: Data from the network reads other buckets without credentials; "
@@ -120,7 +120,10 @@ def test_a_refusal_of_another_bucket_says_why(cloud, tmp_path, capfd):
 
 def test_a_store_without_credentials_is_another_one_than_the_users(cloud):
     guard = Guard()
-    anonymous, own = other_bucket("s3://mine/a", guard), locate("s3://mine/a", guard)
+    anonymous, own = (
+        locate_named("s3://mine/a", guard, is_remote=True),
+        locate("s3://mine/a", guard),
+    )
     assert anonymous.store != own.store
     assert anonymous.store.settings["skip_signature"]
     assert "skip_signature" not in own.store.settings

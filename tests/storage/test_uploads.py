@@ -10,7 +10,7 @@ import pytest
 from flarecli.hashes import Sums
 from flarecli.storage.cloud import multipart as uploads
 from flarecli.storage.cloud.multipart import upload
-from flarecli.storage.ranges import PIECE
+from flarecli.storage.ranges import REQUEST_BYTES
 
 
 def test_an_upload_that_has_failed_takes_no_more_of_what_is_to_be_written():
@@ -19,7 +19,7 @@ def test_an_upload_that_has_failed_takes_no_more_of_what_is_to_be_written():
     def parts():
         for i in range(12):
             taken.append(i)
-            yield bytes(PIECE)
+            yield bytes(REQUEST_BYTES)
 
     def put_pieces(pieces):
         next(pieces)
@@ -64,13 +64,13 @@ def test_an_interrupt_at_the_end_waits_a_moment_for_the_upload_to_end(monkeypatc
         return real(arrived)
 
     def put_pieces(pieces):
-        assert sum(map(len, pieces)) == 2 * PIECE
+        assert sum(map(len, pieces)) == 2 * REQUEST_BYTES
         threading.Event().wait(0.3)
         done.set()
 
     monkeypatch.setattr(uploads, "wait_for", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        upload([bytes(2 * PIECE)], Sums(()), None, put_pieces)
+        upload([bytes(2 * REQUEST_BYTES)], Sums(()), None, put_pieces)
     assert done.is_set()
 
 
@@ -82,12 +82,12 @@ def test_only_so_much_is_taken_as_the_upload_has_room_for():
             taken.append(i)
             if i > 6:
                 go.set()
-            yield bytes(PIECE)
+            yield bytes(REQUEST_BYTES)
 
     def put_pieces(pieces):
         go.wait(0.5)
         assert len(taken) < 7
-        assert sum(map(len, pieces)) == 9 * PIECE
+        assert sum(map(len, pieces)) == 9 * REQUEST_BYTES
 
     upload(parts(), Sums(()), None, put_pieces)
     assert len(taken) == 9

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from flarecli.errors import BusyError, FormatError, MissingError, UnsafeError, UsageError
 from flarecli.hashes import Sums
-from flarecli.storage import Entry, Location, Part, Written, locate
+from flarecli.storage import Entry, Location, Part, Store, Written, locate
 from flarecli.storage.local import LocalStore
 
 __all__ = ["located"]
@@ -35,16 +35,14 @@ def located(directory: Any, writing: bool = False) -> Location:
     return Location(PathStore(directory))
 
 
-class PathStore:
+class PathStore(Store):
     """The files below a path-like object. Pickles if that does."""
 
-    is_local = False
-
     def __init__(self, root: Any) -> None:
-        self.root = root
+        self._root = root
 
     def _at(self, path: str) -> Any:
-        at = self.root
+        at = self._root
         for part in path.split("/") if path else ():
             at = at / part
         return at
@@ -56,18 +54,12 @@ class PathStore:
         return at
 
     def show(self, path: str) -> str:
-        return f"{self.root}/{path}" if path else str(self.root)
-
-    def child(self, path: str, name: str) -> str:
-        return f"{path}/{name}" if path else name
+        return f"{self._root}/{path}" if path else str(self._root)
 
     def join(self, path: str, url: str) -> Location:
         if "://" in url or url.startswith("/") or ".." in url.split("/"):
             raise UnsafeError(f"the address {url!r:.60} leaves the folder", where=self.show(path))
         return Location(self, self.child(path, url))
-
-    def map(self, path: str) -> memoryview | None:
-        return None
 
     def size(self, path: str) -> int:
         with self._there(path).open("rb") as file:
@@ -82,9 +74,6 @@ class PathStore:
                 f"ends at byte {start + len(data)}, {stop} are needed", where=self.show(path)
             )
         return data
-
-    def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        return [self.read(path, start, stop) for start, stop in ranges]
 
     def write(
         self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True

@@ -10,17 +10,8 @@ import posixpath
 from typing import NamedTuple
 
 from flarecli.errors import UnsafeError, UsageError
-from flarecli.names import bare, check_name, is_url, local_path, redact, scheme_of
-from flarecli.storage.base import (
-    BUCKET_SCHEMES,
-    Guard,
-    Location,
-    Store,
-    locate,
-    locate_named,
-    other_bucket,
-)
-from flarecli.storage.http.store import HttpStore
+from flarecli.names import bare, check_name, is_url, redact, scheme_of
+from flarecli.storage.base import Guard, Location, Store
 
 __all__ = ["Object", "checked", "join", "parse", "user_info"]
 
@@ -69,13 +60,13 @@ def join(store: Store, home: str, path: str, url: str, guard: Guard) -> Location
     where = store.show(path)
     scheme = scheme_of(url)
     if scheme in ("http", "https"):
-        return HttpStore.named_by_data(url, guard)
+        return guard.locate(url, guard)
     if is_url(url):
         own = url.partition("://")[0].lower() + url[len(scheme) :]
         if own.startswith(home) and own != home:
             return Location(store, checked(own[len(home) :], where))
-        if scheme in BUCKET_SCHEMES:
-            return other_bucket(url, guard)
+        if scheme in ("s3", "gs", "az"):
+            return guard.locate(url, guard, is_remote=True)
         if not guard.allow_local:
             what = (
                 "file:// in what came over the network"
@@ -83,7 +74,7 @@ def join(store: Store, home: str, path: str, url: str, guard: Guard) -> Location
                 else f"{redact(url)} is not in {home.rstrip('/')}"
             )
             raise UnsafeError(what, where=where, hint=_ALLOW)
-        return locate(local_path(url), guard) if scheme == "file" else locate_named(url, guard)
+        return guard.locate(url, guard)
     if guard.allow_local and (url.startswith("/") or ".." in url.split("/")):
         return Location(store, posixpath.normpath(posixpath.join("/", path, url)).lstrip("/"))
     return Location(store, store.child(path, check_name(bare(url), where=where)))

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from flarecli.errors import ReachError
-from flarecli.storage.cloud import fork_safety as native
+from flarecli.storage.cloud import fork_safety
 from flarecli.storage.cloud.credentials import Way, ways
 from flarecli.storage.http.retry import FIRST_CONTACT_S, OUTAGE_S
 from flarecli.storage.limits import Limits
@@ -29,7 +29,6 @@ class Retry(NamedTuple):
 
 _HASTY, _PATIENT = Retry(0, FIRST_CONTACT_S), Retry(60, OUTAGE_S)
 
-_KINDS = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
 _CONNECT_S = 10
 _MOST = 64  # clients of a process that are kept for whoever would open the same
 _shared: dict[tuple[int, bytes], Any] = {}  # by process, and by what a client depends on
@@ -52,23 +51,23 @@ class Clients:
 
     def current(self) -> tuple[Any, Any]:
         """Give the library and the client of this process. Raises ReachError if what is set cannot be used."""
-        library = native.compiled()
+        library = fork_safety.compiled()
         pid, clients = self._open
-        if pid != native.pid():
-            with native.opening:  # of threads that begin together one opens it for all: it takes as long as a hundred small objects
+        if pid != fork_safety.pid():
+            with fork_safety.opening:  # of threads that begin together one opens it for all: it takes as long as a hundred small objects
                 pid, clients = self._open
-                if pid != native.pid():
-                    native.inherited.append(
+                if pid != fork_safety.pid():
+                    fork_safety.inherited.append(
                         clients
                     )  # ending a parent's client could wait for threads that are not here
                     clients = [self._opened(library, 0)]
-                    self._open = native.pid(), clients
+                    self._open = fork_safety.pid(), clients
         return library, clients[-1][1]
 
     def otherwise(self, refused: Any) -> bool:
         """Go on to the next way to be let in, after the client `refused` was not; False when there is none."""
-        library = native.compiled()
-        with native.opening:
+        library = fork_safety.compiled()
+        with fork_safety.opening:
             _, clients = self._open
             if clients[-1][1] is not refused:
                 return True  # another thread has
@@ -94,7 +93,7 @@ class Clients:
 
     def patient(self, library: Any) -> Any:
         """Return a client like the current one that rides out an outage by itself, for calls that cannot be repeated."""
-        with native.opening:
+        with fork_safety.opening:
             return self._client_for(library, self.tried[-1], _PATIENT)
 
     def _opened(self, library: Any, i: int) -> tuple[Way, Any]:
@@ -104,11 +103,11 @@ class Clients:
     def _client_for(self, library: Any, way: Way, retry: Retry) -> Any:
         settings = self._home, sorted(way.config.items()), self._limits, retry
         known = repr((*settings, sorted(os.environ.items())))  # the library looks there itself
-        key = native.pid(), hashlib.sha256(known.encode()).digest()
+        key = fork_safety.pid(), hashlib.sha256(known.encode()).digest()
         if key not in _shared:
             made = _client(library, self._home, way, self._limits, retry)
             own = [
-                one for one in _shared if one[0] == native.pid()
+                one for one in _shared if one[0] == fork_safety.pid()
             ]  # ending a parent's client could wait for threads that are not here
             for one in own[: len(own) + 1 - _MOST]:
                 del _shared[one]
@@ -146,7 +145,7 @@ def _client(library: Any, home: str, way: Way, limits: Limits, retry: Retry) -> 
     }
     config = {name: value for name, value in way.config.items() if value != ""}
     try:
-        return getattr(library._store, _KINDS[scheme])(
+        return fork_safety.client_classes(library)[scheme](
             bucket, client_options=options, retry_config=retries, **config
         )
     except Exception:

@@ -18,7 +18,7 @@ from typing import Any
 
 from flarecli.errors import MissingLibraryError, ReachError
 
-__all__ = ["compiled", "inherited", "opening", "pid"]
+__all__ = ["client_classes", "compiled", "inherited", "opening", "pid"]
 
 _lock = threading.Lock()
 opening = threading.Lock()  # of clients, one at a time
@@ -44,6 +44,12 @@ def compiled() -> Any:
             _loaded.append(_again(_loaded[0]) if _loaded else _imported())
             _pid = os.getpid()
     return _loaded[-1]
+
+
+def client_classes(library: Any) -> dict[str, Any]:
+    """Return the class of a bucket's client by scheme, of one copy of the library."""
+    classes = library._store
+    return {"s3": classes.S3Store, "gs": classes.GCSStore, "az": classes.AzureStore}
 
 
 def _imported() -> ModuleType:

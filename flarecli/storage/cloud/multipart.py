@@ -13,7 +13,7 @@ from queue import Empty, Full, Queue, SimpleQueue
 
 from flarecli.hashes import Sums
 from flarecli.storage.base import Part
-from flarecli.storage.ranges import PIECE
+from flarecli.storage.ranges import REQUEST_BYTES
 from flarecli.storage.threads import Outcome, begin, wait_for
 
 __all__ = ["AHEAD", "upload"]
@@ -34,8 +34,8 @@ def upload(
 ) -> None:
     """Write all parts, and sum them on the way.
 
-    put_whole   writes what is at most PIECE bytes; both are called on another thread, one of them, once
-    put_pieces  writes what it iterates over, pieces of PIECE bytes but the last, and nothing if that raises
+    put_whole   writes what is at most REQUEST_BYTES bytes; both are called on another thread, one of them, once
+    put_pieces  writes what it iterates over, pieces of REQUEST_BYTES bytes but the last, and nothing if that raises
     """
     pieces = _pieces(parts, sums)
     first = next(pieces, b"")
@@ -59,13 +59,13 @@ def upload(
 
 
 def _pieces(parts: Iterable[Part], sums: Sums) -> Iterator[bytes]:
-    """Cut what comes in parts of any size into pieces of PIECE bytes."""
+    """Cut what comes in parts of any size into pieces of REQUEST_BYTES bytes."""
     held = bytearray()
     for part in parts:
         view = memoryview(part).cast("B")
         sums.update(view)
-        while len(held) + len(view) >= PIECE:
-            room = PIECE - len(held)
+        while len(held) + len(view) >= REQUEST_BYTES:
+            room = REQUEST_BYTES - len(held)
             held += view[:room]
             view = view[room:]
             yield bytes(held)

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple, TypeVar
 from flarecli.errors import BusyError, FormatError, IntegrityError, MissingError, UsageError
 from flarecli.hashes import Sums
 from flarecli.names import redact
-from flarecli.storage import ranges as plan
-from flarecli.storage.base import Entry, Guard, Location, Part, Written, short_read
+from flarecli.storage.base import Entry, Guard, Location, Part, Store, Written, short_read
 from flarecli.storage.cloud import address as keys
 from flarecli.storage.cloud import errors as refusals
 from flarecli.storage.cloud.client_pool import Clients
 from flarecli.storage.cloud.multipart import AHEAD, upload
 from flarecli.storage.cloud.outage import Outage, outage_of
 from flarecli.storage.http.response import changed
+from flarecli.storage.ranges import REQUEST_BYTES, split
 from flarecli.storage.threads import ahead, alone, in_order, side_by_side
 
 __all__ = ["ObjectStore", "Unconditional"]
@@ -60,13 +60,11 @@ class Unconditional(UsageError):
     """The store cannot write on condition."""
 
 
-class ObjectStore:
+class ObjectStore(Store):
     """The objects of one bucket; the path of a Location is the key.
 
     Picklable, and right in forked processes: clients are opened anew.
     """
-
-    is_local = False
 
     def __init__(self, scheme: str, bucket: str, guard: Guard) -> None:
         self.scheme, self.bucket, self.guard = scheme, bucket, guard
@@ -119,15 +117,9 @@ class ObjectStore:
     def show(self, path: str) -> str:
         return self.home + path
 
-    def child(self, path: str, name: str) -> str:
-        return f"{path}/{name}" if path else name
-
     def join(self, path: str, url: str) -> Location:
         """Resolve what data names: see `keys`."""
         return keys.join(self, self.home, path, url, self.guard)
-
-    def map(self, path: str) -> memoryview | None:
-        return None
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -280,7 +272,7 @@ class ObjectStore:
 
     def views(self, path: str, start: int, stop: int | None) -> list[memoryview]:
         """Read as `read` does; give the bytes as the library has them, in order and not copied."""
-        pieces = [] if stop is None else plan.split(start, stop)
+        pieces = [] if stop is None else split(start, stop)
         if len(pieces) > 1:
             return self._of_one_version(path, lambda known: self._many(path, pieces, known))
         return [
@@ -299,20 +291,16 @@ class ObjectStore:
             limits.ahead_bytes,
         )
 
-    def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        pieces, piece_of = plan.joined(ranges)
-        data = (
-            self._of_one_version(path, lambda known: self._many(path, pieces, known))
-            if pieces
-            else []
-        )
-        return plan.cut(data, pieces, piece_of, ranges)
+    def read_pieces(self, path: str, pieces: Sequence[tuple[int, int]]) -> Sequence[Part]:
+        if not pieces:
+            return []
+        return self._of_one_version(path, lambda known: self._many(path, pieces, known))
 
     def _many(
         self, path: str, pieces: Sequence[tuple[int, int]], known: _Known | None = None
     ) -> tuple[list[memoryview], _Known]:
         jobs = self.guard.limits.jobs
-        if len(pieces) <= _FEW or max(stop - start for start, stop in pieces) > plan.PIECE >> 3:
+        if len(pieces) <= _FEW or max(stop - start for start, stop in pieces) > REQUEST_BYTES >> 3:
             done = list[memoryview]()
             if (
                 known is None
@@ -462,7 +450,7 @@ class ObjectStore:
                 path,
                 pieces,
                 use_multipart=True,
-                chunk_size=plan.PIECE,
+                chunk_size=REQUEST_BYTES,
                 max_concurrency=AHEAD,
             ),
             once=True,

@@ -13,25 +13,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from queue import SimpleQueue
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, urlsplit
 
 from flarecli.errors import FormatError, IntegrityError, UnsafeError, UsageError
 from flarecli.names import redact, scheme_of
-from flarecli.storage import ranges as plan
 from flarecli.storage.base import (
-    BUCKET_SCHEMES,
     Entry,
     Guard,
     Location,
     Part,
+    Store,
     Written,
-    other_bucket,
 )
 from flarecli.storage.http import direct
 from flarecli.storage.http.engine import Request
 from flarecli.storage.http.response import changed, settled
 from flarecli.storage.http.transfer import short
 from flarecli.storage.http.url import Address, folder_of, join, parse
+from flarecli.storage.ranges import split
 from flarecli.storage.threads import wait_for
 
 __all__ = ["HttpStore"]
@@ -60,15 +59,13 @@ class _Known:
     date: str
 
 
-class HttpStore:
+class HttpStore(Store):
     """Files at http(s) addresses; the path of a Location is the address, with its user info and query.
 
     moved  folder -> folder where the listing in it was found after redirects
 
     Picklable, and right in forked processes: connections are opened anew.
     """
-
-    is_local = False
 
     def __init__(self, guard: Guard, moved: dict[str, str] | None = None) -> None:
         self.guard, self._limits = guard, replace(guard.limits, max_bytes=sys.maxsize)
@@ -122,8 +119,8 @@ class HttpStore:
         """
         if url[:5].lower() == "file:":
             return self._local(path, url)
-        if scheme_of(url) in BUCKET_SCHEMES:
-            return other_bucket(url, self.guard)
+        if scheme_of(url) in ("s3", "gs", "az"):
+            return self.guard.locate(url, self.guard, is_remote=True)
         base = self._moved.get(path, path)
         return Location(self, _written(parse(join(f"{base.partition('?')[0].rstrip('/')}/", url))))
 
@@ -135,12 +132,7 @@ class HttpStore:
             )
         if parts.netloc not in ("", "localhost"):
             raise UsageError("file:// names another machine", where=self.show(path))
-        from flarecli.storage.local import LocalStore
-
-        return LocalStore.locate(unquote(parts.path), self.guard)
-
-    def map(self, path: str) -> memoryview | None:
-        return None
+        return self.guard.locate(f"file://{parts.path}", self.guard)
 
     # -- reading
 
@@ -169,15 +161,11 @@ class HttpStore:
             stop = self.size(path)
             if start > stop:
                 raise short(stop, start).raised(self.show(path))
-        return b"" if start == stop else self._read_pieces(path, [(start, stop)])[0]
+        return b"" if start == stop else self.read_pieces(path, [(start, stop)])[0]
 
     def views(self, path: str, start: int, stop: int) -> list[memoryview]:
         """Read a range as `read` does, a large one as several side by side; give them in order and not copied."""
-        return [memoryview(data) for data in self._read_pieces(path, plan.split(start, stop))]
-
-    def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        pieces, piece_of = plan.joined(ranges)
-        return plan.cut(self._read_pieces(path, pieces), pieces, piece_of, ranges)
+        return [memoryview(data) for data in self.read_pieces(path, split(start, stop))]
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
         """Read bytes 0..size in order, in pieces of any size, by one request that goes on where it breaks off."""
@@ -259,7 +247,7 @@ class HttpStore:
         self._settle(path, seen, [request])
         return request.data
 
-    def _read_pieces(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> list[bytes]:
+    def read_pieces(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> list[bytes]:
         known = self._known.get(path)
         try:
             return self._pieces(path, ranges, known) if ranges else []

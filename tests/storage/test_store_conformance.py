@@ -1,4 +1,4 @@
-"""What every store promises, tried on each of them: local disk, memory, HTTP (a server of our own, and nginx), S3, fsspec, the cache."""
+"""The contract of every store, tested on each: local disk, memory, HTTP (our server and nginx), S3, Azure, GCS, fsspec, s3fs and the cache."""
 
 import multiprocessing
 import pickle
@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+import flarecli as flare
 from flarecli.cache import Cache
 from flarecli.errors import (
     FlareError,
@@ -139,6 +140,52 @@ def test_many_ranges_come_in_the_order_asked(place):
         DATA[-10:],
         DATA[:1],
     ]
+
+
+def test_capabilities_that_a_store_lacks_have_harmless_defaults(place):
+    place.put("a.bin", DATA[:5000])
+    at, store = place.at / "a.bin", place.at.store
+    path = at.path
+    assert b"".join(store.views(path, 10, 5000)) == DATA[10:5000]
+    token, size = store.version(path)
+    assert type(token) is str and size == 5000
+    assert at.unmapped().read() == DATA[:5000]
+    assert type(store.origin) is str and type(store.guard) is Guard and store.room >= 0
+    if not store.keeps_copies:
+        assert store.keep(path) is False and store.room == 0
+        assert at.derived("raw", 1, lambda: [b"x"]) is None
+    store.passed(path)
+    at.forget()
+    assert at.read(1, 3) == DATA[1:3]
+
+
+def test_a_closed_store_can_be_used_again(place):
+    place.put("a.bin", DATA[:5000])
+    with place.at.store as store:
+        assert (place.at / "a.bin").read() == DATA[:5000]
+    assert store is place.at.store
+    flare.close()
+    assert (place.at / "a.bin").read(7, 9) == DATA[7:9]
+
+
+def test_ranges_near_each_other_are_read_together(place, monkeypatch):
+    if place.at.is_local or place.at.store.keeps_copies:
+        pytest.skip("only remote stores plan requests")
+    place.put("a.bin", DATA)
+    asked, store = [], type(place.at.store)
+    read_pieces = store.read_pieces
+
+    def counted(self, path, pieces):
+        asked.append(list(pieces))
+        return read_pieces(self, path, pieces)
+
+    monkeypatch.setattr(store, "read_pieces", counted)
+    assert (place.at / "a.bin").read_many([(900_000, 900_010), (20, 30), (10, 15)]) == [
+        DATA[900_000:900_010],
+        DATA[20:30],
+        DATA[10:15],
+    ]
+    assert asked == [[(10, 30), (900_000, 900_010)]]
 
 
 def test_many_files_come_in_the_order_asked_or_not_at_all(place):

@@ -1,4 +1,4 @@
-"""The house keeps its floors: what imports what is read from the source, nothing is run."""
+"""Layers of the package: the direction of imports, cycles, and what loading a module loads, read from the source."""
 
 import ast
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "flarecli"
-FLOORS = [
+LAYERS = [  # packages and modules; each imports from the layers above it in this list, and from itself
     {"errors", "arrow", "records", "cpus", "lifetimes"},
     {"names"},
     {"guesses", "expansion"},
@@ -38,7 +38,7 @@ FLOORS = [
     {"cli", "compat"},
     {"__main__"},
 ]
-FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+LAYER = {package: number for number, packages in enumerate(LAYERS) for package in packages}
 HEAVY = {
     "PIL",
     "duckdb",
@@ -54,14 +54,7 @@ HEAVY = {
     "yaml",
     "zstandard",
 }
-DOORS = {  # `locate` opens the store that an address asks for, and data may lead from one store into another: the one ring there is
-    ("flarecli.storage.base", "flarecli.storage.local"),
-    ("flarecli.storage.base", "flarecli.storage.http.store"),
-    ("flarecli.storage.base", "flarecli.storage.cloud.store"),
-    ("flarecli.storage.base", "flarecli.storage.fsspec_store"),
-}
-PARTS = {  # what higher floors may take from inside a room; anything else goes by the room's own file
-    # writing a journal needs the local disk, a check a file in memory or in passing, links the engine below the store
+INNER = {  # modules that other packages import directly; everything else is imported from the package itself
     "storage": {
         "cloud",
         "flock",
@@ -96,7 +89,7 @@ PARTS = {  # what higher floors may take from inside a room; anything else goes 
 
 
 class Import(NamedTuple):
-    """One import: the module that has it, the module it names, the line, and whether it runs when the module is loaded."""
+    """An import of module `of` in module `by`; `at_load` if it runs when `by` is loaded."""
 
     by: str
     of: str
@@ -106,7 +99,7 @@ class Import(NamedTuple):
 
 
 def modules(package=PACKAGE):
-    """Name -> path of every module of the package; a room's `__init__` has the room's name."""
+    """Return name -> path of every module; the `__init__` of a package has the package's name."""
     found = {}
     for path in sorted(package.rglob("*.py")):
         parts = (package.name, *path.relative_to(package).with_suffix("").parts)
@@ -123,7 +116,7 @@ def is_for_types(node):
 
 
 def imports_of(name, source, known):
-    """Give every import in a module, also those inside functions and under TYPE_CHECKING."""
+    """Return every import in a module, also those inside functions and under TYPE_CHECKING."""
     found = []
 
     def walk(node, at_load, for_types):
@@ -165,31 +158,31 @@ def imports():
     ]
 
 
-def room_of(module):
+def package_of(module):
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
 
 
 def inside():
-    """Imports of the package by itself, but for its own first file, which lies on no floor: it names everything and loads nothing."""
+    """Return the imports within flarecli, except those of its `__init__`, which names everything and loads nothing."""
     return [
         one for one in imports() if one.of.split(".")[0] == PACKAGE.name and one.by != PACKAGE.name
     ]
 
 
 def misplaced(imported):
-    """Give the imports that go up or sideways; the package itself holds nothing but the version, which all may have."""
+    """Return the imports of the same or a higher layer; `flarecli` itself, which has the version, is allowed."""
     return [
-        f"{one.by}: line {one.line}: {room_of(one.of)} is on floor {FLOOR[room_of(one.of)]}, {room_of(one.by)} on floor {FLOOR[room_of(one.by)]}"
+        f"{one.by}: line {one.line}: {package_of(one.of)} is in layer {LAYER[package_of(one.of)]}, {package_of(one.by)} in layer {LAYER[package_of(one.by)]}"
         for one in imported
         if one.of != PACKAGE.name
-        and room_of(one.of) != room_of(one.by)
-        and FLOOR[room_of(one.of)] >= FLOOR[room_of(one.by)]
+        and package_of(one.of) != package_of(one.by)
+        and LAYER[package_of(one.of)] >= LAYER[package_of(one.by)]
     ]
 
 
-def circles(imported):
-    """Give the rings of modules that import one another, each as the modules on it in order."""
+def cycles(imported):
+    """Return the cycles of imports, each as its modules in order."""
     graph = {}
     for one in imported:
         if one.of != one.by:
@@ -209,34 +202,32 @@ def circles(imported):
     return found
 
 
-def test_every_room_has_a_floor():
-    assert {room_of(name) for name in modules()} - {"__init__"} == set(FLOOR)
+def test_every_module_has_a_layer():
+    assert {package_of(name) for name in modules()} - {"__init__"} == set(LAYER)
 
 
-def test_imports_go_down_only():
+def test_modules_import_lower_layers_only():
     assert misplaced(inside()) == []
 
 
-def test_rooms_are_entered_by_the_door():
+def test_packages_are_imported_through_their_init_except_for_listed_modules():
     inner = {
         (one.by, one.of)
         for one in inside()
-        if one.of.count(".") > 1 and room_of(one.by) != room_of(one.of)
+        if one.of.count(".") > 1 and package_of(one.by) != package_of(one.of)
     }
     assert [
         f"{by}: {of}"
         for by, of in sorted(inner)
-        if of.split(".")[2] not in PARTS.get(room_of(of), ())
+        if of.split(".")[2] not in INNER.get(package_of(of), ())
     ] == []
 
 
-def test_no_module_imports_itself_by_a_detour():
-    through_doors = [one for one in inside() if (one.by, one.of) in DOORS]
-    assert not any(one.at_load for one in through_doors)
-    assert circles(one for one in inside() if not one.for_types and one not in through_doors) == []
+def test_there_are_no_import_cycles():
+    assert cycles(one for one in inside() if not one.for_types) == []
 
 
-def test_an_import_upward_sideways_or_around_would_be_seen():
+def test_imports_of_higher_and_equal_layers_and_cycles_are_found():
     known = {
         "flarecli": "",
         "flarecli.read": "",
@@ -251,21 +242,22 @@ def test_an_import_upward_sideways_or_around_would_be_seen():
         "flarecli.formats.mds", "if True:\n    from flarecli.formats import find", known
     )
     assert misplaced(up + beside + around) == [
-        "flarecli.formats.mds: line 2: read is on floor 9, formats on floor 7",
-        "flarecli.where: line 1: encodings is on floor 6, where on floor 6",
+        "flarecli.formats.mds: line 2: read is in layer 9, formats in layer 7",
+        "flarecli.where: line 1: encodings is in layer 6, where in layer 6",
     ]
-    assert circles(around) == [["flarecli.formats", "flarecli.formats.mds"]]
+    assert cycles(around) == [["flarecli.formats", "flarecli.formats.mds"]]
 
 
-def test_what_the_command_line_loads_first_is_light():
-    """From `__main__` and every command, along the imports that run when a module is loaded."""
+def test_the_command_line_loads_no_heavy_library_first():
+    """Follows imports that run when a module is loaded, from `__main__` and every command."""
     at_load = [one for one in imports() if one.at_load]
     reached, todo = (
         set(),
         {
             name
             for name in modules()
-            if room_of(name) in ("__main__", "cli", "errors", "units", "names", "progress", "model")
+            if package_of(name)
+            in ("__main__", "cli", "errors", "units", "names", "progress", "model")
         },
     )
     while todo:
@@ -280,15 +272,15 @@ def test_what_the_command_line_loads_first_is_light():
     ] == []
 
 
-def test_only_the_command_line_knows_typer():
-    assert {room_of(one.by) for one in imports() if one.of.split(".")[0] in ("typer", "click")} == {
-        "cli"
-    }
+def test_only_the_command_line_imports_typer():
+    assert {
+        package_of(one.by) for one in imports() if one.of.split(".")[0] in ("typer", "click")
+    } == {"cli"}
 
 
 @pytest.mark.parametrize("argv", [["--version"], ["--help"], ["pack", "--help"]])
-def test_what_answers_at_once_loads_nothing_heavy(argv):
-    """The same as the process sees it: also what a library loads by itself."""
+def test_version_and_help_load_no_heavy_library(argv):
+    """Runs the process: also sees what a library loads by itself."""
     program = (
         "import sys\nfrom flarecli.__main__ import main\ncode = main(sys.argv[1:])\n"
         f"print(sorted(set(sys.modules) & {HEAVY | {'pydantic'}!r}), code, file=sys.stderr)"
@@ -306,7 +298,7 @@ def test_what_answers_at_once_loads_nothing_heavy(argv):
 @pytest.mark.parametrize(
     "folder", ["mds/mds_all_hashes/data", "mds/csv_plain/data", "ffrecord/allempty"]
 )
-def test_a_check_of_sums_and_structure_loads_no_arrow(folder):
+def test_verify_of_checksums_and_structure_loads_no_arrow(folder):
     program = "import sys\nfrom flarecli.__main__ import main\ncode = main(sys.argv[1:])\nprint('pyarrow' in sys.modules, code, file=sys.stderr)"
     argv = ["verify", "-q", str(ROOT / "fixtures" / folder)]
     ran = subprocess.run(
@@ -322,7 +314,7 @@ def test_a_check_of_sums_and_structure_loads_no_arrow(folder):
 @pytest.mark.parametrize(
     "folder", ["mds/mds_all_hashes/data", "mds/csv_plain/data", "mds/json_newline_lf/data"]
 )
-def test_a_look_at_what_is_there_loads_no_arrow(folder):
+def test_inspect_loads_no_arrow(folder):
     program = "import sys\nfrom flarecli.__main__ import main\ncode = main(sys.argv[1:])\nprint('pyarrow' in sys.modules, code, file=sys.stderr)"
     argv = ["inspect", "--shards", str(ROOT / "fixtures" / folder)]
     ran = subprocess.run(
@@ -335,7 +327,7 @@ def test_a_look_at_what_is_there_loads_no_arrow(folder):
     assert ran.stderr == "False 0\n"
 
 
-def test_data_is_not_checked_by_assert():
+def test_the_package_contains_no_assert():
     asserts = [
         (name, node.lineno)
         for name, path in modules().items()
@@ -343,3 +335,35 @@ def test_data_is_not_checked_by_assert():
         if isinstance(node, ast.Assert)
     ]
     assert asserts == []
+
+
+def probes(source):
+    """Return the lines of `getattr` and `hasattr` calls whose first argument is a store or a location's store."""
+
+    def is_store(node):
+        name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+        return name.strip("_") == "store" or name.endswith("_store")
+
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("getattr", "hasattr")
+        and node.args
+        and (
+            is_store(node.args[0])
+            or (isinstance(node.args[0], ast.Subscript) and "stores" in ast.dump(node.args[0]))
+        )
+    ]
+
+
+def test_stores_declare_capabilities_and_are_not_probed():
+    assert {
+        name: found for name, path in modules().items() if (found := probes(path.read_text()))
+    } == {}
+
+
+def test_probes_of_stores_are_found():
+    source = 'getattr(at.store, "keep", None)\nhasattr(self._store, "x")\ngetattr(stores[0], "y")\n'
+    assert probes(source + 'getattr(other, "z")\n') == [1, 2, 3]
