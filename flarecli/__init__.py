@@ -85,7 +85,10 @@ __all__ = [
 
 
 def close() -> None:
-    """Close what this process shares: connections, threads, open files. What is used afterwards opens again."""
+    """Close what this process shares: connections, threads, open files. Call it while nothing is read or written.
+
+    What is used afterwards opens again.
+    """
     from flarecli.lifetimes import close_all
 
     close_all()

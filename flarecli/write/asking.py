@@ -18,7 +18,7 @@ from flarecli.errors import FlareError, UnsafeError
 from flarecli.names import is_url, redact, redact_text
 from flarecli.storage import Guard, Limits, Location, bucket_in
 from flarecli.storage.http.engine import Engine, Fault, Page, Wanted
-from flarecli.storage.http.url import Address, parse, usual
+from flarecli.storage.http.url import Address, parse
 from flarecli.write.link_texts import texts_of
 from flarecli.write.spool import FetchedLink, address_digest
 
@@ -109,22 +109,17 @@ class Asker:
         found: list[Found] = [None] * len(flat)
         users: dict[int, str] = {}
         has_objects = False
-        plain = usual(flat)
-        urls, origins = plain or ([""] * len(flat), [""] * len(flat))
-        if plain is None:
-            for place, text in enumerate(flat):
-                target = self._target(text, self._links[place % len(self._links)])
-                if not isinstance(target, Address):
-                    found[place] = target
-                    has_objects = has_objects or (
-                        isinstance(target, Location) and not target.is_local
-                    )
-                    continue
-                urls[place], origins[place], user = target
-                if user:
-                    users[place] = user
+        urls, origins = [""] * len(flat), [""] * len(flat)
+        for place, text in enumerate(flat):
+            target = self._target(text, self._links[place % len(self._links)])
+            if not isinstance(target, Address):
+                found[place] = target
+                has_objects = has_objects or (isinstance(target, Location) and not target.is_local)
+                continue
+            urls[place], origins[place], user = target
+            if user:
+                users[place] = user
         if self._kept:
-            urls, origins = list(urls), list(origins)
             for place in self._place_kept(flat, found, first):
                 urls[place] = origins[place] = ""
         wanted = Wanted(

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from flarecli.errors import FlareError, FormatError, UnsafeError
 from flarecli.storage.http import url as addresses
-from flarecli.storage.http.url import join, parse, redirected, reserved, usual
+from flarecli.storage.http.ip_guard import reserved
+from flarecli.storage.http.url import join, parse, redirected
 
 
 @pytest.mark.parametrize(
@@ -134,46 +135,6 @@ def test_the_short_way_of_usual_addresses_says_what_the_long_one_says(text, star
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(addresses, "_USUAL", _Never())
         assert outcome() == short
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(
-                ("", "http://", "https://a.b", "http://a:80/", "https://a:443/", "http://a:0/")
-            ),
-            st.text("htps:/?#%.-a1 Z\n!é@", max_size=12),
-        )
-    )
-)
-def test_many_addresses_taken_apart_at_once_are_as_each_alone(parts):
-    urls = [start + rest for start, rest in parts]
-    found = usual(urls)
-    if found is not None:
-        assert [(url, origin, "") for url, origin in zip(*found, strict=True)] == [
-            parse(url) for url in urls
-        ]
-
-
-def test_most_addresses_can_be_taken_apart_at_once():
-    assert usual(["http://a.b:80/c?d=e%20f", "https://g/"]) == (
-        ["http://a.b/c?d=e%20f", "https://g/"],
-        ["http://a.b:80", "https://g:443"],
-    )
-    for odd in (
-        None,
-        "",
-        "http://a",
-        "HTTP://a/",
-        "http://a/b#c",
-        "http://me@a/",
-        "http://a:0/",
-        "http://a:99999/",
-        "http:///a",
-        "file:///a",
-        "http://a/é",
-    ):
-        assert usual(["http://a/", odd]) is None
 
 
 @given(st.text(max_size=60))

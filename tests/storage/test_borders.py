@@ -14,10 +14,11 @@ import pytest
 from flarecli.errors import IntegrityError, ReachError
 from flarecli.storage import locate, side_by_side
 from flarecli.storage.http import transfer as slots
+from flarecli.storage.http.engine import Window
+from flarecli.storage.http.ip_guard import reserved
 from flarecli.storage.http.request import Request
 from flarecli.storage.http.response import settled
-from flarecli.storage.http.url import parse, reserved
-from flarecli.storage.http.window import Window
+from flarecli.storage.http.url import parse
 
 DATA = bytes(range(256)) * 40
 NETWORKS = [  # of IANA's special-purpose registries, and the addresses before and behind where those are public

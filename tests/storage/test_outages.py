@@ -13,11 +13,11 @@ from flarecli.errors import ReachError
 from flarecli.storage import Guard, Limits, locate
 from flarecli.storage.cloud.checksums import kept_sums
 from flarecli.storage.http.engine import Request
+from flarecli.storage.http.request import Wanted
 from flarecli.storage.http.response import Answer, Fault, broken
 from flarecli.storage.http.retry import Tries
 from flarecli.storage.http.scheduler import Hosts
 from flarecli.storage.http.url import parse
-from flarecli.storage.http.wanted import Wanted
 from tests.conftest import Web
 
 ORIGIN = "http://a.example:80"

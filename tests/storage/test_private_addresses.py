@@ -13,6 +13,7 @@ from flarecli.__main__ import main
 from flarecli.errors import UnsafeError, UsageError
 from flarecli.storage import Guard, Limits, locate, with_reach
 from flarecli.storage.http import ip_guard as permits
+from flarecli.storage.http.engine import Window
 from flarecli.storage.http.ip_guard import (
     AllowedHost,
     Permit,
@@ -24,7 +25,6 @@ from flarecli.storage.http.ip_guard import (
 from flarecli.storage.http.request import Request
 from flarecli.storage.http.transfer import Slot
 from flarecli.storage.http.url import parse
-from flarecli.storage.http.window import Window
 
 
 def index(folder, *urls):

@@ -166,24 +166,6 @@ def test_many_objects_wait_in_their_order_among_single_requests():
     ]
 
 
-def test_one_host_alone_is_known_with_all_that_waits_for_it():
-    hosts, many = Hosts(), wanted(["http://a.example/1", "http://a.example/2"], first=10)
-    assert hosts.alone() is None
-    hosts.put_all(many)
-    origin, waiting = hosts.alone()
-    assert (origin, list(waiting)) == ("http://a.example:80", [(10, many, 0), (11, many, 1)])
-    hosts.hold_back(origin, 0.0, 1.0)
-    assert hosts.alone() is None  # a crowded one is asked at its own pace
-    hosts = Hosts()
-    hosts.put_all(wanted(["http://a.example/1", "http://b.example/2"]))
-    assert hosts.alone() is None  # the one with fewer transfers goes first
-    assert hosts.pick(0.0).url == "http://a.example/1"
-    origin, waiting = hosts.alone()
-    waiting.popleft()
-    hosts.ran_out(origin)
-    assert (origin, hosts.alone(), hosts.pick(0.0)) == ("http://b.example:80", None, None)
-
-
 def test_what_one_object_met_is_not_carried_to_the_next(web, engine):
     """One handle for all: a plain body after a page, a part of an error, one that was too large, one without a length."""
     web.file("/a", BODY)

@@ -1,44 +1,220 @@
 """The fetch engine: many transfers on one background thread, by libcurl's multi interface.
 
-Requests wait by host; the host with the fewest transfers goes first, so that a slow one never holds all of them. Only
-passing faults are tried again, after a random and growing pause, within a budget for the whole run; a host that asks
-for fewer requests gets fewer. Redirects are followed here, each hop held against the guard.
+Requests wait by host; the host with the fewest transfers goes first, so that a slow one never takes all of them. The
+engine follows redirects itself, and checks each hop against the guard. `retry` decides what is tried again.
 
-Connections live in one pool for each permit, and pools share nothing: otherwise a transfer could reuse a connection
-to a private address that it would not have been allowed to open.
+Connections live in one pool per permit, and pools share nothing: otherwise a transfer could reuse a connection to a
+private address that it would not have been allowed to open.
+
+Stores share one engine per process (`shared`). A thread other than the main one makes a first attempt itself
+(`transfer_here`), since waking another thread and being woken costs more than a small object; everything else, such as
+redirects, retries and overloaded hosts, is left to the engine. The main thread never does: an interrupt could not end it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import select
 import socket
+import sys
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 from weakref import WeakSet
 
 import pycurl
 
+from flarecli import lifetimes
 from flarecli.errors import FlareError
-from flarecli.storage.http import response as answers
-from flarecli.storage.http import url as addresses
 from flarecli.storage.http.ip_guard import Permit
-from flarecli.storage.http.lane import Lane
-from flarecli.storage.http.pools import Pool, Sockets
-from flarecli.storage.http.request import Request
-from flarecli.storage.http.response import Fault
+from flarecli.storage.http.request import Page, Request, Wanted
+from flarecli.storage.http.response import REDIRECTS, UNREACHABLE, Fault, broken
 from flarecli.storage.http.retry import Tries
 from flarecli.storage.http.scheduler import Hosts
 from flarecli.storage.http.transfer import Slot
-from flarecli.storage.http.wanted import Page, Wanted
-from flarecli.storage.http.window import Window
+from flarecli.storage.http.url import redirected
 from flarecli.storage.limits import Limits
 from flarecli.storage.threads import start
 
-__all__ = ["Engine", "Fault", "Page", "Request", "Wanted"]
+__all__ = ["Engine", "Fault", "Page", "Request", "Wanted", "shared", "transfer_here"]
+
+_Act: TypeAlias = Callable[[int, int], object]
+
+_EVENTS = {
+    pycurl.POLL_IN: select.POLLIN,
+    pycurl.POLL_OUT: select.POLLOUT,
+    pycurl.POLL_INOUT: select.POLLIN | select.POLLOUT,
+}
+_REMOVE = pycurl.POLL_REMOVE
+_READS, _WRITES = select.POLLIN | select.POLLHUP, select.POLLOUT
+_FEW, _GATHER_S = 8, 0.0001  # fewer than one in so many are few; the time for more of them
+_BAD = select.POLLERR | select.POLLNVAL
+
+
+class Sockets:
+    """What a thread waits for: the sockets of several pools, and one that wakes it.
+
+    Between two transfers libcurl lets go of a connection's socket and takes it again: with `poll` that costs no call of the
+    system, and what it costs to name all sockets at each wait is less, for as many as there are transfers at a time.
+    """
+
+    def __init__(self, bell: int) -> None:
+        self._poll = select.poll()
+        self._poll.register(bell, select.POLLIN)
+        self._bell = bell
+        self._watched: dict[
+            int, int
+        ] = {}  # what is waited for, as a number: of a pool, and of what happens
+        self._acts: list[_Act] = []  # of each such number
+        self._left = set[
+            int
+        ]()  # those that libcurl has let go of: in most cases it takes them again before there is a wait
+
+    def watcher(self, act: _Act) -> Callable[[int, int, Any, Any], None]:
+        """Make what a multi handle is to call when it wants to wait for a socket or no longer does; `act` is told what happens there."""
+        watched, left, number = self._watched, self._left, len(self._acts)
+        self._acts += [act] * (pycurl.POLL_REMOVE + 1)
+
+        def watch(what: int, fd: int, multi: Any, data: Any) -> None:  # called twice a transfer
+            if what == _REMOVE or not what:  # the latter: it waits for nothing there
+                left.add(fd)
+                return
+            left.discard(fd)
+            if watched.get(fd) != number + what:
+                watched[fd] = number + what
+                self._poll.register(fd, _EVENTS.get(what, 0))
+
+        return watch
+
+    def wait(self, seconds: float | None, busy: int) -> bool:
+        """Wait until something happens and hand it to its pool. Say whether the bell rang.
+
+        busy  transfers under way. If only few of many have something, more of them will in a moment: to be woken for each costs more
+              than it does, and on few cores takes that of a server that is near
+        """
+        rang = False
+        for fd in self._left:
+            if self._watched.pop(fd, None) is not None:
+                self._poll.unregister(fd)
+        self._left.clear()
+        found = self._poll.poll(None if seconds is None else seconds * 1000)
+        if 0 < len(found) * _FEW < busy:
+            time.sleep(_GATHER_S)
+            found = self._poll.poll(0)
+        for fd, events in found:
+            watched = self._watched.get(fd)
+            if watched is not None and fd not in self._left:
+                ready = _READY.get(events)
+                self._acts[watched](fd, _ready(events) if ready is None else ready)
+            elif fd == self._bell:  # else what came before has ended it
+                rang = True
+        return rang
+
+
+def _ready(events: int) -> int:
+    """Say in libcurl's words what a socket is ready for."""
+    ready = (pycurl.CSELECT_IN if events & _READS else 0) | (
+        pycurl.CSELECT_OUT if events & _WRITES else 0
+    )
+    return ready | (pycurl.CSELECT_ERR if events & _BAD else 0)
+
+
+_READY = {
+    events: _ready(events)
+    for events in (select.POLLIN, select.POLLOUT, select.POLLIN | select.POLLOUT)
+}  # nearly all that come
+
+
+class Pool:
+    """A multi handle with its connections and its idle slots, for one permit; `busy` counts its transfers."""
+
+    def __init__(self, permit: Permit, sockets: Sockets) -> None:
+        self.permit = permit
+        self.free: list[Slot] = []
+        self.slots: dict[pycurl.Curl, Slot] = {}
+        self.busy = 0
+        multi = self.multi = pycurl.CurlMulti()
+        # methods of libcurl's objects are slow to look up
+        self.add, self.remove, self.ended, self._act, self._timeout = (
+            multi.add_handle,
+            multi.remove_handle,
+            multi.info_read,
+            multi.socket_action,
+            multi.timeout,
+        )
+        multi.setopt(pycurl.M_SOCKETFUNCTION, sockets.watcher(self._act))
+
+    def due(self) -> float | None:
+        """Give the seconds until libcurl wants to be called; None: it does not. It is asked once a turn: to be told takes two calls a transfer."""
+        milliseconds = self._timeout() if self.busy else -1
+        return None if milliseconds < 0 else milliseconds / 1000
+
+    def tick(self) -> bool:
+        """Let libcurl do what it wanted to do by now, and say whether there was anything."""
+        if not self.busy or self._timeout() != 0:
+            return False
+        self._act(pycurl.SOCKET_TIMEOUT, 0)
+        return True
+
+
+class Window:
+    """The bytes of an engine that are under way, or delivered and not yet released.
+
+    most    bytes at a time: more than there can be, if there is no bound. The request whose order is at most `head` is never held up by it
+    held    the bytes now
+    paused  transfers that wait for room
+    """
+
+    def __init__(self, most: int | None) -> None:
+        self.most = sys.maxsize if most is None else most
+        self.held = self.head = 0
+        self._mean = 0.0  # bytes of an object, lately
+        self.paused: list[Slot] = []
+
+    def is_full(self, active: int) -> bool:
+        """Say whether there is no room for one more transfer beside so many."""
+        return self.held + self._mean * active >= self.most
+
+    def delivered(self, size: int) -> None:
+        """Count an object that has come whole."""
+        self.held += size
+        self._mean += (size - self._mean) / 16
+
+    def take(self, slot: Slot, size: int) -> bool:
+        """Say whether a transfer may take so many bytes, and count them; else it is paused."""
+        request = slot.request
+        if self.held + size > self.most or request.sink is not None:  # nearly always it is neither
+            if not self._fits(request, size):
+                slot.paused_at = time.monotonic()
+                self.paused.append(slot)
+                return False
+            request.unused += size
+        self.held += size
+        return True
+
+    def _fits(self, request: Request, size: int) -> bool:
+        if request.sink is not None:
+            return request.unused < request.window
+        return self.held + size <= self.most or request.order <= self.head
+
+    def resume(self, now: float) -> None:
+        """Let transfers go on for which there is room again; the pause does not count for their deadlines."""
+        for slot in sorted(self.paused, key=lambda one: one.request.order):
+            if not self._fits(slot.request, 1):
+                continue
+            self.paused.remove(slot)
+            slot.paused = False
+            slot.request.deadline += now - slot.paused_at
+            slot.marked, slot.mark = now, slot.got
+            with contextlib.suppress(
+                pycurl.error
+            ):  # what it held was too much: the transfer ends, and says so
+                slot.easy.pause(pycurl.PAUSE_CONT)
+
 
 HOPS = 5
 SLOW = 1000  # bytes a second: a transfer that brings less for `timeout_s` has failed
@@ -64,7 +240,6 @@ class Engine:
         self._open: set[Request] = set()
         self._wanted = WeakSet[Wanted]()  # who waits for them has them
         self.hosts = Hosts()
-        self._lane = Lane(limits, self._window, self.hosts)
         self._tries = Tries(limits.retries, self.hosts)
         self._active: set[Slot] = set()
         self._checked = self._now = (
@@ -273,7 +448,7 @@ class Engine:
         except (pycurl.error, ValueError):  # an address of many megabytes, say
             del pool.slots[slot.easy]
             slot.easy.close()
-            self._deliver(request, answers.broken(3))
+            self._deliver(request, broken(3))
             return
         self.hosts.count(request.origin, 1)
         self._active.add(slot)
@@ -302,7 +477,7 @@ class Engine:
         waiting, has_ended, slots = 1, False, pool.slots
         while waiting:
             waiting, whole, failed = pool.ended()
-            for easy in self._lane.follow(pool, whole, len(self._active), now):
+            for easy in whole:
                 self._ended(pool, slots[easy], 0, now)
             for easy, code, _ in failed:
                 self._ended(pool, slots[easy], code, now)
@@ -347,7 +522,7 @@ class Engine:
             slot.begin(following, now)
         except (pycurl.error, ValueError):
             self._free(slot)
-            self._deliver(following, answers.broken(3))
+            self._deliver(following, broken(3))
         else:
             pool.add(slot.easy)
 
@@ -355,9 +530,9 @@ class Engine:
         """Find out what a transfer came to that gave no object: another address, another try, or a failure."""
         answer = request.answer
         # A proxy that refuses to connect answers, too.
-        if answer is not None and answer.status and fault.kind not in answers.UNREACHABLE:
+        if answer is not None and answer.status and fault.kind not in UNREACHABLE:
             self.hosts.answered(request.origin)
-        if answer is not None and answer.status in answers.REDIRECTS and answer.get("location"):
+        if answer is not None and answer.status in REDIRECTS and answer.get("location"):
             self._redirect(request, answer.get("location"), now)
         else:
             self._again(request, fault, now)
@@ -367,7 +542,7 @@ class Engine:
             self._deliver(request, Fault("redirect", f"more than {HOPS} redirects"))
             return
         try:
-            request.address = addresses.redirected(request.address, location)
+            request.address = redirected(request.address, location)
         except FlareError as error:
             message = f"redirects to {error.where}: {error.message}"
             self._deliver(
@@ -428,3 +603,101 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+_BUFFER = (
+    512 << 10
+)  # bytes handed over at once: each time the interpreter is waited for, and here there are few transfers
+_MAX_IDLE = 64  # idle handles of an engine, each with its connections, for each kind
+_shared_lock = threading.Lock()
+_shared: dict[Limits, Engine] = {}
+
+
+def shared(limits: Limits) -> Engine:
+    """Give the process's engine for stores with these limits; it lives as long as the process."""
+    engine = _shared.get(limits)
+    if engine is None:
+        with _shared_lock:
+            engine = _shared.get(limits)
+            if engine is None:
+                engine = _shared[limits] = Engine(limits)
+    return engine
+
+
+def transfer_here(request: Request, engine: Engine) -> bool:
+    """Fetch what is wanted and deliver it, or leave it to the engine to do so; False if nothing was done."""
+    if threading.current_thread() is threading.main_thread() or engine.hosts.is_crowded(
+        request.origin
+    ):
+        return False
+    limits, permit = engine.limits, request.permit
+    free = engine.idle[permit]
+    try:
+        slot = free.pop()
+    except IndexError:
+        slot = _opened(limits, permit)
+    now = time.monotonic()
+    request.deadline, request.attempts = now + limits.deadline_s, 1
+    try:
+        slot.begin(request, now)
+    except (pycurl.error, ValueError):  # an address of many megabytes, say
+        engine.go_on(request, broken(3))
+        return True
+    code = 0
+    try:
+        slot.easy.perform()
+    except pycurl.error as error:
+        code = error.args[0]
+    fault = _late(slot, engine) if code == pycurl.E_OPERATION_TIMEDOUT else None
+    fault = fault or slot.finish(code)
+    slot.rest()
+    if len(free) < _MAX_IDLE:
+        free.append(slot)
+    if fault is None:
+        engine.hosts.answered(request.origin)
+        request.done = True
+        request.deliver(request)
+    else:
+        engine.go_on(request, fault)
+    return True
+
+
+def _opened(limits: Limits, permit: Permit) -> Slot:
+    slot = Slot(limits, permit, Window(None))
+    slot.easy.setopt(pycurl.BUFFERSIZE, _BUFFER)
+    slot.easy.setopt(pycurl.LOW_SPEED_LIMIT, SLOW)
+    slot.easy.setopt(pycurl.LOW_SPEED_TIME, math.ceil(limits.timeout_s))
+    slot.easy.setopt(pycurl.TIMEOUT_MS, min(int(1000 * limits.deadline_s), (1 << 31) - 1))
+    return slot
+
+
+def _late(slot: Slot, engine: Engine) -> Fault | None:
+    """Say what came too late, if it was not the connection."""
+    if not slot.easy.getinfo(pycurl.PRETRANSFER_TIME):
+        return None
+    return slot.too_late() if time.monotonic() >= slot.request.deadline else slot.too_slow()
+
+
+def _close_shared() -> None:
+    """Close the engines that stores share; the next request starts new ones."""
+    with _shared_lock:
+        engines = [*_shared.values()]
+        _shared.clear()
+    for engine in engines:
+        engine.close()
+        for slots in engine.idle.values():
+            for slot in slots:
+                slot.easy.close()
+        engine.idle.clear()
+
+
+lifetimes.register("http connections", _close_shared)
+
+
+def _forget_shared() -> None:
+    global _shared_lock
+    _shared_lock = threading.Lock()
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_forget_shared)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from flarecli.errors import FlareError, UsageError
-from flarecli.storage.http.url import DEFAULT_PORTS, parse, reserved, unwrapped
+from flarecli.storage.http.url import DEFAULT_PORTS, parse
 
 __all__ = [
     "PUBLIC",
@@ -30,7 +30,9 @@ __all__ = [
     "permit_for",
     "permits_host",
     "redirect_permit",
+    "reserved",
     "typed_origins",
+    "unwrapped",
 ]
 
 # Cloud metadata services: they give credentials to whoever asks, so a network or a switch never covers them.
@@ -38,6 +40,45 @@ METADATA = (ipaddress.ip_network("169.254.0.0/16"), ipaddress.ip_network("fd00:e
 _HINT = "Write it like data.example.com:8080, [::1]:8080 or 10.1.0.0/16."
 _ENTRY = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+)(?::(\d{1,5}))?", re.ASCII)
 _TYPED = re.compile(r"(?i)(?:[^/:?=]+=)?(https?://.+)", re.DOTALL)  # also NAME=SOURCE
+
+# IANA special-purpose address registries; what is not in them is public
+_V4 = {
+    "0.0.0.0/8": "unspecified",
+    "10.0.0.0/8": "private",
+    "100.64.0.0/10": "carrier-grade NAT",
+    "127.0.0.0/8": "loopback",
+    "169.254.0.0/16": "link-local",
+    "172.16.0.0/12": "private",
+    "192.0.0.0/24": "reserved",
+    "192.0.2.0/24": "documentation",
+    "192.88.99.0/24": "reserved",
+    "192.168.0.0/16": "private",
+    "198.18.0.0/15": "benchmarking",
+    "198.51.100.0/24": "documentation",
+    "203.0.113.0/24": "documentation",
+    "224.0.0.0/4": "multicast",
+    "240.0.0.0/4": "reserved",
+}
+_V6 = {
+    "::/128": "unspecified",
+    "::1/128": "loopback",
+    "fc00::/7": "private",
+    "fe80::/10": "link-local",
+    "fec0::/10": "private",
+    "ff00::/8": "multicast",
+    "2001::/23": "reserved",  # Teredo, ORCHID, benchmarking
+    "2001:db8::/32": "documentation",
+    "3fff::/20": "documentation",
+}
+_V4_NETWORKS = [(ipaddress.IPv4Network(network), word) for network, word in _V4.items()]
+_V6_NETWORKS = [(ipaddress.IPv6Network(network), word) for network, word in _V6.items()]
+_V6_PUBLIC = ipaddress.IPv6Network("2000::/3")  # all that is given out so far
+_TRANSLATED = (  # an IPv4 address inside an IPv6 one, and how many bits stand behind it: mapped, NAT64, 6to4
+    (ipaddress.IPv6Network("::ffff:0:0/96"), 0),
+    (ipaddress.IPv6Network("64:ff9b::/96"), 0),
+    (ipaddress.IPv6Network("2002::/16"), 80),
+)
+
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -262,3 +303,31 @@ def permits_host(url: str, private: bool, hosts: Iterable[str]) -> bool:
         private = False
     entries = map(parse_host, hosts)
     return private or any(one.host == host and one.port == port for one in entries)
+
+
+@functools.lru_cache(maxsize=4096)
+def reserved(ip: str) -> str:
+    """Say in a word why a numeric address is not a public one, such as `loopback`; empty if it is public.
+
+    An IPv6 address that carries an IPv4 one is judged by that.
+    """
+    address = unwrapped(ip)
+    if address is None:
+        return "unknown"
+    if isinstance(address, ipaddress.IPv4Address):
+        return next((word for network, word in _V4_NETWORKS if address in network), "")
+    word = next((word for network, word in _V6_NETWORKS if address in network), "")
+    return word or ("" if address in _V6_PUBLIC else "reserved")
+
+
+def unwrapped(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Parse a numeric address; return the IPv4 address that an IPv6 one carries, or None for invalid text."""
+    try:
+        address = ipaddress.ip_address(ip.partition("%")[0])
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv6Address):
+        for network, behind in _TRANSLATED:
+            if address in network:
+                return ipaddress.IPv4Address(int(address) >> behind & 0xFFFFFFFF)
+    return address

@@ -31,7 +31,6 @@ __all__ = [
     "broken",
     "changed",
     "decoded",
-    "plain_length",
     "private",
     "refused",
     "settled",
@@ -42,7 +41,7 @@ INFLATION = 100  # a body may inflate to so many times what was sent, and
 INFLATION_FLOOR = 16 << 20  # to this size in any case
 _STEP, _INFLATED = 1 << 14, 1 << 20  # bytes inflated at a time, and what comes of them
 SETTLED_S = 60  # a time that lies so far behind tells one version from the next
-_SHORT = 200  # bytes of a header line that is remembered: what a hostile server may fill is bounded
+_MAX_CACHED_LINE = 200  # bytes of a header line; bounds the memory that a hostile server can fill
 REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 _CROWDED = (429, 503)
@@ -93,40 +92,10 @@ def _field(line: bytes) -> tuple[str, str]:
     return (name.lower(), value.strip()) if colon else ("", "")
 
 
-# the header lines that say what a body is; where there is none but one right Content-Length, the answer is a plain one
-_TELLING = re.compile(
-    rb"\n(?:content-length:[ \t]*(\d{1,18})[ \t]*(?=\r?\n)"
-    rb"|(http/|content-(?:length|encoding|range)|transfer-encoding|content-type:[ \t]*(?:text/html|application/xhtml)))"
-)
-
-
-_WHOLE = tuple(
-    b"http/" + version + b" 200" + end
-    for version in (b"1.1", b"1.0", b"2", b"3")
-    for end in (b" ", b"\r")
-)
-
-
-@lru_cache(maxsize=64)
-def _status(line: bytes) -> tuple[str, int]:
-    """Read a status line: the version, and the status, or 0."""
-    version, _, code = _field.__wrapped__(line)[1].partition(" ")
-    code = code[:3]
-    return version, int(code) if code.isascii() and code.isdigit() else 0
-
-
-def plain_length(lines: Sequence[bytes]) -> int | None:
-    """Give the length of a body, where the head says no more of it than that, and that it is the whole object: as most do."""
-    head = b"".join(lines).lower()
-    found = _TELLING.findall(head)
-    return int(found[0][0]) if len(found) == 1 and found[0][0] and head.startswith(_WHOLE) else None
-
-
 class Answer:
     """The head of an answer: the status, and header name in lower case -> value; the last one counts.
 
-    lines   the lines of the head as they came, with their ends. Of most answers only what the body is is ever asked, so the others are
-            not looked at before they are
+    lines   the lines of the head as they came, with their ends
 
     length  bytes of the body as sent, when the answer says
     coding  how the body is compressed; empty when it is not
@@ -135,60 +104,22 @@ class Answer:
     page    whether the body is called a web page
     """
 
-    __slots__ = (
-        "_head",
-        "_headers",
-        "coding",
-        "length",
-        "page",
-        "range",
-        "status",
-        "total",
-        "version",
-    )
+    __slots__ = ("coding", "headers", "length", "page", "range", "status", "total", "version")
 
     def __init__(self, lines: Sequence[bytes]) -> None:
-        self._head = head = b"".join(lines)
-        self._headers: dict[str, str] | None = None
-        self.coding, self.page = "", False
-        self.range: tuple[int, int, int | None] | None = None
-        found = _TELLING.findall(head.lower())
-        if (
-            len(found) == 1
-            and found[0][0]
-            and head.startswith(b"HTTP/")
-            and len(lines[0]) <= _SHORT
-        ):
-            self.version, self.status = _status(lines[0])
-            self.length: int | None = int(found[0][0])
-            self.total: int | None = self.length if self.status == 200 else None
-        else:
-            self._read()
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """All headers."""
-        if self._headers is None:
-            self._headers = {}
-            for line in self._head.split(b"\n"):
-                name, value = _field(line) if len(line) <= _SHORT else _field.__wrapped__(line)
-                if name == "HTTP":  # 100 Continue and the like have heads of their own
-                    self._headers.clear()
-                elif name:
-                    self._headers[name] = value
-        return self._headers
-
-    def _read(self) -> None:
-        """Read what every answer is asked for, of an answer that says more or less of it than most."""
-        headers = self.headers
-        self.version, self.status = next(
-            (
-                _status(line[:_SHORT])
-                for line in reversed(self._head.split(b"\n"))
-                if line.startswith(b"HTTP/")
-            ),
-            ("", 0),
-        )
+        headers: dict[str, str] = {}
+        self.headers, self.version, self.status = headers, "", 0
+        for line in lines:
+            name, value = (
+                _field(line) if len(line) <= _MAX_CACHED_LINE else _field.__wrapped__(line)
+            )
+            if name == "HTTP":  # 100 Continue and the like have heads of their own
+                headers.clear()
+                self.version, _, code = value.partition(" ")
+                code = code[:3]
+                self.status = int(code) if code.isascii() and code.isdigit() else 0
+            elif name:
+                headers[name] = value
         self.page = (
             headers.get("content-type", "").lower().startswith(("text/html", "application/xhtml"))
         )
@@ -201,10 +132,11 @@ class Answer:
             and len(text) <= 18
             and not headers.get("transfer-encoding")
         )
-        self.length = int(text) if counted else None
-        self.total = self.length if self.status == 200 and not self.coding else None
+        self.length: int | None = int(text) if counted else None
+        self.total: int | None = self.length if self.status == 200 and not self.coding else None
         text = headers.get("content-range", "")
         match = _RANGE.fullmatch(text) if text else None
+        self.range: tuple[int, int, int | None] | None = None
         if match is not None:
             self.total = None if match[3] == "*" else int(match[3])
             self.range = (

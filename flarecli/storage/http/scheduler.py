@@ -7,8 +7,7 @@ from itertools import repeat
 from typing import TypeAlias
 
 from flarecli.storage.http.ip_guard import Permit, permit_for
-from flarecli.storage.http.request import Request
-from flarecli.storage.http.wanted import Wanted
+from flarecli.storage.http.request import Request, Wanted
 
 __all__ = ["Hosts"]
 
@@ -104,17 +103,6 @@ class Hosts:
         if not waiting:
             del self._ready[origin]
         return _request(turn)
-
-    def alone(self) -> tuple[str, deque[_Turn]] | None:
-        """Give the host with requests that wait, and these, if there is only one and it is not crowded."""
-        if len(self._ready) != 1:
-            return None
-        ((origin, host),) = self._ready.items()
-        return None if host.pace or host.next_at else (origin, host.waiting)
-
-    def ran_out(self, origin: str) -> None:
-        """Say that the last request of a host was taken from what `alone` gave."""
-        del self._ready[origin]
 
     def next_due(self, now: float) -> float | None:
         """Give the time when the next crowded host with requests may be asked again."""

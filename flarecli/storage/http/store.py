@@ -25,8 +25,7 @@ from flarecli.storage.base import (
     Store,
     Written,
 )
-from flarecli.storage.http import direct
-from flarecli.storage.http.engine import Request
+from flarecli.storage.http.engine import Request, shared, transfer_here
 from flarecli.storage.http.response import changed, settled
 from flarecli.storage.http.transfer import short
 from flarecli.storage.http.url import Address, folder_of, join, parse
@@ -173,7 +172,7 @@ class HttpStore(Store):
         if whole is not None or size <= _BLOCK:
             yield self.read(path, 0, size)
             return
-        engine, arrived, unused = direct.shared(self._limits), SimpleQueue[bytes | Request](), 0
+        engine, arrived, unused = shared(self._limits), SimpleQueue[bytes | Request](), 0
         known = self._known.get(path)
         request = self._request(
             path, 0, size, known.etag if known else "", arrived.put, sink=arrived.put
@@ -195,7 +194,7 @@ class HttpStore(Store):
         jobs, most, engine = (
             self._limits.jobs,
             self._limits.ahead_bytes,
-            direct.shared(self._limits),
+            shared(self._limits),
         )
         arrived, asked = SimpleQueue[Request | None](), deque[tuple[str, Request, _Known | None]]()
         begun = ended = got = refill = 0
@@ -291,8 +290,8 @@ class HttpStore(Store):
             self._request(path, start, stop, known.etag if known else "", arrived.put)
             for start, stop in ranges
         ]
-        engine = direct.shared(self._limits)
-        if len(requests) != 1 or not direct.transfer(requests[0], engine):
+        engine = shared(self._limits)
+        if len(requests) != 1 or not transfer_here(requests[0], engine):
             engine.submit(requests)
         try:
             for _ in requests:

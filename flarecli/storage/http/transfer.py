@@ -26,7 +26,7 @@ from flarecli.storage.http.url import Address
 from flarecli.storage.limits import Limits
 
 if TYPE_CHECKING:
-    from flarecli.storage.http.window import Window
+    from flarecli.storage.http.engine import Window
 
 __all__ = ["Slot", "certificates", "short"]
 
@@ -45,10 +45,7 @@ _ABORT = -1  # a write callback that took other than all bytes ends the transfer
 
 
 class Slot:
-    """A handle and the transfer on it. `window` says whether so many more bytes may be taken now, and counts them.
-
-    plain  the head that came says nothing of the body but its length, and another object of this kind needs but another URL
-    """
+    """A handle and the transfer on it. `window` says whether so many more bytes may be taken now, and counts them."""
 
     def __init__(self, limits: Limits, permit: Permit, window: Window) -> None:
         self.permit, self._limits, self._window = permit, limits, window
@@ -83,7 +80,12 @@ class Slot:
         self.request = request
         if request.answer is not None:  # what an earlier hop or try left
             request.answer = request.total = request.whole = None
-        self.clear(now)
+        self.lines.clear()
+        self.parts = []
+        self.marked = now
+        self.mark = self.got = 0  # bytes of the body, at the last check and now
+        self.calm = 0  # the body may have this many bytes without further checks
+        self._refused: Fault | None = None  # an address that must not be connected to
         self.answer: Answer | None = None
         self.paused = self._enough = False
         self._first = 0
@@ -106,18 +108,6 @@ class Slot:
         if fresh != self._fresh:
             self.set(pycurl.FRESH_CONNECT, fresh)
             self._fresh = fresh
-
-    def clear(self, now: float) -> None:
-        """Forget what came of a plain answer, which is all that differs from one such transfer to the next."""
-        self.lines.clear()
-        self.parts = []
-        self.marked, self.plain = now, False
-        self.mark = self.got = self.calm = (
-            0  # got: bytes of the body that came; calm: up to so many are simply kept
-        )
-        self._refused: Fault | None = (
-            None  # an address that must not be connected to; another of the same name may do
-        )
 
     def rest(self) -> None:
         """Forget the transfer: an idle slot holds nobody's bytes."""
@@ -185,13 +175,6 @@ class Slot:
     def _read_head(self) -> Fault | None:
         """Look at the head of the answer, once it is whole, and decide what of the body is wanted."""
         request = self.request
-        if (
-            request.wanted is not None
-        ):  # then nobody asks for the head of an answer that is a plain one
-            length = answers.plain_length(self.lines)
-            if length is not None and length <= self._limit:
-                self.plain, self.calm = not self._fresh, self._limit
-                return None
         self.answer = request.answer = answer = Answer(self.lines)
         request.total = answer.total
         if answer.status not in _GOOD:
@@ -294,11 +277,11 @@ class Slot:
             return (
                 self._fault or (self._refused if code in (7, 28) else None) or answers.broken(code)
             )
-        if self.answer is None and not self.calm and self._read_head() is not None:
+        if self.answer is None and self._read_head() is not None:
             return self._fault
         answer, parts = self.answer, self.parts
         self.parts = []
-        if self.calm and (answer is None or not answer.coding):
+        if self.calm and answer is not None and not answer.coding:
             request.data = parts[0] if len(parts) == 1 else b"".join(parts)
             return None
         if answer is None or answer.status not in _GOOD:
