@@ -8,11 +8,11 @@ A Stream keeps its chunks as columns, so that a million of them fit; a Chunk is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flarecli.errors import FlareError, format_place
 from flarecli.names import is_url
-from flarecli.records import dataclass, field
 from flarecli.storage import Location
 
 __all__ = [
@@ -30,14 +30,29 @@ __all__ = [
     "Settings",
     "Shard",
     "Stream",
+    "UInt32Array",
+    "ByteArray",
+    "BoolArray",
     "finding_of",
+    "total",
 ]
 
 Row: TypeAlias = dict[
     str, "bytes | list[bytes] | None"
 ]  # column -> encoded bytes as the format stores them
 Sample: TypeAlias = dict[str, Any]  # column -> Python value
-IntArray: TypeAlias = Any  # numpy integer array, or Counts; numpy is too slow to import for a name
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    IntArray: TypeAlias = Any  # numpy integer array
+    UInt32Array: TypeAlias = npt.NDArray[np.uint32]
+    ByteArray: TypeAlias = npt.NDArray[np.uint8]
+    BoolArray: TypeAlias = npt.NDArray[np.bool_]
+else:
+    IntArray = UInt32Array = ByteArray = BoolArray = (
+        Any  # importing numpy takes longer than most commands need it
+    )
 ENCODING = b"encoding"  # the key in an Arrow field's metadata that names the column's encoding
 
 
@@ -81,9 +96,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A shard opened: `layout` is name -> integer array, or a view of uint32 over the bytes of a table; no handles, so it pickles.
+    """An open shard: `layout` maps names to the tables of the format. It has no handles, so it can be pickled.
 
-    memo  what a format keeps in this process to read one more row fast: views of the map, tables as they are indexed
+    memo  per-process cache of the format that makes reading a row faster; it is not pickled
     """
 
     chunk: Chunk
@@ -93,34 +108,10 @@ class Shard:
     memo: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        views = {
-            name: bytes(table)
-            for name, table in self.layout.items()
-            if isinstance(table, memoryview)
-        }  # of uint32, all of them
-        if not views:
-            return Shard, (self.chunk, self.columns, self.rows, self.layout)
-        return _unpickled, (
-            self.chunk,
-            self.columns,
-            self.rows,
-            {**self.layout, **views},
-            tuple(views),
-        )
+        return Shard, (self.chunk, self.columns, self.rows, self.layout)
 
     def __len__(self) -> int:
         return self.rows
-
-
-def _unpickled(
-    chunk: Chunk, columns: Columns, rows: int, layout: Mapping[str, Any], views: tuple[str, ...]
-) -> Shard:
-    return Shard(
-        chunk,
-        columns,
-        rows,
-        {**layout, **{name: memoryview(layout[name]).cast("I") for name in views}},
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,3 +277,8 @@ def finding_of(error: FlareError, address: object = "") -> Finding:
         character=error.character,
         item=error.item,
     )
+
+
+def total(counts: IntArray) -> int:
+    """Return the exact sum of counts from a list that is not trusted: in int64 it could overflow."""
+    return sum(counts.tolist())

@@ -12,11 +12,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "flarecli"
 LAYERS = [  # packages and modules; each imports from the layers above it in this list, and from itself
-    {"errors", "arrow", "records", "cpus", "lifetimes"},
+    {"errors", "arrow", "cpus", "lifetimes"},
     {"names"},
     {"guesses", "expansion"},
     {
-        "counts",
         "later",
         "units",
         "given",

@@ -1,5 +1,7 @@
 """Playlists: read without trust, written so that they read back the same."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import yaml
@@ -10,7 +12,6 @@ from flarecli import playlists
 from flarecli.errors import FormatError
 from flarecli.model import Column, File, Playlist, Stream
 from flarecli.playlists import reading
-from flarecli.records import replace
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
 

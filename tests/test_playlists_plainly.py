@@ -2,12 +2,12 @@
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli import playlists
-from flarecli.counts import Counts
 from flarecli.errors import FormatError
 from flarecli.model import Column, File, Playlist, Stream
 from flarecli.playlists import reading
@@ -200,7 +200,7 @@ def test_a_playlist_that_flare_writes_reads_as_through_the_library(shards):
         "mds",
         names,
         (Column("id", "int", 8),),
-        Counts(counts),
+        np.array(counts, np.int64),
         None,
         {"xxh3_128": [sum for _, _, sum in shards]},
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
@@ -20,7 +21,6 @@ from flarecli.errors import UsageError
 from flarecli.given import checked
 from flarecli.guesses import choose
 from flarecli.model import Column
-from flarecli.records import dataclass
 
 __all__ = [
     "BINARY",

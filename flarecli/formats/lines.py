@@ -15,20 +15,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from flarecli import encodings
 from flarecli.arrow import np, pa, pc
-from flarecli.counts import first_fall, words
 from flarecli.encodings import lookup
 from flarecli.errors import FormatError, UsageError, ValueFitError
 from flarecli.expansion import check_rows
 from flarecli.formats import mds_config, spans
 from flarecli.formats.mds_files import name_of, present, raw_name, store
 from flarecli.formats.wrong import wrong_rows
-from flarecli.model import Chunk, Columns, File, Finding, IntArray, Settings, Shard
-from flarecli.records import replace
+from flarecli.model import Chunk, Columns, File, Finding, IntArray, Settings, Shard, UInt32Array
 from flarecli.storage import Location
 
 __all__ = [
@@ -42,11 +41,13 @@ __all__ = [
     "cut",
     "ends",
     "find_all",
+    "first_decrease",
     "joined",
     "lengths",
     "lines_of",
     "opened",
     "pieces",
+    "read_starts",
     "step_of",
     "stored_columns",
     "weights",
@@ -96,15 +97,27 @@ def opened(
     check_rows(rows, len(own), stored, meta.at)
     own = mds_config.agreed(own, columns, form, meta.at)
     layout = dict(head(own, config, meta.at))
-    starts = words(data, 4, rows + 1)
+    starts = read_starts(data, rows, copy=bool(spans.suffix(meta)))
     _check(starts, len(layout["header"]), _data_size(chunk), chunk, meta)
-    held = (
-        memoryview(bytes(starts)).cast("I") if spans.suffix(meta) else starts
-    )  # a decompressed file is not kept for its table
     files = (*(chunk.files[:1] or (File(chunk.at.name),)), *meta.files)
     return Shard(
-        replace(chunk, files=files, beside=(meta.at,)), own, rows, {"starts": held, **layout}
+        replace(chunk, files=files, beside=(meta.at,)), own, rows, {"starts": starts, **layout}
     )
+
+
+def read_starts(data: memoryview, rows: int, *, copy: bool) -> UInt32Array:
+    """Return the table of a shard, uint32 [rows + 1]: behind the row count, where each row starts.
+
+    copy  False: the array is a view of `data` if that is aligned, and keeps it in memory
+    """
+    starts = np.frombuffer(data, "<u4", rows + 1, 4)
+    return np.require(starts, np.uint32, ["ALIGNED", "OWNDATA"] if copy else ["ALIGNED"])
+
+
+def first_decrease(starts: UInt32Array) -> int | None:
+    """Return the first row that ends before it starts, or None."""
+    decreases = starts[1:] < starts[:-1]
+    return int(np.argmax(decreases)) if decreases.any() else None
 
 
 def _check_listed(chunk: Chunk, meta: Chunk) -> None:
@@ -144,14 +157,14 @@ def _data_size(chunk: Chunk) -> int:
     return 0 if view is None else len(view)
 
 
-def _check(starts: memoryview, header: int, size: int, chunk: Chunk, meta: Chunk) -> None:
+def _check(starts: UInt32Array, header: int, size: int, chunk: Chunk, meta: Chunk) -> None:
     if int(starts[0]) != header:
         raise FormatError(
             f"its first line starts at byte {starts[0]} of the data, {header} is wanted",
             where=meta.at,
             hint=_HINT,
         )
-    row = first_fall(starts)
+    row = first_decrease(starts)
     if row is not None:
         raise FormatError(
             f"line {row} starts at byte {starts[row]} and ends at byte {starts[row + 1]}",
@@ -166,7 +179,7 @@ def _check(starts: memoryview, header: int, size: int, chunk: Chunk, meta: Chunk
 
 def lines_of(shard: Shard, rows: Sequence[int]) -> list[bytes | memoryview]:
     """Give lines with their newline, in the order asked; near ones share a read."""
-    table: memoryview = shard.layout["starts"]
+    table = memoryview(shard.layout["starts"])  # its items are Python integers
     view: memoryview | None = shard.memo.get("view")
     if view is None and not spans.suffix(
         shard.chunk
@@ -232,7 +245,7 @@ def assembled(
 
 def steps(shard: Shard) -> Iterator[tuple[int, int]]:
     """Cut the rows of a shard into runs of bounded bytes: (start, stop)."""
-    starts, start = shard.layout["starts"], 0
+    starts, start = memoryview(shard.layout["starts"]), 0
     while start < shard.rows:
         stop = max(
             start + 1,

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from flarecli import compress, encodings
 from flarecli.arrow import np, pa
-from flarecli.counts import first_fall, words
 from flarecli.encodings import held, lookup
 from flarecli.errors import FormatError, ValueFitError
 from flarecli.expansion import check_rows
@@ -30,7 +29,7 @@ from flarecli.formats import lines, mds_config, spans
 from flarecli.formats.mds_files import name_of, present, store
 from flarecli.formats.mds_index import open_dataset, write_index
 from flarecli.later import named
-from flarecli.model import Chunk, Column, Columns, Finding, IntArray, Settings, Shard
+from flarecli.model import Chunk, Column, Columns, Finding, IntArray, Settings, Shard, UInt32Array
 from flarecli.storage import Location
 
 if TYPE_CHECKING:
@@ -99,9 +98,9 @@ def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
         check_rows(rows, 1, spans.stored_size(chunk), at)
     if len(head) < end:
         head = memoryview(bytes(head) + at.read(len(head), end))
-    starts = words(head, 4, rows + 1)
-    first = starts[0]
-    if not end <= first <= size or starts[-1] != size or first_fall(starts) is not None:
+    starts = lines.read_starts(head, rows, copy=bool(spans.suffix(chunk)))
+    first, last = int(starts[0]), int(starts[-1])
+    if not end <= first <= size or last != size or lines.first_decrease(starts) is not None:
         raise FormatError(
             _table_fault(starts, end, size),
             where=at,
@@ -116,23 +115,18 @@ def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
     )
     if spans.suffix(chunk):
         check_rows(rows, len(own), spans.stored_size(chunk), at)
-    return Shard(
-        chunk,
-        own,
-        rows,
-        {"starts": memoryview(bytes(starts)).cast("I") if spans.suffix(chunk) else starts},
-    )  # no table keeps a decompressed shard
+    return Shard(chunk, own, rows, {"starts": starts})
 
 
-def _table_fault(starts: memoryview, end: int, size: int) -> str:
+def _table_fault(starts: UInt32Array, end: int, size: int) -> str:
     if starts[0] < end:
         return f"sample 0 starts at byte {starts[0]}, inside the table"
-    fall = first_fall(starts)
+    fall = lines.first_decrease(starts)
     if fall is not None:
         return f"sample {fall} starts at byte {starts[fall]} and ends at byte {starts[fall + 1]}"
     if size < starts[-1]:
         return f"ends at byte {size}, its table needs {starts[-1]}"
-    return f"{size - starts[-1]} bytes follow its last sample"
+    return f"{size - int(starts[-1])} bytes follow its last sample"
 
 
 def read_batch(

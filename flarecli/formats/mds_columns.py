@@ -121,7 +121,7 @@ def _laid(shard: Shard, columns: Sequence[str] | None) -> _Laid | None:
     laid = _Laid(
         ready,
         view,
-        np.asarray(shard.layout["starts"]),
+        shard.layout["starts"],
         4 * words,
         _every(view, 4 * words),
         tuple(steps),

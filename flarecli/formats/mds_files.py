@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from flarecli import compress
@@ -10,7 +11,6 @@ from flarecli.errors import MissingError
 from flarecli.formats import spans
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import Chunk, File, Settings
-from flarecli.records import replace
 from flarecli.storage import Location
 
 __all__ = ["name_of", "present", "raw_name", "store"]

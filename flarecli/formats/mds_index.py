@@ -9,17 +9,17 @@ where a shard has a `.meta`, `zip_data` and `zip_meta` are null where shards are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from flarecli.arrow import np
 from flarecli.compress import suffix_of
-from flarecli.counts import Counts
 from flarecli.errors import FlareError, FormatError, Place, UsageError
 from flarecli.formats import FAMILY, INDEX, mds_config
 from flarecli.formats.mds_files import raw_name
 from flarecli.hashes import DEFAULT
 from flarecli.model import Chunk, Columns, File, Settings, Stream
 from flarecli.names import check_name, shell_quoted
-from flarecli.records import dataclass, field
 from flarecli.storage import Location
 
 __all__ = ["Listed", "entry", "open_dataset", "read_shards", "write_entries", "write_index"]
@@ -193,10 +193,12 @@ class Listed:
             self.form or "mds",
             self.names,
             self.columns or (),
-            Counts(self.rows),
-            Counts(self.sizes),
+            np.array(self.rows, np.int64),
+            np.array(self.sizes, np.int64),
             self.hashes,
-            Counts(self.raw_sizes) if any(size >= 0 for size in self.raw_sizes) else None,
+            np.array(self.raw_sizes, np.int64)
+            if any(size >= 0 for size in self.raw_sizes)
+            else None,
             self.raw_hashes,
             {"compression": one} if one else {},
             {INDEX: index},

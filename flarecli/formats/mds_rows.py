@@ -137,7 +137,7 @@ def _made(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
         for column in behind
     )
     ready = Ready(
-        shard.layout["starts"],
+        memoryview(shard.layout["starts"]),
         view,
         source,
         head.unpack_from,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flarecli.counts import Counts
+from flarecli.arrow import np
 from flarecli.errors import FormatError, Place
 from flarecli.formats.mds_config import parse
 from flarecli.formats.webdataset_names import NAME
@@ -67,7 +67,13 @@ def _stream(at: Location, index: Any) -> Stream:
         sums.append(md5.lower())
     hashes = {"md5": sums} if any(sums) else {}
     return Stream(
-        "data", at.folder, NAME, urls, rows=Counts(rows), sizes=Counts(sizes), hashes=hashes
+        "data",
+        at.folder,
+        NAME,
+        urls,
+        rows=np.array(rows, np.int64),
+        sizes=np.array(sizes, np.int64),
+        hashes=hashes,
     )
 
 

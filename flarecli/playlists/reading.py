@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from flarecli.counts import Counts
+from flarecli.arrow import np
 from flarecli.encodings import column
 from flarecli.errors import FormatError, Place
 from flarecli.hashes import digest, known
@@ -260,13 +260,11 @@ def _stream(name: str, value: Any, at: Location, mark: int) -> Stream:
     )
 
 
-def _counts(values: Any) -> IntArray:
+def _counts(values: Any) -> IntArray | None:
     return (
         None
         if values is None
-        else Counts(
-            [-1 if value is None else value for value in values] if None in values else values
-        )
+        else np.array([-1 if value is None else value for value in values], np.int64)
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from flarecli.read.fetching import begun
 from flarecli.read.processes import Process, close_all
 from flarecli.read.rows import Order, Rows, check_rows
 from flarecli.read.run import WINDOW, check_place, parse_state
-from flarecli.records import replace
 
 __all__ = ["Loader"]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from flarecli import formats, playlists
 from flarecli.errors import FlareError, FormatError, MissingError, UnfinishedError, UsageError
@@ -19,7 +20,6 @@ from flarecli.guesses import choose
 from flarecli.model import Playlist, Stream
 from flarecli.names import is_url, local_path, redact, scheme_of, shell_quoted
 from flarecli.read.repeats import refuse_repeats
-from flarecli.records import replace
 from flarecli.storage import Guard, Location, globbed, locate
 from flarecli.storage.local import SCRATCH, LocalStore
 from flarecli.wildcards import SIGNS, braced

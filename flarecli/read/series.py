@@ -17,7 +17,7 @@ from flarecli import formats
 from flarecli.arrow import pa
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.formats import spans
-from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream
+from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream, total
 from flarecli.read import opened
 from flarecli.read.fingerprint import listing_checksum
 from flarecli.read.heap import keep_freed
@@ -172,7 +172,7 @@ class Series:
         return (
             -1
             if any(one is None or (one < 0).any() for one in sizes)
-            else sum(int(one.sum()) for one in sizes if one is not None)
+            else sum(total(one) for one in sizes if one is not None)
         )
 
     def expect(self, together: int) -> None:

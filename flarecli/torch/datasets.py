@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
@@ -28,7 +29,6 @@ from flarecli.read import (
     parse_state,
     parts_of,
 )
-from flarecli.records import replace
 from flarecli.torch.ranks import Inherited, Share, inherited_share, share_of
 from flarecli.torch.sending import Named, called, is_from_elsewhere, tensors
 

@@ -10,6 +10,7 @@ One that a playlist lists is a file with sums like any other, and must list the 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +24,6 @@ from flarecli.model import Chunk, Finding, Playlist, Stream, finding_of
 from flarecli.names import bare, is_url
 from flarecli.playlists import PLAYLIST
 from flarecli.read import place_of, places_of
-from flarecli.records import dataclass, field
 from flarecli.storage import Location
 from flarecli.verbs.checks import Checked, Claim, Depth, check_file
 from flarecli.verbs.checks_repairs import AGAIN

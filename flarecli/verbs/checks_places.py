@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flarecli.errors import FlareError
 from flarecli.model import Finding, Shard
-from flarecli.records import replace
 
 __all__ = ["placed"]
 

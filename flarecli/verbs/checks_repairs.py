@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flarecli.formats import INDEX
 from flarecli.model import Finding
 from flarecli.names import shell_quoted
 from flarecli.playlists import PLAYLIST
-from flarecli.records import replace
 
 __all__ = ["AGAIN", "with_command"]
 

@@ -6,12 +6,12 @@ The key of a stream is the column that its header `key` names, or the one in whi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from flarecli import encodings, formats
 from flarecli.arrow import pa, pc
 from flarecli.errors import UsageError
 from flarecli.model import Finding, Playlist, Shard, Stream
-from flarecli.records import dataclass, field
 
 __all__ = ["Side", "key_of", "keyed", "keys", "uneven"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from flarecli.errors import UsageError
-from flarecli.records import dataclass
 
 __all__ = ["Choice", "sample_size"]
 

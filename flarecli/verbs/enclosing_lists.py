@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from flarecli import formats
 from flarecli.errors import FlareError, MissingError
@@ -18,7 +19,6 @@ from flarecli.model import Finding, Playlist, Stream, finding_of
 from flarecli.names import is_url
 from flarecli.playlists import PLAYLIST
 from flarecli.read import place_of, places_of, read_list, select_streams
-from flarecli.records import dataclass, replace
 from flarecli.storage import Guard, Location, locate
 from flarecli.verbs.beside import is_index
 from flarecli.verbs.listings import UNLISTED_HINT, Only, Plan, place_named

@@ -6,6 +6,7 @@ sources -> what is listed -> headers of the shards that no list tells about; row
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,10 @@ from flarecli.arrow import np
 from flarecli.compress import SUFFIXES
 from flarecli.errors import FlareError
 from flarecli.given import Addresses, address_texts, checked
-from flarecli.model import Column, Columns, IntArray, Playlist, Stream
+from flarecli.model import Column, Columns, IntArray, Playlist, Stream, total
 from flarecli.names import redact
 from flarecli.progress import Progress
 from flarecli.read import Series, resolve, select_streams
-from flarecli.records import dataclass, field, replace
 from flarecli.storage import Guard, Limits
 from flarecli.verbs.fill import filled
 from flarecli.verbs.inspect_holes import holes, lost, writer_of
@@ -280,7 +280,7 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
         ", ".join(dict.fromkeys(stream.format or "" for stream in parts)),
         series.rows,
         series.chunks,
-        int(size.sum()),
+        total(size),
         None if None in raw else sum(one or 0 for one in raw),
         series.columns,
         ", ".join(dict.fromkeys(name for stream in parts for name in _compressions(stream)))
@@ -298,12 +298,12 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
 def _raw_bytes(stream: Stream) -> int | None:
     if stream.raw_sizes is not None:
         raw: IntArray = np.where(stream.raw_sizes < 0, stream.sizes, stream.raw_sizes)
-        return int(raw.sum()) + sum(
+        return total(raw) + sum(
             (file.size if file.raw_size is None else file.raw_size) or 0
             for one in stream.parts
             for file in one
         )
-    return None if _compressions(stream) or stream.sizes is None else int(stream.stored.sum())
+    return None if _compressions(stream) or stream.sizes is None else total(stream.stored)
 
 
 def _compressions(stream: Stream) -> list[str]:

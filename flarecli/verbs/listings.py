@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from flarecli import formats
@@ -16,7 +17,6 @@ from flarecli.model import Chunk, Columns, File, Finding, Playlist, Stream, find
 from flarecli.names import is_url
 from flarecli.playlists import PLAYLIST
 from flarecli.read import place_of, places_of, resolve, select_streams
-from flarecli.records import dataclass, field
 from flarecli.storage import Guard, Location, locate
 from flarecli.verbs.beside import Beside, is_index
 from flarecli.verbs.checks import HELD, Checked, Claim, Depth, check_chunk, check_file

@@ -6,12 +6,12 @@ Each dataset is checked once, by the list that says most of it; its other lists 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from flarecli.formats import LISTED
 from flarecli.formats.webdataset_shards import SHARDS
 from flarecli.model import Playlist
 from flarecli.read import place_of, places_of
-from flarecli.records import replace
 from flarecli.storage import Guard, locate
 from flarecli.verbs.beside import is_index
 from flarecli.verbs.listings import Plan, planned

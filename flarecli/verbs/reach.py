@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from flarecli.model import Playlist
+from flarecli.model import Playlist, total
 from flarecli.progress import Progress
-from flarecli.records import replace
 from flarecli.storage import Guard, Limits, bucket_in, bucket_note, with_reach
 from flarecli.units import format_count
 
@@ -53,7 +53,7 @@ def described(found: Sequence[Playlist], progress: Progress) -> None:
             rows = (
                 "rows not listed"
                 if stream.rows is None
-                else format_count(int(stream.rows.sum()), "row")
+                else format_count(total(stream.rows), "row")
             )
             listed = f"{one.at}: " if one.at is not None else f"{stream.at}: no list, "
             told = f"{listed}stream {stream.name!r} is {stream.format or 'of no known format'}, {rows} in {format_count(len(stream), 'shard')}"

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flarecli import formats
 from flarecli.cpus import cpu_count
 from flarecli.errors import FlareError, UsageError
 from flarecli.given import Address, Addresses, address_text, address_texts, checked
-from flarecli.model import Finding, Playlist, Stream, finding_of
+from flarecli.model import Finding, Playlist, Stream, finding_of, total
 from flarecli.progress import Progress
 from flarecli.read import expand, resolve
-from flarecli.records import dataclass, replace
 from flarecli.storage import Guard, Limits, Location
 from flarecli.storage.threads import none_left
 from flarecli.verbs.beside import CHANGED, held_against, is_index, look_beside, own_sum
@@ -455,5 +455,5 @@ def _total(counts: Sequence[Any]) -> int | None:
     return (
         None
         if any(one is None or (len(one) and one.min() < 0) for one in counts)
-        else int(sum(one.sum() for one in counts))
+        else sum(total(one) for one in counts if one is not None)
     )
