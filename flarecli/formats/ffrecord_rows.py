@@ -12,7 +12,7 @@ from flarecli.errors import IntegrityError
 from flarecli.formats import spans
 from flarecli.formats.ffrecord_table import Layout
 from flarecli.model import IntArray, Row, Shard
-from flarecli.storage import is_cold, read_ahead
+from flarecli.storage import needs_read_ahead, read_ahead
 
 __all__ = [
     "CHANGED",
@@ -110,11 +110,7 @@ def ready(shard: Shard) -> Layout:
 
 def _ask_ahead(layout: Layout, rows: Sequence[int]) -> None:
     table, view = layout.table, layout.view
-    if (
-        view is not None
-        and len(rows) > 1
-        and is_cold(view, [table[rows[i]] for i in (0, len(rows) // 2, -1)])
-    ):
+    if view is not None and len(rows) > 1 and needs_read_ahead(view):
         read_ahead(view, [(table[row], table[row + 1]) for row in rows])
 
 

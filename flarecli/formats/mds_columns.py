@@ -14,14 +14,10 @@ import numpy as np
 from flarecli.formats import spans
 from flarecli.formats.mds_rows import Ready, prepared
 from flarecli.model import IntArray, Shard
-from flarecli.storage import is_cold, read_ahead
+from flarecli.storage import needs_read_ahead, read_ahead
 
 __all__ = ["at_hand", "find_columns"]
 
-_SURE, _SOME = (
-    4,
-    8,
-)  # batches found in memory one after the other; from then on one in so many is looked at: looking costs as much as two rows
 _MANY = (
     1 << 12
 )  # bytes of lengths that are gathered for a row before it is known to have so many: a hostile config may name any
@@ -36,7 +32,6 @@ class _Laid(NamedTuple):
     words   bytes of lengths in front of each row; `lengths` are as many bytes from each byte of the shard on, as voids
     steps   each column in its order: the name (None: it is not wanted), its bytes and as many from each byte of the shard on, or None and
             the place of its length
-    looks   one number: batches since the last that was not in memory
     """
 
     ready: Ready
@@ -45,7 +40,6 @@ class _Laid(NamedTuple):
     words: int
     lengths: IntArray
     steps: tuple[tuple[str | None, int | None, Any], ...]
-    looks: list[int]
 
 
 def find_columns(
@@ -58,15 +52,9 @@ def find_columns(
     laid = _laid(shard, columns)
     if laid is None:
         return None
-    ready, view, starts, words, every, steps, looks = laid
+    ready, view, starts, words, every, steps = laid
     own = np.asarray(rows, np.int64)
-    looks[0] += 1
-    if (
-        (looks[0] <= _SURE or not looks[0] % _SOME)
-        and len(own) > 1
-        and is_cold(view, [ready.table[int(own[len(own) // 2])]])
-    ):
-        looks[0] = 0
+    if len(own) > 1 and needs_read_ahead(view):
         read_ahead(view, zip(starts[own].tolist(), starts[own + 1].tolist(), strict=True))
     at, ends = starts[own].astype(np.int64), starts[own + 1]
     if words > _MANY and (at + words > ends).any():
@@ -125,7 +113,6 @@ def _laid(shard: Shard, columns: Sequence[str] | None) -> _Laid | None:
         4 * words,
         _every(view, 4 * words),
         tuple(steps),
-        [0],
     )
     if shard.memo.get(of) is ready:
         shard.memo[key] = laid
@@ -138,11 +125,7 @@ def _every(view: memoryview, size: int) -> IntArray:
 
 
 def at_hand(shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None) -> bool:
-    """Say whether these rows lie in memory, in a mapped file: `read_columns` copies them, and waits for nothing. Of no row: whether it maps them."""
+    """Return whether the shard is a mapped file, out of which `read_columns` copies rows."""
     ready = prepared(shard, columns)
     view = ready.view
-    return (
-        view is not None
-        and isinstance(view.obj, mmap.mmap)
-        and not is_cold(view, [ready.table[row] for row in rows])
-    )
+    return view is not None and isinstance(view.obj, mmap.mmap)

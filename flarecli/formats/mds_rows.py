@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 from flarecli.errors import FormatError, Place
 from flarecli.formats import spans
 from flarecli.model import Row, Shard
-from flarecli.storage import is_cold, read_ahead
+from flarecli.storage import needs_read_ahead, read_ahead
 
 __all__ = ["Ready", "prepared", "read_rows"]
 
@@ -65,7 +65,7 @@ def read_rows(
     if source is None:
         parts = spans.read(shard.chunk, [(table[row], table[row + 1]) for row in rows])
         return [_split(part, ready, shard, row) for part, row in zip(parts, rows, strict=True)]
-    if len(rows) > 1 and view is not None and is_cold(view, [table[rows[len(rows) // 2]]]):
+    if len(rows) > 1 and view is not None and needs_read_ahead(view):
         read_ahead(view, [(table[row], table[row + 1]) for row in rows])
     out: list[Row] = []
     for row in rows:

@@ -11,7 +11,7 @@ from flarecli import compress, encodings
 from flarecli.arrow import np, pa
 from flarecli.errors import IntegrityError
 from flarecli.model import Chunk, File, IntArray
-from flarecli.storage import Location, is_cold, read_ahead
+from flarecli.storage import Location, read_ahead
 
 if TYPE_CHECKING:
     from flarecli.encodings import Encoding
@@ -145,7 +145,7 @@ def read(chunk: Chunk, ranges: Sequence[tuple[int, int]]) -> list[bytes | memory
     """Read byte ranges of a shard, in the order asked; near ones share a read."""
     view = whole(chunk)
     if view is not None:
-        if len(ranges) > 1 and is_cold(view, [ranges[i][0] for i in (0, len(ranges) // 2, -1)]):
+        if len(ranges) > 1:
             read_ahead(view, ranges)
         return [view[start:stop] for start, stop in ranges]
     if len(ranges) == 1:

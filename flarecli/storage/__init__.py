@@ -17,10 +17,15 @@ from flarecli.storage.base import (
     read_each,
 )
 from flarecli.storage.glob import globbed
-from flarecli.storage.handles import files_limit
 from flarecli.storage.limits import Limits
 from flarecli.storage.locator import bucket_in, bucket_note, locate, with_reach
-from flarecli.storage.mmap import expect, is_cold, large_memory, read_ahead
+from flarecli.storage.mmap import (
+    expect,
+    files_limit,
+    large_memory,
+    needs_read_ahead,
+    read_ahead,
+)
 from flarecli.storage.threads import side_by_side
 
 __all__ = [
@@ -37,9 +42,9 @@ __all__ = [
     "expect",
     "files_limit",
     "globbed",
-    "is_cold",
     "large_memory",
     "locate",
+    "needs_read_ahead",
     "read_ahead",
     "read_each",
     "side_by_side",

@@ -1,11 +1,8 @@
-"""The bytes of one file on their way to the disk: room is asked for ahead, and a large file goes past the page cache.
+"""Write a new file past the page cache (O_DIRECT), if it is large and its file system supports that.
 
-A shard is written once, forced to the disk, and read much later. Going through the page cache it costs a copy into memory that the
-kernel has to find first, and drives out of it what a training job beside reads. Measured on ext4, rows of 1 KB into MDS shards of
-64 MB: 1.0 instead of 1.5 µs of CPU a row, with nothing else at work; three times that where memory was never touched before.
-
-Only a file system that names the alignment of such writes gets them (ext4, XFS and their like; no network's, whose writes would
-wait for one another), and only from a size on: what is small is likely to be read soon.
+A shard is written once, synced, and read much later. Through the page cache it costs a copy into memory that the kernel
+has to find first, and evicts what a training job beside it reads. Only file systems that report the alignment of such
+writes (statx, STATX_DIOALIGN) get them: ext4, XFS and the like, and no network's, whose writes would wait for each other.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ import os
 from collections.abc import Callable
 
 from flarecli.storage.mmap import large_memory
-from flarecli.storage.room import Room
 
 __all__ = ["Sink", "write_all"]
 
@@ -39,7 +35,7 @@ class Sink:
     """
 
     def __init__(self, fd: int, direct: bool) -> None:
-        self._fd, self._room = fd, Room(fd)
+        self._fd = fd
         self._memory = (
             _buffer() if direct and 0 < _alignment(fd) <= _ALIGNED else None
         )  # None: all goes through the page cache
@@ -58,7 +54,7 @@ class Sink:
         self._plainly(data)
 
     def done(self) -> None:
-        """Write what is held, and give back room that is left over."""
+        """Write what is buffered."""
         if self._memory is not None and self._is_direct:
             self._flush(self._held // _ALIGNED * _ALIGNED)
             _set_direct(self._fd, False)  # the end is no whole block
@@ -67,12 +63,10 @@ class Sink:
             self._plainly(memoryview(memory)[: self._held])
             if len(_idle) < _IDLE:
                 _idle.append(memory)
-        self._room.done()
 
     def _flush(self, size: int) -> None:
         """Write the first bytes that are held, and keep the others, which are less than a block."""
         memory = memoryview(self._memory or b"")
-        self._room.need(size)
         at = 0
         try:
             while at < size:
@@ -89,7 +83,6 @@ class Sink:
 
     def _plainly(self, data: memoryview) -> None:
         if data:
-            self._room.need(len(data))
             write_all(self._fd, data)
 
 

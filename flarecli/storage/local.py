@@ -39,9 +39,7 @@ from flarecli.storage.base import (
     Written,
     short_read,
 )
-from flarecli.storage.mmap import ahead_of_file
-from flarecli.storage.specials import is_special
-from flarecli.storage.symlinks import is_link, leads_back, looked_at
+from flarecli.storage.mmap import read_ahead_of_file
 
 __all__ = ["LocalStore", "SCRATCH", "made_folder", "sync_folder"]
 
@@ -70,6 +68,7 @@ _NO_LINKS = (
     errno.ENOSYS,
     errno.EMLINK,
 )  # what file systems without hard links answer
+_MAX_LINKS = 40  # symbolic links that Linux follows in one path
 _SCHEME_HINT = "Give --allow-local to follow it, if you trust this dataset."
 _LINK_HINT = "Give --allow-local to follow links, if you trust this dataset."
 
@@ -251,7 +250,7 @@ class LocalStore(Store):
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         with self.opened(path) as fd:
             size = self.status(fd, path).st_size
-            ahead_of_file(fd, size, ranges)
+            read_ahead_of_file(fd, size, ranges)
             return [
                 self.pread(fd, path, start, size if stop < 0 else stop, size)
                 for start, stop in ranges
@@ -320,7 +319,7 @@ class LocalStore(Store):
                 )
             with os.scandir(folder) as entries:
                 found = sorted(
-                    map(looked_at, entries),
+                    map(_scanned, entries),
                     key=lambda one: os.fsencode(one[0]) + (b"/" if one[1] else b""),
                 )
         except OSError as error:
@@ -636,3 +635,71 @@ def made_folder(path: str, store: LocalStore) -> None:
         sync_folder(parent)
     except OSError as error:
         raise store.error(error, "") from None
+
+
+def is_special(name: str, folder: int) -> bool:
+    """Return whether a name in an open folder is a device, a pipe or a socket, or in /dev.
+
+    A file gets its name by a rename, which replaces what has it: for root that could be `/dev/null`.
+    """
+    with contextlib.suppress(OSError):
+        place = os.fstat(folder).st_dev
+        if (
+            place == os.stat("/dev").st_dev != os.stat("/").st_dev
+        ):  # /dev/shm is another file system
+            return True
+        mode = os.stat(name, dir_fd=folder).st_mode
+        return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    return False
+
+
+def is_link(name: str, folder: int) -> bool:
+    """Return whether a name in an open folder is a symbolic link."""
+    with contextlib.suppress(OSError):
+        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    return False
+
+
+def leads_back(root: str, path: str, follows: bool) -> bool:
+    """Return whether the symbolic link that stopped the opening of a path below the root is a loop.
+
+    The user typed the root, so it may be resolved. Below it nothing outside of the root is resolved unless links are
+    followed anyway: there only a loop through names of one folder is recognised.
+    """
+    if _is_loop(root) or (follows and _is_loop(os.path.join(root, path))):
+        return True
+    at = root
+    for part in path.split("/"):
+        at = os.path.join(at, part)
+        if os.path.islink(at):
+            break
+    for _ in range(_MAX_LINKS):
+        try:
+            target = os.readlink(at)
+        except OSError:
+            return False
+        folder, name = os.path.split(target[:-1] if target.endswith("/") else target)
+        if folder not in ("", ".", os.path.dirname(at)) or name in ("", ".", ".."):
+            return False
+        at = os.path.join(os.path.dirname(at), name)
+    return True
+
+
+def _is_loop(path: str) -> bool:
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
+
+
+def _scanned(entry: os.DirEntry[str]) -> tuple[str, bool, int | None]:
+    """Return the name of an entry, whether it is a folder, and its bytes if it is a regular file, else None."""
+    size = None
+    with contextlib.suppress(OSError):  # it went
+        size = (
+            entry.stat(follow_symlinks=False).st_size
+            if entry.is_file(follow_symlinks=False)
+            else None
+        )
+    return entry.name, entry.is_dir(follow_symlinks=False), size

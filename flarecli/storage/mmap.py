@@ -1,111 +1,109 @@
-"""Reading ahead: many cold runs of a local file cost one wait, not one each (measured: 5 to 15 times faster), hot ones next to nothing.
-
-Whether they are cold is asked at a few of them: that costs a hot batch a microsecond or two.
-"""
+"""Memory maps: reading ahead, large pages, and how many files a process may map."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from flarecli.storage.spare import spare_memory
+__all__ = [
+    "expect",
+    "files_limit",
+    "large_memory",
+    "needs_read_ahead",
+    "read_ahead",
+    "read_ahead_of_file",
+    "use_large_pages",
+]
 
-__all__ = ["ahead_of_file", "expect", "in_large_pages", "is_cold", "large_memory", "read_ahead"]
+_HANDLES_SHARE = 4  # maps may take one in this many of a process's file handles
+_WILLNEED: int | None = mmap.MADV_WILLNEED if hasattr(mmap, "MADV_WILLNEED") else None
+_HUGEPAGE: int | None = mmap.MADV_HUGEPAGE if hasattr(mmap, "MADV_HUGEPAGE") else None
+_NOWAIT: int | None = os.RWF_NOWAIT if hasattr(os, "RWF_NOWAIT") else None
+_in_large_pages: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+_asked_bytes: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDictionary()
 
-_WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
-_LARGE = getattr(mmap, "MADV_HUGEPAGE", None)
-_NOWAIT = getattr(os, "RWF_NOWAIT", None)
 
-
-_LOOKS = 8  # places of a file that tell whether it is in memory
-_large: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+def files_limit(most: int) -> int:
+    """Return how many files one kind of holder may have mapped at once: at least 8, at most `most`."""
+    try:
+        import resource
+    except ImportError:  # another system, with another limit
+        return most
+    handles, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if handles == resource.RLIM_INFINITY:
+        return most
+    return max(8, min(most, handles // _HANDLES_SHARE))
 
 
 def expect(view: memoryview, together: int) -> None:
-    """Say that all of a mapped file will be read, in whatever order, and others, so many bytes together.
+    """Hint that all of a mapped file will be read, in any order, and `together` bytes with it (madvise).
 
-    If memory has room for twice that, what is missing of it comes in pages as large as there are, of 2 MB. Measured: an epoch over pages
-    of 4 KB takes 1.6 to 1.9 times as long, now and in each later process.
+    The file gets large pages if memory could hold `together` twice: an epoch over pages of 4 KB takes up to twice as
+    long. Data of more than half of the memory would push out other large pages before they are read.
     """
-    if (
-        is_cold(view, range(0, len(view), len(view) // _LOOKS + 1))
-        and 2 * together <= spare_memory()
-    ):
-        in_large_pages(view)
+    if 2 * together <= _memory_bytes():
+        use_large_pages(view)
 
 
-def in_large_pages(view: memoryview) -> None:
-    """Ask for what is missing of a map in large pages, which come when they are touched."""
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # the system does not say
+        return 0
+
+
+def use_large_pages(view: memoryview) -> None:
+    """Ask for large pages for what is not in memory yet of a map."""
     map_ = view.obj
-    if _LARGE is None or not isinstance(map_, mmap.mmap):
+    if _HUGEPAGE is None or not isinstance(map_, mmap.mmap):
         return
     with contextlib.suppress(OSError):  # a system without
-        map_.madvise(_LARGE)
-        _large.add(map_)
+        map_.madvise(_HUGEPAGE)
+        _in_large_pages.add(map_)
 
 
-def is_cold(view: memoryview, places: Sequence[int]) -> bool:
-    """Say whether any of these bytes of a mapped file would have to come from the disk; False where that cannot be told.
+def needs_read_ahead(view: memoryview) -> bool:
+    """Return whether `read_ahead` may help: not once as many bytes were asked for as the map has.
 
-    places  positions in the file
+    By then the file is in the page cache as far as memory allows, and asking would only cost a system call per range.
     """
-    map_, asked = view.obj, _asked()
-    if asked is None or not isinstance(map_, mmap.mmap):
-        return False
-    address_of, is_out = asked
-    address, page = address_of(map_), mmap.PAGESIZE
-    return any(
-        0 <= place < len(map_) and is_out(address + place // page * page) for place in places
-    )  # next to it lie other maps
-
-
-@functools.cache
-def _asked() -> tuple[Callable[[Any], int], Callable[[int], bool]] | None:
-    """Give what tells the address of a map, and whether the page at an address is out of memory; None where neither is known."""
-    import ctypes
-
-    import pyarrow as pa
-
-    try:
-        mincore = ctypes.CDLL(None).mincore
-        mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-    except (OSError, AttributeError, TypeError):
-        return None
-
-    def is_out(address: int) -> bool:
-        resident = ctypes.c_ubyte(1)
-        return not mincore(address, 1, ctypes.byref(resident)) and not resident.value & 1
-
-    return lambda map_: int(pa.py_buffer(map_).address), is_out
+    map_ = view.obj
+    return (
+        _WILLNEED is not None
+        and isinstance(map_, mmap.mmap)
+        and map_ not in _in_large_pages  # asking would bring small pages
+        and _asked_bytes.get(map_, 0) < len(map_)
+    )
 
 
 def read_ahead(view: memoryview, ranges: Iterable[tuple[int, int]]) -> None:
-    """Ask the system for runs (start, stop) of a mapped file, without waiting for them."""
-    map_, page = view.obj, mmap.PAGESIZE
-    if (
-        _WILLNEED is None or not isinstance(map_, mmap.mmap) or map_ in _large
-    ):  # what is asked for so comes in small pages
+    """Ask the system to read ranges (start, stop) of a mapped file in the background.
+
+    A cold batch of many rows then takes one wait for the disk instead of one per row.
+    """
+    map_, page, asked = view.obj, mmap.PAGESIZE, 0
+    if _WILLNEED is None or not isinstance(map_, mmap.mmap) or not needs_read_ahead(view):
         return
     for start, stop in ranges:
         if start < stop:
             first = start // page * page
             map_.madvise(_WILLNEED, first, stop - first)
+            asked += stop - first
+    _asked_bytes[map_] = _asked_bytes.get(map_, 0) + asked
 
 
-def ahead_of_file(fd: int, size: int, ranges: Sequence[tuple[int, int]]) -> None:
-    """Ask the system for runs of an open file, without waiting for them, if they are not in memory; a single one is just read.
+def read_ahead_of_file(fd: int, size: int, ranges: Sequence[tuple[int, int]]) -> None:
+    """Ask the system to read ranges of an open file in the background, if they are not in memory.
 
-    size    bytes of the file: what lies outside is not asked for
+    size    bytes of the file; ranges outside of it are ignored
     """
     if (
         len(ranges) < 2
         or _NOWAIT is None
-        or not any(_waits(fd, size, ranges[i][0]) for i in (0, len(ranges) // 2, -1))
+        or not any(_would_wait(fd, size, ranges[i][0]) for i in (0, len(ranges) // 2, -1))
     ):
         return
     for start, stop in ranges:
@@ -113,7 +111,7 @@ def ahead_of_file(fd: int, size: int, ranges: Sequence[tuple[int, int]]) -> None
             os.posix_fadvise(fd, start, stop - start, os.POSIX_FADV_WILLNEED)
 
 
-def _waits(fd: int, size: int, start: int) -> bool:
+def _would_wait(fd: int, size: int, start: int) -> bool:
     if not 0 <= start < size:
         return False
     try:
@@ -126,7 +124,7 @@ def _waits(fd: int, size: int, start: int) -> bool:
 
 
 def large_memory(size: int) -> mmap.mmap:
-    """Give memory of this process alone, in large pages where the system has them: touching those for the first time costs a fraction."""
-    room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    in_large_pages(memoryview(room))
-    return room
+    """Return private memory, in large pages where the system has them: their first use costs a fraction."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    use_large_pages(memoryview(memory))
+    return memory

@@ -7,7 +7,6 @@ import pytest
 
 import flarecli as flare
 from flarecli.errors import FormatError
-from flarecli.formats import mds_columns
 from flarecli.model import Settings
 
 COLUMNS = {
@@ -99,17 +98,3 @@ def test_a_damaged_row_is_named_out_of_many(folder: str, tmp_path: Path) -> None
         data.collated(range(ROWS))
     assert caught.value.where == f"{tmp_path}/shard.00001.mds[17]"
     assert "its fields take 42949" in caught.value.message
-
-
-@pytest.mark.parametrize(("is_cold", "looks"), [(False, 4 + 5), (True, 40)])
-def test_what_was_in_memory_a_few_times_is_looked_at_now_and_then(
-    folder: str, monkeypatch: pytest.MonkeyPatch, is_cold: bool, looks: int
-) -> None:
-    seen = list[int]()
-    monkeypatch.setattr(
-        mds_columns, "is_cold", lambda view, places: seen.append(len(places)) or is_cold
-    )
-    data = flare.open(folder)
-    for _ in range(40):
-        data.collated(range(30))
-    assert seen == [1] * looks

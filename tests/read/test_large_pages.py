@@ -10,7 +10,6 @@ from flarecli.formats import mds
 from flarecli.model import Settings
 from flarecli.read import fetching
 from flarecli.storage import mmap as ahead
-from flarecli.storage import spare
 
 ROWS = 300
 
@@ -29,11 +28,10 @@ def folder(tmp_path: Path) -> str:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of the files that were asked for in large pages, of data that are not in memory, however small."""
+    """Sizes of the files that were asked for in large pages, however small."""
     out: list[int] = []
     monkeypatch.setattr(fetching, "_LITTLE", 0)
-    monkeypatch.setattr(ahead, "is_cold", lambda view, places: True)
-    monkeypatch.setattr(ahead, "in_large_pages", lambda view: out.append(len(view)))
+    monkeypatch.setattr(ahead, "use_large_pages", lambda view: out.append(len(view)))
     return out
 
 
@@ -89,13 +87,13 @@ def test_many_ranks_read_their_own_rows_alone(folder: str, asked: list[int]) -> 
     assert asked
 
 
-def test_data_larger_than_half_of_the_memory_to_spare_come_as_they_are_asked_for(
+def test_data_larger_than_half_of_the_memory_get_no_large_pages(
     folder: str, asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead, "spare_memory", lambda: 2 * sum(stored(folder)) - 1)
+    monkeypatch.setattr(ahead, "_memory_bytes", lambda: 2 * sum(stored(folder)) - 1)
     list(flare.Loader(flare.open(folder)))
     assert asked == []
-    monkeypatch.setattr(ahead, "spare_memory", lambda: 2 * sum(stored(folder)))
+    monkeypatch.setattr(ahead, "_memory_bytes", lambda: 2 * sum(stored(folder)))
     list(flare.Loader(flare.open(folder)))
     assert sorted(asked) == stored(folder)
 
@@ -112,30 +110,11 @@ def test_a_map_asked_for_in_large_pages_is_not_read_ahead_in_small_ones(
     (tmp_path / "file").write_bytes(bytes(1 << 16))
     with (tmp_path / "file").open("rb") as file:
         view = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
-    ahead.in_large_pages(view)
-    if view.obj not in ahead._large:
+    ahead.use_large_pages(view)
+    if view.obj not in ahead._in_large_pages:
         pytest.skip("this system has no large pages")
     monkeypatch.setattr(ahead, "_WILLNEED", -1)  # no advice at all: asking would fail
     ahead.read_ahead(view, [(0, 5000)])
-    ahead._large.discard(view.obj)
+    ahead._in_large_pages.discard(view.obj)
     with pytest.raises(OSError):
         ahead.read_ahead(view, [(0, 5000)])
-
-
-def test_spare_memory_is_what_the_system_has_or_the_group_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    available = next(
-        int(line.split()[1]) << 10
-        for line in Path("/proc/meminfo").read_text().splitlines()
-        if line.startswith("MemAvailable")
-    )
-    assert spare.spare_memory() <= 2 * available
-    for name, text in (("max", "5000000\n"), ("used", "2000000\n"), ("none", "max\n")):
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(
-        spare,
-        "_groups",
-        lambda: ((tmp_path / "none", tmp_path / "used"), (tmp_path / "max", tmp_path / "used")),
-    )
-    assert spare.spare_memory() == 3_000_000

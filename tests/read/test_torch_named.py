@@ -15,8 +15,6 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 from torch.utils.data import IterableDataset as TorchIterable  # noqa: E402
 
-from flarecli.formats import mds_columns  # noqa: E402
-from flarecli.read import series  # noqa: E402
 from flarecli.torch import IterableDataset, sending, tensors  # noqa: E402
 
 ROWS, COLUMNS = 120, {"body": "bytes", "n": "int", "text": "str"}
@@ -98,7 +96,7 @@ def double(sample):
 
 @pytest.mark.parametrize(
     "kind",
-    ["compressed", "transform", "collate", "decode", "threads", "one by one", "looked at", "cold"],
+    ["compressed", "transform", "collate", "decode", "threads", "one by one", "looked at"],
 )
 def test_what_takes_more_than_a_copy_is_made_by_the_worker(
     data, tmp_path, reads, monkeypatch, kind
@@ -110,8 +108,6 @@ def test_what_takes_more_than_a_copy_is_made_by_the_worker(
         "threads": {"threads": 1},
         "one by one": {"collated": False},
     }.get(kind, {})
-    if kind == "cold":
-        monkeypatch.setattr(mds_columns, "is_cold", lambda view, places: True)
     stream = IterableDataset(
         packed(tmp_path / "d", compression="zstd") if kind == "compressed" else data,
         16,
@@ -240,25 +236,3 @@ def test_copies_of_a_stream_have_names_of_their_own(data):
     told = stream._name, np.array([5], np.int64).tobytes()
     del others
     assert sending._read(*told)["text"] == ["5"]
-
-
-def test_once_all_rows_were_in_memory_some_of_them_tell(data, monkeypatch):
-    looked, cold = [], set()
-
-    def is_cold(view, places):
-        looked[-1] += len(places)
-        return bool(cold)
-
-    monkeypatch.setattr(mds_columns, "is_cold", is_cold)
-    own, rows = flare.open(str(data.playlists[0].at)), np.arange(64)
-
-    def look():
-        looked.append(0)
-        return own.at_hand(rows)
-
-    assert [look() for _ in range(4)] == [True] * 4 and looked == [64, 64, 4, 4]
-    cold.add(1)
-    assert not look()
-    cold.clear()
-    assert [look() for _ in range(3)] == [True] * 3 and looked[5:] == [64, 64, 4]
-    assert series._SOME == 16

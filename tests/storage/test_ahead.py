@@ -6,7 +6,7 @@ import os
 import pytest
 
 from flarecli.storage import locate
-from flarecli.storage.mmap import ahead_of_file, is_cold, read_ahead
+from flarecli.storage.mmap import needs_read_ahead, read_ahead, read_ahead_of_file
 
 
 def drop_pages(fd):
@@ -27,13 +27,16 @@ def cold(tmp_path):
     os.close(fd)
 
 
-def test_what_was_read_is_not_cold(cold):
+def test_a_map_is_asked_for_until_all_of_it_was(cold):
     path, _ = cold
     view = locate(str(path)).map()
-    bytes(view)
-    assert not is_cold(view, range(0, len(view), 4096))
-    assert not is_cold(view, [len(view) + (1 << 20), len(view) - 1])
-    assert not is_cold(memoryview(b"bytes"), [0, 3])
+    half = len(view) // 2
+    assert needs_read_ahead(view) and not needs_read_ahead(memoryview(b"bytes"))
+    read_ahead(view, [(0, half)])
+    assert needs_read_ahead(view)
+    read_ahead(view, [(half, len(view))])
+    assert not needs_read_ahead(view)
+    assert needs_read_ahead(locate(str(path)).map())
 
 
 def test_a_cold_map_is_asked_for_and_reads_the_same(cold):
@@ -47,7 +50,6 @@ def test_a_cold_map_is_asked_for_and_reads_the_same(cold):
         (5, 5),
         (len(view), len(view)),
     ]
-    is_cold(view, [start for start, _ in ranges])
     read_ahead(view, ranges)
     read_ahead(memoryview(b"bytes"), ranges)
     data = path.read_bytes()
@@ -64,7 +66,7 @@ def test_a_cold_file_reads_the_same(cold):
     assert locate(str(path)).unmapped().read_many(ranges) == [
         data[start:stop] for start, stop in ranges
     ]
-    ahead_of_file(
+    read_ahead_of_file(
         fd, len(data), [(-1, 5), (1 << 70, 1 << 71), (5, 1), (0, 1 << 70), (1 << 20, 1 << 21)]
     )
 

@@ -8,7 +8,7 @@ import pytest
 from flarecli.__main__ import main
 from flarecli.errors import UsageError
 from flarecli.storage import locate
-from flarecli.storage.specials import is_special
+from flarecli.storage.local import is_special
 
 
 @pytest.fixture
