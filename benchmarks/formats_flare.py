@@ -99,14 +99,14 @@ class Flare:
         return sum(batch.num_rows for batch in self.scanned.scan(views=True))
 
     def copies(self) -> int:
-        from flarecli.formats import ffrecord
+        from flarecli.formats import ffrecord_table
 
-        return self._by_64(ffrecord.read_copies)
+        return self._by_64(ffrecord_table.read_copies)
 
     def views(self) -> int:
-        from flarecli.formats import ffrecord
+        from flarecli.formats import ffrecord_table
 
-        return self._by_64(ffrecord.read_views)
+        return self._by_64(ffrecord_table.read_views)
 
     def _by_64(self, read: Callable[..., Any]) -> int:
         """Read 64 rows of one shard at a time, as many as there are."""

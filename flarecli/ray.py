@@ -18,7 +18,7 @@ import pyarrow as pa
 from flarecli import __version__, encodings, read
 from flarecli import where as sql
 from flarecli.errors import MissingLibraryError, NoRowsError, UsageError
-from flarecli.formats import find
+from flarecli.formats import DEFAULT, find
 from flarecli.model import Columns, Settings
 from flarecli.names import is_url, whole_path
 from flarecli.storage import Guard, with_reach
@@ -152,7 +152,7 @@ class FlareSink(Datasink[Any]):
         self,
         out: str,
         *,
-        format: str = "mds",
+        format: str = DEFAULT,
         columns: Mapping[str, str] | None = None,
         settings: Settings | None = None,
         overwrite: bool = False,

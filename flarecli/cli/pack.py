@@ -11,9 +11,10 @@ from flarecli.cli import params
 from flarecli.cli.bar import Bar
 from flarecli.cli.params import completes, option
 from flarecli.cli.show import Printer
+from flarecli.formats import DEFAULT, names
 from flarecli.units import format_count, format_size
 
-_FORMAT = f"The format to write: {', '.join(params.FORMATS)}."
+_FORMAT = f"The format to write: {', '.join(names(writable=True))}."
 _COMPRESS = f"Compress shards: {', '.join(params.COMPRESSIONS)}."
 
 
@@ -27,9 +28,9 @@ def command(
             "-f",
             metavar="NAME",
             help=_FORMAT,
-            autocompletion=completes(*params.FORMATS),
+            autocompletion=params.completes_format(writable=True),
         ),
-    ] = "mds",
+    ] = DEFAULT,
     fetch: params.Fetch = None,
     key: params.Key = None,
     stream: params.Streams = None,

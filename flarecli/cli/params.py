@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from flarecli import formats
 from flarecli.cli.values import guard as guard
 from flarecli.cli.values import keeper as keeper
 from flarecli.cli.values import names as names
@@ -18,18 +19,6 @@ from flarecli.cli.values import unescaped as unescaped
 from flarecli.errors import FlareError
 from flarecli.units import parse_box, parse_size, parse_time
 
-FORMATS = (
-    "mds",
-    "json",
-    "csv",
-    "tsv",
-    "xsv",
-    "ffrecord",
-    "granular",
-    "granular-refs",
-    "webdataset",
-)  # what can be written
-READ_FORMATS = (*FORMATS, "files")
 COMPRESSIONS = ("zstd", "gz", "br", "bz2", "snappy")
 
 
@@ -58,6 +47,15 @@ def completes(*values: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [value for value in values if value.startswith(incomplete)]
 
 
+def completes_format(writable: bool = False) -> Callable[[str], list[str]]:
+    """Complete the name of a format, third-party ones included."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in formats.all_names(writable) if name.startswith(incomplete)]
+
+    return complete
+
+
 def _default(help: str, shown: str) -> dict[str, Any]:
     """Say a default in the help as it is written; Click itself would put a text in parentheses."""
     return {"help": f"{help}  [default: {shown}]", "show_default": False}
@@ -78,10 +76,10 @@ Sources: TypeAlias = Annotated[
 Target: TypeAlias = Annotated[
     str, typer.Argument(metavar="OUT", help="The folder or bucket to write.", show_default=False)
 ]
-_READ = f"One of {', '.join(READ_FORMATS)}; else it is told by looking."
+_READ = f"One of {', '.join(formats.names())}; else it is told by looking."
 ReadFormat: TypeAlias = Annotated[
     str | None,
-    option("--format", "-f", metavar="NAME", help=_READ, autocompletion=completes(*READ_FORMATS)),
+    option("--format", "-f", metavar="NAME", help=_READ, autocompletion=completes_format()),
 ]
 Streams: TypeAlias = Annotated[
     list[str] | None, option("--stream", "-s", metavar="NAME", help="Only this stream; repeatable.")

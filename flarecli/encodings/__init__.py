@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         typed,
         value_sizes,
     )
-    from flarecli.encodings.holds import held, held_as
     from flarecli.encodings.inferring import infer
     from flarecli.encodings.names import BINARY, TEXT, Encoding, column, lookup
     from flarecli.encodings.names import register as encoding
@@ -43,8 +42,6 @@ __all__ = [
     "encoding",
     "encoding_of",
     "field",
-    "held",
-    "held_as",
     "infer",
     "lookup",
     "natural_of",
@@ -70,8 +67,6 @@ _FILES = {
     "encoding": "names:register",
     "encoding_of": "columns",
     "field": "columns",
-    "held": "holds",
-    "held_as": "holds",
     "infer": "inferring",
     "lookup": "names",
     "natural_of": "natural:natural",

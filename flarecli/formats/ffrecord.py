@@ -14,13 +14,14 @@ A record is one column: what a playlist says it is, or bytes. A writer that died
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import ClassVar
 
 import numpy as np
 from isal.isal_zlib import crc32
 
 from flarecli import encodings
 from flarecli.arrow import pa, pc
-from flarecli.encodings import held, lookup
+from flarecli.encodings import lookup
 from flarecli.errors import (
     FlareError,
     FormatError,
@@ -29,18 +30,20 @@ from flarecli.errors import (
     UsageError,
     ValueFitError,
 )
-from flarecli.formats import packed_folder, spans
-from flarecli.formats.ffrecord_rows import (
+from flarecli.formats import ffrecord_table, packed_folder, spans
+from flarecli.formats.base import LISTED_PICTURES, Format, Span, Substitutes
+from flarecli.formats.ffrecord_table import (
     CHANGED,
+    COLUMNS,
+    HEAD,
+    NAME,
     crcs,
     failure,
-    read_copies,
-    read_rows,
-    read_views,
+    packed_table,
     ready,
     refuse,
+    table_sum,
 )
-from flarecli.formats.ffrecord_table import COLUMNS, HEAD, NAME, open_shard, packed_table, table_sum
 from flarecli.hashes import DEFAULT
 from flarecli.model import (
     Chunk,
@@ -56,27 +59,8 @@ from flarecli.model import (
 )
 from flarecli.storage import Location
 
-__all__ = [
-    "COLUMNS",
-    "NAME",
-    "SUFFIXES",
-    "arrange",
-    "open_dataset",
-    "open_shard",
-    "read_batch",
-    "read_copies",
-    "read_rows",
-    "read_views",
-    "row_sizes",
-    "sniff",
-    "unprotected",
-    "verify_shard",
-    "write_index",
-    "write_records",
-    "write_shard",
-]
+__all__ = ["FFRecord"]
 
-SUFFIXES = (".ffr",)
 _STEP = 8192  # records checked at once
 _STEP_BYTES = (
     4 << 20
@@ -84,134 +68,210 @@ _STEP_BYTES = (
 _PIECE = 1 << 20  # bytes written, then summed, at once: they stay in the cache
 
 
-def sniff(name: str, head: bytes) -> bool:
-    """The format has no magic number: only the name can tell."""
-    return name.endswith(SUFFIXES)
+class FFRecord(Format):
+    """One column of byte records, each protected by a CRC-32."""
 
-
-def open_dataset(at: Location) -> Stream:
-    """List the `.ffr` files of a folder, none of its sub-folders, hidden ones included, in the order of their names as strings.
-
-    raises  MissingError if there is none
-    """
-    sizes = {
-        entry.name: entry.size
-        for entry in at.list()
-        if entry.name.endswith(SUFFIXES) and "/" not in entry.name
+    name = NAME
+    suffixes = (".ffr",)
+    record_checksums = "crc32"
+    is_listed = True
+    checks_forward = True
+    substitutes: ClassVar[Substitutes] = {
+        "json_str": "str",
+        "json_json": "json",
+        "json_int": "int",
+        "json_float": "float64",
+        **LISTED_PICTURES,
+        "bytes[]": "msgpack",
+        "ndarray[]": "tree",
+        "*[]": "json",
     }
-    if not sizes:
-        raise MissingError("no .ffr file is in it", where=at)
-    names = sorted(sizes)
-    return Stream(
-        "data", at, NAME, names, COLUMNS, sizes=np.array([sizes[name] for name in names], np.int64)
-    )
 
+    open_shard = staticmethod(ffrecord_table.open_shard)
+    read_rows = staticmethod(ffrecord_table.read_rows)
 
-def read_batch(
-    shard: Shard,
-    start: int,
-    stop: int,
-    columns: Sequence[str] | None = None,
-    views: bool = False,
-    check: bool = True,
-) -> pa.RecordBatch:
-    """Give rows start..stop as one typed column; with `views`, text and bytes lie in the mapped file.
+    def open_dataset(self, at: Location) -> Stream:
+        """List the `.ffr` files of a folder, none of its sub-folders, hidden ones included, in the order of their names as strings.
 
-    check   hold each record against its CRC-32
-    raises  IntegrityError naming the row that fails; FormatError for a record of another size than its encoding has;
-            ValueFitError for text that is not UTF-8
-    """
-    (one,) = shard.columns
-    if columns is not None and one.name not in columns:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
-    table = shard.layout["offsets"]
-    ready(shard)
-    first, rows = int(table[start]), stop - start
-    bounds = table[start : stop + 1] - first
-    (part,) = spans.read(shard.chunk, [(first, int(table[stop]))])
-    data = memoryview(part)
-    if (
-        check
-        and (wrong := np.flatnonzero(crcs(data, bounds) != shard.layout["sums"][start:stop])).size
-    ):
-        refuse(shard, start + int(wrong[0]))
-    encoding = lookup(one.encoding)
-    is_number = one.size is not None and not encoding.arrow.equals(encodings.BINARY)
-    if one.size is not None and (wrong := np.flatnonzero(np.diff(bounds) != one.size)).size:
-        row = start + int(wrong[0])
-        raise FormatError(
-            f"{bounds[wrong[0] + 1] - bounds[wrong[0]]} bytes are no {one.encoding}, which has {one.size}",
-            where=shard.chunk.at,
-            row=row,
+        raises  MissingError if there is none
+        """
+        sizes = {
+            entry.name: entry.size
+            for entry in at.list()
+            if entry.name.endswith(self.suffixes) and "/" not in entry.name
+        }
+        if not sizes:
+            raise MissingError("no .ffr file is in it", where=at)
+        names = sorted(sizes)
+        return Stream(
+            "data",
+            at,
+            self.name,
+            names,
+            COLUMNS,
+            sizes=np.array([sizes[name] for name in names], np.int64),
         )
-    buffer = pa.py_buffer(
-        bytes(data) if is_number or not views else data
-    )  # numbers in the map would lie anyhow
-    if is_number:
-        raw = pa.Array.from_buffers(pa.binary(one.size), rows, [None, buffer])
-    else:
-        raw = pa.Array.from_buffers(encodings.BINARY, rows, [None, pa.py_buffer(bounds), buffer])
-    try:
-        array = encodings.typed(raw, encoding)
-    except ValueFitError as error:
-        raise error.at(shard.chunk.at, start).of_column(one.name) from None
-    return pa.RecordBatch.from_arrays([array], schema=pa.schema([encodings.field(one)]))
 
+    def read_batch(
+        self,
+        shard: Shard,
+        start: int,
+        stop: int,
+        columns: Sequence[str] | None = None,
+        views: bool = False,
+        check: bool = True,
+    ) -> pa.RecordBatch:
+        """Give rows start..stop as one typed column; with `views`, text and bytes lie in the mapped file.
 
-def arrange(columns: Iterable[Column]) -> Columns:
-    """Take the one column there is, in an encoding that has bytes of its own. Raises UsageError for none or several."""
-    out = tuple(columns)
-    if len(out) != 1:
-        names = ", ".join(column.name for column in out)
-        raise UsageError(
-            f"an FFRecord file holds one column, not {len(out)}" + f" ({names})" * bool(out),
-            hint="Choose it with -c.",
+        check   hold each record against its CRC-32
+        raises  IntegrityError naming the row that fails; FormatError for a record of another size than its encoding has;
+                ValueFitError for text that is not UTF-8
+        """
+        (one,) = shard.columns
+        if columns is not None and one.name not in columns:
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
+        table = shard.layout["offsets"]
+        ready(shard)
+        first, rows = int(table[start]), stop - start
+        bounds = table[start : stop + 1] - first
+        (part,) = spans.read(shard.chunk, [(first, int(table[stop]))])
+        data = memoryview(part)
+        if (
+            check
+            and (
+                wrong := np.flatnonzero(crcs(data, bounds) != shard.layout["sums"][start:stop])
+            ).size
+        ):
+            refuse(shard, start + int(wrong[0]))
+        encoding = lookup(one.encoding)
+        is_number = one.size is not None and not encoding.arrow.equals(encodings.BINARY)
+        if one.size is not None and (wrong := np.flatnonzero(np.diff(bounds) != one.size)).size:
+            row = start + int(wrong[0])
+            raise FormatError(
+                f"{bounds[wrong[0] + 1] - bounds[wrong[0]]} bytes are no {one.encoding}, which has {one.size}",
+                where=shard.chunk.at,
+                row=row,
+            )
+        buffer = pa.py_buffer(
+            bytes(data) if is_number or not views else data
+        )  # numbers in the map would lie anyhow
+        if is_number:
+            raw = pa.Array.from_buffers(pa.binary(one.size), rows, [None, buffer])
+        else:
+            raw = pa.Array.from_buffers(
+                encodings.BINARY, rows, [None, pa.py_buffer(bounds), buffer]
+            )
+        try:
+            array = encodings.typed(raw, encoding)
+        except ValueFitError as error:
+            raise error.at(shard.chunk.at, start).of_column(one.name) from None
+        return pa.RecordBatch.from_arrays([array], schema=pa.schema([encodings.field(one)]))
+
+    def arrange(self, columns: Iterable[Column]) -> Columns:
+        """Take the one column there is, in an encoding that has bytes of its own. Raises UsageError for none or several."""
+        out = tuple(columns)
+        if len(out) != 1:
+            names = ", ".join(column.name for column in out)
+            raise UsageError(
+                f"an FFRecord file holds one column, not {len(out)}" + f" ({names})" * bool(out),
+                hint="Choose it with -c.",
+            )
+        return (self.held(out[0]),)
+
+    def row_sizes(
+        self, columns: Columns, batch: pa.RecordBatch, settings: Settings
+    ) -> tuple[int, IntArray]:
+        """Weigh an empty file and each row of a batch: its place in the table and its bytes; int64 [rows]."""
+        (one,) = columns
+        sizes = np.full(batch.num_rows, 12, np.int64)
+        if one.size is not None:
+            return HEAD.size, sizes + one.size
+        return HEAD.size, sizes + pc.binary_length(
+            encodings.stored(batch.column(one.name), lookup(one.encoding))
+        ).to_numpy(zero_copy_only=False)
+
+    def write_shard(
+        self,
+        at: Location,
+        number: int,
+        columns: Columns,
+        batches: Sequence[pa.RecordBatch],
+        settings: Settings,
+    ) -> Chunk:
+        """Write all rows as one file: the table needs their sums, so they wait in memory (one shard's worth).
+
+        Its name is `00000.ffr`: the original reads a folder in the order of names as strings.
+
+        raises  UsageError if a compression is asked for; ValueFitError for a null
+        """
+        if settings.compression is not None:
+            raise UsageError(
+                "an FFRecord file is never compressed",
+                hint="Leave out --compress, or choose another --format.",
+            )
+        (one,) = columns
+        fields = [
+            _field(encodings.stored(batch.column(one.name), lookup(one.encoding)))
+            for batch in batches
+            if batch.num_rows
+        ]
+        # past 99,999 a letter keeps the order: '9' < 'a'
+        name = (
+            f"{number:05d}.ffr"
+            if number < 100_000
+            else f"{chr(ord('a') + len(str(number)) - 6)}{number}.ffr"
         )
-    return (held(out[0], NAME),)
+        return write_records(at, name, fields, settings.hashes)
 
+    def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span:
+        """Return the bytes of a record."""
+        offsets = shard.layout["offsets"]
+        return shard.chunk.at, int(offsets[row]), int(offsets[row + 1])
 
-def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:
-    """Weigh an empty file and each row of a batch: its place in the table and its bytes; int64 [rows]."""
-    (one,) = columns
-    sizes = np.full(batch.num_rows, 12, np.int64)
-    if one.size is not None:
-        return HEAD.size, sizes + one.size
-    return HEAD.size, sizes + pc.binary_length(
-        encodings.stored(batch.column(one.name), lookup(one.encoding))
-    ).to_numpy(zero_copy_only=False)
+    def packed_files(self, chunk: Chunk) -> list[tuple[str, int]] | None:
+        """Return (path, row) of the records of a packed folder, in the order of the rows; None for any other file."""
+        shard = self.open_shard(chunk)
+        if not packed_folder.is_packed(shard):
+            return None
+        listed = packed_folder.files(packed_folder.directory(shard), shard.chunk.at)
+        return sorted(listed, key=lambda one: one[1])
 
-
-def write_shard(
-    at: Location,
-    number: int,
-    columns: Columns,
-    batches: Sequence[pa.RecordBatch],
-    settings: Settings,
-) -> Chunk:
-    """Write all rows as one file: the table needs their sums, so they wait in memory (one shard's worth).
-
-    Its name is `00000.ffr`: the original reads a folder in the order of names as strings.
-
-    raises  UsageError if a compression is asked for; ValueFitError for a null
-    """
-    if settings.compression is not None:
-        raise UsageError(
-            "an FFRecord file is never compressed",
-            hint="Leave out --compress, or choose another --format.",
+    def unprotected(self, shard: Shard) -> str:
+        """Say what of a file carries no sum, and what was done about it; empty when all of it does."""
+        return (
+            ""
+            if shard.layout["sum"][0]
+            else "its table carries no sum (the writer was an old one), only its structure was checked"
         )
-    (one,) = columns
-    fields = [
-        _field(encodings.stored(batch.column(one.name), lookup(one.encoding)))
-        for batch in batches
-        if batch.num_rows
-    ]
-    # past 99,999 a letter keeps the order: '9' < 'a'
-    name = (
-        f"{number:05d}.ffr"
-        if number < 100_000
-        else f"{chr(ord('a') + len(str(number)) - 6)}{number}.ffr"
-    )
-    return write_records(at, name, fields, settings.hashes)
+
+    def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
+        """Check the table, each record against its CRC-32, the list of a packed folder, and, if asked, every value."""
+        at, table, start, stop = shard.chunk.at, shard.layout["offsets"], 0, 0
+        if shard.layout["sum"][0] not in (0, table_sum(shard)):  # it was opened unchecked
+            yield Finding(str(at), IntegrityError.kind, "its table fails its CRC-32", CHANGED)
+        if gap := int(table[0]) - HEAD.size - 12 * shard.rows:
+            yield Finding(
+                str(at),
+                FormatError.kind,
+                f"{gap} bytes between its table and its first record belong to nothing",
+                CHANGED,
+            )
+        while (start := stop) < shard.rows:
+            stop = max(
+                start + 1,
+                min(
+                    start + _STEP,
+                    shard.rows,
+                    int(np.searchsorted(table, table[start] + _STEP_BYTES, "right")) - 1,
+                ),
+            )
+            wrong = np.flatnonzero(_sums(shard, start, stop) != shard.layout["sums"][start:stop])
+            yield from (finding_of(failure(shard, start + int(i))) for i in wrong)
+            if values and not wrong.size:
+                yield from _failure(lambda: self.read_batch(shard, start, stop, check=False))  # noqa: B023
+        yield from _failure(
+            lambda: packed_folder.is_packed(shard) and packed_folder.directory(shard)
+        )
 
 
 def _field(array: pa.Array) -> tuple[memoryview, IntArray]:
@@ -244,50 +304,6 @@ def _parts(
         end = int(bounds[-1])
         for start in range(int(bounds[0]), end, _PIECE):
             yield data[start : min(start + _PIECE, end)]
-
-
-def write_index(
-    at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
-) -> dict[str, File]:
-    """Write nothing: the original has no index, it lists the folder."""
-    return {}
-
-
-def unprotected(shard: Shard) -> str:
-    """Say what of a file carries no sum, and what was done about it; empty when all of it does."""
-    return (
-        ""
-        if shard.layout["sum"][0]
-        else "its table carries no sum (the writer was an old one), only its structure was checked"
-    )
-
-
-def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
-    """Check the table, each record against its CRC-32, the list of a packed folder, and, if asked, every value."""
-    at, table, start, stop = shard.chunk.at, shard.layout["offsets"], 0, 0
-    if shard.layout["sum"][0] not in (0, table_sum(shard)):  # it was opened unchecked
-        yield Finding(str(at), IntegrityError.kind, "its table fails its CRC-32", CHANGED)
-    if gap := int(table[0]) - HEAD.size - 12 * shard.rows:
-        yield Finding(
-            str(at),
-            FormatError.kind,
-            f"{gap} bytes between its table and its first record belong to nothing",
-            CHANGED,
-        )
-    while (start := stop) < shard.rows:
-        stop = max(
-            start + 1,
-            min(
-                start + _STEP,
-                shard.rows,
-                int(np.searchsorted(table, table[start] + _STEP_BYTES, "right")) - 1,
-            ),
-        )
-        wrong = np.flatnonzero(_sums(shard, start, stop) != shard.layout["sums"][start:stop])
-        yield from (finding_of(failure(shard, start + int(i))) for i in wrong)
-        if values and not wrong.size:
-            yield from _failure(lambda: read_batch(shard, start, stop, check=False))  # noqa: B023
-    yield from _failure(lambda: packed_folder.is_packed(shard) and packed_folder.directory(shard))
 
 
 def _sums(shard: Shard, start: int, stop: int) -> IntArray:

@@ -17,80 +17,90 @@ from flarecli import encodings
 from flarecli.arrow import pa
 from flarecli.encodings import column
 from flarecli.errors import IntegrityError, UsageError, ValueFitError
+from flarecli.formats.base import Format
 from flarecli.model import Chunk, Column, Columns, Finding, Row, Shard, Stream
 from flarecli.storage import Location
 
-__all__ = [
-    "COLUMNS",
-    "NAME",
-    "SUFFIXES",
-    "arrange",
-    "open_dataset",
-    "open_shard",
-    "read_batch",
-    "read_rows",
-    "sniff",
-    "verify_shard",
-]
+__all__ = ["PlainFiles"]
 
-NAME, SUFFIXES = "files", ()
 COLUMNS: Columns = (column("name", "str"), column("data", "bytes"))
 _SCRATCH = ".flare/"
 
 
-def sniff(name: str, head: bytes) -> bool:
-    """Any file is a file: this format is what is left when no other claims it."""
-    return False
+class PlainFiles(Format):
+    """Files of any kind; what a folder is that no other format claims."""
 
+    name = "files"
+    is_plain = True
+    writable = False
+    default_key = "name"
 
-def open_dataset(at: Location) -> Stream:
-    """List a folder once. Links and what else is no regular file are listed too, and refused when they are read."""
-    entries = [entry for entry in at.list() if not entry.name.startswith(_SCRATCH)]
-    sizes = np.array([entry.size for entry in entries], np.int64)
-    return Stream(
-        "data",
-        at,
-        NAME,
-        [entry.name for entry in entries],
-        COLUMNS,
-        np.ones(len(entries), np.int64),
-        sizes,
-    )
+    def sniff(self, name: str, head: bytes) -> bool:
+        """Any file is a file: this format is what is left when no other claims it."""
+        return False
 
-
-def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
-    """Take a file for a shard of one row; it is not touched before it is read."""
-    return Shard(chunk, COLUMNS, 1, {})
-
-
-def read_rows(
-    shard: Shard,
-    rows: Sequence[int],
-    columns: Sequence[str] | None = None,
-    ranges: Mapping[str, tuple[int, int]] | None = None,
-) -> list[Row]:
-    """Give the name and the bytes; the file is read only for `data`."""
-    wanted = ("name", "data") if columns is None else columns
-    values: Row = {name: _name(shard) if name == "name" else _data(shard) for name in wanted}
-    return [dict(values) for _ in rows]
-
-
-def read_batch(
-    shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False
-) -> pa.RecordBatch:
-    """Give the row as typed columns. Raises ValueFitError for a name that is not UTF-8."""
-    arrays, fields = [], []
-    for one in COLUMNS if columns is None else [_column(name) for name in columns]:
-        array = (
-            pa.array([_text(shard)], encodings.TEXT)
-            if one.name == "name"
-            else pa.array([_data(shard)], encodings.BINARY)
+    def open_dataset(self, at: Location) -> Stream:
+        """List a folder once. Links and what else is no regular file are listed too, and refused when they are read."""
+        entries = [entry for entry in at.list() if not entry.name.startswith(_SCRATCH)]
+        sizes = np.array([entry.size for entry in entries], np.int64)
+        return Stream(
+            "data",
+            at,
+            self.name,
+            [entry.name for entry in entries],
+            COLUMNS,
+            np.ones(len(entries), np.int64),
+            sizes,
         )
-        arrays.append(array[: stop - start])
-        fields.append(encodings.field(one))
-    if not arrays:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+    def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
+        """Take a file for a shard of one row; it is not touched before it is read."""
+        return Shard(chunk, COLUMNS, 1, {})
+
+    def read_rows(
+        self,
+        shard: Shard,
+        rows: Sequence[int],
+        columns: Sequence[str] | None = None,
+        ranges: Mapping[str, tuple[int, int]] | None = None,
+    ) -> list[Row]:
+        """Give the name and the bytes; the file is read only for `data`."""
+        wanted = ("name", "data") if columns is None else columns
+        values: Row = {name: _name(shard) if name == "name" else _data(shard) for name in wanted}
+        return [dict(values) for _ in rows]
+
+    def read_batch(
+        self,
+        shard: Shard,
+        start: int,
+        stop: int,
+        columns: Sequence[str] | None = None,
+        views: bool = False,
+    ) -> pa.RecordBatch:
+        """Give the row as typed columns. Raises ValueFitError for a name that is not UTF-8."""
+        arrays, fields = [], []
+        for one in COLUMNS if columns is None else [_column(name) for name in columns]:
+            array = (
+                pa.array([_text(shard)], encodings.TEXT)
+                if one.name == "name"
+                else pa.array([_data(shard)], encodings.BINARY)
+            )
+            arrays.append(array[: stop - start])
+            fields.append(encodings.field(one))
+        if not arrays:
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+    def arrange(self, columns: Iterable[Column]) -> NoReturn:
+        """Refuse to write. Raises UsageError."""
+        raise UsageError(
+            "plain files are not packed",
+            hint="Run `flare unpack` to write files, or choose another --format.",
+        )
+
+    def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
+        """Find nothing: a plain file has no structure of its own, only the sums of a playlist tell."""
+        return iter(())
 
 
 def _column(name: str) -> Column:
@@ -119,16 +129,3 @@ def _data(shard: Shard) -> bytes:
             hint="It was changed after it was listed.",
         )
     return data
-
-
-def arrange(columns: Iterable[Column]) -> NoReturn:
-    """Refuse to write. Raises UsageError."""
-    raise UsageError(
-        "plain files are not packed",
-        hint="Run `flare unpack` to write files, or choose another --format.",
-    )
-
-
-def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
-    """Find nothing: a plain file has no structure of its own, only the sums of a playlist tell."""
-    return iter(())

@@ -9,13 +9,23 @@ A bag alone, `x.bag`, is a dataset of one column, `record`. The format has no su
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from flarecli.arrow import pa
 from flarecli.encodings import column
 from flarecli.errors import FlareError, FormatError, IntegrityError
 from flarecli.formats import bags, granular_columns, granular_spec, granular_write, spans
+from flarecli.formats.base import (
+    FLOATS,
+    LISTED_PICTURES,
+    SMALL_INTEGERS,
+    Format,
+    Ranges,
+    Span,
+    Substitutes,
+)
 from flarecli.formats.granular_columns import REFS_TABLE
 from flarecli.formats.granular_folder import (
     REFS,
@@ -24,7 +34,9 @@ from flarecli.formats.granular_folder import (
     companions,
     has_refs,
     index_of,
-    open_dataset,
+)
+from flarecli.formats.granular_folder import (
+    open_dataset as _open_dataset,
 )
 from flarecli.formats.wrong import wrong_rows
 from flarecli.model import (
@@ -41,23 +53,8 @@ from flarecli.model import (
 )
 from flarecli.storage import Location
 
-__all__ = [
-    "NAME",
-    "RECORD",
-    "SUFFIXES",
-    "arrange",
-    "open_dataset",
-    "open_shard",
-    "read_batch",
-    "read_rows",
-    "row_sizes",
-    "sniff",
-    "verify_shard",
-    "write_index",
-    "write_shard",
-]
+__all__ = ["Granular"]
 
-NAME, SUFFIXES = "granular", (".bag",)
 RECORD: Columns = (column("record", "bytes"),)
 _STEP, _STEP_BYTES = (
     8192,
@@ -65,28 +62,169 @@ _STEP, _STEP_BYTES = (
 )  # rows checked at once, and no more bytes than that, or a single row
 
 
-def sniff(name: str, head: bytes) -> bool:
-    """A bag has no magic number: only the name can tell."""
-    return name.endswith(SUFFIXES)
+class Granular(Format):
+    """A folder with one bag per column, read in every generation and written in the newest."""
 
+    name = "granular"
+    suffixes: ClassVar[tuple[str, ...]] = (".bag",)
+    index_files = ("spec.json", "000000/spec.json")
+    is_multi_file = True
+    shards_in = "shards"  # the original takes every folder beside a shard for another one
+    substitutes: ClassVar[Substitutes] = {
+        **dict.fromkeys(SMALL_INTEGERS, "int"),
+        **dict.fromkeys(FLOATS, "msgpack_float"),
+        "ndarray": "array",
+        "json_str": "str",
+        "json_json": "json",
+        "json_int": "int",
+        "json_float": "msgpack_float",
+        **LISTED_PICTURES,
+        "bytes[]": "msgpack",
+        "ndarray[]": "tree",
+        "*[]": "msgpack",
+    }
+    layout = "granular 0.22 or later, by its layout"
 
-def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
-    """Read the spec and the tables, and touch none of the records.
+    open_dataset = staticmethod(_open_dataset)
 
-    chunk    a spec.json, or a bag alone; companions that are not listed are looked for beside it
-    columns  what a listing says they are: it counts where the stored bytes can be that
-    raises   FormatError if a table does not fit its bag, or columns are of different lengths; UnsafeError for a column
-             that cannot name a file
-    """
-    chunk = chunk if chunk.files else replace(chunk, files=(File(chunk.at.name),))
-    shard = (
-        _of_bag(chunk, columns)
-        if chunk.files[0].name.endswith(SUFFIXES)
-        else _of_folder(chunk, columns)
-    )
-    if chunk.rows is not None and shard.rows != chunk.rows:
-        raise FormatError(f"holds {shard.rows} rows, {chunk.rows} are listed", where=chunk.at)
-    return shard
+    def written_by(self, listed_by: str) -> str | None:
+        """Return the generation of the library that has this layout."""
+        return self.layout
+
+    def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span | None:
+        """Return the bag of a column and the bytes that a row takes of it."""
+        names = [one.name for one in shard.columns]
+        bag = next(
+            (at for at in (shard.chunk.at, *shard.chunk.beside) if at.name == f"{column}.bag"), None
+        )
+        if bag is None or column not in names:
+            return None
+        starts = shard.layout[column]
+        try:
+            first, count = granular_columns.taken(shard, row, row + 1)[names.index(column)]
+        except FlareError:  # which records the row takes is what is damaged
+            return bag, None, None
+        return bag, int(starts[first[0]]), int(starts[first[0] + count[0]])
+
+    def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
+        """Read the spec and the tables, and touch none of the records.
+
+        chunk    a spec.json, or a bag alone; companions that are not listed are looked for beside it
+        columns  what a listing says they are: it counts where the stored bytes can be that
+        raises   FormatError if a table does not fit its bag, or columns are of different lengths; UnsafeError for a column
+                 that cannot name a file
+        """
+        chunk = chunk if chunk.files else replace(chunk, files=(File(chunk.at.name),))
+        shard = (
+            _of_bag(chunk, columns)
+            if chunk.files[0].name.endswith(".bag")
+            else _of_folder(chunk, columns)
+        )
+        if chunk.rows is not None and shard.rows != chunk.rows:
+            raise FormatError(f"holds {shard.rows} rows, {chunk.rows} are listed", where=chunk.at)
+        return shard
+
+    def read_rows(
+        self,
+        shard: Shard,
+        rows: Sequence[int],
+        columns: Sequence[str] | None = None,
+        ranges: Ranges | None = None,
+    ) -> list[Row]:
+        """Return the records of rows as they are stored; a list is a list of records, read together.
+
+        ranges  list column -> (start, stop) within each list, cut where it ends: only those records are read
+        raises  FormatError naming the row whose records are not there; UsageError for a range of what is no list
+        """
+        return granular_columns.rows(shard, rows, columns, ranges)
+
+    def read_batch(
+        self,
+        shard: Shard,
+        start: int,
+        stop: int,
+        columns: Sequence[str] | None = None,
+        views: bool = False,
+    ) -> pa.RecordBatch:
+        """Give rows start..stop as typed columns, in the order of `columns`, over the mapped bags: nothing is copied, with `views` or without.
+
+        raises  FormatError naming the row whose records are not there; ValueFitError for a record that its encoding cannot be
+        """
+        names = [one.name for one in shard.columns] if columns is None else columns
+        return granular_columns.batch(shard, start, stop, names)
+
+    def arrange(self, columns: Iterable[Column]) -> Columns:
+        """Sort columns by name, by code point; lists become MessagePack, numbers the types there are. See `granular_spec.arranged`."""
+        return granular_spec.arranged(columns, self)
+
+    def row_sizes(
+        self, columns: Columns, batch: pa.RecordBatch, settings: Settings
+    ) -> tuple[int, IntArray]:
+        """Weigh an empty shard and each row of a batch: its records, and 8 bytes of index for each; int64 [rows]."""
+        return len(granular_spec.text(columns)), granular_write.weights(columns, batch, self.name)
+
+    def write_shard(
+        self,
+        at: Location,
+        number: int,
+        columns: Columns,
+        batches: Sequence[pa.RecordBatch],
+        settings: Settings,
+    ) -> Chunk:
+        """Write all rows as one dataset: `000000/` and so on where settings cut, else the folder itself; its spec.json comes last.
+
+        raises  ValueFitError for a null
+        """
+        files: dict[str, granular_write.Parts] = {}
+        for one in columns:
+            parts, ends = bags.body(granular_write.records(one, batches)[0])
+            files[f"{one.name}.bag"], files[f"{one.name}.idx"] = (
+                parts,
+                [ends.astype("<u8").tobytes()],
+            )
+        return granular_write.put(
+            at,
+            number,
+            self.name,
+            columns,
+            files,
+            sum(batch.num_rows for batch in batches),
+            settings,
+        )
+
+    def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
+        """Check the sizes of numbers and which records each row takes, and, if asked, that every record is what its encoding says."""
+        if not values:
+            yield from (
+                Finding(str(at), "format", message, bags.DAMAGED)
+                for at, message in granular_columns.unfit(shard)
+            )
+        names, stop = [one.name for one in shard.columns], 0
+        behind: dict[str, int] = {}
+        while (start := stop) < shard.rows:
+            stop = min(shard.rows, start + _STEP)
+            try:
+                while (
+                    granular_columns.weight(
+                        shard, places := granular_columns.taken(shard, start, stop, behind)
+                    )
+                    > _STEP_BYTES
+                    and stop > start + 1
+                ):
+                    stop = (start + stop) // 2
+                behind |= {
+                    name: int((first + count).max())
+                    for name, (first, count) in zip(names, places, strict=True)
+                    if count.any()
+                }
+            except FlareError as error:
+                yield finding_of(error)
+                continue
+            if values:
+                yield from wrong_rows(
+                    [(start, stop)],
+                    lambda first, last: granular_columns.batch(shard, first, last, names),
+                )
 
 
 def _of_bag(chunk: Chunk, columns: Columns | None) -> Shard:
@@ -147,100 +285,3 @@ def _of_folder(chunk: Chunk, columns: Columns | None) -> Shard:
             hint=bags.TORN,
         )
     return Shard(chunk, columns, rows[least], layout)
-
-
-def read_rows(
-    shard: Shard,
-    rows: Sequence[int],
-    columns: Sequence[str] | None = None,
-    ranges: Mapping[str, tuple[int, int]] | None = None,
-) -> list[Row]:
-    """Give the records of rows as they are stored, in the order asked; a list is a list of records, which lie in one read.
-
-    ranges  list column -> (start, stop) within each list, cut where it ends: only those records are read
-    raises  FormatError naming the row whose records are not there; UsageError for a range of what is no list
-    """
-    return granular_columns.rows(shard, rows, columns, ranges)
-
-
-def read_batch(
-    shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False
-) -> pa.RecordBatch:
-    """Give rows start..stop as typed columns, in the order of `columns`, over the mapped bags: nothing is copied, with `views` or without.
-
-    raises  FormatError naming the row whose records are not there; ValueFitError for a record that its encoding cannot be
-    """
-    names = [one.name for one in shard.columns] if columns is None else columns
-    return granular_columns.batch(shard, start, stop, names)
-
-
-def arrange(columns: Iterable[Column]) -> Columns:
-    """Sort columns by name, by code point; lists become MessagePack, numbers the types there are. See `granular_spec.arranged`."""
-    return granular_spec.arranged(columns, NAME)
-
-
-def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:
-    """Weigh an empty shard and each row of a batch: its records, and 8 bytes of index for each; int64 [rows]."""
-    return len(granular_spec.text(columns)), granular_write.weights(columns, batch, NAME)
-
-
-def write_shard(
-    at: Location,
-    number: int,
-    columns: Columns,
-    batches: Sequence[pa.RecordBatch],
-    settings: Settings,
-) -> Chunk:
-    """Write all rows as one dataset: `000000/` and so on where settings cut, else the folder itself; its spec.json comes last.
-
-    raises  ValueFitError for a null
-    """
-    files: dict[str, granular_write.Parts] = {}
-    for one in columns:
-        parts, ends = bags.body(granular_write.records(one, batches)[0])
-        files[f"{one.name}.bag"], files[f"{one.name}.idx"] = parts, [ends.astype("<u8").tobytes()]
-    return granular_write.put(
-        at, number, NAME, columns, files, sum(batch.num_rows for batch in batches), settings
-    )
-
-
-def write_index(
-    at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
-) -> dict[str, File]:
-    """Write nothing: the spec.json of each shard is its index."""
-    return {}
-
-
-def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
-    """Check the sizes of numbers and which records each row takes, and, if asked, that every record is what its encoding says."""
-    if not values:
-        yield from (
-            Finding(str(at), "format", message, bags.DAMAGED)
-            for at, message in granular_columns.unfit(shard)
-        )
-    names, stop = [one.name for one in shard.columns], 0
-    behind: dict[str, int] = {}
-    while (start := stop) < shard.rows:
-        stop = min(shard.rows, start + _STEP)
-        try:
-            while (
-                granular_columns.weight(
-                    shard, places := granular_columns.taken(shard, start, stop, behind)
-                )
-                > _STEP_BYTES
-                and stop > start + 1
-            ):
-                stop = (start + stop) // 2
-            behind |= {
-                name: int((first + count).max())
-                for name, (first, count) in zip(names, places, strict=True)
-                if count.any()
-            }
-        except FlareError as error:
-            yield finding_of(error)
-            continue
-        if values:
-            yield from wrong_rows(
-                [(start, stop)],
-                lambda first, last: granular_columns.batch(shard, first, last, names),
-            )

@@ -18,6 +18,7 @@ from flarecli.errors import IntegrityError, UsageError
 from flarecli.formats import bags, granular_spec, granular_write
 from flarecli.formats.granular_folder import REFS, columns_of, companions, shard_folder
 from flarecli.formats.granular_spec import SPEC
+from flarecli.formats.registry import find
 from flarecli.model import Column, Columns, IntArray
 from flarecli.storage import Location
 
@@ -53,7 +54,7 @@ class Appender:
         replay: bool = True,
         words: Mapping[str, str] | None = None,
     ) -> None:
-        self.columns = granular_spec.arranged(columns, "granular")
+        self.columns = granular_spec.arranged(columns, find("granular"))
         self._at, self._shard_rows, self._replay = at.unmapped(), shard_rows, replay
         self._spec = (
             granular_spec.text(self.columns)

@@ -60,7 +60,7 @@ def rows(
     names: Sequence[str] | None,
     ranges: Mapping[str, tuple[int, int]] | None,
 ) -> list[Row]:
-    """Give the records of rows, in the order asked; see `read_rows`."""
+    """Return the records of rows, in the order asked; see `Granular.read_rows`."""
     key = "rows" if names is None else ("rows", *names)
     plan = shard.memo.get(key)
     if plan and not ranges:

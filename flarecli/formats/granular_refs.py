@@ -7,86 +7,96 @@ Whatever `granular` reads is read here too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import numpy as np
 
 from flarecli.arrow import pa
 from flarecli.formats import bag_refs, bags, granular_spec, granular_write
-from flarecli.formats.granular import (
-    open_dataset,
-    open_shard,
-    read_batch,
-    read_rows,
-    verify_shard,
-    write_index,
-)
+from flarecli.formats.base import LISTED_PICTURES, Substitutes
+from flarecli.formats.granular import Granular
 from flarecli.formats.granular_columns import REFS_TABLE
 from flarecli.formats.granular_folder import REFS
 from flarecli.model import Chunk, Column, Columns, IntArray, Settings
 from flarecli.storage import Location
 
-__all__ = [
-    "NAME",
-    "SUFFIXES",
-    "arrange",
-    "open_dataset",
-    "open_shard",
-    "read_batch",
-    "read_rows",
-    "row_sizes",
-    "sniff",
-    "verify_shard",
-    "write_index",
-    "write_shard",
-]
+__all__ = ["GranularRefs"]
 
-NAME, SUFFIXES = "granular-refs", ()
 _NUMBER = 5  # bytes of a record's number, at most, in all but the largest shards
 
 
-def sniff(name: str, head: bytes) -> bool:
-    """A bag may be of either generation; `granular` claims it."""
-    return False
+class GranularRefs(Granular):
+    """The generation of granular 0.21 and before; read by `Granular` too."""
 
+    name = "granular-refs"
+    suffixes = ()
+    sizes_are_exact = False  # record numbers are taken at their longest
+    substitutes: ClassVar[Substitutes] = {
+        **Granular.substitutes,
+        **{listed: name for name, listed in LISTED_PICTURES.items()},
+    }
+    layout = "granular 0.21 or before, by its layout"
 
-def arrange(columns: Iterable[Column]) -> Columns:
-    """Sort columns by name, by code point; numbers become the types there are. See `granular_spec.arranged`."""
-    return granular_spec.arranged(columns, NAME, reserved=REFS_TABLE)
+    def store_as(self, encoding: str) -> str | None:
+        """Keep a list as a list of what its items are stored as."""
+        if not encoding.endswith("[]"):
+            return super().store_as(encoding)
+        item = self.store_as(encoding[:-2])
+        return item if item is None else encoding if item.endswith("[]") else f"{item}[]"
 
+    def sniff(self, name: str, head: bytes) -> bool:
+        """A bag may be of either generation; `granular` claims it."""
+        return False
 
-def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:
-    """Weigh an empty shard and each row of a batch: its records, 8 bytes of table for each, and its numbers at their longest; int64 [rows].
+    def arrange(self, columns: Iterable[Column]) -> Columns:
+        """Sort columns by name, by code point; numbers become the types there are. See `granular_spec.arranged`."""
+        return granular_spec.arranged(columns, self, reserved=REFS_TABLE)
 
-    raises  ValueFitError naming the first row, `[row]` of the batch, with a record of no bytes
-    """
-    numbers = (
-        8 + 3 + sum(1 + 2 * _NUMBER if one.encoding.endswith("[]") else _NUMBER for one in columns)
-    )
-    return len(granular_spec.text(columns)), granular_write.weights(columns, batch, NAME) + numbers
+    def row_sizes(
+        self, columns: Columns, batch: pa.RecordBatch, settings: Settings
+    ) -> tuple[int, IntArray]:
+        """Weigh an empty shard and each row of a batch: its records, 8 bytes of table for each, and its numbers at their longest; int64 [rows].
 
+        raises  ValueFitError naming the first row, `[row]` of the batch, with a record of no bytes
+        """
+        numbers = (
+            8
+            + 3
+            + sum(1 + 2 * _NUMBER if one.encoding.endswith("[]") else _NUMBER for one in columns)
+        )
+        return len(granular_spec.text(columns)), granular_write.weights(
+            columns, batch, self.name
+        ) + numbers
 
-def write_shard(
-    at: Location,
-    number: int,
-    columns: Columns,
-    batches: Sequence[pa.RecordBatch],
-    settings: Settings,
-) -> Chunk:
-    """Write all rows as one dataset: `000000/` and so on where settings cut, else the folder itself; its spec.json comes last.
+    def write_shard(
+        self,
+        at: Location,
+        number: int,
+        columns: Columns,
+        batches: Sequence[pa.RecordBatch],
+        settings: Settings,
+    ) -> Chunk:
+        """Write all rows as one dataset: `000000/` and so on where settings cut, else the folder itself; its spec.json comes last.
 
-    raises  ValueFitError for a null or a record of no bytes, naming its row in the shard, before anything is written
-    """
-    files: dict[str, granular_write.Parts] = {REFS: []}
-    taken = []
-    for one in columns:
-        arrays, counts = granular_write.records(one, batches)
-        parts, ends = bags.body(arrays)
-        granular_write.check_lengths(one, np.diff(ends, prepend=0), counts, NAME)
-        counts = np.ones(len(ends), np.int64) if counts is None else counts
-        taken.append((np.cumsum(counts) - counts, counts))
-        files[f"{one.name}.bag"] = [*parts, ends.astype("<u8").tobytes()]
-    parts, ends = bag_refs.packed(taken, [one.encoding.endswith("[]") for one in columns])
-    files[REFS] = [*parts, ends.astype("<u8").tobytes()]
-    return granular_write.put(
-        at, number, NAME, columns, files, sum(batch.num_rows for batch in batches), settings
-    )
+        raises  ValueFitError for a null or a record of no bytes, naming its row in the shard, before anything is written
+        """
+        files: dict[str, granular_write.Parts] = {REFS: []}
+        taken = []
+        for one in columns:
+            arrays, counts = granular_write.records(one, batches)
+            parts, ends = bags.body(arrays)
+            granular_write.check_lengths(one, np.diff(ends, prepend=0), counts, self.name)
+            counts = np.ones(len(ends), np.int64) if counts is None else counts
+            taken.append((np.cumsum(counts) - counts, counts))
+            files[f"{one.name}.bag"] = [*parts, ends.astype("<u8").tobytes()]
+        parts, ends = bag_refs.packed(taken, [one.encoding.endswith("[]") for one in columns])
+        files[REFS] = [*parts, ends.astype("<u8").tobytes()]
+        return granular_write.put(
+            at,
+            number,
+            self.name,
+            columns,
+            files,
+            sum(batch.num_rows for batch in batches),
+            settings,
+        )

@@ -12,9 +12,10 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from flarecli.encodings import column, held
+from flarecli.encodings import column
 from flarecli.errors import FlareError, FormatError, IntegrityError, UnsafeError, UsageError
 from flarecli.expansion import check_columns
+from flarecli.formats.base import Format
 from flarecli.model import Column, Columns
 from flarecli.names import check_name
 
@@ -136,13 +137,13 @@ def text(columns: Columns) -> bytes:
     ).encode()
 
 
-def arranged(columns: Iterable[Column], format: str, reserved: str = "") -> Columns:
+def arranged(columns: Iterable[Column], form: Format, reserved: str = "") -> Columns:
     """Sort columns by name, by code point, each with an encoding that the format holds.
 
     reserved  a name that no column may have
     raises    UsageError for two of one name, none at all, or a name that cannot name a file
     """
-    out = tuple(sorted((held(one, format) for one in columns), key=lambda one: one.name))
+    out = tuple(sorted((form.held(one) for one in columns), key=lambda one: one.name))
     if not out:
         raise UsageError(
             "a dataset without columns cannot be read back",

@@ -7,48 +7,156 @@ that stands there, a string with its quotes and escapes: encodings `json_str`, `
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from flarecli import compress, encodings
 from flarecli.arrow import pa, pc
-from flarecli.encodings import held
 from flarecli.errors import FormatError, UsageError, ValueFitError
-from flarecli.formats import json_lines, lines, mds_config, mds_index
+from flarecli.formats import json_lines, lines, mds_config
+from flarecli.formats.base import BINARY, FLOATS, INTEGERS, LISTED_PICTURES, Substitutes
 from flarecli.formats.json_lines import Plan
-from flarecli.formats.mds_index import open_dataset
-from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Row, Settings, Shard
+from flarecli.formats.lines import LineFormat
+from flarecli.model import Chunk, Column, Columns, Finding, IntArray, Row, Settings, Shard
 from flarecli.storage import Location
 
-__all__ = [
-    "NAME",
-    "SUFFIXES",
-    "arrange",
-    "open_dataset",
-    "open_shard",
-    "read_batch",
-    "read_rows",
-    "row_sizes",
-    "sniff",
-    "verify_shard",
-    "write_index",
-    "write_shard",
-]
+__all__ = ["JSONShards"]
 
-NAME = "json"
-SUFFIXES = tuple(f".json{end}" for end in ("", *(f".{name}" for name in compress.SUFFIXES)))
 _BLANKS = frozenset(" \t\n\r")
 
 
-def sniff(name: str, head: bytes) -> bool:
-    """Only shards are claimed, by the name that the original gives them: other files end in `.json` too."""
-    return name.endswith(SUFFIXES) and name.rpartition("/")[2].startswith("shard.")
+class JSONShards(LineFormat):
+    """A line of JSON per row."""
 
+    name = "json"
+    suffixes = tuple(f".json{end}" for end in ("", *(f".{name}" for name in compress.SUFFIXES)))
+    options = frozenset({"newline"})
+    substitutes: ClassVar[Substitutes] = {
+        **dict.fromkeys((*BINARY, *LISTED_PICTURES, "bytes[]")),
+        **dict.fromkeys(("str", "str_decimal"), "json_str"),
+        **dict.fromkeys(("str_int", "varint", *INTEGERS), "json_int"),
+        **dict.fromkeys(("str_float", "msgpack_float", *FLOATS), "json_float"),
+        **dict.fromkeys(("json", "ndarray", "array", "msgpack", "tree"), "json_json"),
+        "ndarray[]": "json_json",
+        "*[]": "json_json",
+    }
 
-def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
-    """Read the `.meta` and touch none of the lines. Raises FormatError, IntegrityError: see `lines.opened`."""
-    return lines.opened(chunk, columns, NAME, _layout)
+    def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
+        """Read the `.meta` and touch none of the lines. Raises FormatError, IntegrityError: see `lines.opened`."""
+        return lines.opened(chunk, columns, self.name, _layout)
+
+    def read_rows(
+        self,
+        shard: Shard,
+        rows: Sequence[int],
+        columns: Sequence[str] | None = None,
+        ranges: Mapping[str, tuple[int, int]] | None = None,
+    ) -> list[Row]:
+        """Give the JSON text of each value, in the order asked; what stands inside of strings is not looked at.
+
+        raises  FormatError naming the row whose line is not one
+        """
+        plan = _plan(shard)
+        out: list[Row] = [
+            dict(_values(shard, row, bytes(line), plan))
+            for row, line in zip(rows, lines.lines_of(shard, rows), strict=True)
+        ]
+        return out if columns is None else [{name: row[name] for name in columns} for row in out]
+
+    def read_batch(
+        self,
+        shard: Shard,
+        start: int,
+        stop: int,
+        columns: Sequence[str] | None = None,
+        views: bool = False,
+    ) -> pa.RecordBatch:
+        """Give rows start..stop as typed columns: the JSON text of each value.
+
+        raises  FormatError naming the first row whose line is not one; ValueFitError for text that is not UTF-8
+        """
+        plan = _plan(shard)
+        data, starts = lines.bytes_of(shard, start, stop)
+        found = json_lines.places(data, starts, plan)
+        if found is not None:
+            return lines.assembled(shard, start, stop, columns, lines.cut(data, found, views))
+        cuts, whole = memoryview(starts), data.tobytes()
+        rows = [
+            _values(shard, start + i, whole[cuts[i] : cuts[i + 1]], plan, True)
+            for i in range(stop - start)
+        ]
+        return lines.assembled(
+            shard,
+            start,
+            stop,
+            columns,
+            lambda name: pa.array([row[name] for row in rows], encodings.BINARY),
+        )
+
+    def arrange(self, columns: Iterable[Column]) -> Columns:
+        """Sort columns by name, by code point, each as JSON holds it. Raises UsageError for one that it cannot hold, two of one name, or none."""
+        return lines.arranged(tuple(self.held(one) for one in columns))
+
+    def row_sizes(
+        self, columns: Columns, batch: pa.RecordBatch, settings: Settings
+    ) -> tuple[int, IntArray]:
+        """Weigh each line; nothing else counts, as in the original: int64 [rows].
+
+        raises  UsageError for a newline that JSON cannot end with; ValueFitError naming the first row with a value that is no JSON of its kind
+        """
+        _check_newline(settings)
+        plan = json_lines.planned(columns, settings.newline.encode())
+        sizes = _weights(columns, batch, plan)  # first: a row that no shard holds is never joined
+        for _ in lines.bodies((batch,), lambda piece: _body(columns, piece, plan)):
+            pass
+        return 0, sizes
+
+    def write_shard(
+        self,
+        at: Location,
+        number: int,
+        columns: Columns,
+        batches: Sequence[pa.RecordBatch],
+        settings: Settings,
+    ) -> Chunk:
+        """Write all rows as `shard.00000.json` and its `.meta`, as the original does.
+
+        raises  ValueFitError for a value that is no JSON of its kind, or if the data would pass 4 GiB
+        """
+        _check_newline(settings)
+        plan = json_lines.planned(columns, settings.newline.encode())
+        sizes = [_weights(columns, batch, plan) for batch in batches]
+        return lines.write(
+            at,
+            number,
+            self.name,
+            columns,
+            settings,
+            b"",
+            sizes,
+            lines.bodies(batches, lambda piece: _body(columns, piece, plan)),
+        )
+
+    def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
+        """Check that every line is an object of these columns, and, if asked, that every value is what its encoding says."""
+        return lines.checked(shard, lambda start, stop: self._check(shard, start, stop, values))
+
+    def _check(self, shard: Shard, start: int, stop: int, values: bool) -> None:
+        batch = self.read_batch(shard, start, stop)
+        if not values:
+            return
+        for one in shard.columns:
+            pattern = r'^"' if json_lines.is_text(one) else r"^[-0-9tfnNI]"
+            wrong = pc.invert(pc.match_substring_regex(batch.column(one.name), pattern))
+            if pc.any(wrong, min_count=0).as_py():
+                row = start + int(pc.index(wrong, True).as_py())
+                raise ValueFitError(
+                    f"column {one.name!r:.60}: not {one.encoding}",
+                    where=shard.chunk.at,
+                    row=row,
+                    column=one.name,
+                )
 
 
 def _layout(columns: Columns, config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
@@ -63,24 +171,6 @@ def _plan(shard: Shard) -> Plan:
     if plan is None:
         plan = shard.memo["plan"] = json_lines.planned(shard.columns, shard.layout["newline"])
     return plan
-
-
-def read_rows(
-    shard: Shard,
-    rows: Sequence[int],
-    columns: Sequence[str] | None = None,
-    ranges: Mapping[str, tuple[int, int]] | None = None,
-) -> list[Row]:
-    """Give the JSON text of each value, in the order asked; what stands inside of strings is not looked at.
-
-    raises  FormatError naming the row whose line is not one
-    """
-    plan = _plan(shard)
-    out: list[Row] = [
-        dict(_values(shard, row, bytes(line), plan))
-        for row, line in zip(rows, lines.lines_of(shard, rows), strict=True)
-    ]
-    return out if columns is None else [{name: row[name] for name in columns} for row in out]
 
 
 def _values(
@@ -105,53 +195,9 @@ def _values(
     return values
 
 
-def read_batch(
-    shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False
-) -> pa.RecordBatch:
-    """Give rows start..stop as typed columns: the JSON text of each value.
-
-    raises  FormatError naming the first row whose line is not one; ValueFitError for text that is not UTF-8
-    """
-    plan = _plan(shard)
-    data, starts = lines.bytes_of(shard, start, stop)
-    found = json_lines.places(data, starts, plan)
-    if found is not None:
-        return lines.assembled(shard, start, stop, columns, lines.cut(data, found, views))
-    cuts, whole = memoryview(starts), data.tobytes()
-    rows = [
-        _values(shard, start + i, whole[cuts[i] : cuts[i + 1]], plan, True)
-        for i in range(stop - start)
-    ]
-    return lines.assembled(
-        shard,
-        start,
-        stop,
-        columns,
-        lambda name: pa.array([row[name] for row in rows], encodings.BINARY),
-    )
-
-
-def arrange(columns: Iterable[Column]) -> Columns:
-    """Sort columns by name, by code point, each as JSON holds it. Raises UsageError for one that it cannot hold, two of one name, or none."""
-    return lines.arranged(tuple(held(one, NAME) for one in columns))
-
-
-def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:
-    """Weigh each line; nothing else counts, as in the original: int64 [rows].
-
-    raises  UsageError for a newline that JSON cannot end with; ValueFitError naming the first row with a value that is no JSON of its kind
-    """
-    _check_newline(settings)
-    plan = json_lines.planned(columns, settings.newline.encode())
-    sizes = _weights(columns, batch, plan)  # first: a row that no shard holds is never joined
-    for _ in lines.bodies((batch,), lambda piece: _body(columns, piece, plan)):
-        pass
-    return 0, sizes
-
-
 def _weights(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> IntArray:
     fixed = len(plan.tail) + sum(len(before) for _, before, _ in plan.columns)
-    return lines.weights(columns, batch, fixed, 0, NAME)
+    return lines.weights(columns, batch, fixed, 0, JSONShards.name)
 
 
 def _check_newline(settings: Settings) -> None:
@@ -160,32 +206,6 @@ def _check_newline(settings: Settings) -> None:
             f"a line of JSON that ends in {settings.newline!r:.60} cannot be read back",
             hint="Choose a --newline of blanks, such as '\\n' or '\\r\\n'.",
         )
-
-
-def write_shard(
-    at: Location,
-    number: int,
-    columns: Columns,
-    batches: Sequence[pa.RecordBatch],
-    settings: Settings,
-) -> Chunk:
-    """Write all rows as `shard.00000.json` and its `.meta`, as the original does.
-
-    raises  ValueFitError for a value that is no JSON of its kind, or if the data would pass 4 GiB
-    """
-    _check_newline(settings)
-    plan = json_lines.planned(columns, settings.newline.encode())
-    sizes = [_weights(columns, batch, plan) for batch in batches]
-    return lines.write(
-        at,
-        number,
-        NAME,
-        columns,
-        settings,
-        b"",
-        sizes,
-        lines.bodies(batches, lambda piece: _body(columns, piece, plan)),
-    )
 
 
 def _body(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> memoryview:
@@ -220,32 +240,3 @@ def _refuse(fields: Mapping[str, pa.Array], plan: Plan) -> None:
                 raise ValueFitError(
                     f"column {name!r}: {data[:60]!r} is no JSON of its kind", row=row, column=name
                 )
-
-
-def write_index(
-    at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
-) -> dict[str, File]:
-    """Write `index.json` as the original does."""
-    return mds_index.write_index(at, chunks, columns, settings, NAME)
-
-
-def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
-    """Check that every line is an object of these columns, and, if asked, that every value is what its encoding says."""
-    return lines.checked(shard, lambda start, stop: _check(shard, start, stop, values))
-
-
-def _check(shard: Shard, start: int, stop: int, values: bool) -> None:
-    batch = read_batch(shard, start, stop)
-    if not values:
-        return
-    for one in shard.columns:
-        pattern = r'^"' if json_lines.is_text(one) else r"^[-0-9tfnNI]"
-        wrong = pc.invert(pc.match_substring_regex(batch.column(one.name), pattern))
-        if pc.any(wrong, min_count=0).as_py():
-            row = start + int(pc.index(wrong, True).as_py())
-            raise ValueFitError(
-                f"column {one.name!r:.60}: not {one.encoding}",
-                where=shard.chunk.at,
-                row=row,
-                column=one.name,
-            )

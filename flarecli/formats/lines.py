@@ -24,14 +24,18 @@ from flarecli.arrow import np, pa, pc
 from flarecli.encodings import lookup
 from flarecli.errors import FormatError, UsageError, ValueFitError
 from flarecli.expansion import check_rows
-from flarecli.formats import mds_config, spans
+from flarecli.formats import mds_config, mds_index, mds_merge, mds_reindex, spans
+from flarecli.formats.base import Format, Span
 from flarecli.formats.mds_files import name_of, present, raw_name, store
+from flarecli.formats.registry import INDEX
 from flarecli.formats.wrong import wrong_rows
 from flarecli.model import Chunk, Columns, File, Finding, IntArray, Settings, Shard, UInt32Array
 from flarecli.storage import Location
 
 __all__ = [
     "LIMIT",
+    "LineFormat",
+    "MosaicFormat",
     "Places",
     "arranged",
     "assembled",
@@ -63,6 +67,43 @@ _HINT = "It was damaged or cut short; fetch or pack it again."
 Places = Mapping[
     str, tuple[IntArray, IntArray]
 ]  # column -> where each value starts and how long it is, int64 [rows]
+
+
+class MosaicFormat(Format):
+    """A format of MosaicML Streaming: an `index.json` lists its shards."""
+
+    index_files = (INDEX,)
+    checks_forward = True
+
+    open_dataset = staticmethod(mds_index.open_dataset)
+    merge_indexes = staticmethod(mds_merge.merge)
+    repair_index = staticmethod(mds_reindex.rebuild)
+
+    def written_by(self, listed_by: str) -> str | None:
+        """Return the version of the index that lists a dataset."""
+        return "MDS version 2" if listed_by == INDEX else None
+
+    def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span:
+        """Return the bytes of a row."""
+        starts = shard.layout["starts"]
+        return shard.chunk.at, int(starts[row]), int(starts[row + 1])
+
+    def write_index(
+        self, at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
+    ) -> dict[str, File]:
+        """Write `index.json` as the original does."""
+        return mds_index.write_index(at, chunks, columns, settings, self.name)
+
+
+class LineFormat(MosaicFormat):
+    """A format of lines of text: a `.meta` beside each data file has the place of each line."""
+
+    is_multi_file = True
+    sizes_are_exact = False  # headers and `.meta` files do not count, as in the original
+
+    def sniff(self, name: str, head: bytes) -> bool:
+        """Recognize shards by the whole name that the original gives them: other files end in `.json` or `.csv` too."""
+        return name.endswith(self.suffixes) and name.rpartition("/")[2].startswith("shard.")
 
 
 def opened(

@@ -15,15 +15,25 @@ from typing import Any
 from flarecli.arrow import np
 from flarecli.compress import suffix_of
 from flarecli.errors import FlareError, FormatError, Place, UsageError
-from flarecli.formats import FAMILY, INDEX, mds_config
+from flarecli.formats import mds_config
 from flarecli.formats.mds_files import raw_name
+from flarecli.formats.registry import INDEX
 from flarecli.hashes import DEFAULT
 from flarecli.model import Chunk, Columns, File, Settings, Stream
 from flarecli.names import check_name, shell_quoted
 from flarecli.storage import Location
 
-__all__ = ["Listed", "entry", "open_dataset", "read_shards", "write_entries", "write_index"]
+__all__ = [
+    "FAMILY",
+    "Listed",
+    "entry",
+    "open_dataset",
+    "read_shards",
+    "write_entries",
+    "write_index",
+]
 
+FAMILY = ("mds", "json", "csv", "tsv", "xsv")  # formats that one kind of index lists
 _INDEX_LIMIT = 1 << 30  # bytes: some 2 million shards
 _COUNT_LIMIT = 1 << 63
 _FILE_LIMIT = (

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flarecli.errors import FlareError, FormatError, MissingError, Place, UnsafeError
-from flarecli.formats import INDEX
 from flarecli.formats.mds_index import Listed, read_shards, write_entries
+from flarecli.formats.registry import INDEX
 from flarecli.model import File
 from flarecli.names import check_name
 from flarecli.storage import Location
@@ -23,7 +23,7 @@ _FILES = ("raw_data", "zip_data", "raw_meta", "zip_meta")
 _SCRATCH = ".flare"
 
 
-def merge(root: Location, parts: Sequence[Location] | None = None) -> dict[str, File]:
+def merge(at: Location, parts: Sequence[Location] | None = None) -> dict[str, File]:
     """Write the `index.json` of a folder over those of datasets below it; give name -> File of what was written.
 
     parts   folders or their `index.json`, in the order of the rows; None: every one below the root, in bytewise order of their paths
@@ -33,9 +33,9 @@ def merge(root: Location, parts: Sequence[Location] | None = None) -> dict[str, 
     listed, shards = Listed(), []
     seen: dict[str, tuple[Any, str]] = {}
     for folder in (
-        parts_below(root) if parts is None else dict.fromkeys(_below(root, part) for part in parts)
+        parts_below(at) if parts is None else dict.fromkeys(_below(at, part) for part in parts)
     ):
-        where = root / f"{folder}/{INDEX}"
+        where = at / f"{folder}/{INDEX}"
         for i, shard in enumerate(read_shards(where)[0]):
             item = f"shards[{i}]"
             here = Place(where, item=item)
@@ -58,11 +58,11 @@ def merge(root: Location, parts: Sequence[Location] | None = None) -> dict[str, 
                 if seen[name][1] != str(where):  # what one index lists twice is there twice
                     continue
             seen[name] = moved, str(where)
-            _check_there(root, moved, here)
+            _check_there(at, moved, here)
             shards.append(moved)
     if not shards:
-        raise MissingError("no index.json with a shard lies below it", where=root)
-    return write_entries(root, {"version": 2, "shards": shards}, is_sorted=False)
+        raise MissingError("no index.json with a shard lies below it", where=at)
+    return write_entries(at, {"version": 2, "shards": shards}, is_sorted=False)
 
 
 def parts_below(root: Location) -> list[str]:

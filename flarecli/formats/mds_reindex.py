@@ -12,9 +12,10 @@ from typing import Any
 
 from flarecli.compress import SUFFIXES
 from flarecli.errors import FormatError, MissingError, UsageError
-from flarecli.formats import FAMILY, INDEX, find, mds_config, spans
+from flarecli.formats import mds_config, spans
 from flarecli.formats.mds_files import name_of, raw_name
-from flarecli.formats.mds_index import Listed, entry, open_dataset, write_entries
+from flarecli.formats.mds_index import FAMILY, Listed, entry, open_dataset, write_entries
+from flarecli.formats.registry import INDEX, find
 from flarecli.hashes import Sums
 from flarecli.model import Chunk, File, Settings, Shard, Stream
 from flarecli.storage import Location

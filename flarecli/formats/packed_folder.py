@@ -19,8 +19,7 @@ from isal.isal_zlib import crc32
 
 from flarecli.errors import FormatError, IntegrityError, Place, UnsafeError, UsageError
 from flarecli.formats import spans
-from flarecli.formats.ffrecord_rows import read_views
-from flarecli.formats.ffrecord_table import NAME, packed_table
+from flarecli.formats.ffrecord_table import NAME, packed_table, read_views
 from flarecli.formats.pickled_names import HINT, Folder, read_names
 from flarecli.hashes import DEFAULT
 from flarecli.model import Chunk, File, IntArray, Shard

@@ -19,8 +19,8 @@ Two things are written otherwise: headers carry no name and no time, so the same
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,89 +29,221 @@ from flarecli.arrow import pa
 from flarecli.encodings import Encoding, column, lookup
 from flarecli.errors import FormatError, IntegrityError, MissingError, UsageError, ValueFitError
 from flarecli.formats import spans, tar, webdataset_index
-from flarecli.formats.webdataset_names import KEY, NAME, arrange, extensions_of, held_column, meant
+from flarecli.formats.base import FLOATS, INTEGERS, LISTED_PICTURES, Format, Span, Substitutes
+from flarecli.formats.webdataset_names import (
+    KEY,
+    LIMIT,
+    NAME,
+    extension_of,
+    extensions_of,
+    meant,
+)
+from flarecli.formats.webdataset_shards import SHARDS
 from flarecli.formats.webdataset_stream import scan
 from flarecli.formats.webdataset_table import Table, key_text, read_table
-from flarecli.formats.webdataset_verify import verify_shard
+from flarecli.formats.webdataset_verify import verify
 from flarecli.formats.webdataset_write import row_sizes, write_index, write_shard
-from flarecli.model import Chunk, Column, Columns, File, IntArray, Row, Shard, Stream
+from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Row, Shard, Stream
 from flarecli.storage import Location
 
-__all__ = [
-    "NAME",
-    "SUFFIXES",
-    "arrange",
-    "open_dataset",
-    "open_shard",
-    "read_batch",
-    "read_rows",
-    "row_sizes",
-    "scan",
-    "sniff",
-    "verify_shard",
-    "write_index",
-    "write_shard",
-]
-
-SUFFIXES = (
-    ".tar",
-    *(f".tar.{name}" for name in compress.SUFFIXES),
-    *(one for one, name in spans.TARS.items() if name in compress.SUFFIXES),
-)
+__all__ = ["WebDataset"]
 
 
-def sniff(name: str, head: bytes) -> bool:
-    """Tell by the name; the magic word of ustar is in the first header of nearly every tar."""
-    return name.endswith(SUFFIXES) or head[257:262] == b"ustar"
+class WebDataset(Format):
+    """Samples of neighbouring members of a tar."""
 
-
-def open_dataset(at: Location) -> Stream:
-    """List the tars of a folder, none of its sub-folders, in the order of their names, each with the index beside it.
-
-    raises  MissingError if there is none
-    """
-    sizes = {entry.name: entry.size for entry in at.list() if "/" not in entry.name}
-    names = sorted(name for name in sizes if name.endswith(SUFFIXES))
-    if not names:
-        raise MissingError("no .tar file is in it", where=at)
-    beside = [webdataset_index.name_of(name) for name in names]
-    parts = [(File(one, sizes[one]),) if one in sizes else () for one in beside]
-    return Stream(
-        "data",
-        at,
-        NAME,
-        names,
-        sizes=np.array([sizes[name] for name in names], np.int64),
-        parts=parts if any(parts) else (),
+    name = NAME
+    suffixes = (
+        ".tar",
+        *(f".tar.{name}" for name in compress.SUFFIXES),
+        *(one for one, kind in spans.TARS.items() if kind in compress.SUFFIXES),
     )
+    index_files = (SHARDS,)
+    key_column = KEY
+    holds_null = True  # a sample may lack a member
+    is_listed = True
+    reads_streams = True
+    substitutes: ClassVar[Substitutes] = {
+        "str_float": "json_float",
+        **dict.fromkeys(("varint", "json_int", *INTEGERS), "str_int"),
+        **dict.fromkeys(("msgpack_float", *FLOATS), "json_float"),
+        "json_str": "str",
+        "json_json": "json",
+        **LISTED_PICTURES,
+        "bytes[]": "msgpack",
+        "ndarray[]": "json",
+        "*[]": "json",
+    }
 
+    row_sizes = staticmethod(row_sizes)
+    write_shard = staticmethod(write_shard)
+    write_index = staticmethod(write_index)
+    scan_stream = staticmethod(scan)
 
-def open_shard(chunk: Chunk, columns: Columns | None = None) -> Shard:
-    """Find the samples: by the index beside the tar if it is there and right, else by one pass over the headers.
+    def sniff(self, name: str, head: bytes) -> bool:
+        """Tell by the name; the magic word of ustar is in the first header of nearly every tar."""
+        return name.endswith(self.suffixes) or head[257:262] == b"ustar"
 
-    columns  what a listing says they are; each member must lie in one of them, and those without any are null
-    raises   FormatError for what is no tar, or other rows than listed; IntegrityError for members that are not listed
-    """
-    view = spans.whole(chunk)
-    size = len(view) if view is not None else spans.stored_size(chunk)
-    table = webdataset_index.read(chunk, size)
-    if table is None:
-        table = read_table(
-            tar.Mapped(view) if view is not None else tar.Ranges(chunk.at, size), chunk.at
+    def open_dataset(self, at: Location) -> Stream:
+        """List the tars of a folder, none of its sub-folders, in the order of their names, each with the index beside it.
+
+        raises  MissingError if there is none
+        """
+        sizes = {entry.name: entry.size for entry in at.list() if "/" not in entry.name}
+        names = sorted(name for name in sizes if name.endswith(self.suffixes))
+        if not names:
+            raise MissingError("no .tar file is in it", where=at)
+        beside = [webdataset_index.name_of(name) for name in names]
+        parts = [(File(one, sizes[one]),) if one in sizes else () for one in beside]
+        return Stream(
+            "data",
+            at,
+            self.name,
+            names,
+            sizes=np.array([sizes[name] for name in names], np.int64),
+            parts=parts if any(parts) else (),
         )
-    if chunk.rows is not None and table.rows != chunk.rows:
-        raise FormatError(f"holds {table.rows} samples, {chunk.rows} are listed", where=chunk.at)
-    if columns is None:
-        columns = (column(KEY, "str"), *(column(one, meant(one)) for one in table.extensions))
-    table = _chosen(table, columns, chunk.at)
-    layout = {"keys": table.keys, "ends": table.ends, "starts": table.starts, "sizes": table.sizes}
-    return Shard(chunk, columns, table.rows, layout)
+
+    def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
+        """Find the samples: by the index beside the tar if it is there and right, else by one pass over the headers.
+
+        columns  what a listing says they are; each member must lie in one of them, and those without any are null
+        raises   FormatError for what is no tar, or other rows than listed; IntegrityError for members that are not listed
+        """
+        view = spans.whole(chunk)
+        size = len(view) if view is not None else spans.stored_size(chunk)
+        table = webdataset_index.read(chunk, size)
+        if table is None:
+            table = read_table(
+                tar.Mapped(view) if view is not None else tar.Ranges(chunk.at, size), chunk.at
+            )
+        if chunk.rows is not None and table.rows != chunk.rows:
+            raise FormatError(
+                f"holds {table.rows} samples, {chunk.rows} are listed", where=chunk.at
+            )
+        if columns is None:
+            columns = (column(KEY, "str"), *(column(one, meant(one)) for one in table.extensions))
+        table = _chosen(self, table, columns, chunk.at)
+        layout = {
+            "keys": table.keys,
+            "ends": table.ends,
+            "starts": table.starts,
+            "sizes": table.sizes,
+        }
+        return Shard(chunk, columns, table.rows, layout)
+
+    def read_rows(
+        self,
+        shard: Shard,
+        rows: Sequence[int],
+        columns: Sequence[str] | None = None,
+        ranges: Mapping[str, tuple[int, int]] | None = None,
+    ) -> list[Row]:
+        """Give the bytes of each member, in the order asked, None where a sample lacks it; near ones share a read."""
+        starts, sizes, ends, keys, view, places = shard.memo.get("rows") or _rows_memo(shard)
+        plan = places.items() if columns is None else [(name, places[name]) for name in columns]
+        if view is None and (view := spans.whole(shard.chunk)) is None:
+            return _ranged(shard, rows, plan)
+        out: list[Row] = []
+        for row in rows:
+            values: Row = {}
+            for name, i in plan:
+                if i < 0:
+                    values[name] = bytes(keys[ends[row - 1] if row else 0 : ends[row]])
+                elif (start := starts[i, row]) < 0:
+                    values[name] = None
+                else:
+                    values[name] = bytes(view[start : start + sizes[i, row]])
+            out.append(values)
+        return out
+
+    def read_batch(
+        self,
+        shard: Shard,
+        start: int,
+        stop: int,
+        columns: Sequence[str] | None = None,
+        views: bool = False,
+    ) -> pa.RecordBatch:
+        """Give rows start..stop as typed columns, null where a sample lacks the member.
+
+        raises  ValueFitError naming the first row whose text is not UTF-8
+        """
+        by_name = {one.name: one for one in shard.columns}
+        names = list(by_name) if columns is None else list(columns)
+        order = [name for name in by_name if name != KEY]
+        wanted = [name for name in names if name != KEY]
+        found = _members(shard, [order.index(name) for name in wanted], start, stop)
+        members = dict(zip(wanted, found, strict=True))
+        arrays = []
+        for name in names:
+            if name == KEY:
+                arrays.append(key_text(shard.layout["keys"], shard.layout["ends"], start, stop))
+                continue
+            try:
+                arrays.append(_array(*members[name], lookup(by_name[name].encoding), views))
+            except ValueFitError as error:
+                raise error.at(shard.chunk.at, start).of_column(name) from None
+        if not arrays:
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
+        fields = [
+            encodings.field(by_name[name]).with_type(array.type)
+            for name, array in zip(names, arrays, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+    def held(self, one: Column) -> Column:
+        """Return a column as a member holds it; the key is text."""
+        return column(KEY, "str") if one.name == KEY else super().held(one)
+
+    def arrange(self, columns: Iterable[Column]) -> Columns:
+        """Put the key first and leave the others in their order; each with an encoding that a member holds.
+
+        Whole numbers become decimal text, floats JSON: that is how webdataset reads them.
+
+        raises  UsageError for two columns of one name or one extension, no column but the key, or an encoding that is not held
+        """
+        out = tuple(sorted(map(self.held, columns), key=lambda one: one.name != KEY))
+        if all(one.name == KEY for one in out):
+            raise UsageError(
+                "a sample without members cannot be read back",
+                hint="Name the columns to pack with -c.",
+            )
+        seen: dict[str, str] = {}
+        for i, one in enumerate(out):
+            if any(other.name == one.name for other in out[:i]):
+                raise UsageError(f"two columns are named {one.name!r}")
+            extension = KEY if one.name == KEY else extension_of(one)
+            if len(extension.encode()) > LIMIT:
+                raise UsageError(
+                    f"column {one.name!r}: its members would end in {len(extension.encode())} bytes, {LIMIT} is the most",
+                    column=one.name,
+                )
+            if extension in seen:
+                raise UsageError(
+                    f"the members of columns {seen[extension]!r} and {one.name!r} would have one name",
+                    hint="Name the columns to pack with -c.",
+                )
+            seen[extension] = one.name
+        return out
+
+    def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span | None:
+        """Return the bytes from the first member of a sample to the end of its last."""
+        held = shard.layout["sizes"][:, row] >= 0
+        starts, sizes = shard.layout["starts"][held, row], shard.layout["sizes"][held, row]
+        if not len(starts):
+            return None
+        return shard.chunk.at, int(starts.min()), int((starts + sizes).max())
+
+    def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
+        """Read every header again, whatever an index says, and, if asked, check every value."""
+        return verify(self, shard, values)
 
 
-def _chosen(table: Table, columns: Columns, at: Location) -> Table:
+def _chosen(form: Format, table: Table, columns: Columns, at: Location) -> Table:
     """Bring the members of a table into the order of the columns, the key left out."""
     for one in columns:
-        if not _is_held(one):
+        if not _is_held(form, one):
             raise FormatError(
                 f"column {one.name!r} is listed as {one.encoding}, which no member of a tar is",
                 where=at,
@@ -131,36 +263,11 @@ def _chosen(table: Table, columns: Columns, at: Location) -> Table:
     return Table(tuple(wanted), table.keys, table.ends, starts, sizes)
 
 
-def _is_held(one: Column) -> bool:
+def _is_held(form: Format, one: Column) -> bool:
     try:
-        return held_column(one) == one
+        return form.held(one) == one
     except UsageError:
         return False
-
-
-def read_rows(
-    shard: Shard,
-    rows: Sequence[int],
-    columns: Sequence[str] | None = None,
-    ranges: Mapping[str, tuple[int, int]] | None = None,
-) -> list[Row]:
-    """Give the bytes of each member, in the order asked, None where a sample lacks it; near ones share a read."""
-    starts, sizes, ends, keys, view, places = shard.memo.get("rows") or _rows_memo(shard)
-    plan = places.items() if columns is None else [(name, places[name]) for name in columns]
-    if view is None and (view := spans.whole(shard.chunk)) is None:
-        return _ranged(shard, rows, plan)
-    out: list[Row] = []
-    for row in rows:
-        values: Row = {}
-        for name, i in plan:
-            if i < 0:
-                values[name] = bytes(keys[ends[row - 1] if row else 0 : ends[row]])
-            elif (start := starts[i, row]) < 0:
-                values[name] = None
-            else:
-                values[name] = bytes(view[start : start + sizes[i, row]])
-        out.append(values)
-    return out
 
 
 def _rows_memo(shard: Shard) -> Any:
@@ -192,37 +299,6 @@ def _ranged(shard: Shard, rows: Sequence[int], plan: Any) -> list[Row]:
             }
         )
     return out
-
-
-def read_batch(
-    shard: Shard, start: int, stop: int, columns: Sequence[str] | None = None, views: bool = False
-) -> pa.RecordBatch:
-    """Give rows start..stop as typed columns, null where a sample lacks the member.
-
-    raises  ValueFitError naming the first row whose text is not UTF-8
-    """
-    by_name = {one.name: one for one in shard.columns}
-    names = list(by_name) if columns is None else list(columns)
-    order = [name for name in by_name if name != KEY]
-    wanted = [name for name in names if name != KEY]
-    found = _members(shard, [order.index(name) for name in wanted], start, stop)
-    members = dict(zip(wanted, found, strict=True))
-    arrays = []
-    for name in names:
-        if name == KEY:
-            arrays.append(key_text(shard.layout["keys"], shard.layout["ends"], start, stop))
-            continue
-        try:
-            arrays.append(_array(*members[name], lookup(by_name[name].encoding), views))
-        except ValueFitError as error:
-            raise error.at(shard.chunk.at, start).of_column(name) from None
-    if not arrays:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
-    fields = [
-        encodings.field(by_name[name]).with_type(array.type)
-        for name, array in zip(names, arrays, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def _members(

@@ -10,14 +10,12 @@ of `bytes` stays as it is unless it means something else. The extensions are tho
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from types import MappingProxyType
 
-from flarecli.encodings import column, held
-from flarecli.errors import UsageError
 from flarecli.model import Column, Columns
 
-__all__ = ["KEY", "NAME", "arrange", "extension_of", "extensions_of", "held_column", "meant"]
+__all__ = ["KEY", "LIMIT", "NAME", "extension_of", "extensions_of", "meant"]
 
 NAME = "webdataset"
 KEY = "__key__"
@@ -44,7 +42,7 @@ _MEANT: dict[str, str] = {
 }
 _TAKEN = (KEY, "__url__", "__local_path__")  # what webdataset itself puts into a sample
 _UNFIT = r"[\x00-\x1f\x7f/\\]"
-_LIMIT = 255  # bytes of an extension: what a file system takes of a whole name
+LIMIT = 255  # bytes of an extension: what a file system takes of a whole name
 
 
 def meant(extension: str) -> str:
@@ -74,41 +72,3 @@ def extensions_of(columns: Columns, known: Container[str] = ()) -> list[str]:
     return [
         name if extension not in known and name in known else extension for name, extension in named
     ]
-
-
-def arrange(columns: Iterable[Column]) -> Columns:
-    """Put the key first and leave the others in their order; each with an encoding that a member holds.
-
-    Whole numbers become decimal text, floats JSON: that is how webdataset reads them.
-
-    raises  UsageError for two columns of one name or one extension, no column but the key, or an encoding that is not held
-    """
-    out = tuple(sorted(map(held_column, columns), key=lambda one: one.name != KEY))
-    if all(one.name == KEY for one in out):
-        raise UsageError(
-            "a sample without members cannot be read back", hint="Name the columns to pack with -c."
-        )
-    seen: dict[str, str] = {}
-    for i, one in enumerate(out):
-        if any(other.name == one.name for other in out[:i]):
-            raise UsageError(f"two columns are named {one.name!r}")
-        extension = KEY if one.name == KEY else extension_of(one)
-        if len(extension.encode()) > _LIMIT:
-            raise UsageError(
-                f"column {one.name!r}: its members would end in {len(extension.encode())} bytes, {_LIMIT} is the most",
-                column=one.name,
-            )
-        if extension in seen:
-            raise UsageError(
-                f"the members of columns {seen[extension]!r} and {one.name!r} would have one name",
-                hint="Name the columns to pack with -c.",
-            )
-        seen[extension] = one.name
-    return out
-
-
-def held_column(one: Column) -> Column:
-    """Give a column as a member holds it; the key is text. Raises UsageError naming the column if none can."""
-    if one.name == KEY:
-        return column(KEY, "str")
-    return held(one, NAME)

@@ -8,14 +8,14 @@ import numpy as np
 
 from flarecli.arrow import pc
 from flarecli.errors import FlareError, MissingError, Place, UnsafeError
-from flarecli.formats import find, spans, tar, webdataset_index
-from flarecli.formats.webdataset_names import NAME
+from flarecli.formats import spans, tar, webdataset_index
+from flarecli.formats.base import Format
 from flarecli.formats.webdataset_table import Table, key_text, read_table
 from flarecli.formats.wrong import wrong_rows
 from flarecli.model import Finding, IntArray, Shard, finding_of
 from flarecli.names import check_name
 
-__all__ = ["verify_shard"]
+__all__ = ["verify"]
 
 _STEP, _STEP_BYTES = 8192, 64 << 20  # rows and bytes checked at once, or a single row
 _SHOWN = 100  # names and paddings reported one by one
@@ -24,7 +24,7 @@ _QUIET = ("folder", "label")  # nothing that a sample could lie in
 _HINT = "Make the index again by packing the tar again, or delete it."
 
 
-def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
+def verify(form: Format, shard: Shard, values: bool) -> Iterator[Finding]:
     """Read every header again, whatever an index says, and, if asked, hold every value against its encoding."""
     at, seen = shard.chunk.at, tar.Seen(padding=[])
     try:
@@ -54,7 +54,7 @@ def verify_shard(shard: Shard, values: bool = False) -> Iterator[Finding]:
     yield from _names(table, at)
     yield from _index(shard, table, size)
     if values:
-        yield from _values(shard)
+        yield from _values(form, shard)
 
 
 def _names(table: Table, at: object) -> Iterator[Finding]:
@@ -92,8 +92,7 @@ def _same(index: Table, table: Table) -> bool:
     )
 
 
-def _values(shard: Shard) -> Iterator[Finding]:
-    form = find(NAME)
+def _values(form: Format, shard: Shard) -> Iterator[Finding]:
     return wrong_rows(_steps(shard), lambda start, stop: form.read_batch(shard, start, stop))
 
 

@@ -7,55 +7,51 @@ hold neither, and is refused if it does. Separators are `,` in csv, a tab in tsv
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
 from flarecli import compress
 from flarecli.arrow import pa
-from flarecli.encodings import held
 from flarecli.errors import FormatError, UsageError, ValueFitError
-from flarecli.formats import lines, mds_config, mds_index, spans
+from flarecli.formats import lines, mds_config, spans
+from flarecli.formats.base import BINARY, FLOATS, INTEGERS, LISTED_PICTURES, Substitutes
+from flarecli.formats.lines import LineFormat
 from flarecli.model import (
     Chunk,
     Column,
     Columns,
-    File,
     Finding,
     IntArray,
     Row,
     Settings,
     Shard,
-    Stream,
 )
 from flarecli.storage import Location
 
-__all__ = ["CSV", "TSV", "XSV", "Xsv"]
+__all__ = ["CSV", "TSV", "XSV"]
 
 _HINT = "Choose another --separator or --newline with -f xsv, or another --format."
 _LONG = 32  # bytes of a separator or newline that is looked for in many lines at once: of `aaa…` in `aaa…` each takes another look at all the data
 
 
-class Xsv:
-    """One of the three; `separator` is None where each dataset has its own."""
+class _Separated(LineFormat):
+    """Values between separators, a line per row; `separator` is None where each dataset has its own."""
 
-    def __init__(self, name: str) -> None:
-        self.NAME, self.separator = name, mds_config.SEPARATORS.get(name)
-        self.SUFFIXES: tuple[str, ...] = tuple(
-            f".{name}{end}" for end in ("", *(f".{kind}" for kind in compress.SUFFIXES))
-        )
-
-    def sniff(self, name: str, head: bytes) -> bool:
-        """Only shards are claimed, by the name that the original gives them: a table may end in `.csv` too."""
-        return name.endswith(self.SUFFIXES) and name.rpartition("/")[2].startswith("shard.")
-
-    def open_dataset(self, at: Location) -> Stream:
-        """Read a folder's `index.json`; no shard is opened."""
-        return mds_index.open_dataset(at)
+    options = frozenset({"newline", "separator"})
+    substitutes: ClassVar[Substitutes] = {
+        **dict.fromkeys((*BINARY, *LISTED_PICTURES, "bytes[]")),
+        **dict.fromkeys(("varint", "json_int", *INTEGERS), "str_int"),
+        **dict.fromkeys(("msgpack_float", "json_float", *FLOATS), "str_float"),
+        **dict.fromkeys(("ndarray", "array", "msgpack", "tree", "json_json"), "json"),
+        "json_str": "str",
+        "ndarray[]": "json",
+        "*[]": "json",
+    }
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
         """Read the `.meta` and touch none of the lines. Raises FormatError, IntegrityError: see `lines.opened`."""
-        return lines.opened(chunk, columns, self.NAME, self._layout)
+        return lines.opened(chunk, columns, self.name, self._layout)
 
     def _layout(
         self, columns: Columns, config: Mapping[str, Any], where: object
@@ -124,7 +120,7 @@ class Xsv:
         self, columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: bytes
     ) -> IntArray:
         return lines.weights(
-            columns, batch, len(separator) * (len(columns) - 1) + len(newline), 0, self.NAME
+            columns, batch, len(separator) * (len(columns) - 1) + len(newline), 0, self.name
         )
 
     def _ends(self, columns: Columns, settings: Settings) -> tuple[bytes, bytes]:
@@ -132,7 +128,7 @@ class Xsv:
         separator, newline = self.separator or settings.separator, settings.newline
         for what, text in (("separator", separator), ("newline", newline)):
             if not text:
-                raise UsageError(f"a {self.NAME} shard wants a {what}")
+                raise UsageError(f"a {self.name} shard wants a {what}")
             for one in columns:
                 if text in one.name:
                     raise UsageError(
@@ -149,7 +145,7 @@ class Xsv:
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
         """Sort columns by name, by code point, each as text holds it. Raises UsageError for one that it cannot hold, two of one name, or none."""
-        return lines.arranged(tuple(held(one, self.NAME) for one in columns))
+        return lines.arranged(tuple(self.held(one) for one in columns))
 
     def write_shard(
         self,
@@ -167,13 +163,7 @@ class Xsv:
         sizes = [self._weights(columns, batch, separator, newline) for batch in batches]
         header = separator.join(one.name.encode() for one in columns) + newline
         bodies = lines.bodies(batches, lambda piece: _body(columns, piece, separator, newline))
-        return lines.write(at, number, self.NAME, columns, settings, header, sizes, bodies)
-
-    def write_index(
-        self, at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
-    ) -> dict[str, File]:
-        """Write `index.json` as the original does."""
-        return mds_index.write_index(at, chunks, columns, settings, self.NAME)
+        return lines.write(at, number, self.name, columns, settings, header, sizes, bodies)
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
         """Check the header and that every line has its fields, and, if asked, that every value is text."""
@@ -329,4 +319,23 @@ def _refuse(
     )
 
 
-CSV, TSV, XSV = Xsv("csv"), Xsv("tsv"), Xsv("xsv")
+def _suffixes(name: str) -> tuple[str, ...]:
+    return (f".{name}", *(f".{name}.{kind}" for kind in compress.SUFFIXES))
+
+
+class CSV(_Separated):
+    """Values between commas."""
+
+    name, separator, suffixes = "csv", ",", _suffixes("csv")
+
+
+class TSV(_Separated):
+    """Values between tabs."""
+
+    name, separator, suffixes = "tsv", "\t", _suffixes("tsv")
+
+
+class XSV(_Separated):
+    """Values between separators that the user chooses."""
+
+    name, suffixes = "xsv", _suffixes("xsv")

@@ -7,6 +7,7 @@ looks whole.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from dataclasses import replace
 
 from flarecli import formats, playlists
 from flarecli.errors import FlareError, FormatError, MissingError, UnfinishedError, UsageError
-from flarecli.formats import INDEX, SPECS
+from flarecli.formats import INDEX, INDEX_FILES
 from flarecli.given import Addresses, address_texts, name_list
 from flarecli.guesses import choose
 from flarecli.model import Playlist, Stream
@@ -143,7 +144,7 @@ def _is_a_shard(found: Playlist) -> bool:
 def _resolved(at: Location, format: str | None, is_there: bool) -> Playlist:
     if at.path and at.is_local and not _is_folder(at):
         return _of_file(at, format, is_there)
-    if (not at.is_local and at.name.endswith((".yaml", ".yml", ".json"))) or formats.sniffed(
+    if (not at.is_local and at.name.endswith((".yaml", ".yml", ".json"))) or formats.of_suffix(
         at.name
     ):
         return _of_file(at, format, is_there)
@@ -174,14 +175,14 @@ def _of_file(at: Location, format: str | None, is_there: bool) -> Playlist:
         return read_list(at, format)
     if at.name == INDEX:
         return read_list(at, format)
-    kind = format or formats.sniffed(at.name)
-    if kind is None and at.is_local and "files" in formats.names():
-        kind = "files"
+    kind = format or formats.sniff(at.name) or _sniffed(at)
+    if kind is None and at.is_local:
+        kind = formats.FALLBACK
     if kind is None:
         raise FormatError(
             "no format claims this name",
             where=at,
-            hint=f"Name the format with -f: {', '.join(formats.names())}.",
+            hint=f"Name the format with -f: {', '.join(formats.all_names())}.",
         )
     if not is_there:
         at.size()  # what is not there is said now
@@ -189,6 +190,14 @@ def _of_file(at: Location, format: str | None, is_there: bool) -> Playlist:
         at.path if not at.is_local and "?" in at.path else at.name
     )  # a signed address is nothing without its query
     return Playlist((Stream("data", at.folder, kind, [url]),))
+
+
+def _sniffed(at: Location) -> str | None:
+    """Return the format of a local file by its first bytes; None if no format recognizes them."""
+    if at.is_local:
+        with contextlib.suppress(FlareError):  # reading the file reports it
+            return formats.sniff(at.name, at.read(0, min(at.size(), formats.HEAD_BYTES)))
+    return None
 
 
 def _of_folder(at: Location, format: str | None) -> Playlist:
@@ -200,11 +209,11 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
         _refuse_unfinished(at)
     if (at / INDEX).exists():
         return _formatted(_indexed(at), format)
-    for spec in SPECS:
-        if (at / spec).exists():
-            return _formatted(Playlist((formats.find("granular").open_dataset(at),)), format)
+    for index, kind in INDEX_FILES.items():
+        if index != INDEX and (at / index).exists():
+            return _formatted(Playlist((formats.find(kind).open_dataset(at),)), format)
     if not _lists(str(at)):
-        tried = ", ".join((playlists.PLAYLIST, INDEX, *SPECS))
+        tried = ", ".join((playlists.PLAYLIST, *INDEX_FILES))
         raise MissingError(
             f"none of {tried} is there", where=at, hint="Name a playlist, an index.json or a shard."
         )
@@ -224,18 +233,18 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
     shards = [
         entry.name
         for entry in entries
-        if (one := formats.sniffed(entry.name)) and one not in formats.LISTED
+        if (one := formats.of_suffix(entry.name)) and not formats.find(one).is_listed
     ]
-    direct = {formats.sniffed(entry.name) for entry in entries if "/" not in entry.name}
-    for kind in formats.LISTED:
-        if kind in direct:
+    direct = {formats.of_suffix(entry.name) for entry in entries if "/" not in entry.name}
+    for kind in formats.names():
+        if kind in direct and formats.find(kind).is_listed:
             return _formatted(Playlist((formats.find(kind).open_dataset(at),)), format)
     if shards:
         below = sorted(
             {
                 name.partition("/")[0]
                 for name, _ in entries
-                if name.endswith((f"/{INDEX}", "/spec.json"))
+                if name.endswith(tuple(f"/{index}" for index in INDEX_FILES))
             }
         )
         hint = (
@@ -243,7 +252,7 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
             if below
             else "Name the shards, or pack again: the index is written last."
         )
-        missing = INDEX if formats.sniffed(shards[0]) in formats.FAMILY else "spec.json"
+        missing = formats.facts(formats.of_suffix(shards[0])).index_files[0]
         if missing == INDEX and at.is_local and not below:
             command = f"flare playlist {shell_quoted(str(at))} --reindex"
             hint = f"Run `{command}` to make it from the shards, if none of them is missing."
@@ -253,13 +262,12 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
             else f"{len(shards)} shards, and no {missing} beside them"
         )
         raise FormatError(what, where=at, hint=hint)
-    if "files" not in formats.names():
-        raise FormatError("nothing that flare reads", where=at)
-    return Playlist((formats.find("files").open_dataset(at),))
+    form = formats.of_folder([entry.name for entry in entries])
+    return Playlist(((form or formats.find(formats.FALLBACK)).open_dataset(at),))
 
 
 def _indexed(at: Location) -> Playlist:
-    return Playlist((formats.find("mds").open_dataset(at),), at / INDEX)
+    return Playlist((formats.find(INDEX_FILES[INDEX]).open_dataset(at),), at / INDEX)
 
 
 def _refuse_unfinished(at: Location) -> None:
@@ -297,7 +305,7 @@ def _formatted(found: Playlist, format: str | None) -> Playlist:
         is_said = found.at is not None  # names of shards say less than a list does
         streams = tuple(
             stream
-            if is_said and stream.format in formats.names()
+            if is_said and formats.is_known(stream.format)
             else replace(stream, format=format)
             for stream in found.streams
         )
@@ -307,7 +315,7 @@ def _formatted(found: Playlist, format: str | None) -> Playlist:
         for stream in found.streams
     )
     for stream in streams:
-        if stream.format is not None and stream.format not in formats.names():
+        if stream.format is not None and not formats.is_known(stream.format):
             raise FormatError(
                 f"stream {stream.name!r} has format {stream.format!r:.60}, which is not read yet",
                 where=found.at or "",
@@ -318,11 +326,11 @@ def _formatted(found: Playlist, format: str | None) -> Playlist:
 def _named(stream: Stream, found: Playlist) -> Stream:
     """Give a stream with the format that its first shard's name says."""
     url = stream.urls[0]
-    kind = formats.sniffed(
+    kind = formats.sniff(
         url.partition("?")[0] if is_url(url) else url
     )  # behind a name may stand what signs it
     if kind is None:
-        hint = f"Name the format with -f: {', '.join(formats.names())}."
+        hint = f"Name the format with -f: {', '.join(formats.all_names())}."
         raise FormatError(
             f"stream {stream.name!r} does not say its format", where=found.at or "", hint=hint
         )

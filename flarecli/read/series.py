@@ -293,11 +293,8 @@ class Series:
             shard = self.shard(int(where[first]))
             if len(rows) > least and not _is_mapped(shard):
                 return self.stock(rows[:least], least, columns)
-            find = getattr(formats.find(shard.chunk.format or ""), "find_columns", None)
-            found = (
-                find(shard, own if len(firsts) == 1 else own[order[first:stop]], columns)
-                if find is not None
-                else None
+            found = formats.find(shard.chunk.format or "").read_columns(
+                shard, own if len(firsts) == 1 else own[order[first:stop]], columns
             )
             if found is None:
                 return None
@@ -305,7 +302,7 @@ class Series:
         return Stock(parts, [stop - first for first, stop in pairwise(bounds)], order)
 
     def at_hand(self, rows: IntArray, columns: Sequence[str] | None = None) -> bool:
-        """Say whether these rows lie in memory, in mapped files, as the format's `find_columns` takes them.
+        """Say whether these rows lie in memory, in mapped files, as the format's `read_columns` takes them.
 
         To ask of each takes a third of the time of copying it: once all were there a few times, some of them tell, until one is not.
         """
@@ -319,8 +316,7 @@ class Series:
 
     def _has(self, i: int, own: Sequence[int], columns: Sequence[str] | None) -> bool:
         shard = self.shard(i)
-        look = getattr(formats.find(shard.chunk.format or ""), "at_hand", None)
-        return look is not None and bool(look(shard, own, columns))
+        return formats.find(shard.chunk.format or "").is_resident(shard, own, columns)
 
     def _by_shard(self, rows: IntArray) -> tuple[list[int], dict[int, list[int]]]:
         """Give the position of each row in its shard, and the shards: each with the places in `rows` of what it holds."""

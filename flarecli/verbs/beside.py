@@ -378,13 +378,8 @@ def look_beside(
 
 
 def _names(stream: Stream) -> tuple[str, ...]:
-    return (
-        (INDEX,)
-        if stream.format in formats.FAMILY
-        else (SHARDS,)
-        if stream.format == "webdataset"
-        else ()
-    )
+    files = formats.facts(stream.format).index_files
+    return tuple(name for name in (INDEX, SHARDS) if name in files)
 
 
 def _places(

@@ -150,7 +150,7 @@ def check_chunk(
         if depth.quick and not at.is_local:  # a header is one more request for each shard
             out.rows = chunk.rows or 0
             return out
-        kind = spans.suffix(chunk) if form.SUFFIXES else ""
+        kind = "" if form.is_plain else spans.suffix(chunk)
         if depth.quick:
             if kind:
                 out.rows = chunk.rows or 0  # its header is inside the frame
@@ -165,7 +165,7 @@ def check_chunk(
             return out
         claims = _with_kept(at, claims, out)
         if (
-            form.NAME in formats.FORWARD
+            form.checks_forward
             and isinstance(at.store, LocalStore)
             and not (kind or depth.needs_rows)
         ):
@@ -210,10 +210,7 @@ def _open(
                     f"One of the two was changed; {AGAIN}",
                 )
             )
-    own = getattr(
-        form, "unprotected", None
-    )  # of a format with sums of its own, what those leave out
-    if own is not None and not any(claim.file.hashes for claim in claims) and (said := own(shard)):
+    if not any(claim.file.hashes for claim in claims) and (said := form.unprotected(shard)):
         out.unprotected.append(f"{held.at}: {said}")
     return shard
 
@@ -398,7 +395,7 @@ def _summed(
 
 def _is_alone(chunk: Chunk) -> bool:
     """Say whether what lies beside a shard is not listed: it is found from where the shard is."""
-    return chunk.format in formats.BESIDE and not chunk.beside
+    return formats.facts(chunk.format).is_multi_file and not chunk.beside
 
 
 def _rows(chunk: Chunk, first_row: int) -> str:

@@ -36,7 +36,7 @@ class Side:
 
 def key_of(stream: Stream) -> str:
     """Name the column of a stream that holds its keys; empty if it has none."""
-    named = stream.headers.get("key") or formats.KEY_COLUMN.get(stream.format or "")
+    named = stream.headers.get("key") or formats.facts(stream.format).key_column
     return (
         named
         if isinstance(named, str) and any(column.name == named for column in stream.columns or ())

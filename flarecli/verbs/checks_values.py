@@ -55,7 +55,7 @@ def decoded(
                     message = "its rows take more items than it has; the rest is not decoded"
                     yield Finding(f"{chunk.at}[{i}]", "format", message, HINT)
                     return
-                promised = kind_of(f"a.{name}") if form.NAME in formats.KEY_COLUMN else None
+                promised = kind_of(f"a.{name}") if form.key_column else None
                 for part in parts:
                     if said := _why_not(kinds[name].item or kinds[name], part, promised, pictures):
                         message = f"column {name!r}: {said}"

@@ -81,7 +81,7 @@ def _is_of_files(plan: Plan) -> bool:
     if plan.found is None or plan.found.at is not None or len(plan.streams) != 1:
         return False
     (stream,) = plan.streams
-    return not plan.is_folder or (stream.format in formats.INSIDE and len(stream) == 1)
+    return not plan.is_folder or (bool(formats.facts(stream.format).shards_in) and len(stream) == 1)
 
 
 def _list_places(plan: Plan) -> tuple[str, ...]:
@@ -104,11 +104,10 @@ def _placed(
     whole  places of lists that are checked as a whole in this run: their damage and unlisted shards are reported there
     """
     (stream,) = plan.streams
+    form = formats.facts(stream.format)
     near = [*_near(stream, lists, format, guard, quick)]
     own = [
-        one
-        for one in near
-        if place_of(one.at.folder) == place_of(stream.at) and stream.format != "files"
+        one for one in near if place_of(one.at.folder) == place_of(stream.at) and not form.is_plain
     ]
     if any(place_of(one.at) in whole for one in own):
         own = []
@@ -157,12 +156,9 @@ def _near(
     """Yield the lists in a stream's folder and above, nearest first; each is read once in a run."""
     if not stream.at.is_local and (quick or any("?" in url for url in stream.urls)):
         return  # a signature is for one file
+    form = formats.facts(stream.format)
     names = tuple(
-        name
-        for name in _LISTS
-        if name == PLAYLIST
-        or stream.format == "files"
-        or stream.format in (formats.FAMILY if name == INDEX else ("webdataset",))
+        name for name in _LISTS if name == PLAYLIST or form.is_plain or name in form.index_files
     )
     for folder in _folders(stream.at, guard):
         for name in names:

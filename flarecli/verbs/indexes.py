@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from flarecli.errors import UnfinishedError, UsageError
-from flarecli.formats import INDEX, mds_merge, mds_reindex
+from flarecli.formats import DEFAULT, INDEX, find
 from flarecli.given import Address, address_text, address_texts, checked
 from flarecli.names import is_url, local_path, redact, shell_quoted
 from flarecli.storage import Guard, Location, locate
@@ -32,7 +32,7 @@ def reindex(folder: Address, *, replace: bool = False, guard: Guard | None = Non
             where=at,
             hint="Run the same `flare pack` command again with --resume.",
         )
-    mds_reindex.rebuild(at, replace)
+    find(DEFAULT).repair_index(at, replace)
     return str(at / INDEX)
 
 
@@ -46,7 +46,7 @@ def merge_index(
     raises  UnsafeError, MissingError, FormatError: see `merge`
     """
     at = _writable(root, guard)
-    mds_merge.merge(
+    find(DEFAULT).merge_indexes(
         at, None if parts is None else [locate(part, guard) for part in address_texts(parts)]
     )
     return str(at / INDEX)

@@ -267,9 +267,7 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
         for name, values in table.items()
         if any(values)
     }
-    sums |= {
-        formats.OWN_SUMS[stream.format] for stream in parts if stream.format in formats.OWN_SUMS
-    }
+    sums |= {formats.facts(stream.format).record_checksums for stream in parts} - {""}
     least, middle, most = (
         np.percentile(size, (0, 50, 100), method="lower").tolist()
         if len(size)
@@ -311,6 +309,6 @@ def _compressions(stream: Stream) -> list[str]:
     listed = stream.headers.get("compression")
     if isinstance(listed, str):
         return [listed]
-    if stream.format == "files":
+    if formats.facts(stream.format).is_plain:
         return []
     return sorted({url.rpartition(".")[2] for url in stream.urls} & set(SUFFIXES))

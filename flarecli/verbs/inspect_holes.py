@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flarecli import formats
 from flarecli.errors import FlareError, MissingError
-from flarecli.formats import FAMILY, INDEX
 from flarecli.model import IntArray, Playlist, Stream
 from flarecli.names import redact
 
@@ -20,10 +20,6 @@ _GONE = "not there"
 _NUMBER = re.compile(
     r"\d{3,18}", re.ASCII
 )  # of a shard; shorter ones are parts of words, longer ones are sums
-_GENERATIONS = {
-    "granular": "granular 0.22 or later, by its layout",
-    "granular-refs": "granular 0.21 or before, by its layout",
-}
 
 
 def writer_of(stream: Stream, of: Playlist) -> str | None:
@@ -33,9 +29,7 @@ def writer_of(stream: Stream, of: Playlist) -> str | None:
         return told[:200]
     if of.protected:  # only flare ends a playlist with its sum
         return "flare"
-    if stream.format in FAMILY and of.at is not None and of.at.name == INDEX:
-        return "MDS version 2"
-    return _GENERATIONS.get(stream.format or "")
+    return formats.facts(stream.format).written_by("" if of.at is None else of.at.name)
 
 
 class _Missing(NamedTuple):
@@ -58,7 +52,14 @@ def holes(parts: Sequence[Stream]) -> tuple[str, ...]:
         out += (_told(stream, one, starts) for one in _missing(stream))
     return (
         *out,
-        *_gaps([url for stream in parts if stream.format != "files" for url in stream.urls]),
+        *_gaps(
+            [
+                url
+                for stream in parts
+                if not formats.facts(stream.format).is_plain
+                for url in stream.urls
+            ]
+        ),
     )
 
 

@@ -322,7 +322,7 @@ def unlisted(found: Playlist, known: Collection[str]) -> Iterator[tuple[str, Fin
         at = Location(top.store, top.store.child(top.path, name))
         if str(at) in listed or place_of(at) in known or (own and name.startswith(own)):
             continue
-        is_shard = formats.sniffed(name) is not None and not any(
+        is_shard = formats.of_suffix(name) is not None and not any(
             f"{at}.{kind}" in listed for kind in SUFFIXES
         )  # the original's caches hold both
         message = f"a shard that {found.at} does not list"
@@ -374,7 +374,7 @@ def mistaken(plan: Plan) -> Iterator[str]:
         shards = [
             url
             for url in stream.urls
-            if stream.format == "files" and formats.sniffed(url) is not None
+            if formats.facts(stream.format).is_plain and formats.of_suffix(url) is not None
         ]
         if shards:
             more = f" and {len(shards) - 1} like it" if len(shards) > 1 else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from flarecli.formats import LISTED
+from flarecli.formats import facts
 from flarecli.formats.webdataset_shards import SHARDS
 from flarecli.model import Playlist
 from flarecli.read import place_of, places_of
@@ -60,7 +60,7 @@ def _folders(plans: Sequence[Plan], guard: Guard | None) -> list[Plan]:
         stream = plan.streams[0] if plan.streams and not _is_list(plan) else None
         if (
             stream is not None
-            and stream.format in LISTED
+            and facts(stream.format).is_listed
             and stream.at.is_local
             and str(stream.at) not in looked
         ):
@@ -138,7 +138,7 @@ def _without(plan: Plan, seen: set[str], folders: tuple[str, ...]) -> Plan | Non
     """Leave out of single files those that a list names, and plain ones that lie beside a list, which are told there; None if nothing is left."""
     streams = []
     for stream in plan.streams:
-        near = folders if stream.format == "files" else ()
+        near = folders if facts(stream.format).is_plain else ()
         urls = [
             url
             for url, place in zip(stream.urls, places_of(stream), strict=True)

@@ -12,7 +12,6 @@ import pyarrow as pa
 from flarecli import encodings, formats, ingest, read
 from flarecli import where as sql
 from flarecli.errors import Facts, Place, UsageError
-from flarecli.formats import packed_folder
 from flarecli.formats.files import COLUMNS
 from flarecli.given import Addresses, address_texts
 from flarecli.hashes import DEFAULT, Sums
@@ -132,7 +131,7 @@ def open_origin(
         origin = _selected(
             shown,
             at,
-            "files",
+            formats.FALLBACK,
             _SCHEMA,
             len(files),
             True,
@@ -184,16 +183,9 @@ def _of_stdin(
 
 def _packed(parts: Sequence[Sequence[Stream]]) -> list[tuple[str, int]] | None:
     """Name the records of a packed folder: (path, row), in the order of the rows; None for anything else."""
-    if [[stream.format for stream in one] for one in parts] != [["ffrecord"]] or len(
-        parts[0][0]
-    ) != 1:
+    if len(parts) != 1 or len(parts[0]) != 1 or len(stream := parts[0][0]) != 1:
         return None
-    shard = formats.find("ffrecord").open_shard(parts[0][0].chunk(0))
-    if not packed_folder.is_packed(shard):
-        return None
-    return sorted(
-        packed_folder.files(packed_folder.directory(shard), shard.chunk.at), key=lambda one: one[1]
-    )
+    return formats.facts(stream.format).packed_files(stream.chunk(0))
 
 
 def _of_files(

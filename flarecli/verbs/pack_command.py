@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flarecli.errors import UsageError
-from flarecli.formats import find
+from flarecli.formats import DEFAULT, Format, find, with_option
 from flarecli.given import Address, Addresses, address_text, address_texts, checked, name_list
 from flarecli.guesses import choose
 from flarecli.media import Resize
@@ -24,15 +24,13 @@ from flarecli.write import engines
 
 __all__ = ["Packed", "pack"]
 
-_SEPARATORS = {"csv": ",", "tsv": "\t"}
-
 
 @checked
 def pack(
     sources: Addresses,
     out: Address,
     *,
-    format: str = "mds",
+    format: str = DEFAULT,
     fetch: Sequence[str] = (),
     key: str | None = None,
     columns: Sequence[str] | None = None,
@@ -101,16 +99,16 @@ def pack(
     for name, value in (("limit", limit), ("shuffle", shuffle), ("shard-size", shard_bytes)):
         if isinstance(value, int) and value < 0:
             raise UsageError(f"--{name} is {value}, below 0")
-    find(format)
+    form = find(format)
     if address_text(out) == "-":
         raise UsageError(
             "shards are written to a folder or a bucket, not to stdout",
             hint="Name a folder; `./-` is one of that name.",
         )
-    if newline != "\n" and format not in (*_SEPARATORS, "xsv", "json"):
+    if newline != "\n" and "newline" not in form.options:
         raise UsageError(
             f"{format} shards have no lines",
-            hint=f"Those that have are json, {', '.join(_SEPARATORS)} and xsv.",
+            hint=f"Those that have are {_and(with_option('newline'))}.",
         )
     most = parse_size(shard_bytes) if isinstance(shard_bytes, str) else shard_bytes
     settings = Settings(
@@ -119,7 +117,7 @@ def pack(
         most or None,
         shard_rows,
         newline,
-        _separator(format, separator),
+        _separator(form, separator),
     )
     request = Request(
         tuple(typed),
@@ -158,22 +156,31 @@ def pack(
     return packed(request, progress or Progress())
 
 
-def _separator(format: str, given: str | None) -> str:
-    if given is not None and format not in (*_SEPARATORS, "xsv"):
+def _separator(form: Format, given: str | None) -> str:
+    if "separator" not in form.options:
+        if given is None:
+            return ","
         raise UsageError(
-            f"{format} shards have no separator",
-            hint=f"Those that have one are {', '.join(_SEPARATORS)} and xsv.",
+            f"{form.name} shards have no separator",
+            hint=f"Those that have one are {_and(with_option('separator'))}.",
         )
-    if given is not None and _SEPARATORS.get(format, given) != given:
+    if form.separator is not None:
+        if given in (None, form.separator):
+            return form.separator
         raise UsageError(
-            f"{format} has the separator {_SEPARATORS[format]!r}, not {given!r}",
+            f"{form.name} has the separator {form.separator!r}, not {given!r}",
             hint="Give -f xsv to choose one.",
         )
-    if format == "xsv" and not given:
+    if not given:
         raise UsageError(
-            "xsv shards want a separator", hint="Give --separator, such as --separator ';'."
+            f"{form.name} shards want a separator",
+            hint="Give --separator, such as --separator ';'.",
         )
-    return given or _SEPARATORS.get(format, ",")
+    return given
+
+
+def _and(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _one_of(what: str, value: str, choices: tuple[str, ...]) -> str:

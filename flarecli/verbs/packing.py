@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from flarecli import playlists
+from flarecli import formats, playlists
 from flarecli.cpus import cpu_count
 from flarecli.errors import FlareError, NoRowsError, UsageError, ValueFitError
-from flarecli.formats import HOLDS_NULL, KEY_COLUMN
+from flarecli.formats import find
 from flarecli.hashes import DEFAULT
 from flarecli.ingest import Running
 from flarecli.model import Columns, IntArray, Settings
@@ -81,7 +81,7 @@ class Request:
 
     sources: tuple[str, ...]
     out: str
-    format: str = "mds"
+    format: str = formats.DEFAULT
     fetch: tuple[str, ...] = ()
     key: str | None = None
     columns: tuple[str, ...] | None = None
@@ -146,7 +146,7 @@ class Request:
             progress,
             self.rows or (0, None),
             self.intake,
-            KEY_COLUMN.get(self.format),
+            find(self.format).key_column or None,
         )
 
     def options(self) -> dict[str, Any]:
@@ -319,7 +319,7 @@ def _write(plan: Plan, writer: Writer, names: list[str], spool: Spool | None) ->
         if kept := spool.restore():
             plan.progress.note(f"{kept} more rows were fetched by an earlier run")
         first = spool.until
-    nulls = writer.format in HOLDS_NULL
+    nulls = find(writer.format).holds_null
     typed = Typed(writer.columns, plan.named_by, nulls) if writer.columns else None
     stream, taken = fetched(plan, names, first, spool=spool), writer.taken
     try:

@@ -328,8 +328,8 @@ def check_playlist(
 
 def _not_read(stream: Stream) -> Iterator[tuple[tuple[str | int, ...], FlareError]]:
     """Say what readers would refuse in a stream: where it stands in the YAML, and why."""
-    if stream.format is not None and stream.format not in formats.names():
-        hint = f"Choose one of {', '.join(formats.names())}."
+    if stream.format is not None and not formats.is_known(stream.format):
+        hint = f"Choose one of {', '.join(formats.all_names())}."
         yield (
             (stream.name, "headers", "format"),
             FormatError(f"format {stream.format!r:.60} is not read yet", hint=hint),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from flarecli.formats import facts
 from flarecli.model import Playlist, total
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits, bucket_in, bucket_note, with_reach
@@ -44,7 +45,7 @@ def described(found: Sequence[Playlist], progress: Progress) -> None:
     for one in found:
         for stream in one:
             if (
-                stream.format == "files"
+                facts(stream.format).is_plain
                 and one.at is None
                 and len(stream) == 1
                 and _is_index(stream.urls[0])

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from flarecli import ingest, playlists, read
 from flarecli.errors import NoRowsError
+from flarecli.formats import facts
 from flarecli.given import Addresses, address_texts
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.media import is_media, kind_of
@@ -227,7 +228,7 @@ def _expanded(addresses: Sequence[str], guard: Guard) -> tuple[list[str], list[s
 
 def _alone(stream: Stream) -> tuple[str, ...]:
     """Note that a single file, which is no picture or the like, was not taken for a table."""
-    if stream.format != "files" or len(stream) != 1 or is_media(kind_of(stream.urls[0])):
+    if not facts(stream.format).is_plain or len(stream) != 1 or is_media(kind_of(stream.urls[0])):
         return ()
     return (
         f"{stream.chunk(0).at}: taken as a file, which makes one row: by its name it is no table that is read",
@@ -239,7 +240,7 @@ def is_plain_folder(address: str, found: Sequence[Playlist], guard: Guard) -> bo
     streams = [stream for one in found for stream in one.streams]
     return (
         len(streams) == 1
-        and streams[0].format == "files"
+        and facts(streams[0].format).is_plain
         and found[0].at is None
         and streams[0].at == locate(address, guard).unmapped()
     )

@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from flarecli import encodings
 from flarecli.errors import FormatError, ReachError, UsageError, ValueFitError
-from flarecli.formats.webdataset_stream import scan
+from flarecli.formats import STREAMED, facts, find
 from flarecli.given import Addresses, address_texts
 
 __all__ = ["STDIN", "is_stdin", "samples"]
 
-STDIN, _TAR = "-", "webdataset"
+STDIN = "-"
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")  # how compressed ones begin
 _STEP = 1 << 20  # bytes read at once
 
@@ -40,7 +40,7 @@ def samples(
         standard_input,
     )  # with all that reads tables, which `cat` of a dataset does not need
 
-    if format not in (None, _TAR):
+    if format is not None and not facts(format).reads_streams:
         raise UsageError(
             f"standard input is read as a tar, and {format} is none",
             where=STDIN,
@@ -54,7 +54,7 @@ def samples(
             where=STDIN,
             hint="Put it into a file, and name that.",
         )
-    batches = scan(chain([begin], blocks), where=STDIN)
+    batches = find(format or STREAMED).scan_stream(chain([begin], blocks), where=STDIN)
     batches = batches if exact else _plain(batches)
     first = next(batches, None)
     if first is None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from flarecli import __version__
 from flarecli.errors import FlareError, FormatError, UsageError
+from flarecli.formats import facts
 from flarecli.given import Address, Addresses, address_text, address_texts, checked, name_list
 from flarecli.guesses import choose
 from flarecli.hashes import DEFAULT
@@ -217,7 +218,7 @@ class _Work:
             if name in renamed.values() or _is_bytes(schema.field(origin[name]).type)
         ]
         if key is None:
-            key = "name" if source.format == "files" else guessed_key(schema)
+            key = facts(source.format).default_key or guessed_key(schema)
         self.files = binary or [
             name for name in wanted if name != key and _is_text(schema.field(origin[name]).type)
         ]
@@ -237,7 +238,7 @@ class _Work:
             raise UsageError("no column to write as files", where=source.address, hint=hint)
         self.key, self.places, self.where = key, Places(source.place, ROW), partial(At, source)
         digits = max(_DIGITS, len(str(max(0, (source.rows or 0) - 1))))
-        is_files = pattern is None and source.format == "files"
+        is_files = pattern is None and facts(source.format).is_plain
         self.naming = Naming(
             "{name}" if is_files else pattern,
             key,

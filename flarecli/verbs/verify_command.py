@@ -275,7 +275,7 @@ class Verification:
             self._say_bare(stream, shards, side.kept)
 
     def _say_bare(self, stream: Stream, shards: Sequence[int], kept: int) -> None:
-        if stream.format in formats.OWN_SUMS:
+        if formats.facts(stream.format).record_checksums:
             return
         tables = (*stream.hashes.values(), *stream.raw_hashes.values())
         bare = sum(not any(values[i] for values in tables) for i in shards) - kept

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from flarecli import playlists
 from flarecli.errors import FlareError, IntegrityError, MissingError, UsageError
-from flarecli.formats import INDEX, SPECS, find
+from flarecli.formats import INDEX, INDEX_FILES, facts, find
 from flarecli.model import Stream
 from flarecli.names import bare, is_url
 from flarecli.playlists import PLAYLIST
@@ -19,7 +19,7 @@ from flarecli.write.failures import FAILED
 
 __all__ = ["DATASET", "HINT", "check_dataset", "check_files", "check_streams", "refuse_others"]
 
-DATASET = (PLAYLIST, INDEX, *SPECS)  # what --overwrite must find before it replaces a folder
+DATASET = (PLAYLIST, *INDEX_FILES)  # what --overwrite must find before it replaces a folder
 _OWN = re.compile(
     r"(?:shard\.)?\d{5,}\..+|shardindex\.json|shards"
 )  # what a pack calls its shards and what lies beside them, in any format
@@ -130,15 +130,15 @@ def _listed(at: Location) -> set[str]:
     with contextlib.suppress(FlareError):
         found = playlists.read(at / PLAYLIST)
         for one in (
-            one for one in found.streams if one.format != "files"
+            one for one in found.streams if not facts(one.format).is_plain
         ):  # a playlist may also list what nobody packed
             names.update(bare(name) for name in _files(one))
         names.update(
             name for one in found.streams for name in one.files if name.endswith(f"/{PLAYLIST}")
         )
-    for lists, format in (((INDEX,), "mds"), (SPECS, "granular")):
+    for index, format in INDEX_FILES.items():
         with contextlib.suppress(FlareError):
-            if any((at / name).exists() for name in lists):
+            if (at / index).exists():
                 names.update(_files(find(format).open_dataset(at)))
     names.update(
         [f"{folder}/{INDEX}" for folder in {name.rpartition("/")[0] for name in names} if folder]

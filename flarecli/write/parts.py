@@ -16,7 +16,7 @@ import numpy as np
 
 from flarecli import playlists
 from flarecli.errors import FormatError, NoRowsError
-from flarecli.formats import FAMILY, mds_merge
+from flarecli.formats import find
 from flarecli.hashes import DEFAULT, digest
 from flarecli.model import File, Playlist, Stream
 from flarecli.storage import Location
@@ -194,13 +194,14 @@ def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stre
         ):
             files.add(name, file)
         failures.add(name, part)
-        if shards.format in FAMILY and len(part):
+        if len(part):
             held.append(name)
     if failures.parts:
         written = (at / FAILED).write(failures.lines(), {DEFAULT})
         files.put(File(FAILED, written.size, written.hashes))
     if held:
-        for file in mds_merge.merge(at, [at / name for name in held]).values():
+        merged = find(shards.format).merge_indexes(at, [at / name for name in held])
+        for file in merged.values():
             files.put(file)
     stream = shards.stream(headers, files)
     playlists.write(at / playlists.PLAYLIST, Playlist((stream,)))

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from flarecli import encodings
 from flarecli.errors import FlareError, MissingError
-from flarecli.formats import HOLDS_NULL
+from flarecli.formats import find
 from flarecli.hashes import DEFAULT, Sums, digest
 from flarecli.storage import Location
 from flarecli.storage.local import SCRATCH
@@ -248,7 +248,7 @@ def _batches(
             raise ValueError("the rows are not those of the batch")
         if (rows[1:] <= rows[:-1]).any():
             raise ValueError("the rows do not ascend")
-        if writer.format not in HOLDS_NULL and any(one.null_count for one in batch.columns):
+        if not find(writer.format).holds_null and any(one.null_count for one in batch.columns):
             raise ValueError("a column holds nulls")
         first = int(rows[-1]) + 1 if len(rows) else first
         yield batch, rows

@@ -72,7 +72,7 @@ class Writer:
         self,
         path: Address,
         *,
-        format: str = "mds",
+        format: str = formats.DEFAULT,
         columns: Mapping[str, str] | Columns | None = None,
         settings: Settings | None = None,
         head: Mapping[str, Any] | None = None,
@@ -87,7 +87,7 @@ class Writer:
             raise UsageError(f"jobs is {jobs}: at least 1 is wanted")
         self._format, self.settings = formats.find(format), held_settings(settings or Settings())
         is_cut = self.settings.shard_bytes is not None or self.settings.shard_rows is not None
-        self._inside = formats.INSIDE.get(format, "") if is_cut else ""
+        self._inside = self._format.shards_in if is_cut else ""
         given = None if columns is None else self._arranged(columns)
         self.target = claim(path, resume=resume, overwrite=overwrite, guard=guard)
         self.columns: Columns | None = None
@@ -141,7 +141,7 @@ class Writer:
         for entry in self._journal.shards:
             files = tuple(File(**file) for file in entry["files"])
             main, *beside = (self.target.at / file.name for file in files)
-            self._chunks.append(Chunk(main, entry["rows"], files, self._format.NAME, tuple(beside)))
+            self._chunks.append(Chunk(main, entry["rows"], files, self._format.name, tuple(beside)))
             self.rows += entry["rows"]
             self.next = entry["next"]
         self.failed = Failed(
@@ -195,7 +195,7 @@ class Writer:
     @property
     def format(self) -> str:
         """The name of the format."""
-        return self._format.NAME
+        return self._format.name
 
     @property
     def is_done(self) -> bool:
@@ -294,7 +294,7 @@ class Writer:
         if places is None:
             first = self.rows + self._held_rows
             places = np.arange(first, first + batch.num_rows)
-        typed = Typed(columns, None, self.format in formats.HOLDS_NULL)
+        typed = Typed(columns, None, self._format.holds_null)
         ready, start = [], 0
         for one in batches:
             its = places[start : start + one.num_rows]
@@ -357,7 +357,7 @@ class Writer:
 
     def _tell_apart(self, batch: pa.RecordBatch, rows: IntArray) -> None:
         """Refuse a name that came before in the shard that these rows go to."""
-        column = formats.KEY_COLUMN.get(self.format)
+        column = self._format.key_column
         if column not in batch.schema.names:
             return
         names = batch.column(column).cast(pa.large_binary()).to_pylist()
@@ -484,7 +484,7 @@ class Writer:
         return Stream(
             "data",
             self.target.at,
-            self._format.NAME,
+            self._format.name,
             [file.name for file in stored],
             self.columns or (),
             np.array([chunk.rows for chunk in self._chunks], np.int64),

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from flarecli.encodings import coerce, decode, encode, held_as, lookup, stored, typed
-from flarecli.encodings.holds import FORMATS
-from flarecli.errors import UsageError, ValueFitError
+from flarecli.encodings import coerce, decode, encode, lookup, stored, typed
+from flarecli.errors import ValueFitError
+from flarecli.formats import find, names
 
-ALL = [name for names in FORMATS for name in names.split()]
+ALL = names(writable=True)
 INT64 = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
     ['"', "\\", "\x7f", "é\U0001f642", "\n"]
@@ -99,7 +99,7 @@ VALUES = {
     "list[pil]": st.just([Image.frombytes("L", (1, 2), b"ab")]),
 }
 FILES = {
-    f"{name}[]" for name in VALUES if held_as(f"{name}[]", "ffrecord") == "msgpack"
+    f"{name}[]" for name in VALUES if find("ffrecord").store_as(f"{name}[]") == "msgpack"
 }  # msgpack keeps their bytes
 VALUES |= {f"{name}[]": st.lists(values, max_size=3) for name, values in VALUES.items()}
 
@@ -139,9 +139,8 @@ def test_what_a_format_holds_in_place_of_an_encoding_says_the_same(encoding, dat
     array = column(encoding, values)
     wanted = values_of(array, encoding)
     for form in ALL:
-        try:
-            instead = held_as(encoding, form)
-        except UsageError:
+        instead = find(form).store_as(encoding)
+        if instead is None:
             continue
         there, failures = coerce(array, lookup(instead), lookup(encoding))
         assert failures == [], (form, instead)

@@ -307,5 +307,5 @@ def test_damage_is_an_error_or_a_value_and_never_more_memory(name, data):
 def test_a_name_is_enough_to_find_the_format_it_ends_in():
     """Only what the name of a file may be of is loaded to ask: each ending of each format must be among those."""
     for name in FORMATS:
-        for suffix in find(name).SUFFIXES:
-            assert formats.sniffed(f"shard.00000{suffix}") == name
+        for suffix in find(name).suffixes:
+            assert formats.sniff(f"shard.00000{suffix}") == name

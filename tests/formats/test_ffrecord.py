@@ -26,10 +26,12 @@ from flarecli.errors import (
     UsageError,
     ValueFitError,
 )
-from flarecli.formats import ffrecord
+from flarecli.formats import ffrecord_table, find
 from flarecli.model import Chunk, Column, File, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
+
+ffrecord = find("ffrecord")
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "ffrecord"
 NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.name != "bad")
@@ -92,8 +94,8 @@ def test_what_the_original_wrote_is_read_by_rows_and_by_batches(name, maps):
     for chunk in ffrecord.open_dataset(at if maps else at.unmapped()):
         shard = ffrecord.open_shard(chunk)
         by_row += rows_of(shard)
-        by_view += map(bytes, ffrecord.read_views(shard, range(shard.rows)))
-        by_copy += map(bytes, ffrecord.read_copies(shard, range(shard.rows)))
+        by_view += map(bytes, ffrecord_table.read_views(shard, range(shard.rows)))
+        by_copy += map(bytes, ffrecord_table.read_copies(shard, range(shard.rows)))
         by_batch += ffrecord.read_batch(shard, 0, shard.rows, views=maps).column("data").to_pylist()
         assert list(ffrecord.verify_shard(shard, values=True)) == []
         third = shard.rows // 3
@@ -207,8 +209,8 @@ def test_a_damaged_record_is_named(name):
     )
     for read in (
         lambda: ffrecord.read_rows(shard, [0, row]),
-        lambda: ffrecord.read_views(shard, [0, row]),
-        lambda: ffrecord.read_copies(shard, [0, row]),
+        lambda: ffrecord_table.read_views(shard, [0, row]),
+        lambda: ffrecord_table.read_copies(shard, [0, row]),
         lambda: ffrecord.read_batch(shard, 1, shard.rows),
     ):
         with pytest.raises(IntegrityError) as caught:
@@ -282,7 +284,7 @@ def test_bytes_that_no_record_has_are_found():
 
 
 def test_a_record_larger_than_a_step_is_summed_in_pieces(monkeypatch):
-    monkeypatch.setattr(ffrecord, "_STEP_BYTES", 16)
+    monkeypatch.setattr("flarecli.formats.ffrecord._STEP_BYTES", 16)
     data = bytearray(made([b"x" * 100, b"", b"y" * 16, b"z" * 17]))
     assert list(ffrecord.verify_shard(ffrecord.open_shard(in_memory(bytes(data))))) == []
     for place, row in ((12 + 12 * 4 + 50, 0), (len(data) - 1, 3)):
@@ -334,9 +336,10 @@ _HOSTILE = """
 import resource, sys
 sys.path[:0] = {path!r}
 from flarecli.errors import FlareError
-from flarecli.formats import ffrecord
+from flarecli.formats import find
 from flarecli.model import Chunk
 from flarecli.storage import locate
+ffrecord = find("ffrecord")
 there = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()  # libraries reserve more than they use
 resource.setrlimit(resource.RLIMIT_AS, (there + (250 << 20),) * 2)
 for name in sys.argv[1:]:
@@ -461,9 +464,9 @@ def test_lists_are_written_as_what_has_bytes_of_its_own():
 def test_copies_are_the_readers_own(tmp_path):
     (tmp_path / "a.ffr").write_bytes(made([b"abc", b"", b"de"]))
     shard = ffrecord.open_shard(Chunk(locate(str(tmp_path / "a.ffr"))))
-    one, _, two = ffrecord.read_copies(shard, [2, 1, 0])
+    one, _, two = ffrecord_table.read_copies(shard, [2, 1, 0])
     one[:] = b"XY"
-    assert (bytes(one), bytes(two), ffrecord.read_copies(shard, [])) == (b"XY", b"abc", [])
+    assert (bytes(one), bytes(two), ffrecord_table.read_copies(shard, [])) == (b"XY", b"abc", [])
     assert rows_of(shard) == [b"abc", b"", b"de"]
 
 
@@ -514,11 +517,15 @@ def test_names_keep_their_order_as_strings():
     batch = pa.record_batch({"data": pa.array([b"x"], pa.large_binary())})
     numbers = [0, 9, 10, 99_999, 100_000, 100_001, 999_999, 1_000_000]
     names = [
-        ffrecord.write_shard(Location(MemoryStore()), n, ffrecord.COLUMNS, [batch], Settings())
+        ffrecord.write_shard(
+            Location(MemoryStore()), n, ffrecord_table.COLUMNS, [batch], Settings()
+        )
         .files[0]
         .name
         for n in numbers
     ]
     assert names == sorted(names)
     assert names[3:5] == ["99999.ffr", "a100000.ffr"]
-    assert ffrecord.write_index(Location(MemoryStore()), [], ffrecord.COLUMNS, Settings()) == {}
+    assert (
+        ffrecord.write_index(Location(MemoryStore()), [], ffrecord_table.COLUMNS, Settings()) == {}
+    )

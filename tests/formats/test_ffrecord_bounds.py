@@ -10,10 +10,12 @@ import pytest
 
 from flarecli import encodings
 from flarecli.errors import FormatError, UnsafeError
-from flarecli.formats import ffrecord, ffrecord_table, packed_folder
+from flarecli.formats import ffrecord_table, find, packed_folder
 from flarecli.model import Chunk, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
+
+ffrecord = find("ffrecord")
 
 RECORDS = [b"one", b"", b"three", b"four"]
 
@@ -41,7 +43,7 @@ def test_a_part_of_a_batch_is_written_and_nothing_around_it(start, rows):
     ffrecord.write_shard(
         Location(store),
         0,
-        ffrecord.COLUMNS,
+        ffrecord_table.COLUMNS,
         [batch.slice(start, rows), batch.slice(0, 1)],
         Settings(),
     )
@@ -49,12 +51,12 @@ def test_a_part_of_a_batch_is_written_and_nothing_around_it(start, rows):
 
 
 def test_records_larger_than_a_piece_are_written_whole(monkeypatch):
-    monkeypatch.setattr(ffrecord, "_PIECE", 4)
+    monkeypatch.setattr("flarecli.formats.ffrecord._PIECE", 4)
     store = MemoryStore()
     ffrecord.write_shard(
         Location(store),
         0,
-        ffrecord.COLUMNS,
+        ffrecord_table.COLUMNS,
         [pa.record_batch({"data": pa.array(RECORDS, pa.large_binary())})],
         Settings(),
     )
@@ -79,7 +81,7 @@ def test_a_start_at_the_files_end_is_told_by_what_follows_it():
 
 
 def test_verify_reads_no_more_at_once_than_a_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(ffrecord, "_STEP_BYTES", 16)
+    monkeypatch.setattr("flarecli.formats.ffrecord._STEP_BYTES", 16)
     (tmp_path / "s.ffr").write_bytes(made([b"x" * 6] * 9 + [b"y" * 40, b"", b"z" * 16]))
     at = locate(str(tmp_path / "s.ffr")).unmapped()
     shard, reads, read_many = ffrecord.open_shard(Chunk(at)), [], at.store.read_many

@@ -7,9 +7,11 @@ import pytest
 
 from flarecli import formats, read, verbs
 from flarecli.errors import IntegrityError, UnsafeError, UsageError, ValueFitError
-from flarecli.formats import files
+from flarecli.formats import find
 from flarecli.model import Chunk
 from flarecli.storage import locate
+
+files = find("files")
 
 
 @pytest.fixture

@@ -10,10 +10,13 @@ import pytest
 
 from flarecli.encodings import column, lookup, stored
 from flarecli.errors import IntegrityError, UsageError, ValueFitError
-from flarecli.formats import granular, granular_refs
+from flarecli.formats import find
 from flarecli.model import Chunk, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
+
+granular = find("granular")
+granular_refs = find("granular-refs")
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "granular"
 ALL = sorted(str(path.parent.relative_to(GOLDEN)) for path in GOLDEN.glob("*/*/meta.json"))

@@ -8,11 +8,14 @@ import pytest
 
 from flarecli.encodings import column
 from flarecli.errors import BusyError, IntegrityError, UsageError, ValueFitError
-from flarecli.formats import granular, granular_refs
+from flarecli.formats import find
 from flarecli.formats.granular_append import Appender
 from flarecli.model import Settings
 from flarecli.storage import direct_io as sink
 from flarecli.storage import local, locate
+
+granular = find("granular")
+granular_refs = find("granular-refs")
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "granular"
 COLUMNS = (column("n", "int"), column("t", "str"))

@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 
 from flarecli.encodings import column
 from flarecli.errors import FlareError, FormatError, UnsafeError, ValueFitError
-from flarecli.formats import bag_refs, bags, granular, granular_refs, granular_spec
+from flarecli.formats import bag_refs, bags, find, granular_spec
 from flarecli.model import Chunk, Finding, Settings
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
+
+granular = find("granular")
+granular_refs = find("granular-refs")
 
 COLUMNS = (column("n", "int"), column("t", "str"))
 BATCH = pa.record_batch(
@@ -187,7 +190,7 @@ def test_rows_that_take_more_than_a_bag_holds_are_refused():
 
 
 def test_records_taken_twice_are_found_across_the_steps_of_verify(monkeypatch):
-    monkeypatch.setattr(granular, "_STEP", 1)
+    monkeypatch.setattr("flarecli.formats.granular._STEP", 1)
     rows = [b"\x92\x00\x00", b"\x92\x01\x01", b"\x92\x01\x02"]
     shard = opened(old(refs_bag=b"".join(rows) + ends(3, 6, 9)))
     assert [finding.where for finding in granular.verify_shard(shard)] == ["spec.json[2]"]
@@ -441,9 +444,10 @@ HOSTILE = """
 import sys
 import numpy as np
 from flarecli.errors import FlareError
-from flarecli.formats import granular
+from flarecli.formats import find
 from flarecli.model import Chunk
 from flarecli.storage import locate
+granular = find("granular")
 for path in sys.argv[1:]:
     try:
         shard = granular.open_shard(Chunk(locate(path)))

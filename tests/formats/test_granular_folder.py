@@ -8,10 +8,12 @@ import pytest
 import flarecli
 from flarecli.encodings import column
 from flarecli.errors import FormatError, IntegrityError
-from flarecli.formats import granular
+from flarecli.formats import find
 from flarecli.model import Chunk, File, Settings
 from flarecli.storage import Guard, Location, locate
 from flarecli.storage.memory import MemoryStore
+
+granular = find("granular")
 
 COLUMNS = (column("n", "int"), column("t", "str"))
 

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from flarecli import encodings
 from flarecli.encodings import BINARY, lookup, typed
 from flarecli.errors import FormatError, IntegrityError, UsageError, ValueFitError
-from flarecli.formats import json_lines, json_shards
+from flarecli.formats import find, json_lines
 from flarecli.model import Chunk, Settings
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
+
+json_shards = find("json")
 
 TYPES = {"s": "json_str", "i": "json_int", "f": "json_float"}
 
@@ -46,7 +48,7 @@ def written(form, names, rows, how=None):
 
 def shard_of(form, data, starts, config, name=None):
     """A shard made by hand: its data, its table, its config."""
-    name = name or f"shard.00000.{form.NAME}"
+    name = name or f"shard.00000.{form.name}"
     table = (
         struct.pack(f"<I{len(starts)}I", len(starts) - 1, *starts)
         + json.dumps(config, sort_keys=True).encode()

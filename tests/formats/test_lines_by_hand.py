@@ -10,10 +10,12 @@ import pytest
 
 from flarecli import encodings
 from flarecli.errors import FlareError, FormatError, UsageError, ValueFitError
-from flarecli.formats import find, json_shards, lines, spans, xsv
+from flarecli.formats import find, lines, spans
 from flarecli.model import Chunk, File, Settings, Shard
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
+
+json_shards = find("json")
 
 
 def opened(form, config, rows, starts=None, listed=None, files=()):
@@ -94,7 +96,7 @@ def test_another_count_than_listed_is_refused():
 def test_a_table_must_fit_to_its_last_byte():
     store = MemoryStore({"s.csv": b"", "s.csv.meta": struct.pack("<I3I", 2, 0, 0, 0)[:-1]})
     assert (
-        refusal(lambda: xsv.CSV.open_shard(Chunk(Location(store, "s.csv"))))
+        refusal(lambda: find("csv").open_shard(Chunk(Location(store, "s.csv"))))
         == "s.csv.meta: 15 bytes cannot hold a table of 2 samples"
     )
 
@@ -187,10 +189,10 @@ def test_values_lie_between_separators_of_any_length_also_where_they_overlap(sep
     wanted = [dict(zip("pqr", (separator.join(row)).split(separator), strict=True)) for row in rows]
     assert [
         {name: value.decode() for name, value in row.items()}
-        for row in xsv.XSV.read_rows(shard, range(len(rows)))
+        for row in find("xsv").read_rows(shard, range(len(rows)))
     ] == wanted
-    assert xsv.XSV.read_batch(shard, 0, len(rows)).to_pylist() == wanted
-    assert list(xsv.XSV.verify_shard(shard, values=True)) == []
+    assert find("xsv").read_batch(shard, 0, len(rows)).to_pylist() == wanted
+    assert list(find("xsv").verify_shard(shard, values=True)) == []
 
 
 def test_a_long_separator_is_not_looked_for_at_every_place(monkeypatch):
@@ -207,7 +209,7 @@ def test_a_long_separator_is_not_looked_for_at_every_place(monkeypatch):
     )
     for do in ways("xsv", shard, 0):
         assert refusal(do) == "s.xsv[0]: 21 values in its line, 2 are wanted"
-    columns = xsv.XSV.arrange([encodings.column("p", "str"), encodings.column("q", "str")])
+    columns = find("xsv").arrange([encodings.column("p", "str"), encodings.column("q", "str")])
     batch = pa.record_batch(
         {
             "p": pa.array(["x", "y" * 3000], pa.large_string()),
@@ -215,12 +217,12 @@ def test_a_long_separator_is_not_looked_for_at_every_place(monkeypatch):
         }
     )
     for how in (Settings(separator=long), Settings(separator=";", newline=long)):
-        assert xsv.XSV.row_sizes(columns, batch, how)[1].tolist() == [1002, 4011]
+        assert find("xsv").row_sizes(columns, batch, how)[1].tolist() == [1002, 4011]
     bad = batch.set_column(0, "p", pa.array(["x", "y" + long + "y"], pa.large_string()))
     wanted = f"row 1: column 'p': holds the separator {long!r}"
-    assert refusal(lambda: xsv.XSV.row_sizes(columns, bad, Settings(separator=long))) == wanted
+    assert refusal(lambda: find("xsv").row_sizes(columns, bad, Settings(separator=long))) == wanted
     assert refusal(
-        lambda: xsv.XSV.row_sizes(columns, bad, Settings(newline=long))
+        lambda: find("xsv").row_sizes(columns, bad, Settings(newline=long))
     ) == wanted.replace("separator", "newline")
     assert max(looked) == 1
 
@@ -229,7 +231,7 @@ def test_a_line_of_nothing_but_separators_takes_no_room_for_its_values():
     shard = opened("csv", csv("a", "b"), [b"," * 4_000_000 + b"\n"])
     message = []
     assert (
-        peak(lambda: message.append(refusal(lambda: xsv.CSV.read_rows(shard, [0])))) < 20 << 20
+        peak(lambda: message.append(refusal(lambda: find("csv").read_rows(shard, [0])))) < 20 << 20
     )  # it was 44 MB
     assert message == ["s.csv[0]: 4000001 values in its line, 2 are wanted"]
 
@@ -395,7 +397,9 @@ def test_a_separator_of_csv_and_tsv_is_their_own_whatever_is_set():
         )
         assert chunk.at.read() == f"a{separator}b\n1{separator}2\n".encode()
     with pytest.raises(UsageError, match=r"^column 'a,b': its name holds the separator ','$"):
-        xsv.CSV.row_sizes((encodings.column("a,b", "str"),), batch_of("x"), Settings(separator="|"))
+        find("csv").row_sizes(
+            (encodings.column("a,b", "str"),), batch_of("x"), Settings(separator="|")
+        )
 
 
 # -- views
@@ -405,13 +409,17 @@ def test_text_over_the_bytes_of_a_shard_is_checked_and_reaches_no_further_than_v
     monkeypatch,
 ):
     shard = opened("csv", csv("a"), [b"1\n", b"\xff\n", b"2\n"])
-    assert xsv.CSV.read_batch(shard, 2, 3, views=True).schema.field("a").type == pa.string_view()
     assert (
-        refusal(lambda: xsv.CSV.read_batch(shard, 0, 3, views=True))
+        find("csv").read_batch(shard, 2, 3, views=True).schema.field("a").type == pa.string_view()
+    )
+    assert (
+        refusal(lambda: find("csv").read_batch(shard, 0, 3, views=True))
         == "s.csv[1]: column 'a': str is not UTF-8"
     )
     monkeypatch.setattr(spans, "VIEW_LIMIT", 2)
-    assert xsv.CSV.read_batch(shard, 2, 3, views=True).schema.field("a").type == pa.large_string()
+    assert (
+        find("csv").read_batch(shard, 2, 3, views=True).schema.field("a").type == pa.large_string()
+    )
 
 
 # -- what is said and kept
@@ -421,12 +429,12 @@ def test_what_is_said_of_a_name_or_a_newline_of_any_length_is_short():
     long = "n" * 100_000
     shard = opened("csv", {**csv("a"), "newline": long}, [b"x"])
     assert (
-        refusal(lambda: xsv.CSV.read_rows(shard, [0]))
+        refusal(lambda: find("csv").read_rows(shard, [0]))
         == f"s.csv[0]: its line does not end with '{'n' * 59}"
     )
     shard = opened("csv", csv(long), [b"\xff\n"])
     assert (
-        refusal(lambda: xsv.CSV.read_batch(shard, 0, 1))
+        refusal(lambda: find("csv").read_batch(shard, 0, 1))
         == f"s.csv[0]: column '{'n' * 59}: str is not UTF-8"
     )
     shard = opened("json", {"columns": {long: "str"}}, [b'{"%s": 1}\n' % long.encode()])
@@ -482,16 +490,16 @@ def test_a_shard_may_lie_in_the_midst_of_other_bytes(form):
 
 def test_columns_lie_in_a_line_as_the_config_names_them():
     shard = opened("csv", csv("b", "c", "a"), [b"1,2,3\n", b",,\n", b"4,,5\n"])
-    assert xsv.CSV.read_rows(shard, [0, 2], ["a", "b"]) == [
+    assert find("csv").read_rows(shard, [0, 2], ["a", "b"]) == [
         {"a": b"3", "b": b"1"},
         {"a": b"5", "b": b"4"},
     ]
-    assert xsv.CSV.read_batch(shard, 0, 3).to_pydict() == {
+    assert find("csv").read_batch(shard, 0, 3).to_pydict() == {
         "b": ["1", "", "4"],
         "c": ["2", "", ""],
         "a": ["3", "", "5"],
     }
-    assert list(xsv.CSV.verify_shard(shard, values=True)) == []
+    assert list(find("csv").verify_shard(shard, values=True)) == []
     shard = opened(
         "json",
         {"columns": {"b": "int", "a": "str"}},
@@ -537,13 +545,15 @@ def test_a_row_is_named_by_its_place_in_the_shard_wherever_a_batch_begins():
     for start in (0, 1, 2):
         for views in (False, True):
             said = refusal(
-                lambda start=start, views=views: xsv.CSV.read_batch(shard, start, 4, views=views)
+                lambda start=start, views=views: find("csv").read_batch(
+                    shard, start, 4, views=views
+                )
             )
             assert said == "s.csv[2]: column 'a': str is not UTF-8"
     shard = opened("csv", csv("a", "b"), [b"1,\n", b"2,\n", b"\n", b"3,\n"])
     for start in (0, 1, 2):
         assert (
-            refusal(lambda start=start: xsv.CSV.read_batch(shard, start, 4))
+            refusal(lambda start=start: find("csv").read_batch(shard, start, 4))
             == "s.csv[2]: 1 values in its line, 2 are wanted"
         )
     shard = opened(

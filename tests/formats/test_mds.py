@@ -17,11 +17,14 @@ from hypothesis import strategies as st
 from flarecli import encodings, read
 from flarecli.encodings import lookup, stored
 from flarecli.errors import FlareError, FormatError, IntegrityError, UnsafeError, UsageError
-from flarecli.formats import mds, mds_config
+from flarecli.formats import find, mds_config
+from flarecli.formats import mds as mds_module
 from flarecli.model import Chunk, File, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
 from flarecli.write import Writer
+
+mds = find("mds")
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "mds"
 READABLE = sorted(p.name for p in GOLDEN.glob("mds_*"))
@@ -253,7 +256,7 @@ def test_another_count_than_listed_is_an_error(shard_bytes):
 
 
 def test_a_config_larger_than_any_is_not_read(shard_bytes, monkeypatch):
-    monkeypatch.setattr(mds, "_CONFIG_LIMIT", 10)
+    monkeypatch.setattr("flarecli.formats.mds._CONFIG_LIMIT", 10)
     with pytest.raises(FormatError, match=r"^s.mds: its config takes \d+ bytes$"):
         opened(shard_bytes)
 
@@ -566,11 +569,11 @@ def test_whether_lengths_add_up_is_said_alike_with_and_without_numpy(rows, colum
     lengths = struct.Struct(f"<{sum(one not in ('int', 'uint8') for one in columns.values())}I")
     fixed = lengths.size + sum({"int": 8, "uint8": 1}.get(one, 0) for one in columns.values())
     try:
-        mds._fields(shard, 0, len(rows))
+        mds_module._fields(shard, 0, len(rows))
         fits = True
     except FormatError:
         fits = False
-    assert mds._fit(shard, 0, len(rows), lengths, fixed) is fits
+    assert mds_module._fit(shard, 0, len(rows), lengths, fixed) is fits
 
 
 @given(st.binary(max_size=6), st.integers(-2, 2))
@@ -579,7 +582,9 @@ def test_lengths_that_nearly_add_up_do_not(data, more):
         {"a": "bytes", "b": "int"},
         [struct.pack("<I", max(0, len(data) + more)) + data + bytes(8)] * 2,
     )
-    assert mds._fit(shard, 0, 2, struct.Struct("<I"), 12) is (max(0, len(data) + more) == len(data))
+    assert mds_module._fit(shard, 0, 2, struct.Struct("<I"), 12) is (
+        max(0, len(data) + more) == len(data)
+    )
 
 
 def test_configs_are_read_once_and_their_own_each():

@@ -15,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli.errors import FlareError, FormatError, IntegrityError, UnsafeError, UsageError
-from flarecli.formats import ffrecord, packed_folder
+from flarecli.formats import find, packed_folder
 from flarecli.formats.ffrecord_table import packed_table
 from flarecli.model import Chunk
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
+
+ffrecord = find("ffrecord")
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "ffrecord" / "packed"
 HINT = "It is no list of files; read its records as they are instead."

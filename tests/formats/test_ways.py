@@ -9,9 +9,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from flarecli import read
-from flarecli.encodings import decode, held_as, lookup
-from flarecli.encodings.holds import FORMATS
-from flarecli.errors import UsageError, ValueFitError
+from flarecli.encodings import decode, lookup
+from flarecli.errors import ValueFitError
+from flarecli.formats import find, names
 from flarecli.model import Settings
 from flarecli.write import Writer
 
@@ -19,7 +19,7 @@ COMPRESSIONS, COMPRESSED = (
     (None, "br", "bz2", "gz", "snappy", "zstd"),
     ("mds", "json", "csv", "tsv", "xsv", "webdataset"),
 )
-WRITTEN = [name for names in FORMATS for name in names.split() if name != "files"]
+WRITTEN = names(writable=True)
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=",\t\n\r|"), max_size=8)
 EDGES = st.sampled_from(
     [0.0, -0.0, math.nan, math.inf, -math.inf, 5e-324, 1e16, 1e-7, 1e10, 123456789.123, 2.0**53]
@@ -117,10 +117,7 @@ def of_column(rows, array):
 
 
 def can_hold(encoding, form):
-    try:
-        return bool(held_as(encoding, form))
-    except UsageError:
-        return False
+    return find(form).store_as(encoding) is not None
 
 
 @pytest.mark.parametrize(

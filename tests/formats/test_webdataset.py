@@ -27,13 +27,15 @@ from flarecli.errors import (
     UsageError,
     ValueFitError,
 )
-from flarecli.formats import tar, tar_runs, webdataset, webdataset_index
+from flarecli.formats import find, tar, tar_runs, webdataset_index
 from flarecli.formats.tar_runs import SLAB
 from flarecli.formats.webdataset_names import extension_of
 from flarecli.formats.webdataset_table import read_table
 from flarecli.model import Chunk, Column, File, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
+
+webdataset = find("webdataset")
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "webdataset"
 NAMES = ["plain", "deep", "pax", "gnu"]
@@ -164,7 +166,7 @@ def test_a_value_that_a_sample_lacks_is_none():
 @pytest.mark.parametrize("size", [1, 700, 1 << 20])
 def test_a_stream_that_cannot_seek_is_read_in_order(pack, size):
     data = pack((GOLDEN / "plain" / "data" / "00000.tar").read_bytes())
-    (batch,) = webdataset.scan(data[i : i + size] for i in range(0, len(data), size))
+    (batch,) = webdataset.scan_stream(data[i : i + size] for i in range(0, len(data), size))
     found = [
         shown(
             {
@@ -181,7 +183,7 @@ def test_a_stream_that_cannot_seek_is_read_in_order(pack, size):
 
 def test_what_the_original_compressed_is_read_as_a_stream():
     data = (GOLDEN / "gz" / "data" / "00000.tar.gz").read_bytes()
-    (batch,) = webdataset.scan(iter([data]))
+    (batch,) = webdataset.scan_stream(iter([data]))
     assert batch.num_rows == 7
     shard = webdataset.open_shard(
         next(iter(webdataset.open_dataset(locate(str(GOLDEN / "gz" / "data")))))
@@ -191,30 +193,30 @@ def test_what_the_original_compressed_is_read_as_a_stream():
     assert list(webdataset.verify_shard(shard)) == []
     for cut in (len(data) // 2, len(data) - 1):
         with pytest.raises(FormatError):
-            list(webdataset.scan(iter([data[:cut]])))
+            list(webdataset.scan_stream(iter([data[:cut]])))
 
 
 def test_a_stream_of_many_batches_keeps_its_columns():
     blocks = [made([(f"{i}.bin", b"x" * 1_000_000) for i in range(40)])]
-    batches = list(webdataset.scan(blocks))
+    batches = list(webdataset.scan_stream(blocks))
     assert [batch.num_rows for batch in batches] == [17, 17, 6]
     late = made([*((f"{i}.bin", b"x" * 1_000_000) for i in range(20)), ("z.txt", b"late")])
     with pytest.raises(FormatError) as caught:
-        list(webdataset.scan([late]))
+        list(webdataset.scan_stream([late]))
     assert (
         str(caught.value)
         == "-[20]: the first member that ends in .txt, and no such column is known"
     )
     listed = (Column("__key__", "str"), Column("bin", "bytes"), Column("txt", "str"))
-    assert sum(batch.num_rows for batch in webdataset.scan([late], listed)) == 21
+    assert sum(batch.num_rows for batch in webdataset.scan_stream([late], listed)) == 21
 
 
 def test_a_sample_of_a_stream_has_as_many_members_as_a_table_takes():
     empty = [tar.header(b"k.%d" % i, 0) for i in range(1025)]
-    (batch,) = webdataset.scan([*empty[:1024], tar.END])
+    (batch,) = webdataset.scan_stream([*empty[:1024], tar.END])
     assert batch.num_columns == 1025
     with pytest.raises(FormatError) as caught:
-        list(webdataset.scan([*empty, tar.END]))
+        list(webdataset.scan_stream([*empty, tar.END]))
     assert str(caught.value) == "-[0]: more than 1024 extensions"
 
 
@@ -921,14 +923,15 @@ def test_damage_is_an_error_or_a_value(data):
     except FlareError as error:
         assert str(error)
     try:
-        list(webdataset.scan([bytes(raw)]))
+        list(webdataset.scan_stream([bytes(raw)]))
     except FlareError as error:
         assert str(error)
 
 
 HOSTILE = """
 import resource, sys
-from flarecli.formats import tar, webdataset
+from flarecli.formats import find, tar
+webdataset = find("webdataset")
 from flarecli.errors import FlareError
 from flarecli.model import Chunk
 from flarecli.storage import locate
@@ -945,7 +948,7 @@ for chunk in webdataset.open_dataset(at if sys.argv[2] == "maps" else at.unmappe
     except MemoryError:  # as large a file as its headers say: no fault of the data
         print(chunk.at.name, "not enough memory")
     try:
-        rows = sum(batch.num_rows for batch in webdataset.scan(chunk.at.blocks()))
+        rows = sum(batch.num_rows for batch in webdataset.scan_stream(chunk.at.blocks()))
         print(chunk.at.name, rows)
     except FlareError as error:
         print(chunk.at.name, error.message)

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from flarecli import encodings
 from flarecli.errors import FormatError, IntegrityError, UnsafeError, ValueFitError
 from flarecli.formats import (
+    find,
     spans,
     tar,
-    webdataset,
     webdataset_index,
     webdataset_shards,
     webdataset_stream,
@@ -30,6 +30,8 @@ from flarecli.formats import (
 from flarecli.model import Chunk, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
+
+webdataset = find("webdataset")
 
 
 def columns_of(**encoded):
@@ -234,7 +236,7 @@ def test_verify_holds_every_part_of_an_index_against_the_tar(name, row, value):
     )
     if name == "starts":
         other = {"columns": ["t.txt", "b"]}
-    (found,) = webdataset_verify.verify_shard(
+    (found,) = webdataset.verify_shard(
         opened(FILES | {"00000.idx.json": index_with(**other)})
     )
     assert (found.where, found.kind, found.message) == (
@@ -406,7 +408,7 @@ def test_rows_without_keys_are_numbered_over_batches():
 
 def test_a_member_of_a_stream_is_no_key():
     with pytest.raises(FormatError) as caught:
-        list(webdataset.scan([made([("a.txt", b""), ("b.__KEY__", b"x")])]))
+        list(webdataset.scan_stream([made([("a.txt", b""), ("b.__KEY__", b"x")])]))
     assert str(caught.value) == "-[1]: a second member 'b.__KEY__' at byte 512"
 
 
@@ -514,11 +516,11 @@ def test_a_sample_in_any_batch_of_a_stream_is_named_by_its_row(monkeypatch):
     monkeypatch.setattr(webdataset_stream, "_ROWS", 2)
     data = made([(f"{i}.txt", b"\xff" if i == 4 else b"x") for i in range(6)])
     with pytest.raises(ValueFitError) as caught:
-        list(webdataset.scan([data]))
+        list(webdataset.scan_stream([data]))
     assert str(caught.value) == "-[4]: column 'txt': str is not UTF-8"
     late = made([(f"{i}.{'jpg' if i == 5 else 'txt'}", b"x") for i in range(6)])
     with pytest.raises(FormatError) as caught:
-        list(webdataset.scan([late]))
+        list(webdataset.scan_stream([late]))
     assert (
         str(caught.value) == "-[5]: the first member that ends in .jpg, and no such column is known"
     )
@@ -527,15 +529,15 @@ def test_a_sample_in_any_batch_of_a_stream_is_named_by_its_row(monkeypatch):
 def test_batches_of_a_stream_hold_no_more_than_their_bytes(monkeypatch):
     monkeypatch.setattr(webdataset_stream, "_BYTES", 10)
     data = made([(f"{i}.bin", b"x" * size) for i, size in enumerate([3, 3, 3, 40, 9, 0, 0])])
-    assert [batch.num_rows for batch in webdataset.scan([data])] == [3, 1, 1, 2]
+    assert [batch.num_rows for batch in webdataset.scan_stream([data])] == [3, 1, 1, 2]
 
 
 def test_a_stream_that_is_cut_anywhere_is_told():
     data = made([("a.txt", b"x" * 700), ("b.txt", b"y")])[:4096]
-    assert [batch.num_rows for batch in webdataset.scan([data])] == [2]
+    assert [batch.num_rows for batch in webdataset.scan_stream([data])] == [2]
     for cut in (1, 511, 512, 600, 1211, 1212, 1300, 1536, 2047, 2048, 2049, 2560):
         with pytest.raises(FormatError) as caught:
-            list(webdataset.scan([data[:cut]]))
+            list(webdataset.scan_stream([data[:cut]]))
         assert (
             caught.value.message
             == f"ends at byte {cut}, {'without an end marker' if cut < 512 or cut in (1536, 2047, 2560) else 'inside a member'}"

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from flarecli import encodings
 from flarecli.encodings import BINARY, lookup, stored, typed
 from flarecli.errors import FlareError, FormatError, MissingError, UsageError, ValueFitError
-from flarecli.formats import find, json_shards, xsv
+from flarecli.formats import find
 from flarecli.formats import lines as line_shards
 from flarecli.model import Chunk, File, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
 from flarecli.write import Writer
+
+json_shards = find("json")
 
 TYPES = {"s": "json_str", "i": "json_int", "f": "json_float"}
 
@@ -50,7 +52,7 @@ def written(form, names, rows, how=None):
 
 def shard_of(form, data, starts, config, name=None):
     """A shard made by hand: its data, its table, its config."""
-    name = name or f"shard.00000.{form.NAME}"
+    name = name or f"shard.00000.{form.name}"
     table = (
         struct.pack(f"<I{len(starts)}I", len(starts) - 1, *starts)
         + json.dumps(config, sort_keys=True).encode()
@@ -73,7 +75,10 @@ def xsv_shard(*lines, **config):
     header = config["separator"].join(config["column_names"]) + config["newline"]
     lines = [line if isinstance(line, bytes) else line.encode() for line in (header, *lines)]
     return shard_of(
-        xsv.XSV, b"".join(lines), np.cumsum([len(lines[0]), *map(len, lines[1:])]).tolist(), config
+        find("xsv"),
+        b"".join(lines),
+        np.cumsum([len(lines[0]), *map(len, lines[1:])]).tolist(),
+        config,
     )
 
 
@@ -102,7 +107,7 @@ def test_what_is_written_is_what_a_split_says_or_is_refused(rows, ends):
     separator, newline = ends
     rows = [{"p": row[0].encode(), "q": row[1].encode(), "x": row[2].encode()} for row in rows]
     columns, how = (
-        columns_of(xsv.XSV, dict.fromkeys("pqx", "str")),
+        columns_of(find("xsv"), dict.fromkeys("pqx", "str")),
         Settings(separator=separator, newline=newline),
     )
     batch, store = batch_of(columns, rows), MemoryStore()
@@ -113,24 +118,24 @@ def test_what_is_written_is_what_a_split_says_or_is_refused(rows, ends):
         for line, row in zip(lines, rows, strict=True)
     ]
     try:
-        base, sizes = xsv.XSV.row_sizes(columns, batch, how)
+        base, sizes = find("xsv").row_sizes(columns, batch, how)
     except ValueFitError as error:
         row = error.row
         assert error.message.startswith(("column '", "its values between"))
         assert all(whole[:row])
         assert not whole[row]
         with pytest.raises(ValueFitError):
-            xsv.XSV.write_shard(Location(store, ""), 0, columns, [batch], how)
+            find("xsv").write_shard(Location(store, ""), 0, columns, [batch], how)
         assert store.files == {}
         return
     assert all(whole)
     assert (base, sizes.tolist()) == (0, [len(line.encode()) for line in lines])
-    chunk = xsv.XSV.write_shard(Location(store, ""), 0, columns, [batch], how)
+    chunk = find("xsv").write_shard(Location(store, ""), 0, columns, [batch], how)
     assert chunk.at.read().decode() == separator.join("pqx") + newline + "".join(lines)
-    shard = pickle.loads(pickle.dumps(xsv.XSV.open_shard(chunk, columns)))
-    assert xsv.XSV.read_rows(shard, range(len(rows))) == rows
-    assert xsv.XSV.read_batch(shard, 0, len(rows)).equals(batch)
-    assert list(xsv.XSV.verify_shard(shard, values=True)) == []
+    shard = pickle.loads(pickle.dumps(find("xsv").open_shard(chunk, columns)))
+    assert find("xsv").read_rows(shard, range(len(rows))) == rows
+    assert find("xsv").read_batch(shard, 0, len(rows)).equals(batch)
+    assert list(find("xsv").verify_shard(shard, values=True)) == []
 
 
 @settings(max_examples=150, deadline=None)
@@ -141,8 +146,8 @@ def test_lines_of_any_writer_are_cut_as_a_split_cuts_them(lines):
     wrong = [row for row, parts in enumerate(wanted) if len(parts) != 2]
     if wrong:
         for do in (
-            lambda: xsv.XSV.read_batch(shard, 0, len(lines)),
-            lambda: xsv.XSV.read_rows(shard, range(len(lines))),
+            lambda: find("xsv").read_batch(shard, 0, len(lines)),
+            lambda: find("xsv").read_rows(shard, range(len(lines))),
         ):
             with pytest.raises(FormatError) as caught:
                 do()
@@ -150,16 +155,16 @@ def test_lines_of_any_writer_are_cut_as_a_split_cuts_them(lines):
                 str(caught.value)
                 == f"shard.00000.xsv[{wrong[0]}]: {len(wanted[wrong[0]])} values in its line, 2 are wanted"
             )
-        assert [one.where for one in xsv.XSV.verify_shard(shard)] == [
+        assert [one.where for one in find("xsv").verify_shard(shard)] == [
             f"shard.00000.xsv[{row}]" for row in wrong
         ]
         return
     assert [
         [row["a"].decode(), row["b"].decode()]
-        for row in xsv.XSV.read_rows(shard, range(len(lines)))
+        for row in find("xsv").read_rows(shard, range(len(lines)))
     ] == wanted
     assert [
-        list(row.values()) for row in xsv.XSV.read_batch(shard, 0, len(lines)).to_pylist()
+        list(row.values()) for row in find("xsv").read_batch(shard, 0, len(lines)).to_pylist()
     ] == wanted
 
 
@@ -191,8 +196,8 @@ def test_separators_that_cut_no_field_are_not_taken_for_those_that_are_missing(
     }
     shard = xsv_shard(*(line + newline for line in lines), **how)
     for do in (
-        lambda: xsv.XSV.read_batch(shard, 0, len(lines)),
-        lambda: xsv.XSV.read_rows(shard, range(len(lines))),
+        lambda: find("xsv").read_batch(shard, 0, len(lines)),
+        lambda: find("xsv").read_rows(shard, range(len(lines))),
     ):
         with pytest.raises(FormatError) as caught:
             do()
@@ -204,7 +209,10 @@ def test_separators_that_cut_no_field_are_not_taken_for_those_that_are_missing(
 
 def test_a_line_without_its_newline_names_its_row():
     shard = xsv_shard("x||1\n", "y||2;", "z||3\n")
-    for do in (lambda: xsv.XSV.read_batch(shard, 0, 3), lambda: xsv.XSV.read_rows(shard, [1])):
+    for do in (
+        lambda: find("xsv").read_batch(shard, 0, 3),
+        lambda: find("xsv").read_rows(shard, [1]),
+    ):
         with pytest.raises(FormatError) as caught:
             do()
         assert str(caught.value) == "shard.00000.xsv[1]: its line does not end with '\\n'"
@@ -216,7 +224,7 @@ def test_lines_too_short_for_their_columns_are_refused_before_there_is_room_for_
     tracemalloc.start()
     try:
         with pytest.raises(FormatError) as caught:
-            xsv.XSV.read_batch(shard, 0, 1000)
+            find("xsv").read_batch(shard, 0, 1000)
         assert tracemalloc.get_traced_memory()[1] < 4 << 20  # it was 160 MB
     finally:
         tracemalloc.stop()
@@ -227,34 +235,34 @@ def test_text_that_is_not_utf8_names_its_row():
     with pytest.raises(
         ValueFitError, match=r"^shard.00000.xsv\[1\]: column 'a': str is not UTF-8$"
     ):
-        xsv.XSV.read_batch(xsv_shard("x||1\n", b"\xff||2\n"), 0, 2)
+        find("xsv").read_batch(xsv_shard("x||1\n", b"\xff||2\n"), 0, 2)
 
 
 @pytest.mark.parametrize(
     ("form", "how", "values", "message"),
     [
-        (xsv.CSV, Settings(), ("x,y", "z"), "row 1: column 'a': holds the separator ','"),
+        (find("csv"), Settings(), ("x,y", "z"), "row 1: column 'a': holds the separator ','"),
         (
-            xsv.CSV,
+            find("csv"),
             Settings(separator="|"),
             ("x", "y,"),
             "row 1: column 'b': holds the separator ','",
         ),
-        (xsv.TSV, Settings(), ("x\ty", "z"), "row 1: column 'a': holds the separator '\\t'"),
+        (find("tsv"), Settings(), ("x\ty", "z"), "row 1: column 'a': holds the separator '\\t'"),
         (
-            xsv.CSV,
+            find("csv"),
             Settings(newline="\r\n"),
             ("x\ny", "z\r\n"),
             "row 1: column 'b': holds the newline '\\r\\n'",
         ),
         (
-            xsv.XSV,
+            find("xsv"),
             Settings(separator="||"),
             ("x|", "y"),
             "row 1: column 'a': with the separator '||' behind it, it would be cut before its end",
         ),
         (
-            xsv.XSV,
+            find("xsv"),
             Settings(separator=";", newline="x;b"),
             ("yx", "by"),
             "row 1: its values between ';' hold the newline 'x;b'",
@@ -297,10 +305,10 @@ def test_a_value_that_a_line_cannot_hold_is_named_before_anything_is_written(
     ],
 )
 def test_names_and_settings_that_a_header_cannot_hold_are_refused(names, how, message):
-    columns = columns_of(xsv.XSV, dict.fromkeys(names, "str"))
+    columns = columns_of(find("xsv"), dict.fromkeys(names, "str"))
     batch = batch_of(columns, [dict.fromkeys(names, b"1")])
     with pytest.raises(UsageError) as caught:
-        xsv.XSV.row_sizes(columns, batch, how)
+        find("xsv").row_sizes(columns, batch, how)
     assert str(caught.value) == message
 
 
@@ -317,8 +325,8 @@ def test_what_a_line_cannot_hold_is_refused_by_the_column(form):
 
 def test_other_headers_are_found():
     data = b"a||c\nx||1\n"
-    shard = shard_of(xsv.XSV, data, [5, 10], XSV)
-    (finding,) = xsv.XSV.verify_shard(shard)
+    shard = shard_of(find("xsv"), data, [5, 10], XSV)
+    (finding,) = find("xsv").verify_shard(shard)
     assert (finding.where, finding.message) == (
         "shard.00000.xsv",
         "its header is b'a||c\\n', not b'a||b\\n'",
@@ -373,19 +381,21 @@ def put(at, value):
     ],
 )
 def test_a_forged_table_is_refused(change, message):
-    chunk, _ = written(xsv.CSV, {"a": "str"}, [{"a": b"1"}, {"a": b"2"}])
+    chunk, _ = written(find("csv"), {"a": "str"}, [{"a": b"1"}, {"a": b"2"}])
     with pytest.raises(FormatError) as caught:
-        xsv.CSV.open_shard(meta_changed(chunk, change))
+        find("csv").open_shard(meta_changed(chunk, change))
     if message:
         assert str(caught.value) == message.format(size=chunk.files[1].size)
 
 
 def test_bytes_behind_the_last_line_are_damage():
-    for form in (xsv.XSV, json_shards):
+    for form in (find("xsv"), json_shards):
         config = (
-            XSV if form is xsv.XSV else {"columns": {"a": "int"}, "format": "json", "newline": "\n"}
+            XSV
+            if form is find("xsv")
+            else {"columns": {"a": "int"}, "format": "json", "newline": "\n"}
         )
-        lines = [b"a||b\n", b"x||1\n"] if form is xsv.XSV else [b"", b'{"a": 1}\n']
+        lines = [b"a||b\n", b"x||1\n"] if form is find("xsv") else [b"", b'{"a": 1}\n']
         starts = np.cumsum([len(line) for line in lines]).tolist()
         assert shard_of(form, b"".join(lines), starts, config).rows == 1
         for size, rest in ((1, b"\n"), (5, b"x||1\n")):
@@ -393,7 +403,7 @@ def test_bytes_behind_the_last_line_are_damage():
                 shard_of(form, b"".join([*lines, rest]), starts, config)
             assert (
                 str(caught.value)
-                == f"shard.00000.{form.NAME}: is {starts[-1] + size} bytes, {starts[-1]} are needed by its table"
+                == f"shard.00000.{form.name}: is {starts[-1] + size} bytes, {starts[-1]} are needed by its table"
             )
 
 
@@ -403,17 +413,17 @@ def test_a_meta_that_no_rows_make_so_large_is_refused_before_it_is_read(monkeypa
         meta = File("s.csv.meta", size, raw_size=raw_size)
         at = Location(MemoryStore({"s.csv": b""}), "s.csv")
         with pytest.raises(FormatError) as caught:
-            xsv.CSV.open_shard(
+            find("csv").open_shard(
                 Chunk(at, 2, (File("s.csv"), meta), "csv", (at.folder / "s.csv.meta",))
             )
         assert (
             str(caught.value)
             == f"s.csv.meta: {most + 1} bytes are listed, too many for a table of 2 samples"
         )
-    chunk, _ = written(xsv.CSV, {"a": "str"}, [{"a": b"1"}])
+    chunk, _ = written(find("csv"), {"a": "str"}, [{"a": b"1"}])
     monkeypatch.setattr(line_shards, "_CONFIG_LIMIT", 10)
     with pytest.raises(FormatError, match=r"^shard.00000.csv.meta: its config takes \d+ bytes$"):
-        xsv.CSV.open_shard(Chunk(chunk.at))
+        find("csv").open_shard(Chunk(chunk.at))
 
 
 @pytest.mark.parametrize("form", ["mds", "json", "csv"])
@@ -481,7 +491,7 @@ def test_a_row_larger_than_any_shard_is_named_before_it_is_joined():
 @given(st.data())
 def test_any_damage_is_an_error_or_harmless(data):
     form, names = data.draw(
-        st.sampled_from([(json_shards, TYPES), (xsv.CSV, {"s": "str", "i": "str_int"})])
+        st.sampled_from([(json_shards, TYPES), (find("csv"), {"s": "str", "i": "str_int"})])
     )
     row = (
         {"s": b'"x\\n\\u00e9"', "i": b"12", "f": b"1.5"}

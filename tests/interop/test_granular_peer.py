@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from flarecli.formats import granular, granular_refs
+from flarecli.formats import find
 from flarecli.formats.granular_append import Appender
 from flarecli.model import Settings
 from flarecli.storage import locate
+
+granular = find("granular")
+granular_refs = find("granular-refs")
 
 SCRIPT = Path(__file__).with_name("granular_peer.py")
 ours = runpy.run_path(str(SCRIPT))

@@ -14,9 +14,11 @@ import pyarrow as pa
 import pytest
 
 from flarecli import encodings
-from flarecli.formats import webdataset
+from flarecli.formats import find
 from flarecli.model import Chunk, Settings
 from flarecli.storage import locate
+
+webdataset = find("webdataset")
 
 PEER = os.environ.get("WEBDATASET_PYTHON")
 SCRIPT = Path(__file__).with_name("webdataset_peer.py")

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 import flarecli as flare
-from flarecli.formats import mds
+from flarecli.formats import find
 from flarecli.model import Settings
 from flarecli.read import fetching
 from flarecli.storage import mmap as ahead
+
+mds = find("mds")
 
 ROWS = 300
 

@@ -57,11 +57,7 @@ def options(form):
 
 
 def holds_type(form, encoding):
-    try:
-        encodings.held_as(encoding, form)
-    except UsageError:
-        return False
-    return True
+    return formats.find(form).store_as(encoding) is not None
 
 
 def holds_values(form, columns):

@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 
 from flarecli.errors import FormatError, ReachError, RowsError, UsageError
-from flarecli.formats import ffrecord, ffrecord_table, spans
+from flarecli.formats import ffrecord_table, find, spans
 from flarecli.model import Chunk, IntArray, Shard
 from flarecli.storage import locate
 
@@ -116,7 +116,7 @@ class FileReader:
         given = [fname] if isinstance(fname, (str, os.PathLike)) else list(fname)
         names = [os.fspath(one) for one in given]
         if len(names) == 1 and os.path.isdir(names[0]):
-            stream = ffrecord.open_dataset(locate(f"{names[0].rstrip('/')}/"))
+            stream = find("ffrecord").open_dataset(locate(f"{names[0].rstrip('/')}/"))
             names = [os.path.join(names[0], url) for url in stream.urls]
         if not names:
             raise UsageError("no file is named")
@@ -167,7 +167,7 @@ class FileReader:
         for k, row in enumerate(rows):
             places.setdefault(bisect_right(self._starts, row) - 1, []).append(k)
         for i, ks in places.items():
-            parts = ffrecord.read_copies(
+            parts = ffrecord_table.read_copies(
                 self._shards[i], [rows[k] - self._starts[i] for k in ks], self.check_data
             )
             for k, part in zip(ks, parts, strict=True):

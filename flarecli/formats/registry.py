@@ -1,0 +1,201 @@
+"""Formats by name: the built-in ones, and those that other packages register through entry points.
+
+A class is imported when its name or a suffix is asked for. Entry points are read only where no built-in format fits:
+
+    [project.entry-points."flarecli.formats"]
+    toy = "my_package.toy:Toy"
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from flarecli.errors import FlareError, MissingLibraryError, UsageError
+from flarecli.formats.base import Format
+from flarecli.guesses import choose
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = [
+    "DEFAULT",
+    "FALLBACK",
+    "GROUP",
+    "HEAD_BYTES",
+    "INDEX",
+    "INDEX_FILES",
+    "STREAMED",
+    "all_names",
+    "facts",
+    "find",
+    "is_known",
+    "names",
+    "of_folder",
+    "of_suffix",
+    "sniff",
+    "with_option",
+]
+
+DEFAULT = "mds"  # what `pack` writes
+FALLBACK = "files"  # what files are that no other format claims
+STREAMED = "webdataset"  # what standard input is read as
+GROUP = "flarecli.formats"
+HEAD_BYTES = 1 << 16  # what `sniff` gets of a file whose name no format knows
+INDEX = "index.json"
+INDEX_FILES = {  # files by which a folder is recognized, in the order they are looked for -> the format that reads it
+    INDEX: "mds",
+    "spec.json": "granular",
+    "000000/spec.json": "granular",
+}
+
+
+class _Line(NamedTuple):
+    """One built-in format; `writable` is repeated here, since help and completion import no class."""
+
+    name: str
+    suffixes: tuple[str, ...]  # one of these is in the name of every shard
+    target: str  # module:Class
+    writable: bool = True
+
+
+_LINES = {
+    line.name: line
+    for line in (
+        _Line("mds", (".mds",), "flarecli.formats.mds:MDS"),
+        _Line("json", (".json",), "flarecli.formats.json_shards:JSONShards"),
+        _Line("csv", (".csv",), "flarecli.formats.xsv:CSV"),
+        _Line("tsv", (".tsv",), "flarecli.formats.xsv:TSV"),
+        _Line("xsv", (".xsv",), "flarecli.formats.xsv:XSV"),
+        _Line("ffrecord", (".ffr",), "flarecli.formats.ffrecord:FFRecord"),
+        _Line("granular", (".bag",), "flarecli.formats.granular:Granular"),
+        _Line("granular-refs", (), "flarecli.formats.granular_refs:GranularRefs"),
+        _Line("webdataset", (".tar", ".tgz", ".tbz2"), "flarecli.formats.webdataset:WebDataset"),
+        _Line("files", (), "flarecli.formats.files:PlainFiles", writable=False),
+    )
+}
+_OTHER_WORDS = {
+    "tar": "webdataset",
+    "wds": "webdataset",
+    "ffr": "ffrecord",
+    "bag": "granular",
+    "streaming": "mds",
+    "jsonl": "json",
+}
+
+
+def names(writable: bool = False) -> tuple[str, ...]:
+    """Return the names of the built-in formats, or of those that can be written."""
+    return tuple(name for name, line in _LINES.items() if line.writable or not writable)
+
+
+def all_names(writable: bool = False) -> tuple[str, ...]:
+    """Return the names of all formats, third-party ones included."""
+    return (*names(writable), *_entry_points())
+
+
+@cache
+def _entry_points() -> dict[str, EntryPoint]:
+    """Read the registered third-party formats. A built-in name cannot be taken over."""
+    from importlib.metadata import entry_points  # which takes 20 ms to import
+
+    return {one.name: one for one in entry_points(group=GROUP) if one.name not in _LINES}
+
+
+def is_known(name: str | None) -> bool:
+    """Return whether a format of this name exists."""
+    return name is not None and (name in _LINES or name in _entry_points())
+
+
+@cache
+def find(name: str) -> Format:
+    """Return a format. Raises UsageError for an unknown name, MissingLibraryError if its package cannot be imported."""
+    if name in _LINES:
+        module, _, target = _LINES[name].target.partition(":")
+        found: type[Format] = vars(importlib.import_module(module))[target]
+        return found()
+    if name not in _entry_points():
+        raise UsageError(
+            f"unknown format {name!r}", hint=choose(name, all_names(), meant=_OTHER_WORDS)
+        )
+    point = _entry_points()[name]
+    try:
+        found = point.load()
+    except (ImportError, AttributeError) as error:
+        raise MissingLibraryError(
+            f"format {name!r} cannot be loaded from {point.value}: {error}",
+            hint="Install its package again.",
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Format) and found.name == name):
+        raise UsageError(f"{point.value} is not a Format named {name!r}")
+    return found()
+
+
+def facts(name: str | None) -> Format:
+    """Return a format to ask for its facts; one with all defaults if the name is None or unknown."""
+    return find(name) if name and is_known(name) else _UNKNOWN
+
+
+class _Unknown(Format):
+    name = ""
+
+
+_UNKNOWN = _Unknown()
+
+
+def of_suffix(name: str) -> str | None:
+    """Return the built-in format whose shards have names like this; None if there is none."""
+    return next(
+        (
+            line.name
+            for line in _LINES.values()
+            if any(suffix in name for suffix in line.suffixes) and find(line.name).sniff(name, b"")
+        ),
+        None,
+    )
+
+
+def sniff(name: str, head: bytes = b"") -> str | None:
+    """Return the format of a shard by its name, then by its first bytes; None if no format claims it.
+
+    head  the first HEAD_BYTES of the file; b"" asks for the name alone
+    """
+    found = of_suffix(name)
+    if found is None:
+        found = next((one.name for one in _third_party() if one.sniff(name, b"")), None)
+    if found is None and head:
+        found = next(
+            (one.name for one in (*map(find, _LINES), *_third_party()) if one.sniff(name, head)),
+            None,
+        )
+    return found
+
+
+def of_folder(files: Iterable[str]) -> Format | None:
+    """Return the third-party format that reads a folder with these files; None if no one claims it."""
+    there = list(files)
+    direct = [name for name in there if "/" not in name]
+    return next(
+        (
+            one
+            for one in _third_party()
+            if not set(one.index_files).isdisjoint(there)
+            or (one.is_listed and any(one.sniff(name, b"") for name in direct))
+        ),
+        None,
+    )
+
+
+def _third_party() -> Iterator[Format]:
+    """Yield the third-party formats that can be loaded; one that cannot is reported where it is asked for by name."""
+    for name in _entry_points():
+        with contextlib.suppress(FlareError):
+            yield find(name)
+
+
+def with_option(option: str) -> list[str]:
+    """Return the names of the formats to which a pack option applies, for messages."""
+    return [name for name in names() if option in find(name).options]
