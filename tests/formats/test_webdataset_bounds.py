@@ -236,9 +236,7 @@ def test_verify_holds_every_part_of_an_index_against_the_tar(name, row, value):
     )
     if name == "starts":
         other = {"columns": ["t.txt", "b"]}
-    (found,) = webdataset.verify_shard(
-        opened(FILES | {"00000.idx.json": index_with(**other)})
-    )
+    (found,) = webdataset.verify_shard(opened(FILES | {"00000.idx.json": index_with(**other)}))
     assert (found.where, found.kind, found.message) == (
         "00000.idx.json",
         "index",
