@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -341,7 +341,7 @@ def ordered_map(
     max_bytes: int | None = None,
     weigh: Callable[[A], int] | None = None,
     weigh_result: Callable[[T], int] | None = None,
-) -> Iterator[T]:
+) -> Generator[T, None, None]:
     """Yield the result of each call in the order of the items; calls run ahead on the pool.
 
     The caller's thread takes the items from their iterator. Closing the iterator starts no further

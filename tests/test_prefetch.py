@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from flarecli import prefetch
 from flarecli.errors import ReachError
 from flarecli.prefetch import OrderedQueue, ordered_map, run_interruptibly, submit
+from tests.pool import is_idle
 
 
 class Meter:
@@ -85,25 +86,13 @@ def test_results_come_in_order_within_all_bounds(
         taken += 1
     assert out == [item * item for item in range(count)]
     assert call.max_under_way <= max(1, workers)
-    assert prefetch_threads_are_idle()
+    assert is_idle()
     if max_bytes is not None and not is_result_weighed:
         for item, taken_then in started_bytes:
             held = sum(weigh(one) for one in range(taken_then, item + 1))
             before = held - weigh(item)
             # `taken` is counted after the queue has removed a result, so one result may be extra.
             assert before == 0 or held - weigh(taken_then) <= max_bytes
-
-
-def prefetch_threads_are_idle(but=frozenset()):
-    """Wait up to five seconds for every thread of the pool to be idle."""
-    end = time.monotonic() + 5
-    while time.monotonic() < end:
-        threads = [one for one in threading.enumerate() if one.name == "flare-pool"]
-        threads = [one for one in threads if one not in but]
-        if prefetch._idle._value >= len(threads):
-            return True
-        time.sleep(0.001)
-    return False
 
 
 @settings(max_examples=30, deadline=None)
@@ -131,7 +120,7 @@ def test_calls_behind_an_error_are_not_started():
 
     with pytest.raises(ValueError, match="^the fifth$"):
         list(ordered_map(failing, range(10_000), workers=4, max_items=10_000))
-    assert prefetch_threads_are_idle()
+    assert is_idle()
     assert call.begun < 50
 
 
@@ -152,7 +141,7 @@ def test_closing_the_iterator_starts_no_further_call(workers):
     found = ordered_map(call, range(10_000), workers=workers, max_items=100)
     assert next(found) == 0
     found.close()
-    assert prefetch_threads_are_idle()
+    assert is_idle()
     assert call.begun <= 100
 
 
@@ -162,7 +151,7 @@ def test_an_abandoned_iterator_starts_no_further_call():
     next(found)
     del found
     gc.collect()
-    assert prefetch_threads_are_idle()
+    assert is_idle()
     assert call.begun <= 100
 
 
@@ -198,7 +187,7 @@ def test_prefetched_results_do_not_wait_for_their_taker():
     call = Meter([1])
     found = ordered_map(call, range(100), workers=2, max_items=20)
     next(found)
-    assert prefetch_threads_are_idle()
+    assert is_idle()
     assert call.begun == 20
     found.close()
 
@@ -217,7 +206,7 @@ def test_results_that_weigh_much_stop_further_calls():
     )
     for taken, _ in enumerate(found, 1):
         if taken in (1, 100, 200):
-            assert prefetch_threads_are_idle()
+            assert is_idle()
             assert bytes_held[0] - taken * 100 <= 2000 + 4 * 100
     assert call.begun == 300
 
@@ -345,7 +334,7 @@ def allowed(monkeypatch):
         monkeypatch.setattr(threading.Thread, "start", begin)
 
     yield allow
-    assert prefetch_threads_are_idle(but=others)
+    assert is_idle(but=others)
     prefetch.close_idle_threads()
 
 
@@ -372,7 +361,7 @@ def test_a_call_that_must_have_a_thread_raises_without_one(allowed):
 
 def test_idle_threads_end_and_new_ones_start_when_needed():
     assert list(ordered_map(str, range(9), workers=3)) == [str(item) for item in range(9)]
-    assert prefetch_threads_are_idle()
+    assert is_idle()
     prefetch.close_idle_threads()
     end = time.monotonic() + 5
     while any(one.name == "flare-pool" for one in threading.enumerate()):

@@ -13,11 +13,10 @@ from flarecli.read.resolve import expand, read_list, resolve, select_streams
 
 if TYPE_CHECKING:
     from flarecli.read import presets
-    from flarecli.read.ahead import Ahead
     from flarecli.read.batching import Made, Part, Work, parts_of
     from flarecli.read.dataset import Dataset
     from flarecli.read.entrance import open
-    from flarecli.read.fetching import begun, expected
+    from flarecli.read.fetching import begun
     from flarecli.read.fingerprint import listing_checksum
     from flarecli.read.loader import Loader
     from flarecli.read.mixing import Mix, mix
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from flarecli.read.series import Series
 
 __all__ = [
-    "Ahead",
     "Dataset",
     "Loader",
     "Made",
@@ -44,7 +42,6 @@ __all__ = [
     "check_place",
     "check_rows",
     "expand",
-    "expected",
     "listing_checksum",
     "mix",
     "open",
@@ -64,7 +61,6 @@ __all__ = [
 ]
 
 _FILES = {
-    "Ahead": "ahead",
     "Dataset": "dataset",
     "Loader": "loader",
     "Made": "batching",
@@ -78,7 +74,6 @@ _FILES = {
     "begun": "fetching",
     "check_place": "run",
     "check_rows": "rows",
-    "expected": "fetching",
     "listing_checksum": "fingerprint",
     "mix": "mixing",
     "open": "entrance",

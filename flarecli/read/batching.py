@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -83,35 +82,27 @@ class Work:
             os.getpid(),
             False,
         )  # of the process that runs through the data, and lets go of what it has passed
-        self.waited = 0.0  # seconds for which the batch made last waited for its shards
         self._transforms = [(one, _wants_rng(one)) for one in transforms]
 
     @property
-    def copies(self) -> bool:
-        """Whether it does little but copy bytes."""
-        return not self._transforms and self._collate is None and self._data.at_hand(())
+    def is_inline(self) -> bool:
+        """Whether batches are made by the thread that takes them.
 
-    def __call__(self, parts: Iterable[Part]) -> list[Made]:
-        return [self._made(part) for part in parts]
+        Copying mapped bytes costs less than handing a batch to another thread.
+        """
+        return not self._transforms and self._collate is None and self._data.is_copied
 
-    def _made(self, part: Part) -> Made:
+    def __call__(self, part: Part) -> Made:
         if self._fetches:  # whole shards: a piece read now would be fetched again with them
-            began = time.perf_counter() - time.thread_time()
             self._data.have(part.rows, os.getpid() == self._pid)
             if self._is_over:  # nobody else lets go of it now
                 self._data.release_all()
-            self.waited = time.perf_counter() - time.thread_time() - began
         if not part.apart and not self._transforms and self._collate is None:
             if not self._fetches and part.block is not None:
                 return Made(
                     part.rows, part.block.batch(self._data, part.start, part.start + len(part.rows))
                 )
-            made = Made(part.rows, self._data.collated(part.rows))
-            if (
-                self._fetches
-            ):  # what lies in memory by now is only waited for where other threads are at work
-                self.waited = time.perf_counter() - time.thread_time() - began
-            return made
+            return Made(part.rows, self._data.collated(part.rows))
         samples = self.samples(part.rows)
         if part.apart or any(len(one) != 1 for one in samples):
             return Made(part.rows, None, samples)

@@ -168,10 +168,11 @@ class Dataset:
             out[name] = stacked(self._values(name, data, indices)) if array is None else array
         return out
 
-    def at_hand(self, indices: Sequence[int] | IntArray) -> bool:
-        """Say whether these rows lie in memory, in mapped files, and `collated` is little but copying them."""
-        return all(one.copies for one in self._decoders.values()) and self._table.at_hand(
-            indices, self._chosen
+    @property
+    def is_copied(self) -> bool:
+        """Whether `collated` does little but copy bytes of local, uncompressed, mapped files."""
+        return all(one.copies for one in self._decoders.values()) and all(
+            one.is_mapped for one in self._table.series
         )
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:

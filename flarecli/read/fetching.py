@@ -10,12 +10,13 @@ import contextlib
 import heapq
 import threading
 from collections import deque
+from concurrent.futures import Future, wait
 
-from flarecli.errors import FlareError
+from flarecli.errors import FlareError, ReachError
 from flarecli.model import Cursor
+from flarecli.prefetch import submit
 from flarecli.read.heap import keep_freed
 from flarecli.read.rows import Order, Rows
-from flarecli.storage import threads
 
 __all__ = ["Fetching", "begun", "expected"]
 
@@ -65,17 +66,10 @@ class Fetching:
         self._passed: list[
             tuple[int, int, int, int]
         ] = []  # a heap: the step behind a run's window, the run, its bytes
-        self._threads = [
-            threading.Thread(target=self._work, name="flare-loader", daemon=True)
-            for _ in range(_THREADS)
-        ]
-        try:
-            for thread in self._threads:
-                threads.start(thread, "workers")
-        except BaseException:
-            self._threads = [thread for thread in self._threads if thread.ident is not None]
-            self.close()
-            raise
+        self._futures: list[Future[None]] = []
+        with contextlib.suppress(ReachError):  # without threads, batches fetch what they need
+            for _ in range(_THREADS):
+                self._futures.append(submit(self._work))
 
     def reached(self, step: int) -> None:
         """Say where the run is; shards that lie behind it are let go."""
@@ -125,7 +119,6 @@ class Fetching:
         with self._wake:
             self._closed = True
             self._wake.notify_all()
-        for thread in self._threads:
-            thread.join(_END_S / _THREADS)
+        wait(self._futures, timeout=_END_S)
         for _, start, stop, _ in self._passed:
             self._data.release(start, stop)

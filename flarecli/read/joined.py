@@ -188,11 +188,6 @@ class Joined:
             self.series[0].stock(self.places(rows), least, names) if len(self.series) == 1 else None
         )
 
-    def at_hand(self, indices: Sequence[int] | IntArray, names: Sequence[str] | None) -> bool:
-        """Say whether these rows lie in memory, in mapped files, as the formats' `find_columns` takes them."""
-        at = self.places(indices)
-        return all(one.at_hand(at, own) for one, own in self._split(names))
-
     def _split(self, names: Sequence[str] | None) -> list[tuple[Series, list[str]]]:
         names = [column.name for column in self.columns] if names is None else names
         chosen = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from flarecli.errors import UsageError
 from flarecli.given import checked
 from flarecli.model import Cursor
-from flarecli.read.ahead import Ahead
+from flarecli.prefetch import ordered_map
 from flarecli.read.batching import Made, Part, Work, parts_of
 from flarecli.read.decoding import How
 from flarecli.read.fetching import begun
@@ -254,30 +255,38 @@ class Loader:
             start, block = start + block, most
 
     def _flow(self, work: Work, parts: Iterator[Part]) -> tuple[Iterator[Made], Callable[[], None]]:
-        """Begin the work; give what comes of it in order, and what ends it."""
-        if not self.workers:
-            return (made for part in parts for made in work([part])), lambda: None
-        if not self._processes:
-            flow = Ahead(
-                [work] * self.workers, parts, self._ahead, work, lambda: work.waited, work.copies
-            )
+        """Start the workers; return the batches in order, and the function that ends the workers."""
+        workers = 0 if not self._processes and work.is_inline else self.workers
+        max_items = max(self._ahead, workers) + 1 if workers else 1  # the one that is taken counts
+        if not workers or not self._processes:
+            flow = ordered_map(work, parts, workers=workers, max_items=max_items)
             return flow, flow.close
         self.data.load()
-        processes: list[Process] = []
+        idle, processes = SimpleQueue[Process](), list[Process]()
         try:
-            for _ in range(self.workers):
+            for _ in range(workers):
                 processes.append(Process(work, self._start))
+                idle.put(processes[-1])
         except BaseException:
             close_all(processes)
             raise
-        over = Ahead(processes, (part._replace(block=None) for part in parts), self._ahead)
+
+        def call(part: Part) -> Made:
+            process = idle.get()
+            try:
+                made: Made = process(part)
+                return made
+            finally:
+                idle.put(process)
+
+        whole = (part._replace(block=None) for part in parts)
+        flow = ordered_map(call, whole, workers=workers, max_items=max_items)
 
         def close() -> None:
-            over.stop()
+            flow.close()
             close_all(processes)
-            over.close()
 
-        return over, close
+        return flow, close
 
     def _given(self, batch: Any, place: Cursor, rows: int, skip: int, end: int) -> Any:
         self._place, self._skip = (

@@ -133,11 +133,10 @@ class Mix:
     def found(self, rows: IntArray, least: int) -> None:
         """Find nothing: rows of several datasets are read batch by batch."""
 
-    def at_hand(self, indices: Sequence[int] | IntArray) -> bool:
-        """See `Dataset.at_hand`."""
-        return all(part.at_hand(()) for part in self.parts) and all(
-            part.at_hand(rows) for part, _, rows in self._split(indices)
-        )
+    @property
+    def is_copied(self) -> bool:
+        """See `Dataset.is_copied`."""
+        return all(part.is_copied for part in self.parts)
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Give samples as one batch; numbers have the dtypes of the first dataset."""

@@ -46,8 +46,9 @@ class Rows(Protocol):
     def found(self, rows: IntArray, least: int) -> Found | None:
         """Find rows in memory, from the first on: at least so many of them, or None where that is no faster than `collated`."""
 
-    def at_hand(self, indices: Sequence[int] | IntArray) -> bool:
-        """Say whether these rows lie in memory, in mapped files, and `collated` is little but copying them; of no row, whether values are copies."""
+    @property
+    def is_copied(self) -> bool:
+        """Whether `collated` does little but copy bytes of local, uncompressed, mapped files."""
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Give samples as one batch, numbers with the dtypes that rows have."""

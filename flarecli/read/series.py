@@ -30,7 +30,6 @@ Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 
 _all: weakref.WeakSet[Series] = weakref.WeakSet()
 _BATCH_BYTES = 16 << 20  # what a scan holds at once, roughly
-_DOUBTS, _SOME = 2, 16  # looks at all rows whether they are at hand; then at some, one in so many
 _TOGETHER = 8  # rows of a shard that are worth finding by columns
 _AT_ONCE = 8 << 20  # bytes of rows that are found at once, reckoned, but for the least
 _HELD = 256  # twice the shards that are held besides those that are open, where the system gives handles for so many
@@ -54,7 +53,6 @@ class Series:
         self._open: dict[int, Shard] = {}
         self._expected = 0  # bytes that will be read, with these
         self._asked: set[int] = set()  # shards for which that was said
-        self._doubts = _DOUBTS
         self._fetched: dict[
             int, Chunk
         ] = {}  # to make a chunk takes as long as to open it: its address is checked
@@ -164,6 +162,14 @@ class Series:
     def room(self) -> int:
         """Bytes that a run may have at hand of the cache before its shards, now; 0 without one."""
         return min(stream.at.store.room for stream in self.streams)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether its shards are local and not compressed, by the name of the first of each stream."""
+        return all(
+            stream.at.is_local and not (len(stream) and spans.suffix(stream.chunk(0)))
+            for stream in self.streams
+        )
 
     @property
     def stored(self) -> int:
@@ -300,23 +306,6 @@ class Series:
                 return None
             parts.append(found)
         return Stock(parts, [stop - first for first, stop in pairwise(bounds)], order)
-
-    def at_hand(self, rows: IntArray, columns: Sequence[str] | None = None) -> bool:
-        """Say whether these rows lie in memory, in mapped files, as the format's `read_columns` takes them.
-
-        To ask of each takes a third of the time of copying it: once all were there a few times, some of them tell, until one is not.
-        """
-        where: list[int] = np.subtract(np.searchsorted(self.starts, rows, "right"), 1).tolist()
-        own: dict[int, list[int]] = {i: [] for i in where}
-        for k in range(0, len(where), 1 if self._doubts else _SOME):
-            own[where[k]].append(int(rows[k]) - self._edges[where[k]])
-        is_so = all(self._has(i, some, columns) for i, some in own.items())
-        self._doubts = max(0, self._doubts - 1) if is_so else _DOUBTS
-        return is_so
-
-    def _has(self, i: int, own: Sequence[int], columns: Sequence[str] | None) -> bool:
-        shard = self.shard(i)
-        return formats.find(shard.chunk.format or "").is_resident(shard, own, columns)
 
     def _by_shard(self, rows: IntArray) -> tuple[list[int], dict[int, list[int]]]:
         """Give the position of each row in its shard, and the shards: each with the places in `rows` of what it holds."""

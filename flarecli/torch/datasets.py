@@ -17,8 +17,8 @@ from torch.utils import data as torch_data
 from flarecli.errors import FlareError, UsageError
 from flarecli.given import checked
 from flarecli.model import Cursor
+from flarecli.prefetch import ordered_map
 from flarecli.read import (
-    Ahead,
     Made,
     Part,
     Rows,
@@ -30,7 +30,7 @@ from flarecli.read import (
     parts_of,
 )
 from flarecli.torch.ranks import Inherited, Share, inherited_share, share_of
-from flarecli.torch.sending import Named, called, is_from_elsewhere, tensors
+from flarecli.torch.sending import tensors
 
 __all__ = ["IterableDataset", "MapDataset"]
 
@@ -125,7 +125,6 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
             0,
         )  # where the loop is: batches behind it, samples of the next one given
         self._resume: tuple[int, int, int, int] | None = None  # epoch, step, given, workers
-        self._name, self.is_expected = called(self), False
 
     def __getstate__(self) -> dict[str, Any]:
         if not get_spawning_popen():  # a copy has an epoch of its own
@@ -141,7 +140,6 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         self.__dict__.update(state)
         if isinstance(self._epoch, tuple):
             self._epoch = _shared(*self._epoch)
-        self._name = called(self, self._name)
 
     def _share(self, is_iterated: bool = False) -> Share:
         return inherited_share(self._inherited) or share_of(
@@ -251,10 +249,14 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         work = Work(
             self.data, self._transforms, self._collate, self._seed, epoch, fetching is not None
         )
-        flow: Iterator[Made] = iter(())
+        threads = 0 if work.is_inline else self._threads
+        flow = ordered_map(
+            work,
+            self._parts(order, step, share, worker, workers),
+            workers=threads,
+            max_items=threads + 3 if threads else 1,
+        )
         try:
-            parts = self._parts(order, step, share, worker, workers)
-            flow = self._flow(work, parts, fetching is None)
             for made in flow:
                 if fetching:
                     fetching.reached(step)
@@ -264,8 +266,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         finally:
             if fetching:
                 fetching.close()
-            if isinstance(flow, Ahead):
-                flow.close()
+            flow.close()
             work.end()
 
     def _given(self, work: Work, made: Made, given: int, step: int) -> Iterator[Any]:
@@ -313,25 +314,6 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
             rows = order.at(steps if steps[-1] < stop else steps[steps < stop])
             yield from parts_of(rows, self._batch, not self._collated)
             begin, block = begin + block, most
-
-    def _flow(self, work: Work, parts: Iterator[Part], is_plain: bool) -> Iterator[Made]:
-        if self._threads:
-            return Ahead([work] * self._threads, parts, self._threads + 2, work, quick=work.copies)
-        if not (
-            is_plain
-            and self._collated
-            and torch_data.get_worker_info() is not None
-            and is_from_elsewhere(self._name)
-            and work.copies
-        ):
-            return (made for part in parts for made in work([part]))
-        return (
-            Made(part.rows, self._named(part)) if self.data.at_hand(part.rows) else work([part])[0]
-            for part in parts
-        )
-
-    def _named(self, part: Part) -> Named:
-        return Named(self._name, self.data, part.rows)
 
 
 @contextlib.contextmanager

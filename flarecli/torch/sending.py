@@ -1,30 +1,19 @@
-"""Batches as tensors, and how they get from a DataLoader's worker to the process that takes them.
-
-What a worker made is sent: small tensors with the rest, lists of many bytes through memory that both map. Rows that lie in memory in a mapped
-file, and are nothing but copied, are only named: who takes the batch copies them from a map of its own, which is one copy in place of three.
-"""
+"""Batches as tensors, and how a DataLoader's worker sends them to the process that takes them."""
 
 from __future__ import annotations
 
-import itertools
-import os
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
-from torch._utils import ExceptionWrapper
 from torch.utils import data as torch_data
 
 from flarecli.errors import UsageError
-from flarecli.model import IntArray
-from flarecli.read import Passed, Rows, expected, passed, taken
+from flarecli.read import Passed, passed, taken
 
-__all__ = ["Name", "Named", "called", "is_from_elsewhere", "tensors"]
-
-Name: TypeAlias = "tuple[int, int]"  # of what batches are read from: the process in which it was made, and a number there
+__all__ = ["tensors"]
 
 _SMALL = 1 << 18  # bytes of a tensor
 _OF_NUMPY = {
@@ -39,8 +28,6 @@ _OF_NUMPY = {
     torch.float64,
 }
 _OF_NUMPY |= {torch.complex64, torch.complex128}
-_sources: weakref.WeakValueDictionary[Name, Any] = weakref.WeakValueDictionary()
-_numbers = itertools.count()
 
 
 def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,102 +114,4 @@ def _arrived(
     return {name: made[name] for name in names}
 
 
-# -- what is only named
-
-
-class Named(_Sent):
-    """Rows that whoever takes the batch reads; if somebody looks into it before, they are read here and sent as any batch."""
-
-    def __init__(self, name: Name, data: Rows, rows: IntArray) -> None:
-        super().__init__()
-        self._name, self._data, self._rows = name, data, rows
-        self.is_read = False
-
-    def read(self) -> None:
-        """Read the rows here, unless they were."""
-        if not self.is_read:
-            self.is_read = True
-            dict.update(self, _with_tensors(self._data.collated(self._rows)))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self.items()),)
-
-
-def _looking(name: str) -> Callable[..., Any]:
-    method = getattr(dict, name)
-
-    def look(self: Named, *arguments: Any, **named: Any) -> Any:
-        self.read()
-        return method(self, *arguments, **named)
-
-    look.__name__ = name
-    return look
-
-
-for _method in (
-    *(
-        "__contains__",
-        "__delitem__",
-        "__eq__",
-        "__getitem__",
-        "__ior__",
-        "__iter__",
-        "__len__",
-        "__ne__",
-        "__or__",
-        "__repr__",
-        "__reversed__",
-    ),
-    *(
-        "__ror__",
-        "__setitem__",
-        "clear",
-        "copy",
-        "get",
-        "items",
-        "keys",
-        "pop",
-        "popitem",
-        "setdefault",
-        "update",
-        "values",
-    ),
-):
-    setattr(Named, _method, _looking(_method))
-
-
-def _named(batch: Named) -> tuple[Any, ...]:
-    return _sent(batch) if batch.is_read else (_read, (batch._name, batch._rows.tobytes()))
-
-
-def _read(name: Name, rows: bytes) -> Any:
-    """Read a batch that was named; what goes wrong is given as torch gives what goes wrong in a worker."""
-    try:
-        source = _sources.get(name)
-        if source is None:
-            raise UsageError(
-                "the dataset of this batch is gone", hint="Keep it for as long as its DataLoader."
-            )
-        if not source.is_expected:
-            source.is_expected = True
-            expected(source.data, source.ranks)
-        return _with_tensors(source.data.collated(np.frombuffer(rows, np.int64)))
-    except Exception:
-        return ExceptionWrapper(where="in reading what a DataLoader worker named")
-
-
-def called(source: Any, name: Name | None = None) -> Name:
-    """Name what batches are read from, its `data`; one that comes from another process keeps its name, if nothing here has that."""
-    if name is None or name in _sources:
-        name = os.getpid(), next(_numbers)
-    _sources[name] = source
-    return name
-
-
-def is_from_elsewhere(name: Name) -> bool:
-    """Whether the process in which this was named is another one, such as that which takes what a worker gives."""
-    return name[0] != os.getpid()
-
-
 ForkingPickler.register(_Sent, _sent)  # between processes alone; to a file it goes as any dict
-ForkingPickler.register(Named, _named)

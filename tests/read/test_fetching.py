@@ -13,6 +13,7 @@ import flarecli as flare
 from flarecli.errors import FlareError
 from flarecli.model import Settings
 from flarecli.read import fetching
+from tests.pool import is_idle
 
 ROWS = 1500
 
@@ -67,7 +68,7 @@ def test_each_shard_is_fetched_once_in_an_epoch(served, packed, tmp_path, order,
         sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file())
         <= limit
     )
-    assert not [thread for thread in threading.enumerate() if thread.name == "flare-loader"]
+    assert is_idle()
 
 
 def of_a_mix(data):
@@ -118,7 +119,7 @@ def test_whatever_reads_by_windows_is_fetched_ahead(served, packed, tmp_path, re
     assert set(fetched(served, sizes)) == {name for name in sizes if name.endswith(".mds")}
     if read is not of_a_mix:  # its conditions have read a part of each
         assert max(fetched(served, sizes).values()) < 1.001
-    assert not [thread for thread in threading.enumerate() if thread.name == "flare-loader"]
+    assert is_idle()
 
 
 def test_a_run_that_is_left_leaves_no_thread(served, tmp_path):
@@ -127,7 +128,7 @@ def test_a_run_that_is_left_leaves_no_thread(served, tmp_path):
     )
     next(run)
     del run
-    assert not [thread for thread in threading.enumerate() if thread.name == "flare-loader"]
+    assert is_idle()
 
 
 def test_the_windows_of_a_mix_come_as_its_steps_do(packed, tmp_path):

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -16,7 +15,8 @@ from hypothesis import strategies as st
 import flarecli as flare
 from flarecli.errors import FlareError, TransformError, UsageError
 from flarecli.model import Settings
-from flarecli.read import Ahead
+from flarecli.read.batching import Work
+from tests.pool import is_idle
 
 ROWS = 103
 
@@ -35,16 +35,12 @@ def data(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def always_threads(monkeypatch):
-    """What is here is so little that whoever takes a batch would make it."""
-    monkeypatch.setattr("flarecli.read.ahead._QUICK_S", 0.0)
+    """Use threads for these local files too."""
+    monkeypatch.setattr(Work, "is_inline", False)
 
 
 def numbers(batches):
     return [batch["n"].tolist() for batch in batches]
-
-
-def none_left():
-    return not [thread for thread in threading.enumerate() if thread.name == "flare-loader"]
 
 
 def test_batches_are_arrays_by_dtype_and_shape_and_lists(data):
@@ -85,7 +81,7 @@ def test_what_works_ahead_changes_nothing(data, order, options):
     assert np.concatenate([batch["n"] for batch in loader]).tolist() == [
         sample["n"] + 1 for sample in data.run(5, 1, order)
     ]
-    assert none_left()
+    assert is_idle()
 
 
 def shifted(sample):
@@ -139,9 +135,8 @@ def test_a_loop_goes_on_where_the_last_one_was_left(data):
     two = iter(loader)
     next(two), next(two)
     assert list(one) == []
-    assert none_left() is False
     del two
-    assert none_left()
+    assert is_idle()
 
 
 @settings(max_examples=100, deadline=None)
@@ -197,7 +192,7 @@ def test_a_place_crosses_processes_that_begin_in_any_way(data):
             loop.close()
         state = json.loads(json.dumps(loaders[0].save()))
     assert seen == [sample["n"] for sample in data.run(7)]
-    assert none_left()
+    assert is_idle()
 
 
 def test_transforms_make_several_samples_or_none(data):
@@ -265,7 +260,7 @@ def test_an_exception_in_a_transform_names_the_row(data, options):
     )
     assert loader.save()["step"] == 10
     del caught
-    assert none_left()
+    assert is_idle()
 
 
 def test_a_worker_process_that_dies_is_an_error(data):
@@ -336,10 +331,14 @@ def test_a_place_that_is_none_is_refused_and_changes_nothing(data, change, messa
 
 
 SLOW = """
-import sys, threading, time
+import sys, time
 import flarecli as flare
 
+calls = 0
+
 def slow(sample):
+    global calls
+    calls += 1
     time.sleep(0.01)
     return sample
 
@@ -350,7 +349,10 @@ try:
             sys.stdout.write("batch\\n")  # as one: an interrupt may come between a line and its end
             sys.stdout.flush()
 except KeyboardInterrupt:
-    print([thread.name for thread in threading.enumerate()])
+    time.sleep(0.2)
+    before = calls
+    time.sleep(0.2)
+    print(calls == before)
     print(__import__("multiprocessing").active_children())
 """
 
@@ -368,7 +370,7 @@ def test_an_interrupt_ends_everything_soon(data, kind):
         assert child.stdout.readline() == "batch\n"
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=30)
-    assert [line for line in out.splitlines() if line != "batch"] == ["['MainThread']", "[]"]
+    assert [line for line in out.splitlines() if line != "batch"] == ["True", "[]"]
     assert (child.returncode, err) == (0, "")
 
 
@@ -382,48 +384,36 @@ def test_a_flare_error_crosses_processes(data):
     assert caught.value.message.startswith("column 'text': ValueError: invalid literal for int()")
 
 
-def test_quick_batches_are_made_where_they_are_taken_until_they_take_long(data, monkeypatch):
-    monkeypatch.setattr("flarecli.read.ahead._QUICK_S", 10.0)
-    loop = iter(flare.Loader(data, 1, order="sequential", workers=2))
-    assert [next(loop)["n"][0] for _ in range(4)] == [0, 1, 2, 3]
-    assert none_left()
-    monkeypatch.setattr("flarecli.read.ahead._QUICK_S", 0.0)
-    assert [next(loop)["n"][0] for _ in range(2)] == [4, 5]
-    assert not none_left()
-    assert [batch["n"][0] for batch in loop] == list(range(6, ROWS))
-    assert none_left()
+def threads_of_transforms(found):
+    def transform(sample):
+        found.add(threading.current_thread().name)
+        return sample
+
+    return transform
 
 
-@pytest.mark.parametrize(("slow", "threads"), [((2,), 0), ((2, 4, 6), 0), ((2, 3), 2)])
-def test_a_batch_that_was_held_up_alone_is_no_reason_for_threads(monkeypatch, slow, threads):
-    monkeypatch.setattr("flarecli.read.ahead._QUICK_S", 0.1)
-    began = []
+def test_local_bytes_are_copied_by_the_thread_that_takes_batches(data, monkeypatch):
+    monkeypatch.undo()
+    read, names = type(data).collated, set()
 
-    def made(items):
-        began.append(threading.current_thread().name)
-        if items[0] in slow and threading.current_thread() is threading.main_thread():
-            time.sleep(0.25)
-        return items
+    def recorded(self, rows):
+        names.add(threading.current_thread().name)
+        return read(self, rows)
 
-    flow = Ahead([made] * 2, iter(range(9)), 4, made)
-    assert [next(flow) for _ in range(8)] == list(range(8))
-    assert (
-        len([thread for thread in threading.enumerate() if thread.name == "flare-loader"])
-        == threads
-    )
-    assert ("flare-loader" in began) is bool(threads)
-    flow.close()
+    monkeypatch.setattr(type(data), "collated", recorded)
+    monkeypatch.setattr(type(data), "found", lambda self, rows, least: None)
+    for loader in (flare.Loader(data, 5), flare.Loader(data.decoded({"text": False}), 5)):
+        assert sum(len(batch["n"]) for batch in loader) == ROWS
+        assert names == {"MainThread"}
+    assert sum(len(batch["n"]) for batch in flare.Loader(data, 5, decode={"text": len})) == ROWS
+    assert names == {"MainThread", "flare-pool"}
 
 
-@pytest.mark.parametrize(
-    "options", [{"transform": dict}, {"collate": list}, {"decode": {"text": len}}]
-)
-def test_threads_begin_with_the_first_batch_where_values_are_not_just_copied(data, options):
-    loop = iter(flare.Loader(data, 5, order="sequential", workers=2, **options))
-    next(loop)
-    assert not none_left()
-    loop.close()
-    assert none_left()
+@pytest.mark.parametrize("workers", [0, 2])
+def test_transforms_run_on_as_many_threads_as_are_asked_for(data, workers):
+    names = set()
+    list(flare.Loader(data, 5, workers=workers, transform=threads_of_transforms(names)))
+    assert names == {"flare-pool" if workers else "MainThread"}
 
 
 def test_numbers_that_a_columns_dtype_cannot_hold_come_wider(data):

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 import flarecli as flare
-from flarecli import read, verbs
+from flarecli import prefetch, read, verbs
 from flarecli.cli import run
 from flarecli.errors import ReachError
 from flarecli.model import Settings
@@ -19,9 +19,6 @@ from flarecli.write.bucket import BucketTarget
 from flarecli.write.lease import Lease
 
 NONE = "the system lets no further thread start"
-WORKERS = (
-    "Give it fewer workers, or let the user or the container have more processes (`ulimit -u`)."
-)
 HINT = "Give it fewer --jobs, or let the user or the container have more processes (`ulimit -u`)."
 
 
@@ -39,8 +36,9 @@ def allowed(monkeypatch):
             left.pop()
             start(thread)
 
-        monkeypatch.setattr(threads, "_tasks", queue.SimpleQueue())
-        monkeypatch.setattr(threads, "_idle", threading.Semaphore(0))
+        for pool in (threads, prefetch):
+            monkeypatch.setattr(pool, "_tasks", queue.SimpleQueue())
+            monkeypatch.setattr(pool, "_idle", threading.Semaphore(0))
         monkeypatch.setattr(threading.Thread, "start", begin)
 
     return allow
@@ -151,51 +149,16 @@ def test_pictures_that_no_thread_can_shrink_are_told(tmp_path, allowed):
 
 
 @pytest.mark.parametrize("count", range(3))
-def test_a_loader_says_it_and_ends_the_threads_that_it_has(tmp_path, allowed, count):
-    data = read.open(packed(tmp_path / "out"))
-    loader = flare.Loader(data, 1, workers=3, transform=dict)
-    before = threading.active_count()
-    allowed(count)
-    with pytest.raises(ReachError) as caught:
-        next(iter(loader))
-    assert told(caught) == (NONE, WORKERS)
-    assert threading.active_count() == before
-    assert [
-        batch["id"].tolist()
-        for batch in flare.Loader(data, 1, workers=0, order="sequential", transform=dict)
-    ] == [[0], [1], [2]]
-    allowed(100)
-    assert sorted(batch["id"].tolist() for batch in loader) == [[0], [1], [2]]
-
-
-@pytest.mark.parametrize("count", range(4))
-@pytest.mark.parametrize("transform", [(), dict])
-def test_what_fetches_ahead_says_it_and_ends_the_threads_that_it_has(
-    tmp_path, allowed, count, transform, monkeypatch
+@pytest.mark.parametrize("order", ["shuffle", "windows"])
+def test_a_loader_gives_the_same_batches_on_the_threads_that_there_are(
+    tmp_path, allowed, count, order, monkeypatch
 ):
     data = read.open(packed(tmp_path / "out"))
     monkeypatch.setattr(type(data), "room", 1 << 30)  # as if it came from far away
-    before = threading.active_count()
-    for begin in (
-        lambda: data.run(order="windows"),
-        lambda: iter(flare.Loader(data, 1, order="windows", transform=transform)),
-    ):
-        allowed(count)
-        with pytest.raises(ReachError) as caught:
-            next(begin())
-        assert told(caught) == (NONE, WORKERS)
-        assert threading.active_count() == before
-
-
-def test_where_workers_cannot_start_what_fetches_ahead_ends(tmp_path, allowed, monkeypatch):
-    data = read.open(packed(tmp_path / "out"))
-    monkeypatch.setattr(type(data), "room", 1 << 30)
-    before = threading.active_count()
-    allowed(5)  # four that fetch, and one worker
-    with pytest.raises(ReachError) as caught:
-        next(iter(flare.Loader(data, 1, order="windows", transform=dict)))
-    assert told(caught) == (NONE, WORKERS)
-    assert threading.active_count() == before
+    allowed(count)
+    loader = flare.Loader(data, 1, workers=3, order=order, transform=dict)
+    assert sorted(batch["id"].tolist() for batch in loader) == [[0], [1], [2]]
+    assert sorted(sample["id"] for sample in data.run(order=order)) == [0, 1, 2]
 
 
 def test_a_lock_that_nobody_can_write_again_is_let_go_of(tmp_path, allowed):

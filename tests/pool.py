@@ -1,0 +1,17 @@
+"""What the thread pool of `flarecli.prefetch` is doing, for tests."""
+
+import threading
+import time
+
+from flarecli import prefetch
+
+
+def is_idle(but=frozenset()):
+    """Wait up to five seconds until no thread of the pool runs a task; return whether it came to that."""
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        threads = {one for one in threading.enumerate() if one.name == "flare-pool"} - but
+        if prefetch._idle._value >= len(threads):
+            return True
+        time.sleep(0.001)
+    return False
