@@ -62,6 +62,7 @@ INNER = {  # modules that other packages import directly; everything else is imp
         "memory",
         "single_pass",
         "threads",
+        "versions",
         "workers",
     },
     "formats": {

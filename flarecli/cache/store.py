@@ -21,6 +21,7 @@ from flarecli.cache.entries import Entry, Summing, entry, place_of
 from flarecli.errors import FormatError, IntegrityError
 from flarecli.storage import Entry as Listed
 from flarecli.storage import Location, Part, Store, Written, side_by_side
+from flarecli.storage.versions import ObjectPin, Pins
 
 __all__ = ["BLOCK", "Cache", "CachedStore"]
 
@@ -60,7 +61,7 @@ class CachedStore(Store):
     def __init__(self, store: Store, cache: Cache, maps: bool = True) -> None:
         self.store, self.cache, self._maps, self.guard = store, cache, maps, store.guard
         self._folder = folders.shared(cache.folder, cache.limit)
-        self._versions: dict[str, tuple[str, int]] = {}
+        self._pins = Pins(store.show)
         self._tells = True  # until an object turned out to have no version
         self._since, self._full = (
             time.time(),
@@ -95,11 +96,11 @@ class CachedStore(Store):
     def write(
         self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
-        self._versions.pop(path, None)
+        self._pins.drop(path)
         return self.store.write(path, parts, hashes, replace)
 
     def delete(self, path: str) -> None:
-        self._versions.pop(path, None)
+        self._pins.drop(path)
         self.store.delete(path)
 
     def unmapped(self) -> CachedStore:
@@ -119,16 +120,15 @@ class CachedStore(Store):
 
     def version(self, path: str) -> tuple[str, int]:
         """Give what tells this version of a file from others, or empty, and its bytes. It is asked for once."""
-        known = self._versions.get(path)
-        if known is None:
-            if len(self._versions) >= _MANY:
-                self._versions.clear()
-            known = self._versions[path] = self.store.version(path)
-            self._tells = self._tells and bool(known[0])
-        return known
+        pin = self._pins.get(path)
+        if pin is None:
+            pin = self._pins.pin(path, ObjectPin(*self.store.version(path)))
+            self._tells = self._tells and bool(pin.token)
+        return pin.token, pin.size
 
     def size(self, path: str) -> int:
-        return self.store.size(path) if path not in self._versions else self._versions[path][1]
+        pin = self._pins.get(path)
+        return self.store.size(path) if pin is None else pin.size
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         return (
@@ -142,11 +142,11 @@ class CachedStore(Store):
 
     def _of_one_version(self, path: str, call: Callable[[], T]) -> T:
         """Read; what has changed since its version was asked for is begun again, unless something was given before."""
-        fresh = path not in self._versions
+        fresh = path not in self._pins
         try:
             return call()
         except IntegrityError:
-            self._versions.pop(path, None)
+            self._pins.drop(path)
             if not fresh:
                 raise
         return call()
@@ -363,7 +363,7 @@ class CachedStore(Store):
 
     def _head(self, path: str, place: str, listed: int | None, passing: bool) -> list[memoryview]:
         """Give the first bytes, up to _AT_ONCE, of an object of which nothing is kept: that answer says its version too. Nothing of others."""
-        if not listed or path in self._versions or not self._tells:
+        if not listed or path in self._pins or not self._tells:
             return []
         if listed * _SHARE > self.cache.limit and not (passing and self._folder.is_alone()):
             return []
@@ -394,7 +394,7 @@ class CachedStore(Store):
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
         """Read bytes 0..size in order; an object read to its end is kept whole."""
-        fresh = path not in self._versions
+        fresh = path not in self._pins
         version, found = self.version(path)
         one = self._entry(path, "whole")
         if not version or found != size or self._folder.fd < 0:
@@ -421,7 +421,7 @@ class CachedStore(Store):
             if goes_on and sums.size == size and part.write(sums.end()):
                 part.publish(one)
         except IntegrityError:
-            self._versions.pop(path, None)
+            self._pins.drop(path)
             if not fresh or sums.size:
                 raise
             part.drop()

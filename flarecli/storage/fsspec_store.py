@@ -15,14 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from flarecli.errors import (
     CredentialsError,
     FlareError,
     FormatError,
-    IntegrityError,
     MissingError,
     MissingLibraryError,
     ReachError,
@@ -34,8 +33,8 @@ from flarecli.storage.base import Entry, Guard, Location, Part, Store, Written, 
 from flarecli.storage.cloud import address as keys
 from flarecli.storage.cloud.credentials import ways
 from flarecli.storage.cloud.errors import denied, is_refusal
-from flarecli.storage.http.response import SETTLED_S, changed
 from flarecli.storage.threads import alone, side_by_side
+from flarecli.storage.versions import SETTLED_S, ObjectPin, Pins
 
 __all__ = ["AnyStore"]
 
@@ -77,7 +76,6 @@ _TIMES = (
 )  # what does so where nothing else is told, once they lie behind
 _CHECK = "Check the credentials, and that they may do this."
 _BLOCK = 8 << 20
-_KNOWN = 1 << 16
 _DEEPEST = 100  # folders within folders, in a listing
 _DAY_S = 24 * 3600
 _FTP_TIME = re.compile(r"\d{14}(\.\d{3,6})?", re.ASCII)  # RFC 3659, 2.3
@@ -95,14 +93,6 @@ _NOBODY = (  # what comes of these is no fault of a file's: all that follow woul
 )
 
 
-class _Known(NamedTuple):
-    """What tells a version from others, or empty; its bytes; whether a change since would show in the first."""
-
-    sign: str
-    size: int
-    is_settled: bool
-
-
 class AnyStore(Store):
     """The files of one file system of fsspec; the path of a Location is fsspec's own path there.
 
@@ -113,7 +103,7 @@ class AnyStore(Store):
 
     def __init__(self, address: str, guard: Guard) -> None:
         self.address, self.guard, self.scheme = address, guard, scheme_of(address)
-        self._known: dict[str, _Known] = {}
+        self._pins = Pins(self.show)
         self._mine = threading.local()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -247,61 +237,40 @@ class AnyStore(Store):
 
     # -- reading
 
-    def _look(self, path: str, known: _Known | None = None) -> _Known:
-        """Ask which version there is, and hold it against what is known. Raises IntegrityError if it is another."""
+    def _look(self, path: str, pin: ObjectPin | None = None) -> ObjectPin:
+        """Ask for the version, and check it against the pin. Raises IntegrityError if it is another."""
         info = self._do(path, lambda files, name: files.info(name))
         if info.get("type") == "directory" or info.get("size") is None:
             raise FormatError("a folder where a file is needed", where=self.show(path))
         sign = next((sign for sign in (*_SIGNS, *_TIMES) if info.get(sign)), "")
-        found = _Known(
-            str(info.get(sign, "")),
-            int(info["size"]),
-            sign not in _TIMES or _lies_behind(info[sign]),
-        )
-        if (known or found)[:2] != found[:2]:
-            raise changed().raised(self.show(path))
-        return found
-
-    def _settle(self, path: str, found: _Known) -> _Known:
-        """Say which version is given out, from now on to everybody. Raises IntegrityError if another thread was given another one meanwhile."""
-        if len(self._known) >= _KNOWN:
-            self._known.clear()
-        known = self._known.setdefault(path, found)
-        if known[:2] != found[:2]:
-            raise changed().raised(self.show(path))
-        return known
+        is_strong = sign not in _TIMES or _lies_behind(info[sign])
+        seen = ObjectPin(str(info.get(sign, "")), int(info["size"]), is_strong)
+        return self._pins.check(path, pin, seen)
 
     def size(self, path: str) -> int:
         return self.version(path)[1]
 
     def version(self, path: str) -> tuple[str, int]:
-        """Give what tells this version of a file from others, or empty, and its bytes."""
-        known = self._known.get(path) or self._settle(path, alone(lambda: self._look(path)))
-        return known.sign if known.is_settled else "", known.size
+        pin = self._pins.get(path) or self._pins.pin(path, alone(lambda: self._look(path)))
+        return pin.version, pin.size
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        return b"" if start == stop else self._read(path, [(start, stop)])[0]
+        return (
+            b""
+            if start == stop
+            else self._pins.read(path, lambda pin: self._ranges(path, [(start, stop)], pin))[0]
+        )
 
     def read_pieces(self, path: str, pieces: Sequence[tuple[int, int]]) -> Sequence[Part]:
-        return self._read(path, pieces) if pieces else []
-
-    def _read(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> list[bytes]:
-        """Read ranges, all of one version: it is looked at before and after."""
-        known = self._known.get(path)
-        try:
-            data, seen = self._ranges(path, ranges, known)
-        except IntegrityError:
-            if known is not None or path in self._known:
-                raise
-            data, seen = self._ranges(path, ranges, None)
-        self._settle(path, seen)
-        return data
+        if not pieces:
+            return []
+        return self._pins.read(path, lambda pin: self._ranges(path, pieces, pin))
 
     def _ranges(
-        self, path: str, ranges: Sequence[tuple[int, int | None]], known: _Known | None
-    ) -> tuple[list[bytes], _Known]:
-        known = known or alone(lambda: self._look(path))
-        size = known.size
+        self, path: str, ranges: Sequence[tuple[int, int | None]], pin: ObjectPin | None
+    ) -> tuple[list[bytes], ObjectPin]:
+        pin = pin or alone(lambda: self._look(path))
+        size = pin.size
         wanted = [(start, size if stop is None else stop) for start, stop in ranges]
         past = max(max(pair) for pair in wanted)
         if past > size:
@@ -322,8 +291,8 @@ class AnyStore(Store):
         for one, (start, stop) in zip(data, wanted, strict=True):
             if len(one) != stop - start:
                 raise short_read(self.show(path), start, stop, len(one))
-        alone(lambda: self._look(path, known))
-        return data, known
+        alone(lambda: self._look(path, pin))
+        return data, pin
 
     def list(self, path: str) -> Iterator[Entry]:
         """List all files below a folder: where a library lists folder by folder, no more than one of each depth is in memory."""
@@ -420,7 +389,7 @@ class AnyStore(Store):
                     path, lambda files, name: self._put(files, name, file.name, path, replace)
                 )
             )
-        self._known.pop(path, None)
+        self._pins.drop(path)
         return Written(sums.size, sums.hex())
 
     def _put(self, files: Any, name: str, source: str, path: str, replace: bool) -> None:
@@ -443,7 +412,7 @@ class AnyStore(Store):
     def delete(self, path: str) -> None:
         with contextlib.suppress(MissingError):
             alone(lambda: self._do(path, lambda files, name: files.rm_file(name)))
-        self._known.pop(path, None)
+        self._pins.drop(path)
 
 
 def _lies_behind(when: Any) -> bool:

@@ -20,6 +20,7 @@ from flarecli.model import Settings
 from flarecli.read import fetching
 from flarecli.read.batching import Part, Work
 from flarecli.storage import Store
+from flarecli.storage.versions import ObjectPin
 
 DATA = random.Random(5).randbytes(10 * BLOCK + 345)
 SIZE, COUNT = 300_000, 12
@@ -319,7 +320,7 @@ def test_where_memory_is_full_a_large_one_goes_through_the_folder_up_to_half_of_
 def test_a_large_one_that_cannot_be_fetched_takes_no_room(opened, great):
     store = opened(great, 3 * LARGE)
     great.files["0"] = "one", GREAT["0"][: 2 * BLOCK]
-    store._versions["0"] = "one", LARGE  # as the server said at first
+    store._pins.pin("0", ObjectPin("one", LARGE))  # as the server said at first
     with pytest.raises(
         FormatError, match=f"s3://b/0: ends at byte {2 * BLOCK}, {LARGE} are needed"
     ):

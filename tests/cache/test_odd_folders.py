@@ -184,7 +184,7 @@ def test_no_copy_has_the_name_of_one_version_and_the_bytes_of_another(web, tmp_p
     assert at.store.version(at.path) == ('"1"', 2_000_000)
     at.store._used[at.path] = {0, 1}  # half of it is used: it is mapped then
     number[0] = 2
-    at.store.store._known.clear()
+    at.store.store._pins.clear()
     with pytest.raises(IntegrityError):
         read(at)
     assert list(kept(str(tmp_path / "cache"))) == []

@@ -11,10 +11,9 @@ import pytest
 from flarecli.errors import IntegrityError
 from flarecli.storage import locate
 from flarecli.storage.cloud import checksums as object_sums
-from flarecli.storage.cloud import store as objects
-from flarecli.storage.http import store as http
 from flarecli.storage.http.engine import Request
 from flarecli.storage.http.url import parse
+from flarecli.storage.versions import Pins
 
 DATA = bytes(range(256)) * 4096
 
@@ -78,17 +77,14 @@ def test_a_forked_process_asks_for_sums_on_a_connection_of_its_own(web):
 @pytest.fixture
 def forgetful(monkeypatch):
     """Stores in which other threads have read more objects than are remembered, between any two requests."""
-    for room, store in ((http, http.HttpStore), (objects, objects.ObjectStore)):
-        monkeypatch.setattr(room, "_KNOWN", 1)
+    for name, real in (("check", Pins.check), ("pin", Pins.pin)):
 
-        for step, real in (("_learn", store._learn), ("_settle", store._settle)):
+        def forget(self, path, *more, real=real):
+            pin = real(self, path, *more)
+            self.clear()
+            return pin
 
-            def learn(self, path, *more, real=real):
-                known = real(self, path, *more)
-                self._known.clear()
-                return known
-
-            monkeypatch.setattr(store, step, learn)
+        monkeypatch.setattr(Pins, name, forget)
 
 
 def test_a_version_is_known_for_as_long_as_one_read_lasts(web, forgetful):
@@ -139,7 +135,7 @@ def test_a_version_of_an_object_is_known_for_as_long_as_it_is_read_through(
 ):
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{web.port}")
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
-    monkeypatch.setattr(objects, "_READ", 1 << 16)
+    monkeypatch.setattr("flarecli.storage.cloud.store._READ", 1 << 16)
 
     def page(handler, times):
         etag = '"1"' if times < 4 else '"2"'

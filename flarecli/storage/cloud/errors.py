@@ -13,7 +13,7 @@ from flarecli.errors import (
     ReachError,
     UsageError,
 )
-from flarecli.storage.http.response import changed
+from flarecli.storage.versions import changed
 
 __all__ = [
     "ANONYMOUS",
@@ -137,7 +137,7 @@ def told(error: Exception, where: str, tried: str, at: str) -> FlareError:
     if _denied(error, status, code):
         return denied(status, code, where, f"{tried}{at}")
     if kind == "PreconditionError":
-        return changed().raised(where)
+        return changed(where)
     if kind == "AlreadyExistsError":
         return UsageError("something is there already", where=where)
     if isinstance(error, FileNotFoundError) or status == 404:

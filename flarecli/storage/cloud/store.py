@@ -11,9 +11,9 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from flarecli.errors import BusyError, FormatError, IntegrityError, MissingError, UsageError
+from flarecli.errors import BusyError, FormatError, MissingError, UsageError
 from flarecli.hashes import Sums
 from flarecli.names import redact
 from flarecli.storage.base import Entry, Guard, Location, Part, Store, Written, short_read
@@ -22,9 +22,9 @@ from flarecli.storage.cloud import errors as refusals
 from flarecli.storage.cloud.client_pool import Clients
 from flarecli.storage.cloud.multipart import AHEAD, upload
 from flarecli.storage.cloud.outage import Outage, outage_of
-from flarecli.storage.http.response import changed
 from flarecli.storage.ranges import REQUEST_BYTES, split
 from flarecli.storage.threads import ahead, alone, in_order, side_by_side
+from flarecli.storage.versions import ObjectPin, Pins
 
 __all__ = ["ObjectStore", "Unconditional"]
 
@@ -36,19 +36,12 @@ _FEW, _GROUP = (
 _READ = (
     4 << 20
 )  # what one request reads of an object that is read through: four of them ahead for each reader
-_PAGE, _KNOWN = 1000, 1 << 16  # objects of a listing's page; objects whose version is remembered
+_PAGE = 1000  # objects of a listing's page
 
 
-class _Known(NamedTuple):
-    """What the first answer said of an object: its strong ETag, or empty, and its size in bytes."""
-
-    etag: str
-    size: int
-
-
-def _options(known: _Known | None, start: int, stop: int | None) -> dict[str, Any]:
+def _options(pin: ObjectPin | None, start: int, stop: int | None) -> dict[str, Any]:
     """Give what a request says besides its key: the version, and the range."""
-    options: dict[str, Any] = {"if_match": known.etag} if known and known.etag else {}
+    options: dict[str, Any] = {"if_match": pin.token} if pin and pin.token else {}
     if stop is not None:
         options["range"] = (start, stop)
     elif start:
@@ -68,7 +61,7 @@ class ObjectStore(Store):
 
     def __init__(self, scheme: str, bucket: str, guard: Guard) -> None:
         self.scheme, self.bucket, self.guard = scheme, bucket, guard
-        self._known: dict[str, _Known] = {}
+        self._pins = Pins(self.show)
         self._clients = Clients(self.home, guard.limits, guard.anonymous)
         self._known_outage: Outage | None = None
         self._creates = True  # until the store says that it cannot write on condition
@@ -179,32 +172,22 @@ class ObjectStore(Store):
 
     # -- reading
 
-    def _learn(self, path: str, etag: str | None, size: int, known: _Known | None = None) -> _Known:
-        """Hold an answer against what is known of the object, and give that. Raises IntegrityError if it is another version."""
-        etag = etag if etag and not etag.startswith("W/") else ""
-        if known is None:
-            return _Known(etag, size)
-        if known.size != size or (known.etag and etag and known.etag != etag):
-            raise changed().raised(self.show(path))
-        return known
+    def _check(self, path: str, etag: str | None, size: int, pin: ObjectPin | None) -> ObjectPin:
+        """Return the pin after checking a response against it. Raises IntegrityError if it is of another version."""
+        token = etag if etag and not etag.startswith("W/") else ""
+        return self._pins.check(path, pin, ObjectPin(token, size))
 
-    def _settle(self, path: str, seen: _Known) -> _Known:
-        """Say which version is given out, from now on to everybody. Raises IntegrityError if another thread was given another one meanwhile."""
-        if len(self._known) >= _KNOWN:
-            self._known.clear()
-        return self._learn(path, *seen, self._known.setdefault(path, seen))
-
-    def _head(self, path: str, known: _Known | None = None) -> _Known:
-        """Ask which version there is. Raises IntegrityError if it is another than the one known."""
+    def _head(self, path: str, pin: ObjectPin | None = None) -> ObjectPin:
+        """Ask which version there is. Raises IntegrityError if it is another than the one pin."""
         if not path:
             raise FormatError("a bucket where an object is needed", where=self.show(path))
         meta = self._do(path, lambda library, client: library.head(client, path))
-        return self._learn(path, meta["e_tag"], meta["size"], known)
+        return self._check(path, meta["e_tag"], meta["size"], pin)
 
     def _got(
-        self, path: str, known: _Known | None, wanted: tuple[int, int | None]
-    ) -> tuple[memoryview, _Known]:
-        """Read one range by one request, of the version that is known; give what is known by now, too. The bytes are the library's own.
+        self, path: str, pin: ObjectPin | None, wanted: tuple[int, int | None]
+    ) -> tuple[memoryview, ObjectPin]:
+        """Read one range by one request, of the version that is pin; give what is pin by now, too. The bytes are the library's own.
 
         Small objects come as fast as the interpreter's lock goes from thread to thread: hence few steps, and none for what is not asked.
         """
@@ -212,7 +195,7 @@ class ObjectStore(Store):
             raise FormatError("a bucket where an object is needed", where=self.show(path))
         start, stop = wanted
         is_whole = not start and stop is None
-        options = None if is_whole and known is None else _options(known, start, stop)
+        options = None if is_whole and pin is None else _options(pin, start, stop)
         began = time.monotonic()
         while True:
             library, client = self._clients.current()
@@ -224,48 +207,32 @@ class ObjectStore(Store):
                 if not isinstance(error, Exception) or not refusals.past_the_end(error):
                     self._go_on(error, client, path, began)
                     continue
-            return self._nothing(path, known, start, stop)
+            return self._nothing(path, pin, start, stop)
         self._outage.answered()
         meta = result.meta
         size = meta["size"]
-        known = self._learn(path, meta["e_tag"], size, known)
+        pin = self._check(path, meta["e_tag"], size, pin)
         if (not is_whole and result.range[0] != start) or len(data) != (
             size if stop is None else stop
         ) - start:
             raise short_read(self.show(path), start, stop or size, len(data))
-        return data, known
+        return data, pin
 
     def _nothing(
-        self, path: str, known: _Known | None, start: int, stop: int | None
-    ) -> tuple[memoryview, _Known]:
+        self, path: str, pin: ObjectPin | None, start: int, stop: int | None
+    ) -> tuple[memoryview, ObjectPin]:
         """Give what lies behind the end: nothing there, an error further on."""
-        known = known or self._head(path)
-        if start == known.size and stop is None:
-            return memoryview(b""), known
-        raise short_read(self.show(path), 0, max(start, stop or 0), known.size)
-
-    def _of_one_version(self, path: str, call: Callable[[_Known | None], tuple[T, _Known]]) -> T:
-        """Read, of the version that is known, if one is; what turns out to be of two is begun again, unless something was given before."""
-        known = self._known.get(path)
-        try:
-            data, seen = call(known)
-        except IntegrityError:
-            if known is not None or path in self._known:
-                raise
-            data, seen = call(None)
-        if known is None:
-            self._settle(path, seen)
-        return data
+        pin = pin or self._head(path)
+        if start == pin.size and stop is None:
+            return memoryview(b""), pin
+        raise short_read(self.show(path), 0, max(start, stop or 0), pin.size)
 
     def size(self, path: str) -> int:
-        return self._version(path).size
+        return self.version(path)[1]
 
     def version(self, path: str) -> tuple[str, int]:
-        """Give what tells this version of an object from others, or empty, and its bytes."""
-        return self._version(path)
-
-    def _version(self, path: str) -> _Known:
-        return self._known.get(path) or self._settle(path, alone(partial(self._head, path)))
+        pin = self._pins.get(path) or self._pins.pin(path, alone(partial(self._head, path)))
+        return pin.version, pin.size
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         return b"" if start == stop else b"".join(self.views(path, start, stop))
@@ -274,18 +241,16 @@ class ObjectStore(Store):
         """Read as `read` does; give the bytes as the library has them, in order and not copied."""
         pieces = [] if stop is None else split(start, stop)
         if len(pieces) > 1:
-            return self._of_one_version(path, lambda known: self._many(path, pieces, known))
+            return self._pins.read(path, lambda pin: self._many(path, pieces, pin))
         return [
-            self._of_one_version(
-                path, lambda known: alone(partial(self._got, path, known, (start, stop)))
-            )
+            self._pins.read(path, lambda pin: alone(partial(self._got, path, pin, (start, stop))))
         ]
 
     def read_each(self, paths: Sequence[str]) -> Iterator[memoryview]:
         """Read many whole objects; a copy of each would cost as much as a fetch."""
         limits, whole = self.guard.limits, (0, None)
         return in_order(
-            lambda path: self._of_one_version(path, lambda known: self._got(path, known, whole)),
+            lambda path: self._pins.read(path, lambda pin: self._got(path, pin, whole)),
             paths,
             limits.jobs,
             limits.ahead_bytes,
@@ -294,40 +259,40 @@ class ObjectStore(Store):
     def read_pieces(self, path: str, pieces: Sequence[tuple[int, int]]) -> Sequence[Part]:
         if not pieces:
             return []
-        return self._of_one_version(path, lambda known: self._many(path, pieces, known))
+        return self._pins.read(path, lambda pin: self._many(path, pieces, pin))
 
     def _many(
-        self, path: str, pieces: Sequence[tuple[int, int]], known: _Known | None = None
-    ) -> tuple[list[memoryview], _Known]:
+        self, path: str, pieces: Sequence[tuple[int, int]], pin: ObjectPin | None = None
+    ) -> tuple[list[memoryview], ObjectPin]:
         jobs = self.guard.limits.jobs
         if len(pieces) <= _FEW or max(stop - start for start, stop in pieces) > REQUEST_BYTES >> 3:
             done = list[memoryview]()
             if (
-                known is None
+                pin is None
             ):  # the first few say which version the others must be, and must all be of one
                 first = side_by_side(partial(self._got, path, None), pieces[:AHEAD], jobs)
-                known = first[0][1]
+                pin = first[0][1]
                 for data, seen in first:
-                    known = self._learn(path, *seen, known)
+                    pin = self._pins.check(path, pin, seen)
                     done.append(data)
-            rest = side_by_side(partial(self._got, path, known), pieces[len(done) :], jobs)
-            return done + [data for data, _ in rest], known
-        known = known or alone(partial(self._head, path))
+            rest = side_by_side(partial(self._got, path, pin), pieces[len(done) :], jobs)
+            return done + [data for data, _ in rest], pin
+        pin = pin or alone(partial(self._head, path))
         groups = [pieces[i : i + _GROUP] for i in range(0, len(pieces), _GROUP)]
         found = side_by_side(
-            partial(self._group, path, known), groups, max(1, jobs // 10)
+            partial(self._group, path, pin), groups, max(1, jobs // 10)
         )  # the library has 10 requests under way for each
         alone(
-            partial(self._head, path, known)
+            partial(self._head, path, pin)
         )  # its calls for many ranges take no condition: if this is the version, so was every one of them
-        return [data for group in found for data in group], known
+        return [data for group in found for data in group], pin
 
     def _group(
-        self, path: str, known: _Known, pieces: Sequence[tuple[int, int]]
+        self, path: str, pin: ObjectPin, pieces: Sequence[tuple[int, int]]
     ) -> list[memoryview]:
-        past = next((piece for piece in pieces if piece[1] > known.size), None)
+        past = next((piece for piece in pieces if piece[1] > pin.size), None)
         if past is not None:
-            raise short_read(self.show(path), 0, past[1], known.size)
+            raise short_read(self.show(path), 0, past[1], pin.size)
         starts, stops = [start for start, _ in pieces], [stop for _, stop in pieces]
         found = self._do(
             path,
@@ -347,17 +312,17 @@ class ObjectStore(Store):
             yield self.read(path, 0, size)
             return
 
-        def begun(known: _Known | None) -> tuple[tuple[memoryview, _Known], _Known]:
-            first = alone(partial(self._got, path, known, (0, _READ)))
+        def begun(pin: ObjectPin | None) -> tuple[tuple[memoryview, ObjectPin], ObjectPin]:
+            first = alone(partial(self._got, path, pin, (0, _READ)))
             return first, first[1]
 
-        first, known = self._of_one_version(path, begun)
+        first, pin = self._pins.read(path, begun)
         yield bytes(first)
         pieces = ((at, min(at + _READ, size)) for at in range(_READ, size, _READ))
         yield from (
             bytes(data)
             for data, _ in ahead(
-                partial(self._got, path, known), pieces, min(AHEAD, self.guard.limits.jobs)
+                partial(self._got, path, pin), pieces, min(AHEAD, self.guard.limits.jobs)
             )
         )
 
@@ -414,7 +379,7 @@ class ObjectStore(Store):
                 partial(self._put_pieces, path, replace),
             )
         finally:
-            self._known.pop(path, None)  # it may be there, although the answer was lost
+            self._pins.drop(path)  # it may be there, although the answer was lost
         return Written(sums.size, sums.hex())
 
     def _put_whole(self, path: str, replace: bool, data: bytes) -> None:
@@ -512,4 +477,4 @@ class ObjectStore(Store):
                 return
 
         alone(lambda: self._do(path, gone))
-        self._known.pop(path, None)
+        self._pins.drop(path)

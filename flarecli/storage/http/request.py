@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from flarecli.storage.http.ip_guard import Permit, permit_for, redirect_permit
 from flarecli.storage.http.response import Answer, Fault
 from flarecli.storage.http.url import Address
+from flarecli.storage.versions import ObjectPin
 
 __all__ = ["Page", "Request", "Wanted"]
 
@@ -24,7 +25,7 @@ class Request:
     order       the smallest is served first, and is never paused
     sink        gets the bytes piece by piece instead of `data`, never more than `window` of them that are not used yet;
                 `start` moves along, so that another try goes on where the last one broke off
-    of          the head of the answer that the sink got its first bytes of: another try must bring the same version
+    of          the version that the sink got its first bytes of: another attempt must bring the same one
 
     data        the bytes wanted, when there is no fault
     answer      the last answer's head
@@ -90,7 +91,7 @@ class Request:
         self.data: bytes = b""
         self._asked: Address | None = None
         self.answer: Answer | None = None
-        self.of: Answer | None = None
+        self.of: ObjectPin | None = None
         self.fault: Fault | None = None
         self.whole: bytes | None = None
         self.total: int | None = None

@@ -21,10 +21,10 @@ from flarecli.errors import (
     ReachError,
     UnsafeError,
 )
+from flarecli.storage.versions import SETTLED_S, ObjectPin
 
 __all__ = [
     "REDIRECTS",
-    "SETTLED_S",
     "UNREACHABLE",
     "Answer",
     "Fault",
@@ -40,7 +40,6 @@ UNREACHABLE = frozenset({"connect", "dns", "timeout"})  # kinds of faults: no co
 INFLATION = 100  # a body may inflate to so many times what was sent, and
 INFLATION_FLOOR = 16 << 20  # to this size in any case
 _STEP, _INFLATED = 1 << 14, 1 << 20  # bytes inflated at a time, and what comes of them
-SETTLED_S = 60  # a time that lies so far behind tells one version from the next
 _MAX_CACHED_LINE = 200  # bytes of a header line; bounds the memory that a hostile server can fill
 REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
@@ -169,14 +168,11 @@ class Answer:
         """When the file last changed, as the server says it."""
         return self.get("last-modified")[:100]
 
-    def is_other(self, before: Answer) -> bool:
-        """Say whether this is an answer about another version of a file than an earlier one, as far as the two tell."""
-        told = (
-            (self.etag, before.etag),
-            (self.modified, before.modified),
-            (self.total, before.total),
-        )
-        return any(one and other and one != other for one, other in told)
+    def pin(self, total: int | None) -> ObjectPin:
+        """Return the version of the object that this response is about; `total` is its size, if known."""
+        etag, modified = self.etag, self.modified
+        is_strong = bool(etag) or settled(modified, self.get("date")[:100])
+        return ObjectPin(etag, -1 if total is None else total, is_strong, modified)
 
     def retry_after(self, now: float) -> float | None:
         """Seconds that the server asks to wait; `now` is the wall clock, for those that name a date."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from queue import SimpleQueue
 from urllib.parse import quote, urlsplit
@@ -26,11 +26,11 @@ from flarecli.storage.base import (
     Written,
 )
 from flarecli.storage.http.engine import Request, shared, transfer_here
-from flarecli.storage.http.response import changed, settled
 from flarecli.storage.http.transfer import short
 from flarecli.storage.http.url import Address, folder_of, join, parse
 from flarecli.storage.ranges import split
 from flarecli.storage.threads import wait_for
+from flarecli.storage.versions import NO_PIN, ObjectPin, Pins
 
 __all__ = ["HttpStore"]
 
@@ -39,23 +39,12 @@ _WINDOW = 8 << 20  # bytes of a larger one that may be read before they are used
 _KEPT = (
     64 << 20
 )  # bytes of files from servers that ignore ranges; one larger than that is kept alone
-_KNOWN = 1 << 16  # files whose size and version are remembered
 _LISTING = (
     ".yaml",
     ".yml",
     ".json",
 )  # files whose relative URLs start where they were found in the end
 _ALLOW_LOCAL = "Give --allow-local to read it, if you trust this dataset."
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What the first answer said of a file, and when it came, by the server's clock."""
-
-    etag: str
-    size: int | None
-    modified: str
-    date: str
 
 
 class HttpStore(Store):
@@ -69,7 +58,7 @@ class HttpStore(Store):
     def __init__(self, guard: Guard, moved: dict[str, str] | None = None) -> None:
         self.guard, self._limits = guard, replace(guard.limits, max_bytes=sys.maxsize)
         self._moved = dict(moved or {})
-        self._known: dict[str, _Known] = {}
+        self._pins = Pins(self.show)
         self._wholes: dict[str, bytes] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -138,20 +127,20 @@ class HttpStore(Store):
     def size(self, path: str) -> int:
         return self._look(path)[1]
 
-    def _look(self, path: str) -> tuple[_Known, int]:
-        """Give what is known of a file, and its bytes: ask, if need be."""
-        known = self._known.get(path)
-        if known is not None and known.size is not None:
-            return known, known.size
-        (request,), seen = self._ask(path, [(0, 0)], known)
+    def _look(self, path: str) -> tuple[ObjectPin, int]:
+        """Give what is pin of a file, and its bytes: ask, if need be."""
+        pin = self._pins.get(path)
+        if pin is not None and pin.size >= 0:
+            return pin, pin.size
+        (request,), seen = self._ask(path, [(0, 0)], pin)
         if request.total is None:
             raise FormatError("the server does not say how large it is", where=self.show(path))
         return self._settle(path, seen, [request]), request.total
 
     def version(self, path: str) -> tuple[str, int]:
         """Give what tells this version of a file from others, or empty, and its bytes."""
-        known, size = self._look(path)
-        return known.etag or (known.modified if settled(known.modified, known.date) else ""), size
+        pin, size = self._look(path)
+        return pin.version, size
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         if (
@@ -173,9 +162,9 @@ class HttpStore(Store):
             yield self.read(path, 0, size)
             return
         engine, arrived, unused = shared(self._limits), SimpleQueue[bytes | Request](), 0
-        known = self._known.get(path)
+        pin = self._pins.get(path)
         request = self._request(
-            path, 0, size, known.etag if known else "", arrived.put, sink=arrived.put
+            path, 0, size, pin.token if pin else "", arrived.put, sink=arrived.put
         )
         engine.submit([request])
         try:
@@ -187,7 +176,7 @@ class HttpStore(Store):
                 yield data
         finally:
             engine.cancel([request])
-        self._settle(path, self._learn(path, [request], known), [request])
+        self._settle(path, self._learn(path, [request], pin), [request])
 
     def read_each(self, paths: Sequence[str]) -> Iterator[bytes]:
         """Read many whole files, in order, as many ahead as their mean size allows: the engine is woken, and wakes its caller, once for many."""
@@ -196,7 +185,10 @@ class HttpStore(Store):
             self._limits.ahead_bytes,
             shared(self._limits),
         )
-        arrived, asked = SimpleQueue[Request | None](), deque[tuple[str, Request, _Known | None]]()
+        arrived, asked = (
+            SimpleQueue[Request | None](),
+            deque[tuple[str, Request, ObjectPin | None]](),
+        )
         begun = ended = got = refill = 0
 
         def deliver(request: Request) -> None:  # on the engine's thread alone
@@ -213,12 +205,12 @@ class HttpStore(Store):
                 if wanted >= refill and begun < len(paths):
                     room = max(jobs, most * ended // max(1, got)) if ended else 2 * jobs
                     for path in paths[begun : wanted + room]:
-                        known = self._known.get(path)
+                        pin = self._pins.get(path)
                         asked.append(
                             (
                                 path,
-                                self._request(path, 0, None, known.etag if known else "", deliver),
-                                known,
+                                self._request(path, 0, None, pin.token if pin else "", deliver),
+                                pin,
                             )
                         )
                     fresh = islice(asked, begun - wanted, None)
@@ -235,59 +227,54 @@ class HttpStore(Store):
         finally:
             engine.cancel([request for _, request, _ in asked])
 
-    def _taken(self, path: str, request: Request, known: _Known | None) -> bytes:
+    def _taken(self, path: str, request: Request, pin: ObjectPin | None) -> bytes:
         """Give one of many; what has changed since it was first looked at is an error, what was never looked at is read again."""
         try:
-            seen = self._learn(path, [request], known)
+            seen = self._learn(path, [request], pin)
         except IntegrityError:
-            if known is not None or path in self._known:
+            if pin is not None or path in self._pins:
                 raise
             return self.read(path)
         self._settle(path, seen, [request])
         return request.data
 
-    def read_pieces(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> list[bytes]:
-        known = self._known.get(path)
-        try:
-            return self._pieces(path, ranges, known) if ranges else []
-        except IntegrityError:
-            if (
-                known is not None or path in self._known
-            ):  # what was read before is of another version
-                raise
-        return self._pieces(path, ranges, None)
+    def read_pieces(self, path: str, pieces: Sequence[tuple[int, int | None]]) -> list[bytes]:
+        if not pieces:
+            return []
+        return self._pins.read(path, lambda pin: self._pieces(path, pieces, pin))
 
     def _pieces(
-        self, path: str, ranges: Sequence[tuple[int, int | None]], known: _Known | None
-    ) -> list[bytes]:
+        self, path: str, ranges: Sequence[tuple[int, int | None]], pin: ObjectPin | None
+    ) -> tuple[list[bytes], ObjectPin]:
         asked: list[Request] = []
-        whole = self._wholes.get(path) if known is not None else None
+        whole = self._wholes.get(path) if pin is not None else None
         if (
-            len(ranges) > 1 and known is None
+            len(ranges) > 1 and pin is None
         ):  # the first answer says whether the others are worth asking for, and of which version they must be
-            asked, known = self._ask(path, ranges[:1], None)
+            asked, pin = self._ask(path, ranges[:1], None)
             whole = asked[0].whole
         done = [request.data for request in asked]
         rest = ranges[len(done) :]
         if whole is None:
-            more, known = self._ask(path, rest, known)
+            more, pin = self._ask(path, rest, pin)
             asked, done = asked + more, done + [request.data for request in more]
         else:
             for start, stop in rest:
                 if max(start, stop or 0) > len(whole):
                     raise short(len(whole), max(start, stop or 0)).raised(self.show(path))
             done += [whole[start:stop] for start, stop in rest]
-        if asked and known is not None:
-            self._settle(path, known, asked)
-        return done
+        pin = pin or NO_PIN
+        if asked:
+            self._settle(path, pin, asked)
+        return done, pin
 
     def _ask(
-        self, path: str, ranges: Sequence[tuple[int, int | None]], known: _Known | None
-    ) -> tuple[list[Request], _Known]:
-        """Fetch ranges side by side, all of them and of the version that is known, or an error. Give what is known of the file by now, too."""
+        self, path: str, ranges: Sequence[tuple[int, int | None]], pin: ObjectPin | None
+    ) -> tuple[list[Request], ObjectPin]:
+        """Fetch ranges side by side, all of them and of the pinned version, or an error. Return the pin by now, too."""
         arrived = SimpleQueue[Request]()
         requests = [
-            self._request(path, start, stop, known.etag if known else "", arrived.put)
+            self._request(path, start, stop, pin.token if pin else "", arrived.put)
             for start, stop in ranges
         ]
         engine = shared(self._limits)
@@ -299,7 +286,7 @@ class HttpStore(Store):
         except BaseException:  # an interrupt
             engine.cancel(requests)
             raise
-        return requests, self._learn(path, requests, known)
+        return requests, self._learn(path, requests, pin)
 
     def _request(
         self,
@@ -324,36 +311,26 @@ class HttpStore(Store):
             window=_WINDOW,
         )
 
-    def _learn(self, path: str, requests: Sequence[Request], known: _Known | None) -> _Known:
-        """Hold the answers against what is known of the file, and give that. Raises the first fault."""
+    def _learn(self, path: str, requests: Sequence[Request], pin: ObjectPin | None) -> ObjectPin:
+        """Hold the answers against what is pin of the file, and give that. Raises the first fault."""
         for request in requests:
             if request.fault is not None:
                 raise request.fault.raised(self.show(path))
             answer = request.answer
             if answer is None:
                 continue
-            if known is None:
-                known = _Known(
-                    answer.etag, request.total, answer.modified, answer.get("date")[:100]
-                )
-            elif _differ(known, answer.etag, request.total, answer.modified):
-                raise changed().raised(self.show(path))
+            pin = self._pins.check(path, pin, answer.pin(request.total))
             if request.address != request.asked and path.partition("?")[0].endswith(_LISTING):
                 self._moved[folder_of(path)] = folder_of(_written(request.address))
-        return _Known("", None, "", "") if known is None else known  # where nothing was asked
+        return NO_PIN if pin is None else pin  # where nothing was asked
 
-    def _settle(self, path: str, seen: _Known, requests: Sequence[Request]) -> _Known:
+    def _settle(self, path: str, seen: ObjectPin, requests: Sequence[Request]) -> ObjectPin:
         """Say which version is given out, from now on to everybody. Raises IntegrityError if another thread was given another one meanwhile."""
-        if len(self._known) >= _KNOWN:
-            self._known.clear()
-            self._wholes = {}
-        known = self._known.setdefault(path, seen)
-        if _differ(known, seen.etag, seen.size, seen.modified):
-            raise changed().raised(self.show(path))
+        pin = self._pins.pin(path, seen)
         for request in requests:
             if request.whole is not None:
                 self._keep(path, request.whole)
-        return known
+        return pin
 
     def _keep(self, path: str, whole: bytes) -> None:
         """Keep a file that had to be taken whole, in place of the oldest ones; no lock, which a fork could leave locked."""
@@ -380,14 +357,6 @@ class HttpStore(Store):
 
     def delete(self, path: str) -> None:
         raise UsageError("an http address is read only", where=self.show(path))
-
-
-def _differ(known: _Known, etag: str, size: int | None, modified: str) -> bool:
-    return bool(
-        (known.etag and etag not in ("", known.etag))
-        or (None not in (known.size, size) and known.size != size)
-        or (known.modified and modified not in ("", known.modified))
-    )
 
 
 def _is_final(request: Request) -> bool:

@@ -165,7 +165,7 @@ class Slot:
         elif self.answer is not None and self.answer.status in _GOOD:
             if self.request.of is None:
                 self.request.of, self.request.if_match = (
-                    self.answer,
+                    self.answer.pin(self.answer.total),
                     self.request.if_match or self.answer.etag,
                 )
             self.request.start += len(data)
@@ -180,7 +180,7 @@ class Slot:
         if answer.status not in _GOOD:
             self._last = _ERROR_BYTES
         elif (request.if_match and answer.etag not in ("", request.if_match)) or (
-            request.of is not None and answer.is_other(request.of)
+            request.of is not None and request.of.differs(answer.pin(answer.total))
         ):
             self._fault = answers.changed()
         elif request.sink is not None and answer.coding:
