@@ -1,5 +1,6 @@
 """Playlists: read without trust, written so that they read back the same."""
 
+import importlib
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 from flarecli import playlists
 from flarecli.errors import FormatError
 from flarecli.model import Column, File, Playlist, Stream
-from flarecli.playlists import reading
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
+
+READ = importlib.import_module("flarecli.playlists.read")  # `playlists.read` is the function
 
 AT = Location(MemoryStore(), "d/playlist.yaml")
 
@@ -319,9 +321,9 @@ def test_the_first_line_counts_when_it_is_empty():
 def test_a_playlist_longer_than_any_is_not_read(monkeypatch):
     data = playlists.text(Playlist(()))
     at = Location(MemoryStore({"playlist.yaml": data}), "playlist.yaml")
-    monkeypatch.setattr(reading, "_SIZE_LIMIT", len(data))
+    monkeypatch.setattr(READ, "_SIZE_LIMIT", len(data))
     assert playlists.stored(at) == data
-    monkeypatch.setattr(reading, "_SIZE_LIMIT", len(data) - 1)
+    monkeypatch.setattr(READ, "_SIZE_LIMIT", len(data) - 1)
     with pytest.raises(FormatError) as caught:
         playlists.stored(at)
     assert (

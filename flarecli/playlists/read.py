@@ -5,7 +5,6 @@ No tag, no alias, no second document, no depth or size without a bound, and `no`
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from collections.abc import Iterator
@@ -17,8 +16,8 @@ from flarecli.errors import FormatError, Place
 from flarecli.hashes import digest, known
 from flarecli.model import Columns, File, IntArray, Playlist, Stream
 from flarecli.names import bare
-from flarecli.playlists.plainly import plain_map
-from flarecli.playlists.wrong import (
+from flarecli.playlists.fast_lists import lift
+from flarecli.playlists.schema import (
     COUNTS,
     Map,
     halves,
@@ -29,13 +28,10 @@ from flarecli.playlists.wrong import (
 )
 from flarecli.storage import Location
 
-__all__ = ["FLOAT", "fault", "parse", "read", "read_yaml", "stored"]
+__all__ = ["FLOAT", "fault", "parse", "read", "read_document", "read_yaml", "stored"]
 
 _SIZE_LIMIT = 1 << 30  # bytes; a million chunks take a tenth
 _DEPTH_LIMIT = 16
-_SMALL = (
-    1 << 18
-)  # characters that are read sooner than the YAML library is loaded, or not much later
 _SUM_LINE = re.compile(rb"# flare xxh3_128 ([0-9a-f]{32})\n\Z")
 _INT = re.compile(
     r"-?(?:0|[1-9]\d{0,38})", re.ASCII
@@ -81,13 +77,7 @@ def parse(data: bytes, at: Location) -> Playlist:
     match = _SUM_LINE.search(data, max(0, len(data) - 100))
     protected = bool(match) and digest(memoryview(data)[: match.start()]) == match[1].decode()  # type: ignore[index, union-attr]
     del data, match  # there may be a hundred megabytes of it
-    root = plain_map(decoded, _plain) if len(decoded) < _SMALL else None
-    if root is not None:
-        with contextlib.suppress(FormatError):  # told with its place, by who reads it next
-            return Playlist(
-                tuple(_stream(name, value, at, 0) for name, value in root.items()), at, protected
-            )
-    root = _document(decoded, at)
+    root = read_document(decoded, at)
     del decoded
     if not isinstance(root, Map):
         raise fault(at, 1 << 32 | 1, "no mapping of streams in it")
@@ -104,13 +94,12 @@ def place_at(at: Location, mark: int) -> Place:
 
 
 def fault(at: Location, mark: int, message: str) -> FormatError:
-    """Say what is wrong at a place."""
+    """Return the error for a mark in a playlist."""
     return FormatError(message, where=place_at(at, mark))
 
 
-def _document(decoded: str, at: Location) -> Any:
-    from flarecli.playlists.lifting import lift  # only long or unusual ones come here
-
+def read_document(decoded: str, at: Location) -> Any:
+    """Read YAML, long lists of plain items without the YAML library. Raises FormatError as `read_yaml` does."""
     short, lifted = lift(decoded, _plain)
     if lifted:
         try:

@@ -10,8 +10,8 @@ from typing import Any
 
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import File, Playlist, Stream
-from flarecli.playlists.reading import FLOAT
-from flarecli.playlists.wrong import COUNTS
+from flarecli.playlists.read import FLOAT
+from flarecli.playlists.schema import COUNTS
 from flarecli.storage import Location, Written
 
 __all__ = ["text", "write"]

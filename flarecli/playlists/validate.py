@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from flarecli.errors import FormatError
-from flarecli.playlists.reading import fault, parse, read_yaml
-from flarecli.playlists.wrong import (
+from flarecli.playlists.read import fault, parse, read_yaml
+from flarecli.playlists.schema import (
     Steps,
     halves,
     not_addresses,

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli.errors import FormatError
-from flarecli.playlists import lifting, reading
+from flarecli.playlists import fast_lists
+from flarecli.playlists.read import read_document, read_yaml
 from flarecli.storage import locate
 
 AT = locate("/nowhere/playlist.yaml")
@@ -16,7 +17,7 @@ LONG = 300
 
 def alone(text):
     """What the YAML library gives of all of it."""
-    return reading.read_yaml(text, AT, {})
+    return read_yaml(text, AT, {})
 
 
 def outcome(call, *args):
@@ -28,7 +29,7 @@ def outcome(call, *args):
 
 @pytest.fixture(autouse=True)
 def short_lists_too(monkeypatch):
-    monkeypatch.setattr(lifting, "_WORTH", 16)
+    monkeypatch.setattr(fast_lists, "_WORTH", 16)
 
 
 ITEMS = [
@@ -72,7 +73,7 @@ def test_items_mean_the_same_in_a_long_list(item):
         "k:\n" + f"- {item}\n" * LONG,
         "k: [\n" + f"  {item}, {item},\n" * LONG + "  1]\n",
     ):
-        assert reading._document(text, AT) == alone(text)
+        assert read_document(text, AT) == alone(text)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_items_mean_the_same_in_a_long_list(item):
     ],
 )
 def test_what_only_looks_like_a_list_is_what_it_is(text):
-    assert outcome(reading._document, text, AT) == outcome(alone, text)
+    assert outcome(read_document, text, AT) == outcome(alone, text)
 
 
 @settings(max_examples=300, deadline=None)
@@ -136,7 +137,7 @@ def test_any_text_of_such_lines_means_the_same(seed):
         )
         lines += [indent + line] * rng.choice((1, 1, 2, 3, 10))
     text = "\n".join(lines) + "\n"
-    assert outcome(reading._document, text, AT) == outcome(alone, text)
+    assert outcome(read_document, text, AT) == outcome(alone, text)
 
 
 @pytest.mark.parametrize(
@@ -166,11 +167,11 @@ def test_a_run_ends_where_a_line_does_not_fit_however_much_of_it_does(head, tail
     line = "  1, 2,\n" if tail else "  - 1\n"
     for last in (f"  {end},\n", f"  {end}\n", f"  - {end}\n", f"  - 1{end}\n"):
         text = head + line * LONG + last + tail
-        assert outcome(reading._document, text, AT) == outcome(alone, text), last
+        assert outcome(read_document, text, AT) == outcome(alone, text), last
 
 
 def test_long_lists_reach_the_library_as_one_item():
     text = "k:\n" + "  - a\n" * LONG + "l: [\n" + "  1, 2,\n" * LONG + "  3]\n"
-    short, lifted = lifting.lift(text, str)
+    short, lifted = fast_lists.lift(text, str)
     assert len(lifted) == 2 and sum(map(len, lifted.values())) == 3 * LONG - 1
     assert short.count("\n") == text.count("\n") and len(short.replace("\n", "")) < 200
