@@ -19,14 +19,13 @@ if TYPE_CHECKING:
         typed,
         value_sizes,
     )
-    from flarecli.encodings.inferring import infer
+    from flarecli.encodings.convert import coerce, plain, source_of
+    from flarecli.encodings.convert import natural as natural_of
+    from flarecli.encodings.infer import infer_encoding
     from flarecli.encodings.names import BINARY, TEXT, Encoding, column, lookup
     from flarecli.encodings.names import register as encoding
-    from flarecli.encodings.natural import natural as natural_of
-    from flarecli.encodings.natural import plain
-    from flarecli.encodings.own import OWN, Own
     from flarecli.encodings.pictures import split as pictures_of
-    from flarecli.encodings.recode import coerce, source_of
+    from flarecli.encodings.registry import OWN, Own
     from flarecli.encodings.values import decode, encode
 
 __all__ = [
@@ -42,7 +41,7 @@ __all__ = [
     "encoding",
     "encoding_of",
     "field",
-    "infer",
+    "infer_encoding",
     "lookup",
     "natural_of",
     "pictures_of",
@@ -56,23 +55,23 @@ __all__ = [
 
 _FILES = {
     "BINARY": "names",
-    "OWN": "own",
+    "OWN": "registry",
     "TEXT": "names",
     "Encoding": "names",
-    "Own": "own",
-    "coerce": "recode",
+    "Own": "registry",
+    "coerce": "convert",
     "column": "names",
     "decode": "values",
     "encode": "values",
     "encoding": "names:register",
     "encoding_of": "columns",
     "field": "columns",
-    "infer": "inferring",
+    "infer_encoding": "infer",
     "lookup": "names",
-    "natural_of": "natural:natural",
+    "natural_of": "convert:natural",
     "pictures_of": "pictures:split",
-    "plain": "natural",
-    "source_of": "recode",
+    "plain": "convert",
+    "source_of": "convert",
     "raw_values": "columns",
     "stored": "columns",
     "typed": "columns",

@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from flarecli.encodings import packed_floats, varints
+from flarecli.encodings import msgpack, number_text
 from flarecli.encodings.names import BINARY, TEXT, Encoding, lookup
 from flarecli.errors import ValueFitError
 from flarecli.model import ENCODING, Column, IntArray
 
-_NUMBERS = {"varint": varints, "msgpack_float": packed_floats}  # of no fixed size
+_NUMBERS = {  # of variable size: writer and parser of a column
+    "varint": (number_text.varint_bytes, number_text.parse_varints),
+    "msgpack_float": (msgpack.float_bytes, msgpack.parse_float_column),
+}
 
 _LARGE, _HEAD = (
     1 << 15,
@@ -90,7 +93,7 @@ def stored(array: pa.Array, encoding: Encoding) -> pa.Array:
         item = encoding.item
         return each_item(array, lambda values: stored(values, item))
     if encoding.name in _NUMBERS:
-        return _NUMBERS[encoding.name].text(array)
+        return _NUMBERS[encoding.name][0](array)
     if encoding.size is not None and not encoding.arrow.equals(BINARY):
         return array.view(pa.binary(encoding.size)).cast(BINARY)
     return array.view(BINARY) if array.type.equals(TEXT) else array
@@ -116,7 +119,7 @@ def typed(array: pa.Array, encoding: Encoding) -> pa.Array:
             raise ValueFitError(f"{encoding.name} is not UTF-8", row=row) from None
         return text
     if encoding.name in _NUMBERS:
-        return _NUMBERS[encoding.name].parse(array)
+        return _NUMBERS[encoding.name][1](array)
     if encoding.size is not None and not encoding.arrow.equals(BINARY):
         return (
             array if pa.types.is_fixed_size_binary(array.type) else _fixed(array, encoding)

@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from flarecli.arrow import pa
-from flarecli.encodings.own import OWN, Own, remember
+from flarecli.encodings.registry import OWN, Own, remember
 from flarecli.errors import UsageError
 from flarecli.given import checked
 from flarecli.guesses import choose

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from flarecli.encodings import arrays, packed, pictures, varints
+from flarecli.encodings import arrays, msgpack, number_text, pictures
 from flarecli.encodings.columns import is_utf8
 from flarecli.encodings.names import Encoding
-from flarecli.encodings.own import OWN
+from flarecli.encodings.registry import OWN
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 from flarecli.units import format_size
 
@@ -211,12 +211,12 @@ _ENCODERS: dict[str, Callable[[Any], bytes]] = {
     "json_json": lambda value: json.dumps(as_json(value)).encode(),
     "json_int": _json_int,
     "json_float": lambda value: json.dumps(_float(value)).encode(),
-    "msgpack": packed.pack,
-    "msgpack_float": lambda value: packed.pack(
+    "msgpack": msgpack.pack,
+    "msgpack_float": lambda value: msgpack.pack(
         _float(float(value) if isinstance(_one(value), int) else value)
     ),
-    "array": lambda value: packed.pack_array(_ndarray(value)),
-    "tree": lambda value: packed.pack(value, tree=True),
+    "array": lambda value: msgpack.pack_array(_ndarray(value)),
+    "tree": lambda value: msgpack.pack(value, tree=True),
 }
 
 
@@ -264,16 +264,9 @@ def _unpickled(data: bytes, allow_pickle: bool) -> Any:
 
 
 def _signed(data: bytes) -> int:
-    if len(data) > varints.LONGEST:
+    if len(data) > number_text.MAX_VARINT_BYTES:
         raise ValueError
     return int.from_bytes(data, "little", signed=True)
-
-
-def _packed_number(data: bytes) -> float:
-    value = packed.unpack(data)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError
-    return float(value)
 
 
 def _json_value(kind: type | tuple[type, ...]) -> Callable[[bytes], Any]:
@@ -303,8 +296,8 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "json_json": lambda data: json.loads(_json_text(data)),
     "json_int": _json_value(int),
     "json_float": _json_value((float, int)),
-    "msgpack": packed.unpack,
-    "msgpack_float": _packed_number,
-    "array": packed.unpack_array,
-    "tree": lambda data: packed.unpack(data, tree=True),
+    "msgpack": msgpack.unpack,
+    "msgpack_float": msgpack.unpack_float,
+    "array": msgpack.unpack_array,
+    "tree": lambda data: msgpack.unpack(data, tree=True),
 }

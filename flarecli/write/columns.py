@@ -43,7 +43,7 @@ def chosen_encodings(
         if own is None:
             column = batch.column(name)
             first = column[0].as_py() if batch.num_rows and _is_bytes(column.type) else None
-            own = encodings.infer(field, first, extensions.get(name, ""))
+            own = encodings.infer_encoding(field, first, extensions.get(name, ""))
         encodings.lookup(own)
         out[name] = own
     return out

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from flarecli import encodings
-from flarecli.encodings import coerce, decode, encode, infer, lookup, names, stored, typed
+from flarecli.encodings import coerce, decode, encode, infer_encoding, lookup, names, stored, typed
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 
 NAMES = [
@@ -251,12 +251,12 @@ def picture(kind):
     ],
 )
 def test_encodings_are_inferred_by_type_then_by_content(field, first, extension, name):
-    assert infer(field, first, extension) == name
+    assert infer_encoding(field, first, extension) == name
 
 
 def test_a_column_of_nulls_has_no_encoding():
     with pytest.raises(UsageError, match="^column 'c' holds nothing but nulls$"):
-        infer(pa.field("c", pa.null()))
+        infer_encoding(pa.field("c", pa.null()))
 
 
 @pytest.mark.parametrize(

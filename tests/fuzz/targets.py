@@ -27,7 +27,7 @@ import pyarrow as pa
 
 import flarecli
 from flarecli import compress, encodings, formats, playlists
-from flarecli.encodings import packed
+from flarecli.encodings import msgpack as packed
 from flarecli.encodings import values as stored_values
 from flarecli.errors import FlareError, FormatError
 from flarecli.formats import (

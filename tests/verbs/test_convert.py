@@ -121,7 +121,9 @@ def test_every_pair_of_formats_converts_there_and_back(tmp_path_factory, columns
     source = str(folder / "index.parquet")
     for step, form in enumerate((there, back, there)):
         chosen = {
-            field.name: encodings.infer(field) if not pa.types.is_binary(field.type) else "bytes"
+            field.name: encodings.infer_encoding(field)
+            if not pa.types.is_binary(field.type)
+            else "bytes"
             for field in arrow(columns).schema
         }
         can = holds_values(form, columns) and all(

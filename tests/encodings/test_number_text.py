@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flarecli.encodings import coerce, encode, lookup, plain, stored, typed
 from flarecli.encodings.columns import check_text
-from flarecli.encodings.texts import escaped, float_text, floats, ints, unescaped
+from flarecli.encodings.number_text import escaped, float_text, floats, ints, unescaped
 from flarecli.errors import ValueFitError
 
 FLOATS = (

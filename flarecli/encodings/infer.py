@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from flarecli.encodings.convert import is_list, is_text
+from flarecli.encodings.cast import is_list, is_text
 from flarecli.errors import UsageError
 from flarecli.media import kind_of, sniff
 
-__all__ = ["infer"]
+__all__ = ["infer_encoding"]
 
 _SCALARS = {
     pa.int64(): "int",  # the original's plain `int` is int64 too
@@ -31,7 +31,7 @@ _DTYPES = {
 }
 
 
-def infer(field: pa.Field, first: bytes | None = None, extension: str = "") -> str:
+def infer_encoding(field: pa.Field, first: bytes | None = None, extension: str = "") -> str:
     """Choose an encoding for a column: of lists of text, numbers or bytes `X[]`, of all that is nested otherwise JSON.
 
     first      the first value's bytes, for a binary column: pictures and films are told by their magic numbers
@@ -74,7 +74,7 @@ def _extension(
         return f"ndarray:{_DTYPES[kind.value_type]}:{','.join(map(str, kind.shape))}"
     if kind.extension_name == "arrow.json":
         return "json"
-    return infer(pa.field(field.name, kind.storage_type), first, extension)
+    return infer_encoding(pa.field(field.name, kind.storage_type), first, extension)
 
 
 def _list(item: pa.DataType) -> str:

@@ -4,13 +4,14 @@ import json
 import struct
 import tracemalloc
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flarecli.encodings import decode, encode, lookup
-from flarecli.encodings.packed import Extension, pack, unpack
+from flarecli.encodings.msgpack import pack, unpack
 from flarecli.errors import ValueFitError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -61,8 +62,9 @@ FORMS = [  # from the specification, by hand
         "de0010" + "".join(f"a1{0x61 + i:02x}00" for i in range(16)),
         {chr(0x61 + i): 0 for i in range(16)},
     ),
-    ("d40500", Extension(5, b"\0")),
-    ("c703ffaabbcc", Extension(-1, b"\xaa\xbb\xcc")),
+    ("d40500", msgpack.ExtType(5, b"\0")),
+    ("c703feaabbcc", msgpack.ExtType._make((-2, b"\xaa\xbb\xcc"))),
+    ("d6ff00000001", msgpack.Timestamp(1)),  # what the specification reserves -1 for
 ]
 
 
@@ -274,7 +276,7 @@ def test_other_values_are_no_array(data):
 
 
 def test_keys_must_be_text_and_the_last_of_two_counts():
-    with pytest.raises(ValueFitError, match="^a key of a map is not text$"):
+    with pytest.raises(ValueFitError, match="^the key 1 of a map is not text$"):
         unpack(b"\x81\x01\x02")
     assert unpack(b"\x82\xa1a\x01\xa1a\x02") == {"a": 2}
     with pytest.raises(ValueFitError):
@@ -287,3 +289,15 @@ def test_nothing_is_unpickled():
     data = pack(["|O", [1], struct.pack("<Q", id(json))])
     with pytest.raises(ValueFitError, match="^not the dtype, the shape and the bytes of an array$"):
         decode(lookup("array"), data)
+
+
+@pytest.mark.parametrize("depth", [2, 100, 400])
+def test_nested_claims_take_no_memory(depth):
+    """Every list claims as many items as there are bytes: each claim alone would be possible."""
+    data = (b"\xdd" + (1 << 17).to_bytes(4, "big")) * depth + b"\0" * (1 << 17)
+    tracemalloc.start()
+    with pytest.raises(ValueFitError, match="^not one whole value of MessagePack$"):
+        unpack(data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 << 20

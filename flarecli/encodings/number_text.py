@@ -1,6 +1,10 @@
-"""Columns of text, all values at once: numbers as Python writes and reads them, text as JSON writes and reads it.
+"""Numbers and JSON text as stored bytes, a column at a time: decimal text, JSON text, Granular's varints.
 
-Arrow's kernels do what they do exactly as Python does; the few values where the two differ go through Python one by one.
+Text: Arrow's kernels convert what they convert exactly as Python does; Python converts the few other values one by one.
+
+Varint (Granular's `int`): a little-endian integer in two's complement, in the fewest bytes that hold it, at least one.
+The original cannot write negative numbers, nor numbers that need a byte for their sign (128: `80 00`); its reader takes
+0 to 16 bytes.
 """
 
 from __future__ import annotations
@@ -10,12 +14,16 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from flarecli.encodings.names import BINARY, TEXT
+from flarecli.errors import ValueFitError
+from flarecli.model import IntArray
 
 __all__ = [
+    "MAX_VARINT_BYTES",
     "JSON_FLOAT",
     "JSON_INT",
     "escaped",
@@ -23,7 +31,10 @@ __all__ = [
     "floats",
     "ints",
     "patched",
+    "parse_varints",
     "unescaped",
+    "varint_bytes",
+    "varint_widths",
 ]
 
 JSON_INT = r"^(?:0|-?[1-9][0-9]*)$"
@@ -153,3 +164,65 @@ def _text(value: str) -> str:
     if not isinstance(out, str):
         raise ValueError
     return out
+
+
+MAX_VARINT_BYTES = 16  # bytes that a reader takes
+_VARINT_LIMITS = np.array(
+    [(1 << 8 * k - 1) - 1 for k in range(1, 8)], np.int64
+)  # the largest value of 1 to 7 bytes
+
+
+def varint_widths(values: IntArray) -> IntArray:
+    """Say how many bytes each value takes: int64 [n] of int64 [n]."""
+    return np.searchsorted(_VARINT_LIMITS, values ^ (values >> 63)).astype(np.int64) + 1
+
+
+def varint_bytes(array: pa.Array) -> pa.Array:
+    """Give the stored bytes, large_binary [n], of an int64 array without nulls."""
+    values = array.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    sizes = varint_widths(values)
+    ends = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(sizes, out=ends[1:])
+    kept = np.arange(8) < sizes[:, None]
+    data = np.ascontiguousarray(values, "<i8").view(np.uint8).reshape(-1, 8)[kept]
+    return pa.Array.from_buffers(
+        BINARY, len(values), [None, pa.py_buffer(ends), pa.py_buffer(data)]
+    )
+
+
+def parse_varints(raw: pa.Array) -> pa.Array:
+    """Give int64 [n] of stored bytes, large_binary [n]; null where that is null.
+
+    raises  ValueFitError naming the first row of more than 16 bytes, or of a value that int64 cannot hold
+    """
+    offsets = (
+        np.frombuffer(raw.buffers()[1], np.int64, len(raw) + 1, raw.offset * 8)
+        if len(raw)
+        else np.zeros(1, np.int64)
+    )
+    data = np.frombuffer(raw.buffers()[2] or b"\0", np.uint8) if len(raw) else np.zeros(1, np.uint8)
+    if not len(data):
+        data = np.zeros(1, np.uint8)
+    sizes = offsets[1:] - offsets[:-1]
+    bits = np.zeros(len(raw), np.uint64)
+    longest = int(sizes.max(initial=0))
+    for k in range(min(longest, 8)):
+        byte = data[np.minimum(offsets[:-1] + k, len(data) - 1)].astype(np.uint64)
+        bits |= np.where(sizes > k, byte << np.uint64(8 * k), np.uint64(0))
+    unused = (64 - 8 * np.clip(sizes, 1, 8)).astype(np.int64)
+    values = (bits << unused.astype(np.uint64)).view(np.int64) >> unused
+    wrong = sizes > MAX_VARINT_BYTES
+    for k in range(8, min(longest, MAX_VARINT_BYTES)):
+        sign = data[np.minimum(offsets[:-1] + k, len(data) - 1)]
+        wrong |= (sizes > k) & (sign != np.where(values < 0, 255, 0))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        seen = (
+            f"an integer of {sizes[row]} bytes is longer than {MAX_VARINT_BYTES}"
+            if sizes[row] > MAX_VARINT_BYTES
+            else "an integer does not fit int64"
+        )
+        raise ValueFitError(seen, row=row)
+    return pa.array(
+        values, mask=raw.is_null().to_numpy(zero_copy_only=False) if raw.null_count else None
+    )

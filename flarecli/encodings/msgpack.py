@@ -1,0 +1,195 @@
+"""MessagePack as Granular stores it: values, arrays, trees of arrays, and columns of floats.
+
+    msgpack        one value: null, true, false, numbers, text, bytes, lists, maps with keys of text
+    array          [dtype, [dimensions], bytes]
+    tree           lists and maps, with ["_", dtype, [dimensions], bytes] for an array among them
+    msgpack_float  one number; writing gives the byte CB, then 8 bytes, big-endian
+
+Every number and length takes its shortest form, and a float 64 bits, as in the original.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from msgpack import ExtType, Packer, Unpacker
+from msgpack.exceptions import UnpackException
+
+from flarecli.arrow import np, pa, pc
+from flarecli.encodings import arrays
+from flarecli.encodings.names import BINARY
+from flarecli.errors import ValueFitError
+
+__all__ = [
+    "float_bytes",
+    "pack",
+    "pack_array",
+    "parse_double_column",
+    "parse_float_column",
+    "unpack",
+    "unpack_array",
+    "unpack_float",
+]
+
+MAX_DEPTH = 511  # lists in lists: the limit of the library's packer; its unpacker takes 1024
+_DOUBLE = b"\xcb"
+
+
+def pack(value: Any, tree: bool = False) -> bytes:
+    """Return the MessagePack of a value.
+
+    tree    numpy arrays are packed too; a list that would be read as an array is refused
+    raises  ValueFitError for other types, integers of more than 64 bits, keys that are not text, deep nesting
+    """
+    try:
+        _check(value, tree, MAX_DEPTH)
+        data: bytes = Packer(default=_packed_array if tree else _refuse).pack(value)
+        return data
+    except ValueFitError:
+        raise
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        _refuse(value)
+
+
+def _refuse(value: Any) -> NoReturn:
+    if isinstance(value, int):
+        raise ValueFitError(f"{value!s:.60} does not fit the 64 bits of an integer") from None
+    raise ValueFitError(f"{type(value).__name__} {value!r:.60} does not fit MessagePack") from None
+
+
+def _packed_array(value: Any) -> Any:
+    return ["_", *arrays.describe(value)] if isinstance(value, np.ndarray) else _refuse(value)
+
+
+def _check(value: Any, tree: bool, depth: int) -> None:
+    """Raise ValueFitError for a map with other keys than text, or ValueError for deep nesting."""
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, (str, bytes)):
+                raise ValueFitError(f"the key {key!r:.60} of a map is not text")
+        items: Any = value.values()
+    elif isinstance(value, (list, tuple)) and not isinstance(value, ExtType):
+        if tree and _is_array(value):
+            raise ValueFitError("a list of four that begins with '_' would be read as an array")
+        items = value
+    else:
+        return
+    if not depth:
+        raise ValueError("nested too deeply")
+    for item in items:
+        if isinstance(item, (Mapping, list, tuple)):
+            _check(item, tree, depth - 1)
+
+
+def _is_array(items: Sequence[Any]) -> bool:
+    return len(items) == 4 and isinstance(items[0], str) and items[0] == "_"
+
+
+def pack_array(array: Any) -> bytes:
+    """Return the stored bytes of `array`. Raises ValueFitError for a dtype that cannot be read back."""
+    return pack(list(arrays.describe(array)))
+
+
+def unpack(data: bytes, tree: bool = False) -> Any:
+    """Return the value of MessagePack: lists for its arrays, ExtType for extensions; with `tree`, numpy arrays too.
+
+    raises  ValueFitError if the bytes are not one whole value, a key is not text, or it is nested too deeply
+    """
+    try:
+        # The library allocates lists of the claimed length, and a claim may be nested in another.
+        # So skip the value first: this allocates nothing and fails where the bytes end.
+        claims = Unpacker(max_buffer_size=len(data))
+        claims.feed(data)
+        claims.skip()
+        if claims.tell() != len(data):
+            raise ValueError("bytes follow the value")
+        unpacker = Unpacker(
+            max_buffer_size=len(data),
+            strict_map_key=False,
+            list_hook=_built if tree else None,
+            ext_hook=_extension,
+        )
+        unpacker.feed(data)
+        value = unpacker.unpack()
+        _check(value, False, MAX_DEPTH)
+        return value
+    except ValueFitError:
+        raise
+    except (TypeError, ValueError, OverflowError, RecursionError, UnpackException):
+        raise ValueFitError("not one whole value of MessagePack") from None
+
+
+def _extension(code: int, data: bytes) -> ExtType:
+    return ExtType._make((code, data))  # its constructor refuses the codes below 0
+
+
+def _built(items: list[Any]) -> Any:
+    return arrays.build(*items[1:]) if _is_array(items) else items
+
+
+def unpack_array(data: bytes) -> Any:
+    """Return the array of stored bytes, read-only. Raises ValueFitError if they are none."""
+    parts = unpack(data)
+    if not isinstance(parts, list) or len(parts) != 3:
+        raise ValueFitError("not the dtype, the shape and the bytes of an array")
+    return arrays.build(*parts)
+
+
+def unpack_float(data: bytes) -> float:
+    """Return the number of stored bytes. Raises ValueError if they are none."""
+    if len(data) == 9 and data[:1] == _DOUBLE:
+        return float(struct.unpack(">d", data[1:])[0])
+    value = unpack(data)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError("not a number of MessagePack")
+    return float(value)
+
+
+def float_bytes(array: pa.Array) -> pa.Array:
+    """Return the stored bytes, large_binary [n], of a float64 array; null where it is."""
+    data = np.empty((len(array), 9), np.uint8)
+    data[:, 0] = _DOUBLE[0]
+    data[:, 1:] = (
+        array.fill_null(0.0)
+        .to_numpy(zero_copy_only=False)
+        .astype(">f8")
+        .view(np.uint8)
+        .reshape(-1, 8)
+    )
+    ends = pa.py_buffer(np.arange(len(array) + 1, dtype=np.int64) * 9)
+    out = pa.Array.from_buffers(BINARY, len(array), [None, ends, pa.py_buffer(data)])
+    return pc.if_else(array.is_null(), pa.scalar(None, BINARY), out) if array.null_count else out
+
+
+def parse_float_column(raw: pa.Array) -> pa.Array:
+    """Return float64 [n] of stored bytes, large_binary [n]; null where that is null.
+
+    raises  ValueFitError naming the first row that is not a number
+    """
+    out = parse_double_column(raw)
+    if out is not None:
+        return out
+    values = []
+    for row, data in enumerate(raw.to_pylist()):
+        try:
+            values.append(None if data is None else unpack_float(data))
+        except ValueFitError as error:
+            raise error.changed(row=row) from None
+        except ValueError as error:
+            raise ValueFitError(str(error), row=row) from None
+    return pa.array(values, pa.float64())
+
+
+def parse_double_column(raw: pa.Array) -> pa.Array | None:
+    """Return the same if every value is a float of 64 bits, or None."""
+    if raw.null_count or not pc.all(pc.equal(pc.binary_length(raw), 9), min_count=0).as_py():
+        return None
+    if not pc.all(pc.starts_with(raw, _DOUBLE), min_count=0).as_py():
+        return None
+    if not len(raw):
+        return pa.array([], pa.float64())
+    start = np.frombuffer(raw.buffers()[1], np.int64, 1, raw.offset * 8)[0]
+    data = np.frombuffer(raw.buffers()[2], np.uint8, len(raw) * 9, start).reshape(-1, 9)
+    return pa.array(np.ascontiguousarray(data[:, 1:]).view(">f8").astype(np.float64).ravel())
