@@ -34,7 +34,7 @@ BATCH = 8000  # rows that stay in the processor's cache
 def flare(index: str, out: str) -> Callable[[], object]:
     from flarecli import pack
 
-    return lambda: pack(index, out, hashes=["xxh3_128"])
+    return lambda: pack(index, out, hash=["xxh3_128"])
 
 
 def peer(index: str, out: str) -> Callable[[], object]:

@@ -24,7 +24,6 @@ from flarecli import encodings, verbs
 from flarecli.errors import FormatError, ValueFitError
 from flarecli.ingest import open_index
 from flarecli.media import Sandbox, sandbox
-from flarecli.storage import Limits
 
 MB = 1_000_000
 BOMB = "It may be a decompression bomb; do not trust it."
@@ -334,15 +333,14 @@ def test_max_object_holds_for_values_of_every_source(tmp_path, source):
         mds(tmp_path / "m", "bytes", [value(row, 1) for row in rows], packed=False)
         verbs.pack(str(tmp_path / "m"), str(tmp_path / "t"), format="webdataset")
         path = tmp_path / "t"
-    limits = Limits(max_bytes=1000)
-    packed = verbs.pack(str(path), str(tmp_path / "o"), limits=limits, on_error="skip")
+    packed = verbs.pack(str(path), str(tmp_path / "o"), max_object=1000, on_error="skip")
     assert (packed.rows, packed.failed, packed.reasons) == (2, 1, {"large": 1})
     (failed,) = (tmp_path / "o" / "failed.jsonl").read_text().splitlines()
     assert json.loads(failed)["reason"] == (
         "a value of 1001 bytes, larger than the limit of 1000 bytes"
     )
     if source == "mds":
-        found = verbs.unpack(str(path), str(tmp_path / "u"), limits=limits, on_error="skip")
+        found = verbs.unpack(str(path), str(tmp_path / "u"), max_object=1000, on_error="skip")
         assert (found.rows, found.failed, found.reasons) == (2, 1, {"large": 1})
 
 

@@ -21,7 +21,7 @@ def place(tmp_path):
 
 
 def test_paths_are_addresses_everywhere(place):
-    packed = flarecli.pack(place / "t.parquet", place / "out", columns="text", shard_bytes="1KB")
+    packed = flarecli.pack(place / "t.parquet", place / "out", columns="text", shard_size="1KB")
     assert (packed.rows, packed.playlist) == (3, f"{place}/out/playlist.yaml")
     assert len(flarecli.open(place / "out", cache=place / "kept")) == 3
     assert len(flarecli.open([place / "out", str(place / "out")])) == 6
@@ -43,7 +43,7 @@ def test_one_name_is_not_its_letters(place):
             place / "out",
             fetch="link:file",
             columns=("id", "file"),
-            hashes="sha1",
+            hash="sha1",
         ).rows
         == 3
     )

@@ -83,7 +83,7 @@ INNER = {  # modules that other packages import directly; everything else is imp
     },
     "media": {"ffprobe", "probe", "resize", "sniff", "thumbnail"},  # functions of the same name
     "read": {"resolve", "windows"},
-    "verbs": {"source"},
+    "verbs": {"options", "source"},
     "write": {"bucket", "columns", "engines", "failures", "links", "parts", "target"},
 }
 

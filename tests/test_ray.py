@@ -44,7 +44,7 @@ def packed(tmp_path: Path) -> str:
         "data": [b"\x89" + bytes([i % 251]) * i for i in range(300)],
     }
     pq.write_table(pa.table(columns), tmp_path / "index.parquet")
-    flarecli.pack(str(tmp_path / "index.parquet"), str(tmp_path / "mds"), shard_bytes=5000)
+    flarecli.pack(str(tmp_path / "index.parquet"), str(tmp_path / "mds"), shard_size=5000)
     return str(tmp_path / "mds")
 
 

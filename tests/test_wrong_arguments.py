@@ -80,8 +80,12 @@ def told(call, message, hint=""):
         ({"rank": (0, 8, 1)}, "rank is (0, 8, 1): two whole numbers are wanted", PAIR),
         ({"rank": (0.0, 8)}, "rank is (0.0, 8): two whole numbers are wanted", PAIR),
         ({"exact": "no"}, "exact is 'no': True or False is wanted", ""),
-        ({"guard": {}}, "guard is {}: a Guard is wanted", ""),
-        ({"limits": 4}, "limits is 4: a Limits is wanted", ""),
+        ({"retries": "2"}, "retries is '2': a whole number is wanted", ""),
+        (
+            {"timeout": "2 weeks"},
+            "--timeout: '2 weeks' is not a duration",
+            "Write it like 30s, 10m or 2h.",
+        ),
         ({"stdin": 0}, "stdin is 0: a file that is open is wanted", ""),
     ],
 )
@@ -248,10 +252,10 @@ def test_what_makes_no_mix_is_refused(data):
     ("options", "message", "hint"),
     [
         ({"limit": 1.5}, "limit is 1.5: a whole number is wanted", ""),
-        ({"limit": -1}, "--limit is -1, below 0", ""),
-        ({"shuffle": -1}, "--shuffle is -1, below 0", ""),
-        ({"shard_bytes": 1.5}, "shard_bytes is 1.5: a whole number or text is wanted", ""),
-        ({"shard_bytes": -1}, "--shard-size is -1, below 0", ""),
+        ({"limit": -1}, "--limit: expected at least 0, got -1", ""),
+        ({"shuffle": -1}, "--shuffle: expected at least 0, got -1", ""),
+        ({"shard_size": 1.5}, "shard_size is 1.5: a whole number or text is wanted", ""),
+        ({"shard_size": -1}, "--shard-size: expected at least 0, got -1", ""),
         ({"shard_rows": "9"}, "shard_rows is '9': a whole number is wanted", ""),
         ({"overwrite": "no"}, "overwrite is 'no': True or False is wanted", ""),
         ({"resume": None}, "resume is None: True or False is wanted", ""),
@@ -316,11 +320,11 @@ def test_the_other_verbs_say_what_they_want(here, data):
         DICT,
     )
     told(
-        lambda: flare.playlist("d", headers={"a": 1}),
-        "headers is {'a': 1}: pairs of texts are wanted",
+        lambda: flare.playlist("d", header={"a": 1}),
+        "header is {'a': 1}: pairs of texts are wanted",
         DICT,
     )
-    told(lambda: flare.playlist("d", headers=3), "headers is 3: pairs of texts are wanted", DICT)
+    told(lambda: flare.playlist("d", header=3), "header is 3: pairs of texts are wanted", DICT)
     told(lambda: flare.playlist("d", base=3), "base is 3: text is wanted")
     told(lambda: flare.reindex("d", replace="no"), "replace is 'no': True or False is wanted")
     told(lambda: flare.merge_index(".", 3), "int is no address", "Give text, or a path of pathlib.")
@@ -345,8 +349,8 @@ def test_verify_and_unpack_say_what_they_want(here):
     told(lambda: flare.verify("d", part="1/8"), "part is '1/8': two whole numbers are wanted", part)
     told(lambda: flare.verify("d", sample="all"), "sample is 'all': a number is wanted")
     told(lambda: flare.verify("d", quick="no"), "quick is 'no': True or False is wanted")
-    told(lambda: flare.verify("d", jobs=0), "jobs is 0: at least 1 is wanted")
-    told(lambda: flare.verify("d", max_findings=0), "max_findings is 0: at least 1 is wanted")
+    told(lambda: flare.verify("d", jobs=0), "--jobs: expected at least 1, got 0")
+    told(lambda: flare.verify("d", max_findings=0), "--max-findings: expected at least 1, got 0")
     told(
         lambda: flare.verify("d", against=3),
         "int is no address",

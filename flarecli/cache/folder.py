@@ -66,6 +66,7 @@ class Folder:
     def __init__(self, path: str, limit: int) -> None:
         self.path, self.limit = os.path.join(os.path.abspath(whole_path(path)), LAYOUT), limit
         self._given, self._pid, self._fd = path, 0, -1
+        self.note: Callable[[str], object] | None = None  # instead of `warnings.warn`
         self._room, self._room_bytes = -1, 0
         self._not_before = 0.0
         self._host = host()
@@ -123,9 +124,13 @@ class Folder:
         self._not_before = time.monotonic() + _AGAIN_S
         if self.path not in _warned:
             _warned.add(self.path)
-            warnings.warn(
-                f"the cache in {self._given} is not used: {why}", CacheWarning, stacklevel=2
-            )
+            self._tell(f"the cache in {self._given} is not used: {why}")
+
+    def _tell(self, text: str) -> None:
+        if self.note is not None:
+            self.note(text)
+        else:
+            warnings.warn(text, CacheWarning, stacklevel=3)
 
     # -- copies
 
@@ -365,10 +370,8 @@ class Folder:
         )
 
     def _note_holder(self, fd: int) -> None:
-        warnings.warn(
-            f"the cache in {self._given}: waiting for {holder(fd)}, which fetches the same file",
-            CacheWarning,
-            stacklevel=2,
+        self._tell(
+            f"the cache in {self._given}: waiting for {holder(fd)}, which fetches the same file"
         )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TypeVar
 
@@ -41,10 +41,17 @@ _FULL_S = 1.0  # how long a folder without older copies is taken for one that ha
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """A folder and the bytes that it may hold. Give it to a Guard as its keeper."""
+    """A folder and the bytes that it may hold. Give it to a Guard as its keeper.
+
+    note  receives the texts of warnings in this process; None: they are issued as `CacheWarning`
+    """
 
     folder: str
     limit: int = 10 * 10**9
+    note: Callable[[str], object] | None = field(default=None, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Cache, (self.folder, self.limit)
 
     def over(self, store: Store) -> Store:
         """Put the cache before a store on the network."""
@@ -61,6 +68,7 @@ class CachedStore(Store):
     def __init__(self, store: Store, cache: Cache, maps: bool = True) -> None:
         self.store, self.cache, self._maps, self.guard = store, cache, maps, store.guard
         self._folder = folders.shared(cache.folder, cache.limit)
+        self._folder.note = cache.note or self._folder.note
         self._pins = Pins(store.show)
         self._tells = True  # until an object turned out to have no version
         self._since, self._full = (

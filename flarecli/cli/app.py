@@ -12,17 +12,19 @@ import typer
 import typer.core
 
 import flarecli.cli.show as show
+from flarecli.cli.options import callback
 from flarecli.errors import UsageError
+from flarecli.given import GROUPS
 from flarecli.guesses import choose, nearest
 
 __all__ = ["COMMANDS", "answer"]
 
 # Each command is a module of this room, loaded when it is asked for; the text is the first line of its help.
 COMMANDS = {
-    "pack": "Put rows into shards, and fetch what they link to.",
-    "unpack": "Turn shards back into files, or download what an index links to.",
-    "inspect": "Say what a dataset is: format, rows, shards, bytes, columns, sums.",
-    "verify": "Check that a dataset is whole.",
+    "pack": "Pack rows as shards, and download what they link to.",
+    "unpack": "Write rows as files, or download what an index links to.",
+    "inspect": "Describe a dataset: format, rows, shards, bytes, columns, checksums.",
+    "verify": "Check that a dataset is complete and undamaged.",
     "playlist": "Write the playlist of datasets: addresses to YAML.",
     "cat": "Print rows.",
 }
@@ -45,22 +47,29 @@ _MEANT |= {
     "print": "cat",
 }
 _NARROW = 60  # columns; Click would write 50 wide on any narrower terminal
-_HELP = "Pack, unpack, inspect, verify, list and print sharded datasets, local or remote, without trusting a byte of them."
+_HELP = "Pack, unpack, inspect, verify, list and print sharded datasets, local or remote, with hostile data in mind."
 _EPILOG = """Example: flare pack photos.parquet out/ --fetch data_url --key data_id && flare verify out/
 
 The options of a command: flare COMMAND --help.
 
-An option's default can be set in the environment: --shard-size as FLARE_SHARD_SIZE, and so on.
+Environment variables set defaults of options: FLARE_SHARD_SIZE for --shard-size, and so on.
 
-Exit codes: 0 done, 1 done and the answer is no, 2 the command line is wrong, 3 cannot reach or write, 4 the bytes are not what
-the format says, 5 refused for safety, 6 a library is missing, 130 interrupted, 143 terminated, 129 hung up."""
+Exit codes: 0 success, 1 problems were found, 2 invalid command line, 3 cannot read or write, 4 invalid data, 5 refused for
+safety, 6 missing library, 130 interrupted, 143 terminated, 129 hung up."""
 _WRONG_LINE: Any = typer.BadParameter.__mro__[
     2
 ]  # Click's ClickException, wherever this Typer keeps its copy of Click
 
 
 class _Helped:
-    """Says where a help text could not be printed."""
+    """What the program and its commands share: errors of printing help, narrow terminals, completion."""
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Complete without descriptions: Typer imports rich to print those in zsh and fish."""
+        items = super().shell_complete(ctx, incomplete)  # type: ignore[misc]
+        for item in items:
+            item.help = None
+        return items
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
@@ -89,29 +98,21 @@ class _Command(_Helped, typer.core.TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
-    def make_parser(self, ctx: Any) -> Any:
-        """Make a parser that takes one value once: of `-c a -c b` or two conditions, Click would forget the first."""
-        parser: Any = super().make_parser(ctx)
-        parse = parser.parse_args
-
-        def parse_args(args: list[str]) -> Any:
-            found: Any = parse(args=args)
-            for one in found[2]:
-                if (
-                    one.param_type_name == "option"
-                    and not (one.multiple or one.is_flag)
-                    and found[2].count(one) > 1
-                ):
-                    hint = (
-                        "Write them with commas between, such as 3,1,4 or id,score."
-                        if one.metavar in ("SPEC", "A,B")
-                        else "Give it once."
-                    )
-                    raise UsageError(f"{one.opts[0]} is given twice", hint=hint)
-            return found
-
-        parser.parse_args = parse_args
-        return parser
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options by group."""
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        groups |= {name: [] for name in GROUPS}
+        parameters: list[Any] = self.get_params(ctx)
+        for one in parameters:
+            if record := one.get_help_record(ctx):
+                is_argument = one.param_type_name == "argument"
+                groups["Arguments" if is_argument else one.rich_help_panel or "Output"].append(
+                    record
+                )
+        for name, records in groups.items():
+            if records:
+                with formatter.section(name):
+                    formatter.write_dl(records)
 
 
 class _Commands(_Helped, typer.core.TyperGroup):
@@ -125,13 +126,13 @@ class _Commands(_Helped, typer.core.TyperGroup):
             one = typer.Typer(
                 add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
             )
-            command = importlib.import_module(f"flarecli.cli.{cmd_name}").command
+            module = importlib.import_module(f"flarecli.cli.{cmd_name}")
             one.command(
                 cmd_name,
                 cls=_Command,
                 short_help=COMMANDS[cmd_name],
                 context_settings={"help_option_names": ["-h", "--help"]},
-            )(command)
+            )(callback(module.Line, module.command, os.environ))
             self.commands[cmd_name] = typer.main.get_command(one)
         return self.commands.get(cmd_name)
 
@@ -191,16 +192,7 @@ def _app() -> Any:
     ) -> None:
         pass
 
-    if "_FLARE_COMPLETE" in os.environ:
-        _spare_rich()
     return typer.main.get_command(app)
-
-
-def _spare_rich() -> None:
-    """Completion in zsh and fish would load rich to take markup out of help texts, which have none here."""
-    classes = importlib.import_module("typer._completion_classes")
-    if hasattr(classes, "_sanitize_help_text"):
-        vars(classes)["_sanitize_help_text"] = str
 
 
 def answer(args: list[str]) -> Any:
@@ -241,7 +233,4 @@ def _wrong_line(error: Any, args: list[str]) -> UsageError:
     message = _missing(error, args) or error.format_message().strip().rstrip(".")
     if type(error).__name__ == "NoSuchOption":
         return _no_option(error, command)
-    message = message.replace("valid int range", "whole number").replace(
-        "valid int", "whole number"
-    )
     return UsageError(message[:1].lower() + message[1:], hint=f"Run `{command} --help`.")

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import typer
-
-from flarecli.cli import params
 from flarecli.cli import rows as output
 from flarecli.cli.bar import Bar
-from flarecli.cli.params import option
+from flarecli.cli.options import SOURCES, Argument
+from flarecli.cli.options import Line as BaseLine
 from flarecli.cli.show import Printer, binary
 from flarecli.errors import MissingError, UsageError
+from flarecli.given import Address, Option, address_text, option
 from flarecli.guesses import choose
 from flarecli.units import format_count, format_size, format_time
+from flarecli.verbs.options import InspectOptions
 
 if TYPE_CHECKING:
     from flarecli.verbs import Inspection, StreamInfo
@@ -24,111 +26,73 @@ _HOLES = 8  # lines of what is missing
 _GONE = "Fetch it again, or pack again with `flare pack … --overwrite`; `flare verify --quick` names each."
 
 
-def command(
-    sources: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="SOURCE...",
-            help=f"{params.ADDRESSES}; none to see --cache.",
-            show_default=False,
+@dataclass(frozen=True)
+class Line(InspectOptions, BaseLine):
+    """The command line."""
+
+    arguments: ClassVar[Mapping[str, Argument]] = {
+        "sources": replace(
+            SOURCES, help=f"{SOURCES.help} Without SOURCE, --cache is described.", is_required=False
+        )
+    }
+
+    field: str | None = option(
+        None,
+        Option(
+            group="Output",
+            metavar="NAME",
+            help="Print one field of the output of --json, such as rows.",
         ),
-    ] = None,
-    format: params.ReadFormat = None,
-    stream: params.Streams = None,
-    shards: Annotated[bool, option("--shards", help="List the shards.")] = False,
-    field: Annotated[
-        str | None,
-        option(
-            "--field", metavar="NAME", help="Print one field of what --json prints, such as rows."
-        ),
-    ] = None,
-    stats: Annotated[
-        bool,
-        option("--stats", help="Read the columns: least, most, nulls, lengths, sizes of pictures."),
-    ] = False,
-    sample: Annotated[
-        str | None, option("--sample", metavar="N|P%", help="Show a few rows.")
-    ] = None,
-    seed: Annotated[
-        int, option("--seed", metavar="N", min=0, help="Another chance for --sample.")
-    ] = 0,
-    html: Annotated[
-        str | None,
-        option(
-            "--html",
+    )
+    html: str | None = option(
+        None,
+        Option(
+            group="Output",
             metavar="FILE",
-            help="Write one page with plots and a gallery of rows, - to stdout; --sample says how many.",
+            help="Write a page with plots and --sample rows, - to stdout.",
         ),
-    ] = None,
-    retries: params.Retries = 8,
-    timeout: params.Timeout = 30.0,
-    deadline: params.Deadline = 600.0,
-    cache: params.CacheFolder = None,
-    cache_limit: params.CacheLimit = 10 * 10**9,
-    jobs: params.Jobs = None,
-    allow_private: params.AllowPrivate = False,
-    allow_host: params.AllowHost = None,
-    allow_local: params.AllowLocal = False,
-    as_json: params.AsJson = False,
-    quiet: params.Quiet = False,
-    verbose: params.Verbose = False,
-    debug: params.Debug = False,
-) -> None:
-    """Say what a dataset is: format, rows, shards, bytes, columns, sums.
+    )
 
-    Also who wrote it, and which shards are missing. Reads headers only, unless --stats, --sample or --html asks for more.
 
-    Without SOURCE, `--cache DIR` shows what is kept there.
+def command(line: Line) -> int:
+    """Describe a dataset: format, rows, shards, bytes, columns, checksums.
+
+    Also its writer, and missing shards. Reads only headers, except with --stats, --sample and --html.
+
+    Without SOURCE, `--cache DIR` lists the files in a cache.
 
     Example: flare inspect https://host/train/playlist.yaml --field rows
     """
     from flarecli import verbs
 
-    if html is not None and field is not None:
+    if line.html is not None and line.field is not None:
         raise UsageError(
             "--html writes a page, --field prints a field", hint="Give one of the two."
         )
-    printer = Printer(as_json, quiet, verbose)
-    if not sources:
-        _print_kept(printer, cache)
-        raise typer.Exit
-    guard = params.guard(
-        allow_private,
-        allow_host,
-        allow_local,
-        jobs,
-        retries,
-        timeout,
-        deadline,
-        keeper=params.keeper(printer, cache, cache_limit),
-    )
-    found = verbs.inspect(
-        sources,
-        format=format,
-        streams=stream or (),
-        shards=shards or html is not None,
-        sample=_GALLERY if html is not None and sample is None else params.share(sample),
-        stats=stats,
-        seed=seed,
-        guard=guard,
-        limits=guard.limits,
-        progress=Bar(printer),
-    )
+    printer = Printer(line.as_json, line.quiet, line.verbose)
+    if not line.sources:
+        _print_kept(printer, line.cache)
+        return 0
+    options: dict[str, Any] = line.keywords(InspectOptions)
+    if line.html is not None:
+        options["shards"] = True
+        options["sample"] = _GALLERY if line.sample is None else line.sample
+    found = verbs.inspect(line.sources, progress=Bar(printer), **options)
     shown = sum(batch.num_rows for batch in found.sample)
     if found.asked > shown:
         printer.note(
             f"the sample is {format_count(shown, 'row')} of the {found.asked} asked for: `flare cat` gives any number"
         )
-    if html is not None:
-        _write_page(printer, found, html)
-    elif field is not None:
-        _print_field(printer, found.as_json(), field)
-    elif as_json:
+    if line.html is not None:
+        _write_page(printer, found, line.html)
+    elif line.field is not None:
+        _print_field(printer, found.as_json(), line.field)
+    elif line.as_json:
         printer.json(found.as_json())
     else:
         counted = f"{format_count(found.rows, 'row')}, {format_count(found.shards, 'shard')}, {format_size(found.bytes)}"
         printer.line(f"{found.address}: {found.format}, {counted}")
-        if not quiet:
+        if not line.quiet:
             for one in found.streams:
                 _print_stream(printer, one, len(found.streams) > 1)
             if found.sample:
@@ -146,7 +110,7 @@ def command(
             where=found.missing[0],
             hint=_GONE,
         )
-    raise typer.Exit
+    return 0
 
 
 def _write_page(printer: Printer, found: Inspection, address: str) -> None:
@@ -165,7 +129,7 @@ def _write_page(printer: Printer, found: Inspection, address: str) -> None:
         printer.line(address)
 
 
-def _print_kept(printer: Printer, folder: str | None) -> None:
+def _print_kept(printer: Printer, folder: Address | None) -> None:
     """Show what a cache holds, by address."""
     if not folder:
         raise UsageError(
@@ -173,6 +137,7 @@ def _print_kept(printer: Printer, folder: str | None) -> None:
         )
     from flarecli.cache import kept
 
+    folder = address_text(folder)
     found = sorted(kept(folder))
     size = sum(one.size for one in found)
     if printer.as_json:

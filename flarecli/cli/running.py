@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import flarecli.cli.show as show
-from flarecli.cli.switches import plain_line
 from flarecli.errors import (
     ExhaustedError,
     FlareError,
@@ -37,8 +36,7 @@ def run(
     stopped  whether a signal is being obeyed: what goes wrong then is its consequence, and not printed
     """
     try:
-        plain = plain_line(args)
-        code = plain() if plain is not None else _by_typer(args)
+        code = _by_typer(args)
         if not stopped():  # or it might wait for a reader
             show.finish()
         return code if isinstance(code, int) else 0

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 from flarecli.model import File, Playlist, Stream
 from flarecli.names import bare, local_path, redact, scheme_of, without_user
 from flarecli.read import resolve
-from flarecli.storage import Guard, Location
+from flarecli.storage import Guard, Location, with_reach
 from flarecli.storage.local import LocalStore
-from flarecli.verbs.reach import bounded
 
 __all__ = ["PlaylistDiff", "diff_playlists"]
 
@@ -45,16 +44,14 @@ class _Listed(NamedTuple):
     i: int
 
 
-def diff_playlists(
-    a: str, b: str, guard: Guard | None = None, allow_host: str | Sequence[str] = ()
-) -> PlaylistDiff:
+def diff_playlists(a: str, b: str, guard: Guard | None = None) -> PlaylistDiff:
     """Compare what two addresses list, chunk by chunk; none is opened.
 
     return  chunks as `ADDRESS`, as it is listed but without secrets, or `STREAM: ADDRESS` where there are several streams; of `b` in
             its order, removed ones of `a`
     raises  whatever resolving raises
     """
-    guard = bounded(guard, None, allow_host, [a, b])
+    guard = with_reach(guard or Guard(), sources=[a, b])
     one, two = (_listed(resolve([address], guard=guard)[0]) for address in (a, b))
     several = len({listed.stream for listed in chain(one, two)}) > 1
     pairs = _pairs(one, two)

@@ -17,15 +17,16 @@ _BEGUN = (".flare/journal", ".flare/lock")
 
 
 @checked
-def reindex(folder: Address, *, replace: bool = False, guard: Guard | None = None) -> str:
-    """Write the lost `index.json` of a folder of MDS, JSON, CSV, TSV or XSV shards, out of what the shards say; give its address.
+def reindex(folder: Address, *, replace: bool = False, allow_local: bool = False) -> str:
+    """Rebuild the lost `index.json` of a folder of MDS, JSON, CSV, TSV or XSV shards; return its address.
 
-    The bytes are those of the index that was lost, where the original or flare wrote the shards.
+    The bytes are those of the lost index if the original library or flare wrote the shards.
 
-    replace  write over an index that is there
-    raises   MissingError, FormatError, UsageError: see `rebuild`; UnfinishedError for an unfinished pack
+    replace      overwrite an existing index
+    allow_local  follow symbolic links
+    raises       MissingError, FormatError, UsageError: see `rebuild`; UnfinishedError for an unfinished pack
     """
-    at = _writable(folder, guard)
+    at = _writable(folder, Guard(allow_local=allow_local))
     if any((at / name).exists() for name in _BEGUN):
         raise UnfinishedError(
             "an unfinished pack",
@@ -38,13 +39,15 @@ def reindex(folder: Address, *, replace: bool = False, guard: Guard | None = Non
 
 @checked
 def merge_index(
-    root: Address, parts: Sequence[Address] | None = None, *, guard: Guard | None = None
+    root: Address, parts: Sequence[Address] | None = None, *, allow_local: bool = False
 ) -> str:
-    """Write one `index.json` over datasets that lie below a folder; give its address. Nothing is copied, moved or deleted.
+    """Write one `index.json` over the datasets below a folder; return its address. No shard is changed.
 
-    parts   folders, or their `index.json`, in the order of the rows; None: all below the root, in bytewise order
-    raises  UnsafeError, MissingError, FormatError: see `merge`
+    parts        folders, or their `index.json`, in the order of the rows; None: all below the root, in bytewise order
+    allow_local  follow symbolic links
+    raises       UnsafeError, MissingError, FormatError: see `merge`
     """
+    guard = Guard(allow_local=allow_local)
     at = _writable(root, guard)
     find(DEFAULT).merge_indexes(
         at, None if parts is None else [locate(part, guard) for part in address_texts(parts)]
@@ -52,7 +55,7 @@ def merge_index(
     return str(at / INDEX)
 
 
-def _writable(given: Address, guard: Guard | None) -> Location:
+def _writable(given: Address, guard: Guard) -> Location:
     folder = address_text(given)
     if is_url(folder) and not folder.startswith("file://"):
         raise UsageError("only local folders are written yet", where=redact(folder))

@@ -14,15 +14,15 @@ from flarecli import encodings, formats
 from flarecli.arrow import np
 from flarecli.compress import SUFFIXES
 from flarecli.errors import FlareError
-from flarecli.given import Addresses, address_texts, checked
+from flarecli.given import address_texts, from_options
 from flarecli.model import Column, Columns, IntArray, Playlist, Stream, total
 from flarecli.names import redact
 from flarecli.progress import Progress
 from flarecli.read import Series, resolve, select_streams
-from flarecli.storage import Guard, Limits
 from flarecli.verbs.fill import filled
 from flarecli.verbs.inspect_holes import holes, lost, writer_of
-from flarecli.verbs.reach import bounded, described
+from flarecli.verbs.options import InspectOptions
+from flarecli.verbs.source_notes import note_sources
 
 if TYPE_CHECKING:
     from flarecli.arrow import pa
@@ -147,39 +147,23 @@ def _plain(value: Any) -> Any:
     return {"bytes": len(value)} if isinstance(value, bytes) else value
 
 
-@checked
-def inspect(
-    sources: Addresses,
-    *,
-    format: str | None = None,
-    streams: Sequence[str] = (),
-    shards: bool = False,
-    sample: int | float | None = None,
-    stats: bool = False,
-    seed: int = 0,
-    guard: Guard | None = None,
-    allow_host: str | Sequence[str] = (),
-    limits: Limits | None = None,
-    progress: Progress | None = None,
-) -> Inspection:
-    """Say what lies at some addresses: format, rows, shards, bytes, columns, compression, sums, what wrote it, what is missing.
+@from_options(InspectOptions)
+def inspect(options: InspectOptions) -> Inspection:
+    """Describe datasets: format, rows, shards, bytes, columns, compression, checksums, gaps.
 
-    Lists and headers are read, and no payload; of a remote dataset with a list nothing but the list. Only a
-    compressed shard that no list tells about is read whole: its header is inside the frame.
-
-    shards   also list the shards
-    sample   also read so many rows, or such a share of them as a float; `seed` says which. At most 10,000 and about
-             256 MiB are read, `asked` says how many were to be
-    stats    also read the columns of numbers and text, and some rows of those of bytes: see `statistics`. Where shards of a
-             local dataset are not there, both are of the others, and `missing` names them
-    allow_host  private hosts and networks that data may name, such as `10.0.0.7:8080` or `10.1.0.0/16`
-    raises   MissingError, FormatError, UnsafeError, UnfinishedError as `resolve`; UsageError for an unknown stream, or a format
-             that the list does not say: what the list tells would be shown as what it is not
+    Only lists and headers are read, and of a remote dataset with a list only the list. A
+    compressed shard that is not listed is read whole, since its header is compressed too. A
+    sample has at most 10,000 rows and about 256 MiB; `Inspection.asked` is the size requested. If
+    local shards are missing, sample and statistics describe the others, and `missing` names them.
+    Raises MissingError, FormatError, UnsafeError and UnfinishedError as `resolve` does, and
+    UsageError for an unknown stream or for a format that differs from the list.
     """
-    typed = address_texts(sources)
-    guard = bounded(guard, limits, allow_host, typed)
+    typed = address_texts(options.sources)
+    guard = options.guard(typed)
+    format, streams, shards = options.format, options.streams, options.shards
+    sample, stats, seed, progress = options.sample, options.stats, options.seed, options.progress
     found = resolve(typed, format=format, guard=guard)
-    described(found, progress or Progress())
+    note_sources(found, progress or Progress())
     chosen = select_streams(found, streams)
     parts = [[filled(stream) for stream in one] for one in chosen]
     by = {id(stream): writer_of(stream, one) for one in found for stream in one.streams}

@@ -23,9 +23,9 @@ from flarecli.storage import Guard, Location, locate
 from flarecli.verbs import streamed
 from flarecli.verbs.naming import ROW
 from flarecli.verbs.places import shard_of
-from flarecli.verbs.reach import described
 from flarecli.verbs.rows import first_rows, needed, no_index, ordered, read_rows, weight
 from flarecli.verbs.source_names import UNNAMED, SourceName, source_name
+from flarecli.verbs.source_notes import note_sources
 
 __all__ = ["At", "Origin", "open_origin"]
 
@@ -108,7 +108,7 @@ def open_origin(
         )
         return replace(origin, named=named, place=None if is_made else table.place)
     found = read.resolve(addresses, format=format, guard=guard, maps=False, expanded=True)
-    described(found, progress or Progress())
+    note_sources(found, progress or Progress())
     parts = read.select_streams(found, streams)
     data = read.Dataset(parts, found)
     order = ordered(len(data), rows)

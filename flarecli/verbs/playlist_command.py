@@ -9,22 +9,14 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from flarecli import formats
 from flarecli import hashes as sums
 from flarecli.errors import FlareError, FormatError, UsageError
-from flarecli.given import (
-    Address,
-    Addresses,
-    address_text,
-    address_texts,
-    checked,
-    name_list,
-    shown,
-)
+from flarecli.given import address_text, address_texts, from_options, name_list, shown
 from flarecli.model import Chunk, File, Finding, Playlist, Stream, finding_of
 from flarecli.names import (
     address_key,
@@ -37,63 +29,43 @@ from flarecli.names import (
 )
 from flarecli.playlists import faults, parse, places, stored, text
 from flarecli.read import refuse_repeats, resolve, select_streams
-from flarecli.storage import Guard, Limits, Location, locate
+from flarecli.storage import Guard, Location, locate, with_reach
 from flarecli.storage.local import LocalStore
 from flarecli.verbs.beside import own_sum
 from flarecli.verbs.fill import filled, summed
-from flarecli.verbs.reach import bounded
+from flarecli.verbs.options import Pairs, PlaylistOptions
 
 __all__ = ["check_playlist", "playlist"]
 
 _NAMED = re.compile(r"([^/:?=]+)=(.+)", re.DOTALL)
-Pairs: TypeAlias = "Mapping[str, str] | Sequence[tuple[str, str]]"
 _PAIRS = 'Give a dict, such as {"OLD": "NEW"}.'
 _RESERVED = ("format", "columns", "rows", "bytes", "raw_bytes", "files", "content")
 
 
-@checked
-def playlist(
-    sources: Addresses,
-    *,
-    out: Address | None = None,
-    format: str | None = None,
-    base: str | None = None,
-    rebase: Pairs = (),
-    hashes: Sequence[str] = (sums.DEFAULT,),
-    headers: Pairs = (),
-    open: bool = True,
-    guard: Guard | None = None,
-    allow_host: str | Sequence[str] = (),
-    limits: Limits | None = None,
-) -> str:
-    """Make the playlist of datasets, and write it to `out` if that is given.
+@from_options(PlaylistOptions)
+def playlist(options: PlaylistOptions) -> str:
+    """Return the playlist of datasets as YAML, and write it to `out` if that is given.
 
-    Addresses are relative to the playlist where they lie beside or below it; to the working folder without `out`.
-
-    sources  addresses; `NAME=ADDRESS` names the stream; those of one name are put behind one another
-    base     the URL that the playlist will have: addresses below it become relative
-    rebase   (OLD, NEW), or a dict of them: an address that starts with OLD starts with NEW instead; the first that fits counts
-    hashes   sums to list; bytes are read only for those that nothing lists yet
-    headers  (name, value), or a dict of them: more headers for every stream
-    allow_host  private hosts and networks that data may name, such as `10.0.0.7:8080` or `10.1.0.0/16`
-    open     False: list what is listed, open no shard and read no bytes
-    return   the YAML
-    raises   UsageError for what makes no playlist: a file that lies above it, shards that two lists name; whatever resolving and reading raise
+    `NAME=ADDRESS` names a stream; sources with the same name are concatenated. Addresses beside
+    or below the playlist (the working folder without `out`) are relative. `rebase` and `header`
+    are dicts or lists of pairs; the first prefix of `rebase` that matches is replaced. Bytes are
+    read only for checksums that are not listed yet. Raises UsageError for sources that cannot be
+    listed, and the errors of resolving and reading.
     """
-    named = address_texts(sources)
-    guard = bounded(guard, limits, allow_host, named)
-    rebase, headers = _pairs("rebase", rebase), _pairs("headers", headers)
+    named = address_texts(options.sources)
+    guard, out, base = options.guard(named), options.out, options.base
+    rebase, headers = _pairs("rebase", options.rebase), _pairs("header", options.header)
     for name, _ in headers:
         if name in (*_RESERVED, *sums.known()):
             raise UsageError(f"the header {name!r} is flare's own", hint="Choose another name.")
-    hashes = name_list(hashes)
+    hashes = name_list(options.hash)
     sums.Sums(hashes)
     if not named:
         raise UsageError("no source is named")
     place = _Place(None if out is None else address_text(out), base, rebase, guard)
     streams = []
-    for name, parts in _grouped(named, format, guard).items():
-        if open:
+    for name, parts in _grouped(named, options.format, guard).items():
+        if options.open:
             parts = [summed(filled(part), hashes) for part in parts]
         streams.append(_joined(name, parts, place, dict(headers)))
     data = text(Playlist(tuple(streams)))
@@ -291,14 +263,12 @@ def _counts(listed: Sequence[tuple[Stream, int, str]], of: Callable[[Stream], An
     return np.array(counts, np.int64) if any(count >= 0 for count in counts) else None
 
 
-def check_playlist(
-    path: str, guard: Guard | None = None, allow_host: str | Sequence[str] = ()
-) -> list[Finding]:
-    """Say what is wrong with a playlist: every fault, with its line and its column.
+def check_playlist(path: str, guard: Guard | None = None) -> list[Finding]:
+    """Return every fault of a playlist, with its line and column.
 
     raises  MissingError, ReachError if it cannot be read
     """
-    at = locate(path, bounded(guard, None, allow_host, [path]))
+    at = locate(path, with_reach(guard or Guard(), sources=[path]))
     data = stored(at)
     out = [finding_of(error) for error in faults(data, at)]
     if out:

@@ -22,7 +22,7 @@ from flarecli.progress import Progress
 from flarecli.read import Dataset, parse_rows, positions, resolve, select_streams
 from flarecli.storage import Guard
 from flarecli.verbs.choice import sample_size
-from flarecli.verbs.reach import described
+from flarecli.verbs.source_notes import note_sources
 
 __all__ = ["Order", "first_rows", "kept", "named", "no_index", "opened", "ordered", "read_rows"]
 
@@ -125,7 +125,7 @@ def opened(
 ) -> tuple[Dataset, list[list[Stream]]]:
     """Open the dataset at some addresses, and give the streams it is made of."""
     found = resolve(sources, format=format, guard=guard, maps=maps)
-    described(found, progress or Progress())
+    note_sources(found, progress or Progress())
     parts = select_streams(found, streams)
     return Dataset(parts, found), parts
 

@@ -10,7 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,20 +18,19 @@ import pyarrow as pa
 from flarecli import __version__
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.formats import facts
-from flarecli.given import Address, Addresses, address_text, address_texts, checked, name_list
-from flarecli.guesses import choose
+from flarecli.given import address_text, address_texts, from_options, name_list
 from flarecli.hashes import DEFAULT
 from flarecli.model import IntArray
 from flarecli.progress import Progress
-from flarecli.storage import Guard, Limits
+from flarecli.storage import Guard
 from flarecli.verbs.naming import ADDRESS, ROW, Naming, Taken, guessed_key, pieces
+from flarecli.verbs.options import UnpackOptions
 from flarecli.verbs.origin import At, Origin, open_origin
 from flarecli.verbs.outlets import Folder, Outlet, Tar, There
 from flarecli.verbs.places import Places
-from flarecli.verbs.reach import bounded
 from flarecli.verbs.rows import check_names
 from flarecli.verbs.selection import parse_link
-from flarecli.verbs.tables import KINDS, plain
+from flarecli.verbs.tables import plain
 from flarecli.write import FAILED, Failure, links, within_limit
 from flarecli.write.failures import error_of
 
@@ -68,85 +67,48 @@ class _Part(NamedTuple):
     until: int
 
 
-@checked
-def unpack(
-    sources: Addresses,
-    out: Address,
-    *,
-    format: str | None = None,
-    streams: Sequence[str] = (),
-    columns: Sequence[str] | None = None,
-    rows: str | None = None,
-    where: str | None = None,
-    limit: int | None = None,
-    key: str | None = None,
-    fetch: Sequence[str] = (),
-    name: str | None = None,
-    index: str = "jsonl",
-    resume: bool = False,
-    overwrite: bool = False,
-    on_error: str = "fail",
-    guard: Guard | None = None,
-    allow_host: str | Sequence[str] = (),
-    limits: Limits | None = None,
-    progress: Progress | None = None,
-    stream: IO[bytes] | None = None,
-) -> Unpacked:
+@from_options(UnpackOptions)
+def unpack(options: UnpackOptions) -> Unpacked:
     """Write the files of a dataset's rows, or download those that an index links to, and list them.
 
-    Columns of bytes become files, those of numbers and text go to the index; where there are only texts, they become
-    files. Names are checked, and two files of one name are refused before the first is written; of remote rows, before
-    a batch is.
-
-    out        a folder that is empty or not there, or `-`: a tar on `stream`, by default stdout
-    key        the column that names files; None: `key`, `__key__`, `data_id` or `id` if there is one, else the row's number
-    fetch      `COLUMN` or `COLUMN:NAME`: write what the column's addresses point at
-    name       pattern of the names, such as `{key}.{ext}`; also `{row}`, `{column}` and small columns
-    index      `jsonl`, `csv`, `parquet` or `none`
-    resume     go on with an unfinished unpack of the same rows; files that are there with their sizes stay
-    overwrite  replace a folder that was unpacked before
-    on_error   `fail` ends with the first link that fails, or key that names no file; `skip` leaves its row out and lists it in
-               `failed.jsonl`
-    allow_host private hosts and networks that data may name, such as `10.0.0.7:8080` or `10.1.0.0/16`
-    raises     UsageError, ReachError, FormatError, UnsafeError and what is below them, each with its exit code
+    Columns of bytes become files; those of numbers and text go to the index. If all columns are
+    text, they become files. Names are checked before anything is written; of remote rows, before
+    each batch is. `out` is a folder that is empty or does not exist, or `-`: a tar on `stream`
+    (default: stdout). Errors are UsageError, ReachError, FormatError and UnsafeError, each with
+    its exit code.
     """
-    typed = address_texts(sources)
-    guard = bounded(guard, limits, allow_host, typed)
-    progress, out = progress or Progress(), address_text(out)
-    if index not in KINDS:
-        raise UsageError(f"--index is {index!r}", hint=choose(index, KINDS))
-    if on_error not in ("fail", "skip"):
-        raise UsageError(f"--on-error is {on_error!r}", hint="Choose one of fail, skip.")
-    if out == "-" and (resume or overwrite):
+    sources, out = address_texts(options.sources), address_text(options.out)
+    guard, progress = options.guard(sources), options.progress or Progress()
+    if out == "-" and (options.resume or options.overwrite):
         raise UsageError("a stream cannot be resumed or overwritten", hint="Name a folder.")
-    columns = None if columns is None else name_list(columns)
-    wanted = [parse_link(one, {}) for one in name_list(fetch)]
+    columns = None if options.columns is None else name_list(options.columns)
+    key, index = options.key, options.index
+    wanted = [parse_link(one, {}) for one in name_list(options.fetch)]
     texts = {*([key] if key else []), *(link.source for link in wanted)}
-    source = open_origin(typed, format, streams, rows, where, limit, guard, texts, progress)
-    work = _Work(source, wanted, key, columns, name, on_error, guard, limits, progress, index)
-    options = {
-        "format": format,
-        "streams": list(streams),
-        "columns": columns and list(columns),
-        "rows": rows,
-        "where": where,
-        "limit": limit,
-        "key": key,
-        "fetch": list(fetch),
-        "name": name,
-        "index": index,
-        "on_error": on_error,
-    }
+    source = open_origin(
+        sources,
+        options.format,
+        options.streams,
+        options.rows,
+        options.where,
+        options.limit,
+        guard,
+        texts,
+        progress,
+    )
+    work = _Work(source, wanted, columns, guard, progress, options)
     if out == "-":
         work.check_names()
-        return work.run(Tar(stream or sys.stdout.buffer))
+        return work.run(Tar(options.stream or sys.stdout.buffer))
     head = {
         "verb": "unpack",
         "flare": __version__,
         "source": {"address": source.named.text, DEFAULT: source.sum()},
-        "options": options,
+        "options": _recorded(options, columns),
     }
-    folder = Folder(out, head, resume=resume, overwrite=overwrite, is_bare=index == "none")
+    folder = Folder(
+        out, head, resume=options.resume, overwrite=options.overwrite, is_bare=index == "none"
+    )
     if folder.is_bare:
         if wanted:
             hint = "Name another folder: without an index nothing tells whether all that the links point at is there."
@@ -181,6 +143,23 @@ def unpack(
     return work.run(folder)
 
 
+def _recorded(options: UnpackOptions, columns: Sequence[str] | None) -> dict[str, Any]:
+    """Return the options that a resumed unpack must repeat."""
+    return {
+        "format": options.format,
+        "streams": list(options.streams),
+        "columns": columns,
+        "rows": options.rows,
+        "where": options.where,
+        "limit": options.limit,
+        "key": options.key,
+        "fetch": list(options.fetch),
+        "name": options.name,
+        "index": options.index,
+        "on_error": options.on_error,
+    }
+
+
 class _Work:
     """One unpack: what becomes files, what goes to the index, and how both are called."""
 
@@ -188,17 +167,19 @@ class _Work:
         self,
         source: Origin,
         links: Sequence[links.Link],
-        key: str | None,
         columns: Sequence[str] | None,
-        pattern: str | None,
-        on_error: str,
         guard: Guard,
-        limits: Limits | None,
         progress: Progress,
-        index: str,
+        options: UnpackOptions,
     ) -> None:
-        self.source, self.links, self.on_error, self.index = source, links, on_error, index
-        self.guard, self.limits, self.progress = guard, limits, progress
+        self.source, self.links, self.on_error, self.index = (
+            source,
+            links,
+            options.on_error,
+            options.index,
+        )
+        self.guard, self.limits, self.progress = guard, options.limits(), progress
+        key, pattern, index = options.key, options.name, options.index
         schema = source.schema
         check_names(schema.names, [*(link.source for link in links), *([key] if key else [])])
         renamed = {link.source: link.name for link in links}
@@ -294,7 +275,7 @@ class _Work:
         )
 
     def _limited(self, part: _Part) -> _Part:
-        most = (self.limits or Limits()).max_bytes
+        most = self.limits.max_bytes
         batch, places, large = within_limit(part.batch, part.places, self.key, most)
         return _Part(batch, places, [*part.failures, *large], part.until) if large else part
 
@@ -311,7 +292,7 @@ class _Work:
             key=self.key,
             at=self.source.at,
             guard=self.guard,
-            limits=self.limits or Limits(),
+            limits=self.limits,
             first_row=skip,
             progress=self.progress,
         )

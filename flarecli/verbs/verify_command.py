@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from flarecli import formats
 from flarecli.cpus import cpu_count
 from flarecli.errors import FlareError, UsageError
-from flarecli.given import Address, Addresses, address_text, address_texts, checked
+from flarecli.given import address_text, address_texts, from_options
 from flarecli.model import Finding, Playlist, Stream, finding_of, total
 from flarecli.progress import Progress
 from flarecli.read import expand, resolve
-from flarecli.storage import Guard, Limits, Location
+from flarecli.storage import Location
 from flarecli.storage.threads import none_left
 from flarecli.verbs.beside import CHANGED, held_against, is_index, look_beside, own_sum
 from flarecli.verbs.checks import Checked, Depth
@@ -40,7 +40,8 @@ from flarecli.verbs.listings import (
 )
 from flarecli.verbs.looking import on_engine, on_threads
 from flarecli.verbs.once import once
-from flarecli.verbs.reach import bounded, described
+from flarecli.verbs.options import VerifyOptions
+from flarecli.verbs.source_notes import note_sources
 
 if TYPE_CHECKING:
     from flarecli.media import Sandbox
@@ -162,7 +163,7 @@ class Verification:
             self.unprotected.append(f"{found.at}: carries no sums")
 
     def _of_plan(self, found: Playlist, plan: Plan, options: _Options) -> Iterator[Finding]:
-        described([found], options.progress)
+        note_sources([found], options.progress)
         yield from self._of_list(found)
         is_read = options.choice.is_all and not options.depth.quick
         has_keys = (
@@ -317,70 +318,39 @@ class Verification:
             yield from (*task.findings, *done.findings)
 
 
-@checked
-def verify(
-    sources: Addresses,
-    *,
-    format: str | None = None,
-    streams: Sequence[str] = (),
-    quick: bool = False,
-    decode: bool = False,
-    sample: int | float | None = None,
-    part: tuple[int, int] | None = None,
-    seed: int = 0,
-    against: Address | None = None,
-    state: Address | None = None,
-    duplicates: bool = False,
-    max_findings: int = 100,
-    jobs: int | None = None,
-    engine: str = "local",
-    guard: Guard | None = None,
-    allow_host: str | Sequence[str] = (),
-    limits: Limits | None = None,
-    progress: Progress | None = None,
-) -> Verification:
-    """Check that datasets are whole: every file against its size and sums, every shard against its own structure.
+@from_options(VerifyOptions)
+def verify(options: VerifyOptions) -> Verification:
+    """Check that datasets are complete and undamaged: sizes, checksums and structure of every file.
 
-    Whatever is wrong below an address is a finding, never an exception: an index that cannot be read, an unfinished
-    pack, a name that leaves the folder, a missing shard, damage.
-
-    quick       compare sizes, and read the headers of local shards, only
-    decode      also decode every value, except pickles
-    sample      look at so many shards of each stream, or at that share of them, chosen by chance and `seed`
-    part        (k, n): look at the k-th of n parts of each stream's shards, k from 0; n runs see each shard once
-    against     a playlist that the dataset is held against: the same shards by name, sizes and sums
-    state       a local file that keeps what was checked until all is: an interrupted check goes on with it
-    duplicates  also find rows whose stored bytes are the same as those of an earlier row of their stream
-    allow_host  private hosts and networks that data may name, such as `10.0.0.7:8080` or `10.1.0.0/16`
-    jobs        files checked at once; None: as many as there are cores
-    engine      where shards are looked at: `local`, in threads, or `ray`, on a cluster whose nodes all reach the dataset
-    return      iterate it for the findings; its counts are whole after that
-    raises      MissingError if nothing is at an address; ReachError if none of the addresses can be read; UsageError
+    A problem below an address is a finding, never an exception: an unreadable index, an
+    unfinished pack, a name that leaves the folder, a missing shard, damage. Iterate the result
+    for the findings; its counts are complete after that. Raises MissingError if an address does
+    not exist, ReachError if no address can be read, and UsageError.
     """
-    against, state = (None if one is None else address_text(one) for one in (against, state))
-    for name, value in (("max_findings", max_findings), ("jobs", jobs)):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}: at least 1 is wanted")
-    typed = address_texts(sources)
-    guard = bounded(guard, limits, allow_host, typed if against is None else [*typed, against])
+    against, state = (
+        None if one is None else address_text(one) for one in (options.against, options.state)
+    )
+    typed = address_texts(options.sources)
+    guard = options.guard(typed if against is None else [*typed, against])
     addresses = [one for source in typed for one in expand(source, guard)]
     if not addresses:
         raise UsageError("no source is named")
+    format, streams, quick = options.format, options.streams, options.quick
     if format is not None:
         formats.find(format)
-    if duplicates and (quick or state is not None):
+    if options.duplicates and (quick or state is not None):
         raise UsageError(
             f"--duplicates needs every row, {'--quick reads' if quick else '--state keeps'} none"
         )
-    if decode and quick:
+    if options.decode and quick:
         raise UsageError(
             "--decode needs every value, --quick reads none", hint="Leave one of the two out."
         )
-    if engine != "local":
+    if options.engine != "local":
         from flarecli.write import engines
 
-        engines.check(engine)
-    choice = Choice(part, sample, seed)
+        engines.check(options.engine)
+    choice = Choice(options.part, options.sample, options.seed)
     plans = [planned(address, format, streams, guard, len(addresses) == 1) for address in addresses]
     failed = [plan.error for plan in plans if plan.error is not None]
     if len(failed) == len(plans):
@@ -389,30 +359,35 @@ def verify(
     plans, held = told_once(plans)
     plans = with_lists(plans, format, guard, quick)
     truth = None if against is None else resolve([against], guard=guard, maps=False)[0]
-    asked = {
+    recorded = {
         "sources": addresses,
         "quick": quick,
-        "decode": decode,
-        "sample": sample,
-        "part": part,
-        "seed": seed,
+        "decode": options.decode,
+        "sample": options.sample,
+        "part": options.part,
+        "seed": options.seed,
         "against": against,
+        "streams": list(streams),
+        "format": format,
     }
-    remembered = (
-        None
-        if state is None
-        else _remembered(state, {**asked, "streams": list(streams), "format": format})
-    )
+    remembered = None if state is None else _remembered(state, recorded)
     cores = cpu_count()
     local = all(stream.at.is_local for plan in plans for stream in plan.streams)
-    most = jobs or (cores if local else max(_REMOTE_JOBS, cores))
-    depth = Depth(quick, _decoders() if decode and not quick else None, duplicates)
+    jobs = options.jobs or (cores if local else max(_REMOTE_JOBS, cores))
+    depth = Depth(quick, _decoders() if options.decode else None, options.duplicates)
     return Verification(
         plans,
         said,
         held,
         _Options(
-            depth, choice, truth, remembered, max_findings, most, engine, progress or Progress()
+            depth,
+            choice,
+            truth,
+            remembered,
+            options.max_findings,
+            jobs,
+            options.engine,
+            options.progress or Progress(),
         ),
     )
 

@@ -7,18 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import types
 from dataclasses import dataclass
 
 import pytest
 
 _START = """
-import sys, types
-verbs = types.ModuleType("flarecli.verbs")
-exec({source!a}, vars(verbs))
-sys.modules["flarecli.verbs"] = verbs
-import flarecli
-flarecli.verbs = verbs
+import sys
+import flarecli.verbs
+exec({source!a}, vars(flarecli.verbs))
 sys.argv = ["flare", *{args!a}]
 from flarecli.__main__ import entry
 entry()
@@ -136,7 +132,7 @@ def flare(monkeypatch):
     """Call the command line in this process over made-up verbs: `flare("cat", "x", verbs={"cat": f})`."""
 
     def call(*args, terminal=False, environment=None, **verbs):
-        import flarecli
+        import flarecli.verbs
         from flarecli.__main__ import main
 
         for name in list(os.environ):
@@ -144,10 +140,8 @@ def flare(monkeypatch):
                 monkeypatch.delenv(name)
         for name, value in {"COLUMNS": "200", "TERM": "xterm", **(environment or {})}.items():
             monkeypatch.setenv(name, value)
-        module = types.ModuleType("flarecli.verbs")
-        vars(module).update({**dict.fromkeys(_VERBS, _not_reached), **verbs})
-        monkeypatch.setitem(sys.modules, "flarecli.verbs", module)
-        monkeypatch.setattr(flarecli, "verbs", module, raising=False)
+        for name, function in {**dict.fromkeys(_VERBS, _not_reached), **verbs}.items():
+            monkeypatch.setitem(vars(flarecli.verbs), name, function)
         out, err = _Stream(terminal), _Stream(terminal)
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(sys, "stderr", err)

@@ -50,12 +50,12 @@ def told(place, monkeypatch, capfd):
         (
             "cat out -c id -c text",
             "--columns is given twice",
-            "Write them with commas between, such as 3,1,4 or id,score.",
+            "Separate values by commas, such as 3,1,4 or id,score.",
         ),
         (
             "cat out -r 1 --rows 2",
             "--rows is given twice",
-            "Write them with commas between, such as 3,1,4 or id,score.",
+            "Separate values by commas, such as 3,1,4 or id,score.",
         ),
         ("cat out --where id=1 --where id=2", "--where is given twice", "Give it once."),
         ("cat out -c Txt", "no column 'Txt'", "Did you mean text? Choose from id, text."),

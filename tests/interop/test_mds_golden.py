@@ -36,9 +36,9 @@ def pack(name, out):
     """Pack a dataset of the original with the settings it was written with."""
     first = index_of(name)["shards"][0]
     how = {
-        "shard_bytes": first["size_limit"],
+        "shard_size": first["size_limit"],
         "compress": first["compression"],
-        "hashes": first["hashes"],
+        "hash": first["hashes"],
     }
     return flarecli.pack(str(GOLDEN / name / "data"), str(out), **how)
 

@@ -156,7 +156,7 @@ def test_the_original_reads_what_an_index_was_packed_into(tmp_path, how):
     }
     pq.write_table(pa.table(table), tmp_path / "index.parquet")
     flarecli.pack(
-        str(tmp_path / "index.parquet"), str(tmp_path / "out"), key="id", shard_bytes=10_000
+        str(tmp_path / "index.parquet"), str(tmp_path / "out"), key="id", shard_size=10_000
     )
     wanted = [{name: ours["shown"](table[name][i]) for name in sorted(table)} for i in range(500)]
     assert peer("read", tmp_path / "out", how) == wanted
@@ -179,9 +179,7 @@ def test_flare_reads_what_the_original_wrote(tmp_path):
 def test_a_conversion_by_flare_is_the_original_s_own_dataset(tmp_path):
     settings = {"size_limit": 20_000, "hashes": ["sha1"]}
     peer("write", tmp_path / "peer", "rows", json.dumps(settings))
-    flarecli.pack(
-        str(tmp_path / "peer"), str(tmp_path / "flare"), shard_bytes=20_000, hashes=["sha1"]
-    )
+    flarecli.pack(str(tmp_path / "peer"), str(tmp_path / "flare"), shard_size=20_000, hash=["sha1"])
     shutil.copy(tmp_path / "flare" / "playlist.yaml", tmp_path / "peer")
     for name in names(tmp_path / "peer"):
         assert (tmp_path / "flare" / name).read_bytes() == (

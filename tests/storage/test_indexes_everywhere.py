@@ -18,6 +18,7 @@ from flarecli import read, verbs
 from flarecli.errors import FormatError, MissingError
 from flarecli.ingest import open_folder, open_index
 from flarecli.storage import Guard, Limits, locate
+from flarecli.verbs.options import NetworkOptions
 
 WORDS = [
     "plain",
@@ -262,7 +263,7 @@ def test_a_folder_is_the_same_rows_here_and_in_a_bucket(places):
     assert [row["key"] for row in found[0][0]] == ["a/000", "b/000", "b/001"]
 
 
-def test_links_of_an_index_in_a_bucket_start_beside_it(places, tmp_path, s3):
+def test_links_of_an_index_in_a_bucket_start_beside_it(places, tmp_path, s3, monkeypatch):
     put, at = places["s3"]
     put("files/1.txt", b"one")
     put("i.csv", f"id,link\n1,files/1.txt\n2,{at}/files/1.txt\n3,files/2.txt\n".encode())
@@ -276,7 +277,8 @@ def test_links_of_an_index_in_a_bucket_start_beside_it(places, tmp_path, s3):
         locate(name).write([b"x" * (300 if i % 9 == 0 else 30) + str(i).encode()])
     here("i.csv", "\n".join(["id,link", *(f"{i},{name}" for i, name in enumerate(names))]).encode())
     limits = Limits(ahead_bytes=16 * 100)  # a ninth of the objects is too large to be read ahead
-    verbs.pack(f"{home}/i.csv", str(tmp_path / "two"), fetch=["link:data"], key="id", limits=limits)
+    monkeypatch.setattr(NetworkOptions, "limits", lambda options: limits)
+    verbs.pack(f"{home}/i.csv", str(tmp_path / "two"), fetch=["link:data"], key="id")
     data = read.Dataset(read.select_streams(found := read.resolve(str(tmp_path / "two"))), found)
     packed = [value for batch in data.scan() for value in batch.column("data").to_pylist()]
     assert packed == [locate(name).read() for name in names]

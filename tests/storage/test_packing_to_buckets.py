@@ -16,7 +16,7 @@ import pytest
 from flarecli import verbs
 from flarecli.errors import BusyError, UnfinishedError, UsageError
 from flarecli.formats import names
-from flarecli.storage import Guard, Limits, locate
+from flarecli.storage import locate
 from flarecli.storage.cloud.store import ObjectStore, Unconditional
 from flarecli.storage.fsspec_store import AnyStore
 from flarecli.write import Failure, Writer, lease
@@ -297,7 +297,7 @@ def test_unpack_writes_no_bucket(s3, index):
 
 def test_a_bucket_that_is_not_there_is_named(s3, index):
     with pytest.raises(FileNotFoundError, match="no such bucket"):
-        verbs.pack(index, "s3://no-such-bucket-here/out", guard=Guard(limits=Limits(retries=0)))
+        verbs.pack(index, "s3://no-such-bucket-here/out", retries=0)
 
 
 class Watcher(threading.Thread):

@@ -74,19 +74,19 @@ def test_the_rows_asked_for_come(plain, options, wanted):
         ({"rank": (2, 2)}, "rank 2 of 2 is no rank"),
         ({"rank": (0, 0)}, "rank 0 of 0 is no rank"),
         ({"rank": (-1, 2)}, "rank -1 of 2 is no rank"),
-        ({"shuffle": -1}, "sample is None, seed 0, shuffle -1, epoch 0: none may be below 0"),
+        ({"shuffle": -1}, "--shuffle: expected at least 0, got -1"),
         (
             {"sample": 2, "seed": -1},
-            "sample is 2, seed -1, shuffle None, epoch 0: none may be below 0",
+            "--seed: expected at least 0, got -1",
         ),
         (
             {"shuffle": 1, "epoch": -1},
-            "sample is None, seed 0, shuffle 1, epoch -1: none may be below 0",
+            "--epoch: expected at least 0, got -1",
         ),
         ({"sample": 1.5}, "a sample of 1.5 is more than all"),
         (
             {"sample": float("nan")},
-            "sample is nan, seed 0, shuffle None, epoch 0: none may be below 0",
+            "--sample: expected at least 0, got nan",
         ),
     ],
 )
@@ -170,7 +170,7 @@ def test_neighbours_are_scanned_and_the_rest_is_taken_in_small_blocks(plain, mon
         ({"rows": "x"}, UsageError, "'x' names no rows"),
         ({"columns": ["nope"]}, UsageError, "no column 'nope'"),
         ({"columns": ["nope"], "where": "id > 1"}, UsageError, "no column 'nope'"),
-        ({"head": -1}, UsageError, "--head is -1, below 0"),
+        ({"head": -1}, UsageError, "--head: expected at least 0, got -1"),
         ({"epoch": 1}, UsageError, "an epoch without a shuffle changes nothing"),
     ],
 )

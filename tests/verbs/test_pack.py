@@ -18,7 +18,7 @@ import pytest
 from flarecli import playlists, read, verbs
 from flarecli.errors import FormatError, ReachError, UsageError, ValueFitError
 from flarecli.progress import Progress
-from flarecli.storage import Guard, Limits, locate
+from flarecli.storage import locate
 from flarecli.write.journal import Journal
 
 SECRET = "hunter2"
@@ -86,7 +86,7 @@ def files(folder):
 LINK = {
     "fetch": ["data_url:image"],
     "key": "data_id",
-    "shard_bytes": 30_000,
+    "shard_size": 30_000,
     "allow_host": "127.0.0.0/8",
 }
 
@@ -116,8 +116,8 @@ def test_links_are_packed_in_the_order_of_the_index(tmp_path, server):
 
 def test_the_same_bytes_whatever_the_order_of_arrival(tmp_path, server):
     source = index(tmp_path, server)
-    verbs.pack(source, f"{tmp_path}/one", limits=Limits(jobs=1), **LINK)
-    verbs.pack(source, f"{tmp_path}/many", limits=Limits(jobs=24), **LINK)
+    verbs.pack(source, f"{tmp_path}/one", jobs=1, **LINK)
+    verbs.pack(source, f"{tmp_path}/many", jobs=24, **LINK)
     assert files(tmp_path / "one") == files(tmp_path / "many")
 
 
@@ -197,26 +197,21 @@ def test_a_resume_reaches_as_far_as_before_where_that_decides_which_rows_come(
                 **options,
             )
 
-    less, more = Limits(max_bytes=57), Limits(max_bytes=58)
+    less, more = {"max_object": 57}, {"max_object": 58}
     with pytest.raises(KeyboardInterrupt):
-        run("out", 2, on_error="skip", limits=less)
+        run("out", 2, on_error="skip", **less)
     with pytest.raises(UsageError) as caught:
-        run("out", on_error="skip", limits=more, resume=True)
+        run("out", on_error="skip", **more, resume=True)
     assert (
         str(caught.value)
         == f"{tmp_path}/out: the unfinished pack there was begun with max_object 57, not 58"
     )
     with pytest.raises(UsageError, match="was begun with allow_local false, not true$"):
-        run("out", on_error="skip", limits=less, guard=Guard(allow_local=True), resume=True)
-    assert (
-        run(
-            "out", on_error="skip", limits=Limits(max_bytes=57, jobs=1, retries=0), resume=True
-        ).failed
-        == 4
-    )
+        run("out", on_error="skip", **less, allow_local=True, resume=True)
+    assert run("out", on_error="skip", max_object=57, jobs=1, retries=0, resume=True).failed == 4
     with pytest.raises(ReachError, match="larger than the limit of 57 bytes$"):
-        run("fails", limits=less)
-    assert run("fails", limits=Limits(), resume=True).rows == 12
+        run("fails", **less)
+    assert run("fails", resume=True).rows == 12
 
 
 def _stopping(stop):
@@ -335,7 +330,7 @@ def test_a_dataset_is_converted_without_recoding(tmp_path, server):
         f"{tmp_path}/out",
         f"{tmp_path}/zipped",
         compress="zstd:5",
-        hashes=["sha1"],
+        hash=["sha1"],
         columns=["image", "score"],
     )
     assert {c.name: c.encoding for c in packed.columns} == {"image": "jpeg", "score": "float64"}

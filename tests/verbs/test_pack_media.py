@@ -15,7 +15,6 @@ from PIL import Image, ImageOps
 from flarecli import read, verbs
 from flarecli.errors import ReachError, UsageError, ValueFitError
 from flarecli.progress import Progress
-from flarecli.storage import Limits
 
 
 class Heard(Progress):
@@ -60,7 +59,7 @@ def pack(folder, out, **options):
         str(out),
         fetch=["url:image"],
         key="id",
-        limits=Limits(retries=0),
+        retries=0,
         **options,
     )
 

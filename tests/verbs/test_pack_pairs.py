@@ -11,7 +11,6 @@ import pytest
 
 from flarecli import read, verbs
 from flarecli.errors import FlareError, FormatError, UsageError
-from flarecli.storage import Limits
 from flarecli.verbs.places import Places
 from flarecli.write import Failure
 from flarecli.write.journal import Journal
@@ -63,14 +62,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "select": {"where": "SELECT t, n + 100 AS n, id, u, v, twice FROM dataframe WHERE n > 2"},
     "limit": {"limit": 5},
     "shuffle": {"shuffle": 7},
-    "bytes": {"shard_bytes": 600},
+    "bytes": {"shard_size": 600},
     "rows": {"shard_rows": 3},
     "zstd": {"compress": "zstd"},
-    "hash": {"hashes": ("sha256",)},
+    "hash": {"hash": ("sha256",)},
     "fetch": {"fetch": ["u:got"]},
     "skip": {"fetch": ["v:got"], "on_error": "skip"},
     "parts": {"part_rows": 4},
-    "jobs": {"limits": Limits(jobs=1)},
+    "jobs": {"jobs": 1},
 }
 PAIRS = [
     pair
@@ -221,7 +220,7 @@ def test_an_interrupted_pack_with_any_option_goes_on_to_the_same_bytes(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Journal, "note_shard", _stopping(Journal.note_shard))
         verbs.pack(index, str(tmp_path / "out"), **options)
-    verbs.pack(index, str(tmp_path / "out"), resume=True, **{**options, "limits": Limits(jobs=3)})
+    verbs.pack(index, str(tmp_path / "out"), resume=True, **{**options, "jobs": 3})
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
@@ -245,7 +244,7 @@ def test_a_resume_with_any_other_option_is_refused_and_changes_nothing(
         "on_error": {"on_error": "skip"},
         "empty": {"allow_empty": True},
         "missing": {"allow_missing": True},
-        "null": {"null_separated": True},
+        "null": {"from0": True},
         "resize": {"fetch": ["u"], "resize": 8},
         "info": {"fetch": ["u"], "media_info": True},
         "strict": {"strict": True},

@@ -61,9 +61,9 @@ def test_parts_hold_the_rows_of_one_pack_and_verify_whole(
 ) -> None:
     columns = ["text"] if format == "ffrecord" else None
     one, many = str(tmp_path / "one"), str(tmp_path / "many")
-    flarecli.pack(index, one, format=format, columns=columns, shard_bytes=2000)
+    flarecli.pack(index, one, format=format, columns=columns, shard_size=2000)
     packed = flarecli.pack(
-        index, many, format=format, columns=columns, shard_bytes=2000, part_rows=30
+        index, many, format=format, columns=columns, shard_size=2000, part_rows=30
     )
     assert packed.rows == ROWS
     assert flarecli.open(many)[:] == flarecli.open(one)[:]
@@ -162,7 +162,7 @@ def test_a_row_that_fails_ends_the_pack_and_names_its_part(tmp_path: Path) -> No
             "--on-duplicate first looks at keys of other parts",
         ),
         ({"engine": "slurm"}, "--engine is 'slurm'"),
-        ({"part_rows": 0}, "a part of 0 rows holds nothing"),
+        ({"part_rows": 0}, "--part-rows: expected at least 1, got 0"),
     ],
 )
 def test_options_that_look_at_several_parts_are_refused(
@@ -192,7 +192,7 @@ def test_limit_counts_over_all_parts(index: str, tmp_path: Path) -> None:
 
 
 def test_a_dataset_is_converted_in_parts(index: str, tmp_path: Path) -> None:
-    flarecli.pack(index, str(tmp_path / "mds"), shard_bytes=700)
+    flarecli.pack(index, str(tmp_path / "mds"), shard_size=700)
     packed = flarecli.pack(
         str(tmp_path / "mds"), str(tmp_path / "tar"), format="webdataset", part_rows=25
     )
@@ -264,7 +264,7 @@ def test_killed_anywhere_and_resumed_it_gives_the_bytes_of_an_unbroken_pack(
     argv = [
         sys.executable,
         "-c",
-        "import sys, flarecli; flarecli.pack(sys.argv[1], sys.argv[2], part_rows=3, shard_bytes=300, resume=True)",
+        "import sys, flarecli; flarecli.pack(sys.argv[1], sys.argv[2], part_rows=3, shard_size=300, resume=True)",
         index,
     ]
     subprocess.run([*argv, str(tmp_path / "whole")], check=True, timeout=120)
@@ -388,7 +388,7 @@ def test_a_query_over_several_rows_is_refused(index: str, tmp_path: Path, query:
 
 @pytest.mark.parametrize(
     ("options", "shards"),
-    [({}, 5), ({"shard_rows": 7}, 15), ({"limit": 41}, 3), ({"shard_bytes": 600}, None)],
+    [({}, 5), ({"shard_rows": 7}, 15), ({"limit": 41}, 3), ({"shard_size": 600}, None)],
 )
 def test_a_dry_run_counts_the_shards_of_each_part(
     index: str, tmp_path: Path, options: dict[str, Any], shards: int | None

@@ -21,7 +21,7 @@ def test_a_playlist_of_bare_shards_says_everything_and_reads_as_the_same_rows(
         (tmp_path / "imgs" / name).unlink()
     monkeypatch.chdir(tmp_path)
     text = verbs.playlist(
-        "imgs/*.mds", out="set.yaml", hashes=["sha256", "crc32"], headers=[("license", "CC0")]
+        "imgs/*.mds", out="set.yaml", hash=["sha256", "crc32"], header=[("license", "CC0")]
     )
     assert (tmp_path / "set.yaml").read_text() == text
     (name, stream), *_ = yaml.safe_load(text).items()
@@ -93,9 +93,9 @@ def test_addresses_are_rebased_and_made_relative_to_the_base(plain, monkeypatch)
 
 def test_pairs_may_be_given_as_a_dict(plain, monkeypatch):
     monkeypatch.chdir(plain.parent)
-    by_dict = verbs.playlist("out", rebase={"out/": "x/"}, headers={"license": "CC0"}, hashes=[])
+    by_dict = verbs.playlist("out", rebase={"out/": "x/"}, header={"license": "CC0"}, hash=[])
     assert by_dict == verbs.playlist(
-        "out", rebase=[("out/", "x/")], headers=[("license", "CC0")], hashes=[]
+        "out", rebase=[("out/", "x/")], header=[("license", "CC0")], hash=[]
     )
     assert yaml.safe_load(by_dict)["data"]["headers"]["license"] == "CC0"
 
@@ -114,7 +114,7 @@ def test_a_file_above_the_playlist_is_refused_since_readers_would_refuse_it(plai
         == f"{plain}/shard.00000.mds: it does not lie below {tmp_path}, so a playlist there cannot name it"
     )
     assert not (tmp_path / "set.yaml").exists()
-    verbs.playlist(str(plain), out=str(tmp_path / "set.yaml"), guard=Guard(allow_local=True))
+    verbs.playlist(str(plain), out=str(tmp_path / "set.yaml"), allow_local=True)
     assert len(read.open(str(tmp_path / "set.yaml"), guard=Guard(allow_local=True))) == 35
 
 
@@ -132,15 +132,15 @@ def test_damage_is_not_hidden_under_a_new_sum(out):
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(IntegrityError) as caught:
-        verbs.playlist(str(out), hashes=["sha256"], out=str(out / "set.yaml"))
+        verbs.playlist(str(out), hash=["sha256"], out=str(out / "set.yaml"))
     assert str(caught.value) == f"{path}: {len(data)} bytes fail sha1, xxh3_128"
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"hashes": ["sha0"]}, "unknown hash 'sha0'"),
-        ({"headers": [("rows", "1")]}, "the header 'rows' is flare's own"),
+        ({"hash": ["sha0"]}, "unknown hash 'sha0'"),
+        ({"header": [("rows", "1")]}, "the header 'rows' is flare's own"),
         ({"out": "http://b/x.yaml"}, "http://b/x.yaml: a web server is read, not written to"),
     ],
 )

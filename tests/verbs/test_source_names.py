@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flarecli import playlists, verbs
-from flarecli.storage import Limits, locate
+from flarecli.storage import locate
 
 WAYS = ["{0}", "./{0}", "../{1}/{0}", "{2}/{0}", "{2}/./{0}", "file://{2}/{0}", "../link/{0}"]
 
@@ -47,9 +47,7 @@ def outputs(source, name, do):
 
 
 def packed(address, out):
-    verbs.pack(
-        address, out, fetch=["file:data"], key="key", on_error="skip", limits=Limits(max_bytes=2000)
-    )
+    verbs.pack(address, out, fetch=["file:data"], key="key", on_error="skip", max_object=2000)
 
 
 def test_a_pack_of_an_index_has_the_same_bytes_whatever_was_typed(source):
@@ -138,7 +136,7 @@ def test_a_pack_is_resumed_under_another_path_to_the_same_bytes(source):
         fetch=["file:data"],
         key="key",
         on_error="skip",
-        limits=Limits(max_bytes=2000),
+        max_object=2000,
         resume=True,
     )
     assert packed_again.rows == 1

@@ -452,8 +452,8 @@ def test_damage_ends_it_and_names_the_row(out, tmp_path):
         ({"key": "nope"}, "no column 'nope'"),
         ({"columns": ["nope"]}, "no column 'nope'"),
         ({"columns": ["id"]}, "no column to write as files"),
-        ({"index": "xml"}, "--index is 'xml'"),
-        ({"on_error": "stop"}, "--on-error is 'stop'"),
+        ({"index": "xml"}, "--index: expected jsonl, csv, parquet or none, got 'xml'"),
+        ({"on_error": "stop"}, "--on-error: expected fail or skip, got 'stop'"),
     ],
 )
 def test_wrong_wishes_are_refused_before_anything_is_there(plain, tmp_path, options, message):

@@ -18,10 +18,9 @@ from PIL import Image
 
 from flarecli import verbs
 from flarecli.errors import FormatError, ReachError
-from flarecli.storage import Limits
 
 JPEG = b"\xff\xd8\xff\xe0" + b"j" * 90
-LIMITS = Limits(jobs=4, retries=0, timeout_s=5, deadline_s=10)
+LIMITS = {"jobs": 4, "retries": 0, "timeout": 5, "deadline": 10}
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def index(tmp_path):
 
 def test_links_become_files_named_by_their_key(index, tmp_path):
     to = tmp_path / "f"
-    done = verbs.unpack(str(index), str(to), fetch=["url:file"], key="id", limits=LIMITS)
+    done = verbs.unpack(str(index), str(to), fetch=["url:file"], key="id", **LIMITS)
     assert {name: (to / name).read_bytes() for name in os.listdir(to) if name != "index.jsonl"} == {
         "a.jpg": JPEG,
         "b.txt": b"words",
@@ -60,7 +59,7 @@ def test_a_link_that_fails_ends_it_or_is_listed(index, tmp_path):
     (index.parent / "two.txt").unlink()
     to = tmp_path / "f"
     with pytest.raises(ReachError) as caught:
-        verbs.unpack(str(index), str(to), fetch=["url"], limits=LIMITS)
+        verbs.unpack(str(index), str(to), fetch=["url"], **LIMITS)
     assert str(caught.value) == f"{index}[1]: b: two.txt: no such file or folder"
     assert (
         caught.value.hint
@@ -73,7 +72,7 @@ def test_a_link_that_fails_ends_it_or_is_listed(index, tmp_path):
         key="id",
         on_error="skip",
         overwrite=to.exists(),
-        limits=LIMITS,
+        **LIMITS,
     )
     assert (done.files, done.rows, done.failed, sum(done.reasons.values())) == (2, 2, 1, 1)
     assert sorted(os.listdir(to)) == ["a.jpg", "c.bin", "failed.jsonl", "index.jsonl"]
@@ -96,8 +95,8 @@ def test_an_unpack_of_links_is_resumed_where_it_ended(index, tmp_path, monkeypat
 
         patch.setattr(outlets.Folder, "put", failing)
         with pytest.raises(ReachError):
-            verbs.unpack(str(index), str(to), fetch=["url"], limits=LIMITS)
-    done = verbs.unpack(str(index), str(to), fetch=["url"], resume=True, limits=LIMITS)
+            verbs.unpack(str(index), str(to), fetch=["url"], **LIMITS)
+    done = verbs.unpack(str(index), str(to), fetch=["url"], resume=True, **LIMITS)
     assert (done.rows, done.files, done.resumed_rows >= 1024) == (2500, 2500, True)
     assert [
         json.loads(line)["id"] for line in (to / "index.jsonl").read_text().splitlines()
@@ -108,7 +107,7 @@ def test_an_unpack_of_links_is_resumed_where_it_ended(index, tmp_path, monkeypat
 def test_keys_that_repeat_are_refused_before_anything_is_fetched(index, tmp_path):
     pq.write_table(pa.table({"id": ["a", "A"], "url": ["one.jpeg", "missing"]}), index)
     with pytest.raises(FormatError) as caught:
-        verbs.unpack(str(index), str(tmp_path / "f"), fetch=["url"], limits=LIMITS)
+        verbs.unpack(str(index), str(tmp_path / "f"), fetch=["url"], **LIMITS)
     assert (
         str(caught.value)
         == f"{index}[1]: the name 'A.*' is the same as that of row 0 of the selection"

@@ -9,12 +9,11 @@ import pytest
 from flarecli import verbs
 from flarecli.errors import ReachError, UnsafeError, UsageError
 from flarecli.model import Settings
-from flarecli.storage import Limits
 from flarecli.verbs import outlets
 from flarecli.write import Writer
 
 OTHERS = "the unfinished unpack there was begun from another source or with other options"
-LIMITS = Limits(jobs=2, retries=0, timeout_s=5, deadline_s=10)
+LIMITS = {"jobs": 2, "retries": 0, "timeout": 5, "deadline": 10}
 
 
 def tree(folder):
@@ -101,7 +100,7 @@ def test_another_option_is_refused_and_changes_nothing(tmp_path, monkeypatch, ot
     few(monkeypatch)
     index, options = (
         links(tmp_path / "in", list("abcdefgh")),
-        {"fetch": ["url"], "key": "id", "on_error": "skip", "limits": LIMITS},
+        {"fetch": ["url"], "key": "id", "on_error": "skip", **LIMITS},
     )
     with monkeypatch.context() as patch, pytest.raises(ReachError):
         stop_at(patch, "k7")
@@ -122,7 +121,7 @@ def test_failed_rows_are_listed_once_however_it_was_cut_short(tmp_path, monkeypa
     given = re.findall(r"\(.\)|.", names)
     index, options = (
         links(tmp_path / "in", given),
-        {"fetch": ["url"], "key": "id", "on_error": "skip", "limits": LIMITS},
+        {"fetch": ["url"], "key": "id", "on_error": "skip", **LIMITS},
     )
     lacking = [row for row, name in enumerate(given) if name.startswith("(")]
     whole = verbs.unpack(index, str(tmp_path / "whole"), **options)
@@ -161,7 +160,7 @@ def test_what_is_noted_is_in_the_journal_before_the_next_batch(tmp_path):
 def test_an_unpacked_folder_with_failed_rows_may_be_replaced(tmp_path):
     index, options = (
         links(tmp_path / "in", ["a", "(b)", "c"]),
-        {"fetch": ["url"], "key": "id", "on_error": "skip", "limits": LIMITS},
+        {"fetch": ["url"], "key": "id", "on_error": "skip", **LIMITS},
     )
     verbs.unpack(index, str(tmp_path / "f"), **options)
     assert "failed.jsonl" in tree(tmp_path / "f")
@@ -179,7 +178,7 @@ def test_a_file_that_came_to_lie_there_meanwhile_is_not_replaced(tmp_path, monke
 
     monkeypatch.setattr(outlets.Folder, "note", noting)
     with pytest.raises(UsageError) as caught:
-        verbs.unpack(index, str(tmp_path / "f"), fetch=["url"], key="id", limits=LIMITS)
+        verbs.unpack(index, str(tmp_path / "f"), fetch=["url"], key="id", **LIMITS)
     assert str(caught.value) == f"{tmp_path}/f/k5.bin: something is there already"
     assert (tmp_path / "f" / "k5.bin").read_text() == "mine"
 
@@ -195,7 +194,7 @@ def test_a_link_in_the_place_of_the_journal_is_not_written_through(tmp_path):
                 links(tmp_path / "in", ["a"]),
                 str(tmp_path / "f"),
                 fetch=["url"],
-                limits=LIMITS,
+                **LIMITS,
                 **options,
             )
         assert (

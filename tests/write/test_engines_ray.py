@@ -91,7 +91,7 @@ def test_relative_paths_start_where_the_driver_is(
 def test_workers_killed_and_a_node_removed_change_no_byte(
     cluster: Any, index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flarecli.pack(index, str(tmp_path / "local"), part_rows=20, shard_bytes=2000)
+    flarecli.pack(index, str(tmp_path / "local"), part_rows=20, shard_size=2000)
     (tmp_path / "marks").mkdir()
     real = engines.run
 
@@ -103,7 +103,7 @@ def test_workers_killed_and_a_node_removed_change_no_byte(
 
     monkeypatch.setattr(engines, "run", lossy)
     packed = flarecli.pack(
-        index, str(tmp_path / "ray"), part_rows=20, shard_bytes=2000, engine="ray"
+        index, str(tmp_path / "ray"), part_rows=20, shard_size=2000, engine="ray"
     )
     assert packed.rows == 400
     assert len(list((tmp_path / "marks").iterdir())) == 7
@@ -130,7 +130,7 @@ def test_a_check_on_the_cluster_finds_what_one_here_finds(
     cluster: Any, index: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
     out = tmp_path / "out"
-    flarecli.pack(index, str(out), part_rows=100, shard_bytes=6000, compress="zstd")
+    flarecli.pack(index, str(out), part_rows=100, shard_size=6000, compress="zstd")
     assert told(capsys, [str(out), *options, "--engine", "ray"]) == told(
         capsys, [str(out), *options]
     )
@@ -155,7 +155,7 @@ def test_a_check_that_was_interrupted_goes_on_on_the_cluster(
     cluster: Any, index: str, tmp_path: Path
 ) -> None:
     out, state = tmp_path / "out", tmp_path / "state"
-    flarecli.pack(index, str(out), shard_bytes=6000)
+    flarecli.pack(index, str(out), shard_size=6000)
     shard = out / "shard.00003.mds"
     shard.write_bytes(shard.read_bytes()[:-1])
     wanted = list(flarecli.verify(str(out)))

@@ -1,40 +1,23 @@
-"""What a verb may reach on the network, and notes on what it found there."""
+"""Notes on the sources of a command: format, rows, and buckets that are read with credentials."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from flarecli.formats import facts
 from flarecli.model import Playlist, total
 from flarecli.progress import Progress
-from flarecli.storage import Guard, Limits, bucket_in, bucket_note, with_reach
+from flarecli.storage import bucket_in, bucket_note
 from flarecli.units import format_count
 
-__all__ = ["bounded", "described"]
+__all__ = ["note_sources"]
 
 
-def bounded(
-    guard: Guard | None,
-    limits: Limits | None,
-    allow_host: str | Sequence[str] = (),
-    sources: Sequence[str] = (),
-) -> Guard:
-    """Return a guard with the limits of transfers, the allowed hosts and the origins that the user typed.
+def note_sources(found: Sequence[Playlist], progress: Progress) -> None:
+    """Report which lists and streams were found. Streams are verbose notes.
 
-    raises  UsageError for a value of `allow_host` that is neither a host nor a network
-    """
-    guard = guard or Guard()
-    if limits is not None:
-        guard = replace(guard, limits=limits)
-    return with_reach(guard, allow_host, sources)
-
-
-def described(found: Sequence[Playlist], progress: Progress) -> None:
-    """Tell whoever asked for details what was found, and how: in which list, in which format, how much of it.
-
-    An index that is named where a dataset is wanted is a file like any other, which is told whoever asked. So are the buckets that
-    a local list names, since they are read with the user's credentials.
+    Two notes are always reported: buckets that a local list names, since they are read with the
+    user's credentials, and an index that is read as a file because a dataset was expected.
     """
     for one in found:
         if one.at is not None and one.at.is_local:

@@ -1,0 +1,768 @@
+"""Options of the six commands, each declared once: name, type, default, check, help and group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from typing import IO, TYPE_CHECKING, TypeAlias, cast
+
+from flarecli import formats
+from flarecli.errors import UsageError
+from flarecli.given import Address, Addresses, Option, Options, address_text, option
+from flarecli.hashes import DEFAULT
+from flarecli.progress import Progress
+from flarecli.units import parse_box, parse_size, parse_time
+
+if TYPE_CHECKING:
+    from flarecli.storage import Guard, Limits
+
+__all__ = [
+    "CatOptions",
+    "InspectOptions",
+    "NetworkOptions",
+    "PackOptions",
+    "Pairs",
+    "PlaylistOptions",
+    "UnpackOptions",
+    "VerifyOptions",
+]
+
+Pairs: TypeAlias = "Mapping[str, str] | Sequence[tuple[str, str]]"
+
+_FRACTION = r"(?a)(\d{1,18})/(\d{1,18})"
+_ESCAPES = {"\\t": "\t", "\\n": "\n", "\\r": "\r", "\\\\": "\\"}
+
+
+def _pairs(items: Iterable[str]) -> dict[str, str]:
+    """Parse options of the form NAME=VALUE. Raises UsageError."""
+    found: dict[str, str] = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not (name and equals):
+            raise UsageError(f"expected NAME=VALUE, got {item!r:.60}")
+        if name in found:
+            raise UsageError(f"{name!r:.60} is given twice")
+        found[name] = value
+    return found
+
+
+def _names(text: str) -> list[str]:
+    """Parse names separated by commas. Raises UsageError for an empty name."""
+    found = text.split(",")
+    if not all(found):
+        hint = "Separate names by single commas, such as id,score."
+        raise UsageError(f"empty name in {text!r:.60}", hint=hint)
+    return found
+
+
+def _unescaped(text: str) -> str:
+    """Replace `\\t`, `\\n`, `\\r` and `\\\\` by the characters they stand for."""
+    return re.sub(r"\\[tnr\\]", lambda match: _ESCAPES[match[0]], text)
+
+
+def _sample(text: str) -> int | float:
+    """Parse `10` as a count and `1%` as a share of 0.01. Raises UsageError."""
+    number, is_share = text.removesuffix("%"), text.endswith("%")
+    try:
+        found = float(number) / 100 if is_share else int(number)
+    except ValueError:
+        found = -1
+    if not 0 <= found < (1.0000001 if is_share else 1 << 63):
+        raise UsageError(f"expected a count or a share such as 100 or 1%, got {text!r:.60}")
+    return found
+
+
+def _rank(text: str) -> tuple[int, int]:
+    """Parse `0/8` as rank 0 of 8. Raises UsageError."""
+    found = re.fullmatch(_FRACTION, text)
+    if found is None or not int(found[1]) < int(found[2]):
+        hint = "Ranks count from 0: 0/8 is the first of eight."
+        raise UsageError(f"expected R/N with R below N, got {text!r:.60}", hint=hint)
+    return int(found[1]), int(found[2])
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Parse `3/7` as the third of seven parts: (2, 7). Raises UsageError."""
+    found = re.fullmatch(_FRACTION, text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        hint = "Parts count from 1: 3/7 is the third of seven."
+        raise UsageError(f"expected K/N with K from 1 to N, got {text!r:.60}", hint=hint)
+    return int(found[1]) - 1, int(found[2])
+
+
+def _compressions() -> tuple[str, ...]:
+    from flarecli.compress import SUFFIXES
+
+    return SUFFIXES
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions(Options):
+    """Limits of transfers, and what data may access."""
+
+    jobs: int | None = option(
+        None,
+        Option(
+            group="Run",
+            flags=("-j",),
+            metavar="N",
+            minimum=1,
+            help="Parallel jobs (default: CPU count, or 32 for downloads).",
+        ),
+    )
+    retries: int = option(
+        8,
+        Option(
+            group="Network and cache",
+            metavar="N",
+            minimum=0,
+            help="Retries of transient errors, per object.",
+        ),
+    )
+    timeout: float | str = option(
+        30.0,
+        Option(
+            group="Network and cache",
+            metavar="TIME",
+            parse=parse_time,
+            takes_text=True,
+            minimum=0,
+            shown="30s",
+            help="Maximum wait for the next byte.",
+        ),
+    )
+    deadline: float | str = option(
+        600.0,
+        Option(
+            group="Network and cache",
+            metavar="TIME",
+            parse=parse_time,
+            takes_text=True,
+            minimum=0,
+            shown="10m",
+            help="Maximum time for one object, retries included.",
+        ),
+    )
+    allow_private: bool = option(
+        False, Option(group="Safety", help="Allow data to name private and loopback addresses.")
+    )
+    allow_host: str | Sequence[str] = option(
+        (),
+        Option(
+            group="Safety",
+            metavar="HOST[:PORT]",
+            is_repeatable=True,
+            help="Allow data to name this private host or network, such as 10.1.0.0/16; repeatable.",
+        ),
+    )
+    allow_local: bool = option(
+        False,
+        Option(
+            group="Safety",
+            help="Allow data to name file://, paths outside its folder and symbolic links.",
+        ),
+    )
+    progress: Progress | None = None
+
+    def limits(self) -> Limits:
+        """Return the limits of transfers."""
+        from flarecli.storage import Limits
+
+        jobs = {} if self.jobs is None else {"jobs": self.jobs}
+        return Limits(
+            retries=self.retries,
+            timeout_s=cast(float, self.timeout),
+            deadline_s=cast(float, self.deadline),
+            **jobs,
+        )
+
+    def guard(self, sources: Sequence[str]) -> Guard:
+        """Return what addresses may access. Origins of `sources`, which the user typed, are allowed.
+
+        Raises UsageError for a value of `allow_host` that is neither a host nor a network.
+        """
+        from flarecli.storage import Guard, with_reach
+
+        guard = Guard(
+            allow_private=self.allow_private, allow_local=self.allow_local, limits=self.limits()
+        )
+        return with_reach(guard, self.allow_host, sources)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CacheOptions(NetworkOptions):
+    cache: Address | None = option(
+        None,
+        Option(
+            group="Network and cache",
+            metavar="DIR",
+            help="Keep downloaded files in this folder and read them from there.",
+        ),
+    )
+    cache_limit: int | str = option(
+        10 * 10**9,
+        Option(
+            group="Network and cache",
+            metavar="SIZE",
+            parse=parse_size,
+            takes_text=True,
+            minimum=0,
+            shown="10GB",
+            help="Maximum size of the cache; the least recently used files are evicted.",
+        ),
+    )
+
+    def guard(self, sources: Sequence[str]) -> Guard:
+        guard = super().guard(sources)
+        if not self.cache:
+            return guard
+        from dataclasses import replace
+
+        from flarecli.cache import Cache
+
+        note = None if self.progress is None else self.progress.note
+        cache = Cache(address_text(self.cache), cast(int, self.cache_limit), note)
+        return replace(guard, keeper=cache)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DownloadOptions(_CacheOptions):
+    max_object: int | str = option(
+        10**9,
+        Option(
+            group="Network and cache",
+            metavar="SIZE",
+            parse=parse_size,
+            takes_text=True,
+            minimum=0,
+            shown="1GB",
+            help="Maximum size of one value, from a link or from any source.",
+        ),
+    )
+
+    def limits(self) -> Limits:
+        from dataclasses import replace
+
+        return replace(super().limits(), max_bytes=cast(int, self.max_object))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StreamOptions(Options):
+    streams: Sequence[str] = option(
+        (),
+        Option(
+            group="Rows",
+            flags=("--stream", "-s"),
+            metavar="NAME",
+            is_repeatable=True,
+            help="Read only this stream; repeatable.",
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FormatOptions(_StreamOptions):
+    format: str | None = option(
+        None,
+        Option(
+            group="Rows",
+            flags=("-f",),
+            metavar="NAME",
+            suggest=formats.names,
+            complete=formats.all_names,
+            help="Format of SOURCE (default: detected): {choices}.",
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RowOptions(Options):
+    columns: Sequence[str] | None = option(
+        None,
+        Option(
+            group="Rows",
+            flags=("-c",),
+            metavar="A,B",
+            parse=_names,
+            help="Read and fetch only these columns.",
+        ),
+    )
+    rows: str | None = option(
+        None,
+        Option(
+            group="Rows",
+            flags=("-r",),
+            metavar="SPEC",
+            help="Select rows by number, such as 5, 10:20, -5:, ::100 or 3,1,4.",
+        ),
+    )
+    where: str | None = option(
+        None,
+        Option(
+            group="Rows",
+            metavar="SQL",
+            help="Keep rows that match a condition, such as \"aes > 4 and lang = 'en'\".",
+        ),
+    )
+    limit: int | None = option(
+        None,
+        Option(group="Rows", metavar="N", minimum=0, help="Keep the first N matching rows."),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WriteOptions(_RowOptions):
+    key: str | None = option(
+        None, Option(group="Rows", metavar="COLUMN", help="Column that identifies a row.")
+    )
+    fetch: Sequence[str] = option(
+        (),
+        Option(
+            group="Links",
+            metavar="COL[:NAME]",
+            is_repeatable=True,
+            help="Download what the column links to, as column NAME; repeatable.",
+        ),
+    )
+    on_error: str = option(
+        "fail",
+        Option(group="Run", choices=("fail", "skip"), help="What to do when a row fails."),
+    )
+    resume: bool = option(
+        False,
+        Option(
+            group="Run",
+            help="Continue an interrupted run; the result is the same as without the interruption.",
+        ),
+    )
+    overwrite: bool = option(False, Option(group="Run", help="Replace what is in OUT."))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SeedOptions(Options):
+    seed: int = option(
+        0, Option(group="Rows", metavar="N", minimum=0, help="Random seed for --sample.")
+    )
+
+
+@dataclass(frozen=True)
+class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
+    """Options of `pack`."""
+
+    sources: Addresses
+    out: Address
+    _: KW_ONLY
+    format: str = option(
+        formats.DEFAULT,
+        Option(
+            group="Shards",
+            flags=("-f",),
+            metavar="NAME",
+            suggest=partial(formats.names, writable=True),
+            complete=partial(formats.all_names, writable=True),
+            help="Format of the shards: {choices}.",
+        ),
+    )
+    encode: Mapping[str, str] | None = option(
+        None,
+        Option(
+            group="Rows",
+            metavar="COL=ENC",
+            is_repeatable=True,
+            parse=_pairs,
+            help="Encoding of a column (default: inferred); repeatable.",
+        ),
+    )
+    shuffle: int | None = option(
+        None,
+        Option(group="Rows", metavar="SEED", minimum=0, help="Pack the rows in shuffled order."),
+    )
+    on_duplicate: str = option(
+        "error",
+        Option(
+            group="Rows",
+            choices=("error", "first", "keep"),
+            help="What to do with a key that occurs again.",
+        ),
+    )
+    allow_missing: bool = option(
+        False,
+        Option(
+            group="Rows",
+            help="Fill columns that some files of an index do not have with nulls.",
+        ),
+    )
+    allow_empty: bool = option(False, Option(group="Links", help="Accept downloads of 0 bytes."))
+    from0: bool = option(
+        False,
+        Option(
+            group="Rows",
+            flags=("--from0", "--null", "-0"),
+            help="Addresses on stdin end with NUL, as `find -print0` writes them.",
+        ),
+    )
+    shard_size: int | str | None = option(
+        1 << 26,
+        Option(
+            group="Shards",
+            metavar="SIZE",
+            parse=parse_size,
+            takes_text=True,
+            minimum=0,
+            shown="64MiB",
+            help="Maximum size of a shard.",
+        ),
+    )
+    shard_rows: int | None = option(
+        None, Option(group="Shards", metavar="N", minimum=1, help="Maximum rows per shard.")
+    )
+    compress: str | None = option(
+        None,
+        Option(
+            group="Shards",
+            flags=("-z",),
+            metavar="NAME[:LEVEL]",
+            suggest=_compressions,
+            help="Compress shards: {choices}.",
+        ),
+    )
+    hash: Sequence[str] = option(
+        (),
+        Option(
+            group="Shards",
+            metavar="NAME",
+            is_repeatable=True,
+            help="Checksums in the format's own index; repeatable. The playlist always has xxh3_128.",
+        ),
+    )
+    separator: str | None = option(
+        None,
+        Option(
+            group="Shards",
+            metavar="TEXT",
+            parse=_unescaped,
+            help="Separator of values in xsv shards.",
+        ),
+    )
+    newline: str = option(
+        "\n",
+        Option(
+            group="Shards",
+            metavar="TEXT",
+            parse=_unescaped,
+            shown="\\n",
+            help="End of line in json, csv, tsv and xsv shards.",
+        ),
+    )
+    part_rows: int | None = option(
+        None,
+        Option(
+            group="Shards",
+            metavar="N",
+            minimum=1,
+            help="Pack parts of N rows as datasets in 00000/, 00001/ …, and join them.",
+        ),
+    )
+    resize: int | tuple[int, int] | None = option(
+        None,
+        Option(
+            group="Pictures and media",
+            metavar="N[xM]",
+            parse=parse_box,
+            help="Resize pictures to a square of N pixels, or to a box.",
+        ),
+    )
+    resize_mode: str = option(
+        "fit",
+        Option(
+            group="Pictures and media",
+            choices=("fit", "crop", "stretch"),
+            help="How a picture fills the box.",
+        ),
+    )
+    quality: int | None = option(
+        None,
+        Option(
+            group="Pictures and media",
+            metavar="N",
+            minimum=1,
+            maximum=100,
+            help="Quality of re-encoded pictures.",
+        ),
+    )
+    min_size: int = option(
+        0,
+        Option(
+            group="Pictures and media",
+            metavar="N",
+            minimum=0,
+            help="Reject pictures whose shorter side has fewer pixels.",
+        ),
+    )
+    max_aspect: float | None = option(
+        None,
+        Option(
+            group="Pictures and media",
+            metavar="X",
+            minimum=1,
+            help="Reject pictures with a larger aspect ratio.",
+        ),
+    )
+    media_info: bool = option(
+        False,
+        Option(
+            group="Pictures and media",
+            help="Add the columns width, height, frames and duration (seconds).",
+        ),
+    )
+    strict: bool = option(
+        False,
+        Option(
+            group="Pictures and media",
+            help="Fail rows whose content does not match the file extension.",
+        ),
+    )
+    dry_run: bool = option(
+        False, Option(group="Run", help="Show what would be packed; write nothing.")
+    )
+    engine: str = option(
+        "local",
+        Option(
+            group="Run",
+            metavar="local|ray",
+            suggest=lambda: ("local", "ray"),
+            help="Where parts are packed: in this process, or on a Ray cluster.",
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class UnpackOptions(_DownloadOptions, _WriteOptions, _FormatOptions):
+    """Options of `unpack`."""
+
+    sources: Addresses
+    out: Address
+    _: KW_ONLY
+    name: str | None = option(
+        None,
+        Option(
+            group="Output",
+            metavar="PATTERN",
+            help="Pattern of the file names, such as '{key}.{ext}'.",
+        ),
+    )
+    index: str = option(
+        "jsonl",
+        Option(
+            group="Output",
+            choices=("jsonl", "csv", "parquet", "none"),
+            help="Format of the table with the other columns.",
+        ),
+    )
+    stream: IO[bytes] | None = None
+
+
+@dataclass(frozen=True)
+class VerifyOptions(NetworkOptions, _FormatOptions, _SeedOptions):
+    """Options of `verify`."""
+
+    sources: Addresses
+    _: KW_ONLY
+    quick: bool = option(False, Option(group="Run", help="Check only sizes and headers."))
+    decode: bool = option(False, Option(group="Run", help="Decode every value too."))
+    duplicates: bool = option(
+        False, Option(group="Run", help="Report rows with equal bytes in a stream too.")
+    )
+    sample: int | float | None = option(
+        None,
+        Option(
+            group="Rows",
+            metavar="N|P%",
+            parse=_sample,
+            minimum=0,
+            help="Check only N random shards of each stream, or a share of them.",
+        ),
+    )
+    part: tuple[int, int] | None = option(
+        None,
+        Option(
+            group="Rows",
+            metavar="K/N",
+            parse=_part,
+            help="Check only the K-th of N parts of the shards; in Python (K - 1, N).",
+        ),
+    )
+    against: Address | None = option(
+        None,
+        Option(
+            group="Run",
+            metavar="PLAYLIST",
+            help="Compare with another playlist: shards, sizes and checksums.",
+        ),
+    )
+    state: Address | None = option(
+        None,
+        Option(
+            group="Run",
+            metavar="FILE",
+            help="Record checked files here, and continue an interrupted check.",
+        ),
+    )
+    max_findings: int = option(
+        100,
+        Option(
+            group="Output",
+            metavar="N",
+            minimum=1,
+            help="Maximum number of findings to print; the others are counted.",
+        ),
+    )
+    engine: str = option(
+        "local",
+        Option(
+            group="Run",
+            metavar="local|ray",
+            suggest=lambda: ("local", "ray"),
+            help="Where shards are checked: in this process, or on a Ray cluster.",
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class CatOptions(_CacheOptions, _RowOptions, _FormatOptions, _SeedOptions):
+    """Options of `cat`."""
+
+    sources: Addresses
+    _: KW_ONLY
+    head: int | None = option(
+        None, Option(group="Rows", metavar="N", minimum=0, help="Keep the first N rows.")
+    )
+    tail: int | None = option(
+        None, Option(group="Rows", metavar="N", minimum=0, help="Keep the last N rows.")
+    )
+    sample: int | float | None = option(
+        None,
+        Option(
+            group="Rows",
+            metavar="N|P%",
+            parse=_sample,
+            minimum=0,
+            help="Select N random rows, or a share of them.",
+        ),
+    )
+    shuffle: int | None = option(
+        None,
+        Option(
+            group="Rows", metavar="SEED", minimum=0, help="Rows in the order of a shuffled epoch."
+        ),
+    )
+    epoch: int = option(0, Option(group="Rows", metavar="E", minimum=0, help="Epoch of --shuffle."))
+    rank: tuple[int, int] | None = option(
+        None,
+        Option(
+            group="Rows",
+            metavar="R/N",
+            parse=_rank,
+            help="Select the rows of rank R of N, counted from 0.",
+        ),
+    )
+    exact: bool = False
+    stdin: IO[bytes] | None = None
+
+
+@dataclass(frozen=True)
+class InspectOptions(_CacheOptions, _FormatOptions, _SeedOptions):
+    """Options of `inspect`."""
+
+    sources: Addresses
+    _: KW_ONLY
+    shards: bool = option(False, Option(group="Output", help="List the shards."))
+    stats: bool = option(
+        False,
+        Option(
+            group="Output",
+            help="Read the columns for statistics: range, nulls, lengths, picture sizes.",
+        ),
+    )
+    sample: int | float | None = option(
+        None,
+        Option(
+            group="Rows",
+            metavar="N|P%",
+            parse=_sample,
+            minimum=0,
+            help="Show N random rows, or a share of them.",
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class PlaylistOptions(_CacheOptions):
+    """Options of `playlist`."""
+
+    sources: Addresses
+    _: KW_ONLY
+    out: Address | None = option(
+        None,
+        Option(
+            group="Output",
+            flags=("-o",),
+            metavar="FILE",
+            help="File to write (default: stdout).",
+        ),
+    )
+    format: str | None = option(
+        None,
+        Option(
+            group="Rows",
+            flags=("-f",),
+            metavar="NAME",
+            suggest=formats.names,
+            complete=formats.all_names,
+            help="Format of SOURCE (default: detected): {choices}.",
+        ),
+    )
+    base: str | None = option(
+        None,
+        Option(
+            group="Output",
+            metavar="URL",
+            help="URL of the playlist; addresses below it become relative.",
+        ),
+    )
+    rebase: Pairs = option(
+        (),
+        Option(
+            group="Output",
+            metavar="OLD=NEW",
+            is_repeatable=True,
+            parse=_pairs,
+            help="Replace the start of addresses; repeatable.",
+        ),
+    )
+    hash: Sequence[str] = option(
+        (DEFAULT,),
+        Option(
+            group="Output",
+            metavar="NAME",
+            is_repeatable=True,
+            shown=DEFAULT,
+            help="Checksums to list; repeatable.",
+        ),
+    )
+    header: Pairs = option(
+        (),
+        Option(
+            group="Output",
+            metavar="K=V",
+            is_repeatable=True,
+            parse=_pairs,
+            help="Header of every stream; repeatable.",
+        ),
+    )
+    open: bool = option(
+        True,
+        Option(group="Run", flags=("--no-open",), help="Do not open shards; list addresses only."),
+    )
