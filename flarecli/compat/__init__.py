@@ -1,16 +1,55 @@
-"""Other libraries' interfaces over flare's own road: a program that uses one of them changes its import line, and nothing else.
+"""Drop-in APIs of other libraries: a program changes its import line and keeps the rest.
 
-`flarecli.compat.streaming`, `granular`, `ffrecord` and `sds`: each as its original documents it. `docs/compat.md` says what differs,
-and why. None of them loads torch, except where its original is a class of torch's.
+`streaming`, `granular`, `ffrecord` and `sds` follow the documentation of their originals;
+`docs/compat.md` lists the differences. torch is loaded only by modules whose original is a torch
+class.
 """
 
 from __future__ import annotations
 
 import sys
+from types import ModuleType, TracebackType
+from typing import Self
 
 
-def register(kind: type, made: type) -> None:
-    """Have torch, where it is loaded, take a class for an IterableDataset of its own; not needed for one that inherits from that."""
-    loaded = sys.modules.get("torch.utils.data")
-    if loaded is not None and not issubclass(made, loaded.IterableDataset):
-        loaded.IterableDataset.register(kind)
+def loaded_torch_data() -> ModuleType | None:
+    """Return torch.utils.data if the program has loaded torch, else None.
+
+    Importing it here would load torch (more than a second) in programs that do not use it.
+    """
+    return sys.modules.get("torch.utils.data")
+
+
+def register(base: type, subclass: type) -> None:
+    """Make a dataset class an IterableDataset of torch, if torch is loaded."""
+    data = loaded_torch_data()
+    if data is not None and not issubclass(subclass, data.IterableDataset):
+        data.IterableDataset.register(base)
+
+
+class Closeable:
+    """A context manager that calls `close` at the end of the block, or `abort` after an error."""
+
+    closed = False
+
+    def close(self) -> None:
+        """Release what is held."""
+        self.closed = True
+
+    def abort(self) -> None:
+        """Release what is held after an error in the block."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abort()

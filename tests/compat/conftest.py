@@ -1,4 +1,4 @@
-"""An S3 server of this machine for the tests of this folder."""
+"""A local S3 server for the tests of this folder."""
 
 import os
 import socket
@@ -32,7 +32,7 @@ def server():
 
 @pytest.fixture
 def empty_bucket(server, monkeypatch):
-    """The name of a new bucket; the environment says where it is, and nothing of a user's own."""
+    """The name of a new bucket; the environment has only the credentials for it."""
     for name in list(os.environ):
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)

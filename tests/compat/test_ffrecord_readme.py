@@ -1,4 +1,4 @@
-"""The examples of ffrecord's README with another import line, its golden files, and the rest of what its users call."""
+"""The examples of ffrecord's README with another import line, its golden files, and its API."""
 
 import pickle
 import shutil
@@ -73,7 +73,7 @@ def test_write_and_read(fname):
         "oldversion",
     ],
 )
-def test_the_originals_files_are_read_and_written_again(tmp_path, name):
+def test_files_of_the_original_are_read_and_reproduced(tmp_path, name):
     data = FIXTURES / name / "data"
     reader = FileReader(data if data.is_dir() else str(data))
     for file, path in enumerate(reader.fnames):
@@ -98,10 +98,10 @@ def test_the_whole_buffer_is_written(tmp_path):
     ]
 
 
-def test_too_few_and_too_many_records(tmp_path):
+def test_a_wrong_number_of_records_is_reported(tmp_path):
     writer = FileWriter(tmp_path / "a.ffr", 2)
     writer.write_one(b"x")
-    with pytest.raises(UsageError, match="1 records were written, 2 are wanted"):
+    with pytest.raises(UsageError, match="expected 2 records, got 1"):
         writer.close()
     assert list(tmp_path.iterdir()) == []
     writer = FileWriter(tmp_path / "a.ffr", 1)
@@ -114,7 +114,7 @@ def test_too_few_and_too_many_records(tmp_path):
         FileWriter(tmp_path / "a.bin", 1)
 
 
-def test_damage_is_named(fname):
+def test_damage_is_reported_with_its_record(fname):
     data = bytearray(Path(fname).read_bytes())
     data[-1] ^= 1
     Path(fname).write_bytes(data)
@@ -125,7 +125,7 @@ def test_damage_is_named(fname):
         FileReader(FIXTURES / "bad" / "aborted_writer.ffr")
 
 
-def test_a_packed_folder_is_the_originals(tmp_path):
+def test_packed_folders_equal_those_of_the_original(tmp_path):
     (packed,) = (
         (FIXTURES / "packed" / "data").glob("*.ffr")
         if (FIXTURES / "packed" / "data").is_dir()
@@ -140,7 +140,7 @@ def test_a_packed_folder_is_the_originals(tmp_path):
         assert folder.exists(name) and folder.is_file(name) and not folder.is_dir(name)
 
 
-def test_packing_a_folder_and_looking_into_it(tmp_path):
+def test_a_folder_is_packed_and_listed(tmp_path):
     for name in ("b/x.txt", "b/c/y.txt", "a.txt"):
         (tmp_path / "f" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "f" / name).write_text(name)
@@ -161,14 +161,14 @@ def test_packing_a_folder_and_looking_into_it(tmp_path):
     with pytest.raises(MissingError):
         folder.read_one("b")
     (tmp_path / "f" / "ring").symlink_to(tmp_path / "f")
-    with pytest.raises(UsageError, match="leads back"):
+    with pytest.raises(UsageError, match="symbolic links form a cycle"):
         pack_folder(tmp_path / "f", tmp_path / "g.ffr")
     assert not (tmp_path / "g.ffr").exists()
 
 
 def test_records_in_several_files(tmp_path):
     ffrecord.dump([bytes([i]) for i in range(10)], str(tmp_path / "d"), 4, verbose=True)
-    ffrecord.dump({0: b"x", 1: b"yz"}, tmp_path / "one.ffr", 1)  # anything with `len` and `[i]`
+    ffrecord.dump({0: b"x", 1: b"yz"}, tmp_path / "one.ffr", 1)  # any object with `len` and `[i]`
     assert [one.tobytes() for one in FileReader(tmp_path / "one.ffr").read([0, 1])] == [b"x", b"yz"]
     ffrecord.dump([], tmp_path / "none.ffr")
     assert FileReader(tmp_path / "none.ffr").n == 0
@@ -178,7 +178,7 @@ def test_records_in_several_files(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_dataset_and_a_loader_of_torch(fname, workers):
+def test_torch_dataset_and_loader(fname, workers):
     torch = pytest.importorskip("torch")
 
     class CustomDataset(ffrecord.torch.Dataset):
@@ -240,15 +240,15 @@ def test_a_dataset_and_a_loader_of_torch(fname, workers):
 
 
 @pytest.mark.parametrize("wanted", [[0.5], ["0"], [None], 0, [[0]]])
-def test_what_is_no_number_reads_no_record(fname, wanted):
+def test_indices_that_are_not_integers_are_rejected(fname, wanted):
     with (
         FileReader(fname) as reader,
-        pytest.raises(ValueError, match="what was asked for is no list of whole numbers$"),
+        pytest.raises(ValueError, match="expected a list of integers$"),
     ):
         reader.read(wanted)
 
 
-def test_a_packed_folders_arguments_are_called_as_in_the_original(tmp_path):
+def test_arguments_of_a_packed_folder_have_the_names_of_the_original(tmp_path):
     (tmp_path / "src" / "a").mkdir(parents=True)
     for name in ("b", "a/c"):
         (tmp_path / "src" / name).write_bytes(name.encode())
@@ -262,14 +262,14 @@ def test_a_packed_folders_arguments_are_called_as_in_the_original(tmp_path):
 
 
 @pytest.mark.parametrize("file", [1, -1])
-def test_tables_of_files_that_are_none(fname, file):
+def test_tables_of_missing_files_are_an_index_error(fname, file):
     with FileReader(fname) as reader:
         assert len(reader.get_offsets(0)) == len(reader.get_checksums(0)) + 1 == 101
-        with pytest.raises(RowsError, match=f"^file {file} is none of 1$"):
+        with pytest.raises(RowsError, match=f"^file {file} is out of range; there are 1$"):
             reader.get_offsets(file)
 
 
-def test_a_registry_names_the_readers_among_its_attributes(fname):
+def test_a_registry_finds_the_readers_among_its_attributes(fname):
     pytest.importorskip("torch")
     from flarecli.compat.ffrecord.torch import Dataset, ReaderRegistry
 
@@ -287,7 +287,7 @@ def test_a_registry_names_the_readers_among_its_attributes(fname):
     assert ReaderRegistry().ffreaders() == []
 
 
-def test_names_are_found_where_the_original_has_them():
+def test_import_paths_equal_those_of_the_original():
     from flarecli.compat.ffrecord.utils import dump
 
     assert dump is ffrecord.dump is ffrecord.utils.dump

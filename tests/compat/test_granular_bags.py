@@ -1,4 +1,4 @@
-"""Bags by themselves: written, added to after a crash, and read from files or from memory; videos made of frames."""
+"""Single bags: written, resumed after a crash, read from files and memory; encoded videos."""
 
 import io
 import json
@@ -55,7 +55,7 @@ def test_the_original_reads_the_bag(bag):
     assert [one.encode() for one in json.loads(ran.stdout)] == RECORDS
 
 
-def test_records_that_wait_are_written_by_flush_and_at_the_end(tmp_path):
+def test_pending_records_are_written_by_flush_and_close(tmp_path):
     path = tmp_path / "a.bag"
     with granular.BagWriter(str(path), str(tmp_path / "other.table")) as writer:
         writer.append(b"one", flush=False)
@@ -79,7 +79,7 @@ def test_a_write_that_stopped_at_any_byte_is_resumed(tmp_path, cut):
     with path.open("ab") as file:
         file.write(b"".join(more)[:cut])
     with path.with_suffix(".idx").open("ab") as file:
-        file.write(struct.pack("<Q", 8)[:5])  # an entry that is incomplete
+        file.write(struct.pack("<Q", 8)[:5])  # an incomplete entry
     with granular.BagWriter(path) as writer:
         assert len(writer) == 1
         for one in more:
@@ -88,7 +88,7 @@ def test_a_write_that_stopped_at_any_byte_is_resumed(tmp_path, cut):
     assert path.read_bytes() == b"first2ndthird"
 
 
-def test_bytes_of_another_record_behind_the_last_one_are_kept_and_reported(tmp_path):
+def test_bytes_of_another_record_after_the_last_one_are_kept_and_reported(tmp_path):
     path = tmp_path / "a.bag"
     with granular.BagWriter(path) as writer:
         writer.append(b"first")
@@ -105,14 +105,14 @@ def test_bytes_of_another_record_behind_the_last_one_are_kept_and_reported(tmp_p
     assert path.read_bytes() == b"firstother" and read_table(path) == table([b"first"])
     with pytest.raises(KeyError), granular.BagWriter(path) as writer:
         writer.append(b"record", flush=False)
-        raise KeyError  # the user's own error is not replaced
+        raise KeyError  # the error of the block is raised
 
 
 def read_table(path):
     return path.with_suffix(".idx").read_bytes()
 
 
-def test_entries_that_name_missing_bytes_are_dropped(bag):
+def test_table_entries_of_missing_bytes_are_dropped(bag):
     with bag.open("r+b") as file:
         file.truncate(7)
     with granular.BagWriter(bag) as writer:
@@ -121,7 +121,7 @@ def test_entries_that_name_missing_bytes_are_dropped(bag):
     assert read(bag) == RECORDS[:3]
 
 
-def test_a_table_whose_ends_decrease_is_refused(bag):
+def test_a_table_with_decreasing_ends_is_rejected(bag):
     bag.with_suffix(".idx").write_bytes(struct.pack("<2Q", 5, 3))
     with pytest.raises(FormatError, match="record 1 starts at byte 5 and ends at byte 3"):
         granular.BagWriter(bag)
@@ -129,7 +129,7 @@ def test_a_table_whose_ends_decrease_is_refused(bag):
 
 
 @pytest.mark.parametrize("wrong", ["text", 1, None, bytearray(b"x")], ids=repr)
-def test_records_that_are_not_bytes_are_refused(bag, wrong):
+def test_records_that_are_not_bytes_are_rejected(bag, wrong):
     with granular.BagWriter(bag) as writer, pytest.raises(ValueFitError, match="expected bytes"):
         writer.append(wrong)
     assert read(bag) == RECORDS
@@ -148,7 +148,7 @@ def test_bags_are_read_from_memory(bag, kind):
         granular.BagReader(kind(data[:3]), kind(ends))
 
 
-def test_a_buffer_that_is_closed_gives_nothing():
+def test_a_closed_buffer_cannot_be_read():
     buffer = SharedBuffer(b"abc")
     assert (buffer[1:], buffer.size, buffer.open().read()) == (b"bc", 3, b"abc")
     assert pickle.loads(pickle.dumps(buffer))[:] == b"abc"
@@ -158,7 +158,7 @@ def test_a_buffer_that_is_closed_gives_nothing():
         granular.BagReader(buffer)
 
 
-def test_another_datapoint_than_the_torn_one_is_a_record_mismatch(tmp_path):
+def test_resuming_with_another_datapoint_is_a_record_mismatch(tmp_path):
     spec = {"foo": "utf8", "bar": "int"}
     for _ in range(2):
         with granular.ShardedDatasetWriter(tmp_path / "d", spec, granular.encoders) as writer:
@@ -176,7 +176,7 @@ def test_another_datapoint_than_the_torn_one_is_a_record_mismatch(tmp_path):
         assert caught.value.hint == "Append the datapoints that were being written."
 
 
-def test_size_and_shard_number_are_those_of_the_writers_own_shards(tmp_path):
+def test_size_and_shard_number_count_only_the_shards_of_the_writer(tmp_path):
     total, numbers = 0, []
     for worker in range(3):
         with granular.ShardedDatasetWriter(
@@ -193,7 +193,7 @@ def test_size_and_shard_number_are_those_of_the_writers_own_shards(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["mp4", "webm"])
-def test_frames_become_a_video_and_bytes_stay_as_they_are(tmp_path, kind):
+def test_frames_are_encoded_as_video_and_bytes_are_unchanged(tmp_path, kind):
     av = pytest.importorskip("av")
     frames = np.zeros((5, 32, 48, 3), np.uint8)
     frames[2:] = 255
@@ -213,7 +213,7 @@ def test_frames_become_a_video_and_bytes_stay_as_they_are(tmp_path, kind):
     [np.zeros((5, 8, 8)), np.zeros((0, 8, 8, 3), np.uint8), np.zeros((8, 8, 3), np.uint8), "x"],
     ids=["float", "no frames", "one picture", "text"],
 )
-def test_what_is_not_frames_is_refused_by_shape_and_type(value):
+def test_invalid_frames_are_rejected_with_their_shape_and_dtype(value):
     got = np.asarray(value)
     with pytest.raises(ValueFitError) as caught:
         granular.encoders["mp4"](value)
@@ -223,7 +223,7 @@ def test_what_is_not_frames_is_refused_by_shape_and_type(value):
     )
 
 
-def test_reader_takes_the_table_that_it_is_given(tmp_path, bag):
+def test_a_reader_uses_the_given_table(tmp_path, bag):
     Path(tmp_path, "other.idx").write_bytes(struct.pack("<Q", 5006))
     assert (
         granular.BagReader(bag, str(tmp_path / "other.idx"))[0]

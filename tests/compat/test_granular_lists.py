@@ -1,4 +1,4 @@
-"""Lists, masks and ranges: the examples of granular's README up to 0.21 with another import line, and the library itself beside them."""
+"""Lists, masks and ranges: the examples of granular's README up to 0.21, and the library itself."""
 
 import json
 import os
@@ -122,7 +122,7 @@ def test_shards_of_lists(tmp_path):
     ] == [[], [3, 3, 3]]
 
 
-def test_the_users_own_words(tmp_path):
+def test_custom_type_names(tmp_path):
     encoders, decoders = (
         {"point": lambda one: f"{one[0]},{one[1]}".encode()},
         {"point": lambda data: tuple(map(int, data.split(b",")))},
@@ -141,14 +141,14 @@ def test_the_users_own_words(tmp_path):
     }
     own = {
         "point[]": lambda value: json.dumps(value).encode()
-    }  # a word of that very name is no list
+    }  # an encoder of that name: not a list
     with granular.DatasetWriter(tmp_path / "e", {"path": "point[]"}, own) as writer:
         writer.append({"path": [1, 2]})
     assert (tmp_path / "e" / "path.idx").exists()
     assert granular.DatasetReader(tmp_path / "e", {"point[]": json.loads})[0] == {"path": [1, 2]}
 
 
-def test_what_no_list_can_hold(tmp_path, directory):
+def test_values_that_lists_cannot_store_are_rejected(tmp_path, directory):
     with granular.DatasetWriter(
         tmp_path / "d", {"n": "utf8[]", "b": "bytes"}, granular.encoders
     ) as writer:
@@ -162,9 +162,9 @@ def test_what_no_list_can_hold(tmp_path, directory):
                 writer.append(wrong)
         writer.append({"n": ["a"], "b": b"x"})
     assert len(granular.DatasetReader(tmp_path / "d", granular.decoders)) == 1
-    with pytest.raises(UsageError, match="a dataset with lists is not added to"):
+    with pytest.raises(UsageError, match="cannot append to a dataset with lists"):
         granular.DatasetWriter(directory, SPEC, granular.encoders)
-    with pytest.raises(UsageError, match="no key 'refs' to cache"):
+    with pytest.raises(UsageError, match="cache_keys: no key 'refs'"):
         granular.DatasetWriter(tmp_path / "plain", {"a": "int"}, granular.encoders).close()
         granular.DatasetReader(tmp_path / "plain", granular.decoders, cache_keys=("refs",))
 
@@ -214,14 +214,14 @@ def test_both_write_the_same_bytes_and_read_each_other(tmp_path, shardlen):
     ]
     assert files[0].keys() == files[1].keys()
     for name in files[0]:
-        if "picture" not in name:  # made by another Pillow
+        if "picture" not in name:  # encoded by another Pillow
             assert files[0][name].read_bytes() == files[1][name].read_bytes(), name
     assert peer("read", tmp_path / "ours", 0, int(shardlen > 0)) == [
         ours["shown"](row) for row in reader(tmp_path / "peer", granular.decoders)
     ]
 
 
-def test_numbers_outside_are_refused(directory):
+def test_indices_out_of_range_are_rejected(directory):
     reader = granular.DatasetReader(directory, granular.decoders)
     for wrong in (8, -9):
         with pytest.raises(RowsError):
@@ -230,7 +230,7 @@ def test_numbers_outside_are_refused(directory):
             reader.available(wrong)
 
 
-def test_a_bag_by_itself_of_either_generation(directory, tmp_path):
+def test_single_bags_of_both_releases_are_read(directory, tmp_path):
     with granular.DatasetWriter(tmp_path / "new", {"t": "utf8"}, granular.encoders) as writer:
         for i in range(8):
             writer.append({"t": f"film {i}"})

@@ -1,4 +1,4 @@
-"""The examples of granular's README with another import line, and the rest of what its users call."""
+"""The examples of granular's README with another import line, and the rest of its API."""
 
 import contextlib
 import importlib
@@ -108,7 +108,7 @@ def test_loading_and_resuming(directory, mp, tmp_path, monkeypatch):
     sys.modules.pop("users_own_module")
 
 
-def test_epochs_are_numpys_permutations():
+def test_epochs_are_permutations_of_numpy():
     source = granular.sources.Epochs(list(range(7)), seed=0)
     assert [source(step) for step in range(14)] == [
         2,
@@ -125,7 +125,7 @@ def test_epochs_are_numpys_permutations():
         4,
         2,
         5,
-    ]  # what the original gives, of any seed
+    ]  # as the original, with any seed
     other = granular.sources.Epochs(list(range(7)), seed=1)
     assert [other(step) for step in range(7)] != [2, 4, 3, 6, 5, 0, 1]
 
@@ -150,7 +150,7 @@ def test_columns_and_ranges(directory):
         reader[0, ("nope",)]
 
 
-def test_the_users_own_types(tmp_path):
+def test_custom_types(tmp_path):
     encoders = {"point": lambda x: f"{x[0]},{x[1]}".encode(), "utf8": lambda x: x.encode("utf-8")}
     decoders = {
         "point": lambda x: tuple(map(int, x.decode().split(","))),
@@ -195,7 +195,7 @@ def test_sharding(tmp_path):
     assert granular.DatasetReader(tmp_path / "d" / "000002", granular.decoders)[0] == {"i": 3}
 
 
-def test_a_sharded_writer_goes_on_where_there_is_room(tmp_path):
+def test_a_sharded_writer_fills_the_first_shard_that_is_not_full(tmp_path):
     for start, stop in ((0, 7), (50, 54)):
         with granular.ShardedDatasetWriter(
             tmp_path / "d", {"i": "int"}, granular.encoders, shardlen=3
@@ -207,7 +207,7 @@ def test_a_sharded_writer_goes_on_where_there_is_room(tmp_path):
     ] == [*range(7), *range(50, 54)]
 
 
-def test_a_row_that_was_torn_is_gone_on_with(directory):
+def test_a_partly_written_row_is_completed(directory):
     idx = directory / "xyz.idx"
     idx.write_bytes(idx.read_bytes()[:-11])
     rows = list(datapoints())
@@ -223,7 +223,7 @@ def test_a_row_that_was_torn_is_gone_on_with(directory):
     )
 
 
-def test_a_datapoint_that_cannot_be_encoded_leaves_no_key_ahead(directory):
+def test_a_datapoint_that_cannot_be_encoded_is_not_partly_written(directory):
     with granular.DatasetWriter(directory, SPEC, granular.encoders) as writer:
         with pytest.raises(ValueError):
             writer.append({**next(datapoints()), "xyz": object()})
@@ -232,7 +232,7 @@ def test_a_datapoint_that_cannot_be_encoded_leaves_no_key_ahead(directory):
 
 
 class Strange:
-    """What has a Path's methods, and is none."""
+    """An object with the methods of a Path that is not a Path."""
 
     def __init__(self, path):
         self._path = pathlib.Path(path)
@@ -257,7 +257,7 @@ class Strange:
 
 
 @pytest.mark.parametrize("shardlen", [None, 4])
-def test_any_object_with_a_paths_methods(tmp_path, shardlen):
+def test_objects_with_the_methods_of_a_path_are_accepted(tmp_path, shardlen):
     kind = (
         (granular.ShardedDatasetWriter, granular.ShardedDatasetReader)
         if shardlen
@@ -285,8 +285,8 @@ def test_any_object_with_a_paths_methods(tmp_path, shardlen):
     assert [one["foo"] for one in reader] == list(range(10))
 
 
-def test_lists_of_the_older_generation(tmp_path):
-    """Masks and ranges, on what the original once wrote."""
+def test_lists_of_the_earlier_release(tmp_path):
+    """Masks and ranges on files of the original."""
     folders = [
         path.parent
         for path in (FIXTURES / "old").rglob("spec.json")
@@ -350,7 +350,7 @@ def test_both_write_the_same_bytes_and_read_each_other(tmp_path, shardlen):
         == names
     )
     for name in names:
-        if "picture" not in name:  # made by another Pillow
+        if "picture" not in name:  # encoded by another Pillow
             assert (tmp_path / "ours" / name).read_bytes() == (
                 tmp_path / "peer" / name
             ).read_bytes(), name
@@ -359,7 +359,7 @@ def test_both_write_the_same_bytes_and_read_each_other(tmp_path, shardlen):
     assert theirs == mine
 
 
-def test_stock_functions_can_be_sent_to_workers():
+def test_encoders_and_decoders_can_be_pickled():
     assert isinstance(granular.decoders["utf8"], partial)
     assert pickle.loads(pickle.dumps(granular.decoders))["utf8"](b"x") == "x"
     assert (
@@ -369,12 +369,12 @@ def test_stock_functions_can_be_sent_to_workers():
 
 
 @pytest.mark.skipif(not PEER, reason="GRANULAR_PYTHON names no interpreter that has granular")
-def test_every_source_gives_the_same():
+def test_sources_return_the_same_as_those_of_the_original():
     assert peer("sources") == [ours["drawn"](granular)]
 
 
 @pytest.mark.parametrize("kind", ["int", "utf8[]"])
-def test_a_writer_that_was_closed_takes_nothing(tmp_path, kind):
+def test_a_closed_writer_rejects_rows(tmp_path, kind):
     writer = granular.DatasetWriter(tmp_path / "d", {"a": kind}, granular.encoders)
     value = ["x"] if kind == "utf8[]" else 1
     writer.append({"a": value})
@@ -384,7 +384,7 @@ def test_a_writer_that_was_closed_takes_nothing(tmp_path, kind):
     assert len(granular.DatasetReader(tmp_path / "d", granular.decoders)) == 1
 
 
-def test_numbers_that_the_first_ones_type_cannot_hold_are_refused():
+def test_values_that_do_not_fit_the_first_dtype_are_rejected():
     def source(step):
         return {"n": np.int32(step) if step < 3 else np.int64(2**40 if step == 5 else step)}
 
@@ -393,7 +393,8 @@ def test_numbers_that_the_first_ones_type_cannot_hold_are_refused():
         assert next(loader)["n"].tolist() == [2, 3]
         with pytest.raises(
             FormatError,
-            match="^step 5: key 'n' has int64 numbers that int32, the first one's, cannot hold$",
+            match="^step 5: key 'n' has int64 values that do not fit int32, "
+            "the dtype of the first datapoint$",
         ):
             next(loader)
 
@@ -407,7 +408,7 @@ def granular_loader(source):
         loader.close()
 
 
-def test_sources_of_a_length_of_their_own():
+def test_sources_with_an_explicit_length():
     numbers = list(range(100, 110))
     assert {granular.sources.Sample(numbers, length=2)(step) for step in range(40)} == {100, 101}
     assert [granular.sources.Truncate(numbers, 5, length=3)(step) for step in range(4)] == [
@@ -418,9 +419,12 @@ def test_sources_of_a_length_of_their_own():
     ]
 
 
-def test_values_of_another_shape_or_kind_make_no_batch():
+def test_values_of_another_shape_or_dtype_are_rejected():
     for second in (np.zeros(3, np.int32), np.zeros(2, np.float64)):
         with granular_loader([{"n": np.zeros(2, np.int32)}, {"n": second}]) as loader:
-            told = f"^step 1: key 'n' is {second.dtype} \\({len(second)},\\), the first one's is int32 \\(2,\\)$"
-            with pytest.raises(FormatError, match=told):
+            expected = (
+                f"^step 1: key 'n' is {second.dtype} \\({len(second)},\\); "
+                "the first datapoint has int32 \\(2,\\)$"
+            )
+            with pytest.raises(FormatError, match=expected):
                 next(loader)

@@ -1,4 +1,4 @@
-"""sds's MultiStreamDataLoader: the orders of the original, batches of several datasets, states; and a dataset's progress."""
+"""sds's MultiStreamDataLoader: orders of the original, batches, states, and progress."""
 
 import itertools
 from pathlib import Path
@@ -18,7 +18,7 @@ from flarecli.compat.sds.dataset import StreamingDataset  # noqa: E402
 from flarecli.errors import FormatError, UsageError  # noqa: E402
 
 COUNTS = {0: 2, 1: 3, 2: 4}
-# What the original gives for these counts and seed 42.
+# Results of the original for these counts and seed 42.
 ROUNDS = {
     "random": "22221121122212121110",
     "consecutive": "00111222200111222200",
@@ -26,7 +26,7 @@ ROUNDS = {
     "random_order": "20211220122201021110",
     "fixed_random_order": "20202111220202111220",
 }
-# What the original's loader gives of streams with the ratios 1, 2, 5 and 1, 2, 1 batches in a row, with seed 7.
+# Results of the original for ratios 1, 2, 5 and 1, 2, 1 consecutive batches, with seed 7.
 MIXES = {
     ("fixed_random_order", "no_mixing"): "112022112211202211221120",
     ("fixed_random_order", "custom"): "222112021120211022112221",
@@ -41,7 +41,7 @@ MIXES = {
 
 
 @pytest.mark.parametrize("name", ROUNDS)
-def test_schedules_give_the_originals_orders(name):
+def test_schedules_have_the_orders_of_the_original(name):
     ratios = {group: count / 9 for group, count in COUNTS.items()}
     found = [
         ScheduleType.sample_iter_idx(ScheduleType(name), i, COUNTS, ratios, 42) for i in range(20)
@@ -49,7 +49,7 @@ def test_schedules_give_the_originals_orders(name):
     assert "".join(map(str, found)) == ROUNDS[name]
 
 
-def test_groups_with_any_numbers_are_drawn():
+def test_group_numbers_may_be_arbitrary():
     found = {
         ScheduleType.sample_iter_idx(ScheduleType.RANDOM, i, {7: 1, 3: 1}, {7: 0.5, 3: 0.5}, 2**40)
         for i in range(20)
@@ -89,7 +89,7 @@ def loader(strategy="no_mixing", **more):
 
 
 @pytest.mark.parametrize(("schedule", "strategy"), MIXES)
-def test_streams_take_turns_as_in_the_original(schedule, strategy):
+def test_streams_alternate_as_in_the_original(schedule, strategy):
     batches = itertools.islice(loader(strategy, schedule=schedule), 24)
     assert "".join(one.stream_name[1] for one in batches) == MIXES[schedule, strategy]
 
@@ -110,7 +110,7 @@ def test_batches_are_dicts_that_name_their_stream():
     assert {one.data_type for one in batches} == {"image"} and isinstance(batches[0], dict)
 
 
-def test_each_stream_keeps_its_place_for_another_iterator():
+def test_streams_keep_their_position_for_the_next_iterator():
     mixed = loader(schedule="consecutive")
     next(iter(mixed))
     assert mixed.meta_iteration_size == 8
@@ -129,7 +129,7 @@ def test_ranks_take_batches_of_one_group_and_of_their_own_streams(monkeypatch):
     assert groups[0][:shared] == groups[1][:shared] and found[0][:shared] != found[1][:shared]
 
 
-def test_states_bring_datasets_and_schedule_back():
+def test_states_restore_datasets_and_schedule():
     mixed = loader()
     names = [one.stream_name for one in itertools.islice(mixed, 20)]
     other = loader()
@@ -146,7 +146,7 @@ def test_states_bring_datasets_and_schedule_back():
         resumed.load_state_dict({"stream_states": [{}]})
 
 
-def test_streams_without_a_share_are_left_out_and_the_main_one_is_known():
+def test_streams_of_ratio_0_are_unused_and_the_main_stream_is_known():
     made = [
         StreamOptions("a", 0.3, 0, batch_size=2),
         StreamOptions("b", 0.0, 1, batch_size=1),
@@ -160,7 +160,7 @@ def test_streams_without_a_share_are_left_out_and_the_main_one_is_known():
 
 
 @pytest.mark.parametrize(
-    ("ratios", "total", "wanted"),  # what the original gives, but for which of equal ones is less
+    ("ratios", "total", "wanted"),  # as the original, except the order of equal ones
     [
         ([0.1, 0.2, 0.7], 3, [1, 1, 1]),
         ([0.1, 0.2, 0.7], 8, [1, 2, 5]),
@@ -174,7 +174,7 @@ def test_workers_are_divided_by_ratio(ratios, total, wanted):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_workers_of_the_streams_that_are_used():
+def test_workers_of_used_streams():
     made = [StreamOptions(str(i), ratio, i, batch_gpu=1) for i, ratio in enumerate((0.5, 0, 0.5))]
     data = [Numbers(0)] * 3
 
@@ -188,7 +188,7 @@ def test_workers_of_the_streams_that_are_used():
     assert counts() == [0, 0]
 
 
-def test_sizes_of_batches_are_completed_and_checked(monkeypatch):
+def test_batch_sizes_are_derived_and_checked(monkeypatch):
     infer = StreamOptions.infer_batch_info
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert infer(32) == (32, 8, 1)
@@ -196,7 +196,7 @@ def test_sizes_of_batches_are_completed_and_checked(monkeypatch):
     assert infer(None, 2, 3) == (24, 2, 3)
     assert infer(0) == (0, 0, 0)
     for size, gpu, message in (
-        (None, None, "neither batch_size nor batch_gpu is given"),
+        (None, None, "expected batch_size or batch_gpu"),
         (30, None, "batch_size 30 cannot be divided into batches of equal size on 4 ranks"),
         (32, 3, "batch_size 32 cannot be divided into batches of 3 on 4 ranks"),
     ):
@@ -221,18 +221,18 @@ def test_options_of_a_group():
 @pytest.mark.parametrize(
     ("configs", "strategy", "message"),
     [
-        ([{"ratio": 1}, {}], "no_mixing", "ratio is given for some streams only"),
-        ([{"ratio": -1}, {"ratio": 2}], "no_mixing", "ratios: expected numbers from 0 on"),
-        ([{"ratio": 0}], "no_mixing", "ratios: expected numbers from 0 on and one above 0"),
-        ([{"ratio": float("nan")}], "no_mixing", "ratios: expected numbers from 0 on"),
-        ([{"name": "a"}, {"name": "a"}], "no_mixing", "two streams have the name 'a'"),
+        ([{"ratio": 1}, {}], "no_mixing", "expected a ratio for each stream, or for none"),
+        ([{"ratio": -1}, {"ratio": 2}], "no_mixing", "ratios: expected numbers >= 0"),
+        ([{"ratio": 0}], "no_mixing", "ratios: expected numbers >= 0 and one > 0"),
+        ([{"ratio": float("nan")}], "no_mixing", "ratios: expected numbers >= 0"),
+        ([{"name": "a"}, {"name": "a"}], "no_mixing", "duplicate stream name 'a'"),
         ([{}], "custom", "mixing_strategy 'custom': expected a mixing_group_id for each stream"),
         ([{"mixing_group_id": 1}, {}], "mix_all", "mixing_strategy 'mix_all': expected no"),
         ([{"mixing_group_id": 1}] * 2, "no_mixing", "mixing_strategy 'no_mixing': expected no"),
         ([{}], "all", "mixing_strategy: expected one of no_mixing, mix_all, custom, got 'all'"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(configs, strategy, message):
+def test_contradictory_options_are_rejected(configs, strategy, message):
     with pytest.raises(UsageError) as caught:
         StreamOptions.init_group(
             [{"batch_gpu": 1, **one} for one in configs], mixing_strategy=strategy
@@ -245,18 +245,18 @@ def test_options_that_contradict_each_other_are_refused(configs, strategy, messa
     [
         ({"schedule": "alphabetical"}, "schedule: expected one of random, consecutive"),
         ({"num_workers": 2}, "num_workers: expected 0 or at least 3, got 2"),
-        ({"num_workers": [1, 1, 1]}, "num_workers is a list"),
+        ({"num_workers": [1, 1, 1]}, "a list of num_workers needs reweight_workers=False"),
         ({"num_workers": [1], "reweight_workers": False}, "num_workers: expected 3 numbers"),
-        ({"counts_precision": 0}, "ratios of [0.125, 0.25, 0.625] vanish with 0 decimals"),
+        ({"counts_precision": 0}, "ratios [0.125, 0.25, 0.625] are 0 with 0 decimals"),
     ],
 )
-def test_a_loader_that_cannot_be_made_is_refused(more, message):
+def test_invalid_loader_arguments_are_rejected(more, message):
     with pytest.raises(UsageError) as caught:
         loader(**more)
     assert str(caught.value).startswith(message)
 
 
-def test_rounds_that_are_too_long_are_refused():
+def test_rounds_that_are_too_long_are_rejected():
     made = [StreamOptions("a", 1e-6, 0, batch_gpu=1), StreamOptions("b", 1.0, 1, batch_gpu=1)]
     with pytest.raises(UsageError, match="a round of these ratios has 1000001 batches"):
         MultiStreamDataLoader([Numbers(0)] * 2, made)
@@ -266,28 +266,35 @@ def test_rounds_that_are_too_long_are_refused():
 @pytest.mark.parametrize(
     ("opts", "message"),
     [
-        ({"batch_gpu": 0}, "stream 'a': batches of 0 samples, 1 in a row"),
-        ({"num_accum_rounds": 0}, "stream 'a': batches of None samples, 0 in a row"),
+        (
+            {"batch_gpu": 0},
+            "stream 'a': expected batches of at least 1 sample and at least 1 round, got 0 and 1",
+        ),
+        (
+            {"num_accum_rounds": 0},
+            "stream 'a': expected batches of at least 1 sample and at least 1 round, "
+            "got None and 0",
+        ),
         (
             {"batch_gpu": 2, "dataloader_kwargs": {"batch_size": 3}},
             "stream 'a': dataloader_kwargs: expected batch_size 2, got 3",
         ),
     ],
 )
-def test_streams_without_batches_are_refused(opts, message):
+def test_streams_without_batches_are_rejected(opts, message):
     with pytest.raises(UsageError) as caught:
         MultiStreamDataLoader([Numbers(0)], [StreamOptions("a", 1, 0, **opts)])
     assert str(caught.value) == message
 
 
-def test_an_epoch_without_a_batch_is_an_error_and_no_endless_loop():
+def test_an_epoch_without_batches_is_an_error():
     made = [StreamOptions("a", 1, 0, batch_gpu=10, dataloader_kwargs={"drop_last": True})]
     with pytest.raises(FormatError) as caught:
         next(iter(MultiStreamDataLoader([Numbers(0)], made)))
-    assert str(caught.value) == "stream 'a': an epoch has no batch"
+    assert str(caught.value) == "stream 'a': the epoch has no batches"
 
 
-def test_batches_that_are_no_dicts_are_refused():
+def test_batches_that_are_not_dicts_are_rejected():
     how = {"collate_fn": list}
     made = [StreamOptions("a", 1, 0, batch_gpu=2, dataloader_kwargs=how)]
     with pytest.raises(FormatError, match="stream 'a': expected a dict as batch, got list"):
@@ -332,7 +339,7 @@ def test_datasets_of_an_index_are_mixed(src, tmp_path, workers):
         stream.iterator.close()
 
 
-def test_progress_is_read_and_set_by_attributes(src, tmp_path):
+def test_progress_can_be_read_and_set(src, tmp_path):
     data = opened(src, tmp_path, shuffle_seed=3)
     assert (data.epoch, data.sample_in_epoch, data.index_meta.num_samples) == (0, 0, 6)
     running = iter(data)
@@ -345,14 +352,14 @@ def test_progress_is_read_and_set_by_attributes(src, tmp_path):
     assert state == {"epoch": 5, "sample_in_epoch": 4}
     other = opened(src, tmp_path, shuffle_seed=3)
     other.load_state_dict(state)
-    assert other.state_dict() == state  # saved again before anything is read
+    assert other.state_dict() == state  # saved again before a sample is read
     rest = [one["n"] for one in other]
     assert len(rest) == 2 and other.state_dict() == {"epoch": 5, "sample_in_epoch": 6}
     data.set_progress(0)
     assert [one["n"] for one in data] == whole
 
 
-def test_an_index_that_has_changed_is_read_again(src, tmp_path):
+def test_a_changed_index_is_read_again(src, tmp_path):
     data = opened(src, tmp_path)
     pq.write_table(pq.read_table(src).slice(0, 2), src)
     assert len(data) == 6

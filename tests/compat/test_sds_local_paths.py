@@ -1,4 +1,4 @@
-"""Local paths in an index: inside its own folder they are read, others need `allow_local`; an epoch of failures is an error."""
+"""Local paths in an index: those outside its folder need `allow_local`; failed epochs."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from flarecli.errors import MissingError, ReachError, UnsafeError
 
 @pytest.fixture
 def files(tmp_path):
-    """Two rows whose files lie in a folder beside that of the index."""
+    """Two rows whose files are in a folder next to that of the index."""
     for folder in ("src/own", "beside"):
         (tmp_path / folder).mkdir(parents=True)
         for i in range(2):
@@ -43,16 +43,16 @@ def contents(dataset):
 
 
 @pytest.mark.parametrize("prefix", ["", "file://", "file://localhost"])
-def test_an_epoch_of_paths_outside_the_index_folder_is_an_error(files, prefix):
+def test_an_epoch_of_paths_outside_the_index_folder_fails(files, prefix):
     address = f"{prefix}{files}/beside/0.bin"
     src = index(files / "src", [address] * 2)
     with pytest.raises(UnsafeError) as caught:
         contents(opened(src, files))
     assert str(caught.value) == (
-        f"{src}: every row of epoch 0 failed; the first: row 0: column 'url': "
+        f"{src}: all rows of epoch 0 failed; first error: row 0: column 'url': "
         f"the address '{address}' leaves the folder"
     )
-    assert caught.value.hint == "Give allow_local=True if you trust what this index names."
+    assert caught.value.hint == "Give allow_local=True if you trust this index."
     assert caught.value.__notes__ == [f"hint: {caught.value.hint}"]
 
 
@@ -76,31 +76,31 @@ def test_a_list_of_indexes_may_name_absolute_paths_in_its_own_folder(files):
     assert contents(opened(str(listed), files)) == [b"src/own 0", b"src/own 1"]
 
 
-def test_an_address_on_a_private_host_names_the_argument_that_allows_it(files, web):
+def test_the_error_of_a_private_host_names_the_argument_that_allows_it(files, web):
     path = index(files / "src", ["http://127.0.0.2:9/x"])
     src = web.file("/i.parquet", Path(path).read_bytes())
     with pytest.raises(UnsafeError) as caught:
         list(opened(src, files))
-    assert caught.value.hint == "Give allow_private=True if you trust what this index names."
+    assert caught.value.hint == "Give allow_private=True if you trust this index."
 
 
-def test_an_epoch_in_which_every_file_is_missing_is_an_error(files):
+def test_an_epoch_of_missing_files_fails(files):
     src = index(files / "src", ["no.bin", "own/no.bin"])
     data = opened(src, files)
     with pytest.raises(ReachError) as caught:
         list(data)
     assert str(caught.value) == (
-        f"{src}: every row of epoch 0 failed; the first: row 0: column 'url': "
+        f"{src}: all rows of epoch 0 failed; first error: row 0: column 'url': "
         "no.bin: no such file or folder"
     )
     assert not isinstance(caught.value, MissingError) and data.failed == 2
-    with pytest.raises(ReachError, match="every row of epoch 1 failed"):
-        list(data)  # an endless run of such epochs does not begin, either
-    with pytest.raises(ReachError, match="every row of epoch 0 failed"):
+    with pytest.raises(ReachError, match="all rows of epoch 1 failed"):
+        list(data)  # also with infinite iteration
+    with pytest.raises(ReachError, match="all rows of epoch 0 failed"):
         next(iter(opened(src, files, infinite_iteration=True)))
 
 
-def test_an_epoch_with_one_sample_is_none_in_which_every_row_failed(files):
+def test_an_epoch_with_one_valid_sample_does_not_fail(files):
     data = opened(index(files / "src", ["no.bin", "own/0.bin", "no.bin"]), files)
     assert contents(data) == contents(data) == [b"src/own 0"] and data.failed == 4
 
@@ -111,7 +111,7 @@ def test_an_epoch_with_one_sample_is_none_in_which_every_row_failed(files):
     [(["no.bin"] * 3, True), (["no.bin", "own/0.bin", "no.bin"], False)],
     ids=["every row fails", "one row does not"],
 )
-def test_workers_fail_only_if_every_row_of_all_of_them_failed(files, addresses, fails):
+def test_workers_fail_only_if_all_rows_of_all_workers_failed(files, addresses, fails):
     torch = pytest.importorskip("torch")
     data = opened(index(files / "src", addresses), files)
     loader = torch.utils.data.DataLoader(
@@ -119,7 +119,7 @@ def test_workers_fail_only_if_every_row_of_all_of_them_failed(files, addresses, 
     )
     for _ in range(2):
         if fails:
-            with pytest.raises(ReachError, match="every row of epoch"):
+            with pytest.raises(ReachError, match="all rows of epoch"):
                 list(loader)
         else:
             assert contents(loader) == [b"src/own 0"]

@@ -1,4 +1,4 @@
-"""sds's basic usage with another import line, against an S3 server of this machine, and the rest of what its users call."""
+"""sds's basic usage with another import line, on a local S3 server, and the rest of its API."""
 
 import io
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_basic_usage_against_s3(bucket, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 3])
-def test_a_dataloader_of_torch(index, tmp_path, workers):
+def test_torch_dataloader(index, tmp_path, workers):
     torch = pytest.importorskip("torch")
 
     dataset = opened(index, tmp_path, shuffle_seed=7)
@@ -113,7 +113,7 @@ def double(sample):
     return [sample, {**sample, "score": -sample["score"]}]
 
 
-def test_transforms_give_a_sample_or_several(index, tmp_path):
+def test_transforms_return_one_sample_or_several(index, tmp_path):
     dataset = opened(
         index, tmp_path, transforms=[double, lambda sample: sample["score"]], max_size=3
     )
@@ -124,7 +124,7 @@ def test_transforms_give_a_sample_or_several(index, tmp_path):
     assert caught.value.__notes__ == [f"in a transform of row 2 of {index}"]
 
 
-def test_the_cache_keeps_its_limit(index, tmp_path):
+def test_the_cache_limit_is_kept(index, tmp_path):
     dataset = opened(index, tmp_path, cache_limit=3000, num_downloading_workers=1, prefetch=2)
     for one in dataset:
         assert Path(one["data_url"]).exists()
@@ -138,26 +138,26 @@ def test_the_cache_keeps_its_limit(index, tmp_path):
     )
 
 
-def test_a_row_that_cannot_be_had_is_named_and_counted(index, tmp_path, caplog):
+def test_a_row_that_cannot_be_fetched_is_reported_and_counted(index, tmp_path, caplog):
     Path(index).with_name("4.bin").unlink()
     dataset = opened(index, tmp_path)
     assert [one["score"] for one in dataset] == [i for i in range(20) if i != 4]
     assert dataset.failed == 1
     assert len(caplog.messages) == 1 and caplog.messages[0].startswith(
-        "row 4 of index is left out: "
+        "row 4 of index is skipped: "
     )
     with pytest.raises(ReachError, match="row 4: column 'data_url'"):
         dataset[4]
 
 
-def test_a_query_and_keys_that_two_rows_have(index, tmp_path):
+def test_sql_query_and_duplicate_keys(index, tmp_path):
     assert [
         one["score"]
         for one in opened(index, tmp_path, sql_query="SELECT * FROM dataframe WHERE score >= 17")
     ] == [17, 18, 19]
     twice = Path(index).with_name("twice.parquet")
     pq.write_table(pa.table({"data_id": ["a", "a"], "data_url": ["1.bin", "2.bin"]}), twice)
-    with pytest.raises(UsageError, match="'a' is the key of more than one row"):
+    with pytest.raises(UsageError, match="duplicate key 'a'"):
         opened(str(twice), tmp_path)
     with pytest.raises(UsageError, match="no column 'nope'"):
         opened(index, tmp_path, columns_to_load=["nope"])

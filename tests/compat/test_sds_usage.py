@@ -1,4 +1,4 @@
-"""What sds's README shows besides the basic usage, against an S3 server: a loader with pictures, unpacking, folders; and large indexes."""
+"""More of sds's README on a local S3 server: images, unpacking, folders; and large indexes."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from PIL import Image
 
 from flarecli.__main__ import main
 from flarecli.compat.sds.dataset import StreamingDataset
-from flarecli.compat.sds.spooled import Spooled
+from flarecli.compat.sds.index_file import IndexFile
 from flarecli.errors import ReachError, UnsafeError, UsageError, ValueFitError
 from flarecli.storage import locate
 
@@ -58,7 +58,7 @@ class Flip:
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_pictures_in_a_dataloader(bucket, tmp_path, workers):
+def test_images_in_a_dataloader(bucket, tmp_path, workers):
     torch = pytest.importorskip("torch")
     from flarecli.compat.sds.transforms import presets
 
@@ -136,7 +136,7 @@ def test_unpack(bucket, tmp_path, capsys):
     )
 
 
-def test_a_row_whose_file_is_gone_blocks_nothing_else(bucket, tmp_path):
+def test_a_row_with_a_missing_file_does_not_block_others(bucket, tmp_path):
     locate(f"{bucket}/img/3.PNG").delete()
     dataset = StreamingDataset(
         f"{bucket}/index/a.parquet",
@@ -222,17 +222,17 @@ def numbers(dataset):
     return [one["n"] for one in dataset]
 
 
-def test_some_of_the_indexes(indexes, tmp_path):
+def test_max_index_files_to_use(indexes, tmp_path):
     assert numbers(opened(indexes / "*.parquet", tmp_path, max_index_files_to_use=2)) == list(
         range(8)
     )
-    with pytest.raises(UsageError, match="the first 0 indexes"):
+    with pytest.raises(UsageError, match="expected at least 1 and a wildcard, got 0"):
         opened(indexes / "*.parquet", tmp_path, max_index_files_to_use=0)
     with pytest.raises(TypeError):
         opened(indexes / "*.parquet", tmp_path, nope=1)
 
 
-def test_epochs_without_end(indexes, tmp_path):
+def test_infinite_iteration(indexes, tmp_path):
     dataset = opened(indexes / "*.parquet", tmp_path, infinite_iteration=True, shuffle_seed=5)
     running = iter(dataset)
     epochs = [[next(running)["n"] for _ in range(12)] for _ in range(3)]
@@ -248,7 +248,7 @@ def test_epochs_without_end(indexes, tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_an_epoch_finds_there_stays_until_it_is_given(indexes, tmp_path, seed):
+def test_present_files_stay_until_their_rows_are_yielded(indexes, tmp_path, seed):
     dataset = opened(
         indexes / "*.parquet",
         tmp_path,
@@ -267,7 +267,7 @@ def test_what_an_epoch_finds_there_stays_until_it_is_given(indexes, tmp_path, se
     assert sum(path.stat().st_size for path in (tmp_path / "dst").rglob("*.bin")) <= 6
 
 
-def test_every_worker_goes_through_all_samples(indexes, tmp_path, monkeypatch):
+def test_unaligned_workers_read_all_samples(indexes, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     found = []
     for rank in range(2):
@@ -280,7 +280,7 @@ def test_every_worker_goes_through_all_samples(indexes, tmp_path, monkeypatch):
     assert sorted(found[0]) == sorted(found[1]) == list(range(12)) and found[0] != found[1]
 
 
-def test_the_index_lies_in_a_file_that_goes_with_the_dataset(indexes, tmp_path):
+def test_the_index_file_is_removed_with_the_dataset(indexes, tmp_path):
     dataset = opened(indexes / "*.parquet", tmp_path)
     (path,) = (tmp_path / "dst").glob(".flare-index-*")
     sent = pickle.dumps(dataset)
@@ -292,7 +292,7 @@ def test_the_index_lies_in_a_file_that_goes_with_the_dataset(indexes, tmp_path):
     assert not path.exists()
 
 
-def test_what_a_killed_process_left_is_removed(indexes, tmp_path):
+def test_index_files_of_killed_processes_are_removed(indexes, tmp_path):
     kept = opened(indexes / "*.parquet", tmp_path)
     stale = tmp_path / "dst" / ".flare-index-old.arrow"
     stale.write_bytes(b"")
@@ -302,7 +302,7 @@ def test_what_a_killed_process_left_is_removed(indexes, tmp_path):
     assert not stale.exists() and numbers(kept) == list(range(12))
 
 
-def test_rows_of_a_large_index_cost_no_memory(tmp_path):
+def test_a_large_index_takes_little_memory(tmp_path):
     count = 300_000
     batches = (
         pa.record_batch({"k": pa.array(range(k, k + 50_000)), "text": ["x" * 200] * 50_000})
@@ -310,14 +310,14 @@ def test_rows_of_a_large_index_cost_no_memory(tmp_path):
     )
     schema = pa.schema([("k", pa.int64()), ("text", pa.string())])
     before = pa.total_allocated_bytes()
-    table = Spooled(str(tmp_path), schema, batches, "k", "index")
+    table = IndexFile(str(tmp_path), schema, batches, "k", "index")
     assert len(table) == count and pa.total_allocated_bytes() - before < 1 << 20
     wanted = [299_999, 0, 150_000, 7, 0]
     assert table.take(wanted).column("k").to_pylist() == wanted
     assert table.take([]).num_rows == 0
 
 
-def test_words_of_a_dictionary_and_keys_that_come_twice_far_apart(tmp_path):
+def test_dictionary_columns_and_duplicate_keys_far_apart(tmp_path):
     def batches(last):
         for words in (["a", "b"], ["c", "a"]):
             yield pa.record_batch(
@@ -325,13 +325,13 @@ def test_words_of_a_dictionary_and_keys_that_come_twice_far_apart(tmp_path):
             )
 
     first = next(batches(None))
-    table = Spooled(str(tmp_path), first.schema, batches(None), None, "index")
+    table = IndexFile(str(tmp_path), first.schema, batches(None), None, "index")
     assert table.take(range(4)).column("w").to_pylist() == ["a", "b", "c", "a"]
-    with pytest.raises(UsageError, match="'a' is the key of more than one row"):
-        Spooled(str(tmp_path), first.schema, batches(None), "k", "index")
+    with pytest.raises(UsageError, match="duplicate key 'a'"):
+        IndexFile(str(tmp_path), first.schema, batches(None), "k", "index")
 
 
-def test_a_key_that_would_leave_the_folder_is_a_failed_row(tmp_path):
+def test_a_key_outside_the_folder_is_a_failed_row(tmp_path):
     (tmp_path / "x.bin").write_bytes(b"x")
     pq.write_table(
         pa.table({"id": ["../../evil", "a\x00b", "fine"], "url": ["x.bin"] * 3, "n": [0, 1, 2]}),
@@ -345,7 +345,7 @@ def test_a_key_that_would_leave_the_folder_is_a_failed_row(tmp_path):
     assert not list(tmp_path.rglob("*evil*"))
 
 
-def test_fields_that_are_not_there():
+def test_missing_fields_are_rejected():
     from flarecli.compat.sds.transforms.presets import EnsureFieldsTransform
 
     ensure = EnsureFieldsTransform({"a": int, "b": str}, check_dummy_values=True)
@@ -366,7 +366,7 @@ def test_fields_that_are_not_there():
     ],
     ids=str,
 )
-def test_keys_that_would_give_two_rows_files_of_one_name_are_refused(tmp_path, batches, clash):
+def test_keys_with_ambiguous_file_names_are_rejected(tmp_path, batches, clash):
     (tmp_path / "f.bin").write_bytes(b"f")
     keys = [key for batch in batches for key in batch]
     addresses = [str(tmp_path / "f.bin")] * len(keys)
@@ -377,29 +377,31 @@ def test_keys_that_would_give_two_rows_files_of_one_name_are_refused(tmp_path, b
     )
     schema = pa.schema([("k", pa.string())])
 
-    def spooled(tails):
-        return Spooled(
+    def index_file(suffixes):
+        return IndexFile(
             str(tmp_path),
             schema,
             (pa.record_batch([batch], schema=schema) for batch in batches),
             "k",
             "index",
-            tails,
+            suffixes,
         )
 
-    assert len(spooled(())) == len(keys)
+    assert len(index_file(())) == len(keys)
     if not clash:
-        assert len(spooled(["thumb"])) == len(keys)
+        assert len(index_file(["thumb"])) == len(keys)
         return
     with pytest.raises(UsageError) as caught:
-        spooled(["thumb"])
-    assert str(caught.value) == "index: the files of the keys 'a' and 'a-thumb' would have one name"
+        index_file(["thumb"])
+    assert (
+        str(caught.value) == "index: files of the keys 'a' and 'a-thumb' would have the same name"
+    )
     assert (
         caught.value.hint
-        == "Name a column whose values do not end in -thumb, or download the columns apart."
+        == "Choose a column whose values do not end in -thumb, or download one column at a time."
     )
     with pytest.raises(
-        UsageError, match="the files of the keys 'a' and 'a-thumb' would have one name"
+        UsageError, match="files of the keys 'a' and 'a-thumb' would have the same name"
     ):
         StreamingDataset(
             str(tmp_path / "i.parquet"),

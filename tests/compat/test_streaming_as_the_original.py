@@ -1,4 +1,4 @@
-"""What programs written for mosaicml-streaming rely on: files, weights, warnings, messages, states and import paths."""
+"""Details that programs rely on: files, weights, warnings, messages, states, import paths."""
 
 import importlib
 import json
@@ -46,7 +46,7 @@ def folders(tmp_path):
     ("writer", "companions"),
     [(MDSWriter, 0), (JSONWriter, 1), (CSVWriter, 1), (TSVWriter, 1)],
 )
-def test_a_writer_leaves_shards_and_the_index_and_nothing_else(tmp_path, writer, companions):
+def test_a_writer_leaves_only_shards_and_the_index(tmp_path, writer, companions):
     for out in (str(tmp_path / "d"), (str(tmp_path / "near"), str(tmp_path / "far"))):
         with writer(out=out, columns={"i": "int"}, size_limit=400) as writing:
             for i in range(300):
@@ -91,7 +91,7 @@ def test_exist_ok_replaces_a_dataset_by_a_smaller_one(tmp_path):
         ),
     ],
 )
-def test_get_config_is_what_the_index_says_of_each_shard(tmp_path, writer, more, own):
+def test_get_config_equals_the_entries_of_the_index(tmp_path, writer, more, own):
     how = {"compression": "zstd:7", "hashes": ["md5", "sha1"], "size_limit": "1kb", **more}
     with writer(out=str(tmp_path / "d"), columns={"a": "int"}, **how) as out:
         config = out.get_config()
@@ -109,7 +109,7 @@ def test_get_config_is_what_the_index_says_of_each_shard(tmp_path, writer, more,
         ({"hashes": ["sha1", "md5"]}, "Hashes must be unique and in sorted order, got sha1, md5"),
     ],
 )
-def test_arguments_that_a_writer_refuses(tmp_path, how, message):
+def test_invalid_writer_arguments_are_rejected(tmp_path, how, message):
     with pytest.raises(ValueError) as caught:
         MDSWriter(out=str(tmp_path / "d"), columns={"a": "int"}, **how)
     assert str(caught.value) == message and not (tmp_path / "d").exists()
@@ -128,13 +128,13 @@ def test_arguments_that_a_writer_refuses(tmp_path, how, message):
 )
 def test_weights_of_streams_are_derived(folders, how, size, wanted):
     streams = [Stream(local=folder, **one) for folder, one in zip(folders, how, strict=True)]
-    for _ in range(2):  # a stream that is used again has the weights that it was given
+    for _ in range(2):  # a reused stream keeps its given weights
         data = StreamingDataset(streams=streams, epoch_size=size)
         found = [(one.proportion, one.repeat, one.choose) for one in data.streams]
         assert np.allclose(found, wanted) and len(ids(data)) == sum(one[2] for one in wanted)
-    streams[1].choose = 3  # changed by hand since
+    streams[1].choose = 3  # changed by the user
     if how == [{}, {}]:
-        with pytest.raises(UsageError, match="either every stream has a proportion, or none"):
+        with pytest.raises(UsageError, match="expected a proportion for each stream, or for none"):
             StreamingDataset(streams=streams)
 
 
@@ -143,7 +143,8 @@ def test_weights_of_streams_are_derived(folders, how, size, wanted):
     [
         (
             {"proportion": 1, "choose": 2},
-            "At most one of `proportion`, `repeat`, and `choose` may be specified; the others are derived",
+            "At most one of `proportion`, `repeat`, and `choose` may be specified; "
+            "the others are derived",
         ),
         ({"repeat": -1}, "`repeat` must be non-negative, got -1"),
         ({"download_retry": -1}, "`download_retry` must be non-negative, got -1"),
@@ -151,7 +152,7 @@ def test_weights_of_streams_are_derived(folders, how, size, wanted):
         ({"local": None}, "`remote` and/or `local` path must be provided"),
     ],
 )
-def test_arguments_that_a_stream_refuses(how, message):
+def test_invalid_stream_arguments_are_rejected(how, message):
     with pytest.raises(ValueError) as caught:
         Stream(**{"local": "x", **how})
     assert str(caught.value) == message
@@ -174,7 +175,7 @@ def test_an_epoch_is_filled_up_to_a_multiple_of_the_canonical_nodes(folders, nod
         assert found[40:] == [found[step] for step in again]
 
 
-def test_batches_by_stream_are_filled_up_too(folders):
+def test_batches_by_stream_are_filled_up(folders):
     data = StreamingDataset(
         streams=[Stream(local=one) for one in folders],
         num_canonical_nodes=8,
@@ -189,23 +190,24 @@ def test_batches_by_stream_are_filled_up_too(folders):
     ]
 
 
-def test_equal_parts_of_a_batch_go_to_the_last_stream_first(folders):
+def test_equal_remainders_of_a_batch_go_to_the_last_stream(folders):
     streams = [Stream(local=one, proportion=1) for one in folders]
     data = StreamingDataset(streams=streams, batch_size=7, batching_method="stratified")
     batches = np.array(ids(data)).reshape(-1, 7)
     assert (batches >= 1000).sum(1).tolist() == [4] * len(batches)
 
 
-def test_more_canonical_nodes_than_samples_are_refused(folders):
+def test_more_canonical_nodes_than_samples_are_rejected(folders):
     data = StreamingDataset(local=folders[0], num_canonical_nodes=41, batch_size=1)
     with pytest.raises(ValueError) as caught:
         iter(data)
     assert str(caught.value) == (
-        "The number of samples assigned to a canonical node is 0: the epoch has 40, num_canonical_nodes is 41"
+        "The number of samples assigned to a canonical node is 0: the epoch has 40, "
+        "num_canonical_nodes is 41"
     )
 
 
-def test_settings_that_make_it_slow_are_warned_of(folders):
+def test_slow_settings_warn(folders):
     with pytest.warns(UserWarning) as caught:
         StreamingDataset(local=folders[0], predownload=4, batch_size=8)
     assert [str(one.message) for one in caught] == [
@@ -218,7 +220,7 @@ def test_settings_that_make_it_slow_are_warned_of(folders):
         ids(data)
     assert [str(one.message) for one in caught] == [
         f"Shuffle block size was smaller than shard size for some shards (5 < {largest}): "
-        "samples are mixed within single shards only. "
+        "samples are shuffled within single shards only. "
         "Recommendation is to set shuffle_block_size to some multiple of the shard size."
     ]
     with warnings.catch_warnings():
@@ -244,28 +246,28 @@ THEIRS = {
 
 
 @pytest.mark.parametrize("step", [1, 7, 39])
-def test_a_state_of_the_original_from_within_an_epoch_is_refused(folders, step):
+def test_a_state_of_the_original_within_an_epoch_is_rejected(folders, step):
     data = StreamingDataset(local=folders[0], shuffle=True)
     with pytest.raises(ValueError) as caught:
         data.load_state_dict({**THEIRS, "sample_in_epoch": step})
     assert str(caught.value) == (
         f"the state was saved by mosaicml-streaming at sample {step} of epoch 3; "
-        "its order of samples is not the order here"
+        "flare has another order of samples"
     )
     assert caught.value.hint == (
-        "Finish that epoch with mosaicml-streaming, or set sample_in_epoch to 0 to start it again."
+        "Finish the epoch with mosaicml-streaming, or set sample_in_epoch to 0."
     )
     assert data.next_epoch == 0
 
 
 @pytest.mark.parametrize(("step", "rest"), [(0, 40), (40, 0)])
-def test_a_state_of_the_original_between_epochs_is_taken(folders, step, rest):
+def test_a_state_of_the_original_between_epochs_is_accepted(folders, step, rest):
     data = StreamingDataset(local=folders[0], shuffle=True)
     data.load_state_dict({**THEIRS, "sample_in_epoch": step})
     assert len(ids(data)) == rest and data.next_epoch == 4
 
 
-def test_an_own_state_goes_through_json(folders):
+def test_a_state_survives_json(folders):
     data = StreamingDataset(local=folders[0], shuffle=True)
     whole = ids(data)
     other = StreamingDataset(local=folders[0], shuffle=True)
@@ -276,7 +278,7 @@ def test_an_own_state_goes_through_json(folders):
 # -- errors
 
 
-def test_folders_that_are_no_dataset(tmp_path):
+def test_folders_without_a_dataset_are_reported(tmp_path):
     folder = tmp_path / "d"
     folder.mkdir()
     for text, error, message in (
@@ -314,7 +316,8 @@ def test_folders_that_are_no_dataset(tmp_path):
     [
         (
             "base",
-            "CSVWriter JSONWriter LocalDataset MDSWriter Stream StreamingDataset TSVWriter XSVWriter",
+            "CSVWriter JSONWriter LocalDataset MDSWriter Stream StreamingDataset TSVWriter "
+            "XSVWriter",
         ),
         ("base.dataset", "StreamingDataset"),
         ("base.format", "FileInfo MDSWriter Reader XSVWriter reader_from_json"),
@@ -337,7 +340,7 @@ def test_import_paths_of_the_original(path, names):
         streaming.base.nope  # noqa: B018
 
 
-def test_a_stream_class_of_ones_own_is_used_by_name(folders, tmp_path):
+def test_a_custom_stream_class_is_used_by_name(folders, tmp_path):
     registry = importlib.import_module("flarecli.compat.streaming.base.stream").streams_registry
 
     @registry.register("counting")
@@ -361,7 +364,7 @@ def test_a_stream_class_of_ones_own_is_used_by_name(folders, tmp_path):
     assert str(caught.value) == "no stream is registered as 'nope'"
 
 
-def test_what_is_registered_is_built_and_checked():
+def test_registered_classes_are_constructed_and_validated():
     utils = importlib.import_module("flarecli.compat.streaming.base.registry_utils")
     registry = importlib.import_module("flarecli.compat.streaming.registry").Registry()
     registry.register("function", func=lambda **given: given)
@@ -383,7 +386,7 @@ def test_what_is_registered_is_built_and_checked():
         build("text", registry)
 
 
-def test_the_spanner_says_where_each_sample_lies(folders):
+def test_the_spanner_finds_the_shard_of_each_sample(folders):
     data = StreamingDataset(streams=[Stream(local=one) for one in folders])
     at = [data.spanner[i] for i in range(60)]
     assert at == [
@@ -394,7 +397,7 @@ def test_the_spanner_says_where_each_sample_lies(folders):
             data.spanner[wrong]
 
 
-def test_merge_index_takes_a_folder_or_a_list(tmp_path):
+def test_merge_index_accepts_a_folder_or_a_list(tmp_path):
     util = importlib.import_module("flarecli.compat.streaming.base.util")
     for name, first in (("0", 0), ("1", 1000)):
         written(tmp_path / name, first, 20)
@@ -408,7 +411,7 @@ def test_merge_index_takes_a_folder_or_a_list(tmp_path):
     util.clean_stale_shared_memory()
 
 
-def test_encodings_of_ones_own_are_registered_as_in_the_original(tmp_path):
+def test_custom_encodings_are_registered_as_in_the_original(tmp_path):
     module = importlib.import_module("flarecli.compat.streaming.base.format.mds.encodings")
 
     class Complex128(module.Encoding):

@@ -1,4 +1,4 @@
-"""What lies in the local folders of a StreamingDataset: of one dataset only, checked, counted without looking at every shard, evicted."""
+"""The local folders of a StreamingDataset: checks, counting and eviction of files."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def damage(path):
 
 
 @pytest.mark.parametrize("spelling", ["near", "near/", "./near", "link"])
-def test_two_streams_with_one_local_are_refused(tmp_path, monkeypatch, spelling):
+def test_two_streams_with_the_same_local_are_rejected(tmp_path, monkeypatch, spelling):
     monkeypatch.chdir(tmp_path)
     far = [written(tmp_path / name, first) for name, first in (("a", 0), ("b", 1000))]
     os.mkdir("near")
@@ -49,7 +49,7 @@ def test_two_streams_with_one_local_are_refused(tmp_path, monkeypatch, spelling)
     assert ids(StreamingDataset(streams=streams)) == [*range(100), *range(1000, 1100)]
 
 
-def test_streams_of_two_splits_may_share_a_local(tmp_path):
+def test_streams_of_two_splits_may_share_a_local_folder(tmp_path):
     for split, first in (("train", 0), ("val", 1000)):
         written(tmp_path / "far" / split, first)
     streams = [
@@ -59,7 +59,7 @@ def test_streams_of_two_splits_may_share_a_local(tmp_path):
     assert ids(StreamingDataset(streams=streams)) == [*range(100), *range(1000, 1100)]
 
 
-def test_a_local_that_holds_another_remote_is_refused(tmp_path):
+def test_a_local_folder_of_another_remote_is_rejected(tmp_path):
     near = str(tmp_path / "near")
     far = [written(tmp_path / name, first, 90 + first) for name, first in (("a", 0), ("b", 1))]
     assert ids(StreamingDataset(remote=far[0], local=near)) == list(range(90))
@@ -71,7 +71,7 @@ def test_a_local_that_holds_another_remote_is_refused(tmp_path):
     assert ids(StreamingDataset(remote=far[0], local=near)) == list(range(90))
 
 
-def test_a_complete_local_is_enough_while_the_remote_is_away(tmp_path):
+def test_a_complete_local_folder_works_while_the_remote_is_unreachable(tmp_path):
     far, near = written(tmp_path / "far"), str(tmp_path / "near")
     assert ids(StreamingDataset(remote=far, local=near)) == list(range(100))
     os.rename(far, tmp_path / "elsewhere")
@@ -105,7 +105,7 @@ def test_a_damaged_only_copy_is_an_error_under_validate_hash(tmp_path):
     with pytest.raises(IntegrityError) as caught:
         ids(StreamingDataset(local=folder, validate_hash="sha1"))
     assert re.fullmatch(
-        rf"sha1 is [0-9a-f]{{40}}, {listed['hashes']['sha1']} is listed", caught.value.message
+        rf"sha1 is [0-9a-f]{{40}}; the index lists {listed['hashes']['sha1']}", caught.value.message
     )
     assert caught.value.where == f"{folder}/shard.00001.mds"
 
@@ -141,7 +141,7 @@ def test_files_are_counted_by_their_listed_sizes(tmp_path):
         (tmp_path / "d" / "a").touch()
     (tmp_path / "d" / "other").touch()
     assert files.used() == 10
-    (tmp_path / "d" / "c").touch()  # as another process does
+    (tmp_path / "d" / "c").touch()  # as another process would
     assert files.used() == 50 and files.present(["a", "b"]) == 10
     os.utime(tmp_path / "d" / "a", (5, 5))
     assert [(name, size) for _, name, size in sorted(files.copies())] == [("a", 10), ("c", 40)]
@@ -152,7 +152,7 @@ def test_files_are_counted_by_their_listed_sizes(tmp_path):
 
 
 def many(root, count):
-    """A dataset of so many shards that all are copies of one: index and files."""
+    """Write a dataset of many copies of one shard."""
     written(root / "one", count=8)
     index = json.loads((root / "one" / "index.json").read_text())
     data = (root / "one" / "shard.00000.mds").read_bytes()
@@ -167,7 +167,7 @@ def many(root, count):
     return str(root / "far"), len(data)
 
 
-def test_bringing_a_shard_does_not_look_at_the_others(tmp_path):
+def test_fetching_a_shard_does_not_check_the_others(tmp_path):
     far, size = many(tmp_path, 640)
     near = tmp_path / "near"
     near.mkdir()
@@ -194,12 +194,12 @@ def test_bringing_a_shard_does_not_look_at_the_others(tmp_path):
         assert data.cache_usage <= limit
     names = os.listdir(near)
     assert sum(name.endswith(".mds") for name in names) * size + index == data.cache_usage
-    assert max(looks[:40]) < 40  # while nothing is evicted: its own files
-    assert sum(look > 40 for look in looks) <= 3  # an eviction makes room for many
+    assert max(looks[:40]) < 40  # without eviction: only its own files
+    assert sum(look > 40 for look in looks) <= 3  # one eviction makes room for many
     assert "shard.00639.mds" in names and "shard.00000.mds" not in names
 
 
-def test_two_datasets_over_one_folder_keep_the_limit_together(tmp_path):
+def test_two_datasets_with_one_folder_share_the_limit(tmp_path):
     far, size = many(tmp_path, 60)
     limit = os.path.getsize(tmp_path / "far" / "index.json") + 10 * size
     pair = [
@@ -212,7 +212,7 @@ def test_two_datasets_over_one_folder_keep_the_limit_together(tmp_path):
     assert pair[0].cache_usage == pair[1].cache_usage <= limit
 
 
-def test_a_limit_below_four_shards_or_the_index_is_refused(tmp_path):
+def test_a_limit_below_four_shards_or_the_index_is_rejected(tmp_path):
     far = written(tmp_path / "far", compression="zstd")
     index = os.path.getsize(tmp_path / "far" / "index.json")
     shards = json.loads((tmp_path / "far" / "index.json").read_text())["shards"]
@@ -224,7 +224,8 @@ def test_a_limit_below_four_shards_or_the_index_is_refused(tmp_path):
         ),
         (
             index + 1,
-            f"Cache limit ({index + 1} bytes) is too low. Increase the `cache_limit` to at least {least} bytes, "
+            f"Cache limit ({index + 1} bytes) is too low. Increase the `cache_limit` to at least "
+            f"{least} bytes, "
             "four times the largest shard",
         ),
     ):

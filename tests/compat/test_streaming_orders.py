@@ -1,4 +1,4 @@
-"""What an epoch of a StreamingDataset has: shares of streams, batches by stream, states, and which arguments are refused."""
+"""Epochs of a StreamingDataset: proportions, batches by stream, states, invalid arguments."""
 
 import inspect
 import os
@@ -38,7 +38,7 @@ def ids(data):
 
 
 def of_all_ranks(monkeypatch, ranks, make):
-    """The samples of each rank, and all of them by step."""
+    """Return the samples of each rank, and all of them by step."""
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
     found = []
     for rank in range(ranks):
@@ -47,12 +47,18 @@ def of_all_ranks(monkeypatch, ranks, make):
     return found, [one for step in zip(*found, strict=True) for one in step]
 
 
-def test_the_arguments_are_the_originals():
-    names = """streams remote local split download_retry download_timeout validate_hash keep_zip epoch_size predownload cache_limit
-    sampling_method sampling_granularity partition_algo num_canonical_nodes batch_size shuffle shuffle_algo shuffle_seed shuffle_block_size
-    batching_method allow_unsafe_types replication stream_name stream_config"""
+def test_arguments_equal_those_of_the_original():
+    names = """
+        streams remote local split download_retry download_timeout validate_hash keep_zip
+        epoch_size predownload cache_limit sampling_method sampling_granularity partition_algo
+        num_canonical_nodes batch_size shuffle shuffle_algo shuffle_seed shuffle_block_size
+        batching_method allow_unsafe_types replication stream_name stream_config
+    """
     assert list(inspect.signature(StreamingDataset.__init__).parameters) == ["self", *names.split()]
-    names = "remote local split proportion repeat choose download_retry download_timeout validate_hash keep_zip"
+    names = """
+        remote local split proportion repeat choose download_retry download_timeout validate_hash
+        keep_zip
+    """
     assert list(inspect.signature(Stream).parameters) == names.split()
 
 
@@ -67,7 +73,7 @@ def test_the_arguments_are_the_originals():
         ({}, 30, (20, 30)),
     ],
 )
-def test_streams_have_their_shares(folders, how, size, of_a):
+def test_streams_have_their_proportions(folders, how, size, of_a):
     data = StreamingDataset(
         streams=both(folders, **how), epoch_size=size, shuffle=True, batch_size=4
     )
@@ -85,12 +91,12 @@ def test_streams_have_their_shares(folders, how, size, of_a):
         ({"proportion": (0, 0)}, None),
     ],
 )
-def test_shares_that_contradict_each_other_are_refused(folders, how, size):
+def test_contradictory_proportions_are_rejected(folders, how, size):
     with pytest.raises(UsageError):
         StreamingDataset(streams=both(folders, **how), epoch_size=size)
 
 
-def test_a_part_is_chosen_anew_or_stays(a):
+def test_a_part_is_drawn_per_epoch_or_fixed(a):
     def twice(method, **how):
         data = StreamingDataset(streams=[Stream(local=a, choose=10)], sampling_method=method, **how)
         return sorted(ids(data)), sorted(ids(data))
@@ -106,7 +112,7 @@ def test_a_part_is_chosen_anew_or_stays(a):
 
 
 @pytest.mark.parametrize("granularity", [1, 3, 7, 40, 100])
-def test_a_whole_stream_is_chosen_once_whatever_the_granularity(a, granularity):
+def test_a_whole_stream_is_used_once_with_any_granularity(a, granularity):
     data = StreamingDataset(streams=[Stream(local=a, choose=79)], sampling_granularity=granularity)
     assert len(set(ids(data)[40:])) == 39
 
@@ -144,7 +150,7 @@ def test_batches_by_stream(folders, monkeypatch, method, ranks, shuffle):
 
 
 @pytest.mark.parametrize("method", ["stratified", "per_stream", "device_per_stream"])
-def test_batches_by_stream_go_on_from_a_state(folders, method):
+def test_batches_by_stream_resume_from_a_state(folders, method):
     def make():
         return StreamingDataset(
             streams=both(folders), batching_method=method, batch_size=4, shuffle=True
@@ -154,11 +160,11 @@ def test_batches_by_stream_go_on_from_a_state(folders, method):
     whole = ids(data)
     other.load_state_dict(data.state_dict(12, True))
     assert ids(other) == whole[12:]
-    with pytest.raises(UsageError, match="a batch of all ranks has 4 samples, the state's has 8"):
+    with pytest.raises(UsageError, match="expected a global batch of 4 samples, the state has 8"):
         other.load_state_dict({**data.state_dict(12, True), "samples_in_batch": 8})
 
 
-def test_batches_by_stream_need_their_size_and_large_enough_streams(folders):
+def test_batches_by_stream_need_a_batch_size_and_large_streams(folders):
     with pytest.raises(UsageError, match="Please pass `batch_size` to StreamingDataset: batching"):
         StreamingDataset(streams=both(folders), batching_method="per_stream")
     data = StreamingDataset(
@@ -168,7 +174,7 @@ def test_batches_by_stream_need_their_size_and_large_enough_streams(folders):
         next(iter(data))
 
 
-def test_a_state_brings_its_seed(a):
+def test_a_state_restores_its_seed(a):
     data = StreamingDataset(local=a, shuffle=True, shuffle_seed=1)
     whole = ids(data)
     state = data.state_dict(7, True)
@@ -182,7 +188,7 @@ def test_a_state_brings_its_seed(a):
     }
     other = StreamingDataset(local=a, shuffle=True, shuffle_seed=2)
     other.load_state_dict({**state, "epoch": 4})
-    assert other.state_dict(0, False) == {**state, "epoch": 4}  # before anything is read
+    assert other.state_dict(0, False) == {**state, "epoch": 4}  # before a sample is read
     other.load_state_dict(state)
     running = iter(other)
     assert [next(running)["i"] for _ in range(3)] == whole[7:10]
@@ -191,14 +197,12 @@ def test_a_state_brings_its_seed(a):
         other.state_dict(3, False)["sample_in_epoch"] == 10
         and other.state_dict(3, True)["sample_in_epoch"] == 3
     )
-    with pytest.raises(
-        UsageError, match="sample 1000 of epoch 0 is outside the epoch, which has 40"
-    ):
+    with pytest.raises(UsageError, match="sample 1000 of epoch 0 is out of range; there are 40"):
         other.load_state_dict({**state, "sample_in_epoch": 1000})
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (4, 3), (2, 8)])
-def test_nothing_is_lost_from_one_number_of_ranks_to_another(a, monkeypatch, before, after):
+def test_no_sample_is_lost_when_the_number_of_ranks_changes(a, monkeypatch, before, after):
     def make():
         return StreamingDataset(local=a, shuffle=True)
 
@@ -216,7 +220,7 @@ def test_nothing_is_lost_from_one_number_of_ranks_to_another(a, monkeypatch, bef
     assert steps[: 40 - step] == whole[step:]
 
 
-def test_ranks_in_a_row_get_the_same_samples(a, monkeypatch):
+def test_consecutive_ranks_get_the_same_samples(a, monkeypatch):
     own, _ = of_all_ranks(
         monkeypatch, 4, lambda: StreamingDataset(local=a, shuffle=True, replication=2)
     )
@@ -241,7 +245,7 @@ def test_ranks_in_a_row_get_the_same_samples(a, monkeypatch):
         {"remote": "x", "streams": [Stream(local="x")]},
     ],
 )
-def test_arguments_that_mean_nothing_are_refused(a, how):
+def test_invalid_arguments_are_rejected(a, how):
     with pytest.raises(ValueError):
         StreamingDataset(**{"local": a, **how})
     with pytest.raises(TypeError):
@@ -252,7 +256,7 @@ def test_arguments_that_mean_nothing_are_refused(a, how):
         StreamingDataset()
 
 
-def test_streams_take_what_they_do_not_say_themselves(folders):
+def test_streams_inherit_defaults_of_the_dataset(folders):
     streams = [Stream(local=str(folders), split="a", keep_zip=False), Stream(local=str(folders))]
     data = StreamingDataset(
         streams=streams, split="b", download_retry=7, download_timeout=3, keep_zip=True
@@ -268,7 +272,7 @@ def test_streams_take_what_they_do_not_say_themselves(folders):
     )
 
 
-def test_a_folder_of_its_own_is_shared_and_this_users(a, tmp_path, monkeypatch):
+def test_the_default_folder_is_private_and_reused(a, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     one, other = StreamingDataset(remote=a), StreamingDataset(remote=a)
     assert one.streams[0].local == other.streams[0].local != Stream(remote=a, split="x").local
@@ -277,11 +281,11 @@ def test_a_folder_of_its_own_is_shared_and_this_users(a, tmp_path, monkeypatch):
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700 and "index.json" in os.listdir(folder)
     os.rename(folder, tmp_path / "elsewhere")
     os.symlink(tmp_path / "elsewhere", folder)
-    with pytest.raises(UnsafeError, match="is another user's"):
+    with pytest.raises(UnsafeError, match="the folder belongs to another user"):
         StreamingDataset(remote=a)
 
 
-def test_the_coldest_shard_goes_first_and_the_only_copy_never(a, tmp_path):
+def test_the_coldest_shard_is_evicted_first_and_the_only_copy_never(a, tmp_path):
     data = StreamingDataset(remote=a, local=str(tmp_path / "near"), cache_limit="1mb")
     for shard in (2, 0, 1):
         data.prepare_shard(shard)
@@ -302,7 +306,7 @@ def test_the_coldest_shard_goes_first_and_the_only_copy_never(a, tmp_path):
     assert ids(only) == list(range(40))
 
 
-def test_an_epoch_of_many_samples_is_worked_out_in_blocks(a):
+def test_an_epoch_of_many_samples_is_computed_in_blocks(a):
     data = StreamingDataset(streams=[Stream(local=a, repeat=10**9)], shuffle=True)
     assert len(data) == 40 * 10**9
     data.load_state_dict({**data.state_dict(39 * 10**9, True)})
@@ -310,7 +314,7 @@ def test_an_epoch_of_many_samples_is_worked_out_in_blocks(a):
     assert all(0 <= next(found)["i"] < 40 for _ in range(100))
 
 
-def test_numbers_of_samples(a):
+def test_sample_counts_are_parsed(a):
     assert (
         len(StreamingDataset(local=a, epoch_size="1.5k"))
         == 1500

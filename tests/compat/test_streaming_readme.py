@@ -1,4 +1,4 @@
-"""The examples of mosaicml-streaming's README with another import line, and the rest of what its users call."""
+"""The examples of mosaicml-streaming's README with another import line; the rest of its API."""
 
 import json
 import os
@@ -87,7 +87,7 @@ def test_an_exception_in_the_block_leaves_no_index(tmp_path):
     assert not (tmp_path / "d" / "index.json").exists()
 
 
-def test_two_places_of_a_writer(tmp_path):
+def test_a_writer_with_a_folder_and_an_address(tmp_path):
     with MDSWriter(
         out=(str(tmp_path / "here"), str(tmp_path / "there")), columns={"i": "int"}
     ) as out:
@@ -98,7 +98,7 @@ def test_two_places_of_a_writer(tmp_path):
     assert flarecli.open(str(tmp_path / "there"))[0] == {"i": 1}
 
 
-def test_indexes_of_a_dataset(tmp_path):
+def test_indices_of_a_dataset(tmp_path):
     data = LocalDataset(str(numbers(tmp_path / "d")))
     assert data[-1]["i"] == 99
     assert [one["i"] for one in data[::-1]] == list(range(99, -1, -1))
@@ -109,7 +109,7 @@ def test_indexes_of_a_dataset(tmp_path):
     assert pickle.loads(pickle.dumps(data))[5] == data[5]
 
 
-def test_numbers_are_numpys_where_the_original_has_them():
+def test_numbers_are_numpy_scalars_as_in_the_original():
     found = LocalDataset(str(FIXTURES / "mds_scalars" / "data"))[0]
     kinds = {name: type(value) for name, value in found.items()}
     assert set(map(type, found.values())) <= {
@@ -125,7 +125,7 @@ def test_numbers_are_numpys_where_the_original_has_them():
     "name",
     sorted(path.name for path in FIXTURES.iterdir() if (path / "data" / "index.json").exists()),
 )
-def test_the_verbs_of_a_shard_on_the_originals_files(name):
+def test_reader_methods_on_files_of_the_original(name):
     index = json.loads((FIXTURES / name / "data" / "index.json").read_text())
     for entry in index["shards"][:3]:
         if name in (
@@ -155,7 +155,7 @@ def test_the_verbs_of_a_shard_on_the_originals_files(name):
 
 
 def pair(folder, compression, present):
-    """A shard of whose files some are there, and what they weigh."""
+    """Return a shard, some of whose files are present, and their sizes."""
     numbers(folder, 20, size_limit=None, compression=compression)
     entry = json.loads((folder / "index.json").read_text())["shards"][0]
     raw = folder / entry["raw_data"]["basename"]
@@ -192,7 +192,9 @@ MATRIX = [  # compression, safe_keep_zip, there, returned, left
 
 
 @pytest.mark.parametrize(("compression", "safe", "there", "returned", "left"), MATRIX)
-def test_set_up_local_leaves_what_it_counts(tmp_path, compression, safe, there, returned, left):
+def test_set_up_local_keeps_the_files_that_it_counts(
+    tmp_path, compression, safe, there, returned, left
+):
     reader, listing, sizes, raw = pair(tmp_path / "d", compression, there.split())
     assert reader.set_up_local(listing, safe) == sum(sizes[one] for one in returned)
     names = {"raw": raw, "zip": f"{raw}.zstd"}
@@ -201,13 +203,13 @@ def test_set_up_local_leaves_what_it_counts(tmp_path, compression, safe, there, 
     }
 
 
-def test_evict_says_what_it_took_and_nothing_the_second_time(tmp_path):
+def test_evict_returns_the_freed_bytes_once(tmp_path):
     reader, _, sizes, _ = pair(tmp_path / "d", "zstd", ["raw", "zip"])
     assert reader.evict() == sizes["R"] + sizes["Z"]
     assert reader.evict() == 0
 
 
-def test_pickles_are_refused_until_they_are_allowed(tmp_path):
+def test_pickles_are_rejected_unless_allowed(tmp_path):
     with MDSWriter(out=str(tmp_path / "d"), columns={"x": "pkl"}) as out:
         out.write({"x": {1, 2}})
     for error in (UnsafeError, ValueError):
@@ -222,7 +224,7 @@ def ids(data):
     return [one["i"] for one in data]
 
 
-def test_an_epoch_has_every_sample_once_and_the_next_another_order(tmp_path):
+def test_each_epoch_has_every_sample_once_in_another_order(tmp_path):
     folder = str(numbers(tmp_path / "d"))
     data = StreamingDataset(local=folder, shuffle=True, shuffle_seed=3)
     first, second = ids(data), ids(data)
@@ -244,7 +246,7 @@ def test_ranks_share_an_epoch(tmp_path, monkeypatch):
     assert sorted(set(seen)) == list(range(100))
 
 
-def test_a_state_goes_on_with_other_ranks(tmp_path, monkeypatch):
+def test_a_state_resumes_with_another_number_of_ranks(tmp_path, monkeypatch):
     folder = str(numbers(tmp_path / "d"))
     whole = ids(StreamingDataset(local=folder, shuffle=True))
     data = StreamingDataset(local=folder, shuffle=True)
@@ -261,7 +263,7 @@ def test_a_state_goes_on_with_other_ranks(tmp_path, monkeypatch):
     assert head + [one for pair in zip(*tails, strict=True) for one in pair] == whole
 
 
-def test_a_cache_limit_holds_and_the_only_copy_stays(tmp_path):
+def test_the_cache_limit_is_kept_and_the_only_copy_stays(tmp_path):
     numbers(tmp_path / "far")
     limit = 5500  # the index takes 3173
     data = StreamingDataset(
@@ -279,7 +281,7 @@ def test_a_cache_limit_holds_and_the_only_copy_stays(tmp_path):
     assert len(list((tmp_path / "far").glob("*.mds"))) == shards
 
 
-def test_a_damaged_shard_never_reaches_the_folder(tmp_path):
+def test_a_damaged_shard_is_never_stored(tmp_path):
     numbers(tmp_path / "far", hashes=["sha1"])
     path = tmp_path / "far" / "shard.00001.mds"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
@@ -291,7 +293,7 @@ def test_a_damaged_shard_never_reaches_the_folder(tmp_path):
     assert not (tmp_path / "near" / "shard.00001.mds").exists()
 
 
-def test_streams_have_their_shares(tmp_path):
+def test_streams_have_their_proportions(tmp_path):
     numbers(tmp_path / "a", 40)
     with MDSWriter(out=str(tmp_path / "b"), columns={"i": "int", "text": "str"}) as out:
         for i in range(1000, 1020):
@@ -309,7 +311,7 @@ def test_streams_have_their_shares(tmp_path):
     assert data[40]["i"] == 1000
 
 
-def test_a_subclass_changes_what_an_epoch_gives(tmp_path):
+def test_a_subclass_changes_the_samples_of_an_epoch(tmp_path):
     class Doubled(StreamingDataset):
         def __getitem__(self, at):
             return super().__getitem__(at)["i"] * 2
@@ -321,7 +323,10 @@ def test_torch_is_not_loaded_by_the_package():
     import subprocess
     import sys
 
-    program = "import sys\nfrom flarecli.compat.streaming import StreamingDataset, MDSWriter\nprint('torch' in sys.modules)"
+    program = (
+        "import sys\nfrom flarecli.compat.streaming import StreamingDataset, MDSWriter\n"
+        "print('torch' in sys.modules)"
+    )
     assert (
         subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=True
@@ -332,7 +337,7 @@ def test_torch_is_not_loaded_by_the_package():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_of_torch_gives_the_order_and_goes_on(tmp_path, workers):
+def test_the_torch_loader_keeps_the_order_and_resumes(tmp_path, workers):
     pytest.importorskip("torch")
     from flarecli.compat.streaming import StreamingDataLoader
 

@@ -1,4 +1,4 @@
-"""mosaicml-streaming's README against an S3 server: a dataset through a local folder, a DataLoader, mixed streams; two writers' places."""
+"""mosaicml-streaming's README on a local S3 server: DataLoader, mixed streams, writers."""
 
 import os
 
@@ -84,7 +84,7 @@ def test_mixed_streams_from_buckets(bucket, tmp_path):
     ]
 
 
-def test_compressed_files_stay_if_they_are_to(bucket, tmp_path):
+def test_keep_zip_keeps_compressed_files(bucket, tmp_path):
     written(f"{bucket}/d", 0, 30, compression="gz")
     for keep in (False, True):
         local = tmp_path / str(keep)
@@ -107,7 +107,7 @@ def test_compressed_files_stay_if_they_are_to(bucket, tmp_path):
         assert sizes[0] == sizes[1] == dataset.cache_usage - index
 
 
-def test_what_writers_refuse(tmp_path):
+def test_invalid_writer_use_is_rejected(tmp_path):
     class Case:
         def __init__(self, error, **how):
             self.error, self.how = (
@@ -154,7 +154,7 @@ def test_exist_ok_replaces_a_dataset(tmp_path):
         written(str(tmp_path / "d"), 0, 1)
 
 
-def test_what_a_reader_refuses(tmp_path):
+def test_invalid_reader_use_is_rejected(tmp_path):
     written(str(tmp_path / "d"), 0, 3)
     data = LocalDataset(str(tmp_path / "d"))
     for wrong in (3, -4):

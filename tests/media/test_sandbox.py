@@ -173,7 +173,10 @@ def test_close_ends_the_children_and_a_pickled_copy_starts_its_own(decoders):
 
 
 def test_the_worker_imports_nothing_of_the_package():
-    code = "import runpy, sys; runpy.run_path(sys.argv[1]); print([name for name in sys.modules if name.startswith('flarecli')])"
+    code = (
+        "import runpy, sys; runpy.run_path(sys.argv[1])\n"
+        "print([name for name in sys.modules if name.startswith('flarecli')])"
+    )
     done = subprocess.run(
         [sys.executable, "-P", "-c", code, sandbox_worker.__file__],
         capture_output=True,

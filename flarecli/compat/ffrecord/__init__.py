@@ -1,6 +1,6 @@
-"""The interface of ffrecord: `import flarecli.compat.ffrecord as ffrecord`.
+"""The API of ffrecord: `import flarecli.compat.ffrecord as ffrecord`.
 
-Every name is loaded when it is first used; only `ffrecord.torch` loads torch.
+Names load on first use; only `ffrecord.torch` loads torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FILES = {
 }
 
 __all__ = ["FileReader", "FileWriter", "PackedFolder", "dump", "pack_folder"]
-__version__ = "1.4.0"  # the release whose interface this is
+__version__ = "1.4.0"  # the release with this API
 
 
 def __getattr__(name: str) -> object:

@@ -7,12 +7,12 @@ import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from types import TracebackType
 from typing import Any, BinaryIO
 from zlib import crc32
 
 import numpy as np
 
+from flarecli.compat import Closeable
 from flarecli.errors import FormatError, ReachError, RowsError, UsageError
 from flarecli.formats import ffrecord_table, find, spans
 from flarecli.model import Chunk, IntArray, Shard
@@ -21,8 +21,8 @@ from flarecli.storage import locate
 __all__ = ["FileReader", "FileWriter", "dump"]
 
 
-class FileWriter:
-    """Write `n` records into one file, which has its name only when all of them are in it.
+class FileWriter(Closeable):
+    """Write `n` records into one file, which gets its name when it is complete.
 
     raises  UsageError for a name that does not end in `.ffr`
     """
@@ -31,11 +31,11 @@ class FileWriter:
         self.fname, self.n = os.fspath(fname), n
         if not self.fname.endswith(".ffr") or n < 0:
             raise UsageError(
-                f"{n} records: a name that ends in .ffr, and a number are wanted", where=self.fname
+                f"expected a name that ends in .ffr and a number of records, got {n} records",
+                where=self.fname,
             )
-        self._part = os.path.join(
-            os.path.dirname(self.fname), f".{os.path.basename(self.fname)}.part"
-        )
+        folder, name = os.path.split(self.fname)
+        self._part = os.path.join(folder, f".{name}.part")
         self._sums, self._sizes = np.zeros(n, np.uint32), np.zeros(n, np.int64)
         self._count = 0
         try:
@@ -45,10 +45,13 @@ class FileWriter:
         self._file.seek(12 + 12 * n)
 
     def write_one(self, data: Any) -> None:
-        """Write one record: all bytes of a buffer. Raises UsageError past `n`, or for what is no buffer."""
+        """Write one record: all bytes of a buffer.
+
+        raises  UsageError after `n` records, or if `data` is not a buffer
+        """
         if self._file is None or self._count == self.n:
             raise UsageError(
-                f"{self.n} records are written" if self._file else "the file is closed",
+                f"all {self.n} records are written" if self._file else "the file is closed",
                 where=self.fname,
             )
         try:
@@ -56,14 +59,17 @@ class FileWriter:
             view = view.cast("B") if view.contiguous else memoryview(view.tobytes())
         except TypeError:
             raise UsageError(
-                f"{type(data).__name__} is not bytes", where=self.fname, row=self._count
+                f"expected bytes, got {type(data).__name__}", where=self.fname, row=self._count
             ) from None
         self._file.write(view)
         self._sums[self._count], self._sizes[self._count] = crc32(view), len(view)
         self._count += 1
 
     def close(self) -> None:
-        """Write the table, and give the file its name. Raises UsageError if records are missing: then nothing stays."""
+        """Write the table and rename the file.
+
+        raises  UsageError if records are missing; the file is then removed
+        """
         file, self._file = self._file, None
         if file is None:
             return
@@ -77,35 +83,25 @@ class FileWriter:
                 os.fsync(file.fileno())
         if self._count < self.n:
             os.unlink(self._part)
-            raise UsageError(
-                f"{self._count} records were written, {self.n} are wanted", where=self.fname
-            )
+            raise UsageError(f"expected {self.n} records, got {self._count}", where=self.fname)
         os.replace(self._part, self.fname)
 
-    def __enter__(self) -> FileWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        elif self._file is not None:
+    def abort(self) -> None:
+        """Remove the incomplete file."""
+        if self._file is not None:
             self._file.close()
             self._file = None
             os.unlink(self._part)
 
 
-class FileReader:
-    """Records of one file, of several behind one another, or of a folder's, in the order of their names.
+class FileReader(Closeable):
+    """Records of one file, of several files in a row, or of a folder's files in order of name.
 
-    n           how many there are
+    n           number of records
     fnames      the files
-    check_data  hold each table and each record against its CRC-32
-    raises      MissingError, FormatError, IntegrityError; UsageError for a name that does not end in `.ffr`
+    check_data  check the CRC-32 of each table and record
+    raises      MissingError, FormatError, IntegrityError; UsageError for a name that does not end
+                in `.ffr`
     """
 
     def __init__(
@@ -119,10 +115,10 @@ class FileReader:
             stream = find("ffrecord").open_dataset(locate(f"{names[0].rstrip('/')}/"))
             names = [os.path.join(names[0], url) for url in stream.urls]
         if not names:
-            raise UsageError("no file is named")
+            raise UsageError("no file given")
         for name in names:
             if not name.endswith(".ffr"):
-                raise UsageError("its name does not end in .ffr", where=name)
+                raise UsageError("expected a name that ends in .ffr", where=name)
         self.fnames, self.check_data = names, check_data
         self._shards: list[Shard] = [self._opened(name) for name in names]
         self._starts = [0, *accumulate(len(shard) for shard in self._shards)]
@@ -138,30 +134,29 @@ class FileReader:
 
     @property
     def n(self) -> int:
-        """How many records there are."""
+        """Number of records."""
         return self._starts[-1]
 
     def __len__(self) -> int:
         return self.n
 
     def read(self, indices: Sequence[int] | IntArray) -> list[IntArray]:
-        """Give records in the order asked, also one several times: uint8 [bytes] each, writable.
+        """Return records in the order of `indices`, which may repeat: uint8 [bytes] each, writable.
 
-        Those of one call share their memory: holding one holds all of them.
+        The records of one call share their memory: keeping one keeps all of them.
 
-        raises  UsageError for no list of whole numbers; RowsError (an IndexError) outside the data, also below 0; IntegrityError naming the record
+        raises  UsageError unless `indices` is a list of integers; RowsError (an IndexError)
+                outside the data or below 0; IntegrityError naming the record
         """
         if not self._shards:
             raise UsageError("the reader is closed")
         try:
             rows = [operator.index(index) for index in indices]
         except TypeError:
-            raise UsageError(
-                "what was asked for is no list of whole numbers", where=self.fnames[0]
-            ) from None
+            raise UsageError("expected a list of integers", where=self.fnames[0]) from None
         for row in rows:
             if not 0 <= row < self.n:
-                raise RowsError(f"record {row} is outside the data, which has {self.n}")
+                raise RowsError(f"record {row} is out of range; there are {self.n}")
         out: list[IntArray] = [np.empty(0, np.uint8)] * len(rows)
         places: dict[int, list[int]] = {}
         for k, row in enumerate(rows):
@@ -175,51 +170,40 @@ class FileReader:
         return out
 
     def read_one(self, index: int) -> IntArray:
-        """Give one record."""
+        """Return one record."""
         return self.read([index])[0]
 
     def validate(self) -> None:
-        """Hold every table against its CRC-32. Raises IntegrityError."""
+        """Check the CRC-32 of every table. Raises IntegrityError."""
         for name in self.fnames:
             ffrecord_table.open_shard(spans.of(locate(name)))
 
     def get_offsets(self, file_index: int) -> IntArray:
-        """Where each record of a file starts, and the file's size: int64 [records + 1]."""
+        """Return the start of each record of a file, and its size: int64 [records + 1]."""
         return self._layout(file_index, "offsets").astype(np.int64)
 
     def get_checksums(self, file_index: int) -> IntArray:
-        """The CRC-32 of each record of a file: uint32 [records]."""
+        """Return the CRC-32 of each record of a file: uint32 [records]."""
         return self._layout(file_index, "sums").astype(np.uint32)
 
     def _layout(self, file_index: int, what: str) -> IntArray:
         if not 0 <= file_index < len(self._shards):
-            raise RowsError(f"file {file_index} is none of {len(self._shards)}")
+            raise RowsError(f"file {file_index} is out of range; there are {len(self._shards)}")
         return self._shards[file_index].layout[what]
 
     def close(self) -> None:
-        """End: nothing more is read."""
+        """Close the reader."""
         self._shards = []
-
-    def __enter__(self) -> FileReader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def dump(
     dataset: Any, fname: str | os.PathLike[str], nfiles: int = 1, verbose: bool = False
 ) -> None:
-    """Write what has `len` and `[i]` as one file, or as a folder of `PART_00000.ffr` and so on, as many in each but the last.
+    """Write an indexable dataset of bytes as one file, or as files `PART_00000.ffr` … in a folder.
 
-    verbose  taken, and of no use here
-
-    raises  FormatError if no file would have a record
+    nfiles   number of files; each but the last has the same number of records
+    verbose  accepted without effect
+    raises   FormatError if there are no records for several files
     """
     rows, out = len(dataset), os.fspath(fname)
     each = rows if nfiles <= 1 else -(-rows // nfiles)
@@ -229,8 +213,7 @@ def dump(
         os.makedirs(out, exist_ok=True)
     for k, start in enumerate(range(0, max(rows, 1), max(each, 1))):
         stop = min(rows, start + each)
-        with FileWriter(
-            os.path.join(out, f"PART_{k:05d}.ffr") if nfiles > 1 else out, stop - start
-        ) as writer:
+        name = os.path.join(out, f"PART_{k:05d}.ffr") if nfiles > 1 else out
+        with FileWriter(name, stop - start) as writer:
             for i in range(start, stop):
                 writer.write_one(dataset[i])

@@ -1,4 +1,7 @@
-"""ffrecord's packed folders: a folder's files as records, and their names as the last one, which is read without running anything."""
+"""ffrecord's packed folders: the files of a folder as records, and a last record with their names.
+
+The names are pickled; they are parsed without running code.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +23,23 @@ __all__ = ["PackedFolder", "pack_folder"]
 def pack_folder(
     folder: str | os.PathLike[str], out_file: str | os.PathLike[str], verbose: bool = False
 ) -> None:
-    """Write a folder's files, those below it too, as one file. A link is what it leads to; a ring of links is refused.
+    """Write the files of a folder and its subfolders as one file. Symbolic links are followed.
 
-    verbose  taken, and of no use here
-    raises  UsageError for a name that does not end in `.ffr`; MissingError for a link that leads nowhere
+    verbose  accepted without effect
+    raises   UsageError for a name that does not end in `.ffr`, or a cycle of links; MissingError
+             for a dangling link
     """
     root, name = os.fspath(folder), os.fspath(out_file)
     if not name.endswith(".ffr"):
-        raise UsageError("its name does not end in .ffr", where=name)
+        raise UsageError("expected a name that ends in .ffr", where=name)
     contents: dict[str, bytes | Location] = {}
     empty: list[str] = []
-    _walk(root, "", contents, empty, ())
+    _collect(root, "", contents, empty, ())
     at = locate(f"{os.path.dirname(os.path.abspath(name))}/")
     packed_folder.write_folder(at, os.path.basename(name), contents, empty)
 
 
-def _walk(
+def _collect(
     folder: str,
     above: str,
     contents: dict[str, bytes | Location],
@@ -44,22 +48,23 @@ def _walk(
 ) -> None:
     real = os.path.realpath(folder)
     if real in seen:
-        raise UsageError("a link leads back to a folder above it", where=folder)
+        raise UsageError("symbolic links form a cycle", where=folder)
     for entry in os.scandir(folder):
         path = above + entry.name
         if entry.is_dir():
             empty.append(path)
-            _walk(entry.path, f"{path}/", contents, empty, (*seen, real))
+            _collect(entry.path, f"{path}/", contents, empty, (*seen, real))
         elif entry.is_file():
             contents[path] = locate(entry.path)
         else:
-            raise MissingError("a link that leads nowhere, or no file", where=entry.path)
+            raise MissingError("a dangling link, or not a regular file", where=entry.path)
 
 
 class PackedFolder:
     """The files of a packed folder by name.
 
-    raises  FormatError if it is none; UnsafeError for a list of names that would run code, or a name that leaves the folder
+    raises  FormatError if the file is not a packed folder; UnsafeError for names whose pickle
+            would run code, or a name outside the folder
     """
 
     def __init__(self, ffr_file: str | os.PathLike[str], check_data: bool = True) -> None:
@@ -70,7 +75,7 @@ class PackedFolder:
         )
 
     def num_files(self) -> int:
-        """How many files there are."""
+        """Return the number of files."""
         return self.reader.n - 1
 
     def _find(self, path: str | os.PathLike[str]) -> Any:
@@ -82,19 +87,19 @@ class PackedFolder:
         return entry
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
-        """Say whether a file or a folder has that name."""
+        """Return whether there is a file or folder of this name."""
         return self._find(path) is not None
 
     def is_file(self, path: str | os.PathLike[str]) -> bool:
-        """Say whether a file has that name."""
+        """Return whether there is a file of this name."""
         return isinstance(self._find(path), int)
 
     def is_dir(self, path: str | os.PathLike[str]) -> bool:
-        """Say whether a folder has that name."""
+        """Return whether there is a folder of this name."""
         return isinstance(self._find(path), dict)
 
     def read(self, paths: Sequence[str | os.PathLike[str]]) -> list[IntArray]:
-        """Give the contents of files, in the order asked: uint8 [bytes] each. Raises MissingError for a name that no file has."""
+        """Return the contents of files in order: uint8 [bytes] each. Raises MissingError."""
         rows = [self._find(path) for path in paths]
         for path, row in zip(paths, rows, strict=True):
             if not isinstance(row, int):
@@ -102,7 +107,7 @@ class PackedFolder:
         return self.reader.read(rows)
 
     def read_one(self, path: str | os.PathLike[str]) -> IntArray:
-        """Give the contents of one file."""
+        """Return the contents of one file."""
         return self.read([path])[0]
 
     def list(
@@ -112,9 +117,9 @@ class PackedFolder:
         list_dir: bool = True,
         recursive: bool = False,
     ) -> list[str | Path]:
-        """Name what a folder holds, relative to it: text for its own entries, Paths for those below, where those are asked for.
+        """List the entries of a folder: names of its own entries, Paths of those in subfolders.
 
-        raises  MissingError for a name that no folder has
+        raises  MissingError if there is no such folder
         """
         path = "" if path is None else path
         tree = self._find(path)
@@ -130,5 +135,5 @@ class PackedFolder:
         return out
 
     def close(self) -> None:
-        """End: nothing more is read."""
+        """Close the reader."""
         self.reader.close()

@@ -1,4 +1,4 @@
-"""ffrecord's datasets and loader for torch: a batch of numbers in, a batch of samples out. Loads torch."""
+"""ffrecord's datasets and loader for torch, which read a batch of records at once. Loads torch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["ConcatDataset", "DataLoader", "Dataset", "ReaderRegistry", "Subset"]
 
 
 class ReaderRegistry:
-    """An object that knows the FileReaders among its attributes."""
+    """An object that finds the FileReaders among its attributes."""
 
     def ffreaders(self) -> list[FileReader]:
-        """Return the readers that this object holds: itself, in lists, and through other registries."""
+        """Return the readers among the attributes, also in lists and in other registries."""
         found = []
         for value in vars(self).values():
             for one in value if isinstance(value, list) else [value]:
@@ -33,7 +33,7 @@ class ReaderRegistry:
 
 
 class Dataset(torch.utils.data.Dataset, ReaderRegistry):  # type: ignore[misc, type-arg, unused-ignore]
-    """Records of FFRecord files: `data[[3, 4, 1]]` is what `process(indices, data)`, which a subclass defines, makes of their bytes."""
+    """Records of FFRecord files: `data[[3, 4, 1]]` returns `process(indices, records)`."""
 
     def __init__(self, fnames: Any, check_data: bool = True) -> None:
         self.fnames = fnames
@@ -44,14 +44,14 @@ class Dataset(torch.utils.data.Dataset, ReaderRegistry):  # type: ignore[misc, t
 
     def __getitem__(self, indices: Sequence[int]) -> Any:
         if not isinstance(indices, (list, tuple)):
-            raise TypeError("indices are a list of numbers")
+            raise TypeError("expected a list of numbers")
         return self.process(list(indices), self.reader.read(indices))
 
-    def __getitems__(self, indices: Sequence[int]) -> Any:  # what torch's own loader asks for
+    def __getitems__(self, indices: Sequence[int]) -> Any:  # called by torch's DataLoader
         return self[list(indices)]
 
     def process(self, indices: list[int], data: list[Any]) -> Any:
-        """Make samples of the bytes of a batch; a subclass says how."""
+        """Return the samples of a batch of records; defined by subclasses."""
         raise NotImplementedError
 
     def __add__(self, other: Any) -> ConcatDataset:
@@ -59,7 +59,7 @@ class Dataset(torch.utils.data.Dataset, ReaderRegistry):  # type: ignore[misc, t
 
 
 class Subset(Dataset):
-    """Some rows of a dataset."""
+    """A selection of the rows of a dataset."""
 
     def __init__(self, dataset: Dataset, indices: Sequence[int]) -> None:
         self.dataset, self.indices = dataset, indices
@@ -72,12 +72,12 @@ class Subset(Dataset):
 
 
 class ConcatDataset(Dataset):
-    """Datasets behind one another; numbers below 0 count from the end."""
+    """Several datasets in a row; negative indices count from the end."""
 
     def __init__(self, datasets: Iterable[Dataset]) -> None:
         self.datasets = list(datasets)
         if not self.datasets:
-            raise UsageError("no datasets to put behind one another")
+            raise UsageError("no datasets to concatenate")
         self.cumulative_sizes = list(accumulate(map(len, self.datasets)))
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class ConcatDataset(Dataset):
         for place, index in enumerate(indices):
             row = index + len(self) if index < 0 else index
             if not 0 <= row < len(self):
-                raise RowsError(f"sample {index} is outside the data, which has {len(self)}")
+                raise RowsError(f"sample {index} is out of range; there are {len(self)}")
             k = bisect_right(self.cumulative_sizes, row)
             wanted.setdefault(k, []).append(
                 (place, row - (self.cumulative_sizes[k - 1] if k else 0))
@@ -103,7 +103,10 @@ class ConcatDataset(Dataset):
 
 
 class _Skipping:
-    """Batches of numbers behind the first `step`; a sampler draws those all the same, so that what follows stays what it was."""
+    """Batches of indices without the first `step`.
+
+    The skipped ones are drawn too, so that the state of a random sampler stays the same.
+    """
 
     def __init__(self, batches: Any) -> None:
         self.batches, self.step = batches, 0
@@ -116,9 +119,9 @@ class _Skipping:
 
 
 class DataLoader(torch.utils.data.DataLoader):  # type: ignore[misc, type-arg, unused-ignore]
-    """torch's own, which reads a batch at once, forks its workers, and can leave out the first batches: `set_step(k)`.
+    """torch's DataLoader with forked workers; it can skip the first batches: `set_step(k)`.
 
-    skippable  False: as torch makes it, without `set_step`
+    skippable  False: without `set_step`
     """
 
     def __init__(
@@ -159,7 +162,7 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[misc, type-arg, u
         }
         if batch_size is None and batch_sampler is None and skippable:
             raise UsageError(
-                "batches that are not made here cannot be skipped", hint="Give skippable=False."
+                "a loader without batch_size cannot skip batches", hint="Give skippable=False."
             )
         if not skippable:
             how |= {"sampler": sampler, "batch_sampler": batch_sampler}
@@ -184,9 +187,11 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[misc, type-arg, u
         self._skipping = skipping
 
     def set_step(self, step: int) -> None:
-        """Leave out the first `step` batches of every iteration from now on. Raises UsageError for a step that is none."""
+        """Skip the first `step` batches of every iteration from now on. Raises UsageError."""
         if self._skipping is None:
             raise UsageError("the loader is not skippable")
         if not 0 <= step < len(self._skipping.batches):
-            raise UsageError(f"step {step} is none of {len(self._skipping.batches)} batches")
+            raise UsageError(
+                f"step {step} is out of range; there are {len(self._skipping.batches)} batches"
+            )
         self._skipping.step = step

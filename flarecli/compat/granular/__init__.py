@@ -1,4 +1,4 @@
-"""The interface of granular: `import flarecli.compat.granular as granular`. Every name is loaded when it is first used."""
+"""The API of granular: `import flarecli.compat.granular as granular`. Names load on first use."""
 
 from __future__ import annotations
 

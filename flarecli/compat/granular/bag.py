@@ -1,18 +1,18 @@
-"""granular's bags by themselves: records of bytes behind one another, and a table of where they end."""
+"""granular's bags: byte records back to back, and a table of the offsets where they end."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from flarecli import formats
-from flarecli.compat.granular.paths import located
-from flarecli.errors import FlareError, IntegrityError, RowsError, UsageError, ValueFitError
+from flarecli.compat import Closeable
+from flarecli.compat.granular.paths import located, rows_of
+from flarecli.errors import FlareError, IntegrityError, UsageError, ValueFitError
 from flarecli.formats.granular_append import mend_table
 from flarecli.model import Chunk, File
 from flarecli.storage import Location
@@ -24,7 +24,7 @@ _BAG, _IDX = ".bag", ".idx"
 
 
 class SharedBuffer:
-    """Bytes of a bag or of its table in memory, for `BagReader`; sent to another process as a copy."""
+    """Bytes of a bag or of its table in memory, for `BagReader`; copied to other processes."""
 
     def __init__(self, content: bytes | bytearray | memoryview) -> None:
         self.buf: bytes | None = bytes(content)
@@ -32,7 +32,7 @@ class SharedBuffer:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True after `close`."""
         return self.buf is None
 
     def _content(self) -> bytes:
@@ -44,7 +44,7 @@ class SharedBuffer:
         return self._content()[index]
 
     def open(self, mode: str = "rb") -> io.BytesIO:
-        """Open the bytes as a file."""
+        """Return the bytes as a file."""
         return io.BytesIO(self._content())
 
     def close(self) -> None:
@@ -52,100 +52,98 @@ class SharedBuffer:
         self.buf = None
 
 
-class BagWriter:
-    """Write records into one bag and its table, or add to those that are there.
+class BagWriter(Closeable):
+    """Write records into one bag and its table, or append to existing ones.
 
-    A crash may leave bytes behind the last record of the table: the next records must be those bytes, which are not
-    written twice. Entries of the table that are incomplete, or that name bytes that are not there, are dropped.
+    A crash may leave bytes after the last record of the table. The next records must be the same
+    bytes, which are not written twice. Entries of the table that are incomplete, or whose bytes
+    are missing, are dropped.
 
-    bag_path  a path, or any object that has a Path's methods
-    idx_path  the table; None: beside the bag, with the suffix `.idx`
+    bag_path  a path, or an object with the methods of a Path
+    idx_path  the table; None: next to the bag, with the suffix `.idx`
     raises    FormatError for a table whose ends decrease
     """
 
     def __init__(self, bag_path: Any, idx_path: Any = None) -> None:
         self.bag_path, self.idx_path = bag_path, idx_path
-        self._bag, self._idx = _pair(bag_path, idx_path, writing=True)
+        self._bag = _location(bag_path, writing=True)
+        if idx_path is None:
+            self._idx = self._bag.folder / f"{os.path.splitext(self._bag.name)[0]}{_IDX}"
+        else:
+            self._idx = _location(idx_path, writing=True)
         for at in (self._bag, self._idx):
             if not at.exists():
                 at.write([])
         starts = mend_table(self._bag, self._idx)
         self.length, self.offset = len(starts) - 1, int(starts[-1])
-        self._waiting: list[bytes] = []
-        self.closed = False
+        self._pending: list[bytes] = []
 
     @property
     def size(self) -> int:
-        """Bytes of the records that were flushed, and 8 for each record."""
+        """Bytes of the flushed records, plus 8 per record."""
         return self.offset + 8 * self.length
 
     def __len__(self) -> int:
         return self.length
 
     def append(self, record: bytes, flush: bool = True) -> int:
-        """Add a record and return its number.
+        """Append a record and return its number.
 
-        raises  UsageError after `close`; ValueFitError for anything but bytes; IntegrityError as `flush` does
+        raises  UsageError after `close`; ValueFitError if it is not bytes; IntegrityError: see
+                `flush`
         """
         if self.closed:
             raise UsageError("the writer is closed", where=self._bag)
         if not isinstance(record, bytes):
             raise ValueFitError(f"expected bytes, got {type(record).__name__}", where=self._bag)
-        self._waiting.append(record)
+        self._pending.append(record)
         self.length += 1
         if flush:
             self.flush()
         return self.length - 1
 
     def flush(self) -> None:
-        """Write the records that wait, then their entries of the table.
+        """Write the pending records, then their entries of the table.
 
         raises  IntegrityError if bytes of another record follow the last one of the table
         """
-        if not self._waiting:
+        if not self._pending:
             return
-        data = b"".join(self._waiting)
-        there = self._bag.size()
-        known = self._bag.read(self.offset, min(there, self.offset + len(data)))
-        if known != data[: len(known)]:
+        data = b"".join(self._pending)
+        size = self._bag.size()
+        existing = self._bag.read(self.offset, min(size, self.offset + len(data)))
+        if existing != data[: len(existing)]:
             raise IntegrityError(
-                f"cannot resume: the {there - self.offset} bytes after the last record are of a partial "
-                "write, and the new data does not match them",
+                f"cannot resume: the {size - self.offset} bytes after the last record are of a "
+                "partial write, and the new data does not match them",
                 where=self._bag,
                 hint="Append the records that were being written, or cut the bag at that byte.",
             )
-        if len(known) < len(data):
-            self._bag.extend(there, [data[len(known) :]])
-        ends = self.offset + np.cumsum([len(one) for one in self._waiting])
+        if len(existing) < len(data):
+            self._bag.extend(size, [data[len(existing) :]])
+        ends = self.offset + np.cumsum([len(one) for one in self._pending])
         self._idx.extend(8 * (self.length - len(ends)), [ends.astype("<u8").tobytes()])
         self.offset = int(ends[-1])
-        self._waiting.clear()
+        self._pending.clear()
 
     def close(self) -> None:
-        """Write the records that wait, and end."""
+        """Write the pending records and close the writer."""
         if not self.closed:
             self.flush()
         self.closed = True
 
-    def __enter__(self) -> BagWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with contextlib.suppress(*([] if kind is None else [FlareError])):
+    def abort(self) -> None:
+        """Close the writer without hiding the error of the block."""
+        with contextlib.suppress(FlareError):
             self.close()
 
 
-class BagReader:
-    """Read records of one bag by number or by range of numbers, whatever release wrote it.
+class BagReader(Closeable):
+    """Read records of one bag by number or range, whatever release of granular wrote it.
 
-    bag_source  a path, an address, an object that has a Path's methods, the bytes themselves, or a SharedBuffer
-    idx_source  the table, likewise; None: `NAME.idx` beside the bag if there is one, else the table at the end of the bag
-    cache_index, cache_data, single_file  accepted, without effect: the table is always in memory
+    bag_source  a path, an address, an object with the methods of a Path, bytes, or a SharedBuffer
+    idx_source  the table, likewise; None: `NAME.idx` next to the bag, else the table in the bag
+    cache_index, cache_data, single_file  accepted without effect: the table is kept in memory
     raises      MissingError, FormatError
     """
 
@@ -157,16 +155,15 @@ class BagReader:
         cache_data: bool = False,
         single_file: bool = False,
     ) -> None:
-        self._source, self._idx_source = bag_source, idx_source
+        self._sources = (bag_source, idx_source)
         chunk = Chunk(_source(bag_source, _BAG))
         if idx_source is not None:
             idx = _source(idx_source, _IDX)
             chunk = Chunk(chunk.at, files=(File(f"x{_BAG}"), File(f"x{_IDX}")), beside=(idx,))
         self._shard = formats.find("granular").open_shard(chunk)
-        self.closed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BagReader, (self._source, self._idx_source)
+        return BagReader, self._sources
 
     @property
     def size(self) -> int:
@@ -180,45 +177,23 @@ class BagReader:
         return len(self._shard)
 
     def __getitem__(self, index: Any) -> Any:
-        """Give a record, or of a range a list of them. Raises RowsError (an IndexError) outside the bag; UsageError for what is no index."""
-        if isinstance(index, (int, np.integer)):
-            if not -len(self) <= index < len(self):
-                raise RowsError(f"record {index} is outside the bag, which has {len(self)}")
-            return self._read(range(int(index) % len(self), int(index) % len(self) + 1))[0]
-        if not isinstance(index, (range, slice)) or index.step not in (None, 1):
-            raise UsageError(f"{index!r:.60} is neither a number nor a range of step 1")
-        start, stop = index.start or 0, len(self) if index.stop is None else index.stop
-        if not 0 <= start <= stop:
-            raise RowsError(f"{index!r:.60} is no range of records")
-        return self._read(range(start, min(stop, len(self))))
+        """Return a record, or a list of records for a range.
 
-    def _read(self, rows: range) -> list[bytes]:
+        raises  RowsError (an IndexError) outside the bag; UsageError for an invalid index
+        """
         (column,) = self._shard.columns
+        rows = rows_of(index, len(self), "record")
         found: list[dict[str, Any]] = formats.find("granular").read_rows(self._shard, rows)
-        return [bytes(row[column.name]) for row in found]
+        records = [bytes(row[column.name]) for row in found]
+        return records if isinstance(index, (range, slice)) else records[0]
 
     def copy(self) -> BagReader:
-        """Give another reader of the same."""
-        return BagReader(self._source, self._idx_source)
-
-    def close(self) -> None:
-        """End; nothing is held open."""
-        self.closed = True
-
-    def __enter__(self) -> BagReader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        """Return another reader of the same bag."""
+        return BagReader(*self._sources)
 
 
-def _place(path: Any, writing: bool = False) -> Location:
-    """Return the Location of a file that a path names, or an object that has a Path's methods."""
+def _location(path: Any, writing: bool = False) -> Location:
+    """Return the Location of a file given as a path or as an object with the methods of a Path."""
     if isinstance(path, (str, os.PathLike)):
         folder, name = os.path.split(path)
         return located(folder or ".", writing) / str(name)
@@ -226,16 +201,9 @@ def _place(path: Any, writing: bool = False) -> Location:
 
 
 def _source(source: Any, suffix: str) -> Location:
-    """Return the Location of what `BagReader` reads."""
+    """Return the Location of a source of `BagReader`."""
     if isinstance(source, SharedBuffer):
         source = source[:]
     if isinstance(source, (bytes, bytearray, memoryview)):
         return Location(MemoryStore({f"x{suffix}": source}, "bytes in memory"), f"x{suffix}")
-    return _place(source)
-
-
-def _pair(bag: Any, idx: Any, writing: bool) -> tuple[Location, Location]:
-    """Return the Locations of a bag and its table."""
-    at = _place(bag, writing)
-    name = f"{os.path.splitext(at.name)[0]}{_IDX}"
-    return at, at.folder / name if idx is None else _place(idx, writing)
+    return _location(source)

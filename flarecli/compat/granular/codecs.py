@@ -1,4 +1,4 @@
-"""What each of granular's types does with a value, and back. All of them can be pickled, so that workers can be sent a reader."""
+"""Encoders and decoders of granular's types. All can be pickled, to send a reader to workers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _ENCODINGS = {
     "tree": "tree",
 }
 _CODECS = {"mp4": "h264", "webm": "vp9"}
-_VIDEO_RATE = 20  # frames a second
+_FRAME_RATE = 20  # per second
 
 
 def _encode(name: str, value: Any) -> bytes:
     if name == "bytes" and not isinstance(value, bytes):
-        raise ValueFitError(f"{type(value).__name__} does not fit bytes")
+        raise ValueFitError(f"expected bytes, got {type(value).__name__}")
     data: bytes = encodings.encode(encodings.lookup(name), value)
     return data
 
@@ -51,7 +51,10 @@ def _decode_image(name: str, data: bytes) -> Any:
 
 
 def _encode_video(name: str, codec: str, value: Any) -> bytes:
-    """Return the bytes of a video file as they are, or encode frames: uint8 [frames, height, width, 3], 20 a second."""
+    """Return a video file.
+
+    value  the bytes of a file, which are returned unchanged, or uint8 [frames, height, width, 3]
+    """
     if isinstance(value, bytes):
         return value
     frames = np.asarray(value)
@@ -69,7 +72,7 @@ def _encode_video(name: str, codec: str, value: Any) -> bytes:
     file = io.BytesIO()
     try:
         with av.open(file, "w", format=name) as container:
-            stream: Any = container.add_stream(codec, rate=_VIDEO_RATE)
+            stream: Any = container.add_stream(codec, rate=_FRAME_RATE)
             stream.height, stream.width, stream.pix_fmt = *frames.shape[1:3], "yuv420p"
             for i, pixels in enumerate(frames):
                 frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
@@ -82,7 +85,7 @@ def _encode_video(name: str, codec: str, value: Any) -> bytes:
 
 
 def _decode_video(name: str, data: bytes) -> Any:
-    """Give the frames: uint8 [frames, height, width, 3]."""
+    """Return the frames: uint8 [frames, height, width, 3]."""
     return read.presets.video(sys.maxsize)(data)
 
 

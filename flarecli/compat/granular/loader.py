@@ -1,4 +1,4 @@
-"""granular's Loader: batches of a source without end, made ahead and given in order, whatever the number of workers."""
+"""granular's Loader: endless batches of a source, prefetched in parallel and returned in order."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Batch = dict[str, Any]
 
 
 class Loader:
-    """Iterate it: dicts of arrays, [batch, …] for each key.
+    """An endless iterator over batches: dicts of arrays, [batch, …] per key.
 
-    source    step -> datapoint; the values of a key all have the dtype and the shape of the first one's
-    prefetch  batches made ahead
-    workers   how many are made side by side: by threads, or by processes where `mp`, a context of multiprocessing, is given
-    shard_id, num_shards  which batches are this loader's, when several share the steps
+    source    step -> datapoint; each value of a key has the dtype and shape of the first one
+    prefetch  number of batches to prefetch
+    workers   threads, or processes if `mp`, a context of multiprocessing, is given
+    shard_id, num_shards  the part of the batches for this loader, if several share the steps
     """
 
     def __init__(
@@ -40,23 +40,20 @@ class Loader:
     ) -> None:
         if batch < 1 or prefetch < 0 or not 0 <= shard_id < num_shards:
             raise UsageError(
-                f"batch is {batch}, prefetch {prefetch}, shard_id {shard_id} of {num_shards}: those make no batches"
+                "expected batch >= 1, prefetch >= 0 and 0 <= shard_id < num_shards, got "
+                f"{batch}, {prefetch}, {shard_id} and {num_shards}"
             )
         self.source: Callable[[int], Any] = source if callable(source) else source.__getitem__
-        self.batch, self.prefetch, self.shard_id, self.num_shards = (
-            batch,
-            prefetch,
-            shard_id,
-            num_shards,
-        )
-        self.consumed = self._asked = 0
+        self.batch, self.prefetch = batch, prefetch
+        self.shard_id, self.num_shards = shard_id, num_shards
+        self.consumed = self._submitted = 0
         self._workers, self._mp = max(1, min(workers, prefetch + 1)), mp
         self._pool: Executor | None = None
-        self._ahead: deque[Future[Batch]] = deque()
+        self._pending: deque[Future[Batch]] = deque()
 
     @cached_property
     def spec(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-        """Key -> dtype and shape of one datapoint's value."""
+        """Key -> dtype and shape of its value in one datapoint."""
         return {
             key: (value.dtype, value.shape)
             for key, value in ((key, np.asarray(one)) for key, one in self.source(0).items())
@@ -72,16 +69,16 @@ class Loader:
 
     def __next__(self) -> Batch:
         if self._pool is None:
-            raise UsageError("the loader was not begun", hint="Call iter() on it first.")
-        while len(self._ahead) <= self.prefetch:
+            raise UsageError("the loader is not started", hint="Call iter() on it first.")
+        while len(self._pending) <= self.prefetch:
             steps = range(
-                self._asked + self.shard_id * self.batch,
-                self._asked + (self.shard_id + 1) * self.batch,
+                self._submitted + self.shard_id * self.batch,
+                self._submitted + (self.shard_id + 1) * self.batch,
             )
-            self._ahead.append(self._pool.submit(_made, self.source, steps, self.spec))
-            self._asked += self.batch * self.num_shards
+            self._pending.append(self._pool.submit(_make_batch, self.source, steps, self.spec))
+            self._submitted += self.batch * self.num_shards
         try:
-            batch = self._ahead.popleft().result()
+            batch = self._pending.popleft().result()
         except BaseException:
             self.close()
             raise
@@ -89,25 +86,25 @@ class Loader:
         return batch
 
     def save(self) -> dict[str, int]:
-        """Give the place behind the last batch given."""
+        """Return the position after the last batch that was returned."""
         return {"step": self.consumed}
 
     def load(self, d: dict[str, int]) -> None:
-        """Go on from there."""
-        for future in self._ahead:
+        """Resume at a position that `save` returned."""
+        for future in self._pending:
             future.cancel()
-        self._ahead.clear()
-        self.consumed = self._asked = int(d["step"])
+        self._pending.clear()
+        self.consumed = self._submitted = int(d["step"])
 
     def close(self) -> None:
-        """Stop the workers."""
+        """Stop the workers and discard prefetched batches."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
         self._pool = None
-        self._ahead.clear()
+        self._pending.clear()
 
 
-def _made(
+def _make_batch(
     source: Callable[[int], Any], steps: range, spec: dict[str, tuple[Any, tuple[int, ...]]]
 ) -> Batch:
     out = {key: np.empty((len(steps), *shape), dtype) for key, (dtype, shape) in spec.items()}
@@ -115,14 +112,15 @@ def _made(
         datapoint = source(step)
         if datapoint.keys() != out.keys():
             raise FormatError(
-                f"key {min(datapoint.keys() ^ out.keys())!r} is missing or unknown in the datapoint",
+                f"missing or unknown key {min(datapoint.keys() ^ out.keys())!r}",
                 where=f"step {step}",
             )
         for key, one in datapoint.items():
             value, (dtype, shape) = np.asarray(one), spec[key]
             if value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
                 raise FormatError(
-                    f"key {key!r} is {value.dtype} {value.shape}, the first one's is {dtype} {shape}",
+                    f"key {key!r} is {value.dtype} {value.shape}; "
+                    f"the first datapoint has {dtype} {shape}",
                     where=f"step {step}",
                 )
             out[key][i] = value
@@ -132,7 +130,8 @@ def _made(
                 and not np.array_equal(out[key][i], value)
             ):
                 raise FormatError(
-                    f"key {key!r} has {value.dtype} numbers that {dtype}, the first one's, cannot hold",
+                    f"key {key!r} has {value.dtype} values that do not fit {dtype}, "
+                    "the dtype of the first datapoint",
                     where=f"step {step}",
                 )
     return out

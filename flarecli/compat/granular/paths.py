@@ -1,4 +1,7 @@
-"""Files below any object that has a Path's methods: `/`, `exists`, `open`, `glob`, `mkdir`, `name`."""
+"""Locations of folders given as paths or path-like objects, and the rows that an index selects.
+
+A path-like object has the methods `/`, `exists`, `open`, `glob`, `mkdir` and `name` of a Path.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +10,59 @@ import pathlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from flarecli.errors import BusyError, FormatError, MissingError, UnsafeError, UsageError
+import numpy as np
+
+from flarecli.errors import (
+    BusyError,
+    FormatError,
+    MissingError,
+    RowsError,
+    UnsafeError,
+    UsageError,
+)
 from flarecli.hashes import Sums
 from flarecli.storage import Entry, Location, Part, Store, Written, locate
 from flarecli.storage.local import LocalStore
 
-__all__ = ["located"]
+__all__ = ["located", "rows_of"]
+
+
+def rows_of(index: Any, length: int, noun: str) -> range:
+    """Return the rows that a number, a range or a slice of step 1 selects.
+
+    noun    what a row is called in messages
+    raises  RowsError (an IndexError) outside the data; UsageError for an invalid index
+    """
+    if isinstance(index, (int, np.integer)):
+        if not -length <= index < length:
+            raise RowsError(f"{noun} {index} is out of range; there are {length}")
+        row = int(index) % length
+        return range(row, row + 1)
+    if not isinstance(index, (range, slice)) or index.step not in (None, 1):
+        raise UsageError(f"expected a number or a range of step 1, got {index!r:.60}")
+    start, stop = index.start or 0, length if index.stop is None else index.stop
+    if not 0 <= start <= stop:
+        raise RowsError(f"invalid range of {noun}s: {index!r:.60}")
+    return range(start, min(stop, length))
 
 
 def located(directory: Any, writing: bool = False) -> Location:
-    """Make a Location of a folder: a path, an address, or an object that has a Path's methods.
+    """Return the Location of a folder: a path, an address, or a path-like object.
 
-    writing  files are added to it, row by row, which do not each wait for the disk
+    writing  files are appended to row by row, so a write does not wait for the disk
     """
-    if isinstance(directory, (str, os.PathLike)) and (
-        isinstance(directory, (str, pathlib.PurePath))
-    ):
+    if isinstance(directory, (str, pathlib.PurePath)):
         at = locate(f"{os.fspath(directory).rstrip('/') or '/'}/")
         if writing and isinstance(at.store, LocalStore):
-            return Location(
-                LocalStore(
-                    at.store.root, at.store.shown, at.store.guard, maps=False, durable=False
-                ),
-                at.path,
-            )
+            store = at.store
+            store = LocalStore(store.root, store.shown, store.guard, maps=False, durable=False)
+            return Location(store, at.path)
         return at
     return Location(PathStore(directory))
 
 
 class PathStore(Store):
-    """The files below a path-like object. Pickles if that does."""
+    """The files below a path-like object. Can be pickled if the object can."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -47,7 +73,7 @@ class PathStore(Store):
             at = at / part
         return at
 
-    def _there(self, path: str) -> Any:
+    def _existing(self, path: str) -> Any:
         at = self._at(path)
         if not at.exists():
             raise MissingError("no such file or folder", where=self.show(path))
@@ -58,20 +84,21 @@ class PathStore(Store):
 
     def join(self, path: str, url: str) -> Location:
         if "://" in url or url.startswith("/") or ".." in url.split("/"):
-            raise UnsafeError(f"the address {url!r:.60} leaves the folder", where=self.show(path))
+            raise UnsafeError(f"address {url!r:.60} is outside the folder", where=self.show(path))
         return Location(self, self.child(path, url))
 
     def size(self, path: str) -> int:
-        with self._there(path).open("rb") as file:
+        with self._existing(path).open("rb") as file:
             return int(file.seek(0, 2))
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        with self._there(path).open("rb") as file:
+        with self._existing(path).open("rb") as file:
             file.seek(start)
             data: bytes = file.read() if stop is None else file.read(stop - start)
         if stop is not None and len(data) != stop - start:
             raise FormatError(
-                f"ends at byte {start + len(data)}, {stop} are needed", where=self.show(path)
+                f"file ends at byte {start + len(data)}; expected at least {stop}",
+                where=self.show(path),
             )
         return data
 
@@ -80,7 +107,7 @@ class PathStore(Store):
     ) -> Written:
         at, sums = self._at(path), Sums(hashes)
         if not replace and at.exists():
-            raise UsageError("a file is there", where=self.show(path))
+            raise UsageError("the file exists", where=self.show(path))
         self._at(path.rpartition("/")[0]).mkdir(parents=True, exist_ok=True)
         with at.open("wb") as file:
             for part in parts:
@@ -92,11 +119,11 @@ class PathStore(Store):
         self.write(path, [self.read(path, 0, min(size, self.size(path)))])
 
     def extend(self, path: str, size: int, parts: Iterable[Part]) -> None:
-        if (there := self.size(path)) != size:
+        if (found := self.size(path)) != size:
             raise BusyError(
-                f"is {there} bytes, it was left at {size}",
+                f"file is {found} bytes; expected {size}",
                 where=self.show(path),
-                hint="Another process writes there.",
+                hint="Another process writes to this file.",
             )
         with self._at(path).open("ab") as file:
             for part in parts:
@@ -106,12 +133,13 @@ class PathStore(Store):
         def below(at: Any, name: str) -> Iterator[Entry]:
             for child in at.glob("*"):
                 whole = f"{name}{child.name}"
+                # elements.Path, the type that granular is used with, has `isdir`
                 if child.is_dir() if hasattr(child, "is_dir") else child.isdir():
                     yield from below(child, f"{whole}/")
                 else:
                     yield Entry(whole, self.size(self.child(path, whole)))
 
-        return iter(sorted(below(self._there(path), ""), key=lambda one: os.fsencode(one.name)))
+        return iter(sorted(below(self._existing(path), ""), key=lambda one: os.fsencode(one.name)))
 
     def delete(self, path: str) -> None:
         at = self._at(path)

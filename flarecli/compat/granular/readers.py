@@ -1,4 +1,4 @@
-"""granular's readers, for datasets of every generation: by number, by range, some keys, parts of lists."""
+"""granular's readers, for datasets of every release: rows by number or range, some keys of them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import pickle
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from flarecli import encodings, formats
-from flarecli.compat.granular.paths import located
-from flarecli.errors import RowsError, UsageError
+from flarecli.compat import Closeable
+from flarecli.compat.granular.paths import located, rows_of
+from flarecli.errors import UsageError
 from flarecli.formats.granular_folder import REFS, columns_of
 from flarecli.model import Shard
 
@@ -22,15 +20,16 @@ __all__ = ["DatasetReader", "ShardedDatasetReader"]
 Decoders = Mapping[str, Callable[[bytes], Any]]
 
 
-class _Reader:
-    """What both have in common.
+class _Reader(Closeable):
+    """Base class of both readers.
 
-    directory    a path, an address, or any object that has a Path's methods
+    directory    a path, an address, or an object with the methods of a Path
     decoders     type -> function from bytes to a value; None: bytes
-    cache_index  taken: the tables are always in memory
-    cache_keys   keys whose records are read once, whole
-    parallel     taken, and of no use here
-    raises       MissingError, FormatError; UsageError for a type without decoder, or shards that are none
+    cache_index  accepted without effect: the tables are kept in memory
+    cache_keys   keys whose records are all read once and kept in memory
+    parallel     accepted without effect
+    raises       MissingError, FormatError; UsageError for a type without decoder, or for a
+                 sharded dataset where one without shards is expected, and vice versa
     """
 
     def __init__(
@@ -53,17 +52,15 @@ class _Reader:
                 )
             self._decoders[key] = None if decoders is None else decoders[plain]
         for key in cache_keys:
-            if key not in self.spec and not (
-                key == "refs" and self._has_refs()
-            ):  # which is in memory in any case
-                raise UsageError(f"no key {key!r:.60} to cache")
+            # `refs`, the table of lists, is always in memory
+            if key not in self.spec and not (key == "refs" and self._has_refs()):
+                raise UsageError(f"cache_keys: no key {key!r:.60}")
         self.cache_keys = tuple(
             key for key in cache_keys if key in self.spec and not self._is_list(key)
         )
         self._cached = [
             {key: _records(shard, key) for key in self.cache_keys} for shard in self._shards
         ]
-        self.closed = False
 
     def _open(self, directory: Any, start: int = 0, step: int = 1, sharded: bool = False) -> None:
         at, form = located(directory), formats.find("granular")
@@ -71,15 +68,16 @@ class _Reader:
         folders = [url.rpartition("/")[0] for url in stream.urls]
         if bool(folders[0]) != sharded:
             raise UsageError(
-                "one dataset is there, shards are wanted"
+                "expected shards, found one dataset"
                 if sharded
-                else "shards are there, one dataset is wanted",
+                else "expected one dataset, found shards",
                 where=at,
             )
         chosen = range(len(stream))[start::step]
         if not chosen:
             raise UsageError(
-                f"none of {len(stream)} shards is shard {start} or every {step} behind it", where=at
+                f"no shards selected: {len(stream)} shards, shardstart {start}, shardstep {step}",
+                where=at,
             )
         self._at = at / folders[chosen[0]] if folders[0] else at
         self._shards: list[Shard] = [
@@ -89,29 +87,28 @@ class _Reader:
         self._starts = [0, *accumulate(len(shard) for shard in self._shards)]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (type(self), self._args)
+        return _unpickle, (type(self), self._args)
 
     def _has_refs(self) -> bool:
         return any(one.name == REFS for one in self._shards[0].chunk.beside)
 
     def _is_list(self, key: str) -> bool:
-        return next(one for one in self._shards[0].columns if one.name == key).encoding.endswith(
-            "[]"
-        )
+        column = next(one for one in self._shards[0].columns if one.name == key)
+        return column.encoding.endswith("[]")
 
     @property
     def spec(self) -> dict[str, str]:
-        """Key -> type, as spec.json says."""
+        """Key -> type, as in spec.json."""
         return self._spec
 
     @property
     def size(self) -> int:
-        """Bytes of the bags and their indexes."""
+        """Bytes of the bags and their tables."""
         return sum(one.size() for shard in self._shards for one in shard.chunk.beside)
 
     @property
     def shards(self) -> int:
-        """How many shards are read."""
+        """Number of shards that are read."""
         return len(self._shards)
 
     def __len__(self) -> int:
@@ -121,43 +118,30 @@ class _Reader:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index: Any) -> dict[str, Any]:
-        """Give a datapoint, or of a range a list for each key: `[i]`, `[a:b]`, `[range(a, b)]`, and with keys behind a comma.
+        """Return a datapoint, or a list per key for a range: `[i]`, `[a:b]`, `[range(a, b)]`.
 
-        keys    a tuple or a list of them; or a mask: key -> True, False, or the range of a list
-        raises  RowsError (an IndexError) outside the data; UsageError for an unknown key, or a range of what is no list
+        Keys may follow after a comma: a tuple or list of keys, or a mask, which maps each key to
+        True, False, or a range of its list.
+
+        raises  RowsError (an IndexError) outside the data; UsageError for an unknown key, or a
+                range of a value that is not a list
         """
         index, mask = index if isinstance(index, tuple) else (index, tuple(self.spec))
-        keys = (
-            [key for key, wanted in mask.items() if wanted is not False]
-            if isinstance(mask, Mapping)
-            else list(mask)
-        )
+        parts = {}
+        if isinstance(mask, Mapping):
+            keys = [key for key, wanted in mask.items() if wanted is not False]
+            for key, wanted in mask.items():
+                if isinstance(wanted, (range, slice)):
+                    parts[key] = _span(wanted)
+        else:
+            keys = list(mask)
         for key in keys:
             if key not in self.spec:
                 raise UsageError(f"no key {key!r:.60}", hint=f"Choose from {', '.join(self.spec)}.")
-        parts = (
-            {
-                key: _span(wanted)
-                for key, wanted in mask.items()
-                if isinstance(wanted, (range, slice))
-            }
-            if isinstance(mask, Mapping)
-            else {}
-        )
-        if isinstance(index, (int, np.integer)):
-            return self._rows(self._range(int(index)), keys, parts)[0]
-        if not isinstance(index, (range, slice)) or index.step not in (None, 1):
-            raise UsageError(f"{index!r:.60} is neither a number nor a range of step 1")
-        start, stop = index.start or 0, len(self) if index.stop is None else index.stop
-        if not 0 <= start <= stop:
-            raise RowsError(f"{index!r:.60} is no range of datapoints")
-        rows = self._rows(range(start, min(stop, len(self))), keys, parts)
-        return {key: [row[key] for row in rows] for key in keys}
-
-    def _range(self, index: int) -> range:
-        if not -len(self) <= index < len(self):
-            raise RowsError(f"datapoint {index} is outside the data, which has {len(self)}")
-        return range(index % len(self), index % len(self) + 1)
+        rows = self._rows(rows_of(index, len(self), "datapoint"), keys, parts)
+        if isinstance(index, (range, slice)):
+            return {key: [row[key] for row in rows] for key in keys}
+        return rows[0]
 
     def _rows(
         self, wanted: range, keys: list[str], parts: Mapping[str, tuple[int, int]]
@@ -192,39 +176,22 @@ class _Reader:
         return bytes(data) if decoder is None else decoder(bytes(data))
 
     def available(self, index: int) -> dict[str, Any]:
-        """Say what a datapoint has: True for a value, the range of a list."""
-        (row,) = self._rows_raw(self._range(index))
+        """Return what a datapoint contains: True for a value, a range for a list."""
+        row = rows_of(index, len(self), "datapoint").start
+        i = bisect_right(self._starts, row) - 1
+        (values,) = formats.find("granular").read_rows(self._shards[i], [row - self._starts[i]])
         return {
             key: range(len(value)) if isinstance(value, list) else True
-            for key, value in row.items()
+            for key, value in values.items()
         }
 
-    def _rows_raw(self, wanted: range) -> list[Any]:
-        i = bisect_right(self._starts, wanted.start) - 1
-        return formats.find("granular").read_rows(self._shards[i], [wanted.start - self._starts[i]])
-
     def copy(self) -> Any:
-        """Give another reader of the same."""
+        """Return another reader of the same dataset."""
         return pickle.loads(pickle.dumps(self))
-
-    def close(self) -> None:
-        """End; nothing is held open."""
-        self.closed = True
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class DatasetReader(_Reader):
-    """Read one dataset: a folder with a spec.json."""
+    """Reader of one dataset: a folder with a spec.json."""
 
     def __init__(
         self,
@@ -239,7 +206,7 @@ class DatasetReader(_Reader):
 
 
 class ShardedDatasetReader(_Reader):
-    """Read a dataset of shards: from number `shardstart` on every `shardstep`-th."""
+    """Reader of a sharded dataset: every `shardstep`-th shard from `shardstart` on."""
 
     def __init__(
         self,
@@ -263,7 +230,7 @@ class ShardedDatasetReader(_Reader):
         )
 
 
-def _again(kind: type[_Reader], args: tuple[Any, ...]) -> _Reader:
+def _unpickle(kind: type[_Reader], args: tuple[Any, ...]) -> _Reader:
     made = kind.__new__(kind)
     *plain, rest = args
     _Reader.__init__(made, *plain, **rest)
@@ -279,5 +246,5 @@ def _records(shard: Shard, key: str) -> Any:
 def _span(wanted: range | slice) -> tuple[int, int]:
     start, stop = wanted.start or 0, wanted.stop
     if wanted.step not in (None, 1) or start < 0 or (stop is not None and stop < start):
-        raise UsageError(f"{wanted!r:.60} is no range of step 1 within a list")
+        raise UsageError(f"expected a range of step 1 within a list, got {wanted!r:.60}")
     return start, (1 << 62) if stop is None else stop

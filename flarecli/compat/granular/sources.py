@@ -1,4 +1,7 @@
-"""granular's sources: what gives the datapoint of each step. Orders are numpy's, the same as the original's of the same seed."""
+"""granular's sources: functions from a step to a datapoint.
+
+Random orders come from numpy and equal those of the original with the same seed.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,16 @@ def _called(source: Any) -> Callable[[int], Any]:
     if callable(source):
         called: Callable[[int], Any] = source
         return called
-    if hasattr(source, "__getitem__"):
+    if hasattr(source, "__getitem__"):  # the original takes any indexable object
         found: Callable[[int], Any] = source.__getitem__
         return found
     raise UsageError(
-        f"{type(source).__name__} is no source",
-        hint="Give a function of the step, or what can be indexed.",
+        f"expected a function or an indexable object, got {type(source).__name__}",
     )
 
 
 class Epochs:
-    """All of a source again and again, each time in another order if shuffled; `seed` counts, which the original takes for 0."""
+    """Repeat a source, in another order each time if shuffled; the original ignores `seed`."""
 
     def __init__(
         self, source: Any, length: int | None = None, shuffle: bool = True, seed: int = 0
@@ -52,7 +54,7 @@ class Epochs:
 
 
 class Transform:
-    """A source's datapoints through `fn(datapoint, seed)`; the seed is [seed, step]."""
+    """Apply `fn(datapoint, seed=[seed, step])` to the datapoints of a source."""
 
     def __init__(self, source: Any, fn: Callable[..., Any], seed: int = 0) -> None:
         self.source, self.fn, self.seed = _called(source), fn, seed
@@ -62,7 +64,7 @@ class Transform:
 
 
 class Sample:
-    """Any datapoint at each step, also the same one again."""
+    """Draw a random datapoint for each step, with replacement."""
 
     def __init__(self, source: Any, length: int | None = None, seed: int = 0) -> None:
         self.length, self.seed = length or len(source), seed
@@ -73,7 +75,7 @@ class Sample:
 
 
 class Truncate:
-    """The first datapoints of a source, again and again."""
+    """Repeat the first `limit` datapoints of a source."""
 
     def __init__(self, source: Any, limit: int, length: int | None = None) -> None:
         self.limit, self.source = min(length or len(source), limit), _called(source)
@@ -83,7 +85,7 @@ class Truncate:
 
 
 class Interleave:
-    """Sources in turn."""
+    """Take datapoints from several sources in turn."""
 
     def __init__(self, sources: Sequence[Any]) -> None:
         self.sources = [_called(source) for source in sources]
@@ -94,14 +96,13 @@ class Interleave:
 
 
 class Mix:
-    """One of several sources at each step, as often as its weight says; each is given the step itself."""
+    """Draw one of several sources by weight for each step, and call it with the step."""
 
     def __init__(self, sources: Sequence[Any], weights: Sequence[float], seed: int = 0) -> None:
         self.sources, self.seed = [_called(source) for source in sources], seed
-        given = np.asarray(weights, np.float32)
-        self.weights = given / given.sum()
+        self.weights = np.asarray(weights, np.float32)
+        self.weights /= self.weights.sum()
 
     def __call__(self, step: int) -> Any:
-        return self.sources[
-            int(np.random.default_rng([self.seed, step]).choice(len(self.sources), p=self.weights))
-        ](step)
+        rng = np.random.default_rng([self.seed, step])
+        return self.sources[int(rng.choice(len(self.sources), p=self.weights))](step)

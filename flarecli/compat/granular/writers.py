@@ -1,6 +1,7 @@
-"""granular's writers: datapoints in, a bag for each key out, the same bytes; what is there already is gone on with.
+"""granular's writers: one bag per key, the same bytes; existing datasets are extended.
 
-A type `utf8[]` is a list, as it was up to granular 0.21, if no encoder has that very name: the dataset is then one of that time.
+A type such as `utf8[]` without an encoder of that name is a list: the dataset is then written in
+the format of granular 0.21.
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 
-from flarecli.compat.granular.lists import Gatherer
+from flarecli.compat import Closeable
+from flarecli.compat.granular.legacy_writer import LegacyWriter
 from flarecli.compat.granular.paths import located
 from flarecli.encodings import BINARY, column
 from flarecli.errors import IntegrityError, UsageError, ValueFitError
@@ -22,18 +23,19 @@ from flarecli.storage.local import LocalStore
 
 __all__ = ["DatasetWriter", "ShardedDatasetWriter"]
 
-_HELD_ROWS, _HELD_BYTES = 1024, 1 << 24  # datapoints that wait for a flush, at most
-_WHOLE = 1 << 62
+MAX_PENDING_ROWS, MAX_PENDING_BYTES = 1024, 1 << 24  # before a flush
+_UNLIMITED = 1 << 62
 Encoders = Mapping[str, Callable[[Any], bytes]]
 
 
-class _Writer:
-    """What both have in common.
+class _Writer(Closeable):
+    """Base class of both writers.
 
-    directory  a path, or any object that has a Path's methods
-    spec       key -> type, any word; `TYPE[]` for lists
+    directory  a path, or an object with the methods of a Path
+    spec       key -> type; `TYPE[]` for lists
     encoders   type -> function from a value to bytes; None: the values are bytes
-    raises     UsageError for a key or a type that cannot be one, or a type without encoder; IntegrityError if another spec is there
+    raises     UsageError for an invalid key or type, or a type without encoder; IntegrityError
+               if the folder has a dataset with another spec
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class _Writer:
     ) -> None:
         for word in (*spec.keys(), *spec.values()):
             if not re.match(r"[a-z_]", word):
-                raise UsageError(f"{word!r:.60} begins neither with a to z nor with _")
+                raise UsageError(f"expected a name that begins with a-z or _, got {word!r:.60}")
         self._spec = dict(sorted(spec.items()))
         self._lists = {
             key
@@ -57,11 +59,10 @@ class _Writer:
         self._at = located(directory, writing=True)
         self.directory = directory
         self._appender = self._opened(shards)
-        self._held: list[list[bytes | list[bytes]]] = []
-        self._held_size = self._written = 0
-        self.closed = False
+        self._pending: list[list[bytes | list[bytes]]] = []
+        self._pending_bytes = 0
 
-    def _opened(self, shards: dict[str, Any]) -> Appender | Gatherer:
+    def _opened(self, shards: dict[str, Any]) -> Appender | LegacyWriter:
         columns = tuple(
             column(key, "bytes[]" if key in self._lists else "bytes") for key in self._spec
         )
@@ -71,15 +72,8 @@ class _Writer:
         if spool is not None:
             os.makedirs(spool, exist_ok=True)
         rows = shards.get("shard_rows")
-        return Gatherer(
-            self._at,
-            columns,
-            self._spec,
-            rows,
-            shards.get("start", 0),
-            shards.get("step", 1),
-            spool,
-        )
+        start, step = shards.get("start", 0), shards.get("step", 1)
+        return LegacyWriter(self._at, columns, self._spec, rows, start, step, spool)
 
     @property
     def spec(self) -> dict[str, str]:
@@ -87,11 +81,11 @@ class _Writer:
         return self._spec
 
     def __len__(self) -> int:
-        return self._appender.rows + len(self._held)
+        return self._appender.rows + len(self._pending)
 
     @property
     def size(self) -> int:
-        """Bytes of the bags and their indexes, of this writer's shards."""
+        """Bytes of the bags and tables in the shards of this writer."""
         self.flush()
         return sum(
             one.size
@@ -100,51 +94,52 @@ class _Writer:
         )
 
     def _is_own(self, name: str) -> bool:
-        """Tell whether this writer writes the shard that a file belongs to."""
+        """Return whether a file belongs to a shard of this writer."""
         return True
 
     def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
-        """Add one datapoint; give its number. With `flush` it is handed to the system when this returns.
+        """Append one datapoint and return its number; with `flush`, it is written at once.
 
-        raises  UsageError for other keys than the spec's, or behind `close`; ValueFitError for what is not bytes; IntegrityError if a row
-                that was not written whole is gone on with by another one
+        raises  UsageError for keys that differ from the spec, or after `close`; ValueFitError for
+                a value that is not bytes; IntegrityError if another datapoint was partly written
         """
         if self.closed:
             raise UsageError("the writer is closed", where=self._at)
         if datapoint.keys() != self._spec.keys():
-            raise UsageError(
-                f"key {min(datapoint.keys() ^ self._spec.keys())!r:.60} is missing or unknown in the datapoint"
-            )
-        row = [
-            self._encoded(key, datapoint[key]) for key in self._spec
-        ]  # all of them before any is written
-        self._held.append(row)
-        self._held_size += sum(
+            key = min(datapoint.keys() ^ self._spec.keys())
+            raise UsageError(f"missing or unknown key {key!r:.60}")
+        row = [self._encoded(key, datapoint[key]) for key in self._spec]  # before any is written
+        self._pending.append(row)
+        self._pending_bytes += sum(
             len(one) if isinstance(one, bytes) else sum(map(len, one)) for one in row
         )
-        if flush or len(self._held) >= _HELD_ROWS or self._held_size >= _HELD_BYTES:
+        if (
+            flush
+            or len(self._pending) >= MAX_PENDING_ROWS
+            or self._pending_bytes >= MAX_PENDING_BYTES
+        ):
             self.flush()
         return len(self) - 1
 
     def _encoded(self, key: str, value: Any) -> bytes | list[bytes]:
-        """Give the bytes of a value, or of each of a list."""
+        """Return the bytes of a value, or those of each item of a list."""
         if key in self._lists and not isinstance(value, (list, tuple)):
-            raise ValueFitError(f"key {key!r}: {type(value).__name__} is no list")
+            raise ValueFitError(f"key {key!r}: expected a list, got {type(value).__name__}")
         encoder, found = self._encoders[key], []
         for one in value if key in self._lists else [value]:
             data = one if encoder is None else encoder(one)
             if not isinstance(data, bytes):
-                raise ValueFitError(f"key {key!r}: {type(data).__name__} is not bytes")
+                raise ValueFitError(f"key {key!r}: expected bytes, got {type(data).__name__}")
             if self._lists and not data:
                 raise ValueFitError(
-                    f"key {key!r}: a record of no bytes, which a dataset with lists cannot hold"
+                    f"key {key!r}: a dataset with lists cannot store a value of 0 bytes"
                 )
             found.append(data)
         return found if key in self._lists else found[0]
 
     def flush(self) -> None:
-        """Write what waits."""
-        rows, self._held, self._held_size = self._held, [], 0
+        """Write the pending datapoints."""
+        rows, self._pending, self._pending_bytes = self._pending, [], 0
         if rows:
             kinds = [pa.large_list(BINARY) if key in self._lists else BINARY for key in self._spec]
             arrays = [
@@ -155,35 +150,28 @@ class _Writer:
                 self._appender.append(pa.RecordBatch.from_arrays(arrays, names=list(self._spec)))
             except IntegrityError as error:
                 raise error.changed(
-                    message=f"Record mismatch: {error.message}",  # programs look for these two words
+                    message=f"Record mismatch: {error.message}",  # programs search for these words
                     hint="Append the datapoints that were being written.",
                 ) from None
 
     def close(self) -> None:
-        """Write what waits, and end; a dataset with lists is written now."""
+        """Write the pending datapoints, and all rows of a dataset with lists."""
         if not self.closed:
             self.flush()
-            if isinstance(self._appender, Gatherer):
+            if isinstance(self._appender, LegacyWriter):
                 self._appender.close()
         self.closed = True
 
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None and isinstance(self._appender, Gatherer):
+    def abort(self) -> None:
+        """Close the writer; discard the pending rows of a dataset with lists."""
+        if isinstance(self._appender, LegacyWriter):
             self._appender.abandon()
             self.closed = True
         self.close()
 
 
 class DatasetWriter(_Writer):
-    """Write one dataset into a folder, or go on with it."""
+    """Writer of one dataset; appends to an existing one."""
 
     def __init__(self, directory: Any, spec: Mapping[str, str], encoders: Encoders | None) -> None:
         super().__init__(directory, spec, encoders)
@@ -191,7 +179,10 @@ class DatasetWriter(_Writer):
 
 
 class ShardedDatasetWriter(_Writer):
-    """Write a dataset of shards of `shardlen` datapoints, from number `shardstart` on every `shardstep`-th; the first that has room first."""
+    """Writer of every `shardstep`-th shard from `shardstart` on, of `shardlen` datapoints each.
+
+    The first shard that is not full is filled first.
+    """
 
     def __init__(
         self,
@@ -209,9 +200,9 @@ class ShardedDatasetWriter(_Writer):
             or (shardlen is not None and shardlen < 1)
         ):
             raise UsageError(
-                f"shardlen is {shardlen}, shardstart {shardstart}, shardstep {shardstep}: those make no shards"
+                f"invalid shardlen {shardlen}, shardstart {shardstart}, shardstep {shardstep}"
             )
-        self._shardlen = shardlen or _WHOLE
+        self._shardlen = shardlen or _UNLIMITED
         self.shardstart, self.shardstep = shardstart, shardstep
         super().__init__(
             directory, spec, encoders, shard_rows=self._shardlen, start=shardstart, step=shardstep
@@ -219,12 +210,12 @@ class ShardedDatasetWriter(_Writer):
 
     @property
     def shards(self) -> int:
-        """Shards of this writer that have a row."""
+        """Number of shards of this writer that have a row."""
         return -(-len(self) // self._shardlen)
 
     @property
     def shardnum(self) -> int:
-        """Number of the shard that the next datapoint goes to."""
+        """Number of the shard for the next datapoint."""
         return self.shardstart + self.shardstep * (len(self) // self._shardlen)
 
     def _is_own(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The interface of sds: `from flarecli.compat.sds.dataset import StreamingDataset`."""
+"""The API of sds: `from flarecli.compat.sds.dataset import StreamingDataset`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sds's MultiStreamDataLoader: batches of several datasets, one stream at a time, in the order of a schedule. Loads torch."""
+"""sds's MultiStreamDataLoader: batches of several datasets by a schedule. Loads torch."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ from flarecli.errors import FormatError, UsageError
 
 __all__ = ["Batch", "MultiStreamDataLoader", "ScheduleType", "Stream", "StreamOptions"]
 
-_SEED_STEP, _RANK_STEP, _SEEDS = 1007, 1_000_003, 1 << 32  # the original's, so orders are the same
-_MAX_ROUND = 100_000  # batches of one round of a schedule
+_SEED_STEP, _RANK_STEP, _SEEDS = 1007, 1_000_003, 1 << 32  # those of the original
+MAX_ROUND_BATCHES = 100_000  # of a schedule
 _STRATEGIES = ("no_mixing", "mix_all", "custom")
 
 
 class ScheduleType(Enum):
-    """Order in which mixing groups take turns; with counts a: 2, b: 3 one round is
+    """Order of the batches of mixing groups. For counts a: 2, b: 3 one round is
 
-    consecutive aabbb, consecutive_interleaved ababb, random_order a new permutation of these for each round,
-    fixed_random_order the same permutation for each; random draws a group for each batch by its ratio.
+    consecutive              aabbb
+    consecutive_interleaved  ababb
+    random_order             a new permutation in each round
+    fixed_random_order       the same permutation in each round
+
+    `random` draws a group for each batch by its ratio.
     """
 
     RANDOM = "random"
@@ -50,7 +54,7 @@ class ScheduleType(Enum):
         """
         seed = shuffle_seed or 0
         if schedule is ScheduleType.RANDOM:
-            return _drawn(num_batches_yielded + _SEED_STEP * seed, list(ratios), [*ratios.values()])
+            return _draw(num_batches_yielded + _SEED_STEP * seed, list(ratios), [*ratios.values()])
         number, place = divmod(num_batches_yielded, sum(counts.values()))
         if schedule is ScheduleType.RANDOM_ORDER:
             seed = number + _SEED_STEP * seed
@@ -71,16 +75,17 @@ def _round(
     return tuple(groups)
 
 
-def _drawn(seed: int, values: Sequence[int], weights: Sequence[float]) -> int:
+def _draw(seed: int, values: Sequence[int], weights: Sequence[float]) -> int:
     shares = np.array(weights, float)
     place = np.random.RandomState(seed % _SEEDS).choice(len(values), p=shares / shares.sum())
     return values[int(place)]
 
 
 class Batch(dict[str, Any]):
-    """A collated batch, and where it comes from.
+    """A collated batch and its stream.
 
-    num_accum_rounds_left  batches of the same stream that follow, for gradient accumulation
+    num_accum_rounds_left  number of following batches of the same stream, for gradient
+                           accumulation
     """
 
     def __init__(
@@ -94,7 +99,7 @@ class Batch(dict[str, Any]):
             raise FormatError(
                 f"expected a dict as batch, got {type(raw_batch).__name__}",
                 where="" if stream_name is None else f"stream {stream_name!r:.60}",
-                hint="Give a collate_fn that makes a dict.",
+                hint="Use a collate_fn that returns a dict.",
             )
         super().__init__(raw_batch)
         self.stream_name, self.data_type = stream_name, data_type
@@ -103,14 +108,15 @@ class Batch(dict[str, Any]):
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """How one dataset takes part in a mix.
+    """Options of one dataset in a mix.
 
-    ratio             its share of the batches; 0: it is left out
-    mixing_group_id   all ranks take their batches from the same group, each from a stream of it
+    ratio             its share of the batches; 0: unused
+    mixing_group_id   all ranks use the same group for a batch, each a stream of it
     dataloader_kwargs  more arguments of torch's DataLoader
     is_main           the loader's `main_stream`
-    batch_size, batch_gpu  samples of a batch on all ranks, and on each; None for both: samples are not batched
-    num_accum_rounds  batches in a row, for gradient accumulation
+    batch_size, batch_gpu  samples per batch on all ranks, and per rank; None for both: samples
+                      are not batched
+    num_accum_rounds  consecutive batches, for gradient accumulation
     """
 
     name: str
@@ -128,14 +134,14 @@ class StreamOptions:
         batch_gpu: int | None = None,
         num_accum_rounds: int | None = None,
     ) -> tuple[int, int, int]:
-        """Return batch_size, batch_gpu and num_accum_rounds from those that are given.
+        """Return batch_size, batch_gpu and num_accum_rounds; derive the missing ones.
 
-        raises  UsageError for neither size, or for sizes that do not divide
+        raises  UsageError without a size, or if the sizes do not divide evenly
         """
         world = ranks()[1]
         if batch_size is None:
             if batch_gpu is None:
-                raise UsageError("neither batch_size nor batch_gpu is given")
+                raise UsageError("expected batch_size or batch_gpu")
             rounds = 1 if num_accum_rounds is None else num_accum_rounds
             return batch_gpu * world * rounds, batch_gpu, rounds
         each, rest = divmod(batch_size, world)
@@ -153,15 +159,17 @@ class StreamOptions:
         drop_unused: bool = False,
         mixing_strategy: str = "no_mixing",
     ) -> list[StreamOptions]:
-        """Make the options of streams that are mixed, with ratios whose sum is 1.
+        """Return the options of the streams of a mix, with ratios whose sum is 1.
 
-        drop_unused      leave out streams of ratio 0
-        mixing_strategy  no_mixing: a group for each stream; mix_all: one group; custom: each says its mixing_group_id
-        raises           UsageError for ratios or groups that only some have, and for names that two have
+        drop_unused      drop streams of ratio 0
+        mixing_strategy  no_mixing: a group per stream; mix_all: one group; custom: by
+                         mixing_group_id
+        raises           UsageError for incomplete ratios or groups, and for duplicate names
         """
         if mixing_strategy not in _STRATEGIES:
             raise UsageError(
-                f"mixing_strategy: expected one of {', '.join(_STRATEGIES)}, got {mixing_strategy!r:.60}"
+                f"mixing_strategy: expected one of {', '.join(_STRATEGIES)}, "
+                f"got {mixing_strategy!r:.60}"
             )
         groups = [one.get("mixing_group_id") for one in raw_stream_configs]
         _check_groups(groups, mixing_strategy)
@@ -172,7 +180,7 @@ class StreamOptions:
             config = raw_stream_configs[i]
             name = str(config.get("name", f"stream_{number:03d}"))
             if any(name == one.name for one in made):
-                raise UsageError(f"two streams have the name {name!r:.60}")
+                raise UsageError(f"duplicate stream name {name!r:.60}")
             size, gpu, rounds = StreamOptions.infer_batch_info(
                 config.get("batch_size"), config.get("batch_gpu"), config.get("num_accum_rounds")
             )
@@ -193,7 +201,7 @@ class StreamOptions:
 
 
 def _check_groups(groups: Sequence[int | None], strategy: str) -> None:
-    """Raise UsageError for mixing groups that contradict the strategy."""
+    """Raise UsageError if the mixing groups contradict the strategy."""
     given = [one for one in groups if one is not None]
     if strategy == "custom":
         wrong = len(given) < len(groups)
@@ -203,26 +211,26 @@ def _check_groups(groups: Sequence[int | None], strategy: str) -> None:
         wanted = "no mixing_group_id, or the same for all streams"
     else:
         wrong = bool(given) and len(set(groups)) < len(groups)
-        wanted = "no mixing_group_id, or another for each stream"
+        wanted = "no mixing_group_id, or a different one for each stream"
     if wrong:
         raise UsageError(f"mixing_strategy {strategy!r}: expected {wanted}, got {list(groups)}")
 
 
 def _normalized(ratios: Sequence[float | None]) -> list[float]:
-    """Return ratios whose sum is 1, all the same if none is given."""
+    """Return ratios whose sum is 1; equal ones if none is given."""
     given = [float(one) for one in ratios if one is not None]
     if not given:
         return [1.0 / len(ratios)] * len(ratios) if ratios else []
     if len(given) < len(ratios):
-        raise UsageError("ratio is given for some streams only", hint="Give it for all, or none.")
+        raise UsageError("expected a ratio for each stream, or for none")
     if not all(one >= 0 for one in given) or not 0 < sum(given) < math.inf:
-        raise UsageError(f"ratios: expected numbers from 0 on and one above 0, got {given}")
+        raise UsageError(f"ratios: expected numbers >= 0 and one > 0, got {given}")
     return [one / sum(given) for one in given]
 
 
 @dataclass
 class Stream:
-    """A dataset of the mix, its loader, and an endless iterator over that."""
+    """A dataset of the mix, its loader, and an endless iterator over the loader."""
 
     dataset: Any
     opts: StreamOptions
@@ -231,15 +239,15 @@ class Stream:
 
 
 class MultiStreamDataLoader:
-    """Iterate over batches of several datasets without end: `Batch`es, one stream at a time.
+    """Endless iterator over batches of several datasets: `Batch`es of one stream each.
 
     datasets          StreamingDatasets
-    stream_opts       the options of each; a stream of ratio 0 is left out
-    num_workers       processes in all, divided by ratio; or a list, of each stream
+    stream_opts       their options; a stream of ratio 0 is unused
+    num_workers       total number of processes, divided by ratio; or a list per stream
     schedule          see `ScheduleType`
-    counts_precision  decimals of ratios that count for the length of a round
-    reweight_workers  False: as many workers for each stream
-    raises            UsageError for options that contradict each other
+    counts_precision  decimals of the ratios that determine the length of a round
+    reweight_workers  False: the same number of workers for each stream
+    raises            UsageError for contradictory options
     """
 
     def __init__(
@@ -255,7 +263,10 @@ class MultiStreamDataLoader:
         **common_dataloader_kwargs: Any,
     ) -> None:
         if len(datasets) != len(stream_opts):
-            raise UsageError(f"{len(datasets)} datasets, and options of {len(stream_opts)} streams")
+            raise UsageError(
+                "expected as many stream_opts as datasets, "
+                f"got {len(stream_opts)} and {len(datasets)}"
+            )
         if schedule not in [one.value for one in ScheduleType]:
             names = ", ".join(one.value for one in ScheduleType)
             raise UsageError(f"schedule: expected one of {names}, got {schedule!r:.60}")
@@ -286,16 +297,23 @@ class MultiStreamDataLoader:
         lengths = _counts(list(self._ratios.values()), counts_precision)
         self._counts = dict(zip(self._ratios, lengths, strict=True))
         self.meta_iteration_size = sum(lengths)
-        if self.schedule is not ScheduleType.RANDOM and self.meta_iteration_size > _MAX_ROUND:
+        if (
+            self.schedule is not ScheduleType.RANDOM
+            and self.meta_iteration_size > MAX_ROUND_BATCHES
+        ):
             raise UsageError(
-                f"a round of these ratios has {self.meta_iteration_size} batches, {_MAX_ROUND} is the limit",
-                hint="Lower counts_precision, or give schedule='random'.",
+                f"a round of these ratios has {self.meta_iteration_size} batches; at most "
+                f"{MAX_ROUND_BATCHES} are supported",
+                hint="Lower counts_precision, or use schedule='random'.",
             )
         self._yielded = 0
 
     @staticmethod
     def split_across_consumers(ratios: Sequence[float], total: int) -> list[int]:
-        """Divide a number of workers by ratios whose sum is 1: at least one for each ratio above 0, where there are enough."""
+        """Divide a number of workers by ratios whose sum is 1.
+
+        Each ratio above 0 gets at least one worker if there are enough.
+        """
         portions = [math.ceil(total * ratio) for ratio in ratios]
         if sum(portions) < total:
             raise UsageError(f"the ratios {list(ratios)} do not add up to 1")
@@ -309,12 +327,12 @@ class MultiStreamDataLoader:
         return max(self.streams, key=lambda one: (one.opts.is_main, one.opts.ratio))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each stream's dataset, and the place in the schedule."""
+        """Return the states of the datasets and the position in the schedule."""
         states = [stream.dataset.state_dict() for stream in self.streams]
         return {"stream_states": states, "num_batches_yielded": self._yielded}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Resume from a state, also one of the original's. Raises UsageError for one of other streams."""
+        """Resume from a state, also of the original. Raises UsageError for one of other streams."""
         states = state_dict.get("stream_states")
         if not isinstance(states, Sequence) or len(states) != len(self.streams):
             raise UsageError(
@@ -333,19 +351,17 @@ class MultiStreamDataLoader:
             )
             seed = self._yielded + _SEED_STEP * (self.shuffle_seed or 0) + _RANK_STEP * ranks()[0]
             members = self._groups[group]
-            stream = self.streams[
-                _drawn(seed, members, [self.streams[i].opts.ratio for i in members])
-            ]
+            ratios = [self.streams[i].opts.ratio for i in members]
+            stream = self.streams[_draw(seed, members, ratios)]
             for left in reversed(range(stream.opts.num_accum_rounds)):
                 raw = next(stream.iterator)
-                self._yielded += (
-                    left == 0
-                )  # before the batch is given: a state saved then counts it
+                if left == 0:
+                    self._yielded += 1  # before the yield, so that a state saved there counts it
                 yield Batch(raw, stream.opts.name, left, stream.dataset.data_type)
 
 
 def _endless(loader: Iterable[Any], name: str) -> Iterator[Any]:
-    """Iterate over one epoch after the other. Raises FormatError for an epoch without a batch."""
+    """Iterate over epochs without end. Raises FormatError for an epoch without a batch."""
     while True:
         is_empty = True
         for batch in loader:
@@ -353,23 +369,24 @@ def _endless(loader: Iterable[Any], name: str) -> Iterator[Any]:
             yield batch
         if is_empty:
             raise FormatError(
-                "an epoch has no batch",
+                "the epoch has no batches",
                 where=f"stream {name!r:.60}",
                 hint="Check batch_size and drop_last.",
             )
 
 
 def _batch_size(opts: StreamOptions) -> int | None:
-    """Return a stream's samples per batch on each rank."""
+    """Return the samples per batch and rank of a stream."""
     size = opts.batch_gpu
     if size is None and opts.batch_size is not None:
         _, size, _ = StreamOptions.infer_batch_info(opts.batch_size)
     where = f"stream {opts.name!r:.60}"
     if size == 0 or opts.num_accum_rounds < 1:
         raise UsageError(
-            f"batches of {size} samples, {opts.num_accum_rounds} in a row",
+            f"expected batches of at least 1 sample and at least 1 round, got {size} and "
+            f"{opts.num_accum_rounds}",
             where=where,
-            hint="Give ratio=0 to leave the stream out.",
+            hint="Give ratio=0 to skip the stream.",
         )
     asked = opts.dataloader_kwargs.get("batch_size", size)
     if asked != size:
@@ -391,22 +408,20 @@ def _workers_of(total: int, ratios: Sequence[float], reweight: bool) -> list[int
 def _workers_listed(
     workers: Sequence[int], streams: int, used: Sequence[int], reweight: bool
 ) -> list[int]:
-    """Return the workers of the streams that are used."""
+    """Return the workers of the used streams."""
     if reweight:
-        raise UsageError("num_workers is a list", hint="Give reweight_workers=False.")
+        raise UsageError("a list of num_workers needs reweight_workers=False")
     if len(workers) != streams or min(workers) < 0:
-        raise UsageError(
-            f"num_workers: expected {streams} numbers from 0 on, got {list(workers)!r:.80}"
-        )
+        raise UsageError(f"num_workers: expected {streams} numbers >= 0, got {list(workers)!r:.80}")
     return [workers[i] for i in used]
 
 
 def _counts(ratios: Sequence[float], precision: int) -> list[int]:
-    """Return how many batches each group has in a round: its ratio over the smallest one, rounded, at least 1."""
+    """Return the batches per round of each group: its ratio divided by the smallest one."""
     shares = np.round(np.array(ratios), precision)
     if not (shares > 0).all():
         raise UsageError(
-            f"ratios of {list(ratios)} vanish with {precision} decimals",
+            f"ratios {list(ratios)} are 0 with {precision} decimals",
             hint="Raise counts_precision.",
         )
     return [max(1, round(float(one))) for one in shares / shares.min()]

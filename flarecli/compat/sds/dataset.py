@@ -1,6 +1,6 @@
-"""sds's StreamingDataset: the files that an index names, fetched as they are wanted, by position or an epoch at a time.
+"""sds's StreamingDataset: fetches the files of an index on demand, by position or by epoch.
 
-torch takes it for one of its IterableDatasets as soon as torch is loaded, and it loads no torch itself.
+It does not load torch. If torch is loaded, it is an IterableDataset.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import secrets
-import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -20,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flarecli.compat import register
-from flarecli.compat.sds.rows import Brought, Rows
-from flarecli.compat.streaming.epochs import Clock
+from flarecli.compat.epoch_counter import EpochCounter
+from flarecli.compat.sds.rows import FetchedRow, Rows
 from flarecli.errors import FlareError, RowsError, UsageError
 from flarecli.formats import mds_config
 from flarecli.model import Sample
@@ -31,37 +30,42 @@ from flarecli.storage.workers import Workers
 __all__ = ["IndexMetaData", "StreamingDataset", "ranks"]
 
 KEY, KIND, USAGE = "__sample_key__", "__data_type__", "__worker_disk_usage__"
-_KINDS = ("image", "video", "audio", "text")
-_TYPES = (*_KINDS, *(f"{kind}_latent" for kind in _KINDS))
+_MEDIA = ("image", "video", "audio", "text")
+_TYPES = (*_MEDIA, *(f"{kind}_latent" for kind in _MEDIA))
 _log = logging.getLogger("flarecli.sds")
 
 
 class IndexMetaData(NamedTuple):
-    """Facts about an index: how many samples it has."""
+    """The number of samples of an index."""
 
     num_samples: int
 
 
 class StreamingDataset:
-    """Samples of an index: its columns, with the paths of the fetched files in place of their addresses.
+    """Samples of an index: its columns, with paths of fetched files instead of their addresses.
 
-    src                  an index (parquet, CSV, JSON), several by a wildcard, a list of them, or a folder of files; local or remote
-    dst                  the folder that the files come to, in one of their own for each dataset
-    data_type            image, video, audio, text, or one of those `_latent`; it comes with each sample
+    src                  an index (Parquet, CSV, JSON), several by a wildcard, a list of them, or
+                         a folder of files; local or remote
+    dst                  the folder for fetched files, in a subfolder per dataset
+    data_type            image, video, audio, text, or one of those with `_latent`; added to
+                         each sample
     columns_to_download  columns of addresses, also called `columns_to_load`
-    index_col_name       the column that names a sample's files
-    num_downloading_workers  transfers at a time
-    shuffle_seed         what the order of an epoch depends on; None: the index's own; -1: drawn
-    cache_limit          bytes of files that stay on this machine, the oldest go first; None: no limit
-    transforms           functions of a sample, in turn, that give a sample or several
-    max_index_files_to_use  how many of the indexes that a wildcard names
-    unaligned_worker_index  every worker of every rank goes through all samples, each in an order of its own
-    infinite_iteration   one epoch follows the other without end
-    allow_private        the index may name private addresses
-    allow_local          the index may name local paths outside its own folder, `file://` URLs and links
-    resolution, num_random_access_retries, print_…, lazy_index_…, min_num_pending_tasks_thresh  taken, and of no use here
-    failed               rows that an epoch has left out, each named in the log
-    raises               UsageError, MissingError, FormatError; in an epoch, the error of its first row if every row failed
+    index_col_name       the column whose values name the files
+    num_downloading_workers  parallel transfers
+    shuffle_seed         seed of the order of an epoch; None: the order of the index; -1: random
+    cache_limit          bytes of files kept on this machine; None: unlimited. The oldest files
+                         are removed first
+    transforms           functions of a sample that return one sample or several
+    max_index_files_to_use  maximum number of indexes that a wildcard matches
+    unaligned_worker_index  each worker of each rank reads all samples in an order of its own
+    infinite_iteration   start the next epoch after each one
+    allow_private        allow addresses in private networks
+    allow_local          allow local paths outside the folder of the index, `file://` and links
+    resolution, num_random_access_retries, print_…, lazy_index_…, min_num_pending_tasks_thresh
+                         accepted without effect
+    failed               number of rows that were skipped, each reported in the log
+    raises               UsageError, MissingError, FormatError; the error of the first row if all
+                         rows of an epoch failed
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> StreamingDataset:
@@ -103,17 +107,16 @@ class StreamingDataset:
         lazy_index_prefetch_factor: int = 3,
         min_num_pending_tasks_thresh: int | None = None,
     ) -> None:
+        # the original takes a member of an enum or its value
         self.data_type = (
             None if data_type is None else str(getattr(data_type, "value", data_type)).lower()
         )
         if self.data_type is not None and self.data_type not in _TYPES:
             raise UsageError(
-                f"data_type is {self.data_type!r:.60}", hint=f"Choose one of {', '.join(_TYPES)}."
+                f"data_type: expected one of {', '.join(_TYPES)}, got {self.data_type!r:.60}"
             )
-        self.src, self.name = (
-            src,
-            name or os.path.basename(src.rstrip("/")).partition(".")[0] or "data",
-        )
+        self.src = src
+        self.name = name or os.path.basename(src.rstrip("/")).partition(".")[0] or "data"
         self.dst = os.path.join(dst, self.name)
         self._open_rows = partial(
             Rows,
@@ -133,11 +136,9 @@ class StreamingDataset:
             allow_host=allow_host,
         )
         self.build_index()
-        self.shuffle_seed = _drawn() if shuffle_seed == -1 else shuffle_seed
+        self.shuffle_seed = _random_seed() if shuffle_seed == -1 else shuffle_seed
         if self.shuffle_seed is not None and self.shuffle_seed < 0:
-            raise UsageError(
-                f"shuffle_seed is {shuffle_seed}", hint="Give None, -1, or a number from 0 on."
-            )
+            raise UsageError(f"shuffle_seed: expected None, -1 or at least 0, got {shuffle_seed}")
         self.transforms, self.none_to_empty_str = list(transforms or ()), none_to_empty_str
         self.cache_limit = mds_config.size_limit(cache_limit, "cache_limit")
         self.unaligned_worker_index, self.infinite_iteration = (
@@ -145,16 +146,14 @@ class StreamingDataset:
             infinite_iteration,
         )
         self._block = max(prefetch, 2 * num_downloading_workers, 1)
-        self._stored: deque[Brought] = deque()
-        self._holds: Counter[int] = (
-            Counter()
-        )  # row -> how often it is among those, or on its way: as long its files stay
-        self._used = self._given = self.failed = 0
+        self._stored: deque[FetchedRow] = deque()
+        self._refs: Counter[int] = Counter()  # row -> uses of its files, which stay until it is 0
+        self._used = self._yielded = self.failed = 0
         self._first_error: FlareError | None = None  # of this epoch, in this process
-        self._clock = Clock()
+        self._epoch_counter = EpochCounter()
 
     def build_index(self) -> None:
-        """Read the index, as the constructor does; also when its files have changed."""
+        """Read the index again, such as when its files have changed."""
         self._rows = self._open_rows()
         self.index_meta = IndexMetaData(len(self._rows))
 
@@ -163,28 +162,28 @@ class StreamingDataset:
 
     @property
     def epoch_size(self) -> int:
-        """How many samples an epoch has, on all ranks."""
+        """Number of samples per epoch on all ranks."""
         return len(self)
 
     def __getitem__(self, idx: int) -> Any:
-        """Give one sample, fetching its files first: what its transforms make of it; of several, the first.
+        """Fetch the files of one sample and return it after its transforms; of several, the first.
 
-        raises  RowsError (an IndexError) outside the data; ReachError if a file cannot be fetched: no other row is given in its place
+        raises  RowsError (an IndexError) outside the data; ReachError if a file cannot be fetched
         """
         if not -len(self) <= idx < len(self):
-            raise RowsError(f"sample {idx} is outside the data, which has {len(self)}")
+            raise RowsError(f"sample {idx} is out of range; there are {len(self)}")
         row = int(idx) % len(self)
-        self._holds[row] += 1
+        self._refs[row] += 1
         try:
-            (one,) = self._rows.bring([row])
+            (one,) = self._rows.fetch([row])
         finally:
-            self._let(row)
+            self._release(row)
         if one.error is not None:
             raise one.error
         self._store(one, 1)
         return next(iter(self._samples(one)), None)
 
-    def _samples(self, one: Brought) -> Iterator[Any]:
+    def _samples(self, one: FetchedRow) -> Iterator[Any]:
         sample = {
             key: "" if value is None and self.none_to_empty_str else value
             for key, value in one.sample.items()
@@ -200,123 +199,124 @@ class StreamingDataset:
             error.add_note(f"in a transform of row {one.row} of {self.src}")
             raise
 
-    def _store(self, one: Brought, sharers: int) -> None:
-        """Count the files of a sample that was given, and let go of older ones where the limit asks for it."""
+    def _store(self, one: FetchedRow, sharers: int) -> None:
+        """Count the files of a returned sample, and remove older ones to keep the limit."""
         if self.cache_limit is None:
             return
         self._stored.append(one)
-        self._holds[one.row] += 1
+        self._refs[one.row] += 1
         self._used += one.size
         while self._used > self.cache_limit // sharers and len(self._stored) > 1:
             old = self._stored.popleft()
             self._used -= old.size
-            if not self._let(old.row):
+            if not self._release(old.row):
                 for path in old.files.values():
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(path)
 
-    def _let(self, row: int) -> int:
-        """Note that a row is held once less; give how often it still is."""
-        self._holds[row] -= 1
-        return self._holds[row] or self._holds.pop(row)
+    def _release(self, row: int) -> int:
+        """Decrease the use count of a row and return it."""
+        self._refs[row] -= 1
+        return self._refs[row] or self._refs.pop(row)
 
     def __iter__(self) -> Iterator[Any]:
-        self._given = 0
-        return self._epochs(*self._clock.begin())
+        self._yielded = 0
+        return self._epochs(*self._epoch_counter.begin())
 
     def _epochs(self, epoch: int, step: int, worker: int, workers: int) -> Iterator[Any]:
         while len(self):
-            self._given, self._first_error, failed = 0, None, self.failed
+            self._yielded, self._first_error, failed = 0, None, self.failed
             yield from self._epoch(
                 self._rows_of(epoch, step, worker, workers),
                 workers * int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
             )
-            if self._given:
-                has_samples = self._given > self.failed - failed
+            if self._yielded:
+                has_samples = self._yielded > self.failed - failed
                 sharing = workers if self.unaligned_worker_index else self._shares(step, workers)
-                if self._clock.end(epoch, sharing, has_samples) and self._first_error is not None:
+                if (
+                    self._epoch_counter.end(epoch, sharing, has_samples)
+                    and self._first_error is not None
+                ):
                     raise self._all_failed(epoch, self._first_error)
             if not self.infinite_iteration:
                 return
             epoch, step = epoch + 1, 0
             if worker == 0:
-                self._clock.reach(epoch)
+                self._epoch_counter.advance(epoch)
 
     def _shares(self, step: int, workers: int) -> int:
-        """Return how many workers of this rank have at least one row of an epoch from a step on."""
+        """Return how many workers of this rank have a row of the epoch from a step on."""
         return min(workers, -(-(len(self) - step) // ranks()[1]))
 
     def _all_failed(self, epoch: int, first: FlareError) -> FlareError:
-        """Return the error of an epoch in which every row failed, made from that of its first row."""
+        """Return the error of an epoch in which all rows failed, based on that of its first row."""
         error = type(first)(
-            f"every row of epoch {epoch} failed; the first: {first}",
+            f"all rows of epoch {epoch} failed; first error: {first}",
             where=self.src,
             hint=first.hint,
         )
         if first.hint:
-            error.add_note(f"hint: {first.hint}")  # tracebacks, and torch's workers, show notes
+            error.add_note(f"hint: {first.hint}")  # tracebacks and torch's workers show notes
         return error
 
     def _rows_of(self, epoch: int, step: int, worker: int, workers: int) -> Iterator[list[int]]:
-        """Give the rows of a worker, a block after the other."""
+        """Yield the rows of a worker in blocks."""
         (rank, world), total, seed = ranks(), len(self), self.shuffle_seed or 0
         if self.unaligned_worker_index:
             seed, rank, world, worker, workers = seed + rank * workers + worker, 0, 1, 0, 1
-        order = Epoch(
-            np.array([0, total]),
-            seed,
-            epoch,
-            "sequential" if self.shuffle_seed is None else "shuffle",
-            1,
-        )
+        kind = "sequential" if self.shuffle_seed is None else "shuffle"
+        order = Epoch(np.array([0, total]), seed, epoch, kind, 1)
         count = max(0, -(-(total - step) // world))
         for start in range(worker, count, workers * self._block):
             turns = np.arange(start, min(count, start + workers * self._block), workers)
             yield order.at((step + rank + turns * world) % total).tolist()
 
     def _epoch(self, blocks: Iterator[list[int]], sharers: int) -> Iterator[Any]:
-        """Give samples in order while the files of the next ones are fetched."""
-        under_way: deque[int] = deque()
+        """Yield samples in order while the files of the next block are fetched."""
+        in_flight: deque[int] = deque()
         try:
             with Workers(1, "flare-sds") as pool:
-                ahead = self._fetched(pool, blocks, under_way)
-                while ahead is not None:
-                    brought, ahead = ahead.result(), self._fetched(pool, blocks, under_way)
-                    for one in brought:
-                        self._given += 1
+                future = self._submit(pool, blocks, in_flight)
+                while future is not None:
+                    fetched, future = future.result(), self._submit(pool, blocks, in_flight)
+                    for one in fetched:
+                        self._yielded += 1
                         if one.error is not None:
                             self.failed += 1
                             self._first_error = self._first_error or one.error
                             _log.warning(
-                                "row %d of %s is left out: %s", one.row, self.name, one.error
+                                "row %d of %s is skipped: %s", one.row, self.name, one.error
                             )
                         else:
                             yield from self._samples(one)
                             self._store(one, sharers)
-                        self._let(under_way.popleft())
+                        self._release(in_flight.popleft())
         finally:
-            for row in under_way:
-                self._let(row)
+            for row in in_flight:
+                self._release(row)
 
-    def _fetched(
-        self, pool: Workers, blocks: Iterator[list[int]], under_way: deque[int]
-    ) -> Future[list[Brought]] | None:
-        """Have the next rows brought; noted first, since what one of them has from before must not go in between."""
+    def _submit(
+        self, pool: Workers, blocks: Iterator[list[int]], in_flight: deque[int]
+    ) -> Future[list[FetchedRow]] | None:
+        """Start fetching the next rows; count their uses first, so that present files stay."""
         rows = next(blocks, None)
         if rows is None:
             return None
-        under_way.extend(rows)
-        self._holds.update(rows)
-        return pool.submit(self._rows.bring, rows)
+        in_flight.extend(rows)
+        self._refs.update(rows)
+        return pool.submit(self._rows.fetch, rows)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the place in the epoch, by what this process has given; with workers of a DataLoader, use `set_progress`."""
-        epoch, step = self._clock.last()
-        return {"epoch": epoch, "sample_in_epoch": step + self._given * ranks()[1]}
+        """Return the position by the samples that this process has yielded.
+
+        With workers of a DataLoader, use `set_progress` instead.
+        """
+        epoch, step = self._epoch_counter.last()
+        return {"epoch": epoch, "sample_in_epoch": step + self._yielded * ranks()[1]}
 
     @property
     def epoch(self) -> int:
-        """The epoch that runs, ran last, or was set; setting it keeps `sample_in_epoch`."""
+        """The current epoch; setting it keeps `sample_in_epoch`."""
         return self.state_dict()["epoch"]
 
     @epoch.setter
@@ -325,7 +325,7 @@ class StreamingDataset:
 
     @property
     def sample_in_epoch(self) -> int:
-        """Samples of that epoch that all ranks have given; setting it keeps `epoch`."""
+        """Samples of the epoch that all ranks have yielded; setting it keeps `epoch`."""
         return self.state_dict()["sample_in_epoch"]
 
     @sample_in_epoch.setter
@@ -333,36 +333,44 @@ class StreamingDataset:
         self.set_progress(self.epoch, sample)
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Go on from there with the next iteration, on any number of ranks and workers."""
+        """Resume at a saved position, on any number of ranks and workers."""
         self.set_progress(state_dict["epoch"], state_dict["sample_in_epoch"])
 
     def set_progress(self, epoch: int, sample_in_epoch: int | None = None) -> None:
-        """Say that the next iteration is that epoch, behind so many samples of all ranks. Raises UsageError outside the epoch."""
+        """Set the epoch of the next iteration, and the samples of all ranks to skip.
+
+        raises  UsageError outside the epoch
+        """
         step = sample_in_epoch or 0
         if epoch < 0 or not 0 <= step <= len(self) + ranks()[1]:
             raise UsageError(
-                f"sample {step} of epoch {epoch} is outside the data, which has {len(self)}"
+                f"sample {step} of epoch {epoch} is out of range; there are {len(self)}"
             )
-        self._given = 0
-        self._clock.resume(epoch, step)
+        self._yielded = 0
+        self._epoch_counter.resume(epoch, step)
 
 
 def ranks() -> tuple[int, int]:
-    """Return the rank of this process, and how many ranks there are."""
+    """Return the rank of this process and the number of ranks."""
     return int(os.environ.get("RANK", 0)), max(1, int(os.environ.get("WORLD_SIZE", 1)))
 
 
-def _drawn() -> int:
-    """Draw a seed, the same on all ranks. Raises UsageError where they cannot tell each other."""
+def _random_seed() -> int:
+    """Draw a seed that is the same on all ranks. Raises UsageError if they cannot communicate."""
     seed = [secrets.randbelow(1 << 31)]
     if ranks()[1] > 1:
-        together = getattr(sys.modules.get("torch"), "distributed", None)
-        if together is None or not together.is_initialized():
+        try:
+            from torch import distributed
+
+            has_group = distributed.is_available() and distributed.is_initialized()
+        except ImportError:
+            has_group = False
+        if not has_group:
             raise UsageError(
-                "shuffle_seed is -1, and the ranks cannot agree on one",
-                hint="Start torch.distributed first, or give a seed.",
+                "shuffle_seed=-1 with several ranks needs torch.distributed",
+                hint="Initialize torch.distributed first, or give a seed.",
             )
-        together.broadcast_object_list(seed)
+        distributed.broadcast_object_list(seed)
     return seed[0]
 
 

@@ -1,4 +1,4 @@
-"""An index's rows, and the files that they name brought into a folder: each whole or not at all, under a checked name."""
+"""The rows of an index, and the files they name, downloaded into a folder under checked names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from flarecli import where
-from flarecli.compat.sds.spooled import Spooled
+from flarecli.compat.sds.index_file import IndexFile
 from flarecli.errors import FlareError, Place, ReachError, UnsafeError, UsageError, ValueFitError
 from flarecli.names import check_name, scheme_of
 from flarecli.progress import Progress
@@ -21,14 +21,19 @@ from flarecli.verbs.source import Source, open_source
 from flarecli.write.failures import Failure
 from flarecli.write.links import Link, fetch
 
-__all__ = ["Brought", "Rows"]
+__all__ = ["FetchedRow", "Rows"]
 
-_EXTENSION_LIMIT = 12
+MAX_EXTENSION_LENGTH = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
-    """A row whose files are there: its columns, those of files as paths; column -> file, and their bytes. Or why they are not."""
+class FetchedRow:
+    """A row whose files are present, or why they are not.
+
+    sample  its columns, those of files as paths
+    files   column -> path
+    size    bytes of the files
+    """
 
     row: int
     sample: dict[str, Any]
@@ -38,10 +43,11 @@ class Brought:
 
 
 class Rows:
-    """The rows of an index, or of a folder of files: the columns that are kept, in a file that is mapped, not the files they name.
+    """The rows of an index or of a folder of files; their files are fetched on request.
 
-    key      the column that names a sample's files; `index`, where there is none of that name, is the row's number
-    raises   UsageError for a column that is not there, or a key that two rows have
+    key     the column whose values name the files; the row number if it is `index` and there
+            is no such column
+    raises  UsageError for a missing column or a duplicate key
     """
 
     def __init__(
@@ -72,7 +78,7 @@ class Rows:
         names = source.schema.names
         if not self.columns:
             raise UsageError(
-                "no column to download is named", where=src, hint=f"Choose from {', '.join(names)}."
+                "no column to download", where=src, hint=f"Choose from {', '.join(names)}."
             )
         self.key = key if key in names or key != "index" else source.key or ""
         wanted = [*self.columns, *([self.key] if self.key else [])]
@@ -92,19 +98,19 @@ class Rows:
                 )
         if self.key in self.columns:
             raise UsageError(
-                f"column {self.key!r} cannot be the key and be downloaded",
+                f"column {self.key!r} cannot be both the key and a column to download",
                 where=src,
                 column=self.key,
             )
         os.makedirs(dst, exist_ok=True)
         self.dst = dst
-        self.table = Spooled(
+        self.table = IndexFile(
             os.path.dirname(os.path.abspath(dst)),
             schema,
             batches,
             self.key or None,
             src,
-            _tails(self.columns),
+            _suffixes(self.columns),
         )
         self._at = Location(LocalStore(os.path.realpath(dst), dst, durable=False))
 
@@ -116,34 +122,31 @@ class Rows:
         return self._source
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "_source": None,
-        }  # another process opens it again, and only a folder of files
+        return {**self.__dict__, "_source": None}  # opened again if needed
 
     def __len__(self) -> int:
         return len(self.table)
 
-    def bring(self, rows: Sequence[int]) -> list[Brought]:
-        """Bring the files of rows into the folder, side by side, those that are not there; give the rows in their order."""
+    def fetch(self, rows: Sequence[int]) -> list[FetchedRow]:
+        """Fetch the missing files of rows in parallel; return the rows in order."""
         batch = self.table.take(rows)
-        samples, found = batch.to_pylist(), []
+        samples, fetched = batch.to_pylist(), []
         missing: list[int] = []
         for i, (row, sample) in enumerate(zip(rows, samples, strict=True)):
             try:
                 names = self._names(row, sample)
             except FlareError as error:
-                found.append(Brought(row, sample, {}, 0, error))
+                fetched.append(FetchedRow(row, sample, {}, 0, error))
                 continue
-            found.append(Brought(row, sample, names, 0))
+            fetched.append(FetchedRow(row, sample, names, 0))
             if not all(os.path.exists(os.path.join(self.dst, name)) for name in names.values()):
                 missing.append(i)
         if missing:
-            self._fetch(batch.take(pa.array(missing, pa.int64())), missing, found)
-        return [one if one.error is not None else self._paths(one) for one in found]
+            self._fetch_files(batch.take(pa.array(missing, pa.int64())), missing, fetched)
+        return [one if one.error is not None else self._paths(one) for one in fetched]
 
     def _names(self, row: int, sample: dict[str, Any]) -> dict[str, str]:
-        """Name the files of a row, `KEY-COLUMN.ext`: column -> name, of those that it has."""
+        """Return the names of the files of a row, `KEY-COLUMN.ext`: column -> name."""
         key = str(sample[self.key] if self.key else row)
         names = {}
         for column in self.columns:
@@ -158,14 +161,14 @@ class Rows:
                     )
                 continue
             path = str(address).partition("?")[0].rpartition("/")[2]
-            extension = os.path.splitext(path)[1].lower()[:_EXTENSION_LIMIT]
+            extension = os.path.splitext(path)[1].lower()[:MAX_EXTENSION_LENGTH]
             name = f"{key}-{column}{extension}"
             if "/" in name:
-                raise UnsafeError(f"the name {name!r:.80} is a path", row=row)
+                raise UnsafeError(f"file name {name!r:.80} contains a slash", row=row)
             names[column] = check_name(name, where=Place(row=row))
         return names
 
-    def _fetch(self, batch: pa.Table, missing: list[int], found: list[Brought]) -> None:
+    def _fetch_files(self, batch: pa.Table, missing: list[int], found: list[FetchedRow]) -> None:
         (one,) = batch.combine_chunks().to_batches() or [
             pa.RecordBatch.from_pylist([], batch.schema)
         ]
@@ -177,7 +180,7 @@ class Rows:
                     found[missing[flaw.row]] = replace(found[missing[flaw.row]], error=flaw.error)
                 self._store(filled, missing, found)
             return
-        for column in self.columns:  # one after the other: a row may lack one of them
+        for column in self.columns:  # one at a time: a row may lack a column
             at = [
                 k
                 for k, i in enumerate(missing)
@@ -200,7 +203,7 @@ class Rows:
                     found[i] = replace(found[i], error=error)
                 self._store(part.batch, [missing[at[row]] for row in part.rows.tolist()], found)
 
-    def _store(self, batch: pa.RecordBatch, places: Sequence[int], found: list[Brought]) -> None:
+    def _store(self, batch: pa.RecordBatch, places: Sequence[int], found: list[FetchedRow]) -> None:
         for column in batch.schema.names:
             for i, value in zip(places, batch.column(column), strict=True):
                 data = value.as_buffer() if value.is_valid else None
@@ -208,19 +211,20 @@ class Rows:
                 if data is not None and name is not None and found[i].error is None:
                     (self._at / name).write([memoryview(data)])
 
-    def _paths(self, one: Brought) -> Brought:
+    def _paths(self, one: FetchedRow) -> FetchedRow:
         paths = {column: os.path.join(self.dst, name) for column, name in one.files.items()}
         try:
             size = sum(os.path.getsize(path) for path in paths.values())
         except FileNotFoundError as error:
             return replace(
-                one, error=ReachError("it was removed while it was brought", where=error.filename)
+                one,
+                error=ReachError("the file was removed while it was fetched", where=error.filename),
             )
         return replace(one, sample={**one.sample, **paths}, files=paths, size=size)
 
 
 def _error_of(failure: Failure, column: str, address: str, row: int) -> FlareError:
-    """Return the error of a row whose file in `column` was not fetched."""
+    """Return the error of a row whose file was not fetched."""
     message = f"column {column!r}: {failure.reason}"
     if failure.kind != "unsafe":
         return ReachError(message, row=row, column=column)
@@ -229,12 +233,15 @@ def _error_of(failure: Failure, column: str, address: str, row: int) -> FlareErr
         message,
         row=row,
         column=column,
-        hint=f"Give {switch}=True if you trust what this index names.",
+        hint=f"Give {switch}=True if you trust this index.",
     )
 
 
-def _tails(columns: Sequence[str]) -> list[str]:
-    """Give what makes one row's file another's, where it stands behind a key: `thumb` of `thumb-url` and `url`, as `KEY-thumb-url` is both."""
+def _suffixes(columns: Sequence[str]) -> list[str]:
+    """Return suffixes of keys that make file names ambiguous.
+
+    With columns `url` and `thumb-url`, `KEY-thumb-url` may be a file of `KEY` or `KEY-thumb`.
+    """
     return sorted(
         {
             long.removesuffix(f"-{short}")
@@ -246,14 +253,13 @@ def _tails(columns: Sequence[str]) -> list[str]:
 
 
 def _first(src: str, count: int | None) -> str | list[str]:
-    """Give the first indexes that a wildcard names. Raises UsageError for none of them, or where a list names them."""
+    """Return the first indexes that match a wildcard. Raises UsageError."""
     if count is None:
         return src
     if count < 1 or src.endswith(".txt"):
         raise UsageError(
-            f"the first {count} indexes are none of these",
+            f"max_index_files_to_use: expected at least 1 and a wildcard, got {count}",
             where=src,
-            hint="Give at least 1, of a wildcard.",
         )
     return expand(src)[:count]
 
@@ -261,7 +267,7 @@ def _first(src: str, count: int | None) -> str | list[str]:
 def _batches(
     source: Source, names: list[str], limit: int | None, sql: str | None
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Give the rows that are kept, and their columns."""
+    """Return the selected columns and rows."""
     schema, batches = (
         pa.schema([source.schema.field(name) for name in names]),
         source.batches(names),
@@ -275,10 +281,10 @@ def _batches(
         )
     if sql is not None:
         schema, batches = where.select(schema, batches, sql)
-    return schema, batches if limit is None else _cut(batches, limit)
+    return schema, batches if limit is None else _limit(batches, limit)
 
 
-def _cut(batches: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
+def _limit(batches: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
     left = limit
     for batch in batches:
         if left <= 0:

@@ -1,6 +1,6 @@
-"""The interface of mosaicml-streaming: `import flarecli.compat.streaming as streaming`.
+"""The API of mosaicml-streaming: `import flarecli.compat.streaming as streaming`.
 
-Every name is loaded when it is first used; only `StreamingDataLoader` loads torch.
+Names load on first use; only `StreamingDataLoader` loads torch.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from flarecli.compat.streaming.dataset import StreamingDataset as StreamingDataset
     from flarecli.compat.streaming.local import LocalDataset as LocalDataset
-    from flarecli.compat.streaming.reader import Reader as Reader
-    from flarecli.compat.streaming.reader import reader_from_json as reader_from_json
+    from flarecli.compat.streaming.shard import Reader as Reader
+    from flarecli.compat.streaming.shard import reader_from_json as reader_from_json
     from flarecli.compat.streaming.streams import Stream as Stream
     from flarecli.compat.streaming.torch import StreamingDataLoader as StreamingDataLoader
     from flarecli.compat.streaming.writers import CSVWriter as CSVWriter
@@ -26,14 +26,14 @@ _FILES = {
     "JSONWriter": "writers",
     "LocalDataset": "local",
     "MDSWriter": "writers",
-    "Reader": "reader",
+    "Reader": "shard",
     "Stream": "streams",
     "StreamingDataLoader": "torch",
     "StreamingDataset": "dataset",
     "TSVWriter": "writers",
     "XSVWriter": "writers",
     "base": "base",
-    "reader_from_json": "reader",
+    "reader_from_json": "shard",
 }
 
 __all__ = [

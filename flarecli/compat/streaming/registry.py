@@ -13,13 +13,13 @@ __all__ = ["Registry", "construct_from_registry", "streams_registry"]
 
 
 class Registry:
-    """Classes or functions by name: `registry.register("name", func=MyStream)`, or as a decorator."""
+    """Classes or functions by name; `register` is a function or a decorator."""
 
     def __init__(self) -> None:
         self._functions: dict[str, Callable[..., Any]] = {}
 
     def register(self, name: str, *, func: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Register a class or a function under a name; without `func`, return a decorator that does."""
+        """Register a class or a function; without `func`, return a decorator that does."""
 
         def add(one: Callable[..., Any]) -> Callable[..., Any]:
             self._functions[name] = one
@@ -28,16 +28,16 @@ class Registry:
         return add if func is None else add(func)
 
     def get(self, name: str) -> Callable[..., Any]:
-        """Return what is registered under a name. Raises UsageError (a ValueError) if nothing is."""
+        """Return the class or function of a name. Raises UsageError (a ValueError)."""
         if name not in self._functions:
             raise UsageError(
                 f"no stream is registered as {name!r:.60}",
-                hint=f"Registered are: {', '.join(sorted(self._functions))}.",
+                hint=f"Registered names: {', '.join(sorted(self._functions))}.",
             )
         return self._functions[name]
 
     def get_all(self) -> dict[str, Callable[..., Any]]:
-        """Return everything that is registered, by name."""
+        """Return all registered classes and functions by name."""
         return dict(self._functions)
 
     def __contains__(self, name: object) -> bool:
@@ -52,12 +52,12 @@ def construct_from_registry(
     post_validation_function: Callable[[Any], None] | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Call what is registered under a name.
+    """Call the class or function that is registered under a name.
 
-    partial_function          return a function with the arguments bound, if a function is registered
-    pre_validation_function   called with the class or function before; or a class that it must be derived from
+    partial_function          do not call a function, but return it with its arguments bound
+    pre_validation_function   called with the class or function; or its required base class
     post_validation_function  called with the result
-    raises                    UsageError for anything else; what these functions raise
+    raises                    UsageError; errors of these functions
     """
     found = registry.get(name)
     if isinstance(pre_validation_function, type):

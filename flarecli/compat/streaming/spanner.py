@@ -1,4 +1,4 @@
-"""Where a sample lies: its shard, and its position there."""
+"""The shard of a sample and its position there."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Spanner"]
 
 
 class Spanner:
-    """Maps the number of a sample to its shard and its position there.
+    """Map the number of a sample to its shard and its position there.
 
-    shard_sizes  samples of each shard: int64 [shards]
-    span_size    accepted; it has no effect
+    shard_sizes  number of samples of each shard: int64 [shards]
+    span_size    accepted without effect
     """
 
     def __init__(self, shard_sizes: IntArray, span_size: int = 1 << 10) -> None:
@@ -23,7 +23,7 @@ class Spanner:
         self.num_samples = int(self.shard_bounds[-1])
 
     def __getitem__(self, index: int) -> tuple[int, int]:
-        """Return shard and position of a sample. Raises RowsError (an IndexError) outside the data."""
+        """Return shard and position of a sample. Raises RowsError (an IndexError)."""
         if not 0 <= index < self.num_samples:
             raise RowsError(f"Invalid sample index `{index}`: the data has {self.num_samples}")
         shard = int(np.searchsorted(self.shard_bounds, index, "right")) - 1

@@ -1,4 +1,4 @@
-"""A Stream: a remote dataset and the local folder that its shards are copied to, complete and checked."""
+"""A Stream: a remote dataset and the local folder for verified copies of its shards."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from flarecli import compress
-from flarecli.compat.streaming.local import Shards, listed
-from flarecli.compat.streaming.reader import FileInfo, Reader
-from flarecli.compat.streaming.refusals import NoIndexError, NoSamplesError
+from flarecli.compat.streaming.errors import NoIndexError, NoSamplesError
+from flarecli.compat.streaming.shard import FileInfo, Reader, Shards, read_index
 from flarecli.errors import IntegrityError, MissingError, ReachError, UnsafeError, UsageError
 from flarecli.formats import INDEX
 from flarecli.hashes import Sums, digest
@@ -25,7 +24,7 @@ __all__ = ["Stream", "Weights"]
 
 
 class Weights(NamedTuple):
-    """How much of a stream an epoch has: a share, a factor, or a number of samples."""
+    """How much of a stream is in an epoch: a share, a factor, or a number of samples."""
 
     proportion: float | None
     repeat: float | None
@@ -35,12 +34,12 @@ class Weights(NamedTuple):
 class Stream:
     """One dataset of a StreamingDataset.
 
-    remote, local, split  where the dataset is, the folder its shards are copied to, and a subfolder of both
-    proportion, repeat, choose  how much of it an epoch has: a share, a factor, a number of samples. At most one may be given;
-                          a StreamingDataset sets all three to what its epoch has
-    download_retry, download_timeout  attempts after the first, and seconds
-    validate_hash         name of a listed hash; files that are in `local` already are checked by it, too
-    keep_zip              keep the compressed file beside the decompressed one
+    remote, local, split  the dataset, the folder for its shards, and a subfolder of both
+    proportion, repeat, choose  how much of it is in an epoch: a share, a factor, or a number of
+                          samples. At most one may be given; a StreamingDataset sets the others
+    download_retry, download_timeout  number of retries, and seconds
+    validate_hash         name of a listed hash, also used to check files that are in `local`
+    keep_zip              keep the compressed file next to the decompressed one
     raises                UsageError
     """
 
@@ -81,7 +80,7 @@ class Stream:
         self._given = self._derived = self._weights
         self.download_retry, self.download_timeout = download_retry, download_timeout
         self.validate_hash, self.keep_zip = validate_hash, keep_zip
-        self._verified: set[str] = set()  # names of kept files that this process has checked
+        self._verified: set[str] = set()  # files that this process has checked
 
     @property
     def _weights(self) -> Weights:
@@ -89,17 +88,22 @@ class Stream:
 
     @property
     def given(self) -> Weights:
-        """What was asked for: not what a dataset derived from it, unless that was changed since."""
+        """The weights given by the user: those derived by a dataset only if changed since."""
         return self._given if self._weights == self._derived else self._weights
 
     def derive(self, size: int, count: int, total: int) -> None:
-        """Set proportion, repeat and choose for an epoch that has `count` samples of this stream, which has `size`, and `total` in all."""
+        """Set proportion, repeat and choose for an epoch.
+
+        size   samples in this stream
+        count  samples of this stream in the epoch
+        total  samples in the epoch
+        """
         self._given = self.given
         self.proportion, self.repeat, self.choose = count / (total or 1), count / size, count
         self._derived = self._weights
 
     def apply_default(self, default: Mapping[str, Any]) -> None:
-        """Set what this stream leaves open: split, download_retry, download_timeout, validate_hash, keep_zip."""
+        """Set options that this stream does not set itself."""
         self.split = self.split or default.get("split") or ""
         for name in ("download_retry", "download_timeout", "validate_hash", "keep_zip"):
             if getattr(self, name) is None:
@@ -107,61 +111,63 @@ class Stream:
 
     @property
     def local(self) -> str:
-        """The folder that its shards are kept in; one of this user's among the temporary files, by its address, where none was given."""
+        """The folder for its shards; by default a private temporary folder named by the address."""
         if self._local is None:
             key = digest(f"{self.remote}\0{self.split or ''}".encode(), "sha256")[:24]
             folder = os.path.join(tempfile.gettempdir(), f"flare-stream-{os.getuid()}-{key}")
             os.makedirs(folder, 0o700, exist_ok=True)
             if os.path.islink(folder) or os.stat(folder).st_uid != os.getuid():
                 raise UnsafeError(
-                    "is another user's", where=folder, hint="Give local=, a folder of your own."
+                    "the folder belongs to another user", where=folder, hint="Give another `local`."
                 )
             self._local = folder
         return self._local
 
     @property
     def _guard(self) -> Guard:
-        limits, retries, seconds = Limits(), self.download_retry, self.download_timeout
-        limits = replace(limits, retries=limits.retries if retries is None else retries)
-        return Guard(
-            limits=replace(
-                limits, timeout_s=limits.timeout_s if seconds is None else float(seconds)
-            )
-        )
+        limits = Limits()
+        if self.download_retry is not None:
+            limits = replace(limits, retries=self.download_retry)
+        if self.download_timeout is not None:
+            limits = replace(limits, timeout_s=float(self.download_timeout))
+        return Guard(limits=limits)
 
     @property
     def is_copied(self) -> bool:
-        """Whether there is another place that the local files come from, so that they may be removed."""
+        """True if the local files are copies of remote ones, so that they may be removed."""
         return self.remote is not None and os.path.realpath(self.remote) != os.path.realpath(
             self.local
         )
 
     @property
     def safe_keep_zip(self) -> bool:
-        """Whether compressed files stay: what has no other copy always does."""
+        """True if compressed files are kept; files without a remote copy always are."""
         return bool(self.keep_zip) or not self.is_copied
 
     @property
     def folder(self) -> str:
-        """The local folder of its split."""
+        """The local folder of the split."""
         return os.path.join(self.local, self.split).rstrip("/")
 
     def open(self, allow_unsafe_types: bool) -> Shards:
         """Fetch the index if it is not in the folder, and return the shards.
 
-        raises  NoIndexError without an index and a remote; CorruptIndexError; UsageError if the folder holds another dataset than `remote`,
-                or if `validate_hash` is not listed; NoSamplesError; UnsafeError for pickles that are not allowed
+        raises  NoIndexError without an index and a remote; CorruptIndexError; NoSamplesError;
+                UsageError if the folder has another dataset than `remote`, or if `validate_hash`
+                is not listed; UnsafeError for pickles that are not allowed
         """
         os.makedirs(self.folder, exist_ok=True)
         path = os.path.join(self.folder, INDEX)
-        is_kept = os.path.exists(path)
-        if not is_kept and self.remote is None:
+        is_present = os.path.exists(path)
+        if not is_present and self.remote is None:
             raise NoIndexError(
                 f"No `remote` provided, but local file {INDEX} does not exist", where=self.folder
             )
         if self.is_copied:
-            self._bring_index(path, is_kept)
-        shards = Shards(self.local, self.split, listed(self.local, self.split), allow_unsafe_types)
+            self._fetch_index(path, is_present)
+        shards = Shards(
+            self.local, self.split, read_index(self.local, self.split), allow_unsafe_types
+        )
         if not shards.starts[-1]:
             raise NoSamplesError(
                 f"Stream contains no samples: {INDEX} lists none", where=self.folder
@@ -170,28 +176,28 @@ class Stream:
         first.validate(allow_unsafe_types)
         if self.validate_hash and self.validate_hash not in first.hashes:
             raise UsageError(
-                f"no {self.validate_hash} is listed",
+                f"the index lists no {self.validate_hash}",
                 where=self.folder,
-                hint=f"Listed are: {', '.join(first.hashes) or 'none'}.",
+                hint=f"Listed hashes: {', '.join(first.hashes) or 'none'}.",
             )
         return shards
 
-    def _bring_index(self, path: str, is_kept: bool) -> None:
-        """Fetch the index; compare it with one that is in the folder, which may be of another dataset.
+    def _fetch_index(self, path: str, is_present: bool) -> None:
+        """Fetch the index, or compare it with the one in the folder.
 
-        A folder that has an index is used as it is while the remote cannot be reached.
+        If the remote cannot be reached, the index in the folder is used.
         """
-        at = self._there(INDEX)
+        at = self._remote_file(INDEX)
         try:
             data = at.read(0, at.size())
         except ReachError as error:
-            if is_kept:
+            if is_present:
                 return
             if isinstance(error, MissingError):
                 raise MissingError("No such file or directory", where=error.place) from None
             raise
-        if not is_kept:
-            self._here(INDEX).write([data])
+        if not is_present:
+            self._local_file(INDEX).write([data])
             return
         with open(path, "rb") as file:
             is_same = file.read(len(data) + 1) == data
@@ -203,16 +209,19 @@ class Stream:
                 hint="If the remote dataset was replaced, remove the folder.",
             )
 
-    def _here(self, name: str) -> Location:
+    def _local_file(self, name: str) -> Location:
         return locate(f"{self.folder}/") / name
 
-    def _there(self, name: str) -> Location:
+    def _remote_file(self, name: str) -> Location:
         return locate(f"{str(self.remote).rstrip('/')}/", self._guard) / (
             f"{self.split}/{name}" if self.split else name
         )
 
     def is_present(self, shard: Reader) -> bool:
-        """Return whether the shard can be read from the folder: its files have the listed sizes, and were checked if `validate_hash` asks for it."""
+        """Return whether the shard can be read from the folder.
+
+        Its files must have the listed sizes, and be checked if `validate_hash` is set.
+        """
         return all(
             self._has(raw) and (not self.validate_hash or raw.basename in self._verified)
             for raw, _ in shard.file_pairs
@@ -226,63 +235,63 @@ class Stream:
             return False
 
     def prepare(self, shard: Reader) -> None:
-        """Bring a shard's raw files into the folder: fetched, checked, decompressed. Each gets its name when it is complete.
+        """Fetch, check and decompress the raw files of a shard into the folder.
 
         raises  IntegrityError for bytes that differ from the index; ReachError
         """
         for raw, zipped in shard.file_pairs:
-            if self._keeps(raw):
+            if self._is_intact(raw):
                 continue
             if zipped is None:
-                data = self._fetched(raw)
+                data = self._fetch(raw)
             else:
-                stored = self._kept(zipped) or self._fetched(zipped)
+                stored = self._read_kept(zipped) or self._fetch(zipped)
                 suffix = compress.suffix_of(shard.compression or zipped.basename.rpartition(".")[2])
-                at = self._here(raw.basename)
+                at = self._local_file(raw.basename)
                 data = bytes(compress.decompress(suffix, [stored], raw.bytes, at))
                 _check(raw, data, at)
                 path = os.path.join(self.folder, zipped.basename)
                 if not self.safe_keep_zip and os.path.exists(path):
                     os.unlink(path)
                 elif self.safe_keep_zip and self.is_copied:
-                    self._here(zipped.basename).write([stored])
-            self._here(raw.basename).write([data])
+                    self._local_file(zipped.basename).write([stored])
+            self._local_file(raw.basename).write([data])
             self._verified.add(raw.basename)
 
     def forget(self, shard: Reader) -> None:
-        """Check the shard's files again when they come back: they are about to leave the folder."""
+        """Forget which files of a shard are checked, before they are removed."""
         self._verified.difference_update(raw.basename for raw, _ in shard.file_pairs)
 
-    def _keeps(self, raw: FileInfo) -> bool:
-        """Return whether the folder has a raw file that is as listed. One that is damaged is fetched again if there is a remote.
+    def _is_intact(self, raw: FileInfo) -> bool:
+        """Return whether the folder has a raw file as listed.
 
-        raises  IntegrityError for a damaged file without a remote
+        raises  IntegrityError for a damaged file that has no remote copy
         """
         path = os.path.join(self.folder, raw.basename)
         if not os.path.exists(path):
             return False
-        wanted = raw.hashes.get(self.validate_hash) if self.validate_hash else None
-        here = self._here(raw.basename)
-        fault = (
-            "" if self._has(raw) else f"is {os.path.getsize(path)} bytes, {raw.bytes} are listed"
-        )
-        if not fault and wanted is not None:
-            sums = Sums([str(self.validate_hash)])
+        name = self.validate_hash or ""
+        here = self._local_file(raw.basename)
+        fault = ""
+        if not self._has(raw):
+            fault = f"file is {os.path.getsize(path)} bytes; the index lists {raw.bytes}"
+        elif name in raw.hashes:
+            sums = Sums([name])
             for block in here.blocks():
                 sums.update(block)
-            found = sums.hex()[str(self.validate_hash)]
-            if found != wanted:
-                fault = f"{self.validate_hash} is {found}, {wanted} is listed"
+            found = sums.hex()[name]
+            if found != raw.hashes[name]:
+                fault = f"{name} is {found}; the index lists {raw.hashes[name]}"
         if not fault:
             self._verified.add(raw.basename)
             return True
         if not self.is_copied:
-            raise IntegrityError(fault, where=here, hint="Fetch or pack it again.")
+            raise IntegrityError(fault, where=here, hint="Download or pack it again.")
         return False
 
-    def _kept(self, zipped: FileInfo) -> bytes | None:
-        """Return the bytes of a compressed file in the folder; None if there is none, or a damaged one and a remote to fetch it from."""
-        here = self._here(zipped.basename)
+    def _read_kept(self, zipped: FileInfo) -> bytes | None:
+        """Return the bytes of a compressed file in the folder, or None if it must be fetched."""
+        here = self._local_file(zipped.basename)
         if not os.path.exists(os.path.join(self.folder, zipped.basename)):
             return None
         data = here.read()
@@ -294,35 +303,36 @@ class Stream:
             raise
         return data
 
-    def _fetched(self, stored: FileInfo) -> bytes:
+    def _fetch(self, stored: FileInfo) -> bytes:
         """Read a file from the remote and check it."""
         if not self.is_copied:
-            at = self._here(stored.basename)
-            data = at.read(0, at.size())  # raises, and names what is missing
+            at = self._local_file(stored.basename)
+            data = at.read(0, at.size())  # raises if it is missing
         else:
-            at = self._there(stored.basename)
+            at = self._remote_file(stored.basename)
             data = at.read(0, stored.bytes or at.size())
         _check(stored, data, at)
         return data
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Hold the folder's lock, so that one process at a time brings shards into it."""
+    def lock(self) -> Iterator[None]:
+        """Lock the folder, so that one process at a time fetches shards into it."""
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            hint = "Give a `local` on a local disk."
-            flock(fd, fcntl.LOCK_EX, self.folder, hint)
+            flock(fd, fcntl.LOCK_EX, self.folder, "Give a `local` on a local disk.")
             yield
         finally:
             os.close(fd)
 
 
 def _check(info: FileInfo, data: bytes, where: object) -> None:
-    hint = "Fetch or pack it again."
+    hint = "Download or pack it again."
     if len(data) != info.bytes:
         raise IntegrityError(
-            f"is {len(data)} bytes, {info.bytes} are listed", where=where, hint=hint
+            f"file is {len(data)} bytes; the index lists {info.bytes}", where=where, hint=hint
         )
     for name, wanted in info.hashes.items():
         if (found := digest(data, name)) != wanted:
-            raise IntegrityError(f"{name} is {found}, {wanted} is listed", where=where, hint=hint)
+            raise IntegrityError(
+                f"{name} is {found}; the index lists {wanted}", where=where, hint=hint
+            )

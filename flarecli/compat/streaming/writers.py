@@ -1,6 +1,6 @@
-"""The writers of mosaicml-streaming: samples in, shards and `index.json` out, the same files with the same bytes.
+"""The writers of mosaicml-streaming: the same shards and `index.json`, byte for byte.
 
-One difference is on purpose: if the block ends with an exception, no index is written, because an index marks the dataset as complete.
+Unlike the original, a block that raises leaves no index, which marks a dataset as complete.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from flarecli.compat.streaming.refusals import LacksColumnError, OccupiedError
+from flarecli.compat.streaming.errors import LacksColumnError, OccupiedError
 from flarecli.errors import UsageError
 from flarecli.formats import INDEX, mds_config
 from flarecli.formats.mds_config import size_limit as parse_size_limit
@@ -27,19 +27,20 @@ _JSON = {"str": "json_str", "int": "json_int", "float": "json_float"}
 
 
 class _Writer:
-    """What the five writers have in common.
+    """Base class of the writers.
 
     columns     name -> encoding; other keys of a sample are ignored
-    out         a folder or an address; or (folder, address): written to the folder and copied to the address at the end
+    out         a folder or an address; or (folder, address): copy the folder to the address
     keep_local  with (folder, address): keep the folder
-    size_limit  bytes per shard, as a number below 2**32 or as text such as `67mb`; None: no limit
+    size_limit  bytes per shard: a number below 2**32, or text such as `67mb`; None: no limit
     exist_ok    replace the dataset in `out`
-    progress_bar, max_workers, retry  accepted; they have no effect
-    raises      UsageError (a ValueError) for invalid settings; OccupiedError (a FileExistsError) for a folder that is not empty
+    progress_bar, max_workers, retry  accepted without effect
+    raises      UsageError (a ValueError) for invalid settings; OccupiedError (a FileExistsError)
+                for a folder that is not empty
     """
 
     format = ""
-    _encodings: Mapping[str, str] | None = None  # what the words of this format are called here
+    _encodings: Mapping[str, str] | None = None  # names in this format -> flare's names
 
     def __init__(
         self,
@@ -67,11 +68,8 @@ class _Writer:
         local = out[0] if isinstance(out, tuple) else os.fspath(out)
         self.remote = out[1] if isinstance(out, tuple) else None
         self.local, self.keep_local = local, keep_local
-        self.compression, self.hashes, self.size_limit = (
-            compression or None,
-            wanted,
-            parse_size_limit(size_limit, "size_limit"),
-        )
+        self.compression, self.hashes = compression or None, wanted
+        self.size_limit = parse_size_limit(size_limit, "size_limit")
         if self.size_limit is not None and self.size_limit >= 1 << 32:
             raise UsageError(
                 f"`size_limit` must be less than 2**32 bytes, got {self.size_limit}",
@@ -85,7 +83,7 @@ class _Writer:
             raise OccupiedError(
                 "Directory is not empty",
                 where=local,
-                hint="Choose another, or give exist_ok=True to replace the dataset in it.",
+                hint="Choose another folder, or give exist_ok=True to replace the dataset.",
             )
         self._settings = settings
         self._writer = Writer(
@@ -103,31 +101,33 @@ class _Writer:
             return encoding
         if encoding not in self._encodings:
             raise UsageError(
-                f"column {name!r}: {encoding!r:.60} is none of {', '.join(self._encodings)}",
+                f"column {name!r}: expected one of {', '.join(self._encodings)}, "
+                f"got {encoding!r:.60}",
                 column=name,
             )
         return self._encodings[encoding]
 
     def get_config(self) -> dict[str, Any]:
-        """Return what `index.json` says of every shard: format, columns, compression, hashes and size limit."""
+        """Return the settings that `index.json` has for every shard."""
         return mds_config.config(self.format, self._writer.columns or (), self._settings)
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Write one sample.
 
-        raises  LacksColumnError (a KeyError) for a missing column; ValueFitError (a ValueError) for a value that its encoding cannot hold
+        raises  LacksColumnError (a KeyError) for a missing column; ValueFitError (a ValueError)
+                for a value that does not fit its encoding
         """
         missing = next((name for name in self.columns if name not in sample), None)
         if missing is not None:
             raise LacksColumnError(f"the sample has no {missing!r:.60}", where=self.local)
         row = {name: sample[name] for name in self.columns}
-        for name in self._pickled:  # the column's name says so, and to write a pickle runs nothing
+        for name in self._pickled:  # encoding `pkl` was chosen; writing runs no code
             if not isinstance(row[name], bytes):
                 row[name] = pickle.dumps(row[name])
         self._writer.write(row)
 
     def finish(self) -> None:
-        """Write the last shard and the index, then copy all files to the other address if there is one."""
+        """Write the last shard and the index, then copy the files to the address if given."""
         self._writer.close()
         if self.remote is not None:
             _copy(locate(f"{self.local}/"), locate(f"{self.remote.rstrip('/')}/"), self.keep_local)
@@ -168,7 +168,7 @@ class MDSWriter(_Writer):
 
 
 class JSONWriter(_Writer):
-    """Write JSON shards, of `str`, `int` and `float`."""
+    """Write JSON shards of `str`, `int` and `float`."""
 
     format, _encodings = "json", _JSON
 
@@ -190,7 +190,7 @@ class XSVWriter(_Writer):
 
 
 class CSVWriter(XSVWriter):
-    """Write CSV shards, of `str`, `int` and `float`."""
+    """Write CSV shards of `str`, `int` and `float`."""
 
     format = "csv"
 
@@ -199,7 +199,7 @@ class CSVWriter(XSVWriter):
 
 
 class TSVWriter(XSVWriter):
-    """Write TSV shards, of `str`, `int` and `float`."""
+    """Write TSV shards of `str`, `int` and `float`."""
 
     format = "tsv"
 

@@ -1,11 +1,11 @@
-"""Those of sds's transforms that its README begins with: a picture as a tensor, and which fields a sample has. The first loads torch.
+"""The transforms of sds's README: decode an image as a tensor, and check the fields of a sample.
 
-Anything else is a function of a sample; `flarecli.presets` decodes pictures, sound, video and text.
+For others, `flarecli.presets` decodes images, audio, video and text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 
 from flarecli import read
@@ -17,7 +17,7 @@ __all__ = ["DecodeImageTransform", "EnsureFieldsTransform", "create_standard_ima
 
 @dataclass(frozen=True, slots=True)
 class DecodeImageTransform:
-    """The path of a picture -> torch.uint8 [3, height, width], cut to the proportions and scaled."""
+    """Decode an image by its path to torch.uint8 [3, height, width], cropped and scaled."""
 
     input_field: str
     output_field: str
@@ -29,15 +29,13 @@ class DecodeImageTransform:
         height, width = self.resolution
         with open(sample[self.input_field], "rb") as file:
             pixels = read.presets.image((width, height))(file.read())
-        return {
-            **sample,
-            self.output_field: torch.from_numpy(pixels.copy()).permute(2, 0, 1).contiguous(),
-        }
+        tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1).contiguous()
+        return {**sample, self.output_field: tensor}
 
 
 @dataclass(frozen=True, slots=True)
 class EnsureFieldsTransform:
-    """Refuse a sample that lacks a field, or has another type in it; `drop_others` leaves the other fields out."""
+    """Raise ValueFitError for a missing field or one of another type; drop others if asked."""
 
     fields_whitelist: Sequence[str] | Mapping[str, type]
     check_dummy_values: bool = False
@@ -52,12 +50,12 @@ class EnsureFieldsTransform:
         for name, kind in kinds.items():
             if name not in sample or not isinstance(sample[name], kind):
                 raise ValueFitError(
-                    f"field {name!r} is {type(sample.get(name)).__name__}, {kind.__name__} is wanted"
+                    f"field {name!r}: expected {kind.__name__}, "
+                    f"got {type(sample.get(name)).__name__}"
                 )
-            if self.check_dummy_values and (
-                sample[name] is None
-                or (hasattr(sample[name], "__len__") and len(sample[name]) == 0)
-            ):
+            value = sample[name]
+            is_empty = isinstance(value, Sized) and len(value) == 0
+            if self.check_dummy_values and (value is None or is_empty):
                 raise ValueFitError(f"field {name!r} is empty")
         return {name: sample[name] for name in kinds} if self.drop_others else sample
 
@@ -65,5 +63,8 @@ class EnsureFieldsTransform:
 def create_standard_image_pipeline(
     image_field: str, resolution: tuple[int, int], output_field: str = "image"
 ) -> list[Callable[[Sample], Sample]]:
-    """Make `output_field` a torch.uint8 [3, height, width] of the picture whose path `image_field` is; resolution is (height, width), pixels."""
+    """Return the transforms that decode `image_field`, a path, into `output_field`.
+
+    resolution  (height, width) in pixels
+    """
     return [DecodeImageTransform(image_field, output_field, resolution)]

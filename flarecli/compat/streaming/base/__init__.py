@@ -1,4 +1,4 @@
-"""The import paths below `streaming.base` that programs use: the same names as in `flarecli.compat.streaming`."""
+"""Import paths below `streaming.base`: the same names as in `flarecli.compat.streaming`."""
 
 from __future__ import annotations
 

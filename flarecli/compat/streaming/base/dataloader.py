@@ -1,4 +1,4 @@
-"""The import path `streaming.base.dataloader`; it loads torch."""
+"""Import path `streaming.base.dataloader`; it loads torch."""
 
 from flarecli.compat.streaming.torch import StreamingDataLoader
 

@@ -1,4 +1,4 @@
-"""The import path `streaming.base.dataset`."""
+"""Import path `streaming.base.dataset`."""
 
 from flarecli.compat.streaming.dataset import StreamingDataset
 

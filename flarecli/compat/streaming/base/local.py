@@ -1,4 +1,4 @@
-"""The import path `streaming.base.local`."""
+"""Import path `streaming.base.local`."""
 
 from flarecli.compat.streaming.local import LocalDataset
 

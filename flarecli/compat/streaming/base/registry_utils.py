@@ -1,4 +1,4 @@
-"""The import path `streaming.base.registry_utils`."""
+"""Import path `streaming.base.registry_utils`."""
 
 from flarecli.compat.streaming.registry import construct_from_registry
 

@@ -1,4 +1,4 @@
-"""The import path `streaming.base.spanner`."""
+"""Import path `streaming.base.spanner`."""
 
 from flarecli.compat.streaming.spanner import Spanner
 

@@ -1,4 +1,4 @@
-"""The import path `streaming.base.stream`."""
+"""Import path `streaming.base.stream`."""
 
 from flarecli.compat.streaming.registry import streams_registry
 from flarecli.compat.streaming.streams import Stream

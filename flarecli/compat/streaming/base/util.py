@@ -1,4 +1,4 @@
-"""The import path `streaming.base.util`."""
+"""Import path `streaming.base.util`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["clean_stale_shared_memory", "merge_index"]
 
 
 def clean_stale_shared_memory() -> None:
-    """Do nothing: no shared memory is used, so none can be stale."""
+    """Do nothing: flare uses no shared memory."""
 
 
 def merge_index(
@@ -22,11 +22,14 @@ def merge_index(
     out: str | os.PathLike[str] | None = None,
     index_file_urls: Sequence[str] | None = None,
 ) -> None:
-    """Write one `index.json` over datasets below a folder: `merge_index(out)`, or `merge_index(index_file_urls, out)`.
+    """Write one `index.json` over the datasets below a folder.
 
-    index_file_urls  the `index.json` of each dataset, in the order of the samples; without it, all below `out`
-    keep_local, download_timeout  accepted; they have no effect, since indexes are read where they are
-    raises           UsageError for a remote `out`; UnsafeError, MissingError, FormatError: see `flarecli.merge_index`
+    Called as `merge_index(out)` or `merge_index(index_file_urls, out)`.
+
+    index_file_urls  the `index.json` of each dataset, in order; default: all below `out`
+    keep_local, download_timeout  accepted without effect: indexes are read where they are
+    raises           UsageError for a remote `out`; UnsafeError, MissingError, FormatError: see
+                     `flarecli.merge_index`
     """
     given = list(args)
     if given and isinstance(given[0], list):

@@ -1,6 +1,6 @@
-"""The import path `streaming.base.format`."""
+"""Import path `streaming.base.format`."""
 
-from flarecli.compat.streaming.reader import FileInfo, Reader, reader_from_json
+from flarecli.compat.streaming.shard import FileInfo, Reader, reader_from_json
 from flarecli.compat.streaming.writers import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
 
 __all__ = [

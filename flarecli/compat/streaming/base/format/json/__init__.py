@@ -1,4 +1,4 @@
-"""The import path `streaming.base.format.json`."""
+"""Import path `streaming.base.format.json`."""
 
 from flarecli.compat.streaming.writers import JSONWriter
 

@@ -1,4 +1,4 @@
-"""The import path `streaming.base.format.mds`."""
+"""Import path `streaming.base.format.mds`."""
 
 from flarecli.compat.streaming.writers import MDSWriter
 

@@ -1,4 +1,4 @@
-"""The import path `streaming.base.format.mds.encodings`: encodings of one's own in columns of MDS.
+"""Import path `streaming.base.format.mds.encodings`: custom encodings of MDS columns.
 
 class Complex128(Encoding):
     def encode(self, obj): return np.complex128(obj).tobytes()
@@ -59,7 +59,7 @@ _UNSAFE = ("pkl",)
 
 
 class Encoding(ABC):
-    """Makes bytes of a value, and a value of bytes."""
+    """Base class of encodings."""
 
     size: int | None = None
 
@@ -69,11 +69,11 @@ class Encoding(ABC):
 
     @abstractmethod
     def decode(self, data: bytes) -> Any:
-        """Return the value of such bytes."""
+        """Return the value of its bytes."""
 
 
 class _Named(Encoding):
-    """An encoding that flare has."""
+    """One of flare's encodings."""
 
     name = ""
 
@@ -85,13 +85,13 @@ class _Named(Encoding):
 
 
 class _Encodings(dict[str, type[Encoding]]):
-    """Name -> class; a class that is put in is known to every reader and writer of this process."""
+    """Name -> class. A class that is added is used by all readers and writers of this process."""
 
     def __setitem__(self, name: str, one: type[Encoding]) -> None:
         if one.size is not None:
             raise UsageError(
                 f"encoding {name!r:.60} has a fixed size of {one.size} bytes",
-                hint="Leave out `size`: the length of each value is then stored with it.",
+                hint="Leave out `size`; the length of each value is stored with it.",
             )
         coder = one()
         encodings.encoding(name, coder.encode, coder.decode)
@@ -104,12 +104,12 @@ _encodings: dict[str, type[Encoding]] = _Encodings(
 
 
 def get_mds_encodings() -> set[str]:
-    """Return the names of all encodings, without the forms that take a dtype or a shape."""
+    """Return the names of all encodings, without dtypes or shapes."""
     return set(_encodings)
 
 
 def is_mds_encoding(encoding: str) -> bool:
-    """Return whether a column may have this encoding, such as `int` or `ndarray:uint8:3,4`."""
+    """Return whether an encoding such as `int` or `ndarray:uint8:3,4` is valid."""
     if encoding.partition(":")[0] not in _encodings:
         return False
     try:
@@ -120,16 +120,16 @@ def is_mds_encoding(encoding: str) -> bool:
 
 
 def is_mds_encoding_safe(encoding: str) -> bool:
-    """Return whether decoding runs no code that the data brings."""
+    """Return False if decoding may run code from the data."""
     return encoding not in _UNSAFE
 
 
 def mds_encode(encoding: str, obj: Any) -> bytes:
-    """Return the bytes of a value. Raises ValueFitError for a value that the encoding cannot hold."""
+    """Return the bytes of a value. Raises ValueFitError if it does not fit the encoding."""
     data = encodings.encode(encodings.lookup(encoding), obj)
     return data if isinstance(data, bytes) else b"".join(data)
 
 
 def mds_decode(encoding: str, data: bytes) -> Any:
-    """Return the value of such bytes. Raises UnsafeError for pickles."""
+    """Return the value of its bytes. Raises UnsafeError for pickles."""
     return encodings.decode(encodings.lookup(encoding), data)

@@ -1,4 +1,4 @@
-"""The import path `streaming.base.format.xsv`."""
+"""Import path `streaming.base.format.xsv`."""
 
 from flarecli.compat.streaming.writers import CSVWriter, TSVWriter, XSVWriter
 

@@ -1,4 +1,4 @@
-"""An index's rows in a file of this machine that is mapped, not loaded: an index larger than memory is read from any row on."""
+"""The rows of an index in a local memory-mapped file, for indexes larger than memory."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ import pyarrow as pa
 from flarecli.errors import UsageError
 from flarecli.write import Keys, key_text
 
-__all__ = ["Spooled"]
+__all__ = ["IndexFile"]
 
-_ROWS = 1 << 14  # of a batch, at most: one is looked through for one row
-_STALE_S = 60.0
+MAX_BATCH_ROWS = 1 << 14  # a lookup of one row reads one batch
+MIN_STALE_AGE_S = 60.0
 
 
-class Spooled:
-    """Rows of batches by position. Goes to other processes as the file's name; the file goes with whoever made it.
+class IndexFile:
+    """Rows of batches by position.
 
-    folder  where the file lies; files there that a process left behind when it was killed are removed
-    key     a column in which no value may come twice
-    tails   no two of its values may differ by `-` and one of these alone
-    raises  UsageError for a key that two rows have, and for two such keys
+    It is pickled by file name. The process that created the file removes it.
+
+    folder    folder of the file; files left by killed processes are removed from it
+    key       a column of unique values
+    suffixes  no two keys may differ only by `-` and one of these
+    raises    UsageError for duplicate keys, and for two such keys
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class Spooled:
         batches: Iterable[pa.RecordBatch],
         key: str | None,
         where: str,
-        tails: Sequence[str] = (),
+        suffixes: Sequence[str] = (),
     ) -> None:
         schema = pa.schema(
             [
@@ -48,20 +50,20 @@ class Spooled:
                 for one in schema
             ]
         )
-        _sweep(folder)
+        _remove_stale(folder)
         fd, self._path = tempfile.mkstemp(".arrow", ".flare-index-", folder)
-        with contextlib.suppress(OSError):  # without locks, `_sweep` leaves every file alone
+        with contextlib.suppress(OSError):  # without locks, `_remove_stale` keeps all files
             fcntl.flock(fd, fcntl.LOCK_SH)
         weakref.finalize(self, _remove, self._path, fd, os.getpid())
-        keys, tailed, starts = Keys(), {tail: Keys() for tail in tails}, [0]
+        keys, suffixed, starts = Keys(), {suffix: Keys() for suffix in suffixes}, [0]
         with os.fdopen(os.dup(fd), "wb") as file, pa.ipc.new_file(file, schema) as out:
             for batch in batches:
-                for start in range(0, batch.num_rows, _ROWS):
-                    part = batch.slice(start, _ROWS).cast(schema)
+                for start in range(0, batch.num_rows, MAX_BATCH_ROWS):
+                    part = batch.slice(start, MAX_BATCH_ROWS).cast(schema)
                     if key is not None:
-                        _refuse_twice(keys, part.column(key), starts[-1], where)
-                        for tail, both in tailed.items():
-                            _refuse_tailed(both, part.column(key), tail, where)
+                        _check_unique(keys, part.column(key), starts[-1], where)
+                        for suffix, both in suffixed.items():
+                            _check_suffix(both, part.column(key), suffix, where)
                     out.write_batch(part)
                     starts.append(starts[-1] + part.num_rows)
         self._starts = np.array(starts)
@@ -82,7 +84,7 @@ class Spooled:
         return int(self._starts[-1])
 
     def take(self, rows: Sequence[int]) -> pa.Table:
-        """Give rows, in the order asked; only their parts of the file are read."""
+        """Return rows in the given order; only their batches are read."""
         wanted = np.asarray(rows, np.int64)
         number = np.searchsorted(self._starts, wanted, "right") - 1
         order = np.argsort(number, kind="stable")
@@ -95,44 +97,47 @@ class Spooled:
         return pa.Table.from_batches(parts, self.schema).combine_chunks().take(pa.array(back))
 
 
-def _refuse_twice(keys: Keys, column: pa.Array, first: int, where: str) -> None:
+def _check_unique(keys: Keys, column: pa.Array, first: int, where: str) -> None:
     twice = np.flatnonzero(keys.seen(column, first) >= 0)
     if len(twice):
-        hint = "Name a column that tells rows apart."
         raise UsageError(
-            f"{key_text(column[int(twice[0])])!r:.60} is the key of more than one row",
+            f"duplicate key {key_text(column[int(twice[0])])!r:.60}",
             where=where,
-            hint=hint,
+            hint="Choose a column with unique values.",
         )
 
 
-def _refuse_tailed(both: Keys, column: pa.Array, tail: str, where: str) -> None:
-    """Refuse a key that is another one with a tail; `both` are the keys so far, as they are and with it."""
+def _check_suffix(both: Keys, column: pa.Array, suffix: str, where: str) -> None:
+    """Raise UsageError if one key is another one with a suffix.
+
+    both  the keys so far, with and without the suffix
+    """
     texts = [key_text(key) for key in column if key.is_valid]
     clash = np.flatnonzero(
-        both.seen(pa.array([*texts, *(f"{text}-{tail}" for text in texts)], pa.large_string()), 0)
+        both.seen(pa.array([*texts, *(f"{text}-{suffix}" for text in texts)], pa.large_string()), 0)
         >= 0
     )
     if len(clash):
         one = texts[int(clash[0]) % len(texts)]
-        other = one.removesuffix(f"-{tail}") if int(clash[0]) < len(texts) else f"{one}-{tail}"
-        message = f"the files of the keys {min(one, other)!r:.60} and {max(one, other)!r:.60} would have one name"
+        other = one.removesuffix(f"-{suffix}") if int(clash[0]) < len(texts) else f"{one}-{suffix}"
         raise UsageError(
-            message,
+            f"files of the keys {min(one, other)!r:.60} and {max(one, other)!r:.60} would have the "
+            "same name",
             where=where,
-            hint=f"Name a column whose values do not end in -{tail}, or download the columns apart.",
+            hint=f"Choose a column whose values do not end in -{suffix}, or download one column "
+            "at a time.",
         )
 
 
-def _sweep(folder: str) -> None:
-    """Remove the files of processes that were killed: old ones, whose lock nobody holds."""
+def _remove_stale(folder: str) -> None:
+    """Remove files of killed processes: old ones that are not locked."""
     for path in glob.glob(os.path.join(glob.escape(folder), ".flare-index-*.arrow")):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             continue
         try:
-            if time.time() - os.fstat(fd).st_mtime > _STALE_S:
+            if time.time() - os.fstat(fd).st_mtime > MIN_STALE_AGE_S:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(path)
         except OSError:

@@ -1,4 +1,4 @@
-"""Errors that are also what mosaicml-streaming raises in their place, for programs that catch those."""
+"""Errors that are also of the builtin classes that mosaicml-streaming raises."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = [
 
 
 class OccupiedError(UsageError, FileExistsError):
-    """Files are where a dataset is to be written."""
+    """The output folder is not empty."""
 
 
 class LacksColumnError(UsageError, KeyError):
@@ -29,15 +29,15 @@ class NoIndexError(MissingError, RuntimeError):
 
 
 class NoSamplesError(UsageError, RuntimeError):
-    """A stream without a sample."""
+    """A stream has no samples."""
 
 
 class PicklesError(UnsafeError, ValueError):
-    """A column holds pickles, and they were not allowed."""
+    """A column contains pickles, which are not allowed."""
 
 
 class CorruptIndexError(FormatError, JSONDecodeError):
-    """An `index.json` that is empty, or not JSON."""
+    """An `index.json` is empty or not valid JSON."""
 
     def __init__(self, message: str, *, where: object = "", hint: str = "") -> None:
         JSONDecodeError.__init__(self, message, "", 0)

@@ -1,40 +1,40 @@
-"""Which epoch it is: the same for all workers of one iteration."""
+"""The number of the next epoch, shared by all workers of a DataLoader."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-import sys
 import tempfile
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+from flarecli.compat import loaded_torch_data
 from flarecli.storage.flock import flock
 
-__all__ = ["Clock"]
+__all__ = ["EpochCounter"]
 
 
-class Clock:
-    """The epoch that comes next, shared by the processes that hold one dataset: workers of one iteration are told the same one.
+class EpochCounter:
+    """The next epoch of a dataset, shared by the processes that have a copy of it.
 
-    It lives in a file of its own in the folder for temporary files, until whoever made it lets go.
+    All workers of one iteration get the same epoch. The state is a file in the folder for
+    temporary files, which is removed with the first copy.
     """
 
     def __init__(self) -> None:
         fd, self._path = tempfile.mkstemp(prefix="flare-epoch-")
         with os.fdopen(fd, "w") as file:
             json.dump({"next": 0, "seeds": [], "resume": None, "ends": []}, file)
-        self._turns: dict[
-            int, int
-        ] = {}  # seed of workers -> iterations that this process has begun with it
+        self._turns: dict[int, int] = {}  # seed of workers -> iterations begun by this process
         weakref.finalize(self, _remove, self._path, os.getpid())
 
     def _change(self, change: Callable[[dict[str, Any]], Any]) -> Any:
         with open(self._path, "r+", encoding="utf-8") as file:
-            hint = "Set TMPDIR to a folder on a local disk."
-            flock(file.fileno(), fcntl.LOCK_EX, self._path, hint)
+            flock(
+                file.fileno(), fcntl.LOCK_EX, self._path, "Set TMPDIR to a folder on a local disk."
+            )
             state = json.load(file)
             out = change(state)
             file.seek(0)
@@ -43,15 +43,13 @@ class Clock:
         return out
 
     def begin(self) -> tuple[int, int, int, int]:
-        """Begin an epoch; give it, the step to begin at, and which of how many workers of torch's this process is.
+        """Begin an epoch; return its number, its first step, the worker's number, and their count.
 
-        The workers of one iteration have a seed in common, and keep it for the next ones if they live that long.
+        The workers of one iteration have a seed in common. Persistent workers keep it for the
+        next iterations.
         """
-        info = (
-            sys.modules["torch.utils.data"].get_worker_info()
-            if "torch.utils.data" in sys.modules
-            else None
-        )
+        data = loaded_torch_data()  # a worker has always loaded it
+        info = None if data is None else data.get_worker_info()
         seed = None if info is None else int(info.seed - info.id)
         turn = 0 if seed is None else self._turns.get(seed, 0)
         if seed is not None:
@@ -74,13 +72,13 @@ class Clock:
         return epoch, step, *((0, 1) if info is None else (info.id, info.num_workers))
 
     def resume(self, epoch: int, step: int) -> None:
-        """Say that the next epoch is this one, from this step on."""
+        """Set the next epoch and its first step."""
         self._change(
             lambda state: state.update(next=epoch, resume=[epoch, step], seeds=[], ends=[])
         )
 
     def end(self, epoch: int, workers: int, has_samples: bool) -> bool:
-        """Record that a worker finished an epoch; return True if all of them have, and none had a sample."""
+        """Record that a worker finished an epoch; return True if all have and none had a sample."""
 
         def change(state: dict[str, Any]) -> bool:
             ends = {known: (count, any_) for known, count, any_ in state["ends"]}
@@ -93,24 +91,24 @@ class Clock:
 
         return bool(self._change(change))
 
-    def reach(self, epoch: int) -> None:
-        """Say that an epoch has begun, if no later one has: for iterations that go on from one to the next."""
+    def advance(self, epoch: int) -> None:
+        """Record that an epoch has begun, unless a later one has."""
         self._change(lambda state: state.update(next=max(state["next"], epoch + 1)))
 
     def next(self) -> int:
-        """Give the epoch that comes next."""
+        """Return the next epoch."""
         return int(self._change(lambda state: state["next"]))
 
     def last(self) -> tuple[int, int]:
-        """Return the epoch begun last, or resumed since, and the step that it began at."""
+        """Return the epoch begun or resumed last, and its first step."""
 
-        def look(state: dict[str, Any]) -> tuple[int, int]:
+        def read(state: dict[str, Any]) -> tuple[int, int]:
             epoch, resume = max(0, state["next"] - 1), state["resume"]
             if resume and resume[0] in (epoch, state["next"]):
                 return resume[0], resume[1]
             return epoch, 0
 
-        found: tuple[int, int] = self._change(look)
+        found: tuple[int, int] = self._change(read)
         return found
 
 

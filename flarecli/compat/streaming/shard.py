@@ -1,28 +1,33 @@
-"""One shard as mosaicml-streaming shows it: its files, their sizes by the index, its samples, and what of it lies in the folder."""
+"""Shards as in mosaicml-streaming: their samples, their listed files, and their local files."""
 
 from __future__ import annotations
 
 import os
 import struct
+from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flarecli import encodings, formats
-from flarecli.compat.streaming.refusals import PicklesError
+from flarecli.compat.streaming.errors import CorruptIndexError, PicklesError
 from flarecli.errors import FlareError, FormatError, RowsError, UsageError
-from flarecli.formats import mds_config, spans
-from flarecli.formats.mds_index import Listed
+from flarecli.formats import INDEX, mds_config, spans
+from flarecli.formats.mds_index import Listed, read_shards
 from flarecli.model import File, Sample, Settings, Shard
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
 
-__all__ = ["FileInfo", "Reader", "items", "reader_from_json"]
+__all__ = ["FileInfo", "Reader", "Shards", "items", "read_index", "reader_from_json"]
+
+MAX_OPEN_SHARDS = 128  # readers kept per folder
 
 
 class FileInfo(NamedTuple):
-    """One file as the index lists it: name below the folder, bytes, hash name -> hex."""
+    """A file as listed in the index: name below the folder, bytes, hash name -> hex."""
 
     basename: str
     bytes: int
@@ -30,28 +35,28 @@ class FileInfo(NamedTuple):
 
 
 def items(at: Any, size: int, get: Any) -> Any:
-    """Give what `[at]` means: an item for an integer, a list for a slice, lists of lists for lists and arrays of integers."""
+    """Return what `[at]` selects: an item for an integer, a list for a slice, list or array."""
     if isinstance(at, (int, np.integer)):
         row = int(at) + size if at < 0 else int(at)
         if not 0 <= row < size:
-            raise RowsError(f"sample {int(at)} is outside the data, which has {size}")
+            raise RowsError(f"sample {int(at)} is out of range; there are {size}")
         return get(row)
     if isinstance(at, slice):
         return [get(row) for row in range(size)[at]]
     if isinstance(at, (list, np.ndarray)):
         return [items(one, size, get) for one in at]
     raise UsageError(
-        f"{type(at).__name__} is no index",
-        hint="Give an integer, a slice, or a list or array of integers.",
+        f"expected an integer, a slice, or a list or array of integers, got {type(at).__name__}"
     )
 
 
 class Reader:
-    """A shard: `len`, `[i]`, `[a:b]`, iteration, and the verbs of the original.
+    """A shard: `len`, `[i]`, `[a:b]`, iteration, and the methods of the original.
 
-    dirname, split  where it lies
-    entry           what `index.json` says of it
-    raises          FormatError if that is broken; UnsafeError if a name in it leaves the folder
+    dirname, split  its folder
+    entry           its entry in `index.json`
+    raises          FormatError if the entry is invalid; UnsafeError if it names a file outside
+                    the folder
     """
 
     def __init__(self, dirname: str, split: str | None, entry: Mapping[str, Any]) -> None:
@@ -85,11 +90,11 @@ class Reader:
         self.separator: str = entry.get("separator", mds_config.SEPARATORS.get(self.format, ","))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.dirname, self.split, self._entry, self.allow_unsafe_types)
+        return _unpickle, (self.dirname, self.split, self._entry, self.allow_unsafe_types)
 
     @property
     def size(self) -> int:
-        """How many samples it has."""
+        """Number of samples."""
         return self.samples
 
     def __len__(self) -> int:
@@ -102,39 +107,39 @@ class Reader:
         return map(self.get_item, range(self.samples))
 
     def validate(self, allow_unsafe_types: bool) -> None:
-        """Refuse a shard with pickles unless they are allowed. Raises PicklesError (an UnsafeError and a ValueError)."""
+        """Raise PicklesError if the shard has pickles and they are not allowed."""
         self.allow_unsafe_types = allow_unsafe_types
         for one in self.columns:
             if one.encoding == "pkl" and not allow_unsafe_types:
                 raise PicklesError(
                     f"column {one.name!r} contains an unsafe type: pickles",
                     where=self._where,
-                    hint="Give allow_unsafe_types=True if you trust them.",
+                    hint="Give allow_unsafe_types=True if you trust the data.",
                     column=one.name,
                 )
 
     # -- samples
 
     def get_item(self, idx: int) -> Sample:
-        """Give one sample: column -> value. Raises RowsError (an IndexError) outside the shard."""
+        """Return one sample: column -> value. Raises RowsError (an IndexError)."""
         return self.get_items([idx])[0]
 
     def get_items(self, rows: Sequence[int]) -> list[Sample]:
-        """Give samples in the order asked; near ones share a read."""
+        """Return samples in the given order; near ones share a read."""
         for row in rows:
             self._check(row)
         shard = self._opened()
         return [self._decoded(row) for row in formats.find(self.format).read_rows(shard, rows)]
 
     def get_sample_data(self, idx: int) -> bytes:
-        """Give the bytes of one sample as they lie in the shard."""
+        """Return the stored bytes of one sample."""
         self._check(idx)
         shard = self._opened()
         starts = shard.layout["starts"]
         return bytes(spans.read(shard.chunk, [(int(starts[idx]), int(starts[idx + 1]))])[0])
 
     def decode_sample(self, data: bytes) -> Sample:
-        """Give the sample of such bytes. Raises FormatError for bytes that are none."""
+        """Return the sample that is stored as these bytes. Raises FormatError."""
         settings = Settings(newline=self.newline, separator=self.separator)
         config = mds_config.dumped(mds_config.config(self.format, self.columns, settings))
         name, head = f"sample.{self.format}", b""
@@ -159,7 +164,7 @@ class Reader:
     def _check(self, row: int) -> None:
         if not 0 <= row < self.samples:
             raise RowsError(
-                f"sample {row} is outside the shard, which has {self.samples}", where=self._where
+                f"sample {row} is out of range; there are {self.samples}", where=self._where
             )
 
     def _decoded(self, row: Mapping[str, Any]) -> Sample:
@@ -175,23 +180,17 @@ class Reader:
     def _opened(self) -> Shard:
         if self._shard is None:
             at = locate(f"{self._where.rstrip('/')}/")
-            listed, there = (
-                Listed(),
-                frozenset(
-                    raw.basename for raw, _ in self.file_pairs if os.path.exists(self._path(raw))
-                ),
-            )
-            listed.add(
-                self._entry,
-                self._where,
-                there if len(there) == len(self.file_pairs) else frozenset(),
-            )  # raw files are read first
+            raws = [raw for raw, _ in self.file_pairs]
+            if not all(os.path.exists(self._path(raw)) for raw in raws):
+                raws = []  # read the compressed files
+            listed = Listed()
+            listed.add(self._entry, self._where, frozenset(raw.basename for raw in raws))
             chunk = listed.stream(at, File("index.json")).chunk(0)
             self._shard = formats.find(self.format).open_shard(chunk, self.columns)
         return self._shard
 
     def close(self) -> None:
-        """Forget the opened shard; the next sample opens it again."""
+        """Close the shard; the next sample opens it again."""
         self._shard = None
 
     # -- files
@@ -200,27 +199,24 @@ class Reader:
         return os.path.join(self.dirname, self.split, info.basename)
 
     def get_raw_size(self) -> int:
-        """Bytes of its files when they are not compressed, by the index."""
+        """Return the listed bytes of its uncompressed files."""
         return sum(raw.bytes for raw, _ in self.file_pairs)
 
     def get_zip_size(self) -> int | None:
-        """Bytes of its compressed files, by the index; None if there are none."""
-        return (
-            None
-            if any(zipped is None for _, zipped in self.file_pairs)
-            else sum(zipped.bytes for _, zipped in self.file_pairs if zipped)
-        )
+        """Return the listed bytes of its compressed files; None if there are none."""
+        zips = [zipped.bytes for _, zipped in self.file_pairs if zipped is not None]
+        return sum(zips) if len(zips) == len(self.file_pairs) else None
 
     def get_max_size(self) -> int:
-        """Bytes of both."""
+        """Return the listed bytes of both."""
         return self.get_raw_size() + (self.get_zip_size() or 0)
 
     def get_persistent_size(self, keep_zip: bool) -> int:
-        """Bytes that stay in the folder when the shard is in use."""
+        """Return the bytes that the shard takes in the folder while it is used."""
         return self.get_max_size() if self.compression and keep_zip else self.get_raw_size()
 
     def evict(self) -> int:
-        """Remove its files from the folder; give what the index says they took."""
+        """Remove its files from the folder; return their listed bytes."""
         self.close()
         return sum(
             self._remove(info) for pair in self.file_pairs for info in pair if info is not None
@@ -234,11 +230,11 @@ class Reader:
         return info.bytes
 
     def set_up_local(self, listing: set[str], safe_keep_zip: bool) -> int:
-        """Remove what is left of it in part, and its compressed files where they are not to be kept; give the bytes that it takes.
+        """Remove incomplete files, and compressed files unless they are kept.
 
-        listing        paths of the files there, as `os.path.join(dirname, split, basename)`
-        safe_keep_zip  a compressed file is kept beside what was made of it; the raw file alone is then not enough
-        return         bytes by the index; 0: not there
+        listing        paths of the present files, as `os.path.join(dirname, split, basename)`
+        safe_keep_zip  keep the compressed files, and remove raw files without them
+        return         listed bytes of the files that stay
         raises         UsageError for a shard that lists a compressed file and no compression
         """
         raws = [raw for raw, _ in self.file_pairs]
@@ -254,29 +250,96 @@ class Reader:
         if has_raw and has_zip and not safe_keep_zip:
             has_zip = False
         size = 0
-        for infos, is_there in ((raws, has_raw), (zips, has_zip)):
+        for infos, is_kept in ((raws, has_raw), (zips, has_zip)):
             for info in infos:
-                if is_there:
+                if is_kept:
                     size += info.bytes
                 elif self._path(info) in listing:
                     self._remove(info)
         return size
 
 
-def _again(dirname: str, split: str, entry: Mapping[str, Any], allow: bool) -> Reader:
+def _unpickle(dirname: str, split: str, entry: Mapping[str, Any], allow: bool) -> Reader:
     found = Reader(dirname, split, entry)
     found.allow_unsafe_types = allow
     return found
 
 
 def _scalar(encoding: str) -> Any:
-    """Give numpy's type for the encodings that the original decodes to its scalars."""
+    """Return numpy's type for the encodings that the original decodes to numpy scalars."""
     is_number = encoding.rstrip("0123456789") in ("int", "uint", "float") and encoding[-1].isdigit()
     return np.dtype(encoding).type if is_number else None
 
 
 def reader_from_json(dirname: str, split: str | None, obj: Mapping[str, Any]) -> Reader:
-    """Make the Reader of a shard that an `index.json` lists. Raises FormatError for another version than 2."""
+    """Return the Reader of an entry of `index.json`. Raises FormatError unless its version is 2."""
     if obj.get("version") != 2:
-        raise FormatError(f"version {obj.get('version')!r:.60}, 2 is wanted", where=dirname)
+        raise FormatError(f"expected version 2, got {obj.get('version')!r:.60}", where=dirname)
     return Reader(dirname, split, obj)
+
+
+class Shards(Sequence[Reader]):
+    """Readers of the shards in an index, each created on first use.
+
+    starts  the first sample of each shard, and the number of samples
+    """
+
+    def __init__(
+        self,
+        dirname: str,
+        split: str | None,
+        entries: Sequence[Mapping[str, Any]],
+        allow_unsafe_types: bool = False,
+    ) -> None:
+        self._dirname, self._split, self._entries = dirname, split, entries
+        self._allow_unsafe_types = allow_unsafe_types
+        self._readers: OrderedDict[int, Reader] = OrderedDict()
+        self.starts = [0, *accumulate(int(one["samples"]) for one in entries)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Shards, (self._dirname, self._split, self._entries, self._allow_unsafe_types)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[k] for k in range(len(self))[i]]
+        i = range(len(self))[i]
+        if (found := self._readers.get(i)) is None:
+            found = reader_from_json(self._dirname, self._split, self._entries[i])
+            found.allow_unsafe_types = self._allow_unsafe_types
+            self._readers[i] = found
+            while len(self._readers) > MAX_OPEN_SHARDS:
+                self._readers.popitem(last=False)
+        return found
+
+    def files(self, i: int) -> list[tuple[str, int]]:
+        """Return name and listed bytes of each file of a shard, compressed ones included."""
+        entry = self._entries[i]
+        infos = (entry.get(key) for key in ("raw_data", "raw_meta", "zip_data", "zip_meta"))
+        return [(one["basename"], int(one["bytes"])) for one in infos if one]
+
+    def find(self, sample: int) -> tuple[int, int]:
+        """Return the shard of a sample and its position there."""
+        i = bisect_right(self.starts, sample) - 1
+        return i, sample - self.starts[i]
+
+
+def read_index(local: str, split: str | None) -> list[dict[str, Any]]:
+    """Return the checked entries of a folder's index.
+
+    raises  MissingError, CorruptIndexError, FormatError
+    """
+    at = locate(f"{os.path.join(local, split or '').rstrip('/')}/") / INDEX
+    try:
+        shards, _ = read_shards(at)
+    except FormatError as error:
+        raise CorruptIndexError(
+            f"Index file at {at.name} is empty or corrupted: {error.message}",
+            where=error.place,
+            hint=error.hint,
+        ) from None
+    for one in shards:
+        reader_from_json(local, split, one)
+    return shards

@@ -1,30 +1,30 @@
-"""The shards of a StreamingDataset in its local folders: brought, counted, and evicted."""
+"""The shards of a StreamingDataset in its local folders: fetched, counted and evicted."""
 
 from __future__ import annotations
 
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
 from flarecli.cache import BATCH_SHARE, MANY, NamedFiles, coldest_first
-from flarecli.compat.streaming.local import Shards
-from flarecli.compat.streaming.reader import Reader
+from flarecli.compat.streaming.shard import Reader, Shards
 from flarecli.compat.streaming.streams import Stream
 from flarecli.errors import UsageError
 from flarecli.formats import INDEX
 
-__all__ = ["Cached"]
+__all__ = ["ShardCache"]
 
-_SHARDS_IN_LIMIT = 4  # so many of the largest shard must fit
+MIN_SHARDS_IN_LIMIT = 4  # so many of the largest shard must fit
 
 
-class Cached(Sequence[Any]):
-    """The shards of all streams, one after the other.
+class ShardCache(Sequence[Any]):
+    """The shards of all streams in a row.
 
-    limit   bytes that the local folders may take, indexes included; None: no limit
+    firsts  the first shard of each stream, and the number of shards
+    limit   bytes for the local folders, indexes included; None: unlimited
     raises  UsageError for a limit that is too small
     """
 
@@ -41,16 +41,17 @@ class Cached(Sequence[Any]):
             return
         if limit <= self._index_bytes:
             raise UsageError(
-                f"Minimum cache usage ({self._index_bytes} bytes) is larger than the cache limit ({limit} bytes)",
+                f"Minimum cache usage ({self._index_bytes} bytes) is larger than the cache limit "
+                f"({limit} bytes)",
                 hint="Raise `cache_limit`: the indexes alone take that much.",
             )
         largest = max(
             sum(size for _, size in part.files(i)) for part in parts for i in range(len(part))
         )
-        if limit < _SHARDS_IN_LIMIT * largest:
+        if limit < MIN_SHARDS_IN_LIMIT * largest:
             raise UsageError(
                 f"Cache limit ({limit} bytes) is too low. Increase the `cache_limit` to at least "
-                f"{_SHARDS_IN_LIMIT * largest} bytes, four times the largest shard"
+                f"{MIN_SHARDS_IN_LIMIT * largest} bytes, four times the largest shard"
             )
 
     def __len__(self) -> int:
@@ -62,15 +63,15 @@ class Cached(Sequence[Any]):
         return self.of(range(len(self))[i])[1]
 
     def of(self, shard: int) -> tuple[Stream, Reader]:
-        """Return a shard and its stream."""
+        """Return the stream and the reader of a shard."""
         k = bisect_right(self._firsts, shard) - 1
         return self._streams[k], self._parts[k][shard - self._firsts[k]]
 
-    def bring(self, shard: int) -> None:
-        """Bring a shard into its folder; evict others first if the limit requires it."""
+    def fetch(self, shard: int) -> None:
+        """Fetch a shard into its folder; evict others first if the limit requires it."""
         stream, reader = self.of(shard)
         if not stream.is_present(reader):
-            with stream.turn():
+            with stream.lock():
                 if not stream.is_present(reader):
                     if self.limit:
                         self._make_room(shard)
@@ -78,9 +79,10 @@ class Cached(Sequence[Any]):
                         stream.prepare(reader)
         if self.limit:
             for raw, _ in reader.file_pairs:
-                _touch(os.path.join(stream.folder, raw.basename))
+                with suppress(FileNotFoundError):  # another process has evicted it
+                    os.utime(os.path.join(stream.folder, raw.basename))
 
-    def let_go(self, shard: int) -> int:
+    def evict(self, shard: int) -> int:
         """Remove a shard from its folder unless that is its only copy; return the bytes freed."""
         stream, reader = self.of(shard)
         if not stream.is_copied:
@@ -89,19 +91,19 @@ class Cached(Sequence[Any]):
             stream.forget(reader)
             return reader.evict()
 
-    def let_go_of_coldest(self) -> None:
-        """Remove the shard that was used longest ago, among those that have another copy."""
+    def evict_coldest(self) -> None:
+        """Remove the least recently used shard that has another copy."""
         for _, shard, _ in self._by_use():
-            if self.let_go(shard):
+            if self.evict(shard):
                 return
 
     def used(self) -> int:
-        """Return the bytes that shards and indexes take in the local folders now."""
+        """Return the bytes of shards and indexes in the local folders."""
         return self._index_bytes + sum(one.used() for one in self._folders.values())
 
     @cached_property
     def _owners(self) -> dict[str, dict[str, int]]:
-        """Folder -> file name -> shard, for all files that shards may have there."""
+        """Folder -> file name -> shard, for all files of all shards."""
         owners: dict[str, dict[str, int]] = {}
         for shard in range(len(self)):
             for folder, name, _ in self._files(shard):
@@ -125,7 +127,7 @@ class Cached(Sequence[Any]):
 
     @contextmanager
     def _changing(self, shard: int) -> Iterator[None]:
-        """Add or remove a shard's files inside the block, and keep count of them if anything is counted."""
+        """Count the files of a shard that the block adds or removes, if folders are counted."""
         with ExitStack() as stack:
             if "_folders" in self.__dict__:
                 names: dict[str, list[str]] = {}
@@ -136,7 +138,7 @@ class Cached(Sequence[Any]):
             yield
 
     def _by_use(self) -> list[tuple[float, int, int]]:
-        """List the shards that are in the folders, coldest first: when each was last used, its number, its bytes."""
+        """List the shards in the folders: time of last use, number, bytes; the coldest first."""
         found: dict[int, tuple[float, int, int]] = {}
         for folder, files in self._folders.items():
             for used, name, size in files.copies():
@@ -146,12 +148,14 @@ class Cached(Sequence[Any]):
         return coldest_first(found.values())
 
     def _make_room(self, wanted: int) -> None:
-        """Evict the coldest shards until one more fits; where there are many, more than that, so that they are listed seldom."""
+        """Evict the coldest shards until one more fits.
+
+        If there are many shards, evict a batch of them, so that they are listed less often.
+        """
+        files = list(self._files(wanted))
+        present = sum(self._folders[folder].present([name]) for folder, name, _ in files)
         limit = self.limit or 0
-        there = sum(
-            self._folders[folder].present([name]) for folder, name, _ in self._files(wanted)
-        )
-        excess = self.used() - there + sum(size for _, _, size in self._files(wanted)) - limit
+        excess = self.used() - present + sum(size for *_, size in files) - limit
         if excess <= 0:
             return
         copies = self._by_use()
@@ -161,12 +165,4 @@ class Cached(Sequence[Any]):
             if excess <= 0:
                 return
             if shard != wanted:
-                excess -= self.let_go(shard)
-
-
-def _touch(path: str) -> None:
-    """Note that a file is used now; one that was evicted meanwhile is no error."""
-    try:
-        os.utime(path)
-    except FileNotFoundError:
-        return
+                excess -= self.evict(shard)

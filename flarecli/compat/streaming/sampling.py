@@ -1,0 +1,248 @@
+"""The samples of an epoch of a StreamingDataset: how many of each stream, and their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from flarecli.compat.streaming.streams import Stream
+from flarecli.errors import UsageError
+from flarecli.model import IntArray
+from flarecli.read import positions
+from flarecli.read.windows import Epoch
+
+__all__ = ["BATCHING_METHODS", "Batching", "Sampler", "parse_count", "samples_per_stream"]
+
+SAMPLING_METHODS = ("balanced", "fixed")
+BATCHING_METHODS = ("random", "stratified", "per_stream", "device_per_stream")
+MAX_EDGES = 1 << 20
+
+
+def samples_per_stream(
+    streams: Sequence[Stream], sizes: Sequence[int], epoch_size: int | None
+) -> list[int]:
+    """Return the number of samples of each stream in an epoch.
+
+    raises  UsageError if only some streams have a proportion, or if `epoch_size` is given with
+            `repeat` or `choose`
+    """
+    total = epoch_size if epoch_size is not None else sum(sizes)
+    weights = [one.given for one in streams]
+    shares = [one.proportion for one in weights]
+    if any(share is not None for share in shares):
+        if any(share is None for share in shares) or not sum(share or 0 for share in shares):
+            raise UsageError(
+                "expected a proportion for each stream, or for none",
+                hint="Leave out repeat and choose.",
+            )
+        return _divide([share or 0 for share in shares], total)
+    if epoch_size is not None and any(
+        one.repeat is not None or one.choose is not None for one in weights
+    ):
+        raise UsageError(
+            "epoch_size cannot be combined with repeat or choose",
+            hint="Leave out epoch_size, or repeat and choose.",
+        )
+    counts = [
+        one.choose
+        if one.choose is not None
+        else int(size * one.repeat)
+        if one.repeat is not None
+        else size
+        for one, size in zip(weights, sizes, strict=True)
+    ]
+    return counts if epoch_size is None else _divide(counts, total)
+
+
+def _divide(weights: Sequence[float], total: int) -> list[int]:
+    """Divide a number in proportion to weights."""
+    whole = sum(weights) or 1
+    ends = [round(total * end / whole) for end in accumulate(weights)]
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def parse_count(value: float | str) -> int:
+    """Return a number of samples given as 1000, `10k` or `1.5m`. Raises UsageError."""
+    text = str(value).lower().strip()
+    unit = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}.get(text[-1:], 1)
+    try:
+        count = int(float(text[:-1] if unit > 1 else text) * unit)
+    except (ValueError, OverflowError):
+        count = 0
+    if count < 1:
+        raise UsageError(f"expected a number of samples, got {value!r:.60}")
+    return count
+
+
+class Sampler:
+    """The samples of an epoch: each stream is repeated as a whole, and then in part.
+
+    starts       per stream: the first sample of each shard, and the end
+    counts       number of samples of each stream
+    method       `balanced`: the part is drawn for each epoch; `fixed`: it is always the same
+    granularity  number of consecutive samples in the part
+    """
+
+    def __init__(
+        self,
+        starts: Sequence[Sequence[int]],
+        counts: Sequence[int],
+        seed: int,
+        method: str = "balanced",
+        granularity: int = 1,
+    ) -> None:
+        if method not in SAMPLING_METHODS:
+            raise UsageError(
+                f"Invalid sampling method: {method!r:.60}. Must be one of `balanced` or `fixed`."
+            )
+        if granularity < 1:
+            raise UsageError(f"sampling_granularity must be at least 1, got {granularity}")
+        self._sizes, self.counts, self._seed = [one[-1] for one in starts], list(counts), seed
+        self._is_fixed, self._granularity = method == "fixed", granularity
+        self._firsts = np.cumsum([0, *self._sizes])  # first sample of each stream
+        self._places = np.cumsum([0, *counts])  # first position of each stream
+        self._edges = [_edges(own, count) for own, count in zip(starts, counts, strict=True)]
+        whole = [
+            edges[1:] + first
+            for edges, first in zip(self._edges, self._places.tolist(), strict=False)
+        ]
+        self.edges: IntArray = np.concatenate([np.zeros(1, np.int64), *whole])
+
+    def __len__(self) -> int:
+        return int(self._places[-1])
+
+    def samples(self, steps: IntArray, epoch: int, order: str, window: int) -> IntArray:
+        """Return the sample of each step, all streams mixed: int64 [k]."""
+        places = Epoch(self.edges, self._seed, epoch, order, window).at(steps)
+        streams: IntArray = np.searchsorted(self._places, places, "right") - 1
+        return self._at(streams, places - self._places[streams], epoch)
+
+    def samples_of_streams(
+        self, streams: IntArray, places: IntArray, epoch: int, order: str, window: int
+    ) -> IntArray:
+        """Return samples by stream and position in the order of that stream: int64 [k]."""
+        own: IntArray = np.empty(len(places), np.int64)
+        for k in np.unique(streams).tolist():
+            of_k = streams == k
+            own[of_k] = Epoch(self._edges[k], self._seed + 1 + k, epoch, order, window).at(
+                places[of_k]
+            )
+        return self._at(streams, own, epoch)
+
+    def _at(self, streams: IntArray, own: IntArray, epoch: int) -> IntArray:
+        """Return the samples at positions of streams."""
+        out: IntArray = np.empty(len(own), np.int64)
+        for k in np.unique(streams).tolist():
+            of_k, size = streams == k, self._sizes[k]
+            part = own[of_k]
+            is_rest = part >= self.counts[k] // size * size
+            part = part % size
+            if is_rest.any():
+                part[is_rest] = self._partial(part[is_rest], size, 0 if self._is_fixed else epoch)
+            out[of_k] = self._firsts[k] + part
+        return out
+
+    def _partial(self, part: IntArray, size: int, epoch: int) -> IntArray:
+        """Return samples of a pass over a part of a stream, in random groups.
+
+        If groups do not divide the stream evenly, the remaining samples differ in each epoch.
+        """
+        if self._granularity == 1:
+            return positions(part, size, self._seed, epoch)
+        groups = size // self._granularity
+        group = part // self._granularity
+        whole = group < groups
+        if whole.any():
+            group[whole] = positions(group[whole], groups, self._seed, epoch)
+        shift = (
+            int(positions(np.array([epoch % size], np.int64), size, self._seed, 0)[0])
+            if size % self._granularity
+            else 0
+        )
+        return (group * self._granularity + part % self._granularity + shift) % size
+
+
+def _edges(starts: Sequence[int], count: int) -> IntArray:
+    """Return where each shard begins among `count` samples of a repeated stream, and the end.
+
+    More than MAX_EDGES are replaced by evenly spaced positions, so that a shuffled order uses
+    more shards at a time.
+    """
+    size, ends = starts[-1], np.array(starts[1:], np.int64)
+    turns = -(-count // size) if size else 0
+    if turns * len(ends) > MAX_EDGES:
+        return np.append(np.arange(0, count, -(-count // MAX_EDGES)), count)
+    whole = (np.arange(turns)[:, None] * size + ends).reshape(-1)
+    return np.unique(np.concatenate(([0], whole[whole < count], [count])))
+
+
+class Batching:
+    """The stream of each step. Step s belongs to rank s % ranks.
+
+    A global batch consists of batch × ranks steps in a row.
+
+    method  stratified: each global batch has the same proportions of streams as the epoch;
+            per_stream: each has one stream; device_per_stream: each rank's part has one stream
+    counts  samples of each stream in an epoch; an incomplete last batch is dropped
+    raises  UsageError for another method, or a stream too small to be in every batch
+    """
+
+    def __init__(
+        self, method: str, counts: Sequence[int], batch: int, ranks: int, seed: int
+    ) -> None:
+        if method not in BATCHING_METHODS[1:]:
+            raise UsageError(
+                f"batching_method: expected one of {', '.join(BATCHING_METHODS)}, "
+                f"got {method!r:.60}"
+            )
+        self._method, self._batch, self._ranks, self._seed = method, batch, ranks, seed
+        self.global_size = batch * ranks
+        if method == "stratified":
+            self._shares = _shares(counts, self.global_size)
+            self.batches = min(
+                count // share for count, share in zip(counts, self._shares.tolist(), strict=True)
+            )
+            self.steps = self.batches * self.global_size
+            return
+        self._size = self.global_size if method == "per_stream" else batch
+        self._ends = np.cumsum([count // self._size for count in counts])
+        self.batches = int(self._ends[-1])
+        self.steps = self.batches * self._size // self.global_size * self.global_size
+
+    def at(self, steps: IntArray, epoch: int, shuffle: bool) -> tuple[IntArray, IntArray]:
+        """Return the stream of each step and the position in its order: int64 [k] each."""
+        if self._method == "stratified":
+            bounds = np.cumsum(self._shares)
+            number, offset = np.divmod(steps, self.global_size)
+            stream: IntArray = np.searchsorted(bounds, offset, "right")
+            return stream, number * self._shares[stream] + offset - (bounds - self._shares)[stream]
+        if self._method == "per_stream":
+            number, offset = np.divmod(steps, self.global_size)
+        else:
+            turn, rank = np.divmod(steps, self._ranks)
+            number, offset = turn // self._batch * self._ranks + rank, turn % self._batch
+        if shuffle:
+            number = positions(number, self.batches, self._seed, epoch)
+        stream = np.searchsorted(self._ends, number, "right")
+        firsts = np.concatenate(([0], self._ends))[stream]
+        return stream, (number - firsts) * self._size + offset
+
+
+def _shares(counts: Sequence[int], whole: int) -> IntArray:
+    """Divide a batch in proportion to the counts.
+
+    The largest remainders are rounded up, and of equal ones the last, as in the original.
+    """
+    exact = np.array(counts, np.float64) * whole / max(1, sum(counts))
+    shares: IntArray = np.floor(exact).astype(np.int64)
+    for k in np.argsort(exact - shares, kind="stable")[::-1][: whole - int(shares.sum())]:
+        shares[k] += 1
+    if not shares.all():
+        k = int(np.flatnonzero(shares == 0)[0])
+        raise UsageError(
+            f"Number of samples for stream {k} is 0 in a batch of {whole}: its share is too small",
+            hint="Raise its proportion, or batch_size.",
+        )
+    return shares
