@@ -7,8 +7,7 @@ copy is checked before it is used, and what cannot be kept is read as if there w
 
 from __future__ import annotations
 
-from flarecli.cache.folder import CacheWarning
-from flarecli.cache.listing import Kept, kept
+from flarecli.cache.directory import CacheWarning, Kept, kept
 from flarecli.cache.named import BATCH_SHARE, MANY, NamedFiles, coldest_first
 from flarecli.cache.store import BLOCK, Cache, CachedStore
 

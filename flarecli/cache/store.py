@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
-from flarecli.cache import folder as folders
-from flarecli.cache import pieces
-from flarecli.cache.entries import Entry, Summing, entry, place_of
+from flarecli.cache import directory as folders
+from flarecli.cache.entry import Entry, Summing, entry, place_of
 from flarecli.errors import FormatError, IntegrityError
 from flarecli.storage import Entry as Listed
 from flarecli.storage import Location, Part, Store, Written, side_by_side
@@ -26,6 +25,7 @@ from flarecli.storage.versions import ObjectPin, Pins
 __all__ = ["BLOCK", "Cache", "CachedStore"]
 
 T = TypeVar("T")
+Piece: TypeAlias = "bytes | memoryview"
 BLOCK = 1 << 20  # bytes of an object that are kept and fetched together
 _RUN = 8 << 20  # bytes that one request fetches
 _AT_ONCE = (
@@ -44,6 +44,8 @@ class Cache:
     """A folder and the bytes that it may hold. Give it to a Guard as its keeper.
 
     note  receives the texts of warnings in this process; None: they are issued as `CacheWarning`
+
+    Copies stay in the folder; `close`, or the end of a `with` block, releases the maps and handles of this process.
     """
 
     folder: str
@@ -52,6 +54,16 @@ class Cache:
 
     def __reduce__(self) -> tuple[object, ...]:
         return Cache, (self.folder, self.limit)
+
+    def close(self) -> None:
+        """Release the maps and handles of this process; the cache can be used again."""
+        folders.shared(self.folder, self.limit).close()
+
+    def __enter__(self) -> Cache:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def over(self, store: Store) -> Store:
         """Put the cache before a store on the network."""
@@ -88,6 +100,11 @@ class CachedStore(Store):
 
     def __hash__(self) -> int:
         return hash((self.store, self.cache))
+
+    def close(self) -> None:
+        self._pins.clear()
+        self._used.clear()
+        self.store.close()
 
     # -- what the cache has no part in
 
@@ -187,7 +204,7 @@ class CachedStore(Store):
             self._used.clear()
         self._used.setdefault(path, set()).update(needed)
         blocks = self._blocks(path, needed)
-        return [pieces.cut(blocks, BLOCK, start, stop) for start, stop in wanted]
+        return [cut_blocks(blocks, BLOCK, start, stop) for start, stop in wanted]
 
     def _address(self, path: str) -> str:
         return path if "://" in path else self.store.show(path)
@@ -256,7 +273,7 @@ class CachedStore(Store):
             ):  # the first comes last: who comes meanwhile finds it missing, and waits for the turn that is its own
                 part = parts.pop(k)
                 if part is not None:
-                    pieces.keep(part, names[k], [out[k]])
+                    write_copy(part, names[k], [out[k]])
             return out
         finally:
             for part in parts.values():
@@ -329,7 +346,7 @@ class CachedStore(Store):
             )
             if part is None:
                 return self._held(path, place, one, came)
-            done = pieces.keep(part, one, came, at_hand=True)
+            done = write_copy(part, one, came, at_hand=True)
         if done and size > BLOCK and not head:
             for k in numbers:
                 self._folder.remove(self._block(path, k).name)
@@ -354,7 +371,7 @@ class CachedStore(Store):
     ) -> memoryview:
         views = self._folder.views
         try:
-            view = pieces.joined(came, one.size, views.room, self.show(path))
+            view = join_pieces(came, one.size, views.room, self.show(path))
         except BaseException:
             views.passed(place)
             raise
@@ -458,7 +475,49 @@ class CachedStore(Store):
             part = self._folder.part(one) if view is None else None
             if part is None:
                 return view
-            return self._folder.view(one) if pieces.keep(part, one, make(), at_hand=True) else None
+            return self._folder.view(one) if write_copy(part, one, make(), at_hand=True) else None
 
     def list(self, path: str) -> Iterator[Listed]:
         return self.store.list(path)
+
+
+def write_copy(
+    part: folders.Part, one: Entry, pieces: Iterable[Piece], at_hand: bool = False
+) -> bool:
+    """Write a copy and give it its name; False, and nothing is left, if that fails or it has another size."""
+    sums = Summing(one)
+    try:
+        for piece in pieces:
+            sums.update(piece)
+            if sums.size > one.size or not part.write(piece):
+                return False
+        return sums.size == one.size and part.write(sums.end()) and part.publish(one, at_hand)
+    finally:
+        part.drop()
+
+
+def join_pieces(
+    pieces: Iterable[Piece], size: int, room: Callable[[int], memoryview], where: str
+) -> memoryview:
+    """Put pieces together in memory; a single one is not copied.
+
+    room    gives so many bytes of memory that nobody reads
+    raises  FormatError if they are not `size` bytes
+    """
+    view, at = memoryview(b""), 0
+    for piece in pieces:
+        if len(piece) >= size:
+            view = memoryview(piece)
+        elif at + len(piece) <= size:
+            view = view or room(size)
+            view[at : at + len(piece)] = piece
+        at += len(piece)
+    if at != size:
+        raise FormatError(f"ends at byte {at}, {size} are needed", where=where)
+    return view.toreadonly()
+
+
+def cut_blocks(blocks: dict[int, Piece], size: int, start: int, stop: int) -> bytes:
+    """Put a range together out of blocks of `size` bytes, by number."""
+    touched = range(start // size, -(-stop // size) if start < stop else 0)
+    return b"".join(blocks[k][max(0, start - k * size) : stop - k * size] for k in touched)

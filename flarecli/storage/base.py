@@ -240,7 +240,10 @@ class Store(ABC):
     # -- lifetime
 
     def close(self) -> None:
-        """Release maps, handles and buffers of this store. It can be used again; `flare.close()` closes connections."""
+        """Release maps, handles, buffers and pinned versions of this store, which can be used again.
+
+        Connections are shared by the stores of a process: `flare.close()` closes them.
+        """
         return
 
     def __enter__(self: S) -> S:

@@ -163,6 +163,10 @@ class AnyStore(Store):
             self._mine.files, self._mine.pid = kind(**options), os.getpid()
         return self._mine.files
 
+    def close(self) -> None:
+        self._pins.clear()
+        self._mine = threading.local()
+
     @property
     def home(self) -> str:
         """The address of everything that absolute addresses in data may name: a bucket, a host, a repository."""

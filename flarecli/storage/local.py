@@ -127,6 +127,10 @@ class LocalStore(Store):
             name,
         )
 
+    def close(self) -> None:
+        with self._lock:
+            self._maps.clear()
+
     def pin(self) -> None:
         """Use the folder that `root` names now and no other: later calls raise ReachError if it was moved or deleted."""
         self._pinned = None

@@ -9,17 +9,17 @@ import warnings
 
 import pytest
 
-from flarecli.cache import Cache, CacheWarning, folder, kept
-from flarecli.cache.entries import entry
-from flarecli.cache.pieces import keep
-from flarecli.cache.views import Views
+from flarecli.cache import Cache, CacheWarning, directory, kept
+from flarecli.cache.entry import entry
+from flarecli.cache.open_entries import Views
+from flarecli.cache.store import write_copy as keep
 from flarecli.storage import Guard, locate
 
 
 @pytest.fixture
 def one(tmp_path):
     """A cache's folder of 64,000 bytes as a process has it open."""
-    return folder.Folder(str(tmp_path / "cache"), 64_000)
+    return directory.Folder(str(tmp_path / "cache"), 64_000)
 
 
 def put(one, name, size=1000):
@@ -30,12 +30,12 @@ def put(one, name, size=1000):
 
 
 def copies(one):
-    return {name for name in os.listdir(one.path) if folder.NAME.fullmatch(name)}
+    return {name for name in os.listdir(one.path) if directory.NAME.fullmatch(name)}
 
 
 @pytest.mark.parametrize("mode", [0o720, 0o702])
 def test_a_folder_that_a_group_or_others_may_write_to_is_not_used(one, monkeypatch, mode):
-    monkeypatch.setattr(folder, "_warned", set())
+    monkeypatch.setattr(directory, "_warned", set())
     os.makedirs(one.path)
     os.chmod(one.path, mode)
     with pytest.warns(CacheWarning):
@@ -61,30 +61,30 @@ def test_a_copy_whose_time_of_use_lies_ahead_leaves_before_an_old_one(one):
 def test_where_there_are_many_copies_a_share_of_the_limit_leaves_at_once(one, monkeypatch):
     for i in range(40):
         put(one, f"{i}")
-    monkeypatch.setattr(folder, "_MANY", 10)
+    monkeypatch.setattr(directory, "_MANY", 10)
     before = len(copies(one))
     put(one, "large", 62_000 - 1140 * before)
     assert len(copies(one)) == before + 1  # it fits
     put(one, "one", 3000)
     size = 1000 + 140
     left = before + 2 - len(copies(one))
-    assert left * size >= 3000 - 2000 + 64_000 // folder._BATCH_SHARE
+    assert left * size >= 3000 - 2000 + 64_000 // directory._BATCH_SHARE
 
 
 @pytest.mark.parametrize(("used", "fits"), [(63_950, True), (63_951, False)])
 def test_room_for_many_small_copies_is_never_taken_beyond_the_limit(one, monkeypatch, used, fits):
     """Nothing can leave: what counts belongs to others."""
     assert one.fd >= 0
-    monkeypatch.setattr(folder, "_MANY", 0)
+    monkeypatch.setattr(directory, "_MANY", 0)
     monkeypatch.setattr(one, "_look", lambda: (used, [(0.0, f"{'0' * 40}-1", 1)]))
     assert one._take(50, float("inf"), []) is fits
     assert one._room_bytes == 0
 
 
 def test_views_hold_so_many_bytes_and_no_more(monkeypatch):
-    from flarecli.cache import views
+    from flarecli.cache import open_entries
 
-    monkeypatch.setattr(views, "_BYTES", 100)
+    monkeypatch.setattr(open_entries, "_BYTES", 100)
     held = Views(lambda name: True)
     for name in "abc":
         held.put(name, memoryview(bytes(40)))

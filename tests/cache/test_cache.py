@@ -17,8 +17,8 @@ from itertools import pairwise
 
 import pytest
 
-from flarecli.cache import BLOCK, Cache, CacheWarning, folder, kept
-from flarecli.cache.entries import entry
+from flarecli.cache import BLOCK, Cache, CacheWarning, directory, kept
+from flarecli.cache.entry import entry
 from flarecli.hashes import digest
 from flarecli.storage import Guard, locate, ranges
 
@@ -32,13 +32,13 @@ def home(tmp_path):
 
 @pytest.fixture(autouse=True)
 def a_new_process(monkeypatch):
-    monkeypatch.setattr(folder, "_warned", set())
-    monkeypatch.setattr(folder, "_folders", {})
+    monkeypatch.setattr(directory, "_warned", set())
+    monkeypatch.setattr(directory, "_folders", {})
 
 
 def opened(web, home, limit=100_000_000, path="/d"):
     """A folder on the web, as a new process would open it."""
-    folder._folders.clear()
+    directory._folders.clear()
     return locate(web.url(path), Guard(keeper=Cache(str(home), limit)))
 
 
@@ -143,13 +143,13 @@ def test_names_and_notes_hold_no_secrets_and_signatures_do_not_count(web, home):
     for signature in ("one", "two"):
         web.file("/d/a", b"x" * 1000, '"one"')
         address = web.url(f"/d/a?id=7&X-Amz-Signature={signature}secret", user="me:password")
-        folder._folders.clear()
+        directory._folders.clear()
         assert locate(address, Guard(keeper=Cache(str(home)))).read() == b"x" * 1000
     assert len(files(home)) == 1
     everything = b"".join(path.read_bytes() + str(path).encode() for path in files(home))
     assert b"secret" not in everything and b"password" not in everything
     web.file("/d/a", b"y" * 1000, '"one"')
-    folder._folders.clear()
+    directory._folders.clear()
     assert (
         locate(web.url("/d/a?id=8&X-Amz-Signature=one"), Guard(keeper=Cache(str(home)))).read()
         == b"y" * 1000
@@ -243,7 +243,7 @@ def link(path):
     path.symlink_to("/etc/passwd")
 
 
-def directory(path):
+def as_directory(path):
     path.unlink()
     path.mkdir()
 
@@ -253,7 +253,7 @@ def swap(path):
     os.replace(other, path)
 
 
-@pytest.mark.parametrize("damage", [flip, cut, zero, link, directory, swap])
+@pytest.mark.parametrize("damage", [flip, cut, zero, link, as_directory, swap])
 def test_a_bad_copy_is_replaced_once(web, home, damage):
     web.file("/d/a", DATA[:70_000], '"one"')
     web.file("/d/b", DATA[7:70_007], '"one"')
@@ -265,7 +265,7 @@ def test_a_bad_copy_is_replaced_once(web, home, damage):
         warnings.simplefilter("ignore", CacheWarning)
         assert (opened(web, home) / "a").read() == DATA[:70_000]
     assert len(bodies(web)) == 1
-    if damage is not directory:
+    if damage is not as_directory:
         web.requests.clear()
         assert (opened(web, home) / "a").read() == DATA[:70_000]
         assert bodies(web) == []
@@ -291,10 +291,10 @@ def test_what_dead_processes_left_is_removed_and_counts_until_then(web, home):
     child.start()
     child.join()
     for end in ("part", "room"):
-        (home / folder.LAYOUT / f"{'0' * 40}.{folder.host()}.{child.pid}.0.{end}").write_bytes(
-            bytes(120_000)
-        )
-    strange = home / folder.LAYOUT / "notes.txt"
+        (
+            home / directory.LAYOUT / f"{'0' * 40}.{directory.host()}.{child.pid}.0.{end}"
+        ).write_bytes(bytes(120_000))
+    strange = home / directory.LAYOUT / "notes.txt"
     strange.write_bytes(bytes(10_000))
     web.file("/d/b", DATA[:200_000], '"one"')
     assert (at / "b").read() == DATA[:200_000]
@@ -306,7 +306,7 @@ def test_what_only_has_a_copys_name_is_removed_and_does_not_count(web, home):
     web.file("/d/a", DATA[:50_000], '"one"')
     assert (at / "a").read() == DATA[:50_000]
     (mine,) = files(home)
-    planted = [home / folder.LAYOUT / f"{sign * 40}-{1000:x}" for sign in "cdef"]
+    planted = [home / directory.LAYOUT / f"{sign * 40}-{1000:x}" for sign in "cdef"]
     planted[0].write_bytes(
         bytes(400_000)
     )  # larger than its name says: the folder would be full of it
@@ -323,8 +323,8 @@ def test_what_only_has_a_copys_name_is_removed_and_does_not_count(web, home):
 
 
 def test_a_living_process_keeps_its_part(web, home):
-    (home / folder.LAYOUT).mkdir(parents=True, mode=0o700)
-    part = home / folder.LAYOUT / f"{'0' * 40}.{'f' * 8}.1.0.part"
+    (home / directory.LAYOUT).mkdir(parents=True, mode=0o700)
+    part = home / directory.LAYOUT / f"{'0' * 40}.{'f' * 8}.1.0.part"
     part.write_bytes(bytes(1000))
     os.utime(part, (0, 0))
     with open(part, "rb") as file:
@@ -385,8 +385,8 @@ def test_a_folder_that_cannot_be_made_costs_one_warning(web, tmp_path):
 
 
 def test_a_folder_that_others_may_write_is_not_used(web, home):
-    (home / folder.LAYOUT).mkdir(parents=True)
-    (home / folder.LAYOUT).chmod(0o777)
+    (home / directory.LAYOUT).mkdir(parents=True)
+    (home / directory.LAYOUT).chmod(0o777)
     expected = (
         f"the cache in {home} is not used: it belongs to another user, or others may write to it"
     )
@@ -436,10 +436,10 @@ def test_threads_that_want_the_same_fetch_it_once(web, home):
 
 
 def test_many_small_copies_take_their_room_together(web, home, monkeypatch):
-    monkeypatch.setattr(folder, "_MANY", 8)
+    monkeypatch.setattr(directory, "_MANY", 8)
     at, looks = opened(web, home, limit=400_000), []
-    look = folder.Folder._look
-    monkeypatch.setattr(folder.Folder, "_look", lambda self: looks.append(1) or look(self))
+    look = directory.Folder._look
+    monkeypatch.setattr(directory.Folder, "_look", lambda self: looks.append(1) or look(self))
     for i in range(300):
         web.file(f"/d/{i}", DATA[i : i + 1000], f'"{i}"')
         assert (at / str(i)).read() == DATA[i : i + 1000]
@@ -531,7 +531,7 @@ def test_a_copy_that_is_wrong_again_is_not_made_again(web, home):
         assert len(files(home)) == (times < 2)
         for path in files(home):
             flip(path)
-        folder.shared(str(home), 100_000_000).views.__init__(
+        directory.shared(str(home), 100_000_000).views.__init__(
             lambda name: True
         )  # as if it had been at hand long ago
     web.requests.clear()
@@ -594,6 +594,6 @@ def test_buckets_of_one_name_at_two_services_are_two(web, other_web, home, monke
             Content_Range="bytes 0-2/3" if "Range" in handler.headers else None,
         )
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url(""))
-        folder._folders.clear()
+        directory._folders.clear()
         assert locate("s3://bucket/a", Guard(keeper=Cache(str(home)))).read() == data
     assert len(files(home)) == 2

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from flarecli.cache import BLOCK, Cache, entries, folder
+from flarecli.cache import BLOCK, Cache, directory, entry
 from flarecli.storage import Guard, locate
 
 DATA = random.Random(6).randbytes(BLOCK + 4_321)
@@ -14,7 +14,7 @@ DATA = random.Random(6).randbytes(BLOCK + 4_321)
 
 @pytest.fixture
 def at(web, tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "_folders", {})
+    monkeypatch.setattr(directory, "_folders", {})
     web.file("/d/a", DATA, '"one"')
     web.file("/d/b", DATA[::-1], '"one"')
     return locate(
@@ -31,18 +31,20 @@ def test_a_map_is_of_the_bytes_kept_alone(at):
 
 
 def test_what_was_just_written_is_not_read_again_to_be_summed(at, monkeypatch):
-    monkeypatch.setattr(entries, "opened", lambda fd, one: None)
+    monkeypatch.setattr(entry, "opened", lambda fd, one: None)
     assert at.store.keep((at / "a").path)
     assert bytes((at / "a").map()) == DATA
 
 
 def test_another_process_sums_it(at, tmp_path):
     at.store.keep((at / "a").path)
-    (copy,) = [path for path in (tmp_path / "cache" / folder.LAYOUT).iterdir() if "-" in path.name]
+    (copy,) = [
+        path for path in (tmp_path / "cache" / directory.LAYOUT).iterdir() if "-" in path.name
+    ]
     with open(copy, "r+b") as file:
         file.seek(100)
         file.write(bytes([DATA[100] ^ 1]))
-    folder._folders.clear()
+    directory._folders.clear()
     again = locate(str(at), Guard(keeper=Cache(str(tmp_path / "cache"), 10 * len(DATA))))
     assert (again / "a").read(90, 110) == DATA[90:110]
 
@@ -60,4 +62,4 @@ def test_what_leaves_the_folder_takes_no_memory_but_its_readers(web, at, tmp_pat
     del view
     held = at.store._folder.views._held
     assert sum(len(one) for one, _ in held.values()) <= at.store.cache.limit
-    assert all(os.path.exists(tmp_path / "cache" / folder.LAYOUT / name) for name in held)
+    assert all(os.path.exists(tmp_path / "cache" / directory.LAYOUT / name) for name in held)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import flarecli as flare
-from flarecli.cache import BLOCK, Cache, CachedStore, folder, kept, views
+from flarecli.cache import BLOCK, Cache, CachedStore, directory, kept, open_entries
 from flarecli.cache import store as cached
 from flarecli.errors import FormatError, MissingError
 from flarecli.model import Settings
@@ -71,13 +71,13 @@ class Objects(Store):
 @pytest.fixture
 def opened(tmp_path, monkeypatch):
     """A cache before a bucket, as a new process would open it."""
-    monkeypatch.setattr(folder, "_folders", {})
+    monkeypatch.setattr(directory, "_folders", {})
     monkeypatch.setattr(
         cached, "_AT_ONCE", 8 * BLOCK
     )  # so that there are objects that are asked for twice
 
     def opened(bucket, limit=1_000_000_000):
-        folder._folders.clear()
+        directory._folders.clear()
         return CachedStore(bucket, Cache(str(tmp_path / "cache"), limit))
 
     return opened
@@ -191,7 +191,7 @@ def test_older_copies_leave_for_it(opened, bucket, tmp_path):
 def test_what_is_more_than_memory_may_hold_goes_through_the_folder(
     opened, bucket, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(views, "_PASSING", SIZE + 10)
+    monkeypatch.setattr(open_entries, "_PASSING", SIZE + 10)
     store = opened(bucket, ROOM)
     assert all(store.keep(name, SIZE, passing=True) for name in BODIES)
     assert store._folder.views._passing_bytes == SIZE
@@ -203,8 +203,8 @@ def test_where_another_process_uses_the_folder_each_goes_through_it(
 ):
     code = f"""
         import sys
-        from flarecli.cache import folder
-        assert folder.shared({str(tmp_path / "cache")!r}, {ROOM}).fd >= 0
+        from flarecli.cache import directory
+        assert directory.shared({str(tmp_path / "cache")!r}, {ROOM}).fd >= 0
         print(flush=True)
         sys.stdin.read()
     """
@@ -224,13 +224,13 @@ def test_where_another_process_uses_the_folder_each_goes_through_it(
 def test_a_child_is_another_process(opened, bucket, tmp_path):
     store = opened(bucket, ROOM)
     assert store._folder.is_alone()
-    code = "import sys; from flarecli.cache import folder; assert not folder.shared(sys.argv[1], int(sys.argv[2])).is_alone()"
+    code = "import sys; from flarecli.cache import directory; assert not directory.shared(sys.argv[1], int(sys.argv[2])).is_alone()"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "cache"), str(ROOM)], check=True)
 
 
 def assert_nothing_held():
     """A transfer that was under way at the end of a run ends by itself, and then holds nothing."""
-    (one,) = folder._folders.values()
+    (one,) = directory._folders.values()
     until = time.monotonic() + 20
     while one.views._passing and time.monotonic() < until:
         time.sleep(0.01)
@@ -239,7 +239,7 @@ def assert_nothing_held():
 
 @pytest.mark.parametrize("most", [1000, 7])
 def test_a_run_leaves_nothing_in_memory(web, tmp_path, monkeypatch, most):
-    monkeypatch.setattr(folder, "_folders", {})
+    monkeypatch.setattr(directory, "_folders", {})
     rng = random.Random(1)
     with flare.Writer(
         str(tmp_path / "d"),
@@ -311,7 +311,7 @@ def test_where_another_process_uses_the_folder_nothing_of_a_large_one_is_fetched
 def test_where_memory_is_full_a_large_one_goes_through_the_folder_up_to_half_of_it(
     opened, great, tmp_path, monkeypatch, limit, is_kept
 ):
-    monkeypatch.setattr(views, "_PASSING", LARGE - 1)
+    monkeypatch.setattr(open_entries, "_PASSING", LARGE - 1)
     store = opened(great, limit)
     assert store.keep("0", LARGE, passing=True) is is_kept
     assert names(tmp_path) == ["0"] * is_kept and store._folder.views._passing_bytes == 0
@@ -357,7 +357,7 @@ def test_memory_of_large_ones_is_used_again_once_nobody_reads_it(opened, great, 
 
 
 def test_a_child_has_no_room_taken_by_threads_of_its_parent():
-    one = views.Views(lambda name: True)
+    one = open_entries.Views(lambda name: True)
     name = "ab" * 20 + "-5"
     one.hold(name, memoryview(b"12345"))
     assert one.reserve("b" * 12, 100)
@@ -368,7 +368,7 @@ def test_a_child_has_no_room_taken_by_threads_of_its_parent():
 @pytest.fixture
 def shards(web, tmp_path, monkeypatch):
     """Large shards on a server: their bytes by name, and the dataset behind a cache for two of them."""
-    monkeypatch.setattr(folder, "_folders", {})
+    monkeypatch.setattr(directory, "_folders", {})
     rng = random.Random(1)
     with flare.Writer(
         str(tmp_path / "d"),
@@ -420,7 +420,7 @@ def test_what_was_fetched_ahead_of_a_run_that_ends_leaves_memory(shards, monkeyp
     loop = iter(begin(data, order="windows", window=1))
     next(loop)
     data.have(np.arange(200), passing=True)  # as threads do that make batches ahead
-    (one,) = folder._folders.values()
+    (one,) = directory._folders.values()
     assert one.views._passing_bytes > LARGE
     del loop
     gc.collect()
@@ -438,7 +438,7 @@ def test_what_is_fetched_while_a_run_ends_leaves_memory(shards, monkeypatch):
     )
     for rows in ([0], [150]):  # the run ends while it is under way; it is over before it begins
         began = threading.Event()
-        made = threading.Thread(target=work, args=([Part(np.array(rows), False)],))
+        made = threading.Thread(target=work, args=(Part(np.array(rows), False),))
         made.start()
         assert began.wait(20)
         if rows == [0]:

@@ -11,12 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from flarecli.cache import Cache, CacheWarning, folder, kept
-from flarecli.cache.entries import entry
-from flarecli.cache.left import is_left
-from flarecli.cache.pieces import keep
-from flarecli.cache.present import Present
-from flarecli.cache.views import Views
+from flarecli.cache import Cache, CacheWarning, directory, kept
+from flarecli.cache.directory import Present, is_left
+from flarecli.cache.entry import entry
+from flarecli.cache.open_entries import Views
+from flarecli.cache.store import write_copy as keep
 from flarecli.errors import IntegrityError
 from flarecli.storage import Guard, locate
 
@@ -24,7 +23,7 @@ from flarecli.storage import Guard, locate
 @pytest.fixture
 def one(tmp_path):
     """A cache's folder as a process has it open."""
-    return folder.Folder(str(tmp_path / "cache"), 64_000_000)
+    return directory.Folder(str(tmp_path / "cache"), 64_000_000)
 
 
 def put(one, name, data=b"x" * 100):
@@ -69,7 +68,7 @@ def test_a_note_without_end_says_nothing(one, tmp_path):
 
 
 def test_room_that_was_removed_with_its_folder_is_not_counted_on(one, monkeypatch):
-    monkeypatch.setattr(folder, "_MANY", 1)
+    monkeypatch.setattr(directory, "_MANY", 1)
     for name in "abc":
         put(one, name)
     assert one._room_bytes > 0
@@ -159,10 +158,10 @@ def test_a_folder_of_another_user_is_not_used(web, tmp_path, monkeypatch, owner)
     data = os.urandom(100_000)
     at = locate(web.file("/a", data, '"one"'), Guard(keeper=Cache(str(tmp_path / "cache"))))
     monkeypatch.setattr(os, "geteuid", lambda: owner)
-    monkeypatch.setattr(folder, "_warned", set())
+    monkeypatch.setattr(directory, "_warned", set())
     with pytest.warns(CacheWarning, match="it belongs to another user, or others may write to it"):
         assert at.read() == data
-    assert os.listdir(tmp_path / "cache" / folder.LAYOUT) == []
+    assert os.listdir(tmp_path / "cache" / directory.LAYOUT) == []
 
 
 @pytest.mark.parametrize(

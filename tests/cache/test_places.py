@@ -4,11 +4,10 @@ import os
 
 import pytest
 
-from flarecli.cache import places
-from flarecli.cache.entries import entry, place_of
-from flarecli.cache.folder import Folder
+from flarecli.cache import directory as places
+from flarecli.cache.directory import Folder, Places
+from flarecli.cache.entry import entry, place_of
 from flarecli.cache.locks import Turns
-from flarecli.cache.places import Places
 
 ADDRESS = "s3://bucket/shard.00000.mds"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import flarecli as flare
-from flarecli.cache import Cache, CacheWarning, folder, locks, present
+from flarecli.cache import Cache, CacheWarning, directory, locks
 from flarecli.cache.locks import Turns
 from flarecli.model import Settings
 from flarecli.storage import Guard, locate
@@ -88,7 +88,7 @@ def packed(tmp_path_factory):
 def bucket(web, packed, monkeypatch):
     for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": web.url("")}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(folder, "_folders", {})
+    monkeypatch.setattr(directory, "_folders", {})
     return Bucket(web, packed)
 
 
@@ -111,7 +111,7 @@ def test_processes_in_step_have_each_shard_fetched_once(bucket, packed, tmp_path
     try:
         for one in ranks:
             one.stdout.readline()  # all use the folder before the first of them fetches,
-        time.sleep(present._ALONE_S)  # and none believes any more that it is alone
+        time.sleep(directory._ALONE_S)  # and none believes any more that it is alone
         for one in ranks:
             one.stdin.write("\n")
         rows = []
@@ -166,12 +166,12 @@ def test_stores_of_a_process_have_each_object_fetched_once(bucket, packed, tmp_p
 
 def test_listings_at_once_all_see_what_is_there(tmp_path, monkeypatch):
     """Handles that are duplicates of one have one place in a listing: what one was given another would miss."""
-    one = folder.Folder(str(tmp_path), 10**9)
+    one = directory.Folder(str(tmp_path), 10**9)
     assert one.fd >= 0
     monkeypatch.setattr(one, "is_alone", lambda: False)  # else one listing is believed for a moment
     keys = [f"{k:040x}-10" for k in range(100)]
     for key in keys:
-        (tmp_path / folder.LAYOUT / key).touch()
+        (tmp_path / directory.LAYOUT / key).touch()
     with ThreadPoolExecutor(8) as threads:
         seen = list(threads.map(lambda k: one.may_hold(keys[k % 100][:40]), range(4000)))
     assert seen == [True] * 4000
@@ -207,8 +207,8 @@ HOLDER = """
 
 def test_a_long_wait_for_another_process_names_it(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "NOTICE_AFTER_S", 0.02)
-    monkeypatch.setattr(folder, "_OTHERS_S", 0.2)
-    one = folder.Folder(str(tmp_path), 10**6)
+    monkeypatch.setattr(directory, "_OTHERS_S", 0.2)
+    one = directory.Folder(str(tmp_path), 10**6)
     assert one.fd >= 0
     script = [sys.executable, "-c", textwrap.dedent(HOLDER), one.path]
     with subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:

@@ -11,6 +11,7 @@ import os
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from flarecli import lifetimes
 from flarecli.errors import ReachError
 from flarecli.storage.cloud import fork_safety
 from flarecli.storage.cloud.credentials import Way, ways
@@ -32,6 +33,16 @@ _HASTY, _PATIENT = Retry(0, FIRST_CONTACT_S), Retry(60, OUTAGE_S)
 _CONNECT_S = 10
 _MOST = 64  # clients of a process that are kept for whoever would open the same
 _shared: dict[tuple[int, bytes], Any] = {}  # by process, and by what a client depends on
+
+
+def close_shared() -> None:
+    """Forget the clients that stores share; each closes when its last user is done with it."""
+    with fork_safety.opening:
+        for key in [key for key in _shared if key[0] == fork_safety.pid()]:  # not a parent's
+            del _shared[key]
+
+
+lifetimes.register("bucket clients", close_shared)
 
 
 class Clients:
@@ -80,6 +91,12 @@ class Clients:
                     clients.append(self._opened(library, i))
                     return True
             return False
+
+    def close(self) -> None:
+        """Forget the clients of this bucket; the next call opens one again."""
+        with fork_safety.opening:
+            if self._open[0] == fork_safety.pid():
+                self._open = 0, []
 
     def way(self, i: int) -> Way:
         """Give one of the ways to be let in. Raises ReachError for settings that are only half there."""

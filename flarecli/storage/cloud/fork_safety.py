@@ -1,7 +1,9 @@
 """obstore, the library behind S3, GCS and Azure, in a process that may have been forked.
 
-Its threads do not survive a fork: in a child each of its calls would wait for ever. A child whose parent has used the
-library therefore loads a copy of it, from a temporary file, whose threads are its own; that takes 15 ms.
+Its tokio runtime does not survive a fork: in a child each of its calls would wait for ever. A child whose parent has
+used the library therefore loads a copy of it, from a temporary file, with a runtime of its own; that takes 15 ms.
+obstore is documented upstream as not safe to fork (developmentseed/obstore, pull request 441; tokio-rs/tokio, issue
+4301). This is the one file that uses private names of obstore: a copy can only be loaded from its compiled module.
 """
 
 from __future__ import annotations

@@ -107,6 +107,10 @@ class ObjectStore(Store):
             self._known_outage = outage_of(f"{self.origin} {self.home}", self.guard.limits)
         return self._known_outage
 
+    def close(self) -> None:
+        self._pins.clear()
+        self._clients.close()
+
     def show(self, path: str) -> str:
         return self.home + path
 

@@ -90,6 +90,10 @@ class HttpStore(Store):
         """
         return Location(cls(guard), _written(parse(url)))
 
+    def close(self) -> None:
+        self._pins.clear()
+        self._wholes = {}
+
     def show(self, path: str) -> str:
         """Give the address without its secrets."""
         return redact(path)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from flarecli.cache.entries import PLACE
+from flarecli.cache.entry import PLACE
 from flarecli.storage import files_limit, large_memory
 
 __all__ = ["Views"]
@@ -118,6 +118,12 @@ class Views:
         self._passing_bytes -= size
         if not self._passing:
             self._rooms.clear()
+
+    def clear(self) -> None:
+        """Forget all copies; what is in memory for a run stays until the run has passed it."""
+        with self._lock:
+            for name in [*self._held]:
+                self._drop(name)
 
     def drop(self, name: str) -> None:
         """Let go of a copy; whoever reads it goes on reading."""

@@ -1,6 +1,6 @@
 """The folder of kept copies: room in it, what leaves first, and what to do when it cannot be used.
 
-    FOLDER/flare-1/KEY-SIZE                  a copy: see `entries`
+    FOLDER/flare-1/KEY-SIZE                  a copy: see `entry`
     FOLDER/flare-1/KEY.HOST.PID.N.part       one that is being fetched, from the first moment as large as it will be
     FOLDER/flare-1/HOST.PID.N.room           room that a process has taken for many small ones, as large as what is left of it
     FOLDER/flare-1/lock                      held for the moment in which room is taken
@@ -18,29 +18,202 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import itertools
 import math
 import os
+import socket
 import stat
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import NamedTuple
 
-from flarecli.cache import entries
-from flarecli.cache.entries import NAME, Entry
-from flarecli.cache.left import host, is_left
+from flarecli import lifetimes
+from flarecli.cache import entry as entries
+from flarecli.cache.entry import NAME, PLACE, Entry, read_note
 from flarecli.cache.locks import Turns, held, holder, locked_within
 from flarecli.cache.named import BATCH_SHARE as _BATCH_SHARE
 from flarecli.cache.named import MANY as _MANY
 from flarecli.cache.named import coldest_first
-from flarecli.cache.places import Places, listing
-from flarecli.cache.present import Present
-from flarecli.cache.views import Views
+from flarecli.cache.open_entries import Views
+from flarecli.errors import ReachError
 from flarecli.names import whole_path
 
-__all__ = ["LAYOUT", "CacheWarning", "Folder", "Part", "shared"]
+__all__ = ["LAYOUT", "CacheWarning", "Folder", "Kept", "Part", "kept", "shared"]
+
+_YOUNG_S, _OLD_S = (
+    5.0,
+    3600.0,
+)  # a part whose lock is free is left alone so long; one whose lock says nothing, so long
+
+
+def host() -> str:
+    """Tell this machine, boot and process namespace from others: only here does a process id mean a process."""
+    words = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        words.append(os.readlink("/proc/self/ns/pid"))
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file,
+    ):
+        words.append(file.read())
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
+
+
+def is_left(folder: int, name: str, found: os.stat_result, own: str) -> bool:
+    """Say whether the process that made a part, or took room, is gone. `folder` is open, `own` what `host` gives."""
+    words = name.split(".")
+    if len(words) >= 4 and words[-4] == own and words[-3].isdecimal():
+        try:
+            os.kill(int(words[-3]), 0)
+        except (ProcessLookupError, OverflowError):
+            return True
+        except OSError:  # the number is another user's process by now: the lock tells
+            pass
+    age = abs(time.time() - found.st_mtime)  # a clock may jump
+    if age < _YOUNG_S:
+        return False
+    try:
+        fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # locks say nothing here
+        return age > _OLD_S
+    finally:
+        os.close(fd)
+    return True
+
+
+_HERE = "here"
+_ALONE_S = 0.25  # how long it is believed that nobody else is there
+_number_here = itertools.count()
+
+
+class Present:
+    """The processes at one folder, as this one sees them. `host` is what `left.host` gives."""
+
+    def __init__(self, host: str) -> None:
+        self._host, self._fd, self._others, self._looked = host, -1, 0, 0.0
+
+    def arrive(self, folder: int) -> None:
+        """Note that this process is here, as long as it lives. `folder` is open."""
+        if self._fd >= 0:  # the folder was removed, and this one is new
+            os.close(self._fd)
+            self._fd = -1
+        with contextlib.suppress(OSError):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(_HERE, 0o700, dir_fd=folder)
+            name = f"{_HERE}/of.{self._host}.{os.getpid()}.{next(_number_here)}.here"
+            self._fd = os.open(
+                name,
+                os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o600,
+                dir_fd=folder,
+            )
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def leave(self) -> None:
+        """Stop being counted."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def is_alone(self, folder: int) -> bool:
+        """Say whether no other process that lives is here; never where this one could not be noted."""
+        now = time.monotonic()
+        if now - self._looked > _ALONE_S:
+            self._others, self._looked = self._count(folder), now
+        return self._fd >= 0 and not self._others
+
+    def _count(self, folder: int) -> int:
+        others = 0
+        try:
+            fd = os.open(
+                _HERE, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder
+            )
+        except OSError:
+            return 1
+        try:
+            for name in os.listdir(fd):
+                if name.startswith(f"of.{self._host}.{os.getpid()}."):
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    if is_left(
+                        fd, name, os.stat(name, dir_fd=fd, follow_symlinks=False), self._host
+                    ):
+                        os.unlink(name, dir_fd=fd)
+                    else:
+                        others += 1
+        except OSError:
+            return 1
+        finally:
+            os.close(fd)
+        return others
+
+
+_MAX_NAMES = (
+    1 << 12
+)  # from so many files on, looking at all names costs more than asking a server for a version
+_BELIEVED_S = 0.25  # how long a listing is believed by a process that is alone at the folder
+
+
+class Places:
+    """The places of copies, as a listing says. This process tells when it adds one; others that come meanwhile cost a fetch at worst."""
+
+    def __init__(self) -> None:
+        self._known: set[str] | None = None
+        self._listed = 0.0
+        self._changes = 0
+        self._lock = threading.Lock()
+
+    def added(self, place: str) -> None:
+        """Say that there is a copy more: to list all names again for each would cost more than the copy, where there are thousands."""
+        with self._lock:
+            self._changes += 1
+            if self._known is not None:
+                self._known.add(place[:PLACE])
+
+    def may_hold(self, folder: int, place: str, is_alone: bool) -> bool:
+        """Say whether there may be a copy, of whatever version, whose name begins so. `folder` is open."""
+        with self._lock:
+            before = self._changes
+            if (
+                is_alone
+                and self._known is not None
+                and time.monotonic() - self._listed < _BELIEVED_S
+            ):
+                return place[:PLACE] in self._known
+        listed = time.monotonic()
+        try:
+            with listing(folder) as own:
+                names = os.listdir(own)
+        except OSError:
+            return True
+        if len(names) > _MAX_NAMES:
+            return True
+        known = {name[:PLACE] for name in names if NAME.fullmatch(name)}
+        with self._lock:
+            if before == self._changes:  # else it may miss what came meanwhile
+                self._known, self._listed = known, listed
+            return place[:PLACE] in known
+
+
+@contextlib.contextmanager
+def listing(folder: int) -> Iterator[int]:
+    """Open an open folder once more, to list it: two listings by one handle share its place, and each would miss what the other was given."""
+    own = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        yield own
+    finally:
+        os.close(own)
+
 
 LAYOUT = "flare-1"
 _TWICE, _MANY_WRONG = (
@@ -113,6 +286,17 @@ class Folder:
             return -1
         self._present.arrive(fd)
         return fd
+
+    def close(self) -> None:
+        """Close the folder and forget open copies; the next use opens it again."""
+        self.views.clear()
+        with self._threads:
+            if self._pid == os.getpid():
+                self._give_up_room()
+                self._present.leave()
+                if self._fd >= 0:
+                    os.close(self._fd)
+                self._fd, self._pid = -1, 0
 
     def is_alone(self) -> bool:
         """Say whether no other process that lives uses the folder, as far as that can be told."""
@@ -446,4 +630,57 @@ def _forked() -> None:
         folder.forked()
 
 
+def close_shared() -> None:
+    """Close the folders that this process uses."""
+    with _lock_of_folders:
+        open_folders = [*_folders.values()]
+    for folder in open_folders:
+        folder.close()
+
+
+lifetimes.register("cache folders", close_shared)
 os.register_at_fork(after_in_child=_forked)
+
+
+class Kept(NamedTuple):
+    """A copy in a cache: the address without secrets, what of it, its bytes, and the seconds since it was last used."""
+
+    address: str
+    part: str
+    size: int
+    idle_s: float
+
+
+def kept(path: str) -> Iterator[Kept]:
+    """Give every copy in a cache's folder, in no order; nothing where there is none.
+
+    raises  ReachError for a folder that cannot be looked at
+    """
+    try:
+        folder = os.open(
+            os.path.join(path, LAYOUT), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ReachError(
+            error.strerror or str(error),
+            where=path,
+            hint="Name a folder that was given as --cache before.",
+        ) from None
+    try:
+        now = time.time()
+        for name in os.listdir(folder):
+            if not NAME.fullmatch(name):
+                continue
+            with contextlib.suppress(OSError):
+                note = read_note(folder, name)
+                idle = max(0.0, now - os.stat(name, dir_fd=folder).st_mtime)
+                yield Kept(
+                    str(note.get("address", "?")),
+                    str(note.get("part", "?")),
+                    int(name.partition("-")[2], 16),
+                    idle,
+                )
+    finally:
+        os.close(folder)
