@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from flarecli import __version__, encodings, read
-from flarecli import where as sql
+from flarecli import __version__, encodings, read, sql
 from flarecli.errors import MissingLibraryError, NoRowsError, UsageError
 from flarecli.formats import DEFAULT, find
 from flarecli.model import Columns, Settings

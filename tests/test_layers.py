@@ -12,14 +12,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "flarecli"
 LAYERS = [  # packages and modules; each imports from the layers above it in this list, and from itself
-    {"errors", "arrow", "cpus", "lifetimes"},
+    {"errors", "lazy", "cpus", "lifetimes"},
     {"names"},
     {"guesses", "expansion"},
     {
-        "later",
         "units",
         "given",
-        "wildcards",
+        "braces",
         "hashes",
         "compress",
         "progress",
@@ -27,7 +26,7 @@ LAYERS = [  # packages and modules; each imports from the layers above it in thi
     },
     {"storage", "media"},
     {"model"},
-    {"cache", "encodings", "where"},
+    {"cache", "encodings", "sql"},
     {"formats"},
     {"playlists", "ingest"},
     {"read"},
@@ -234,16 +233,16 @@ def test_imports_of_higher_and_equal_layers_and_cycles_are_found():
         "flarecli.formats": "",
         "flarecli.formats.mds": "",
         "flarecli.encodings": "",
-        "flarecli.where": "",
+        "flarecli.sql": "",
     }
     up = imports_of("flarecli.formats.mds", "def late():\n    from flarecli import read", known)
-    beside = imports_of("flarecli.where", "import flarecli.encodings.names", known)
+    beside = imports_of("flarecli.sql", "import flarecli.encodings.names", known)
     around = imports_of("flarecli.formats", "from flarecli.formats import mds", known) + imports_of(
         "flarecli.formats.mds", "if True:\n    from flarecli.formats import find", known
     )
     assert misplaced(up + beside + around) == [
         "flarecli.formats.mds: line 2: read is in layer 9, formats in layer 7",
-        "flarecli.where: line 1: encodings is in layer 6, where in layer 6",
+        "flarecli.sql: line 1: encodings is in layer 6, sql in layer 6",
     ]
     assert cycles(around) == [["flarecli.formats", "flarecli.formats.mds"]]
 

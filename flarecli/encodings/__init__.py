@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flarecli.later import named
+from flarecli.lazy import named
 
 if TYPE_CHECKING:
     from flarecli.encodings.columns import (

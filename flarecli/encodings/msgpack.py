@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 from msgpack import ExtType, Packer, Unpacker
 from msgpack.exceptions import UnpackException
 
-from flarecli.arrow import np, pa, pc
 from flarecli.encodings import arrays
 from flarecli.encodings.names import BINARY
 from flarecli.errors import ValueFitError
+from flarecli.lazy import np, pa, pc
 
 __all__ = [
     "float_bytes",

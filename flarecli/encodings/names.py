@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
-from flarecli.arrow import pa
 from flarecli.encodings.registry import OWN, Own, remember
 from flarecli.errors import UsageError
 from flarecli.given import checked
 from flarecli.guesses import choose
+from flarecli.lazy import pa
 from flarecli.model import Column
 
 __all__ = [

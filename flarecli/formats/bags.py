@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from flarecli import encodings
-from flarecli.arrow import pa
 from flarecli.errors import FormatError
 from flarecli.formats import spans
+from flarecli.lazy import pa
 from flarecli.model import Chunk, IntArray
 from flarecli.storage import Location
 

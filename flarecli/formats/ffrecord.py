@@ -20,7 +20,6 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from flarecli import encodings
-from flarecli.arrow import pa, pc
 from flarecli.encodings import lookup
 from flarecli.errors import (
     FlareError,
@@ -45,6 +44,7 @@ from flarecli.formats.ffrecord_table import (
     table_sum,
 )
 from flarecli.hashes import DEFAULT
+from flarecli.lazy import pa, pc
 from flarecli.model import (
     Chunk,
     Column,

@@ -14,10 +14,10 @@ from typing import NoReturn
 import numpy as np
 
 from flarecli import encodings
-from flarecli.arrow import pa
 from flarecli.encodings import column
 from flarecli.errors import IntegrityError, UsageError, ValueFitError
 from flarecli.formats.base import Format
+from flarecli.lazy import pa
 from flarecli.model import Chunk, Column, Columns, Finding, Row, Shard, Stream
 from flarecli.storage import Location
 

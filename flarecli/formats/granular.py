@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from flarecli.arrow import pa
 from flarecli.encodings import column
 from flarecli.errors import FlareError, FormatError, IntegrityError
 from flarecli.formats import bags, granular_columns, granular_spec, granular_write, spans
@@ -39,6 +38,7 @@ from flarecli.formats.granular_folder import (
     open_dataset as _open_dataset,
 )
 from flarecli.formats.wrong import wrong_rows
+from flarecli.lazy import pa
 from flarecli.model import (
     Chunk,
     Column,

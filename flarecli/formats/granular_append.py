@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from flarecli.arrow import pa
 from flarecli.errors import IntegrityError, UsageError
 from flarecli.formats import bags, granular_spec, granular_write
 from flarecli.formats.granular_folder import REFS, columns_of, companions, shard_folder
 from flarecli.formats.granular_spec import SPEC
 from flarecli.formats.registry import find
+from flarecli.lazy import pa
 from flarecli.model import Column, Columns, IntArray
 from flarecli.storage import Location
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from flarecli import encodings
-from flarecli.arrow import pa
 from flarecli.encodings import Encoding, lookup
 from flarecli.errors import FormatError, UsageError, ValueFitError
 from flarecli.formats import bag_refs, bags, spans
 from flarecli.formats.bag_refs import Taken
 from flarecli.formats.bags import Bag
+from flarecli.lazy import pa
 from flarecli.model import Chunk, Column, IntArray, Row, Shard
 from flarecli.storage import Location
 

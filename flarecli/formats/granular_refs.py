@@ -11,12 +11,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from flarecli.arrow import pa
 from flarecli.formats import bag_refs, bags, granular_spec, granular_write
 from flarecli.formats.base import LISTED_PICTURES, Substitutes
 from flarecli.formats.granular import Granular
 from flarecli.formats.granular_columns import REFS_TABLE
 from flarecli.formats.granular_folder import REFS
+from flarecli.lazy import pa
 from flarecli.model import Chunk, Column, Columns, IntArray, Settings
 from flarecli.storage import Location
 

@@ -8,13 +8,13 @@ from typing import TypeAlias
 import numpy as np
 
 from flarecli import encodings
-from flarecli.arrow import pa, pc
 from flarecli.encodings import lookup
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.formats import granular_spec
 from flarecli.formats.granular_folder import shard_folder
 from flarecli.formats.granular_spec import SPEC
 from flarecli.hashes import DEFAULT
+from flarecli.lazy import pa, pc
 from flarecli.model import Chunk, Column, Columns, File, IntArray, Settings
 from flarecli.storage import Location
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flarecli.arrow import pc
 from flarecli.formats import spans
+from flarecli.lazy import pc
 from flarecli.model import Column, Columns, IntArray
 
 __all__ = ["Plan", "is_text", "parsed", "places", "planned", "split"]

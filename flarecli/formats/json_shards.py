@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flarecli import compress, encodings
-from flarecli.arrow import pa, pc
 from flarecli.errors import FormatError, UsageError, ValueFitError
 from flarecli.formats import json_lines, lines, mds_config
 from flarecli.formats.base import BINARY, FLOATS, INTEGERS, LISTED_PICTURES, Substitutes
 from flarecli.formats.json_lines import Plan
 from flarecli.formats.lines import LineFormat
+from flarecli.lazy import pa, pc
 from flarecli.model import Chunk, Column, Columns, Finding, IntArray, Row, Settings, Shard
 from flarecli.storage import Location
 

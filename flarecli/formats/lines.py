@@ -20,7 +20,6 @@ from itertools import pairwise
 from typing import Any
 
 from flarecli import encodings
-from flarecli.arrow import np, pa, pc
 from flarecli.encodings import lookup
 from flarecli.errors import FormatError, UsageError, ValueFitError
 from flarecli.expansion import check_rows
@@ -29,6 +28,7 @@ from flarecli.formats.base import Format, Span
 from flarecli.formats.mds_files import name_of, present, raw_name, store
 from flarecli.formats.registry import INDEX
 from flarecli.formats.wrong import wrong_rows
+from flarecli.lazy import np, pa, pc
 from flarecli.model import Chunk, Columns, File, Finding, IntArray, Settings, Shard, UInt32Array
 from flarecli.storage import Location
 

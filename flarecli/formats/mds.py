@@ -21,7 +21,6 @@ from operator import sub
 from typing import ClassVar
 
 from flarecli import compress, encodings
-from flarecli.arrow import np, pa
 from flarecli.encodings import lookup
 from flarecli.errors import FormatError, ValueFitError
 from flarecli.expansion import check_rows
@@ -29,6 +28,7 @@ from flarecli.formats import lines, mds_columns, mds_config, mds_rows, spans
 from flarecli.formats.base import LISTED_PICTURES, Substitutes
 from flarecli.formats.mds_body import bodies
 from flarecli.formats.mds_files import name_of, present, store
+from flarecli.lazy import np, pa
 from flarecli.model import Chunk, Column, Columns, Finding, IntArray, Settings, Shard, UInt32Array
 from flarecli.storage import Location
 

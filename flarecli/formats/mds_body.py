@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flarecli import encodings
-from flarecli.arrow import np, pa, pc
 from flarecli.encodings import lookup
 from flarecli.errors import ValueFitError
 from flarecli.formats import lines
+from flarecli.lazy import np, pa, pc
 from flarecli.model import Column, Columns
 
 __all__ = ["bodies"]

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flarecli.arrow import np
 from flarecli.compress import suffix_of
 from flarecli.errors import FlareError, FormatError, Place, UsageError
 from flarecli.formats import mds_config
 from flarecli.formats.mds_files import raw_name
 from flarecli.formats.registry import INDEX
 from flarecli.hashes import DEFAULT
+from flarecli.lazy import np
 from flarecli.model import Chunk, Columns, File, Settings, Stream
 from flarecli.names import check_name, shell_quoted
 from flarecli.storage import Location

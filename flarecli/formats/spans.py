@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flarecli import compress, encodings
-from flarecli.arrow import np, pa
 from flarecli.errors import IntegrityError
+from flarecli.lazy import np, pa
 from flarecli.model import Chunk, File, IntArray
 from flarecli.storage import Location, read_ahead
 

@@ -25,7 +25,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flarecli import compress, encodings
-from flarecli.arrow import pa
 from flarecli.encodings import Encoding, column, lookup
 from flarecli.errors import FormatError, IntegrityError, MissingError, UsageError, ValueFitError
 from flarecli.formats import spans, tar, webdataset_index
@@ -43,6 +42,7 @@ from flarecli.formats.webdataset_stream import scan
 from flarecli.formats.webdataset_table import Table, key_text, read_table
 from flarecli.formats.webdataset_verify import verify
 from flarecli.formats.webdataset_write import row_sizes, write_index, write_shard
+from flarecli.lazy import pa
 from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Row, Shard, Stream
 from flarecli.storage import Location
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from flarecli.arrow import np
 from flarecli.errors import FormatError, Place
 from flarecli.formats.mds_config import parse
 from flarecli.formats.webdataset_names import NAME
 from flarecli.guesses import nearest
+from flarecli.lazy import np
 from flarecli.model import Stream
 from flarecli.storage import Location
 

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from flarecli import compress, encodings
-from flarecli.arrow import pa
 from flarecli.encodings import column, lookup
 from flarecli.errors import FlareError, FormatError, ValueFitError
 from flarecli.formats import tar
 from flarecli.formats.webdataset_names import KEY, extensions_of, meant
 from flarecli.formats.webdataset_table import EXTENSIONS, split
+from flarecli.lazy import pa
 from flarecli.model import Columns
 from flarecli.names import escape
 

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from flarecli import encodings
-from flarecli.arrow import pa, pc
 from flarecli.errors import FlareError, FormatError, UnsafeError
 from flarecli.formats import tar
 from flarecli.formats.tar_runs import plain_run
 from flarecli.formats.webdataset_names import KEY
+from flarecli.lazy import pa, pc
 from flarecli.model import IntArray
 from flarecli.names import escape
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from flarecli.arrow import pc
 from flarecli.errors import FlareError, MissingError, Place, UnsafeError
 from flarecli.formats import spans, tar, webdataset_index
 from flarecli.formats.base import Format
 from flarecli.formats.webdataset_table import Table, key_text, read_table
 from flarecli.formats.wrong import wrong_rows
+from flarecli.lazy import pc
 from flarecli.model import Finding, IntArray, Shard, finding_of
 from flarecli.names import check_name
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from flarecli import compress, encodings
-from flarecli.arrow import pa, pc
 from flarecli.encodings import lookup
 from flarecli.errors import Place, ValueFitError
 from flarecli.formats import tar, webdataset_index
@@ -18,6 +17,7 @@ from flarecli.formats.webdataset_names import KEY, NAME, extensions_of
 from flarecli.formats.webdataset_shards import KIND, SHARDS, VERSION
 from flarecli.formats.webdataset_table import Table
 from flarecli.hashes import DEFAULT, Sums
+from flarecli.lazy import pa, pc
 from flarecli.model import Chunk, Columns, File, IntArray, Settings
 from flarecli.names import check_name, escape
 from flarecli.storage import Location

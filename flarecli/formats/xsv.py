@@ -12,11 +12,11 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from flarecli import compress
-from flarecli.arrow import pa
 from flarecli.errors import FormatError, UsageError, ValueFitError
 from flarecli.formats import lines, mds_config, spans
 from flarecli.formats.base import BINARY, FLOATS, INTEGERS, LISTED_PICTURES, Substitutes
 from flarecli.formats.lines import LineFormat
+from flarecli.lazy import pa
 from flarecli.model import (
     Chunk,
     Column,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from flarecli.ingest.contents import Flaw, contents, filled
 from flarecli.ingest.folder import data_among
 from flarecli.ingest.index import Index, open_folder, open_index
-from flarecli.ingest.opening import is_index
-from flarecli.ingest.running import Running
+from flarecli.ingest.read_files import Flaw, contents, filled
+from flarecli.ingest.registry import is_index
+from flarecli.ingest.source_checksum import Running
 from flarecli.ingest.stdin import standard_input
 
 __all__ = [

@@ -12,22 +12,22 @@ from typing import IO
 import numpy as np
 import pyarrow as pa
 
-from flarecli import where as sql
+from flarecli import sql
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.expansion import FREE_BYTES, FREE_ROWS, check_decoded, check_rows
 from flarecli.guesses import choose
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest.ahead import Placed, in_turn
-from flarecli.ingest.contents import Flaw, contents
-from flarecli.ingest.delimited import Delimited
+from flarecli.ingest.csv import Delimited
 from flarecli.ingest.folder import Folder
-from flarecli.ingest.jsons import Json
+from flarecli.ingest.json import Json
 from flarecli.ingest.lists import Named, listed
-from flarecli.ingest.opening import STDIN, Part, opened
 from flarecli.ingest.parquet import Parquet
-from flarecli.ingest.running import Running
-from flarecli.ingest.schemas import fitted, joined
+from flarecli.ingest.read_files import Flaw, contents
+from flarecli.ingest.registry import STDIN, Part, opened
+from flarecli.ingest.schema_merge import fitted, joined
 from flarecli.ingest.source import Heard
+from flarecli.ingest.source_checksum import Running
 from flarecli.ingest.statistics import kept
 from flarecli.ingest.stdin import DATA, NAME, Addresses, Spool, standard_input
 from flarecli.names import redact

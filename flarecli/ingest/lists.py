@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
+from flarecli.braces import SIGNS, braced, divided
 from flarecli.errors import FlareError, FormatError, MissingError, UsageError
-from flarecli.ingest.streams import Text
-from flarecli.ingest.text import pieces
+from flarecli.ingest.decompress import Text
+from flarecli.ingest.text_records import pieces
 from flarecli.names import is_url, redact, scheme_of
 from flarecli.storage import Location
-from flarecli.wildcards import SIGNS, braced, divided
 
 __all__ = ["LIST", "Named", "listed"]
 

@@ -18,7 +18,7 @@ import pyarrow.types as kinds
 
 from flarecli.ingest.footers import sound_leaves
 from flarecli.ingest.parquet import Parquet
-from flarecli.where import Bound
+from flarecli.sql import Bound
 
 __all__ = ["excluded", "kept"]
 

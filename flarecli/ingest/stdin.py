@@ -17,8 +17,8 @@ from typing import IO
 import pyarrow as pa
 
 from flarecli.errors import FormatError, ReachError
-from flarecli.ingest import streams
-from flarecli.ingest.streams import Blocks
+from flarecli.ingest import decompress
+from flarecli.ingest.decompress import Blocks
 from flarecli.names import escape, redact
 
 __all__ = ["Addresses", "DATA", "NAME", "Spool", "standard_input"]
@@ -54,7 +54,7 @@ class Spool:
         """
         start = 0
         while start < self._size or self._read_on():
-            data = os.pread(self._file.fileno(), min(streams.BLOCK, self._size - start), start)
+            data = os.pread(self._file.fileno(), min(decompress.BLOCK, self._size - start), start)
             start += len(data)
             yield data
 
@@ -63,7 +63,7 @@ class Spool:
             return False
         try:
             while (
-                data := self._stream.read(streams.BLOCK)
+                data := self._stream.read(decompress.BLOCK)
             ) is None:  # of a pipe that somebody made one that does not wait
                 select.select([self._stream], [], [])
         except OSError as error:

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from flarecli.arrow import np
 from flarecli.encodings import column
 from flarecli.errors import FormatError, Place
 from flarecli.hashes import digest, known
+from flarecli.lazy import np
 from flarecli.model import Columns, File, IntArray, Playlist, Stream
 from flarecli.names import bare
 from flarecli.playlists.fast_lists import lift

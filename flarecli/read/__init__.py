@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flarecli.later import named
+from flarecli.lazy import named
 from flarecli.read.repeats import place_of, places_of, refuse_repeats
 from flarecli.read.resolve import expand, read_list, resolve, select_streams
 

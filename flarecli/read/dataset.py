@@ -11,8 +11,7 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 
-from flarecli import encodings
-from flarecli import where as sql
+from flarecli import encodings, sql
 from flarecli.encodings import BINARY
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.given import checked, name_list, shown, whole

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flarecli import formats, playlists
+from flarecli.braces import SIGNS, braced
 from flarecli.errors import FlareError, FormatError, MissingError, UnfinishedError, UsageError
 from flarecli.formats import INDEX, INDEX_FILES
 from flarecli.given import Addresses, address_texts, name_list
@@ -23,7 +24,6 @@ from flarecli.names import is_url, local_path, redact, scheme_of, shell_quoted
 from flarecli.read.repeats import refuse_repeats
 from flarecli.storage import Guard, Location, globbed, locate
 from flarecli.storage.local import SCRATCH, LocalStore
-from flarecli.wildcards import SIGNS, braced
 
 __all__ = ["expand", "read_list", "resolve", "select_streams"]
 

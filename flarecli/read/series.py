@@ -14,9 +14,9 @@ from typing import TypeAlias
 import numpy as np
 
 from flarecli import formats
-from flarecli.arrow import pa
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.formats import spans
+from flarecli.lazy import pa
 from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream, total
 from flarecli.read import opened
 from flarecli.read.fingerprint import listing_checksum

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
+from flarecli.braces import pattern_of
 from flarecli.errors import FormatError, MissingError, UnsafeError, UsageError
 from flarecli.names import address_key, bare, check_name, redact, scheme_of
 from flarecli.storage.limits import Limits
 from flarecli.storage.ranges import cut, join_near
 from flarecli.storage.threads import in_order
-from flarecli.wildcards import pattern_of
 
 __all__ = [
     "Entry",

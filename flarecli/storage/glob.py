@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
+from flarecli.braces import SIGNS, divided, pattern_of
 from flarecli.errors import MissingError, ReachError, UsageError
 from flarecli.names import is_url, local_path, redact, scheme_of, whole_path
 from flarecli.storage.base import MAX_LISTED, Guard
 from flarecli.storage.locator import locate
-from flarecli.wildcards import SIGNS, divided, pattern_of
 
 __all__ = ["globbed"]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from flarecli import encodings, formats
-from flarecli.arrow import pa, pc
 from flarecli.errors import UsageError
+from flarecli.lazy import pa, pc
 from flarecli.model import Finding, Playlist, Shard, Stream
 
 __all__ = ["Side", "key_of", "keyed", "keys", "uneven"]

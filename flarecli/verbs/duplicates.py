@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import xxhash
 
 from flarecli import formats
-from flarecli.arrow import np
 from flarecli.errors import format_place
+from flarecli.lazy import np
 from flarecli.model import Finding, Row, Shard
 
 __all__ = ["contents", "duplicates"]

@@ -11,10 +11,10 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from flarecli import encodings, formats
-from flarecli.arrow import np
 from flarecli.compress import SUFFIXES
 from flarecli.errors import FlareError
 from flarecli.given import address_texts, from_options
+from flarecli.lazy import np
 from flarecli.model import Column, Columns, IntArray, Playlist, Stream, total
 from flarecli.names import redact
 from flarecli.progress import Progress
@@ -25,7 +25,7 @@ from flarecli.verbs.options import InspectOptions
 from flarecli.verbs.source_notes import note_sources
 
 if TYPE_CHECKING:
-    from flarecli.arrow import pa
+    from flarecli.lazy import pa
 
 __all__ = ["Inspection", "StreamInfo", "inspect"]
 

@@ -9,8 +9,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from flarecli import encodings, formats, ingest, read
-from flarecli import where as sql
+from flarecli import encodings, formats, ingest, read, sql
 from flarecli.errors import Facts, Place, UsageError
 from flarecli.formats.files import COLUMNS
 from flarecli.given import Addresses, address_texts

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from flarecli import __version__, encodings
-from flarecli import where as sql
+from flarecli import __version__, encodings, sql
 from flarecli.errors import BusyError, FlareError, NoRowsError, ReachError, UsageError
 from flarecli.hashes import DEFAULT
 from flarecli.model import Columns

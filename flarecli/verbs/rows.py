@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from flarecli import where as sql
+from flarecli import sql
 from flarecli.errors import UsageError
 from flarecli.given import Addresses
 from flarecli.guesses import choose

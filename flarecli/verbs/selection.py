@@ -10,8 +10,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from flarecli import encodings
-from flarecli import where as sql
+from flarecli import encodings, sql
 from flarecli.errors import FormatError, UnsafeError, UsageError, format_place
 from flarecli.names import shell_quoted
 from flarecli.progress import Progress

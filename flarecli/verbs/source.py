@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import ingest, playlists, read
+from flarecli.braces import SIGNS
 from flarecli.errors import NoRowsError
 from flarecli.formats import facts
 from flarecli.given import Addresses, address_texts
@@ -21,7 +22,6 @@ from flarecli.storage import Guard, Location, locate
 from flarecli.verbs.places import shard_of
 from flarecli.verbs.rows import no_index, ordered, read_rows, weight
 from flarecli.verbs.source_names import UNNAMED, SourceName, source_name
-from flarecli.wildcards import SIGNS
 
 __all__ = ["Source", "open_source"]
 

@@ -39,7 +39,7 @@ from flarecli.formats import (
     webdataset_shards,
 )
 from flarecli.ingest import index as ingest_index
-from flarecli.ingest.opening import opened
+from flarecli.ingest.registry import opened
 from flarecli.media import Resize, check_header, probe, resize_image, sniff
 from flarecli.model import Chunk, File
 from flarecli.playlists.validate import faults

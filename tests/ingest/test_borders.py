@@ -9,9 +9,17 @@ import pytest
 import zstandard
 
 from flarecli.errors import FlareError, FormatError
-from flarecli.ingest import folder, is_index, lists, open_folder, open_index, streams, text
-from flarecli.ingest.jsons import Json
-from flarecli.ingest.streams import Text
+from flarecli.ingest import (
+    decompress,
+    folder,
+    is_index,
+    lists,
+    open_folder,
+    open_index,
+    text_records,
+)
+from flarecli.ingest.decompress import Text
+from flarecli.ingest.json import Json
 from flarecli.ingest.types import met
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
@@ -48,7 +56,7 @@ def test_blanks_in_a_header_are_of_its_names_and_lines_before_it_are_not(tmp_pat
 
 
 def test_only_the_first_sign_of_a_file_is_a_byte_order_mark(tmp_path, monkeypatch):
-    monkeypatch.setattr(streams, "BLOCK", 11)  # the second begins with the sign
+    monkeypatch.setattr(decompress, "BLOCK", 11)  # the second begins with the sign
     assert rows_of(made(tmp_path, {"x.csv": "\ufeffa\nxxxxx\n\ufeffy\n"})) == [
         {"a": "xxxxx"},
         {"a": "\ufeffy"},
@@ -71,8 +79,8 @@ def test_empty_text_stays_text_beside_a_file_of_large_text(tmp_path):
     [("x.csv", "Look for a quote that is never closed."), ("x.jsonl", "Write one row a line.")],
 )
 def test_a_record_a_little_too_long_is_refused(tmp_path, monkeypatch, name, hint):
-    monkeypatch.setattr(streams, "BLOCK", 100)
-    monkeypatch.setattr(text, "_RECORD", 5000)
+    monkeypatch.setattr(decompress, "BLOCK", 100)
+    monkeypatch.setattr(text_records, "_RECORD", 5000)
     names = made(tmp_path, {name: "x" * 6000})
     assert refusal(tmp_path, lambda: rows_of(names)) == (
         f"{name}: line 1: a record is longer than 5.0 kB",
@@ -81,7 +89,7 @@ def test_a_record_a_little_too_long_is_refused(tmp_path, monkeypatch, name, hint
 
 
 def test_a_long_value_is_told_by_its_beginning(tmp_path, monkeypatch):
-    monkeypatch.setattr(streams, "BLOCK", 8)
+    monkeypatch.setattr(decompress, "BLOCK", 8)
     names = made(tmp_path, {"x.csv": f"a,b\n1,2\n3,4\n{'x' * 41},5\n"})
     assert (
         refusal(tmp_path, lambda: rows_of(names))[0]
@@ -130,7 +138,7 @@ def test_text_that_looks_like_a_time_stays_text_wherever_it_is(value):
 
 
 def test_what_stands_behind_an_array_is_told_however_far_it_is(monkeypatch):
-    monkeypatch.setattr(streams, "BLOCK", 12)
+    monkeypatch.setattr(decompress, "BLOCK", 12)
     for behind in ("\\", " " * 50 + "x", "\n" * 30 + "]"):
         with pytest.raises(FormatError) as caught:
             list(of_json('[{"a": 1}, {"a": 2}]' + behind).batches(None))

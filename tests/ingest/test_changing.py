@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flarecli.errors import FormatError, MissingError, ReachError
-from flarecli.ingest import open_folder, open_index, streams
+from flarecli.ingest import decompress, open_folder, open_index
 from flarecli.ingest.source import HeardFile, arrow_errors
 from flarecli.ingest.stdin import Spool, standard_input
 from flarecli.storage import locate
@@ -51,7 +51,7 @@ def write(path, of: pa.Table) -> None:
 def test_a_file_that_loses_its_name_while_it_is_read_is_read_to_its_end(
     tmp_path, monkeypatch, name, replaced
 ):
-    monkeypatch.setattr(streams, "BLOCK", 5000)
+    monkeypatch.setattr(decompress, "BLOCK", 5000)
     monkeypatch.setattr("flarecli.ingest.parquet._ROWS", 500)
     path = tmp_path / name
     write(path, table("old"))

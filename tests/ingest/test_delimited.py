@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli.errors import FormatError
-from flarecli.ingest import open_index, streams, text
-from flarecli.ingest.streams import Text
-from flarecli.ingest.text import pieces, records
+from flarecli.ingest import decompress, open_index, text_records
+from flarecli.ingest.decompress import Text
+from flarecli.ingest.text_records import pieces, records
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 
@@ -159,7 +159,7 @@ def test_pieces_are_whole_and_quotes_refused_exactly_where_the_grammar_ends(cont
     wanted = f"line {stray}: a quote inside a field" if stray is not None else wanted
     found, caught = "", None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streams, "BLOCK", block)
+        patch.setattr(decompress, "BLOCK", block)
         try:
             for piece in pieces(Text(Location(MemoryStore({"x": content.encode()}), "x")), ","):
                 before = found.replace("\r\n", "\n").replace("\r", "\n")
@@ -216,8 +216,8 @@ def test_what_is_no_table_is_named_with_its_line(tmp_path, data, message, hint):
 
 
 def test_places_are_right_behind_the_first_block(tmp_path, monkeypatch):
-    monkeypatch.setattr(streams, "BLOCK", 4096)
-    monkeypatch.setattr(text, "_RECORD", 5000)
+    monkeypatch.setattr(decompress, "BLOCK", 4096)
+    monkeypatch.setattr(text_records, "_RECORD", 5000)
     rows = b"".join(b"%d,%d.5,text\n" % (n, n) for n in range(10_000))
     head = b"id,score,note\n"
     for damage, message, hint in [
@@ -253,7 +253,7 @@ def test_places_are_right_behind_the_first_block(tmp_path, monkeypatch):
 
 
 def test_a_record_larger_than_a_block_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(streams, "BLOCK", 1000)
+    monkeypatch.setattr(decompress, "BLOCK", 1000)
     rows = [{"a": "x" * size, "b": "y\n" * size} for size in (1, 5000, 3, 700)]
     assert (
         rows_of(index(tmp_path, "a,b\n" + "".join(f'{row["a"]},"{row["b"]}"\n' for row in rows)))
@@ -262,7 +262,7 @@ def test_a_record_larger_than_a_block_is_read(tmp_path, monkeypatch):
 
 
 def test_a_piece_is_read_when_its_rows_are_wanted(tmp_path, monkeypatch):
-    monkeypatch.setattr(streams, "BLOCK", 10_000)
+    monkeypatch.setattr(decompress, "BLOCK", 10_000)
     found = index(tmp_path, "n\n" + "".join(f"{n}\n" for n in range(100_000)))
     batches = found.batches()
     next(batches)
@@ -273,7 +273,7 @@ def test_a_piece_is_read_when_its_rows_are_wanted(tmp_path, monkeypatch):
 
 
 def test_all_blocks_are_read_and_no_batch_is_long(tmp_path, monkeypatch):
-    monkeypatch.setattr(streams, "BLOCK", 1 << 17)
+    monkeypatch.setattr(decompress, "BLOCK", 1 << 17)
     data = "id,text\n" + "".join(f'{n},"a\n{n}"\n' for n in range(30_000))
     batches = list(index(tmp_path, data).batches())
     assert max(batch.num_rows for batch in batches) <= 8192
@@ -304,6 +304,6 @@ def test_line_ends_that_are_all_inside_quotes_are_passed_over_at_once():
     """A million of them in one record: to look for the one before, again and again, would take minutes."""
     data = b"a\n" + b'"\n",' * 1_000_000
     quotes = np.flatnonzero(np.frombuffer(data, np.uint8) == ord('"'))
-    assert text._end_of_records(data, quotes) == 2
-    assert text._end_of_records(data[2:], quotes - 2) == 0
-    assert text._end_of_records(data.replace(b"\n", b"\r"), quotes) == 2
+    assert text_records._end_of_records(data, quotes) == 2
+    assert text_records._end_of_records(data[2:], quotes - 2) == 0
+    assert text_records._end_of_records(data.replace(b"\n", b"\r"), quotes) == 2

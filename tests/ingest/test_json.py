@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli.errors import FormatError
-from flarecli.ingest import arrays, open_index, streams
-from flarecli.ingest.arrays import elements
-from flarecli.ingest.jsons import Json
-from flarecli.ingest.streams import Text
+from flarecli.ingest import decompress, json_arrays, open_index
+from flarecli.ingest.decompress import Text
+from flarecli.ingest.json import Json
+from flarecli.ingest.json_arrays import elements
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 
@@ -63,7 +63,7 @@ def test_rows_are_those_that_python_reads(rows, indent, ascii_only, block):
     assert rows_of(lines) == rows
     assert rows_of(array) == rows
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streams, "BLOCK", block)
+        patch.setattr(decompress, "BLOCK", block)
         found = [
             json.loads(line) for piece in elements(text(array)) for line in piece.data.split(b"\n")
         ]
@@ -155,7 +155,7 @@ def test_what_is_no_table_is_named_with_its_place(data, message):
 
 
 def test_places_are_right_behind_the_first_block(monkeypatch):
-    monkeypatch.setattr(streams, "BLOCK", 1000)
+    monkeypatch.setattr(decompress, "BLOCK", 1000)
     rows = [{"n": n, "t": "x" * (n % 50)} for n in range(500)]
     lines = [json.dumps(row) for row in rows]
     assert rows_of("\n".join(lines)) == rows
@@ -176,9 +176,9 @@ def test_places_are_right_behind_the_first_block(monkeypatch):
 
 
 def test_a_row_longer_than_may_be_is_refused(monkeypatch):
-    monkeypatch.setattr("flarecli.ingest.text._RECORD", 5000)
-    monkeypatch.setattr("flarecli.ingest.arrays._RECORD", 5000)
-    monkeypatch.setattr(streams, "BLOCK", 1000)
+    monkeypatch.setattr("flarecli.ingest.text_records._RECORD", 5000)
+    monkeypatch.setattr("flarecli.ingest.json_arrays._RECORD", 5000)
+    monkeypatch.setattr(decompress, "BLOCK", 1000)
     row = '{"a": "' + "x" * 9000 + '"}'
     assert refusal(row) == "x: line 1: a record is longer than 5.0 kB"
     assert refusal(f"[{row}]") == "x[0]: a row is longer than 5.0 kB"
@@ -186,7 +186,7 @@ def test_a_row_longer_than_may_be_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("block", range(1, 24))
 def test_nothing_between_two_commas_is_told_wherever_a_block_ends(monkeypatch, block):
-    monkeypatch.setattr(streams, "BLOCK", block)
+    monkeypatch.setattr(decompress, "BLOCK", block)
     for array, row in (
         ('[{"a": 1},,{"a": 2}]', 1),
         ('[,{"a": 1}]', 0),
@@ -199,15 +199,15 @@ def test_nothing_between_two_commas_is_told_wherever_a_block_ends(monkeypatch, b
 
 def test_a_large_row_is_looked_at_once_whatever_it_holds(monkeypatch):
     looked = []
-    quotes = arrays._quotes
-    monkeypatch.setattr(arrays, "_quotes", lambda raw: looked.append(len(raw)) or quotes(raw))
-    monkeypatch.setattr(streams, "BLOCK", 1000)
+    quotes = json_arrays._quotes
+    monkeypatch.setattr(json_arrays, "_quotes", lambda raw: looked.append(len(raw)) or quotes(raw))
+    monkeypatch.setattr(decompress, "BLOCK", 1000)
     array = "[" + "[" * 100_000
     with pytest.raises(FormatError):
         list(elements(text(array)))
     assert sum(looked) == len(array) - 1
     looked.clear()
-    assert arrays.too_deep(b'{"a": 1}\n{"a": ' + b'["' * 3_000_000, 64) == 1
+    assert json_arrays.too_deep(b'{"a": 1}\n{"a": ' + b'["' * 3_000_000, 64) == 1
     assert max(looked) <= 1 << 20
 
 

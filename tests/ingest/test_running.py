@@ -5,7 +5,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flarecli.ingest import Running, running, source
+from flarecli.ingest import Running, source, source_checksum
 from flarecli.storage import locate
 
 
@@ -41,7 +41,7 @@ def test_a_small_gap_is_read_at_once(files):
 
 @pytest.mark.parametrize("gap", [0, 1 << 14])
 def test_what_comes_early_waits_and_what_never_comes_is_read(files, monkeypatch, gap):
-    monkeypatch.setattr(running, "_GAP", gap)
+    monkeypatch.setattr(source_checksum, "_GAP", gap)
     places, contents = files
     kept = Running(places, "")
     kept.heard(0, 300, contents[0][300:400])
@@ -52,8 +52,8 @@ def test_what_comes_early_waits_and_what_never_comes_is_read(files, monkeypatch,
 
 
 def test_only_some_megabytes_wait(files, monkeypatch):
-    monkeypatch.setattr(running, "_GAP", 0)
-    monkeypatch.setattr(running, "_WAITING", 100)
+    monkeypatch.setattr(source_checksum, "_GAP", 0)
+    monkeypatch.setattr(source_checksum, "_WAITING", 100)
     places, contents = files
     kept = Running(places, "")
     kept.heard(0, 600, contents[0][600:690])
@@ -117,8 +117,8 @@ def test_any_reads_give_the_sum_of_a_beginning_that_holds_them_all(
         0,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "_WAITING", most)
-        patch.setattr(running, "_GAP", gap)
+        patch.setattr(source_checksum, "_WAITING", most)
+        patch.setattr(source_checksum, "_GAP", gap)
         for number, start, size in reads:
             data = contents[number][start : start + size]
             kept.heard(number, start, data)

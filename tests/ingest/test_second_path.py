@@ -18,8 +18,8 @@ from flarecli.ingest import footers, open_index
 from flarecli.ingest.footers import sound_leaves
 from flarecli.ingest.parquet import Parquet
 from flarecli.ingest.statistics import kept
+from flarecli.sql import bounds, select
 from flarecli.storage import locate
-from flarecli.where import bounds, select
 
 TEXT = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=6

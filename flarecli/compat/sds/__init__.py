@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flarecli.later import named
+from flarecli.lazy import named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from flarecli import where
 from flarecli.compat.sds.index_file import IndexFile
 from flarecli.errors import FlareError, Place, ReachError, UnsafeError, UsageError, ValueFitError
 from flarecli.names import check_name, scheme_of
 from flarecli.progress import Progress
 from flarecli.read import expand
+from flarecli.sql import select
 from flarecli.storage import Guard, Limits, Location, with_reach
 from flarecli.storage.local import LocalStore
 from flarecli.verbs.source import Source, open_source
@@ -280,7 +280,7 @@ def _batches(
             ]
         )
     if sql is not None:
-        schema, batches = where.select(schema, batches, sql)
+        schema, batches = select(schema, batches, sql)
     return schema, batches if limit is None else _limit(batches, limit)
 
 

@@ -5,7 +5,7 @@ Names load on first use; only `StreamingDataLoader` loads torch.
 
 from __future__ import annotations
 
-from flarecli.later import named
+from flarecli.lazy import named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

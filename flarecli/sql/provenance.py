@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from flarecli.where.bounds import parsed
-from flarecli.where.settings import connected
+from flarecli.sql.bounds import parsed
+from flarecli.sql.connection import connected
 
 __all__ = ["with_beside"]
 

@@ -21,10 +21,10 @@ import pyarrow.types as kinds
 
 from flarecli.errors import FormatError
 from flarecli.expansion import MAX_COLUMNS
-from flarecli.ingest.arrays import elements, member_names, too_deep
+from flarecli.ingest.decompress import Blocks
+from flarecli.ingest.json_arrays import elements, member_names, too_deep
 from flarecli.ingest.source import check_columns
-from flarecli.ingest.streams import Blocks
-from flarecli.ingest.text import Piece, pieces
+from flarecli.ingest.text_records import Piece, pieces
 
 __all__ = ["Json"]
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flarecli.braces import braced, pattern_of
 from flarecli.errors import UsageError
-from flarecli.wildcards import braced, pattern_of
 
 LISTED = {
     "a.mds": ["a.mds"],
@@ -137,7 +137,7 @@ def test_a_part_fits_what_fnmatch_says(part, name):
 
 def test_stars_are_not_tried_in_every_way():
     """In a process of its own: an expression that is tried so never lets go of the interpreter."""
-    code = "from flarecli.wildcards import pattern_of; print(pattern_of(['*a' * 30 + '*b.csv', '*']).fullmatch('a' * 200 + '0.csv/x'))"
+    code = "from flarecli.braces import pattern_of; print(pattern_of(['*a' * 30 + '*b.csv', '*']).fullmatch('a' * 200 + '0.csv/x'))"
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )

@@ -19,9 +19,9 @@ import pyarrow.csv as csv
 from flarecli.errors import FormatError
 from flarecli.expansion import MAX_COLUMNS
 from flarecli.expansion import check_columns as check_columns_count
+from flarecli.ingest.decompress import Blocks
 from flarecli.ingest.source import check_columns
-from flarecli.ingest.streams import Blocks
-from flarecli.ingest.text import BOM, Piece, pieces, records
+from flarecli.ingest.text_records import BOM, Piece, pieces, records
 from flarecli.names import shell_quoted
 
 __all__ = ["Delimited"]

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from flarecli.errors import UsageError
 from flarecli.guesses import choose
-from flarecli.where.beside import with_beside
-from flarecli.where.settings import STATEMENT, connected
+from flarecli.sql.connection import STATEMENT, connected
+from flarecli.sql.provenance import with_beside
 
 __all__ = ["is_row_by_row", "select"]
 

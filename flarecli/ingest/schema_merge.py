@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from flarecli.errors import FormatError
-from flarecli.ingest.opening import Part
+from flarecli.ingest.registry import Part
 from flarecli.ingest.types import converted, met
 
 __all__ = ["fitted", "joined"]

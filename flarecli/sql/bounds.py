@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from flarecli.where.settings import STATEMENT, connected
+from flarecli.sql.connection import STATEMENT, connected
 
 __all__ = ["Bound", "Literal", "bounds", "columns_of", "parsed"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from flarecli.where.bounds import Bound, bounds, columns_of
-from flarecli.where.rows import is_row_by_row, select
-from flarecli.where.settings import STATEMENT
+from flarecli.sql.bounds import Bound, bounds, columns_of
+from flarecli.sql.connection import STATEMENT
+from flarecli.sql.query import is_row_by_row, select
 
 __all__ = ["Bound", "bounds", "columns_of", "is_row_by_row", "is_statement", "select"]
 

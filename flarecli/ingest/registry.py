@@ -10,12 +10,12 @@ from typing import Protocol
 import pyarrow as pa
 
 from flarecli.errors import UsageError
-from flarecli.ingest.delimited import Delimited
+from flarecli.ingest.csv import Delimited
+from flarecli.ingest.decompress import Blocks, Text, bare
 from flarecli.ingest.ipc import Ipc
-from flarecli.ingest.jsons import Json
+from flarecli.ingest.json import Json
 from flarecli.ingest.lists import LIST
 from flarecli.ingest.parquet import Parquet
-from flarecli.ingest.streams import Blocks, Text, bare
 from flarecli.storage import Location
 
 __all__ = ["Part", "STDIN", "is_index", "opened"]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from flarecli.errors import FormatError
-from flarecli.ingest.streams import Blocks
-from flarecli.ingest.text import Piece
+from flarecli.ingest.decompress import Blocks
+from flarecli.ingest.text_records import Piece
 from flarecli.units import format_size
 
 __all__ = ["elements", "member_names", "too_deep"]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli.errors import FormatError, UsageError
-from flarecli.where import Bound, bounds, select
+from flarecli.sql import Bound, bounds, select
 
 SCHEMA = pa.schema(
     [pa.field("n", pa.int64()), pa.field("text", pa.large_string(), metadata={b"encoding": b"str"})]
@@ -346,7 +346,7 @@ def test_what_is_random_in_a_condition_is_the_same_every_time(expression):
 def test_the_time_zone_of_the_machine_changes_nothing(expression):
     code = """
 import datetime, sys, pyarrow as pa
-from flarecli.where import select
+from flarecli.sql import select
 batch = pa.record_batch({"z": pa.array([datetime.datetime(2020, 1, 1)], pa.timestamp("us", "UTC"))})
 schema, batches = select(batch.schema, iter([batch]), sys.argv[1])
 print(schema, [batch.to_pylist() for batch in batches])

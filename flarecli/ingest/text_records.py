@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flarecli.errors import FormatError
-from flarecli.ingest import streams
-from flarecli.ingest.streams import Blocks
+from flarecli.ingest import decompress
+from flarecli.ingest.decompress import Blocks
 from flarecli.units import format_size
 
 __all__ = ["BOM", "Piece", "pieces", "records"]
@@ -90,7 +90,7 @@ def _marked(blocks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
     """Give the blocks, and which of them is the last; nothing is read ahead behind a full one."""
     block = next(blocks, None)
     while block is not None:
-        is_full = len(block) >= streams.BLOCK
+        is_full = len(block) >= decompress.BLOCK
         after = None if is_full else next(blocks, None)
         yield block, not is_full and after is None
         block = after if after is not None else next(blocks, b"") if is_full else None

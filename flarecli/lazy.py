@@ -1,0 +1,44 @@
+"""Deferred imports: heavy libraries and modules are loaded when one of their names is first used.
+
+`pa` is pyarrow, `pc` its compute functions, `np` numpy. Importing the three takes longer than a checksum of a gigabyte.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["named", "np", "pa", "pc"]
+
+
+class _LazyModule(ModuleType):
+    """A module that is imported for the first name that it is asked for; it keeps each name."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(importlib.import_module(self.__name__), name)
+        setattr(self, name, found)
+        return found
+
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+else:
+    np, pa, pc = _LazyModule("numpy"), _LazyModule("pyarrow"), _LazyModule("pyarrow.compute")
+
+
+def named(package: str, files: Mapping[str, str], name: str) -> Any:
+    """Import and return one name of a package; for a package's `__getattr__`, which keeps it.
+
+    files   name -> the file of the package that has it, or FILE:NAME where the name there differs;
+            a file of that very name is returned as a module
+    raises  AttributeError for another name
+    """
+    if name not in files:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    file, _, attribute = files[name].partition(":")
+    module = importlib.import_module(f"{package}.{file}")
+    return module if file == name else getattr(module, attribute or name)
