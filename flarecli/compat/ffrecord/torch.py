@@ -144,46 +144,36 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[misc, type-arg, u
         skippable: bool = True,
         **kwargs: Any,
     ) -> None:
-        if num_workers:
-            kwargs.setdefault("multiprocessing_context", multiprocessing.get_context("fork"))
-            kwargs["prefetch_factor"] = prefetch_factor
         self._skipping: _Skipping | None = None
-        how = {
+        kwargs |= {
             "num_workers": num_workers,
             "collate_fn": collate_fn,
             "pin_memory": pin_memory,
             "timeout": timeout,
-            **kwargs,
-        }
-        how |= {
             "worker_init_fn": worker_init_fn,
             "generator": generator,
             "persistent_workers": persistent_workers,
         }
-        if batch_size is None and batch_sampler is None and skippable:
-            raise UsageError(
-                "a loader without batch_size cannot skip batches", hint="Give skippable=False."
-            )
+        if num_workers:
+            kwargs.setdefault("multiprocessing_context", multiprocessing.get_context("fork"))
+            kwargs["prefetch_factor"] = prefetch_factor
         if not skippable:
-            how |= {"sampler": sampler, "batch_sampler": batch_sampler}
-            how |= (
-                {}
-                if batch_sampler is not None
-                else {"batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last}
-            )
-            super().__init__(dataset, **how)
+            if batch_sampler is None:
+                kwargs |= {"batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last}
+            super().__init__(dataset, sampler=sampler, batch_sampler=batch_sampler, **kwargs)
             return
         if batch_sampler is None:
-            chosen = (
-                sampler
-                if sampler is not None
-                else RandomSampler(dataset, generator=generator)
-                if shuffle
-                else SequentialSampler(dataset)
-            )
-            batch_sampler = BatchSampler(chosen, batch_size or 1, drop_last)
+            if batch_size is None:
+                raise UsageError(
+                    "a loader without batch_size cannot skip batches", hint="Give skippable=False."
+                )
+            if sampler is None and shuffle:
+                sampler = RandomSampler(dataset, generator=generator)
+            elif sampler is None:
+                sampler = SequentialSampler(dataset)
+            batch_sampler = BatchSampler(sampler, batch_size, drop_last)
         skipping = _Skipping(batch_sampler)
-        super().__init__(dataset, batch_sampler=skipping, **how)
+        super().__init__(dataset, batch_sampler=skipping, **kwargs)
         self._skipping = skipping
 
     def set_step(self, step: int) -> None:

@@ -130,16 +130,16 @@ class PathStore(Store):
                 file.write(part)
 
     def list(self, path: str) -> Iterator[Entry]:
-        def below(at: Any, name: str) -> Iterator[Entry]:
+        def walk(at: Any, prefix: str) -> Iterator[Entry]:
             for child in at.glob("*"):
-                whole = f"{name}{child.name}"
+                name = f"{prefix}{child.name}"
                 # elements.Path, the type that granular is used with, has `isdir`
                 if child.is_dir() if hasattr(child, "is_dir") else child.isdir():
-                    yield from below(child, f"{whole}/")
+                    yield from walk(child, f"{name}/")
                 else:
-                    yield Entry(whole, self.size(self.child(path, whole)))
+                    yield Entry(name, self.size(self.child(path, name)))
 
-        return iter(sorted(below(self._existing(path), ""), key=lambda one: os.fsencode(one.name)))
+        return iter(sorted(walk(self._existing(path), ""), key=lambda one: os.fsencode(one.name)))
 
     def delete(self, path: str) -> None:
         at = self._at(path)

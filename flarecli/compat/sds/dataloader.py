@@ -282,10 +282,10 @@ class MultiStreamDataLoader:
         self.streams: list[Stream] = []
         for i, workers in zip(used, counts, strict=True):
             opts = stream_opts[i]
-            how = {**common_dataloader_kwargs, **opts.dataloader_kwargs}
-            how |= {"batch_size": _batch_size(opts), "num_workers": workers}
-            how.setdefault("persistent_workers", persistent_workers and workers > 0)
-            loader: Any = torch.utils.data.DataLoader(datasets[i], **how)
+            kwargs = {**common_dataloader_kwargs, **opts.dataloader_kwargs}
+            kwargs |= {"batch_size": _batch_size(opts), "num_workers": workers}
+            kwargs.setdefault("persistent_workers", persistent_workers and workers > 0)
+            loader: Any = torch.utils.data.DataLoader(datasets[i], **kwargs)
             self.streams.append(Stream(datasets[i], opts, _endless(loader, opts.name), loader))
         self._groups: dict[int, list[int]] = {}
         for i, stream in enumerate(self.streams):
@@ -388,9 +388,9 @@ def _batch_size(opts: StreamOptions) -> int | None:
             where=where,
             hint="Give ratio=0 to skip the stream.",
         )
-    asked = opts.dataloader_kwargs.get("batch_size", size)
-    if asked != size:
-        raise UsageError(f"dataloader_kwargs: expected batch_size {size}, got {asked}", where=where)
+    given = opts.dataloader_kwargs.get("batch_size", size)
+    if given != size:
+        raise UsageError(f"dataloader_kwargs: expected batch_size {size}, got {given}", where=where)
     return size
 
 

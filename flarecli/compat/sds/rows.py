@@ -189,14 +189,14 @@ class Rows:
             some = pa.RecordBatch.from_arrays(
                 [one.column(column).take(pa.array(at, pa.int64()))], [column]
             )
-            how: dict[str, Any] = {
+            options: dict[str, Any] = {
                 "key": None,
                 "at": self._links_at,
                 "guard": self._guard,
                 "limits": self._limits,
                 "progress": Progress(),
             }
-            for part in fetch([some], [Link(column, column)], **how):
+            for part in fetch([some], [Link(column, column)], **options):
                 for failure in part.failures:
                     i = missing[at[failure.row]]
                     error = _error_of(failure, column, str(found[i].sample[column]), found[i].row)

@@ -58,8 +58,8 @@ def samples_per_stream(
 
 def _divide(weights: Sequence[float], total: int) -> list[int]:
     """Divide a number in proportion to weights."""
-    whole = sum(weights) or 1
-    ends = [round(total * end / whole) for end in accumulate(weights)]
+    weight = sum(weights) or 1
+    ends = [round(total * end / weight) for end in accumulate(weights)]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
@@ -104,11 +104,11 @@ class Sampler:
         self._firsts = np.cumsum([0, *self._sizes])  # first sample of each stream
         self._places = np.cumsum([0, *counts])  # first position of each stream
         self._edges = [_edges(own, count) for own, count in zip(starts, counts, strict=True)]
-        whole = [
+        ends = [
             edges[1:] + first
             for edges, first in zip(self._edges, self._places.tolist(), strict=False)
         ]
-        self.edges: IntArray = np.concatenate([np.zeros(1, np.int64), *whole])
+        self.edges: IntArray = np.concatenate([np.zeros(1, np.int64), *ends])
 
     def __len__(self) -> int:
         return int(self._places[-1])
@@ -153,9 +153,9 @@ class Sampler:
             return positions(part, size, self._seed, epoch)
         groups = size // self._granularity
         group = part // self._granularity
-        whole = group < groups
-        if whole.any():
-            group[whole] = positions(group[whole], groups, self._seed, epoch)
+        complete = group < groups
+        if complete.any():
+            group[complete] = positions(group[complete], groups, self._seed, epoch)
         shift = (
             int(positions(np.array([epoch % size], np.int64), size, self._seed, 0)[0])
             if size % self._granularity
@@ -174,8 +174,8 @@ def _edges(starts: Sequence[int], count: int) -> IntArray:
     turns = -(-count // size) if size else 0
     if turns * len(ends) > MAX_EDGES:
         return np.append(np.arange(0, count, -(-count // MAX_EDGES)), count)
-    whole = (np.arange(turns)[:, None] * size + ends).reshape(-1)
-    return np.unique(np.concatenate(([0], whole[whole < count], [count])))
+    edges = (np.arange(turns)[:, None] * size + ends).reshape(-1)
+    return np.unique(np.concatenate(([0], edges[edges < count], [count])))
 
 
 class Batching:

@@ -17,7 +17,7 @@ from flarecli.formats import INDEX
 
 __all__ = ["ShardCache"]
 
-MIN_SHARDS_IN_LIMIT = 4  # so many of the largest shard must fit
+MIN_SHARDS_IN_LIMIT = 4  # of the size of the largest shard
 
 
 class ShardCache(Sequence[Any]):

@@ -105,9 +105,14 @@ class Stream:
     def apply_default(self, default: Mapping[str, Any]) -> None:
         """Set options that this stream does not set itself."""
         self.split = self.split or default.get("split") or ""
-        for name in ("download_retry", "download_timeout", "validate_hash", "keep_zip"):
-            if getattr(self, name) is None:
-                setattr(self, name, default.get(name))
+        if self.download_retry is None:
+            self.download_retry = default.get("download_retry")
+        if self.download_timeout is None:
+            self.download_timeout = default.get("download_timeout")
+        if self.validate_hash is None:
+            self.validate_hash = default.get("validate_hash")
+        if self.keep_zip is None:
+            self.keep_zip = default.get("keep_zip")
 
     @property
     def local(self) -> str:
