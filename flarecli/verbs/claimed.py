@@ -10,32 +10,22 @@ somebody else's. A last line that was cut short is as if it had never been writt
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
-from flarecli.errors import FlareError, MissingError, ReachError, UsageError
+from flarecli.errors import FlareError, ReachError, UsageError
 from flarecli.storage import Location
+from flarecli.storage.append_log import FileLog, LogLine, format_line, open_log
 from flarecli.storage.local import SCRATCH, LocalStore
 from flarecli.verbs.tables import KINDS, read_table
 from flarecli.write import FAILED
 from flarecli.write.target import Target
 
-__all__ = ["INDEXES", "Begun", "Claimed", "files_below", "parsed"]
+__all__ = ["INDEXES", "Begun", "Claimed", "files_below"]
 
 INDEXES = tuple(f"index.{kind}" for kind in KINDS if kind != "none")
 _HINT = "Move that elsewhere first."
-
-
-def parsed(line: bytes) -> dict[str, Any]:
-    """Read a line of a journal; a torn one is as if it had never been written."""
-    try:
-        value = json.loads(line) if line.endswith(b"\n") else {}
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def files_below(folder: str) -> Iterator[str]:
@@ -54,16 +44,6 @@ def _refuse_unread(error: OSError) -> None:
         raise ReachError(os.strerror(error.errno or 0).lower(), where=error.filename)
 
 
-def _lines(store: LocalStore, name: str) -> Iterator[bytes]:
-    """Read the lines of a file of the scratch folder, as they are needed; none where it is not there."""
-    with (
-        suppress(MissingError),
-        store.opened(f"{SCRATCH}/{name}") as fd,
-        open(fd, "rb", closefd=False) as lines,
-    ):
-        yield from lines
-
-
 class Begun:
     """The files that were begun in a folder, in this run and in those before it that were cut short.
 
@@ -71,20 +51,14 @@ class Begun:
     """
 
     def __init__(self, store: LocalStore, next: int) -> None:
-        self._log, self._folder, self._size = Location(store, f"{SCRATCH}/begun"), store.root, 0
-        self._earlier = _begun(self._whole(_lines(store, "begun")), next)
-        if self._log.exists():
-            self._log.cut(self._size)
-        else:
-            self._log.write([])
-            self._earlier.update(
-                map(hash, INDEXES) if next else ()
-            )  # all was written, and was being put away
-
-    def _whole(self, lines: Iterable[bytes]) -> Iterator[bytes]:
-        for line in lines:
-            self._size += len(line) if line.endswith(b"\n") else 0
-            yield line
+        at, self._folder = Location(store), store.root
+        self._log = FileLog(at / f"{SCRATCH}/begun", store)
+        self._earlier, whole = _begun(self._log.entries(), next)
+        if whole < self._log.size:
+            self._log.cut(whole)
+        elif next and not (at / f"{SCRATCH}/begun").exists():
+            self._earlier.update(map(hash, INDEXES))  # all files were written
+        self._log.create()
 
     def is_own(self, name: str) -> bool:
         """Say whether a run before this one may have left a file of this name."""
@@ -97,35 +71,35 @@ class Begun:
             for name in names
             if self.is_own(name) or not os.path.lexists(os.path.join(self._folder, name))
         ]
-        self._append({"next": next, "names": free})
+        self._log.append(format_line({"next": next, "names": free}))
 
     def disown(self, name: str) -> None:
         """Note that somebody else was faster."""
-        self._append({"others": [name]})
+        self._log.append(format_line({"others": [name]}))
 
-    def _append(self, entry: dict[str, Any]) -> None:
-        line = (json.dumps(entry) + "\n").encode()
-        self._log.extend(self._size, [line])
-        self._size += len(line)
+    def close(self) -> None:
+        """Close the log."""
+        self._log.close()
 
 
-def _begun(lines: Iterable[bytes], next: int = 0) -> set[int]:
-    """Give the hashes of the names that were begun from a row on."""
-    found: set[int] = set()
+def _begun(lines: Iterable[LogLine], next: int = 0) -> tuple[set[int], int]:
+    """Return the hashes of the names that were begun from a row on, and the bytes of the complete lines."""
+    found, stop = set[int](), 0
     for line in lines:
-        entry = parsed(line)
-        found.difference_update(_hashes(entry.get("others")))
-        at = entry.get("next")
-        if isinstance(at, int) and at >= next:
-            found.update(_hashes(entry.get("names")))
-    return found
+        stop, entry = line
+        if entry is not None:
+            found.difference_update(_hashes(entry.get("others")))
+            at = entry.get("next")
+            if isinstance(at, int) and at >= next:
+                found.update(_hashes(entry.get("names")))
+    return found, stop
 
 
-def _noted(lines: Iterable[bytes]) -> set[int]:
-    """Give the hashes of the names that a journal has as done."""
+def _noted(lines: Iterable[LogLine]) -> set[int]:
+    """Return the hashes of the names that a journal has as done."""
     found: set[int] = set()
-    for line in lines:
-        files = parsed(line).get("files")
+    for _, entry in lines:
+        files = (entry or {}).get("files")
         for file in files.values() if isinstance(files, dict) else ():
             found.update(_hashes(file))
     return found
@@ -182,8 +156,9 @@ class Claimed(Target):
 
     def _empty(self) -> None:
         """Remove what flare has written there. Raises UsageError, with nothing removed, if anything else is there."""
-        done = _noted(_lines(self._store, "journal"))
-        own = {hash(FAILED), *done, *_begun(_lines(self._store, "begun"))}
+        done = _noted(open_log(self.at / f"{SCRATCH}/journal").entries())
+        begun, _ = _begun(open_log(self.at / f"{SCRATCH}/begun").entries())
+        own = {hash(FAILED), *done, *begun}
         if (
             done and not (self.at / f"{SCRATCH}/begun").exists()
         ):  # all was written, and was being put away

@@ -22,11 +22,13 @@ import pyarrow as pa
 from flarecli.errors import FlareError, UsageError
 from flarecli.names import whole_path
 from flarecli.storage import Location
+from flarecli.storage.append_log import format_line, open_log, parse_line
 from flarecli.storage.local import SCRATCH, LocalStore
-from flarecli.verbs.claimed import Begun, Claimed, files_below, parsed
+from flarecli.verbs.claimed import Begun, Claimed, files_below
 from flarecli.verbs.tables import read_table, table
 from flarecli.write import FAILED, Failure
 from flarecli.write.failures import Failed
+from flarecli.write.journal import key_difference
 
 __all__ = ["Folder", "Outlet", "Tar", "There"]
 
@@ -57,15 +59,14 @@ class Outlet(Protocol):
     def abandon(self) -> None: ...
 
 
-def _index_rows(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        entry = json.loads(line)
-        if "files" in entry:
+def _index_rows(entries: Iterable[dict[str, Any] | None]) -> Iterator[dict[str, Any]]:
+    for entry in entries:
+        if entry is not None and "files" in entry:
             yield entry["values"] | {column: name for column, (name, _) in entry["files"].items()}
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> bytes:
-    return "".join(json.dumps(row) + "\n" for row in (*rows, last)).encode()
+    return b"".join(map(format_line, (*rows, last)))
 
 
 class Folder:
@@ -97,12 +98,13 @@ class Folder:
                 self._count(index)
             return
         store = LocalStore(self._target.folder, self.shown, maps=False, durable=False)
-        self._at, self._store = Location(store), store
+        self._at = Location(store)
+        self._log = open_log(self._at / f"{SCRATCH}/journal")
         try:
-            self._log = self._opened()
             self._failed = Failed(self._target.at, self._load(head))
             self._begun = Begun(LocalStore(self._target.folder, self.shown, maps=False), self.next)
         except BaseException:
+            self._log.close()
             self._target.release()
             raise
         self._kept = resume
@@ -127,49 +129,41 @@ class Folder:
     def reasons(self) -> Mapping[str, int]:
         return dict(sorted(self._failed.counts.items()))
 
-    def _opened(self) -> IO[bytes]:
-        path = os.path.join(self._target.folder, SCRATCH, "journal")
-        try:
-            return open(
-                os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+b"
-            )
-        except OSError as error:
-            raise self._store.error(error, f"{SCRATCH}/journal") from None
-
     def _load(self, head: Mapping[str, Any]) -> Mapping[str, Any]:
         """Go through what is noted as far as its files are there, and cut off the rest; give the state of the failed rows."""
-        first = self._log.readline()
-        if not first.endswith(b"\n"):
-            self._log.seek(0)
-            self._log.truncate()
-            self._write(_lines([], head))
+        entries = self._log.entries()
+        first = next(entries, None)
+        if first is None:
+            if self._log.size:
+                self._log.cut(0)
+            self._log.append(format_line(head))
             return {}
-        if parsed(first) != json.loads(json.dumps(head)):
-            hint = "Give --overwrite to begin anew."
+        wanted = json.loads(json.dumps(head))
+        if first.entry != wanted:
+            version = (first.entry or {}).get("flare", wanted["flare"])
+            difference = "from another source or with other options"
+            if version != wanted["flare"]:
+                difference = f"with {key_difference('flare', version, wanted['flare'])}"
             raise UsageError(
-                "the unfinished unpack there was begun from another source or with other options",
+                f"the unfinished unpack there was begun {difference}",
                 where=self.shown,
-                hint=hint,
+                hint="Give --overwrite to begin anew.",
             )
-        good = at = len(first)
+        good = first.stop
         state: Mapping[str, Any] = {}
         rows = files = size = 0
-        for line in self._log:
-            at += len(line)
-            entry = parsed(line)
-            written = entry.get("files", {})
-            if not _is_noted(entry) or not all(self._has(*file) for file in written.values()):
+        for stop, entry in entries:
+            if entry is None or not _is_noted(entry):
                 break
-            rows, files, size = (
-                rows + bool("files" in entry),
-                files + len(written),
-                size + sum(one for _, one in written.values()),
-            )
+            written = entry.get("files", {})
+            if not all(self._has(*file) for file in written.values()):
+                break
+            rows, files = rows + bool("files" in entry), files + len(written)
+            size += sum(one for _, one in written.values())
             if "next" in entry:
-                good, state = at, entry["failed"]
+                good, state = stop, entry["failed"]
                 self.next, self.rows, self.files, self.bytes = entry["next"], rows, files, size
-        self._log.truncate(good)
-        self._log.seek(good)
+        self._log.cut(good)
         return state
 
     def _has(self, name: str, size: int) -> bool:
@@ -177,13 +171,6 @@ class Folder:
             return (self._at / name).size() == size
         except FlareError:
             return False
-
-    def _write(self, lines: bytes) -> None:
-        try:
-            self._log.write(lines)
-            self._log.flush()
-        except OSError as error:
-            raise self._store.error(error, f"{SCRATCH}/journal") from None
 
     def begin(self, names: Sequence[str]) -> None:
         """Note the files that are written next: what is not noted is never removed or replaced."""
@@ -215,7 +202,7 @@ class Folder:
 
     def note(self, rows: Sequence[Mapping[str, Any]], next: int) -> None:
         """Note rows whose files are there, and the row at which the next batch begins."""
-        self._write(_lines(rows, {"next": next, "failed": self._failed.settle(next)}))
+        self._log.append(_lines(rows, {"next": next, "failed": self._failed.settle(next)}))
         self.next = next
 
     def finish(self, kind: str, fields: Sequence[pa.Field]) -> str | None:
@@ -223,22 +210,23 @@ class Folder:
         if kind != "none":
             name = f"index.{kind}"
             self.begin([name])
-            self._log.seek(0)
             self._write_file(
                 self._target.at / name,
-                table(kind, fields, _index_rows(self._log)),
+                table(kind, fields, _index_rows(line.entry for line in self._log.entries())),
                 self._kept and self._begun.is_own(name),
             )
             self.index = f"{self.shown.rstrip('/')}/index.{kind}"
-        self._failed.close()
-        self._log.close()
+        self._close()
         self._target.finish()
         return self.index
 
+    def _close(self) -> None:
+        for log in (self._failed, self._log, self._begun):
+            log.close()
+
     def abandon(self) -> None:
         """Stop: what is there stays for a resume, or nothing stays if nothing is there."""
-        self._failed.close()
-        self._log.close()
+        self._close()
         self._target.abandon(keep=self.next > 0)
 
 
@@ -352,7 +340,7 @@ class Tar:
         self._log.seek(0)
         if kind != "none":
             with tempfile.TemporaryFile() as index:
-                index.writelines(table(kind, fields, _index_rows(self._log)))
+                index.writelines(table(kind, fields, _index_rows(map(parse_line, self._log))))
                 self._spooled(f"index.{kind}", index)
         if self._failed.tell():
             self._spooled(FAILED, self._failed)

@@ -45,7 +45,7 @@ from flarecli.verbs.source_notes import note_sources
 
 if TYPE_CHECKING:
     from flarecli.media import Sandbox
-    from flarecli.verbs.remembered import Remembered
+    from flarecli.verbs.remembered import VerifyState
 
 __all__ = ["Verification", "verify"]
 
@@ -58,7 +58,7 @@ class _Options:
     depth: Depth
     choice: Choice
     against: Playlist | None
-    state: Remembered | None
+    state: VerifyState | None
     most: int
     jobs: int
     engine: str
@@ -305,7 +305,7 @@ class Verification:
         )
         for task, done in looked_at:
             if state is not None and task.key and state.find(task.key) is None:
-                state.keep(task.key, done)
+                state.add(task.key, done)
             if take is not None:
                 take(task, done)
             self.files += task.is_file
@@ -414,10 +414,10 @@ def _joined(engine: str) -> AbstractContextManager[None]:
     return engines.joined(engine)
 
 
-def _remembered(state: str, asked: dict[str, Any]) -> Remembered:
-    from flarecli.verbs.remembered import Remembered
+def _remembered(state: str, asked: dict[str, Any]) -> VerifyState:
+    from flarecli.verbs.remembered import VerifyState
 
-    return Remembered(state, asked)
+    return VerifyState(state, asked)
 
 
 def _decoders() -> Sandbox:

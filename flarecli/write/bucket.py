@@ -1,7 +1,7 @@
 """The folder of a bucket that a pack writes: claimed by a lock, noted in a journal, finished by its playlist.
 
     OUT/.flare/lock          who is at work there (`lease.py`)
-    OUT/.flare/journal/…     what is done, an object for each step (`growing.py`)
+    OUT/.flare/journal/…     what is done, an object for each step (`storage/append_log.py`)
     OUT/.flare/failed.jsonl/…  rows left out
     OUT/.flare/new/…         with `overwrite`, a whole dataset with a journal of its own: it takes the place of the old one at the end
     OUT/.flare/done          it has: what is left in `.flare` is to be deleted

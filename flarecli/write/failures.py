@@ -5,7 +5,6 @@ The file is part of the output, so it holds nothing that changes from run to run
 
 from __future__ import annotations
 
-import json
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import File
 from flarecli.names import is_url, redact, redact_text
 from flarecli.storage import Location
-from flarecli.write.growing import growing
+from flarecli.storage.append_log import format_line, open_log
 
 __all__ = ["FAILED", "Failed", "Failure", "error_of"]
 
@@ -61,7 +60,7 @@ class Failure:
             "kind": self.kind,
             "reason": stored.reason,
         }
-        return (json.dumps(told) + "\n").encode()
+        return format_line(told)
 
 
 _ERRORS: dict[str, type[FlareError]] = {
@@ -96,7 +95,7 @@ class Failed:
 
     def __init__(self, at: Location, state: Mapping[str, Any] | None = None) -> None:
         self._at = at / FAILED
-        self._list = growing(self._at)
+        self._list = open_log(self._at)
         self.counts: Counter[str] = Counter((state or {}).get("kinds", {}))
         self._waiting: list[Failure] = []
         self.unnoted = deque[Failure]()  # that no shard in the journal counts on, in order

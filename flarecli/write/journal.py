@@ -21,10 +21,10 @@ from flarecli.errors import FormatError, UsageError
 from flarecli.ingest import Running
 from flarecli.model import File
 from flarecli.storage import Location
+from flarecli.storage.append_log import LogLine, format_line, open_log
 from flarecli.storage.local import SCRATCH
-from flarecli.write.growing import growing
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "key_difference"]
 
 _CHANGED = "another source, or with this one before it was changed"
 
@@ -43,7 +43,7 @@ class Journal:
         self, at: Location, head: Mapping[str, Any], running: Running | None = None
     ) -> None:
         self._at, self._running = at, running
-        self._log = growing(at / f"{SCRATCH}/journal")
+        self._log = open_log(at / f"{SCRATCH}/journal")
         self.columns: list[tuple[str, str]] | None = None
         self.shards: list[dict[str, Any]] = []
         self.is_kept = False  # whether more than shards is there to resume from
@@ -54,24 +54,14 @@ class Journal:
             raise
 
     def _load(self, head: dict[str, Any]) -> None:
-        data = b"".join(self._log.blocks())
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            self._log.cut(len(whole))
-        if not whole:
-            self._append(head)
+        lines = list(self._log.entries())
+        stop = lines[-1].stop if lines else 0
+        if stop < self._log.size:
+            self._log.cut(stop)
+        if not lines:
+            self._log.append(format_line(head))
             return
-        try:
-            lines = whole.splitlines(keepends=True)
-            first, *rest = map(json.loads, lines)
-            if not all(isinstance(entry, dict) for entry in (first, *rest)):
-                raise ValueError("not an object")
-            if not all(_are_columns(entry["columns"]) for entry in rest if "columns" in entry):
-                raise ValueError("not columns")
-        except (ValueError, RecursionError):
-            raise FormatError(
-                "its journal cannot be read", where=self._at, hint="Give --overwrite to begin anew."
-            ) from None
+        first, *rest = _checked(lines, self._at)
         head = json.loads(json.dumps(head))
         if self._running is not None and first != head == {
             **first,
@@ -81,7 +71,7 @@ class Journal:
         if first != head:
             raise self._of_another(_difference(first, head))
         there = {entry.name: entry.size for entry in self._at.list()} if rest else {}
-        good, noted = len(lines[0]), None
+        good, noted = lines[0].stop, None
         for line, entry in zip(lines[1:], rest, strict=True):
             if "columns" in entry:
                 self.columns = [(name, encoding) for name, encoding in entry["columns"]]
@@ -89,10 +79,10 @@ class Journal:
                 self.shards.append(entry)
             else:
                 break
-            good, noted = good + len(line), entry.get("source")
-        if self._running is not None and good > len(lines[0]) and not self._running.agrees(noted):
+            good, noted = line.stop, entry.get("source")
+        if self._running is not None and good > lines[0].stop and not self._running.agrees(noted):
             raise self._of_another(_CHANGED)
-        if good < len(whole):  # what follows will be noted again, and must not count twice
+        if good < stop:  # the rows of the other lines are written again
             self._log.cut(good)
 
     def _of_another(self, difference: str) -> UsageError:
@@ -139,14 +129,24 @@ class Journal:
         self.shards.append(entry)  # not before: what is not noted is nothing to go on from
 
     def _note(self, entry: dict[str, Any]) -> None:
-        self._append(entry if self._running is None else {**entry, "source": self._running.noted()})
-
-    def _append(self, entry: Mapping[str, Any]) -> None:
-        self._log.append((json.dumps(entry) + "\n").encode())
+        source = {} if self._running is None else {"source": self._running.noted()}
+        self._log.append(format_line({**entry, **source}))
 
     def close(self) -> None:
         """Close the file; it stays until the target is finished."""
         self._log.close()
+
+
+def _checked(lines: list[LogLine], at: Location) -> list[dict[str, Any]]:
+    """Return the entries of a journal. Raises FormatError if a line is not one."""
+    entries = [line.entry for line in lines if line.entry is not None]
+    if len(entries) < len(lines) or not all(
+        _are_columns(entry["columns"]) for entry in entries[1:] if "columns" in entry
+    ):
+        raise FormatError(
+            "its journal cannot be read", where=at, hint="Give --overwrite to begin anew."
+        )
+    return entries
 
 
 def _are_columns(value: Any) -> bool:
@@ -178,8 +178,13 @@ def _difference(had: Mapping[str, Any], has: Mapping[str, Any]) -> str:
             return _difference(one, two)
         if key == "source":  # sums, which nobody compares by eye
             return _CHANGED
-        return f"{key} {_short(one)}, not {_short(two)}"
+        return key_difference(key, one, two)
     return "other options"
+
+
+def key_difference(key: str, had: Any, has: Any) -> str:
+    """Return the text for one key with another value: `shard_bytes 262144, not 67108864`."""
+    return f"{key} {_short(had)}, not {_short(has)}"
 
 
 def _short(value: Any) -> str:

@@ -46,7 +46,7 @@ from flarecli.playlists.validate import faults
 from flarecli.storage import Location, locate
 from flarecli.storage.http import response as answers
 from flarecli.storage.memory import MemoryStore
-from flarecli.verbs.remembered import Remembered
+from flarecli.verbs.remembered import VerifyState
 from flarecli.write.journal import Journal
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -383,7 +383,7 @@ def state(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "state")
         path.write_bytes(data)
-        one = Remembered(str(path), {})
+        one = VerifyState(str(path), {})
         one.close(False)
 
 

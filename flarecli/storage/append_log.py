@@ -1,0 +1,245 @@
+"""Append logs: JSON lines that survive a kill and a torn last line, in a local file or in a bucket.
+
+A local log is one file. Objects in a bucket cannot grow, so each addition there is an object:
+
+    OUT/.flare/journal/00000.json …        a log in the scratch folder
+    OUT/.flare/failed.jsonl/00000.json …   a log that `publish` turns into OUT/failed.jsonl
+
+One process at a time may hold a log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from flarecli.errors import BusyError, FormatError, MissingError, UsageError
+from flarecli.storage.local import SCRATCH, LocalStore
+from flarecli.storage.location import Location, read_each
+
+__all__ = ["AppendLog", "LogLine", "format_line", "open_log", "parse_line"]
+
+_PIECE = re.compile(r"(\d{1,9})\.json", re.ASCII)
+_APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class LogLine(NamedTuple):
+    """A complete line: the byte after it, and its JSON object; None if the line is not one."""
+
+    stop: int
+    entry: dict[str, Any] | None
+
+
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """Return the JSON object in a line, or None."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def format_line(entry: Mapping[str, Any]) -> bytes:
+    """Return the line of an entry, with its newline."""
+    return (json.dumps(entry) + "\n").encode()
+
+
+class AppendLog(ABC):
+    """A log at one address. Reading does not create it."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Bytes in the log, a torn last line included."""
+
+    @abstractmethod
+    def blocks(self) -> Iterator[bytes]:
+        """Read all bytes in order."""
+
+    def lines(self) -> Iterator[bytes]:
+        """Read the complete lines. A torn last line was never written."""
+        rest = b""
+        for block in self.blocks():
+            head, newline, tail = block.rpartition(b"\n")
+            if not newline:
+                rest += block
+                continue
+            yield from (line + newline for line in (rest + head).split(newline))
+            rest = tail
+
+    def entries(self) -> Iterator[LogLine]:
+        """Parse the complete lines."""
+        stop = 0
+        for line in self.lines():
+            stop += len(line)
+            yield LogLine(stop, parse_line(line))
+
+    @abstractmethod
+    def append(self, data: bytes) -> None:
+        """Add bytes. After the call they survive a kill and, in a durable store, a power loss."""
+
+    @abstractmethod
+    def cut(self, size: int) -> None:
+        """Keep the first `size` bytes."""
+
+    @abstractmethod
+    def publish(self) -> None:
+        """Make the log readable as one file under its own name."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Remove the log, unless another file has taken its name."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the file; the log stays."""
+
+
+def open_log(at: Location) -> AppendLog:
+    """Open the log of the file `at`, which may not exist yet. Raises ReachError if it cannot be read."""
+    return FileLog(at, at.store) if isinstance(at.store, LocalStore) else ObjectLog(at)
+
+
+class FileLog(AppendLog):
+    """A log in a local file."""
+
+    def __init__(self, at: Location, store: LocalStore) -> None:
+        self._at, self._store = at, store
+        self._fd = -1
+
+    @property
+    def size(self) -> int:
+        return self._at.size() if self._at.exists() else 0
+
+    def blocks(self) -> Iterator[bytes]:
+        if self._at.exists():
+            yield from self._at.blocks()
+
+    def create(self) -> None:
+        """Create the file if there is none. Raises what `append` raises."""
+        if self._fd < 0:
+            with self._store.opened(self._at.path, _APPEND) as fd:
+                self._fd = os.dup(fd)
+            self._store.sync_names(os.path.dirname(self._at.path))
+
+    def append(self, data: bytes) -> None:
+        self.create()
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+            self._sync()
+        except OSError as error:
+            raise self._store.error(error, self._at.path) from None
+
+    def cut(self, size: int) -> None:
+        if not size:
+            self.close()
+            self._at.delete()
+        else:
+            self.truncate(size)
+
+    def truncate(self, size: int = 0) -> None:
+        """Keep the first `size` bytes, and the file if these are none."""
+        self.create()
+        try:
+            os.ftruncate(self._fd, size)
+            self._sync()  # nothing may be added later, and the caller relies on the rest
+        except OSError as error:
+            raise self._store.error(error, self._at.path) from None
+
+    def _sync(self) -> None:
+        if self._store.durable:
+            os.fsync(self._fd)
+
+    def publish(self) -> None:
+        """Do nothing: the file has its own name from the start."""
+
+    def remove(self) -> None:
+        path = os.path.join(self._store.root, self._at.path)
+        self.create()
+        if os.path.exists(path) and os.path.samestat(os.fstat(self._fd), os.stat(path)):
+            os.unlink(path)
+        self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class ObjectLog(AppendLog):
+    """A log in a bucket: one object for each addition, numbered from 0."""
+
+    def __init__(self, at: Location) -> None:
+        self._at, self._is_in_scratch = at, at.folder.name == SCRATCH
+        self._folder = at if self._is_in_scratch else at.folder / f"{SCRATCH}/{at.name}"
+        self._sizes: list[int] = []
+        found = {}
+        with contextlib.suppress(MissingError):
+            found = {
+                int(named[1]): entry
+                for entry in self._folder.list()
+                if (named := _PIECE.fullmatch(entry.name))
+            }
+        for number in range(len(found)):
+            if number not in found:  # one was lost: the additions after it will be made again
+                break
+            self._sizes.append(found.pop(number).size)
+        self._delete([entry.name for entry in found.values()])
+
+    def _name(self, number: int) -> str:
+        return f"{number:05d}.json"
+
+    def _delete(self, names: list[str]) -> None:
+        for name in sorted(names, reverse=True):  # last first: a kill leaves the start of the log
+            (self._folder / name).delete()
+
+    @property
+    def size(self) -> int:
+        return sum(self._sizes)
+
+    def blocks(self) -> Iterator[bytes]:
+        names = map(self._name, range(len(self._sizes)))
+        yield from map(bytes, read_each([self._folder / name for name in names]))
+
+    def append(self, data: bytes) -> None:
+        at = self._folder / self._name(len(self._sizes))
+        try:
+            at.write([data], replace=False)
+        except UsageError:  # the object exists: ours if a response was lost, else another pack's
+            if at.read() != data:
+                raise BusyError(
+                    "another pack writes there",
+                    where=at,
+                    hint="Stop one of the two, then run this one again with --resume.",
+                ) from None
+        self._sizes.append(len(data))
+
+    def cut(self, size: int) -> None:
+        number, stop = 0, 0
+        while number < len(self._sizes) and stop < size:
+            stop += self._sizes[number]
+            number += 1
+        if stop != size:
+            raise FormatError(
+                "it does not end where the journal says",
+                where=self._folder,
+                hint="Give --overwrite to begin anew.",
+            )
+        self._delete([self._name(at) for at in range(number, len(self._sizes))])
+        del self._sizes[number:]
+
+    def publish(self) -> None:
+        if self._sizes and not self._is_in_scratch:
+            self._at.write(self.blocks())
+
+    def remove(self) -> None:
+        self.cut(0)
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
